@@ -52,4 +52,4 @@ pub use vdi::{
 };
 pub use visible::visible;
 pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmHardware, VmPatch, VmShutdown};
-pub use vm_snapshot::{VmClone, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk};
+pub use vm_snapshot::{VmClone, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk, VmSnapshotPatch};

@@ -1,4 +1,4 @@
-//! Retention: a schedule by which the daemon takes snapshots of a VDI, and how many of them it keeps.
+//! Retention: a schedule by which the daemon takes snapshots of a VDI or of a VM, and how many of them it keeps.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 /// 60.
 const TOTAL_MAX: u16 = 50;
 
-/// How many scheduled snapshots of a VDI are kept: the newest one of each of so many hours, days, weeks and months that
-/// have one. A snapshot is taken in each of the shortest periods that are named here.
+/// How many scheduled snapshots of a VDI or a VM are kept: the newest one of each of so many hours, days, weeks and
+/// months that have one. A snapshot is taken in each of the shortest periods that are named here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "Numbers")]
 pub struct Retention {

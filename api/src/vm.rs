@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Seed, Size, Tags, Transport};
+use crate::{AbsolutePath, Autostart, Description, Name, OtherConfig, Problem, Retention, Seed, Size, Tags, Transport};
 
 /// The word of the header `Upgrade` (RFC 9110, 7.8) by which a connection becomes the console of a machine.
 pub const CONSOLE_PROTOCOL: &str = "tapline-console";
@@ -41,6 +41,12 @@ pub struct Vm {
     /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// The schedule by which snapshots of all its disks are taken, and how many are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
+    /// Why there is no snapshot by the schedule since the last one that was due; absent when one has been taken again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_problem: Option<Problem>,
     /// Whether it has a cloud-init seed, whose texts are not shown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub seed: bool,
@@ -90,6 +96,8 @@ impl Vm {
             boot,
             platform,
             autostart: None,
+            retention: None,
+            retention_problem: None,
             seed: false,
             power: Power::Halted,
             pid: None,
@@ -222,6 +230,10 @@ pub struct VmPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
+    /// The schedule by which snapshots of all its disks are taken, and how many are kept; null ends it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
+    #[schema(value_type = Option<Retention>)]
+    pub retention: Option<Option<Retention>>,
     /// Another cloud-init seed; null removes it.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::change")]
     #[schema(value_type = Option<Seed>)]

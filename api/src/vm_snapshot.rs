@@ -24,6 +24,9 @@ pub struct VmSnapshot {
     pub hardware: VmHardware,
     /// The VM's disks, by position.
     pub disks: Vec<VmSnapshotDisk>,
+    /// Whether it was taken by the schedule of its VM, which also destroys it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scheduled: bool,
 }
 
 /// A disk of a VM at the moment of a snapshot.
@@ -57,6 +60,15 @@ pub struct VmSnapshotCreate {
     /// Its description.
     #[serde(default)]
     pub description: Description,
+}
+
+/// Changes a snapshot of a VM.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmSnapshotPatch {
+    /// False has a scheduled snapshot stay that its schedule would destroy one day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduled: Option<bool>,
 }
 
 /// Reverts all disks of a halted VM to a snapshot of it. Data written since then is lost.

@@ -62,10 +62,10 @@ pub use vm::VmProcess;
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 11;
+const VERSION: i64 = 12;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 11] = [
+const MIGRATIONS: [&str; 12] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -77,6 +77,7 @@ const MIGRATIONS: [&str; 11] = [
     include_str!("catalogue/schema-9.sql"),
     include_str!("catalogue/schema-10.sql"),
     include_str!("catalogue/schema-11.sql"),
+    include_str!("catalogue/schema-12.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

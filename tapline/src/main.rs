@@ -25,6 +25,7 @@ mod manual;
 mod output;
 mod panics;
 mod removal;
+mod schedule;
 mod session;
 mod sr;
 mod task;

@@ -4,6 +4,7 @@ mod boot;
 mod console;
 mod create;
 mod devices;
+mod keep;
 mod run;
 mod seed;
 mod snapshot;
@@ -99,6 +100,9 @@ pub enum Verb {
     Snapshots(snapshot::List),
     /// Destroy a snapshot of a machine, with those of its disks
     SnapshotDestroy(snapshot::Destroy),
+    /// Take snapshots of all writable disks of a machine by a schedule, and keep the last one of each of so many hours,
+    /// days, weeks and months
+    Keep(keep::Keep),
     /// Revert all disks of a halted machine to a snapshot of it; data written since then is lost
     Revert(snapshot::Revert),
     /// Create a halted machine with the hardware of another and thin clones of its disks, and print its UUID
@@ -191,10 +195,18 @@ const COLUMNS: &[Shown] = &[
     })
     .alone(),
     Shown::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
+    Shown::new("keeps", |vm, _| vm.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
+    Shown::new("not kept", |vm, _| why_none_is_taken(vm)).alone(),
     Shown::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
     Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
     Shown::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
+
+/// Why there is no snapshot by the schedule since the last one that was due.
+fn why_none_is_taken(vm: &Vm) -> String {
+    let Some(Problem { detail, advice, .. }) = &vm.retention_problem else { return String::new() };
+    [Some(detail.clone()), advice.clone()].into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
 
 impl Verb {
     /// Runs the verb.
@@ -236,6 +248,7 @@ impl Verb {
             Verb::Snapshot(take) => take.run(session).await,
             Verb::Snapshots(list) => list.run(session).await,
             Verb::SnapshotDestroy(destroy) => destroy.run(session).await,
+            Verb::Keep(keep) => keep.run(session).await,
             Verb::Revert(revert) => revert.run(session).await,
             Verb::Clone(clone) => clone.run(session).await,
             Verb::Destroy { vm, confirm, waiting } => {
@@ -280,7 +293,19 @@ impl Set {
         let boot = if boot_disk { Some(api::Boot::Disk) } else { boot.kernel(session)? };
         let autostart = if no_autostart { Some(None) } else { autostart.map(Some) };
         let seed = if no_seed { Some(None) } else { files.seed()?.map(Some) };
-        let patch = VmPatch { name, description, memory, vcpus, boot, platform, autostart, seed, tags, other_config };
+        let patch = VmPatch {
+            name,
+            description,
+            memory,
+            vcpus,
+            boot,
+            platform,
+            autostart,
+            retention: None,
+            seed,
+            tags,
+            other_config,
+        };
         let vm = session.client.vm_set(uuid, &patch).await?;
         if session.json() { session.value(&vm) } else { Ok(()) }
     }

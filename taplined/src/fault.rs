@@ -34,6 +34,8 @@ pub enum Planted {
     StaysDown,
     /// A chain may become longer than a disk can be served from.
     DeepChain,
+    /// Schedules destroy snapshots that a person has taken.
+    TakenByHand,
 }
 
 /// Whether a bug is reintroduced. Only daemons built for that have any.
@@ -52,6 +54,7 @@ pub fn planted(which: Planted) -> bool {
         Planted::KilledStrays => "killed-strays",
         Planted::StaysDown => "stays-down",
         Planted::DeepChain => "deep-chain",
+        Planted::TakenByHand => "taken-by-hand",
     };
     std::env::var("TAPLINED_PLANTED").is_ok_and(|named| named == name)
 }

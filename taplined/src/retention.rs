@@ -1,34 +1,27 @@
-//! Takes the snapshots that are due by the schedules of VDIs, and destroys those that [`plan`] says are superfluous:
-//! `vdi-keep`, a task for each VDI.
+//! Follows the schedules of VDIs and VMs: begins [`keep`] for each of them when a snapshot is due.
 //!
-//! 1. `snapshot`: the job `vdi-snapshot`, which marks the snapshot as scheduled.
-//! 2. `destroy`: the jobs `vdi-destroy`, one after the other. Nothing is destroyed unless the snapshot was taken.
-//!
-//! *If killed:* the jobs are done or undone by the next daemon; the rest is left to the next period.
-//!
-//! Invariants: only scheduled snapshots that nothing uses are destroyed; a snapshot that fails is tried again in the
-//! next period, not before; whatever the clock does, two are taken no sooner than half a period after each other. There
-//! is one timer, and none without a schedule.
+//! Invariants: a snapshot that fails is tried again in the next period, not before; whatever the clock does, two are
+//! taken no sooner than half a period after each other; no two snapshots of one disk are begun at once, although the
+//! schedules of the disk and of its VM are due at the same moment. There is one timer, and none without a schedule.
 
+mod keep;
 mod plan;
+mod subject;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Code, Event, ObjectKind, Problem, Retention, SrState, Task, TaskState, Vdi};
-use repo::catalogue::NewTask;
-use serde_json::{Value, json};
+use api::{Event, ObjectKind, Retention, Sr, SrState, Vdi, Vm};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use self::plan::{Taken, interval, is_due, superfluous};
+use self::plan::{interval, is_due};
+use self::subject::{Scheduled, Subject};
 use crate::clock::{self, Now};
 use crate::daemon::Daemon;
-use crate::task::Context;
-use crate::vdi::{about_vdi, begin};
 
 /// The longest sleep: the clock may be set meanwhile, and the timer stands still while the host is suspended.
 const CLOCK_TRUSTED: Duration = Duration::from_secs(3600);
@@ -36,34 +29,38 @@ const CLOCK_TRUSTED: Duration = Duration::from_secs(3600);
 /// Longer than the longest period.
 const REMEMBERED: Duration = Duration::from_secs(32 * 24 * 3600);
 
-/// For a job that waits for storage to be looked at again.
-const TO_END: Duration = Duration::from_secs(3600);
-
-/// When a snapshot of a VDI was last begun, whether it was taken or not.
+/// When a snapshot was last begun, whether it was taken or not.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     period: i64,
     up: Duration,
 }
 
-/// A VDI with a schedule, and the scheduled snapshots of it.
-#[derive(Clone, Debug)]
-struct Scheduled {
-    vdi: Vdi,
-    schedule: Retention,
-    taken: Vec<Taken>,
-    /// Whether its repository is there.
-    attached: bool,
+/// What is being done: what a finished piece of work had taken is free again.
+#[derive(Debug, Default)]
+struct Work {
+    taken: HashSet<Uuid>,
+    running: JoinSet<Vec<Uuid>>,
+}
+
+impl Work {
+    /// Runs a piece of work that nothing else may be done with `takes` during.
+    fn begin(&mut self, takes: Vec<Uuid>, work: impl Future<Output = ()> + Send + 'static) {
+        self.taken.extend(&takes);
+        self.running.spawn(async move {
+            work.await;
+            takes
+        });
+    }
 }
 
 /// Follows the schedules, for the lifetime of the daemon.
 pub async fn follow(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut attempts: HashMap<Uuid, Attempt> = HashMap::new();
-    // Repositories in which a schedule is followed now. One that hangs keeps no other from its own.
-    let (mut at_work, mut working) = (HashSet::new(), JoinSet::new());
+    let mut work = Work::default();
     loop {
-        let scheduled = match scheduled(&daemon).await {
+        let scheduled = match subject::scheduled(&daemon).await {
             Ok(scheduled) => scheduled,
             Err(problem) => {
                 tracing::warn!("the schedules of snapshots cannot be read: {problem}");
@@ -75,25 +72,12 @@ pub async fn follow(daemon: Daemon) {
         attempts.retain(|_, last| up < last.up + REMEMBERED);
         let mut sleep = None;
         for one in &scheduled {
-            let (now, last) = (clock::now(), attempts.get(&one.vdi.uuid));
-            // In each repository one after the other, since all are due at the same moment.
-            if at_work.contains(&one.vdi.sr) {
-                continue;
-            }
-            if !may_begin(one, last, now) {
-                let rest = rest(one, last, now);
+            if let Some(rest) = begin(&daemon, one, &mut attempts, &mut work).await {
                 sleep = Some(sleep.map_or(rest, |sleep: Duration| sleep.min(rest)));
-                continue;
             }
-            attempts.insert(one.vdi.uuid, Attempt { period: interval(&one.schedule).of(now.wall), up: now.up });
-            at_work.insert(one.vdi.sr);
-            let (daemon, vdi, sr) = (daemon.clone(), one.vdi.uuid, one.vdi.sr);
-            working.spawn(async move {
-                keep(&daemon, vdi, now).await;
-                sr
-            });
         }
-        let known = scheduled.iter().map(|one| (one.vdi.uuid, one.schedule)).collect();
+        let known = scheduled.iter().map(|one| (one.subject.uuid(), one.schedule)).collect();
+        let lacking = scheduled.iter().filter_map(|one| one.lacks).collect();
         let timer = async {
             match sleep {
                 Some(sleep) => tokio::time::sleep(sleep.min(CLOCK_TRUSTED)).await,
@@ -102,9 +86,9 @@ pub async fn follow(daemon: Daemon) {
         };
         tokio::select! {
             () = timer => {}
-            () = changed(&mut events, &known) => {}
-            Some(ended) = working.join_next() => match ended {
-                Ok(sr) => drop(at_work.remove(&sr)),
+            () = changed(&mut events, &known, &lacking) => {}
+            Some(ended) = work.running.join_next() => match ended {
+                Ok(taken) => work.taken.retain(|uuid| !taken.contains(uuid)),
                 // It panicked, which has ended the daemon, or was cancelled with it.
                 Err(_) => return,
             },
@@ -112,148 +96,98 @@ pub async fn follow(daemon: Daemon) {
     }
 }
 
-/// Waits for the change of a schedule. A repository that has been attached is noticed by the timer.
-async fn changed(events: &mut Receiver<Arc<Event>>, known: &HashMap<Uuid, Retention>) {
+/// Begins what is due by a schedule; otherwise returns how long nothing is to be done, if it is the time that it waits
+/// for.
+async fn begin(
+    daemon: &Daemon,
+    one: &Scheduled,
+    attempts: &mut HashMap<Uuid, Attempt>,
+    work: &mut Work,
+) -> Option<Duration> {
+    // In each repository one after the other, since all are due at the same moment.
+    if one.needs.iter().any(|uuid| work.taken.contains(uuid)) {
+        return None;
+    }
+    let (uuid, now) = (one.subject.uuid(), clock::now());
+    let last = attempts.get(&uuid);
+    if !may_begin(one, last, now) {
+        if is_due(&one.schedule, &one.taken, now.wall) {
+            keep::note_lack(daemon, one).await;
+        }
+        return Some(rest(one, last, now));
+    }
+    if let Subject::Vm(vm) = one.subject {
+        // One that is being started, by hand or with its host, would refuse, and have none in all of this period.
+        if daemon.vms.is_busy(vm) {
+            let waiting = daemon.clone();
+            work.begin(vec![vm], async move { waiting.vms.settled(vm).await });
+            return None;
+        }
+    }
+    attempts.insert(uuid, Attempt { period: interval(&one.schedule).of(now.wall), up: now.up });
+    let (daemon, subject) = (daemon.clone(), one.subject);
+    work.begin(one.takes.clone(), async move { keep::keep(&daemon, subject, now).await });
+    None
+}
+
+/// Waits for the change of a schedule, or for a repository that is lacking to be attached.
+async fn changed(events: &mut Receiver<Arc<Event>>, known: &HashMap<Uuid, Retention>, lacking: &HashSet<Uuid>) {
     loop {
-        match events.recv().await {
-            Ok(event) if event.kind == ObjectKind::Vdi => {
-                let vdi: Option<Vdi> = event.object().ok().flatten();
-                if vdi.and_then(|vdi| vdi.retention) != known.get(&event.uuid).copied() {
-                    return;
+        let (uuid, retention) = match events.recv().await {
+            Ok(event) => match event.kind {
+                ObjectKind::Vdi => (event.uuid, event.object().ok().flatten().and_then(|vdi: Vdi| vdi.retention)),
+                ObjectKind::Vm => (event.uuid, event.object().ok().flatten().and_then(|vm: Vm| vm.retention)),
+                ObjectKind::Sr if lacking.contains(&event.uuid) => {
+                    let sr: Option<Sr> = event.object().ok().flatten();
+                    if sr.is_some_and(|sr| sr.state == SrState::Attached) {
+                        return;
+                    }
+                    continue;
                 }
-            }
-            Ok(_) => {}
+                _ => continue,
+            },
             // Some were missed, and a schedule may have been among them.
             Err(RecvError::Lagged(_)) => return,
             Err(RecvError::Closed) => std::future::pending().await,
+        };
+        if retention != known.get(&uuid).copied() {
+            return;
         }
     }
-}
-
-async fn scheduled(daemon: &Daemon) -> Result<Vec<Scheduled>, Problem> {
-    let read = daemon.catalogue.read(|view| {
-        let mut found = Vec::new();
-        for vdi in view.scheduled_vdis()? {
-            let Some(schedule) = vdi.retention else { continue };
-            let taken = taken(&view.snapshots_of(vdi.uuid)?);
-            let attached = view.sr(vdi.sr)?.state == SrState::Attached;
-            found.push(Scheduled { vdi, schedule, taken, attached });
-        }
-        Ok(found)
-    });
-    read.await
-}
-
-fn taken(snapshots: &[Vdi]) -> Vec<Taken> {
-    let scheduled = snapshots.iter().filter(|snapshot| snapshot.scheduled);
-    scheduled.filter_map(|snapshot| Some(Taken { vdi: snapshot.uuid, at: snapshot.snapshot_time? })).collect()
 }
 
 fn may_begin(one: &Scheduled, last: Option<&Attempt>, now: Now) -> bool {
-    let period = interval(&one.schedule);
-    let apart = period.length().unsigned_abs() / 2;
-    let waits = last.is_some_and(|last| last.period == period.of(now.wall) || now.up < last.up + apart);
-    one.attached && !waits && is_due(&one.schedule, &one.taken, now.wall)
+    let failed = last.is_some_and(|last| last.period == interval(&one.schedule).of(now.wall));
+    one.lacks.is_none() && !failed && again(one, last, now).is_zero() && is_due(&one.schedule, &one.taken, now.wall)
 }
 
-/// How long nothing is to be done for a VDI.
+/// How long it is until half a period has passed since the last snapshot: by the clock that cannot be set since one was
+/// last begun, and by the wall clock since those that were taken, which a daemon that has just been started knows too.
+fn again(one: &Scheduled, last: Option<&Attempt>, now: Now) -> Duration {
+    let apart = interval(&one.schedule).length() / 2;
+    let of_attempt = last.map_or(Duration::ZERO, |last| (last.up + apart.unsigned_abs()).saturating_sub(now.up));
+    let since = one.taken.iter().map(|taken| now.wall.duration_since(taken.at));
+    // One that is farther ahead was taken while the clock was.
+    let near = since.filter(|since| since.abs() < apart).min();
+    near.map_or(of_attempt, |since| of_attempt.max((apart - since).unsigned_abs()))
+}
+
+/// How long nothing is to be done.
 fn rest(one: &Scheduled, last: Option<&Attempt>, now: Now) -> Duration {
-    if !one.attached {
+    if one.lacks.is_some() {
         return CLOCK_TRUSTED;
     }
     let period = interval(&one.schedule);
-    let next = period.rest(now.wall).unsigned_abs();
-    let apart = period.length().unsigned_abs() / 2;
-    let again = last.map_or(Duration::ZERO, |last| (last.up + apart).saturating_sub(now.up));
+    let again = again(one, last, now);
     match is_due(&one.schedule, &one.taken, now.wall) && last.is_none_or(|last| last.period != period.of(now.wall)) {
         true => again,
-        false => next.max(again),
-    }
-}
-
-/// Takes a snapshot of a VDI, and destroys what is superfluous then.
-async fn keep(daemon: &Daemon, vdi: Uuid, now: Now) {
-    let new = NewTask {
-        uuid: Uuid::new_v4(),
-        verb: "vdi-keep",
-        about: vec![about_vdi(vdi)],
-        cancellable: true,
-        intent: None,
-    };
-    let at_work = daemon.clone();
-    let started =
-        daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, vdi, now, context).await });
-    match started.await {
-        Ok(task) => {
-            if let Err(problem) = wait(daemon, &task).await {
-                tracing::warn!(%vdi, "no snapshot was taken by its schedule; the next one is tried in the next period: {problem}");
-            }
-        }
-        Err(problem) => tracing::warn!(%vdi, "a snapshot by its schedule could not be begun: {problem}"),
-    }
-}
-
-async fn work(daemon: &Daemon, vdi: Uuid, now: Now, mut context: Context) -> Result<Value, Problem> {
-    context.step("snapshot", true).await?;
-    let begun = begin::scheduled_snapshot(daemon, vdi, now.wall).await?;
-    let done = context.unless_cancelled(wait(daemon, &begun)).await?;
-    let uuid = done.result.as_ref().map(|result| result["uuid"].clone()).unwrap_or_default();
-    context.step("destroy", true).await?;
-    let mut destroyed = Vec::new();
-    for snapshot in unneeded(daemon, vdi, now).await? {
-        context.check()?;
-        let ended = match begin::destroy(daemon, snapshot).await {
-            Ok(task) => wait(daemon, &task).await.map(drop),
-            Err(problem) => Err(problem),
-        };
-        match ended {
-            Ok(()) => destroyed.push(snapshot),
-            // It stays until the next period.
-            Err(problem) => tracing::info!(%vdi, %snapshot, "a superfluous snapshot stays for now: {problem}"),
-        }
-    }
-    Ok(json!({ "uuid": uuid, "destroyed": destroyed }))
-}
-
-/// The superfluous snapshots that nothing uses.
-async fn unneeded(daemon: &Daemon, vdi: Uuid, now: Now) -> Result<Vec<Uuid>, Problem> {
-    let read = daemon.catalogue.read(move |view| {
-        let Some(schedule) = view.vdi(vdi)?.retention else { return Ok(Vec::new()) };
-        if view.retention_rests(vdi)?.is_some_and(|until| now.wall < until) {
-            return Ok(Vec::new());
-        }
-        let mut unneeded = Vec::new();
-        for snapshot in superfluous(&schedule, &taken(&view.snapshots_of(vdi)?), now.wall) {
-            let is_used = !view.vbds(None, Some(snapshot))?.is_empty() || !view.holders(snapshot)?.is_empty();
-            // The next image of the chain is one child; any other is a clone, or what a revert has left.
-            let has_clones = view.children(view.vdi_image(snapshot)?)?.len() > 1;
-            let is_in_another = view.is_in_vm_snapshot(snapshot)?;
-            if !is_used && !has_clones && !is_in_another {
-                unneeded.push(snapshot);
-            }
-        }
-        Ok(unneeded)
-    });
-    read.await
-}
-
-/// Waits for a task, and returns why it has failed if it has.
-async fn wait(daemon: &Daemon, task: &Task) -> Result<Task, Problem> {
-    loop {
-        let now = daemon.tasks.wait(task.uuid, TO_END).await?;
-        match now.state {
-            TaskState::Done => return Ok(now),
-            state if state.is_over() => {
-                let unknown = || Problem::new(Code::Failed, format!("the task {} {} has failed", now.verb, now.uuid));
-                return Err(now.problem.clone().unwrap_or_else(unknown));
-            }
-            _ => {}
-        }
+        false => period.rest(now.wall).unsigned_abs().max(again),
     }
 }
 
 #[cfg(test)]
 mod test {
+    use super::plan::Taken;
     use super::*;
 
     fn at(wall: &str, up: u64) -> Now {
@@ -261,23 +195,15 @@ mod test {
     }
 
     fn hourly(taken: &[&str]) -> Scheduled {
-        let taken = taken.iter().map(|at| Taken { vdi: Uuid::new_v4(), at: at.parse().unwrap() });
+        let taken = taken.iter().map(|at| Taken { snapshot: Uuid::new_v4(), at: at.parse().unwrap() });
         let schedule = Retention::new(24, 0, 0, 0).unwrap();
-        Scheduled { vdi: vdi(), schedule, taken: taken.collect(), attached: true }
-    }
-
-    fn vdi() -> Vdi {
-        let text = json!({
-            "uuid": Uuid::new_v4(), "name": "web", "description": "", "sr": Uuid::new_v4(), "size": 512,
-            "physical_utilisation": 0, "format": "qcow2", "file": "a", "depth": 1, "read_only": false,
-            "state": "ready", "users": [], "created": "2026-11-27T09:00:00Z"
-        });
-        serde_json::from_value(text).unwrap()
+        let subject = Subject::Vdi(Uuid::new_v4());
+        Scheduled { subject, schedule, taken: taken.collect(), needs: Vec::new(), takes: Vec::new(), lacks: None }
     }
 
     #[test]
     fn a_snapshot_is_begun_once_in_a_period_and_half_a_period_after_the_last() {
-        let one = hourly(&["2026-11-27T09:50:00Z"]);
+        let one = hourly(&["2026-11-27T09:20:00Z"]);
         assert!(may_begin(&one, None, at("2026-11-27T10:00:00Z", 1000)));
         assert!(!may_begin(&one, None, at("2026-11-27T09:59:00Z", 1000)));
         // One that failed is not tried again in its period.
@@ -304,5 +230,17 @@ mod test {
         let failed =
             Attempt { period: interval(&one.schedule).of("2026-11-27T11:30:00Z".parse().unwrap()), ..last(1000) };
         assert_eq!(rest(&one, Some(&failed), at("2026-11-27T11:30:00Z", 1000)).as_secs(), 1800);
+    }
+
+    #[test]
+    fn half_a_period_lies_between_two_snapshots_after_the_daemon_has_been_restarted_too() {
+        let one = hourly(&["2026-11-27T08:50:00Z", "2026-11-27T09:50:00Z"]);
+        assert!(!may_begin(&one, None, at("2026-11-27T10:19:59Z", 1000)));
+        assert_eq!(rest(&one, None, at("2026-11-27T10:19:00Z", 1000)).as_secs(), 60);
+        assert!(may_begin(&one, None, at("2026-11-27T10:20:00Z", 1000)));
+        // The clock was a little ahead.
+        assert!(!may_begin(&hourly(&["2026-11-27T11:10:00Z"]), None, at("2026-11-27T10:50:00Z", 1000)));
+        // It was a day ahead: that one is not waited for.
+        assert!(may_begin(&hourly(&["2026-11-28T10:10:00Z"]), None, at("2026-11-27T10:50:00Z", 1000)));
     }
 }

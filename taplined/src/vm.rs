@@ -60,8 +60,8 @@ pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
 pub use network::settle_mac;
 pub use recover::recover;
-pub use revert::{DestroySnapshot, Revert, destroy_snapshot, revert};
-pub use snapshot::{Snapshot, snapshot};
+pub use revert::{DestroySnapshot, Revert, destroy_scheduled_snapshot, destroy_snapshot, revert};
+pub use snapshot::{Snapshot, scheduled_snapshot, snapshot};
 pub use start::start;
 pub use stop::{pause, resume, shutdown};
 
@@ -145,6 +145,11 @@ impl Vms {
             ),
             _ => refused("it was started without one", "shut it down and start it again".into()),
         }
+    }
+
+    /// Whether something is under way with a VM.
+    pub fn is_busy(&self, vm: Uuid) -> bool {
+        self.operations.is_busy(vm)
     }
 
     /// Waits until nothing is under way with a VM.

@@ -7,6 +7,7 @@ use super::target::Target;
 use super::{Answer, Client, Stream};
 use crate::{
     CONSOLE_PROTOCOL, Problem, Tag, Vm, VmClone, VmCreate, VmPatch, VmRevert, VmShutdown, VmSnapshot, VmSnapshotCreate,
+    VmSnapshotPatch,
 };
 
 const VMS: &str = "vms";
@@ -65,6 +66,16 @@ impl Client {
     /// Lists the snapshots of a machine.
     pub async fn vm_snapshots(&self, uuid: Uuid, matching: Option<&str>) -> Result<Vec<VmSnapshot>, Problem> {
         self.get(&Target::verb(VMS, uuid, "snapshots").query("match", matching)).await
+    }
+
+    /// Changes a snapshot of a machine.
+    pub async fn vm_snapshot_set(
+        &self,
+        vm: Uuid,
+        snapshot: Uuid,
+        asked: &VmSnapshotPatch,
+    ) -> Result<VmSnapshot, Problem> {
+        self.change(Method::PATCH, &Target::verb(VMS, vm, &format!("snapshots/{snapshot}")), asked).await
     }
 
     /// Destroys a snapshot of a machine, and those of its disks.

@@ -753,9 +753,9 @@ class Operations(Transport):
 
     def vm_patch(
         self, uuid, *, autostart=UNSET, boot=UNSET, description=UNSET, memory=UNSET, name=UNSET, other_config=UNSET,
-        platform=UNSET, seed=UNSET, tags=UNSET, vcpus=UNSET, if_match=None,
+        platform=UNSET, retention=UNSET, seed=UNSET, tags=UNSET, vcpus=UNSET, if_match=None,
     ):
-        """Changes a VM; its hardware only while it is halted.
+        """Changes a VM, its schedule of snapshots too; its hardware only while it is halted.
 
         autostart: Autostart when the host boots; null disables it.
         boot: Boot source.
@@ -764,6 +764,7 @@ class Operations(Transport):
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         platform: Optional hardware.
+        retention: The schedule by which snapshots of all its disks are taken, and how many are kept; null ends it.
         seed: Another cloud-init seed; null removes it.
         tags: Words to find it by, instead of those it has.
         vcpus: Number of processors.
@@ -772,7 +773,8 @@ class Operations(Transport):
         """
         body = _given({
             "autostart": autostart, "boot": boot, "description": description, "memory": memory, "name": name,
-            "other_config": other_config, "platform": platform, "seed": seed, "tags": tags, "vcpus": vcpus,
+            "other_config": other_config, "platform": platform, "retention": retention, "seed": seed, "tags": tags,
+            "vcpus": vcpus,
         })
         return self.request("PATCH", f"/v1/vms/{uuid}", body=body, if_match=if_match)
 
@@ -852,6 +854,16 @@ class Operations(Transport):
         Yields each `VmSnapshot`.
         """
         return self.pages(f"/v1/vms/{uuid}/snapshots", {"name": name, "match": match, "limit": limit, "after": after})
+
+    def vm_snapshot_patch(self, uuid, snapshot, *, scheduled=UNSET, if_match=None):
+        """Has a snapshot of a VM stay that its schedule would destroy one day.
+
+        scheduled: False has a scheduled snapshot stay that its schedule would destroy one day.
+
+        Returns a `VmSnapshot`.
+        """
+        body = _given({"scheduled": scheduled})
+        return self.request("PATCH", f"/v1/vms/{uuid}/snapshots/{snapshot}", body=body, if_match=if_match)
 
     def vm_start(self, uuid, *, if_match=None):
         """Starts a VM: plugs all its VBDs and runs the guest. If this fails or is cancelled, it is rolled back.

@@ -66,6 +66,8 @@ pub(super) fn vm(name: &str) -> api::Vm {
         boot: api::Boot::Disk,
         platform: Default::default(),
         autostart: None,
+        retention: None,
+        retention_problem: None,
         seed: false,
         power: api::Power::Halted,
         pid: None,

@@ -156,6 +156,17 @@ impl View<'_> {
         self.row(sql, [Id(vdi)], |row| Ok(row.get::<_, Time>(0)?.0))
     }
 
+    /// Refuses to have a snapshot stay that belongs to one of its VM, with which it goes.
+    fn check_kept_by_vm(&self, uuid: Uuid, patch: &VdiPatch) -> Result<(), Problem> {
+        if patch.scheduled.is_none() {
+            return Ok(());
+        }
+        let Some(whole) = self.vm_snapshot_with(uuid)?.filter(|whole| whole.scheduled) else { return Ok(()) };
+        let what = format!("VDI {uuid} is in the snapshot '{}' that a schedule took of VM {}", whole.name, whole.vm);
+        let advice = format!("have that stay: tapline vm keep {} --snapshot {}", whole.vm, whole.uuid);
+        Err(Problem::new(Code::State, what).field("scheduled").advise(advice))
+    }
+
     /// The image that a VDI shows.
     pub fn vdi_image(&self, uuid: Uuid) -> Result<Uuid, Problem> {
         let found = self.row("SELECT image FROM vdi WHERE uuid = ?1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
@@ -222,6 +233,7 @@ impl Tx<'_> {
             }
         }
         check_schedule(&vdi, patch)?;
+        self.check_kept_by_vm(uuid, patch)?;
         if let Some(name) = patch.name.as_ref().filter(|name| **name != vdi.name) {
             self.check_name_free(Among::Vdis(vdi.sr), name, &format!("rename VDI {uuid} to '{name}'"))?;
         }

@@ -35,6 +35,8 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
         boot: row.get::<_, Json<_>>("boot")?.0,
         platform: row.get::<_, Json<_>>("platform")?.0,
         autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
+        retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
+        retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
         seed: row.get("seeded")?,
         power: row.get::<_, Word<_>>("power")?.0,
         pid: row.get("pid")?,
@@ -58,6 +60,11 @@ impl View<'_> {
     /// A VM.
     pub fn vm(&self, uuid: Uuid) -> Result<Vm, Problem> {
         self.find_vm(uuid)?.ok_or_else(|| not_found(ObjectKind::Vm, uuid))
+    }
+
+    /// The VMs that have a schedule of snapshots.
+    pub fn scheduled_vms(&self) -> Result<Vec<Vm>, Problem> {
+        self.rows(&format!("{SELECT} WHERE vm.retention IS NOT NULL ORDER BY vm.uuid"), [], of_row)
     }
 
     /// The process of a VM, if it has one.
@@ -92,13 +99,13 @@ impl Tx<'_> {
     pub fn insert_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
-             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL)",
+             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL, :retention, NULL)",
             named_params! {
                 ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),
                 ":platform": Json(&vm.platform), ":power": Word(vm.power), ":created": Time(vm.created),
                 ":autostart": vm.autostart.map(Json), ":tags": Json(&vm.tags),
-                ":other_config": Json(&vm.other_config),
+                ":other_config": Json(&vm.other_config), ":retention": vm.retention.map(Json),
             },
         )?;
         self.touch(ObjectKind::Vm, vm.uuid, Change::Added);
@@ -129,15 +136,20 @@ impl Tx<'_> {
         vm.boot = patch.boot.clone().unwrap_or(vm.boot);
         vm.platform = patch.platform.clone().unwrap_or(vm.platform);
         vm.autostart = patch.autostart.unwrap_or(vm.autostart);
+        if let Some(retention) = patch.retention {
+            // Why the schedule before could not be followed says nothing of this one.
+            (vm.retention, vm.retention_problem) = (retention, None);
+        }
         self.execute(
             "UPDATE vm SET name = :name, description = :description, memory = :memory, vcpus = :vcpus, boot = :boot,
-             platform = :platform, autostart = :autostart, tags = :tags, other_config = :other_config
-             WHERE uuid = :uuid",
+             platform = :platform, autostart = :autostart, tags = :tags, other_config = :other_config,
+             retention = :retention, retention_problem = :retention_problem WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot), ":platform": Json(&vm.platform),
                 ":autostart": vm.autostart.map(Json), ":tags": Json(&vm.tags),
-                ":other_config": Json(&vm.other_config),
+                ":other_config": Json(&vm.other_config), ":retention": vm.retention.map(Json),
+                ":retention_problem": vm.retention_problem.as_ref().map(Json),
             },
         )?;
         if let Some(seed) = &patch.seed {
@@ -165,6 +177,17 @@ impl Tx<'_> {
         }
         self.set_vm_power(uuid, Power::Starting, None)?;
         Ok((vm, vbds))
+    }
+
+    /// Records why a snapshot of a VM that was due by its schedule was not taken, or that one was. Not of a VM without
+    /// a schedule: it may have ended meanwhile, and the VM too.
+    pub fn set_vm_retention_problem(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<(), Problem> {
+        let known = self.find_vm(uuid)?.filter(|vm| vm.retention.is_some());
+        if known.is_some_and(|vm| vm.retention_problem.as_ref() != problem) {
+            self.execute("UPDATE vm SET retention_problem = ?2 WHERE uuid = ?1", (Id(uuid), problem.map(Json)))?;
+            self.touch(ObjectKind::Vm, uuid, Change::Changed);
+        }
+        Ok(())
     }
 
     /// Records whether a VM runs, and why it does not.

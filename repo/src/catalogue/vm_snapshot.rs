@@ -2,7 +2,7 @@
 //!
 //! They name VDIs, which are in repositories of their own: a VDI may be destroyed or forgotten, and come back.
 
-use api::{Change, Code, ObjectKind, Problem, VmSnapshot};
+use api::{Change, Code, ObjectKind, Problem, VmSnapshot, VmSnapshotPatch};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
@@ -18,14 +18,15 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<VmSnapshot> {
         created: row.get::<_, Time>("created")?.0,
         hardware: row.get::<_, Json<_>>("hardware")?.0,
         disks: row.get::<_, Json<_>>("disks")?.0,
+        scheduled: row.get("scheduled")?,
     })
 }
 
 impl View<'_> {
-    /// Whether a VDI is in the snapshot of a VM.
-    pub fn is_in_vm_snapshot(&self, vdi: Uuid) -> Result<bool, Problem> {
-        let snapshots = self.vm_snapshots(None)?;
-        Ok(snapshots.iter().flat_map(|snapshot| &snapshot.disks).any(|disk| disk.snapshot == Some(vdi)))
+    /// The snapshot of a VM that a VDI is in, if it is in one.
+    pub fn vm_snapshot_with(&self, vdi: Uuid) -> Result<Option<VmSnapshot>, Problem> {
+        let has = |snapshot: &VmSnapshot| snapshot.disks.iter().any(|disk| disk.snapshot == Some(vdi));
+        Ok(self.vm_snapshots(None)?.into_iter().find(has))
     }
 
     /// The snapshots of all VMs, or of one, the oldest first.
@@ -60,15 +61,33 @@ impl Tx<'_> {
     /// Adds a snapshot of a VM.
     pub fn add_vm_snapshot(&mut self, snapshot: &VmSnapshot) -> Result<(), Problem> {
         self.execute(
-            "INSERT INTO vm_snapshot VALUES (:uuid, :vm, :name, :description, :created, :hardware, :disks)",
+            "INSERT INTO vm_snapshot VALUES (:uuid, :vm, :name, :description, :created, :hardware, :disks,
+             :scheduled)",
             named_params! {
                 ":uuid": Id(snapshot.uuid), ":vm": Id(snapshot.vm), ":name": snapshot.name.as_str(),
                 ":description": snapshot.description.as_str(), ":created": Time(snapshot.created),
                 ":hardware": Json(&snapshot.hardware), ":disks": Json(&snapshot.disks),
+                ":scheduled": snapshot.scheduled,
             },
         )?;
         self.touch(ObjectKind::Vm, snapshot.vm, Change::Changed);
         Ok(())
+    }
+
+    /// Changes a snapshot of a VM. Only the schedule marks one as its own.
+    pub fn patch_vm_snapshot(&mut self, vm: Uuid, uuid: Uuid, patch: &VmSnapshotPatch) -> Result<VmSnapshot, Problem> {
+        let mut snapshot = self.vm_snapshot(vm, uuid)?;
+        if patch.scheduled == Some(true) && !snapshot.scheduled {
+            let what = format!("snapshot {uuid} of VM {vm} was not taken by a schedule");
+            let advice = "destroy it when it is not needed any more";
+            return Err(Problem::new(Code::State, what).field("scheduled").advise(advice));
+        }
+        if patch.scheduled.is_some_and(|wanted| wanted != snapshot.scheduled) {
+            snapshot.scheduled = false;
+            self.execute("UPDATE vm_snapshot SET scheduled = FALSE WHERE uuid = ?1", [Id(uuid)])?;
+            self.touch(ObjectKind::Vm, vm, Change::Changed);
+        }
+        Ok(snapshot)
     }
 
     /// Forgets a snapshot of a VM, if it is there. The snapshots of its disks stay.

@@ -91,6 +91,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("memory", |snapshot, _| readable(snapshot.hardware.memory)).right().if_room(),
     Shown::new("vcpus", |snapshot, _| snapshot.hardware.vcpus.to_string()).right().if_room(),
     Shown::new("description", |snapshot, _| snapshot.description.to_string()).if_room(),
+    Shown::new("taken by", |snapshot, _| if snapshot.scheduled { "its schedule".into() } else { String::new() }).wide(),
     Shown::new("driver", |snapshot, _| word::of(&snapshot.hardware.driver)).wide(),
     Shown::new("snapshots", |snapshot, uuids| {
         let of_disks = snapshot.disks.iter().filter(|disk| disk.mode == Mode::ReadWrite);
@@ -166,7 +167,7 @@ impl Clone {
 }
 
 /// A snapshot of a machine, by its name or UUID prefix.
-async fn find(session: &Session, vm: Uuid, of: &str, text: &str) -> Result<VmSnapshot, Problem> {
+pub async fn find(session: &Session, vm: Uuid, of: &str, text: &str) -> Result<VmSnapshot, Problem> {
     let mut found = session.client.vm_snapshots(vm, Some(text)).await?;
     if found.len() > 1 {
         let uuids: Vec<String> = found.iter().map(|snapshot| snapshot.uuid.to_string()).collect();

@@ -116,6 +116,8 @@ pub fn vm(number: u128, name: &str) -> Vm {
         boot: api::Boot::Disk,
         platform: [("usb".to_owned(), "true".to_owned()), ("parallel".to_owned(), "none".to_owned())].into(),
         autostart: None,
+        retention: None,
+        retention_problem: None,
         seed: false,
         power: api::Power::Halted,
         pid: None,

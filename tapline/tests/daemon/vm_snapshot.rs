@@ -50,6 +50,37 @@ UUID      NAME                  CREATED               DISKS  MEMORY  VCPUS  DESC
 }
 
 #[test]
+fn a_machine_gets_and_shows_a_schedule_and_has_a_snapshot_stay() {
+    let kept = api::Retention::new(24, 7, 0, 0).unwrap();
+    let why = api::Problem::new(api::Code::NoSpace, "there is no space").advise("free some");
+    let shown = api::Vm { retention: Some(kept), retention_problem: Some(why), ..vm(1, "web") };
+    let mut old = snapshot("old");
+    old["scheduled"] = json!(true);
+    let played = Played::new([
+        ok("PATCH", &format!("vms/{VM}"), &vm(1, "web")),
+        ok("PATCH", &format!("vms/{VM}"), &vm(1, "web")),
+        ok("GET", &format!("vms/{VM}/snapshots?match=old"), &[old.clone()]),
+        ok("PATCH", &format!("vms/{VM}/snapshots/{SNAPSHOT}"), &snapshot("old")),
+        ok("GET", &format!("vms/{VM}"), &shown),
+        ok("GET", &format!("vms/{VM}/snapshots"), &[old]),
+    ]);
+    assert_eq!(out(&played.run(&["vm", "keep", VM, "--hourly", "24", "--daily", "7"])), "");
+    assert_eq!(out(&played.run(&["vm", "keep", VM, "--none"])), "");
+    assert_eq!(out(&played.run(&["vm", "keep", VM, "--snapshot", "old"])), "");
+    let lines = out(&played.run(&["vm", "show", VM]));
+    assert!(lines.contains("keeps: 24 hourly, 7 daily\n"), "{lines}");
+    assert!(lines.contains("not kept: there is no space\n"), "{lines}");
+    assert!(out(&played.run(&["vm", "snapshots", VM, "--wide"])).contains("its schedule"));
+    let asked = played.asked();
+    assert_eq!(asked[0].body, json!({ "retention": { "hourly": 24, "daily": 7 } }));
+    assert_eq!(asked[1].body, json!({ "retention": null }));
+    assert_eq!(asked[3].body, json!({ "scheduled": false }));
+    for wrong in [&["--none", "--daily", "1"][..], &[], &["--snapshot", "old", "--hourly", "1"]] {
+        assert_eq!(played.run(&[&["vm", "keep", VM], wrong].concat()).status.code(), Some(64), "{wrong:?}");
+    }
+}
+
+#[test]
 fn a_machine_is_reverted_and_cloned_by_the_name_of_a_snapshot() {
     let of_vm = |verb: &str| format!("vms/{VM}/{verb}");
     let result = json!({ "uuid": VM, "note": "the network card was not copied" });

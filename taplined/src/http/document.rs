@@ -94,6 +94,7 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vm_pause", &[Busy, State]),
     ("vm_snapshot", &[Exists, Busy, State, Code::Unsupported, NoSpace]),
     ("vm_snapshot_destroy", &[InUse, Busy, ReadOnly]),
+    ("vm_snapshot_patch", &[State]),
     ("vm_revert", &[InUse, Busy, State, NoSpace]),
     ("vm_clone", &[NotFound, Exists, Busy, State, Code::Unsupported, NoSpace]),
     ("vm_console", &[State, Code::Overloaded]),
@@ -449,7 +450,8 @@ mod test {
             VmRevert,
             VmShutdown,
             VmSnapshot,
-            VmSnapshotCreate
+            VmSnapshotCreate,
+            VmSnapshotPatch
         ];
         let own = [is_one::<Index>("Index"), is_one::<ProblemType>("ProblemType")];
         let known: HashSet<String> = known.into_iter().chain(own).collect();

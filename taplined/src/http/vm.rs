@@ -2,7 +2,7 @@
 
 use api::{
     Code, Name, ObjectKind, Power, Problem, Task, Vm, VmClone, VmCreate, VmHardware, VmPatch, VmRevert, VmShutdown,
-    VmSnapshot, VmSnapshotCreate,
+    VmSnapshot, VmSnapshotCreate, VmSnapshotPatch,
 };
 use axum::Json;
 use axum::body::Body as Content;
@@ -37,7 +37,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(resume))
         .routes(routes!(snapshot))
         .routes(routes!(snapshots))
-        .routes(routes!(destroy_snapshot))
+        .routes(routes!(patch_snapshot, destroy_snapshot))
         .routes(routes!(revert))
         .routes(routes!(clone))
         .routes(routes!(console))
@@ -125,7 +125,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
     Ok(created("vms", made.uuid, made))
 }
 
-/// Changes a VM; its hardware only while it is halted.
+/// Changes a VM, its schedule of snapshots too; its hardware only while it is halted.
 #[utoipa::path(
     patch, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_patch", params(("uuid" = Uuid, Path)),
     request_body = VmPatch,
@@ -247,6 +247,21 @@ async fn snapshots(
         Ok(found)
     };
     listed(&daemon, page, |snapshot| snapshot.uuid, question).await
+}
+
+/// Has a snapshot of a VM stay that its schedule would destroy one day.
+#[utoipa::path(
+    patch, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm", operation_id = "vm_snapshot_patch",
+    params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)), request_body = VmSnapshotPatch,
+    responses((status = 200, body = VmSnapshot), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn patch_snapshot(
+    State(daemon): State<Daemon>,
+    Part { of, uuid }: Part,
+    Body(patch): Body<VmSnapshotPatch>,
+) -> Result<Json<VmSnapshot>, Refusal> {
+    let status = StatusCode::OK.as_u16();
+    Ok(Json(request::change(&daemon.catalogue, status, move |tx| tx.patch_vm_snapshot(of, uuid, &patch)).await?))
 }
 
 /// Destroys a snapshot of a VM, and those of its disks that are still there.

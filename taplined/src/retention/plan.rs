@@ -1,10 +1,10 @@
-//! Which scheduled snapshots of a VDI are destroyed, and when the next one is due: pure functions of the snapshots that
-//! exist, and of the time.
+//! Which scheduled snapshots of a VDI or a VM are destroyed, and when the next one is due: pure functions of the
+//! snapshots that exist, and of the time.
 //!
-//! It knows no clock and no VDI. The rule is in docs/decisions/0042-retention.md. Invariants: the time alone destroys
-//! nothing, only a newer snapshot does; each snapshot that is taken makes at most as many superfluous as there are; one
-//! whose time has not come yet, because the clock was ahead, is neither counted nor destroyed; what is kept never grows
-//! when a snapshot is destroyed.
+//! It knows no clock, no VDI and no VM. The rule is in docs/decisions/0042-retention.md. Invariants: the time alone
+//! destroys nothing, only a newer snapshot does; each snapshot that is taken makes at most as many superfluous as there
+//! are; one whose time has not come yet, because the clock was ahead, is neither counted nor destroyed; what is kept
+//! never grows when a snapshot is destroyed.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ const DAY: i64 = 24 * HOUR;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// The snapshot.
-    pub vdi: Uuid,
+    pub snapshot: Uuid,
     /// The time of its state.
     pub at: Timestamp,
 }
@@ -93,17 +93,17 @@ pub fn is_due(schedule: &Retention, taken: &[Taken], now: Timestamp) -> bool {
 /// The snapshots that are destroyed, the oldest first.
 pub fn superfluous(schedule: &Retention, taken: &[Taken], now: Timestamp) -> Vec<Uuid> {
     let mut counted: Vec<&Taken> = taken.iter().filter(|taken| taken.at <= now).collect();
-    counted.sort_by_key(|taken| (taken.at, taken.vdi));
+    counted.sort_by_key(|taken| (taken.at, taken.snapshot));
     let mut kept = BTreeSet::new();
     for (period, number) in periods(schedule) {
         let mut seen = BTreeSet::new();
         for taken in counted.iter().rev() {
             if seen.len() < number && seen.insert(period.of(taken.at)) {
-                kept.insert(taken.vdi);
+                kept.insert(taken.snapshot);
             }
         }
     }
-    counted.into_iter().map(|taken| taken.vdi).filter(|vdi| !kept.contains(vdi)).collect()
+    counted.into_iter().map(|taken| taken.snapshot).filter(|snapshot| !kept.contains(snapshot)).collect()
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use super::{
     must_be_unplugged, versions_for,
 };
 use crate::daemon::Daemon;
+use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::blocking;
 use crate::task::wanted::Want;
@@ -404,6 +405,24 @@ pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let (job, _want) = plan_destroy(daemon, uuid).await?;
     let held = |job: &Destroy, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, None);
     daemon.tasks.start_job(daemon, job, held).await
+}
+
+/// The same of a snapshot that the schedule of its VDI has taken, unless a person has said by now that it is to stay.
+pub async fn destroy_scheduled(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
+    let (job, _want) = plan_destroy(daemon, uuid).await?;
+    let held = |job: &Destroy, task, tx: &mut Tx<'_>| {
+        must_be_scheduled(true, tx.vdi(job.vdi)?.scheduled, "VDI", job.vdi)?;
+        hold(tx, job.vdi, task, None)
+    };
+    daemon.tasks.start_job(daemon, job, held).await
+}
+
+/// Refuses to destroy for a schedule what is not the schedule's any more.
+pub fn must_be_scheduled(wanted: bool, is: bool, noun: &str, uuid: Uuid) -> Result<(), Problem> {
+    if is || !wanted || fault::planted(Planted::TakenByHand) {
+        return Ok(());
+    }
+    Err(Problem::new(Code::State, format!("{noun} {uuid} is to stay, whatever its schedule says")))
 }
 
 /// How a VDI would be destroyed, if it can be.

@@ -36,6 +36,11 @@ impl Operations {
         Ok(Operation { vm, operations: self.clone(), _lives: lives })
     }
 
+    /// Whether one is under way with the VM.
+    pub fn is_busy(&self, vm: Uuid) -> bool {
+        self.entries().contains_key(&vm)
+    }
+
     /// Begins an operation as soon as none is under way with the VM.
     pub async fn wait(&self, vm: Uuid) -> Operation {
         loop {

@@ -81,6 +81,15 @@ pub async fn revert(daemon: &Daemon, vm: Uuid, asked: VmRevert) -> Result<Task, 
 
 /// Begins to destroy a snapshot of a VM. Snapshots of its disks that are gone are left out.
 pub async fn destroy_snapshot(daemon: &Daemon, vm: Uuid, snapshot: Uuid) -> Result<Task, Problem> {
+    begin_to_destroy(daemon, vm, snapshot, false).await
+}
+
+/// The same of one that the schedule of the VM has taken, unless a person has said by now that it is to stay.
+pub async fn destroy_scheduled_snapshot(daemon: &Daemon, vm: Uuid, snapshot: Uuid) -> Result<Task, Problem> {
+    begin_to_destroy(daemon, vm, snapshot, true).await
+}
+
+async fn begin_to_destroy(daemon: &Daemon, vm: Uuid, snapshot: Uuid, scheduled: bool) -> Result<Task, Problem> {
     let known = daemon.catalogue.read(move |view| view.vm_snapshot(vm, snapshot)).await?;
     let (mut disks, mut wants) = (Vec::new(), Vec::new());
     for vdi in known.disks.iter().filter_map(|disk| disk.snapshot) {
@@ -94,8 +103,9 @@ pub async fn destroy_snapshot(daemon: &Daemon, vm: Uuid, snapshot: Uuid) -> Resu
         }
     }
     let job = DestroySnapshot { vm, snapshot, disks };
-    let held = |job: &DestroySnapshot, task, tx: &mut repo::Tx<'_>| {
-        tx.vm_snapshot(job.vm, job.snapshot)?;
+    let held = move |job: &DestroySnapshot, task, tx: &mut repo::Tx<'_>| {
+        let known = tx.vm_snapshot(job.vm, job.snapshot)?;
+        begin::must_be_scheduled(scheduled, known.scheduled, "snapshot", job.snapshot)?;
         job.disks.iter().try_for_each(|disk| begin::hold(tx, disk.vdi, task, None))
     };
     daemon.tasks.start_job(daemon, job, held).await

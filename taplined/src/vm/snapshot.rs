@@ -36,6 +36,9 @@ pub struct Snapshot {
     pub hardware: VmHardware,
     /// All disks of the VM.
     pub disks: Vec<VmSnapshotDisk>,
+    /// Whether the schedule of the VM takes it.
+    #[serde(default)]
+    pub scheduled: bool,
 }
 
 /// The hardware of a VM.
@@ -52,8 +55,23 @@ pub fn disk_of(vbd: &Vbd, snapshot: Option<Uuid>) -> VmSnapshotDisk {
 
 /// Begins it.
 pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Result<Task, Problem> {
+    begin(daemon, vm, asked, Timestamp::now(), false).await
+}
+
+/// Begins it by the schedule of the VM, at this time.
+pub async fn scheduled_snapshot(daemon: &Daemon, vm: Uuid, at: Timestamp) -> Result<Task, Problem> {
+    begin(daemon, vm, VmSnapshotCreate::default(), at, true).await
+}
+
+async fn begin(
+    daemon: &Daemon,
+    vm: Uuid,
+    asked: VmSnapshotCreate,
+    at: Timestamp,
+    scheduled: bool,
+) -> Result<Task, Problem> {
     let found = Found::of(daemon, vm).await?;
-    let (chosen, at) = (asked.uuid, Timestamp::now());
+    let chosen = asked.uuid;
     let writable = found.writable();
     if writable.is_empty() {
         let what = format!("VM {vm} has no disk that its guest may write, so there is nothing to keep");
@@ -73,6 +91,7 @@ pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Res
         description: asked.description,
         at,
         hardware: hardware_of(&found.vm),
+        scheduled,
     };
     let id = job.moment.id;
     found.keep(daemon, id);
@@ -136,8 +155,8 @@ impl Snapshot {
                 Some(name) => name,
                 None => tx.free_snapshot_name(Among::VmSnapshots(vm), &known.name, job.at)?,
             };
-            let Snapshot { description, hardware, disks, at: created, .. } = job;
-            tx.add_vm_snapshot(&VmSnapshot { uuid: id, vm, name, description, created, hardware, disks })
+            let Snapshot { description, hardware, disks, at: created, scheduled, .. } = job;
+            tx.add_vm_snapshot(&VmSnapshot { uuid: id, vm, name, description, created, hardware, disks, scheduled })
         });
         recorded.await
     }

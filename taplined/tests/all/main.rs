@@ -27,6 +27,7 @@ mod reconcile;
 mod recover;
 mod remote;
 mod retention;
+mod retention_vm;
 mod retries;
 mod roles;
 mod scan;

@@ -215,9 +215,15 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
         let columns = ["tags", "other_config"].map(|column| format!("ALTER TABLE {table} DROP COLUMN {column};"));
         old.execute_batch(&columns.concat()).unwrap();
     }
-    old.execute_batch("DROP TABLE seed; DROP INDEX vdi_by_retention;").unwrap();
-    let later = [("vdi", "retention"), ("vdi", "scheduled"), ("vdi", "retention_rests"), ("task", "requester")];
-    for (table, column) in later.into_iter().chain([("token", "role"), ("token", "tag")]) {
+    old.execute_batch("DROP TABLE seed; DROP INDEX vdi_by_retention; DROP INDEX vm_by_retention;").unwrap();
+    let later = [
+        ("vdi", "retention"),
+        ("vdi", "scheduled"),
+        ("vdi", "retention_rests"),
+        ("task", "requester"),
+        ("vm", "retention"),
+    ];
+    for (table, column) in later.into_iter().chain([("vm", "retention_problem"), ("token", "role"), ("token", "tag")]) {
         old.execute_batch(&format!("ALTER TABLE {table} DROP COLUMN {column};")).unwrap();
     }
     old.execute_batch("UPDATE vdi SET name = 'web';").unwrap();

@@ -11,10 +11,12 @@ use crate::harness::disks::inventory_agrees;
 use crate::harness::{Taplined, start_with, wait_until};
 
 /// A daemon with a disk, and the time that it is given.
-struct Bed {
-    daemon: Taplined,
-    sr: String,
-    vdi: String,
+pub struct Bed {
+    pub daemon: Taplined,
+    pub sr: String,
+    pub vdi: String,
+    /// What has the schedule: its path in the API, and the verb of its tasks.
+    pub of: (String, &'static str),
     clock: PathBuf,
     began: Timestamp,
     hours: i64,
@@ -30,22 +32,28 @@ fn set(clock: &Path, now: Timestamp, up: u64) {
 
 impl Bed {
     /// Begins at half past an hour that is near the time now.
-    fn new() -> Bed {
+    pub fn new() -> Bed {
+        Bed::with("")
+    }
+
+    /// The same with these settings.
+    pub fn with(settings: &str) -> Bed {
         let room = tempfile::tempdir().unwrap();
         let clock = room.path().join("clock");
         let seconds = Timestamp::now().as_second();
         let began = Timestamp::from_second(seconds - seconds.rem_euclid(3600) + 1800).unwrap();
         set(&clock, began, 0);
-        let daemon = start_with("", &[("TAPLINED_CLOCK", clock.to_str().unwrap())]);
+        let daemon = start_with(settings, &[("TAPLINED_CLOCK", clock.to_str().unwrap())]);
         let sr = daemon.repository("disks");
         let made = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": 8 << 20 })));
         let vdi = made["uuid"].as_str().unwrap().to_owned();
-        Bed { daemon, sr, vdi, clock, began, hours: 0, up: 0, _room: room }
+        let of = (format!("/vdis/{vdi}"), "vdi-keep");
+        Bed { daemon, sr, vdi, of, clock, began, hours: 0, up: 0, _room: room }
     }
 
     /// Sets the wall clock to so many hours after the beginning, when `hours` have passed by the one that cannot be
     /// set.
-    fn set_clock(&mut self, at: i64, hours: u64) {
+    pub fn set_clock(&mut self, at: i64, hours: u64) {
         self.hours = at;
         self.up += hours * 3600;
         set(&self.clock, self.now(), self.up);
@@ -57,16 +65,16 @@ impl Bed {
 
     /// Sets the schedule, by which the daemon looks at the clock; waits until it has done what is to be done.
     #[track_caller]
-    fn keep(&self, schedule: Value) {
-        let (status, vdi) = self.daemon.patch(&format!("/vdis/{}", self.vdi), json!({ "retention": null }));
-        assert_eq!(status, 200, "{vdi}");
-        let (status, vdi) = self.daemon.patch(&format!("/vdis/{}", self.vdi), json!({ "retention": schedule }));
-        assert_eq!(status, 200, "{vdi}");
+    pub fn keep(&self, schedule: Value) {
+        for retention in [json!(null), schedule] {
+            let (status, patched) = self.daemon.patch(&self.of.0, json!({ "retention": retention }));
+            assert_eq!(status, 200, "{patched}");
+        }
     }
 
     /// The same, when a snapshot is due.
     #[track_caller]
-    fn keep_and_take(&self, schedule: Value) -> Value {
+    pub fn keep_and_take(&self, schedule: Value) -> Value {
         let before = self.kept_tasks().len();
         self.keep(schedule);
         wait_until("a task has taken a snapshot", || {
@@ -77,7 +85,7 @@ impl Bed {
     }
 
     /// The same, when none is due.
-    fn keep_and_take_none(&self, schedule: Value) {
+    pub fn keep_and_take_none(&self, schedule: Value) {
         let before = self.kept_tasks().len();
         self.keep(schedule);
         // Nothing can be waited for: a snapshot that is begun wrongly is found now, or by a later count.
@@ -86,24 +94,26 @@ impl Bed {
     }
 
     /// Tasks of schedules, the oldest first.
-    fn kept_tasks(&self) -> Vec<Value> {
+    pub fn kept_tasks(&self) -> Vec<Value> {
         let mut tasks = self.daemon.get("/tasks").1.as_array().unwrap().clone();
-        tasks.retain(|task| task["verb"] == "vdi-keep");
+        tasks.retain(|task| task["verb"] == self.of.1);
         tasks.sort_by_key(|task| task["created"].as_str().unwrap().to_owned());
         tasks
     }
 
     /// Hours after the beginning at which the scheduled snapshots that are there were taken.
-    fn taken(&self) -> Vec<i64> {
+    pub fn taken(&self) -> Vec<i64> {
         let vdis = self.daemon.get(&format!("/vdis?snapshot_of={}", self.vdi)).1;
-        let scheduled = vdis.as_array().unwrap().iter().filter(|vdi| vdi["scheduled"] == true).cloned();
-        let hour = |vdi: Value| {
-            let at: Timestamp = vdi["snapshot_time"].as_str().unwrap().parse().unwrap();
-            (at.as_second() - self.began.as_second()) / 3600
-        };
-        let mut hours: Vec<i64> = scheduled.map(hour).collect();
+        let scheduled = vdis.as_array().unwrap().iter().filter(|vdi| vdi["scheduled"] == true);
+        let mut hours: Vec<i64> = scheduled.map(|vdi| self.hour(&vdi["snapshot_time"])).collect();
         hours.sort_unstable();
         hours
+    }
+
+    /// How many hours after the beginning a time is.
+    pub fn hour(&self, at: &Value) -> i64 {
+        let at: Timestamp = at.as_str().unwrap().parse().unwrap();
+        (at.as_second() - self.began.as_second()) / 3600
     }
 
     /// The scheduled snapshot of an hour.
@@ -167,6 +177,23 @@ fn a_clock_that_jumps_destroys_nothing_and_makes_no_storm() {
     bed.set_clock(10 * 365 * 24, 10 * 365 * 24);
     bed.keep_and_take(json!({ "hourly": 3 }));
     assert_eq!(bed.taken(), [5, 27, 10 * 365 * 24]);
+}
+
+#[test]
+fn a_daemon_that_has_just_been_started_waits_half_a_period_after_the_last_snapshot() {
+    let mut bed = Bed::new();
+    let set_minutes = |bed: &Bed, minutes: i64| {
+        let up = u64::try_from(minutes).unwrap() * 60;
+        set(&bed.clock, bed.began + SignedDuration::from_mins(minutes), up);
+    };
+    // Ten minutes before an hour ends, and five minutes after.
+    set_minutes(&bed, 20);
+    bed.keep_and_take(json!({ "hourly": 3 }));
+    set_minutes(&bed, 35);
+    bed.daemon.restart();
+    bed.keep_and_take_none(json!({ "hourly": 3 }));
+    set_minutes(&bed, 51);
+    bed.keep_and_take(json!({ "hourly": 3 }));
 }
 
 #[test]

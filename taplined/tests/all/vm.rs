@@ -15,14 +15,19 @@ use crate::harness::{Taplined, wait_until};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A daemon with disks of these names; `None` without QEMU, which is reported.
-pub fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
-    let program = std::env::var("TAPLINE_QEMU");
-    let qemu = program.as_deref().unwrap_or(QEMU);
-    if Command::new(qemu).arg("--version").output().is_err() {
+/// The QEMU to try it with, if there is one; that there is none is reported.
+pub fn qemu() -> Option<String> {
+    let qemu = std::env::var("TAPLINE_QEMU").unwrap_or_else(|_| QEMU.into());
+    if Command::new(&qemu).arg("--version").output().is_err() {
         eprintln!("not run: there is no {qemu}; `make prepare` installs it");
         return None;
     }
+    Some(qemu)
+}
+
+/// A daemon with disks of these names; `None` without QEMU.
+pub fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
+    let qemu = qemu()?;
     Some(with_disks(&format!("qemu-program = {qemu:?}\n{settings}"), names))
 }
 

@@ -26,6 +26,7 @@ async fn a_vm_takes_its_snapshots_with_it_and_a_halted_one_is_not_held() {
         created: Timestamp::now(),
         hardware,
         disks: Vec::new(),
+        scheduled: false,
     };
     let (kept, among) = (snapshot.clone(), Among::VmSnapshots(vm));
     let name: api::Name = "before".parse().unwrap();

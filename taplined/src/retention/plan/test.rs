@@ -10,13 +10,13 @@ fn time(text: &str) -> Timestamp {
 }
 
 fn taken(texts: &[&str]) -> Vec<Taken> {
-    texts.iter().map(|text| Taken { vdi: Uuid::new_v4(), at: time(text) }).collect()
+    texts.iter().map(|text| Taken { snapshot: Uuid::new_v4(), at: time(text) }).collect()
 }
 
 /// The times of those that are destroyed.
 fn gone(schedule: &Retention, taken: &[Taken], now: &str) -> Vec<String> {
     let gone = superfluous(schedule, taken, time(now));
-    let at = |vdi: &Uuid| taken.iter().find(|taken| taken.vdi == *vdi).unwrap().at.to_string();
+    let at = |gone: &Uuid| taken.iter().find(|taken| taken.snapshot == *gone).unwrap().at.to_string();
     gone.iter().map(at).collect()
 }
 
@@ -99,7 +99,7 @@ impl Random {
             let back = i64::try_from(random.below(spread * 2)).unwrap() - i64::try_from(spread / 4).unwrap();
             now - SignedDuration::from_secs(back)
         };
-        (0..count).map(|_| Taken { vdi: Uuid::from_u64_pair(self.below(u64::MAX), 1), at: at(self) }).collect()
+        (0..count).map(|_| Taken { snapshot: Uuid::from_u64_pair(self.below(u64::MAX), 1), at: at(self) }).collect()
     }
 }
 
@@ -116,7 +116,7 @@ fn random_schedules_keep_what_they_promise() {
             time("2026-11-27T11:30:00Z") + SignedDuration::from_secs(i64::try_from(random.below(1 << 22)).unwrap());
         let (schedule, all) = (random.schedule(), random.snapshots(now));
         let gone: BTreeSet<Uuid> = superfluous(&schedule, &all, now).into_iter().collect();
-        let kept: Vec<Taken> = all.iter().filter(|taken| !gone.contains(&taken.vdi)).copied().collect();
+        let kept: Vec<Taken> = all.iter().filter(|taken| !gone.contains(&taken.snapshot)).copied().collect();
         let past = |taken: &&Taken| taken.at <= now;
         let why = format!("seed {seed}: {schedule}, {} snapshots", all.len());
         assert_eq!(kept.iter().filter(|taken| !past(taken)).count(), all.iter().filter(|taken| !past(taken)).count());
@@ -125,8 +125,8 @@ fn random_schedules_keep_what_they_promise() {
                 (periods_of(period, all.iter().filter(past)), periods_of(period, kept.iter().filter(past)));
             assert!(has >= had.min(number), "{why}: {has} of {period:?}");
         }
-        let newest = all.iter().filter(past).max_by_key(|taken| (taken.at, taken.vdi));
-        assert!(newest.is_none_or(|newest| !gone.contains(&newest.vdi)), "{why}");
+        let newest = all.iter().filter(past).max_by_key(|taken| (taken.at, taken.snapshot));
+        assert!(newest.is_none_or(|newest| !gone.contains(&newest.snapshot)), "{why}");
         let total: usize = periods(&schedule).map(|(_, number)| number).sum();
         assert!(kept.iter().filter(past).count() <= total, "{why}");
         // Nothing more is destroyed when that is done, nor when time passes.
@@ -153,9 +153,9 @@ fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retentio
             now += SignedDuration::from_hours(24 * days);
         }
         if is_due(&schedule, &all, now) {
-            all.push(Taken { vdi: Uuid::new_v4(), at: now });
+            all.push(Taken { snapshot: Uuid::new_v4(), at: now });
             let gone = superfluous(&schedule, &all, now);
-            all.retain(|taken| !gone.contains(&taken.vdi));
+            all.retain(|taken| !gone.contains(&taken.snapshot));
             holds(&format!("seed {seed}, step {step}: {schedule}"), &schedule, &all, now, gone.len());
         }
     }

@@ -1,0 +1,129 @@
+//! Takes a snapshot that is due by a schedule, and destroys those that [`super::plan`] says are superfluous then:
+//! `vdi-keep` and `vm-keep`, a task for each VDI and each VM.
+//!
+//! 1. `snapshot`: the job `vdi-snapshot` or `vm-snapshot`, which marks the snapshot as scheduled.
+//! 2. `destroy`: the jobs `vdi-destroy` or `vm-snapshot-destroy`, one after the other. Nothing is destroyed unless the
+//!    snapshot was taken.
+//!
+//! *If killed:* the jobs are done or undone by the next daemon; the rest is left to the next period.
+//!
+//! Invariant: only scheduled snapshots that nothing uses are destroyed.
+
+use std::time::Duration;
+
+use api::{Code, Problem, Task, TaskState};
+use repo::catalogue::NewTask;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::subject::{Scheduled, Subject, unneeded};
+use crate::clock::Now;
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::vdi::begin;
+use crate::vm;
+
+/// For a job that waits for storage to be looked at again.
+const TO_END: Duration = Duration::from_secs(3600);
+
+/// Takes a snapshot, and destroys what is superfluous then.
+pub async fn keep(daemon: &Daemon, subject: Subject, now: Now) {
+    let uuid = Uuid::new_v4();
+    let new = NewTask { uuid, verb: subject.verb(), about: vec![subject.about()], cancellable: true, intent: None };
+    let at_work = daemon.clone();
+    let started =
+        daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, subject, now, context).await });
+    match started.await {
+        Ok(task) => {
+            if let Err(problem) = wait(daemon, &task).await {
+                let what = "its schedule was not followed in full; the next snapshot is tried in the next period";
+                tracing::warn!(?subject, "{what}: {problem}");
+            }
+        }
+        Err(problem) => {
+            tracing::warn!(?subject, "a snapshot by its schedule could not be begun: {problem}");
+            note(daemon, subject, Some(problem)).await;
+        }
+    }
+}
+
+/// Shows that a snapshot of a VM is due and cannot be taken while a repository is not attached.
+pub async fn note_lack(daemon: &Daemon, one: &Scheduled) {
+    let Some(sr) = one.lacks else { return };
+    let what = format!("a snapshot is due, and the repository {sr} with a disk of the VM is not attached");
+    let problem = Problem::new(Code::State, what).advise(format!("attach it: tapline sr attach {sr}"));
+    note(daemon, one.subject, Some(problem)).await;
+}
+
+/// Shows with a VM why there is no snapshot of it.
+async fn note(daemon: &Daemon, subject: Subject, problem: Option<Problem>) {
+    let Subject::Vm(vm) = subject else { return };
+    // Tasks are cancelled then, and the next daemon does what is due.
+    if daemon.tasks.is_stopping() {
+        return;
+    }
+    let noted = daemon.catalogue.write(move |tx| tx.set_vm_retention_problem(vm, problem.as_ref()));
+    if let Err(problem) = noted.await {
+        tracing::warn!(%vm, "what became of a snapshot by its schedule cannot be recorded: {problem}");
+    }
+}
+
+async fn work(daemon: &Daemon, subject: Subject, now: Now, mut context: Context) -> Result<Value, Problem> {
+    context.step("snapshot", true).await?;
+    let taken = take(daemon, subject, now, &context).await;
+    note(daemon, subject, taken.as_ref().err().cloned()).await;
+    let uuid = taken?;
+    context.step("destroy", true).await?;
+    let mut destroyed = Vec::new();
+    for snapshot in unneeded(daemon, subject, now).await? {
+        context.check()?;
+        let begun = match subject {
+            Subject::Vdi(_) => begin::destroy_scheduled(daemon, snapshot).await,
+            Subject::Vm(vm) => vm::destroy_scheduled_snapshot(daemon, vm, snapshot).await,
+        };
+        let ended = match begun {
+            Ok(task) => wait(daemon, &task).await.map(drop),
+            Err(problem) => Err(problem),
+        };
+        match ended {
+            Ok(()) => destroyed.push(snapshot),
+            // It stays until the next period.
+            Err(problem) => tracing::info!(?subject, %snapshot, "a superfluous snapshot stays for now: {problem}"),
+        }
+    }
+    Ok(json!({ "uuid": uuid, "destroyed": destroyed }))
+}
+
+/// Takes the snapshot; its identity.
+async fn take(daemon: &Daemon, subject: Subject, now: Now, context: &Context) -> Result<Value, Problem> {
+    let begun = match subject {
+        Subject::Vdi(vdi) => begin::scheduled_snapshot(daemon, vdi, now.wall).await?,
+        Subject::Vm(vm) => vm::scheduled_snapshot(daemon, vm, now.wall).await?,
+    };
+    let done = context.unless_cancelled(wait(daemon, &begun)).await;
+    let done = match done {
+        Err(problem) if problem.code == Code::Cancelled => {
+            if let Err(late) = daemon.tasks.cancel(begun.uuid).await {
+                tracing::debug!(task = %begun.uuid, "it is about to end: {late}");
+            }
+            wait(daemon, &begun).await?
+        }
+        done => done?,
+    };
+    Ok(done.result.as_ref().map(|result| result["uuid"].clone()).unwrap_or_default())
+}
+
+/// Waits for a task, and returns why it has failed if it has.
+async fn wait(daemon: &Daemon, task: &Task) -> Result<Task, Problem> {
+    loop {
+        let now = daemon.tasks.wait(task.uuid, TO_END).await?;
+        match now.state {
+            TaskState::Done => return Ok(now),
+            state if state.is_over() => {
+                let unknown = || Problem::new(Code::Failed, format!("the task {} {} has failed", now.verb, now.uuid));
+                return Err(now.problem.clone().unwrap_or_else(unknown));
+            }
+            _ => {}
+        }
+    }
+}

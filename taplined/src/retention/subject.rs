@@ -1,0 +1,169 @@
+//! What has a schedule of snapshots: a VDI, or a VM with all of its disks. Its snapshots, and which of them could go.
+//!
+//! Invariant: of a VDI and of a VM only those snapshots are counted and named that their own schedule has taken. The
+//! snapshots of its disks that belong to a VM's are no scheduled snapshots of these disks.
+
+use api::{About, Mode, ObjectKind, Problem, Retention, SrState, Vdi};
+use repo::View;
+use uuid::Uuid;
+
+use super::plan::{Taken, superfluous};
+use crate::clock::Now;
+use crate::daemon::Daemon;
+use crate::fault::{self, Planted};
+use crate::task::job::Job;
+use crate::vdi::Merge;
+
+/// What has a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A VDI.
+    Vdi(Uuid),
+    /// A VM.
+    Vm(Uuid),
+}
+
+/// A schedule, and what there is by it.
+#[derive(Clone, Debug)]
+pub struct Scheduled {
+    /// What has it.
+    pub subject: Subject,
+    /// The schedule.
+    pub schedule: Retention,
+    /// The snapshots that it has taken.
+    pub taken: Vec<Taken>,
+    /// Of these, nothing may be in use by another schedule: the subject, its disks and their repositories.
+    pub needs: Vec<Uuid>,
+    /// Those of them that no other schedule may use meanwhile. Not the repositories of a VM that is in several of them:
+    /// one that hangs would keep the schedules of the others waiting.
+    pub takes: Vec<Uuid>,
+    /// One of its repositories that is not attached.
+    pub lacks: Option<Uuid>,
+}
+
+impl Subject {
+    /// Its identity.
+    pub fn uuid(self) -> Uuid {
+        match self {
+            Subject::Vdi(uuid) | Subject::Vm(uuid) => uuid,
+        }
+    }
+
+    /// What the task is about.
+    pub fn about(self) -> About {
+        match self {
+            Subject::Vdi(uuid) => About { kind: ObjectKind::Vdi, uuid },
+            Subject::Vm(uuid) => About { kind: ObjectKind::Vm, uuid },
+        }
+    }
+
+    /// The verb of the task.
+    pub fn verb(self) -> &'static str {
+        match self {
+            Subject::Vdi(_) => "vdi-keep",
+            Subject::Vm(_) => "vm-keep",
+        }
+    }
+
+    fn taken(self, view: &View<'_>) -> Result<Vec<Taken>, Problem> {
+        let all = fault::planted(Planted::TakenByHand);
+        Ok(match self {
+            Subject::Vdi(vdi) => {
+                let scheduled = view.snapshots_of(vdi)?.into_iter().filter(|snapshot| snapshot.scheduled || all);
+                scheduled.filter_map(|one| Some(Taken { snapshot: one.uuid, at: one.snapshot_time? })).collect()
+            }
+            Subject::Vm(vm) => {
+                let scheduled = view.vm_snapshots(Some(vm))?.into_iter().filter(|snapshot| snapshot.scheduled || all);
+                scheduled.map(|one| Taken { snapshot: one.uuid, at: one.created }).collect()
+            }
+        })
+    }
+
+    /// Whether a snapshot of it has to stay for now.
+    fn is_used(self, view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
+        let Subject::Vm(_) = self else {
+            return Ok(view.vm_snapshot_with(snapshot)?.is_some() || is_vdi_used(view, snapshot)?);
+        };
+        let Some(whole) = view.find_vm_snapshot(snapshot)? else { return Ok(false) };
+        for vdi in whole.disks.iter().filter_map(|disk| disk.snapshot) {
+            // It may have been destroyed by hand.
+            if view.find_vdi(vdi)?.is_some() && is_vdi_used(view, vdi)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether a VBD or a task has a VDI, or a clone is based on it.
+fn is_vdi_used(view: &View<'_>, vdi: Uuid) -> Result<bool, Problem> {
+    let mut is_held = !view.vbds(None, Some(vdi))?.is_empty();
+    for holder in view.holders(vdi)? {
+        // A merge gives way, and another schedule of the disk may have brought it about each time.
+        is_held |= view.find_task(holder.holder)?.is_none_or(|task| task.verb != Merge::VERB);
+    }
+    // The next image of the chain is one child; any other is a clone, or what a revert has left.
+    Ok(is_held || view.children(view.vdi_image(vdi)?)?.len() > 1)
+}
+
+/// All that have a schedule. VMs are the first: they need more at once.
+pub async fn scheduled(daemon: &Daemon) -> Result<Vec<Scheduled>, Problem> {
+    let read = daemon.catalogue.read(|view| {
+        let mut found = Vec::new();
+        for vm in view.scheduled_vms()? {
+            let vbds = view.vbds(Some(vm.uuid), None)?.into_iter().filter(|vbd| vbd.mode == Mode::ReadWrite);
+            let vdis = vbds.map(|vbd| view.vdi(vbd.vdi)).collect::<Result<Vec<_>, _>>()?;
+            found.extend(of(view, Subject::Vm(vm.uuid), vm.retention, &vdis)?);
+        }
+        for vdi in view.scheduled_vdis()? {
+            found.extend(of(view, Subject::Vdi(vdi.uuid), vdi.retention, std::slice::from_ref(&vdi))?);
+        }
+        Ok(found)
+    });
+    read.await
+}
+
+fn of(
+    view: &View<'_>,
+    subject: Subject,
+    schedule: Option<Retention>,
+    vdis: &[Vdi],
+) -> Result<Option<Scheduled>, Problem> {
+    let Some(schedule) = schedule else { return Ok(None) };
+    let mut srs: Vec<Uuid> = vdis.iter().map(|vdi| vdi.sr).collect();
+    srs.sort_unstable();
+    srs.dedup();
+    let mut lacks = None;
+    for sr in &srs {
+        if view.sr(*sr)?.state != SrState::Attached {
+            lacks = Some(*sr);
+        }
+    }
+    let mut takes: Vec<Uuid> = std::iter::once(subject.uuid()).chain(vdis.iter().map(|vdi| vdi.uuid)).collect();
+    let needs = takes.iter().chain(&srs).copied().collect();
+    if let [sr] = srs[..] {
+        takes.push(sr);
+    }
+    Ok(Some(Scheduled { subject, schedule, taken: subject.taken(view)?, needs, takes, lacks }))
+}
+
+/// The superfluous snapshots that nothing uses, the oldest first.
+pub async fn unneeded(daemon: &Daemon, subject: Subject, now: Now) -> Result<Vec<Uuid>, Problem> {
+    let read = daemon.catalogue.read(move |view| {
+        let (schedule, rests) = match subject {
+            Subject::Vdi(vdi) => (view.vdi(vdi)?.retention, view.retention_rests(vdi)?),
+            Subject::Vm(vm) => (view.vm(vm)?.retention, None),
+        };
+        let Some(schedule) = schedule.filter(|_| rests.is_none_or(|until| now.wall >= until)) else {
+            return Ok(Vec::new());
+        };
+        let mut unneeded = Vec::new();
+        for snapshot in superfluous(&schedule, &subject.taken(view)?, now.wall) {
+            if !subject.is_used(view, snapshot)? {
+                unneeded.push(snapshot);
+            }
+        }
+        Ok(unneeded)
+    });
+    read.await
+}

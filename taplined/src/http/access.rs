@@ -45,6 +45,11 @@ pub enum Kind {
 use Access::{Administer, Console, Operate, Read, Root};
 
 /// The accesses of all operations, by their identities in the document.
+///
+/// `sr_probe` and `sr_inventory_at` change no object, and need the role admin all the same: the caller says what the
+/// daemon opens as root. That may be any directory of the host, or a share of any server, which is mounted for it: with
+/// credentials from a file of the host that the caller names, and by a hard mount that hangs as long as that server
+/// wants. A reader could find out by it which files the host has, and have it connect with an attacker's server.
 #[rustfmt::skip]
 const ACCESSES: &[(&str, Access)] = &[
     ("index", Read), ("docs", Read), ("openapi", Read), ("problem_list", Read), ("problem_show", Read),
@@ -69,7 +74,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("vm_create", Administer), ("vm_destroy", Administer), ("vm_patch", Administer), ("vm_clone", Administer),
     ("vm_pause", Operate(Kind::Vm)), ("vm_resume", Operate(Kind::Vm)), ("vm_revert", Administer),
     ("vm_shutdown", Operate(Kind::Vm)), ("vm_snapshot", Operate(Kind::Vm)),
-    ("vm_snapshot_destroy", Administer), ("vm_start", Operate(Kind::Vm)),
+    ("vm_snapshot_destroy", Administer), ("vm_snapshot_patch", Administer), ("vm_start", Operate(Kind::Vm)),
 ];
 
 /// What an operation needs.

@@ -3,8 +3,8 @@
 //!
 //! Invariants checked: what a client was answered is there, in every VDI that shows it, whoever was killed, stopped,
 //! left without space or put back from a backup; a verb that was cut off has come about or has not; names, sizes and
-//! relations are as asked for; what is served, what the catalogue says and what a repository says of itself is one and
-//! the same; nothing is stuck; no file, process or task is left over.
+//! relations are as asked for; schedules destroy only what they have taken; what is served, what the catalogue says and
+//! what a repository says of itself is one and the same; nothing is stuck; no file, process or task is left over.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ mod monitors;
 mod operations;
 mod planted;
 mod repositories;
+mod schedules;
 mod seldom;
 mod settings;
 mod troubles;

@@ -142,7 +142,7 @@ impl World {
         self.one_of(&free)
     }
 
-    fn make_machine(&mut self) -> Result<(), String> {
+    pub fn make_machine(&mut self) -> Result<(), String> {
         let (name, description, vcpus) = (self.name(), self.name(), 1 + self.random.below(2));
         let said = json!({ "name": name, "description": description, "memory": 64 << 20, "vcpus": vcpus });
         let mut body = said.clone();

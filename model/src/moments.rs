@@ -46,7 +46,7 @@ impl Moment {
     }
 
     /// The VDIs with their snapshots.
-    fn pairs(&self) -> Vec<(String, String)> {
+    pub fn pairs(&self) -> Vec<(String, String)> {
         let pair = |disk: &Disk| Some((disk.vdi.clone(), disk.snapshot.clone()?));
         self.disks.iter().filter_map(pair).collect()
     }
@@ -193,7 +193,7 @@ impl World {
     }
 
     /// A VDI that was made of another by a verb about a VM, and shows what that did.
-    fn take_in(&mut self, made: &str, of: &str, snapshot_of: Option<String>) -> Result<(), String> {
+    pub fn take_in(&mut self, made: &str, of: &str, snapshot_of: Option<String>) -> Result<(), String> {
         let shown = self.get_vdi(made)?.ok_or_else(|| format!("the VDI {made}, made of {of}, is not there"))?;
         let source = self.vdi(of)?;
         let copy = source.copied(text(&shown["name"]), source.sr, snapshot_of);

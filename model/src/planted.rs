@@ -44,6 +44,8 @@ pub enum Favoured {
     Seldom,
     /// VMs, and snapshots of them.
     Machines,
+    /// Schedules of snapshots.
+    Schedules,
 }
 
 /// Whether this process seeks a planted fault.
@@ -59,6 +61,7 @@ const ALL: &[(&str, Favoured)] = &[
     ("killed-strays", Favoured::LoseCatalogue),
     ("stays-down", Favoured::KillAgain),
     ("deep-chain", Favoured::Deepen),
+    ("taken-by-hand", Favoured::Schedules),
 ];
 
 /// `--planted`: one of them or all.
@@ -166,6 +169,7 @@ impl World {
             Favoured::KillAgain => self.kill_again_and_again(),
             Favoured::Deepen => self.deepen(),
             Favoured::Seldom => self.seldom(),
+            Favoured::Schedules => self.machine_step().and_then(|()| self.follow_schedule()),
         }
     }
 
@@ -187,7 +191,7 @@ impl World {
     }
 
     /// A snapshot, whose end is waited for; none if it was refused.
-    fn snapshot_now(&mut self, of: &str) -> Result<Option<String>, String> {
+    pub fn snapshot_now(&mut self, of: &str) -> Result<Option<String>, String> {
         let name = self.name();
         let now = self.vdi(of)?;
         let made = now.copied(name.clone(), now.sr, Some(of.to_owned()));

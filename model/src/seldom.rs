@@ -24,12 +24,13 @@ const FOREIGN: &str = "notes.txt";
 impl World {
     /// Does one of these.
     pub fn seldom(&mut self) -> Result<(), String> {
-        match self.random.below(10) {
+        match self.random.below(13) {
             0..=2 => self.further_repository(),
             3..=4 => self.drain(),
             5 => self.stop_daemon(),
             6..=7 => self.stop_job(),
             8 if self.has_qemu => self.stop_machine(),
+            9..=11 => self.follow_schedule(),
             _ => self.decide_for_nothing(),
         }
     }

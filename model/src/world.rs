@@ -181,6 +181,10 @@ pub struct World {
     pub down: bool,
     /// Where the running daemon is to die.
     pub dies_at: Option<String>,
+    /// Snapshots, of VDIs and of VMs, that a schedule has taken.
+    pub by_schedule: BTreeSet<String>,
+    /// How many hours have passed for schedules.
+    pub hours: u64,
     /// A catalogue of earlier.
     pub backup: Option<super::troubles::Backup>,
     /// What was done.
@@ -213,6 +217,8 @@ impl World {
             troubled: false,
             down: false,
             dies_at: None,
+            by_schedule: BTreeSet::new(),
+            hours: 0,
             backup: None,
             counts: Counts::default(),
             favoured: None,

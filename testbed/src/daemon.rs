@@ -102,6 +102,8 @@ impl Daemon {
     fn command(&self) -> Command {
         let mut command = Command::new(self.programs.join("taplined"));
         command.arg("--config").arg(self.places.room.join("taplined.toml"));
+        // Who wants another time for schedules writes it there.
+        command.env("TAPLINED_CLOCK", self.places.room.join("clock"));
         command
     }
 

@@ -20,6 +20,7 @@ mod requester;
 mod retention;
 mod seed;
 mod sr;
+mod statistics;
 mod task;
 mod token;
 mod value;
@@ -41,6 +42,9 @@ pub use seed::{Seed, SeedText};
 pub use sr::{
     Forecast, Placed, Scan, Space, Sr, SrAttach, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
     SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,
+};
+pub use statistics::{
+    DiskStatistics, LatencyBucket, Operation, OperationStatistics, RequestInFlight, StageInFlight, StageTimes,
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};

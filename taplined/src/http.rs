@@ -17,6 +17,7 @@ mod index;
 mod list;
 mod listener;
 mod sr;
+mod statistics;
 mod task;
 mod token;
 mod unread;
@@ -111,8 +112,9 @@ fn routes() -> OpenApiRouter<Daemon> {
         .merge(task::routes())
         .merge(token::routes())
         .merge(events::routes())
+        .merge(statistics::routes())
         .merge(index::routes());
-    OpenApiRouter::with_openapi(Document::openapi()).merge(index::root()).nest(ROOT, nouns)
+    OpenApiRouter::with_openapi(Document::openapi()).merge(index::root()).merge(statistics::root()).nest(ROOT, nouns)
 }
 
 /// The routes for a daemon.

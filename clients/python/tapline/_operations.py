@@ -79,6 +79,10 @@ class Operations(Transport):
         """
         return self.request("GET", "/v1")
 
+    def metrics(self):
+        """Gets metrics of the daemon, its repositories and its disks, in the text format of OpenMetrics."""
+        return self.request("GET", "/metrics")
+
     def openapi(self):
         """Gets this document."""
         return self.request("GET", "/v1/openapi.json")
@@ -253,6 +257,21 @@ class Operations(Transport):
         Returns a `Sr`.
         """
         return self.request("GET", f"/v1/srs/{uuid}")
+
+    def statistics_list(self, *, vm=UNSET, sr=UNSET, latencies=UNSET, limit=UNSET, after=UNSET):
+        """Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
+
+        vm: Only those of this VM.
+        sr: Only those of VDIs in this repository.
+        latencies: With the latencies of all requests, which are a good part of the work.
+        limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
+        after: Only what comes after the one with this UUID, the last one of the previous page.
+
+        Yields each `DiskStatistics`.
+        """
+        return self.pages("/v1/statistics", {
+            "vm": vm, "sr": sr, "latencies": latencies, "limit": limit, "after": after,
+        })
 
     def task_abandon(self, uuid, *, if_match=None):
         """Abandons a task that can neither complete nor roll back, or makes no progress, and releases its objects. VDIs
@@ -429,6 +448,13 @@ class Operations(Transport):
         Returns a `Vbd`.
         """
         return self.request("GET", f"/v1/vbds/{uuid}")
+
+    def vbd_statistics(self, uuid):
+        """Gets the statistics of a plugged VBD, with the latencies of all its requests.
+
+        Returns a `DiskStatistics`.
+        """
+        return self.request("GET", f"/v1/vbds/{uuid}/statistics")
 
     def vbd_unplug(self, uuid, *, force=UNSET, if_match=None):
         """Unplugs a VBD when its guest has released it, or at once with force. Also cancels a plug in progress.

@@ -56,6 +56,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("event_follow", Read),
     ("host_show", Read), ("host_backups", Read), ("host_backup", Administer), ("host_drain", Administer),
     ("host_reconcile", Administer),
+    ("statistics_list", Read), ("vbd_statistics", Read), ("metrics", Read),
     ("sr_list", Read), ("sr_show", Read), ("sr_inventory", Read), ("sr_inventory_at", Administer),
     ("sr_create", Administer), ("sr_introduce", Administer), ("sr_probe", Administer), ("sr_destroy", Administer),
     ("sr_patch", Administer), ("sr_attach", Administer), ("sr_detach", Administer), ("sr_forget", Administer),

@@ -138,6 +138,20 @@ pub async fn listed<T: Serialize>(
     Ok(response)
 }
 
+/// A response with a page of a list that is at hand, and may be long.
+pub async fn listed_of<T: Serialize>(
+    daemon: &Daemon,
+    page: &Page,
+    all: Vec<T>,
+    key: impl Fn(&T) -> String,
+) -> Result<Response, Refusal> {
+    let (found, next) = page.of(all, key)?;
+    let text = serde_json::to_vec(&found).map_err(|error| Problem::failed("encode the response", error))?;
+    let mut response = daemon.answers.admit(text).await?;
+    response.headers_mut().extend(link(next));
+    Ok(response)
+}
+
 /// A response with a page of a list that is short, and at hand.
 pub fn listed_here<T: Serialize>(page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Result<Response, Refusal> {
     let (found, next) = page.of(all, key)?;

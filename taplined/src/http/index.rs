@@ -26,8 +26,20 @@ const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'";
 
 /// The collections and documents, by name.
-const LINKS: [&str; 11] =
-    ["host", "srs", "vdis", "vbds", "vms", "tasks", "tokens", "events", "problems", "openapi.json", "docs"];
+const LINKS: [&str; 12] = [
+    "host",
+    "srs",
+    "vdis",
+    "vbds",
+    "vms",
+    "tasks",
+    "tokens",
+    "events",
+    "statistics",
+    "problems",
+    "openapi.json",
+    "docs",
+];
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {

@@ -33,6 +33,7 @@ mod roles;
 mod scan;
 mod seeds;
 mod sr;
+mod statistics;
 mod tags;
 mod upgrade;
 mod upgrade_guest;

@@ -1,0 +1,157 @@
+//! What the disks do: counters, latencies and the requests in flight, as read from their statistics pages.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::Name;
+
+/// The statistics of a plugged VBD. Counters grow as long as it is plugged, also while its process is restarted or
+/// upgraded; rates are differences of two readings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskStatistics {
+    /// The VBD.
+    pub vbd: Uuid,
+    /// Its VM, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm: Option<Uuid>,
+    /// The name of the VM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm_name: Option<Name>,
+    /// Its position among the disks of its VM, from 0.
+    pub position: u8,
+    /// The VDI.
+    pub vdi: Uuid,
+    /// The name of the VDI.
+    pub vdi_name: Name,
+    /// The repository.
+    pub sr: Uuid,
+    /// The name of the repository.
+    pub sr_name: Name,
+    /// When the page was read.
+    pub at: Timestamp,
+    /// The same on a clock that is never set, in nanoseconds: for differences.
+    pub clock_ns: u64,
+    /// The process that writes the page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How many processes have written the page: restarts and upgrades of the process.
+    pub processes: u64,
+    /// How many requests are in flight.
+    pub in_flight: u64,
+    /// How long the oldest request has been in flight, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_ns: Option<u64>,
+    /// How often the process slept: it is woken up for each.
+    pub sleeps: u64,
+    /// Looks for more work before sleeping that have found some.
+    pub polls_hit: u64,
+    /// Looks that have found none.
+    pub polls_missed: u64,
+    /// The counters of each kind of request.
+    pub operations: Vec<OperationStatistics>,
+    /// The requests in flight, the oldest first: 64 of them at most.
+    pub requests: Vec<RequestInFlight>,
+}
+
+/// The counters of a kind of request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OperationStatistics {
+    /// The kind.
+    pub operation: Operation,
+    /// Requests that were answered.
+    pub count: u64,
+    /// Bytes of those.
+    pub size: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// Those that took several operations of the storage in turn.
+    pub split: u64,
+    /// The longest of all, in nanoseconds.
+    pub longest_ns: u64,
+    /// How many are in flight.
+    pub in_flight: u64,
+    /// How long the oldest of them has been in flight, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_ns: Option<u64>,
+    /// The sums of what they spent in each stage, in nanoseconds. The growth of a sum in a second, divided by 10⁹, is
+    /// the average number of requests in that stage.
+    pub stages: StageTimes,
+    /// How long they took from the moment when they could be seen until their guest was told: how many of which
+    /// duration. Present where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latencies: Option<Vec<LatencyBucket>>,
+    /// How long they were with the storage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage_latencies: Option<Vec<LatencyBucket>>,
+}
+
+/// Kinds of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A flush.
+    Flush,
+    /// A discard.
+    Discard,
+    /// A write of zeroes.
+    WriteZeroes,
+}
+
+/// Nanoseconds in each stage of a request, in their order. They add up to the duration of the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StageTimes {
+    /// In the ring or the socket, after the process could have seen it.
+    pub ring: u64,
+    /// Taken, until its first operation is submitted.
+    pub map: u64,
+    /// Between operations that follow each other.
+    pub split: u64,
+    /// In front of a full queue of the kernel.
+    pub queue: u64,
+    /// With the storage.
+    pub storage: u64,
+    /// After its last operation, until it has its answer.
+    pub completion: u64,
+    /// Answered, until its guest was told.
+    pub notify: u64,
+}
+
+/// How many requests took how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LatencyBucket {
+    /// They took less than so many nanoseconds, and at least as many as the bucket before says; buckets are within 7 %.
+    pub below_ns: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RequestInFlight {
+    /// Its kind.
+    pub operation: Operation,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How many bytes it is for.
+    pub size: u64,
+    /// For how long it has been in flight, in nanoseconds.
+    pub age_ns: u64,
+    /// Where it is.
+    pub stage: StageInFlight,
+}
+
+/// Where a request in flight is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StageInFlight {
+    /// With the disk: it waits for what it must not overtake, for metadata, or for space.
+    Map,
+    /// With the storage.
+    Storage,
+}

@@ -1,0 +1,83 @@
+//! `/statistics`, and `/metrics` for Prometheus.
+
+use api::{DiskStatistics, Problem};
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::{CONTENT_TYPE, HeaderName};
+use axum::response::Response;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::Refusal;
+use super::answer::listed_of;
+use super::extract::{Asked, Id};
+use super::list::{Page, Paging};
+use crate::daemon::Daemon;
+use crate::metrics;
+use crate::statistics::{self, Which};
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
+}
+
+/// The route that Prometheus asks by default.
+pub fn root() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(prometheus))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct Asking {
+    /// Only those of this VM.
+    vm: Option<Uuid>,
+    /// Only those of VDIs in this repository.
+    sr: Option<Uuid>,
+    /// With the latencies of all requests, which are a good part of the work.
+    #[serde(default)]
+    #[param(inline)]
+    latencies: bool,
+}
+
+/// Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
+#[utoipa::path(
+    get, path = "/statistics", tag = "statistics", operation_id = "statistics_list", params(Asking, Paging),
+    responses(
+        (status = 200, body = Vec<DiskStatistics>), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Result<Response, Refusal> {
+    let read = statistics::read(&daemon, Which { vm: asking.vm, sr: asking.sr, vbd: None }).await?;
+    let shown = read.iter().map(|disk| disk.shown(asking.latencies)).collect();
+    listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
+}
+
+/// Gets the statistics of a plugged VBD, with the latencies of all its requests.
+#[utoipa::path(
+    get, path = "/vbds/{uuid}/statistics", tag = "statistics", operation_id = "vbd_statistics", params(("uuid" = Uuid, Path)),
+    responses(
+        (status = 200, body = DiskStatistics), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskStatistics>, Refusal> {
+    let read = statistics::read(&daemon, Which { vbd: Some(uuid), ..Which::default() }).await?;
+    match read.first() {
+        Some(disk) => Ok(Json(disk.shown(true))),
+        None => Err(statistics::none_of(uuid).into()),
+    }
+}
+
+/// Gets metrics of the daemon, its repositories and its disks, in the text format of OpenMetrics.
+#[utoipa::path(
+    get, path = "/metrics", tag = "statistics", operation_id = "metrics",
+    responses(
+        (status = 200, body = String, content_type = "text/plain", example = json!("tapline_disk_operations_total …")),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+    )
+)]
+async fn prometheus(State(daemon): State<Daemon>) -> Result<([(HeaderName, &'static str); 1], String), Refusal> {
+    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(&daemon).await?))
+}

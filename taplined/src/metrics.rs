@@ -1,0 +1,306 @@
+//! Metrics in the text format of OpenMetrics, for Prometheus and what understands it.
+//!
+//! Everything is read when it is asked for, and nothing is kept. Names have base units. The number of series is
+//! bounded: labels are the disks that are plugged, repositories, and words of closed lists.
+
+use std::collections::HashMap;
+
+use api::{Problem, Space, VbdState};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::exemplar::Exemplar;
+use prometheus_client::registry::{Registry, Unit};
+use stats::{Count, Histogram, Kind, Outcome, Stage};
+
+use crate::daemon::Daemon;
+use crate::statistics::{self, Read, Which};
+use crate::task::blocking;
+
+/// The content type of the text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The upper bounds of the buckets of latencies, in microseconds.
+const BOUNDS: [u64; 22] = [
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+    120_000_000,
+];
+
+/// Kinds of requests whose latencies are told; the others are rare.
+const TIMED: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Flush];
+
+type Labels = Vec<(&'static str, String)>;
+type Written = Result<(), std::fmt::Error>;
+
+/// Everything that is told, as it was read.
+#[derive(Debug)]
+struct Found {
+    disks: Vec<Disk>,
+    repositories: Vec<(Labels, Space)>,
+    vbds: Vec<(VbdState, u64)>,
+    open_tasks: u64,
+    host: Labels,
+}
+
+#[derive(Debug)]
+struct Disk {
+    labels: Labels,
+    read: Read,
+    latencies: HashMap<Kind, Histogram>,
+}
+
+/// All metrics.
+pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
+    let disks = statistics::read(daemon, Which::default()).await?;
+    let known = daemon.catalogue.read_for_client(|view| Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len())));
+    let (srs, vbds, tasks) = known.await?;
+    let named = |name: String, uuid: uuid::Uuid| vec![("sr", name), ("sr_uuid", uuid.to_string())];
+    let repositories =
+        srs.into_iter().filter_map(|sr| Some((named(sr.name.to_string(), sr.uuid), sr.space?))).collect();
+    let host = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+    let open_tasks = u64::try_from(tasks).unwrap_or(u64::MAX);
+    blocking("write metrics", move || {
+        let disks = disks.into_iter().map(Disk::of).collect();
+        let mut registry = Registry::with_prefix("tapline");
+        registry.register_collector(Box::new(Found { disks, repositories, vbds, open_tasks, host }));
+        let mut text = String::new();
+        encode(&mut text, &registry).map_err(|error| Problem::failed("write metrics", error))?;
+        Ok(text)
+    })
+    .await
+}
+
+impl Disk {
+    fn of(read: Read) -> Disk {
+        let (disk, text) = (&read.disk, |text: &dyn ToString| text.to_string());
+        let vm = disk.vm_name.as_ref().map_or_else(String::new, ToString::to_string);
+        let labels = vec![
+            ("vbd", text(&disk.vbd.uuid)),
+            ("vm", vm),
+            ("position", text(&disk.vbd.position)),
+            ("vdi", text(&disk.vdi_name)),
+            ("sr", text(&disk.sr_name)),
+        ];
+        let latencies = TIMED.into_iter().map(|kind| (kind, read.reader.histogram(kind, None).unwrap_or_default()));
+        Disk { labels, latencies: latencies.collect(), read }
+    }
+
+    fn with(&self, more: &[(&'static str, &str)]) -> Labels {
+        let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        self.labels.iter().cloned().chain(more).collect()
+    }
+}
+
+/// One metric, of which there are several series.
+struct Family<'a> {
+    name: &'a str,
+    help: &'a str,
+    unit: Option<Unit>,
+}
+
+impl Family<'_> {
+    fn counters(&self, encoder: &mut DescriptorEncoder<'_>, all: impl Iterator<Item = (Labels, f64)>) -> Written {
+        let mut metric = encoder.encode_descriptor(self.name, self.help, self.unit.as_ref(), MetricType::Counter)?;
+        for (labels, value) in all {
+            metric.encode_family(&labels)?.encode_counter(&value, None::<&Exemplar<NoLabelSet, f64>>)?;
+        }
+        Ok(())
+    }
+
+    fn gauges(&self, encoder: &mut DescriptorEncoder<'_>, all: impl Iterator<Item = (Labels, f64)>) -> Written {
+        let mut metric = encoder.encode_descriptor(self.name, self.help, self.unit.as_ref(), MetricType::Gauge)?;
+        for (labels, value) in all {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+}
+
+fn of<'a>(name: &'a str, help: &'a str, unit: Option<Unit>) -> Family<'a> {
+    Family { name, help, unit }
+}
+
+impl Collector for Found {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Written {
+        self.encode_operations(&mut encoder)?;
+        self.encode_latencies(&mut encoder)?;
+        self.encode_processes(&mut encoder)?;
+        self.encode_host(&mut encoder)
+    }
+}
+
+impl Found {
+    /// A series for each disk and kind of request.
+    fn by_kind<'a>(&'a self, value: impl Fn(&Disk, Kind) -> f64 + 'a) -> impl Iterator<Item = (Labels, f64)> + 'a {
+        self.disks
+            .iter()
+            .flat_map(move |disk| Kind::ALL.map(|kind| (disk.with(&[("operation", kind.name())]), value(disk, kind))))
+    }
+
+    fn by_disk<'a>(&'a self, value: impl Fn(&Disk) -> f64 + 'a) -> impl Iterator<Item = (Labels, f64)> + 'a {
+        self.disks.iter().map(move |disk| (disk.labels.clone(), value(disk)))
+    }
+
+    fn encode_operations(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {
+        let counts = |disk: &Disk, kind| disk.read.snapshot.kind(kind);
+        of("disk_operations", "Requests that were answered", None)
+            .counters(encoder, self.by_kind(|disk, kind| float(counts(disk, kind).count())))?;
+        of("disk_transferred", "Bytes of requests that were answered", Some(Unit::Bytes))
+            .counters(encoder, self.by_kind(|disk, kind| float(counts(disk, kind).bytes())))?;
+        of("disk_split_operations", "Requests that took several operations of the storage in turn", None)
+            .counters(encoder, self.by_kind(|disk, kind| float(counts(disk, kind).splits())))?;
+        let errors = self.disks.iter().flat_map(|disk| {
+            Kind::ALL.into_iter().flat_map(move |kind| {
+                Outcome::ERRORS.map(|error| {
+                    let labels = disk.with(&[("operation", kind.name()), ("error", error.name())]);
+                    (labels, float(counts(disk, kind).errors(error)))
+                })
+            })
+        });
+        of("disk_errors", "Requests that failed", None).counters(encoder, errors)?;
+        let stages = self.disks.iter().flat_map(|disk| {
+            Kind::ALL.into_iter().flat_map(move |kind| {
+                Stage::ALL.map(|stage| {
+                    let labels = disk.with(&[("operation", kind.name()), ("stage", stage.name())]);
+                    (labels, seconds(counts(disk, kind).sum(stage)))
+                })
+            })
+        });
+        let help = "Time that requests spent in a stage; its rate is the average number of requests in it";
+        of("disk_operation_time", help, Some(Unit::Seconds)).counters(encoder, stages)
+    }
+
+    fn encode_latencies(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {
+        let help = "How long requests took";
+        let mut metric =
+            encoder.encode_descriptor("disk_latency", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for disk in &self.disks {
+            for (kind, histogram) in TIMED.iter().filter_map(|kind| Some((kind, disk.latencies.get(kind)?))) {
+                let sum = seconds(disk.read.snapshot.kind(*kind).sum_of_all());
+                let labels = disk.with(&[("operation", kind.name())]);
+                let no_exemplars = None::<&HashMap<usize, Exemplar<NoLabelSet, f64>>>;
+                metric.encode_family(&labels)?.encode_histogram(
+                    sum,
+                    histogram.count(),
+                    &buckets(histogram),
+                    no_exemplars,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_processes(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {
+        of("disk_inflight", "Requests in flight", None)
+            .gauges(encoder, self.by_kind(|disk, kind| float(disk.read.snapshot.in_flight(kind))))?;
+        let help = "How long the oldest request has been in flight; zero if there is none";
+        of("disk_oldest_inflight", help, Some(Unit::Seconds))
+            .gauges(encoder, self.by_kind(|disk, kind| disk.read.snapshot.oldest(kind).map_or(0.0, seconds)))?;
+        let count = |count| move |disk: &Disk| float(disk.read.snapshot.count(count));
+        of("disk_wakeups", "How often the process of a disk slept and was woken up", None)
+            .counters(encoder, self.by_disk(count(Count::Sleeps)))?;
+        let polls = self.disks.iter().flat_map(|disk| {
+            [("hit", Count::PollsHit), ("miss", Count::PollsMissed)]
+                .map(|(result, count)| (disk.with(&[("result", result)]), float(disk.read.snapshot.count(count))))
+        });
+        of("disk_polls", "Looks for more work before sleeping", None).counters(encoder, polls)?;
+        of("disk_throttled_time", "Time that requests were held back by a limit", Some(Unit::Seconds))
+            .counters(encoder, self.by_disk(|disk| seconds(disk.read.snapshot.count(Count::ThrottledNs))))?;
+        of("disk_processes", "Processes that have served a disk since it was plugged", None)
+            .counters(encoder, self.by_disk(|disk| float(disk.read.snapshot.incarnation)))
+    }
+
+    fn encode_host(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {
+        let space = self.repositories.iter().flat_map(|(labels, space)| {
+            let states = [
+                ("size", space.physical_size),
+                ("used", space.physical_utilisation),
+                ("free", space.free),
+                ("images", space.images),
+                ("virtual", space.virtual_allocation),
+            ];
+            states.map(|(state, bytes)| (plus(labels, "state", state), float(bytes)))
+        });
+        of("sr_space", "Space of a repository", Some(Unit::Bytes)).gauges(encoder, space)?;
+        let full = self.repositories.iter().map(|(labels, space)| (labels.clone(), f64::from(u8::from(space.full))));
+        of("sr_full", "Whether guests wait for space", None).gauges(encoder, full)?;
+        let vbds = self.vbds.iter().map(|(state, count)| {
+            let word = serde_json::to_value(state).ok();
+            let word = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or("unknown");
+            (vec![("state", word.to_owned())], float(*count))
+        });
+        of("vbds", "VBDs by state", None).gauges(encoder, vbds)?;
+        of("open_tasks", "Tasks that have not ended", None)
+            .gauges(encoder, std::iter::once((Vec::new(), float(self.open_tasks))))?;
+        let mut build = encoder.encode_descriptor("build", "The daemon", None, MetricType::Info)?;
+        build.encode_info(&self.host)
+    }
+}
+
+fn plus(labels: &Labels, name: &'static str, value: &str) -> Labels {
+    labels.iter().cloned().chain([(name, value.to_owned())]).collect()
+}
+
+/// How many durations fall below each bound and above the one before it. The last bucket has the rest.
+fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
+    let mut told: Vec<(f64, u64)> = BOUNDS.iter().map(|us| (seconds(us * 1000), 0)).collect();
+    told.push((f64::MAX, 0));
+    for (bucket, count) in histogram.buckets() {
+        // The middle of the fine bucket: within a thousandth of what it stands for.
+        let (from, to) = stats::bucket_bounds(*bucket);
+        let ns = from + (to - from) / 2;
+        let place = BOUNDS.iter().position(|us| ns <= us * 1000).unwrap_or(BOUNDS.len());
+        if let Some((_, sum)) = told.get_mut(place) {
+            *sum = sum.saturating_add(*count);
+        }
+    }
+    told
+}
+
+/// A duration in seconds.
+fn seconds(ns: u64) -> f64 {
+    float(ns) / 1e9
+}
+
+/// Prometheus knows no other numbers.
+#[allow(clippy::cast_precision_loss, reason = "counters above 2^53 are years away, and differ in the last digit")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn each_duration_is_in_the_bucket_of_its_bound() {
+        let fine = Histogram::of([(100, 1), (5000, 2), (stats::BUCKETS - 1, 3)]);
+        let told = buckets(&fine);
+        assert_eq!(told.iter().map(|(_, count)| count).sum::<u64>(), 6);
+        assert_eq!((told[0], told[BOUNDS.len()].1), ((5e-6, 1), 3));
+        let ns = stats::bucket_bounds(5000).0;
+        let place = told.iter().position(|(_, count)| *count == 2).unwrap();
+        assert!(told[place].0 * 1e9 >= ns as f64 && told[place - 1].0 * 1e9 < ns as f64);
+    }
+}

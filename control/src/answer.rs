@@ -132,6 +132,15 @@ pub struct Counters {
     pub in_flight: u64,
 }
 
+/// `trace`: what is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trace {
+    /// How many requests were traced before, in the life of the page: the number of the next one.
+    pub next: u64,
+    /// How many are kept.
+    pub kept: u64,
+}
+
 /// What keeps a disk from writing, if anything: `space`, `watch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -374,7 +383,7 @@ macro_rules! answers {
     };
 }
 
-answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused }
+answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Trace }
 
 impl Answer {
     /// Adds how long requests were held, to the answer of a verb that tells it.

@@ -69,6 +69,8 @@ macro_rules! with_verbs {
             for programs:
             /// Lines about what keeps the disk from writing, from now on
             "watch" Watch -> answer::Condition;
+            /// Keep the stages of each request in the statistics page for a while
+            "trace" Trace -> answer::Trace;
         }
     };
 }
@@ -202,6 +204,14 @@ pub struct Resize {
     /// The client records the new size in the catalogue, without which a daemon's disk is not resized.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
+}
+
+/// `trace`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trace {
+    /// For so many seconds; zero ends it.
+    pub seconds: u32,
 }
 
 /// `upgrade`.

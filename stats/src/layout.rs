@@ -8,6 +8,7 @@
 //! | 2048 | counters of each kind of request |
 //! | 4096 | the requests in flight, a slot of 32 bytes each |
 //! | 36864 | the histograms: for each kind of request, one of each stage and one of the whole |
+//! | 5443584 | the records of traced requests, if any were ever traced |
 
 use crate::histogram::{BUCKETS, ROW, ROWS};
 
@@ -35,6 +36,10 @@ pub(crate) const UPDATED_AT: usize = 64;
 pub(crate) const SOURCE_AT: usize = 72;
 /// One more than the highest slot that the present process has used.
 pub(crate) const SLOTS_USED_AT: usize = 80;
+/// Until when requests are traced; zero: they are not.
+pub(crate) const TRACED_UNTIL_AT: usize = 88;
+/// How many requests were ever traced.
+pub(crate) const TRACED_AT: usize = 96;
 /// The counters of the whole disk ([`Count`]).
 pub(crate) const COUNTS_AT: usize = 128;
 
@@ -56,8 +61,16 @@ pub(crate) const ROW_LEN: usize = ROW * 8;
 const HISTOGRAM_LEN: usize = ROWS * ROW_LEN;
 /// Histograms of a kind: of each stage, and of the whole.
 pub(crate) const HISTOGRAMS: usize = STAGES + 1;
+
+/// The records of traced requests, the newest over the oldest.
+pub(crate) const TRACE_AT: usize = HISTOGRAMS_AT + KINDS * HISTOGRAMS * HISTOGRAM_LEN;
+/// Records that are kept.
+pub const RECORDS: usize = 32_768;
+pub(crate) const RECORD_LEN: usize = 96;
+pub(crate) const TRACE_LEN: usize = RECORDS * RECORD_LEN;
+
 /// Bytes of the whole page.
-pub(crate) const PAGE_LEN: usize = HISTOGRAMS_AT + KINDS * HISTOGRAMS * HISTOGRAM_LEN;
+pub(crate) const PAGE_LEN: usize = TRACE_AT + TRACE_LEN;
 
 const _: () = assert!(KINDS_AT + KINDS * KIND_LEN <= SLOTS_AT && KIND_LEN >= KIND_FIELDS * 8);
 const _: () = assert!(COUNTS_AT + Count::ALL.len() * 8 <= IDENTITY_AT && IDENTITY_AT + 8 + IDENTITY_MAX <= KINDS_AT);

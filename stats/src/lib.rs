@@ -27,8 +27,8 @@ mod snapshot;
 
 pub use clock::{Clock, Source, monotonic};
 pub use histogram::{BUCKETS, Histogram, bucket_bounds};
-pub use layout::{Count, Kind, Outcome, SLOTS, STAGES, Stage};
+pub use layout::{Count, Kind, Outcome, RECORDS, SLOTS, STAGES, Stage};
 pub use page::{Page, PageError, Slot, Spent};
 pub use place::{directory, of_daemon};
 pub use reader::{ReadError, Reader};
-pub use snapshot::{InFlight, KindCounts, Snapshot};
+pub use snapshot::{InFlight, KindCounts, Record, Snapshot};

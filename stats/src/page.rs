@@ -62,6 +62,22 @@ pub struct Spent {
     pub queue: u64,
 }
 
+impl Spent {
+    /// The stages of a request that had its answer at one time, which was shown at another.
+    pub(crate) fn stages(&self, answered: u64, shown: u64) -> [u64; STAGES] {
+        let (begun, ended) = if self.begun == 0 { (answered, answered) } else { (self.begun, self.ended) };
+        [
+            self.taken.saturating_sub(self.seen),
+            begun.saturating_sub(self.taken),
+            self.split,
+            self.queue,
+            ended.saturating_sub(begun).saturating_sub(self.split).saturating_sub(self.queue),
+            answered.saturating_sub(ended),
+            shown.saturating_sub(answered),
+        ]
+    }
+}
+
 /// The page of one disk, written by its thread.
 pub struct Page {
     shared: Shared,
@@ -79,6 +95,15 @@ pub struct Page {
     answered: Vec<Group>,
     /// A process before this one has written it.
     continued: bool,
+    trace: Option<Trace>,
+}
+
+/// Requests are traced.
+#[derive(Clone, Copy, Debug)]
+struct Trace {
+    until: u64,
+    /// How many were ever traced.
+    count: u64,
 }
 
 /// Requests of one kind that went from stage to stage together, as those of one batch do.
@@ -90,6 +115,8 @@ struct Group {
     answered: u64,
     count: u64,
     bytes: u64,
+    /// Of a single request that is traced: where it began, and how it ended.
+    traced: Option<(u64, Outcome)>,
 }
 
 impl Group {
@@ -145,6 +172,7 @@ impl Page {
             slots_used: 0,
             answered: Vec::with_capacity(64),
             continued: false,
+            trace: None,
         }
     }
 
@@ -197,6 +225,8 @@ impl Page {
         self.store(PID_AT, u64::from(std::process::id()));
         self.store(STARTED_AT, now);
         self.store(SOURCE_AT, u64::from(source == Source::Kernel));
+        // One that was killed may have left the memory of its trace.
+        self.end_trace();
         self.store(UPDATED_AT, now);
         self.store(SLOTS_USED_AT, 0);
         self.sequence = self.sequence.wrapping_add(2);
@@ -263,6 +293,9 @@ impl Page {
     /// A request has its answer at that time. Its peer sees it with the next [`Page::publish_batch`].
     #[inline(always)]
     pub fn ended(&mut self, kind: Kind, slot: Slot, bytes: u64, outcome: Outcome, spent: &Spent, at: u64) {
+        if self.trace.is_some() {
+            return self.ended_traced(kind, slot, bytes, outcome, spent, at);
+        }
         self.given_back(slot);
         if outcome != Outcome::Done {
             self.failed(kind, outcome);
@@ -272,7 +305,69 @@ impl Page {
                 last.count += 1;
                 last.bytes += bytes;
             }
-            _ => self.answered.push(Group { kind, spent: *spent, answered: at, count: 1, bytes }),
+            _ => self.answered.push(Group { kind, spent: *spent, answered: at, count: 1, bytes, traced: None }),
+        }
+    }
+
+    /// The same for a request of which everything is kept.
+    #[cold]
+    fn ended_traced(&mut self, kind: Kind, slot: Slot, bytes: u64, outcome: Outcome, spent: &Spent, at: u64) {
+        let place = if slot == Slot::NONE { 0 } else { self.load(slot_at(usize::from(slot.0)) + 8) };
+        self.given_back(slot);
+        if outcome != Outcome::Done {
+            self.failed(kind, outcome);
+        }
+        let traced = Some((place, outcome));
+        self.answered.push(Group { kind, spent: *spent, answered: at, count: 1, bytes, traced });
+    }
+
+    /// Keeps everything of each request from now on, until that time; zero ends it. The records take 3 MiB until then.
+    /// Returns how many requests were ever traced.
+    pub fn trace(&mut self, until: u64) -> io::Result<u64> {
+        let count = self.load(TRACED_AT);
+        if until == 0 {
+            self.end_trace();
+            return Ok(count);
+        }
+        if let Some(file) = &self.file {
+            take_memory(file, TRACE_AT, TRACE_LEN)?;
+        }
+        self.trace = Some(Trace { until, count });
+        self.store(TRACED_UNTIL_AT, until);
+        Ok(count)
+    }
+
+    #[cold]
+    fn end_trace(&mut self) {
+        self.trace = None;
+        self.store(TRACED_UNTIL_AT, 0);
+        if let Some(file) = &self.file {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // What cannot be given back is kept for the next time.
+            fallocate(file, hole, TRACE_AT as u64, TRACE_LEN as u64).ok();
+        }
+    }
+
+    #[cold]
+    fn record(&mut self, group: &Group, at: u64) {
+        let (Some((place, outcome)), Some(trace)) = (group.traced, &mut self.trace) else { return };
+        let (number, until) = (trace.count, trace.until);
+        trace.count += 1;
+        let slot = usize::try_from(number).unwrap_or(0) % RECORDS;
+        let Spent { seen, taken, begun, ended, split, queue } = group.spent;
+        if let Some(record) = self.shared.window::<RECORD_LEN, 8>(TRACE_AT + slot * RECORD_LEN) {
+            // Without its number, it is not read.
+            record.store_u64_native(0, 0);
+            let what = group.bytes << 16 | (outcome as u64) << 8 | group.kind as u64;
+            let words = [what, place, seen, taken, begun, ended, split, queue, group.answered, at];
+            for (word, value) in words.into_iter().enumerate() {
+                record.store_u64_native(8 + word * 8, value);
+            }
+            record.store_u64_native(0, number + 1);
+        }
+        self.store(TRACED_AT, number + 1);
+        if at >= until {
+            self.end_trace();
         }
     }
 
@@ -332,6 +427,9 @@ impl Page {
         let mut answered = std::mem::take(&mut self.answered);
         for group in answered.drain(..) {
             self.add_group(&group, at);
+            if group.traced.is_some() {
+                self.record(&group, at);
+            }
         }
         self.answered = answered;
         self.store(UPDATED_AT, at);
@@ -340,17 +438,8 @@ impl Page {
     }
 
     fn add_group(&mut self, group: &Group, at: u64) {
-        let Group { kind, spent, answered, count, bytes } = *group;
-        let (begun, ended) = if spent.begun == 0 { (answered, answered) } else { (spent.begun, spent.ended) };
-        let stages = [
-            spent.taken.saturating_sub(spent.seen),
-            begun.saturating_sub(spent.taken),
-            spent.split,
-            spent.queue,
-            ended.saturating_sub(begun).saturating_sub(spent.split).saturating_sub(spent.queue),
-            answered.saturating_sub(ended),
-            at.saturating_sub(answered),
-        ];
+        let Group { kind, spent, answered, count, bytes, .. } = *group;
+        let stages = spent.stages(answered, at);
         let whole = at.saturating_sub(spent.seen);
         let Some(fields) = self.shared.window::<KIND_LEN, 8>(kind_at(kind as usize)) else { return };
         fields.add_u64_native(ENDED * 8, count);

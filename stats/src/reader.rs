@@ -12,7 +12,8 @@ use std::path::Path;
 use crate::clock::monotonic;
 use crate::histogram::{BUCKETS, Histogram, ROW};
 use crate::layout::*;
-use crate::snapshot::{InFlight, KindCounts, Snapshot};
+use crate::page::Spent;
+use crate::snapshot::{InFlight, KindCounts, Record, Snapshot};
 
 /// Attempts to read between two batches of the writer.
 const ATTEMPTS: usize = 16;
@@ -108,6 +109,26 @@ impl Reader {
         Ok(Histogram::of(found))
     }
 
+    /// How many requests were ever traced, and until when they are; `None` if they are not.
+    pub fn traced(&self) -> Result<(u64, Option<u64>), ReadError> {
+        let head = self.head()?;
+        Ok((head.word(TRACED_AT), Some(head.word(TRACED_UNTIL_AT)).filter(|until| *until > 0)))
+    }
+
+    /// The traced requests from number `from` on, in order, as many as there are still.
+    pub fn records(&self, from: u64) -> Result<Vec<Record>, ReadError> {
+        let (count, _) = self.traced()?;
+        let first = from.max(count.saturating_sub(RECORDS as u64));
+        let mut found = Vec::new();
+        let mut bytes = [0; RECORD_LEN];
+        for number in first..count {
+            let slot = usize::try_from(number % RECORDS as u64).unwrap_or(0);
+            self.file.read_exact_at(&mut bytes, (TRACE_AT + slot * RECORD_LEN) as u64)?;
+            found.extend(record(number, &bytes));
+        }
+        Ok(found)
+    }
+
     /// The first row from `at` on that has memory, before `end`.
     fn data_from(&self, at: usize, end: usize) -> Result<Option<usize>, ReadError> {
         if at >= end {
@@ -161,6 +182,28 @@ impl Reader {
         found.sort_by_key(|request| request.taken);
         Ok(found)
     }
+}
+
+/// A record, if it is still that of this request.
+fn record(number: u64, bytes: &[u8; RECORD_LEN]) -> Option<Record> {
+    let word = |word: usize| {
+        let bytes = bytes.get(word * 8..word * 8 + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_ne_bytes(bytes.unwrap_or_default())
+    };
+    if word(0) != number + 1 {
+        return None;
+    }
+    let what = word(1);
+    let kind = *Kind::ALL.get(usize::try_from(what & 0xff).ok()?)?;
+    let outcome = match what >> 8 & 0xff {
+        0 => Outcome::Done,
+        error => *Outcome::ERRORS.get(usize::try_from(error).ok()? - 1)?,
+    };
+    let (seen, taken, begun, ended, split, queue) = (word(3), word(4), word(5), word(6), word(7), word(8));
+    let (answered, published) = (word(9), word(10));
+    let spent = Spent { seen, taken, begun, ended, split, queue };
+    let stages = spent.stages(answered, published);
+    Some(Record { number, kind, outcome, at: word(2), len: what >> 16, seen, stages })
 }
 
 /// The first bytes of a page.

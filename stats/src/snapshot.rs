@@ -37,6 +37,32 @@ pub struct KindCounts {
     pub(crate) fields: [u64; KIND_FIELDS],
 }
 
+/// A request of which everything was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its number among all that were traced.
+    pub number: u64,
+    /// Its kind.
+    pub kind: Kind,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Where it begins, in bytes.
+    pub at: u64,
+    /// How many bytes it was for.
+    pub len: u64,
+    /// When it could have been seen.
+    pub seen: u64,
+    /// What it spent in each stage, in nanoseconds.
+    pub stages: [u64; STAGES],
+}
+
+impl Record {
+    /// How long it took, in nanoseconds.
+    pub fn whole(&self) -> u64 {
+        self.stages.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
+    }
+}
+
 /// A request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {

@@ -122,7 +122,10 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
 
 /// What the disk is, for readers of its statistics page.
 fn identity(serve: &Serve, name: &ImageName) -> String {
-    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let text = |path: &Path| whole(path).to_string_lossy().into_owned();
+    let name = name.map_paths(|path| Ok::<_, std::convert::Infallible>(whole(path)));
+    let name = name.map_or_else(|never| match never {}, |name| name.to_string());
     let (transport, at) = match (&serve.vhost_user, &serve.nbd, &serve.xen) {
         (Some(socket), ..) => ("vhost-user", text(socket)),
         (None, _, Some(disk)) => ("blkif", disk.to_string()),
@@ -130,7 +133,7 @@ fn identity(serve: &Serve, name: &ImageName) -> String {
         (None, None, None) => ("none", String::new()),
     };
     serde_json::json!({
-        "image": name.to_string(),
+        "image": name,
         "transport": transport,
         "at": at,
         "control": serve.control.as_deref().map(text),

@@ -85,6 +85,11 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Error
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(socket, "a layer has no file"))
 }
 
+/// Asks a disk, and waits for the answer.
+pub fn ask_once<V: Ask>(socket: &Path, verb: V) -> Result<V::Answer, Error> {
+    connect(socket)?.ask(verb).map_err(|why| unanswered(socket, why))
+}
+
 fn whole(name: &ImageName) -> Result<ImageName, Error> {
     let whole = name.map_paths(|path| std::path::absolute(path));
     whole.map_err(|error| Error::cannot(format!("resolve the path of {name}"), error))

@@ -30,6 +30,7 @@ mod session;
 mod sr;
 mod task;
 mod token;
+mod trace;
 mod vbd;
 mod vdi;
 mod vm;
@@ -85,6 +86,8 @@ enum Command {
     Serve(Words),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
     Disk(disk::Disk),
+    /// Show where the time of a disk's requests goes, stage by stage
+    Trace(trace::Trace),
     /// Attach disks to Xen guests and detach them
     Xen(xen::Xen),
     /// Print a shell completion script for this command
@@ -162,12 +165,13 @@ fn ended(failure: &Failure, json: bool) -> ExitCode {
 
 /// Runs the command; returns after how long it is to be run again, if it is to be.
 fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
-    if !matches!(command, Command::Ask(_)) {
+    if !matches!(command, Command::Ask(_) | Command::Trace(_)) {
         how.refuse_endpoint()?;
     }
     match command {
         Command::Ask(noun) => return Ok(noun.ask(how)?),
         Command::Disk(disk) => disk::run(&disk, how.json)?,
+        Command::Trace(trace) => trace::run(&trace, how)?,
         Command::Xen(xen) => xen::run(&xen, how.json)?,
         Command::Image(_) | Command::Serve(_) => return Err(hand_over::hand_over().into()),
         Command::Completion(completion) => completion.run()?,

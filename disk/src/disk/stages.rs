@@ -70,12 +70,12 @@ impl Stages {
         debug_assert!(self.waits > 0, "nothing was waited for");
         self.waits = self.waits.saturating_sub(1);
         if self.waits == 0 {
-            match self.state {
-                State::Pushed => self.begun(now),
+            match std::mem::take(&mut self.state) {
+                // Nothing had to be submitted: a round with nothing to write, a block that had come.
+                State::Pushed => return,
                 State::Queued => self.times.queue += now.saturating_sub(self.times.ended),
                 State::Submitted | State::Here => {}
             }
-            self.state = State::Here;
             self.times.ended = now;
         }
     }
@@ -247,14 +247,14 @@ mod test {
     }
 
     #[test]
-    fn what_ends_before_it_was_submitted_was_queued() {
+    fn what_ends_before_it_was_submitted_was_queued_or_waited_for_nothing() {
         let mut stages = Stages::default();
         stages.wait_begun();
         stages.wait_ended(200);
-        assert_eq!(stages.times, Times { begun: 200, ended: 200, ..Times::default() });
+        assert_eq!(stages.times, Times::default(), "it waited for nothing");
         stages.wait_begun();
         stages.queued(250);
         stages.wait_ended(300);
-        assert_eq!(stages.times, Times { begun: 200, ended: 300, split: 50, queue: 50 });
+        assert_eq!(stages.times, Times { begun: 250, ended: 300, split: 0, queue: 50 });
     }
 }

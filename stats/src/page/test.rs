@@ -72,6 +72,49 @@ fn a_request_in_flight_is_seen_with_its_age_and_stage() {
 }
 
 #[test]
+fn a_traced_request_is_kept_with_its_stages_and_old_ones_are_overwritten() {
+    let file = file();
+    let mut page = begun(&file);
+    serve(&mut page, Kind::Read, 1000);
+    page.trace(u64::MAX).unwrap();
+    let failed = page.came(Kind::Write, 20_000, 512, 1024);
+    page.ended(
+        Kind::Write,
+        failed,
+        1024,
+        Outcome::NoSpace,
+        &Spent { seen: 19_000, taken: 20_000, ..Spent::default() },
+        25_000,
+    );
+    page.publish_batch(26_000);
+    serve(&mut page, Kind::Read, 30_000);
+    let records = reader(&file).records(0).unwrap();
+    let seen: Vec<_> = records.iter().map(|one| (one.number, one.kind, one.outcome, one.at, one.len)).collect();
+    assert_eq!(seen, [(0, Kind::Write, Outcome::NoSpace, 512, 1024), (1, Kind::Read, Outcome::Done, 8192, 4096)]);
+    assert_eq!(records[0].stages, [1000, 5000, 0, 0, 0, 0, 1000]);
+    assert_eq!((records[1].stages, records[1].whole()), ([100, 200, 0, 300, 4000, 500, 600], 5700));
+    (0..RECORDS as u64 + 10).for_each(|at| serve(&mut page, Kind::Flush, 100_000 + at * 10_000));
+    let left = reader(&file).records(1).unwrap();
+    assert_eq!((left.len(), left[0].number), (RECORDS, 12));
+    let before = reader(&file).snapshot().unwrap();
+    page.trace(0).unwrap();
+    serve(&mut page, Kind::Flush, 1);
+    assert_eq!(reader(&file).traced().unwrap(), (RECORDS as u64 + 12, None));
+    assert!(reader(&file).records(0).unwrap().is_empty(), "its memory is given back");
+    assert_eq!(reader(&file).snapshot().unwrap().kind(Kind::Flush).count(), before.kind(Kind::Flush).count() + 1);
+}
+
+#[test]
+fn a_trace_ends_at_its_time() {
+    let file = file();
+    let mut page = begun(&file);
+    page.trace(50_000).unwrap();
+    (0..10).for_each(|at| serve(&mut page, Kind::Read, at * 10_000));
+    let (count, until) = reader(&file).traced().unwrap();
+    assert_eq!((count, until), (6, None), "the first answer after it ends it");
+}
+
+#[test]
 fn more_requests_than_slots_are_counted_and_their_slots_used_again() {
     let file = file();
     let mut page = begun(&file);

@@ -423,7 +423,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             pause: &mut self.pause,
             flush: &mut self.flush,
             full: &mut self.full,
-            stats: &self.stats,
+            stats: &mut self.stats,
             page: &self.page,
             suspects: &self.suspects,
             paused,

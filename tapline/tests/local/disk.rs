@@ -113,3 +113,51 @@ fn what_a_disk_refuses_is_shown_with_its_exit_code() {
     let (code, said) = disk.refused("disk control.sock layers");
     assert!(code == Some(4) && said.contains("serve --control"), "{said}");
 }
+
+#[test]
+fn a_trace_has_the_requests_of_its_time_and_their_stages_add_up() {
+    let mut served = Served::new();
+    let words = "--json trace control.sock --seconds 2 --svg where.svg --chrome trace.json --record requests";
+    let mut trace = tapline();
+    trace.args(words.split_whitespace()).current_dir(served.room.path()).stdout(std::process::Stdio::piped());
+    let mut trace = trace.spawn().unwrap();
+    let mut client = testkit::nbd::Client::connect(&served.room.path().join("nbd.sock")).unwrap();
+    // It is not known when the trace begins: requests come until it has ended.
+    while trace.try_wait().unwrap().is_none() {
+        client.write(1 << 20, &[7; 4096]).unwrap();
+        client.read(0, 512).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = trace.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let groups = told["groups"].as_array().unwrap();
+    let kinds: Vec<_> = groups.iter().map(|group| (group["operation"].as_str().unwrap(), &group["size"])).collect();
+    assert_eq!(kinds, [("read", &Value::from(512)), ("write", &Value::from(4096))]);
+    for group in groups {
+        let stages = group["stages_ns"].as_object().unwrap();
+        let sum: f64 = stages.values().map(|ns| ns.as_f64().unwrap()).sum();
+        let whole = group["typical_ns"].as_f64().unwrap();
+        assert!(whole > 0.0 && (sum - whole).abs() < 1.0, "{group}");
+    }
+    let count: u64 = groups.iter().map(|group| group["count"].as_u64().unwrap()).sum();
+    let requests = std::fs::read_to_string(served.room.path().join("requests")).unwrap();
+    assert_eq!((requests.lines().count() as u64, &told["lost"]), (count, &Value::from(0)));
+    let line: Value = serde_json::from_str(requests.lines().last().unwrap()).unwrap();
+    assert!(line["at_ns"].as_u64().unwrap() < 3_000_000_000, "{line}");
+    let chrome = std::fs::read(served.room.path().join("trace.json")).unwrap();
+    let chrome: Value = serde_json::from_slice(&chrome).unwrap();
+    assert!(chrome["traceEvents"].as_array().unwrap().len() as u64 > count);
+    let svg = std::fs::read_to_string(served.room.path().join("where.svg")).unwrap();
+    assert!(svg.contains("read 512 B") && svg.contains("write 4 KiB"), "{svg}");
+    for (words, said) in [
+        ("trace control.sock --seconds 2 --warm-up 2", "leaves nothing"),
+        ("trace control.sock --seconds 1 --svg nowhere/x.svg", "nowhere/x.svg"),
+        ("trace other.sock", "none in"),
+        ("trace control.sock --seconds 0", "0 is not in 1..=3600"),
+    ] {
+        let (code, told) = served.refused(words);
+        assert!(code != Some(0) && told.contains(said), "{words}: {told}");
+    }
+    served.stop();
+}

@@ -3,11 +3,15 @@
 use std::os::fd::AsFd;
 
 use control::answer::{self, InFlight};
-use control::{VERBS, VERSION};
+use control::{Kind, VERBS, VERSION, ask};
 use disk::Format;
 use uring::ImageFile;
 
 use super::work::{Work, absolute, format_of};
+use crate::failure::Failure;
+
+/// Seconds of a trace at most.
+const TRACE_MAX: u32 = 3600;
 
 /// `version`.
 pub fn version() -> answer::Version {
@@ -22,6 +26,26 @@ pub fn version() -> answer::Version {
 /// `stats`: what is written as a line elsewhere.
 pub fn stats(work: &Work<'_>) -> answer::Stats {
     work.stats.told(work.condition())
+}
+
+/// `trace`.
+pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Failure> {
+    let what = "trace the requests of this disk";
+    if asked.seconds > TRACE_MAX {
+        let why = format!("a trace ends after {TRACE_MAX} seconds at most, and {} are asked for", asked.seconds);
+        return Err(Failure::new(what, why).of_kind(Kind::Invalid));
+    }
+    if work.page.file().is_none() {
+        let advice = "serve it with --stats-page FILE, or plug it again: its log says why it has none";
+        return Err(Failure::new(what, "it has no statistics page").of_kind(Kind::State).advise(advice));
+    }
+    let until = match asked.seconds {
+        0 => 0,
+        seconds => ::stats::monotonic() + u64::from(seconds) * 1_000_000_000,
+    };
+    let page = work.stats.page();
+    let next = page.trace(until).map_err(|error| Failure::failed(what, &error))?;
+    Ok(answer::Trace { next, kept: ::stats::RECORDS as u64 })
 }
 
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its

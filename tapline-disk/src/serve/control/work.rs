@@ -50,7 +50,7 @@ pub struct Work<'a> {
     /// What waits for space.
     pub full: &'a mut Full,
     /// I/O statistics of the disk.
-    pub stats: &'a Stats,
+    pub stats: &'a mut Stats,
     /// The file of the statistics page.
     pub page: &'a Kept,
     /// Requests that a process before this one may have died of.

@@ -1,0 +1,155 @@
+//! `trace`: where the time of a disk's requests goes, stage by stage.
+//!
+//! The disk's process keeps the stages of each request in its statistics page for a while, and this reads them. It asks
+//! the process over its control socket; no image is opened, and no data is seen. Invariant: what was lost, since
+//! requests came faster than they were read, is told.
+
+mod chrome;
+mod group;
+mod place;
+mod svg;
+mod table;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use control::{Error, Kind, ask};
+use stats::{Reader, Record};
+
+use crate::disk;
+use crate::failure::Failure;
+use crate::output::{print_local, say};
+use crate::session::How;
+use group::Group;
+
+/// How often records are read: a page keeps 32,768 of them.
+const READ_EVERY: Duration = Duration::from_millis(20);
+
+/// `trace`.
+#[derive(Debug, clap::Args)]
+pub struct Trace {
+    /// A control socket (`serve --control`), or a VBD of the daemon on this host: UUID prefix, VM/vda, or the disk's
+    /// name
+    #[arg(value_name = "DISK")]
+    disk: String,
+    /// For so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// The first seconds, which are shown by themselves and not among the rest
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    warm_up: u32,
+    /// Draw the stages of each kind and size of request as bars
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Write each request for chrome://tracing or ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    chrome: Option<PathBuf>,
+    /// Write when each request came, its kind, place and size, as a line of JSON each
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+}
+
+/// What was traced.
+#[derive(Debug, Default)]
+struct Traced {
+    records: Vec<Record>,
+    /// Requests of which there is no record: they were overwritten before they were read.
+    lost: u64,
+}
+
+/// Runs the command.
+pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
+    if trace.warm_up >= trace.seconds {
+        let why = format!("a warm-up of {} s leaves nothing of {} s", trace.warm_up, trace.seconds);
+        return Err(Error::cannot("trace a disk", why).of_kind(Kind::Invalid).into());
+    }
+    let json = how.json;
+    // Before anything is traced: a result that cannot be kept is not worth waiting for.
+    let files = [&trace.svg, &trace.chrome, &trace.record].map(|path| path.as_deref().map(create).transpose());
+    let [svg, chrome, record] = files;
+    let (svg, chrome, record) = (svg?, chrome?, record?);
+    let place = place::find(&trace.disk, how)?;
+    let traced = gather(trace, &place)?;
+    let begun = traced.records.iter().map(|record| record.seen).min().unwrap_or(0);
+    let warm = begun.saturating_add(u64::from(trace.warm_up) * 1_000_000_000);
+    let is_warm_up = |record: &&Record| record.seen < warm;
+    let groups = Group::of(traced.records.iter().filter(|record| !is_warm_up(record)));
+    let warm_up: Vec<&Record> = traced.records.iter().filter(is_warm_up).collect();
+    if let Some(file) = svg {
+        write(file, &trace.svg, |out| svg::write(out, &groups))?;
+    }
+    if let Some(file) = chrome {
+        write(file, &trace.chrome, |out| chrome::write(out, &traced.records))?;
+    }
+    if let Some(file) = record {
+        write(file, &trace.record, |out| lines(out, &traced.records))?;
+    }
+    if json {
+        return Ok(print_local(&table::json(&groups, &warm_up, traced.lost))?);
+    }
+    Ok(print_local(&table::text(&groups, &warm_up, traced.lost))?)
+}
+
+/// Traces, and reads what there is until it ends.
+fn gather(trace: &Trace, place: &place::Place) -> Result<Traced, Error> {
+    let failed = |why: stats::ReadError| {
+        Error::cannot(format!("read the statistics page {}", place.page.display()), why)
+            .advise("a page of the daemon's disk is readable by root")
+    };
+    let reader = Reader::open(&place.page).map_err(failed)?;
+    let asked = disk::ask_once(&place.control, ask::Trace { seconds: trace.seconds })?;
+    let until = Instant::now() + Duration::from_secs(trace.seconds.into());
+    let (mut traced, mut next) = (Traced::default(), asked.next);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        std::thread::sleep(READ_EVERY.min(left));
+        for record in reader.records(next).map_err(failed)? {
+            traced.lost += record.number - next;
+            next = record.number + 1;
+            traced.records.push(record);
+        }
+        if left.is_zero() {
+            break;
+        }
+    }
+    // It would end by itself with the next request; its memory is given back now. A disk that has ended has no trace.
+    if let Err(error) = disk::ask_once(&place.control, ask::Trace { seconds: 0 }) {
+        say(&format!("tapline: the trace was not ended: {error}\n"));
+    }
+    Ok(traced)
+}
+
+fn create(path: &Path) -> Result<File, Error> {
+    File::create(path).map_err(|error| Error::cannot(format!("create {}", path.display()), error))
+}
+
+fn write(
+    file: File,
+    path: &Option<PathBuf>,
+    fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+) -> Result<(), Error> {
+    let mut out = BufWriter::new(file);
+    fill(&mut out).and_then(|()| out.flush()).map_err(|error| {
+        let path = path.as_deref().unwrap_or(Path::new(""));
+        Error::cannot(format!("write {}", path.display()), error)
+    })
+}
+
+/// The stream of requests, without their times.
+fn lines(out: &mut dyn Write, records: &[Record]) -> std::io::Result<()> {
+    let mut all: Vec<&Record> = records.iter().collect();
+    all.sort_by_key(|record| record.seen);
+    let begun = all.first().map_or(0, |record| record.seen);
+    for record in all {
+        let line = serde_json::json!({
+            "at_ns": record.seen - begun,
+            "operation": record.kind.name(),
+            "offset": record.at,
+            "size": record.len,
+        });
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}

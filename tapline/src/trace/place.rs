@@ -1,0 +1,74 @@
+//! The control socket and the statistics page of a disk.
+//!
+//! It knows where a daemon and `serve` put them, and reads no statistics but what a page says of its disk.
+
+use std::path::{Path, PathBuf};
+
+use api::Vbd;
+use control::{Error, Kind};
+use stats::Reader;
+
+use crate::failure::Failure;
+use crate::session::{How, Session};
+
+/// Where a disk is asked, and read.
+#[derive(Debug)]
+pub struct Place {
+    pub control: PathBuf,
+    pub page: PathBuf,
+}
+
+/// The place of a disk: named by its control socket, or known to the daemon of this host.
+pub fn find(disk: &str, how: How) -> Result<Place, Failure> {
+    let path = Path::new(disk);
+    if disk.contains('/') && path.exists() || disk.ends_with(".sock") {
+        return Ok(of_socket(path)?);
+    }
+    let vbd = vbd(disk, how)?;
+    let Some(socket) = vbd.socket else {
+        let why = "it is not plugged";
+        let advice = format!("plug it: tapline vbd plug {}", vbd.uuid);
+        return Err(Error::cannot(format!("trace VBD {}", vbd.uuid), why).of_kind(Kind::State).advise(advice).into());
+    };
+    let directory = Path::new(socket.as_str()).parent().unwrap_or(Path::new("/")).to_owned();
+    Ok(Place { control: directory.join("control.sock"), page: stats::of_daemon(&directory) })
+}
+
+/// The page of the disk whose control socket that is.
+fn of_socket(control: &Path) -> Result<Place, Error> {
+    let control = std::path::absolute(control)
+        .map_err(|error| Error::cannot(format!("resolve the path of {}", control.display()), error))?;
+    let of_daemon = control.parent().map(stats::of_daemon).filter(|page| page.exists());
+    if let Some(page) = of_daemon {
+        return Ok(Place { control, page });
+    }
+    let directory = stats::directory().ok_or_else(|| {
+        Error::cannot("find the disk's statistics page", "XDG_RUNTIME_DIR is not set")
+            .advise("serve the disk with --stats-page statistics.page next to its control socket")
+    })?;
+    let pages = std::fs::read_dir(&directory).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
+    let is_its = |page: &PathBuf| {
+        let identity = Reader::open(page).and_then(|reader| reader.snapshot()).map(|snapshot| snapshot.identity);
+        let identity: serde_json::Value =
+            identity.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        identity["control"].as_str().is_some_and(|known| Path::new(known) == control)
+    };
+    match pages.into_iter().map(|entry| entry.path()).find(is_its) {
+        Some(page) => Ok(Place { control, page }),
+        None => {
+            let why = format!("none in {} is of the disk at {}", directory.display(), control.display());
+            Err(Error::cannot("find the disk's statistics page", why)
+                .of_kind(Kind::State)
+                .advise("give the control socket of a disk that is being served"))
+        }
+    }
+}
+
+/// The VBD of that name.
+fn vbd(text: &str, how: How) -> Result<Vbd, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Error::cannot("start the async runtime", error))?;
+    let session = Session::new(how)?;
+    let found = runtime.block_on(async { session.client.vbd(session.vbd(text).await?).await });
+    Ok(found.map_err(|problem| session.explained(problem))?)
+}

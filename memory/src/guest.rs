@@ -80,6 +80,15 @@ impl GuestMemory {
         })
     }
 
+    /// The guest address of an address of this process, which [`GuestMemory::segments`] has given.
+    pub(crate) fn addr_of(&self, host: *mut u8) -> Option<GuestAddr> {
+        self.regions.iter().find_map(|region| {
+            let (base, _) = region.host(0)?;
+            let at = host.addr().checked_sub(base.addr()).and_then(|at| u64::try_from(at).ok())?;
+            region.guest.0.checked_add(at).filter(|_| at < region.len).map(GuestAddr)
+        })
+    }
+
     fn host(&self, addr: GuestAddr) -> Option<(*mut u8, usize)> {
         // Few regions (a dozen at most in practice), most requests in the largest: a scan beats a search.
         self.regions.iter().find_map(|region| region.host(addr.0.checked_sub(region.guest.0)?))
@@ -136,6 +145,18 @@ mod test {
         assert!(memory.segments([(GuestAddr(4094), 1)]).is_none());
         assert!(memory.segments([(GuestAddr(12287), 2)]).is_none());
         assert!(memory.segments([(GuestAddr(u64::MAX), 2)]).is_none());
+    }
+
+    #[test]
+    fn each_part_of_a_range_has_its_guest_address() {
+        let memory = two_regions();
+        let segments = memory.segments([(GuestAddr(8000), 400), (GuestAddr(4096), 1)]).unwrap();
+        let found: Vec<_> = segments.guest_ranges().collect();
+        let expected = [(8000, 192), (8192, 208), (4096, 1)];
+        assert_eq!(found, expected.map(|(addr, len)| (Some(GuestAddr(addr)), len)));
+        let inner: Vec<_> = segments.slice(193, 7).guest_ranges().collect();
+        assert_eq!(inner, [(Some(GuestAddr(8193)), 7)]);
+        assert_eq!(Segments::zeroed(5).guest_ranges().collect::<Vec<_>>(), [(None, 5)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use smallvec::SmallVec;
 
-use crate::Buffer;
+use crate::{Buffer, GuestAddr, GuestMemory};
 
 /// One address range of this process. Laid out as the kernel's `struct iovec`, so that a list of parts can
 /// be handed to `readv` as it is.
@@ -145,6 +145,15 @@ impl Segments {
     /// The parts, none of them empty.
     pub fn parts(&self) -> &[Part] {
         &self.parts
+    }
+
+    /// The guest address and length of each part; no address where it is not of one [`GuestMemory`].
+    pub fn guest_ranges(&self) -> impl Iterator<Item = (Option<GuestAddr>, u64)> + '_ {
+        let memory = self.owner.as_ref().and_then(|owner| (**owner).downcast_ref::<GuestMemory>());
+        self.parts.iter().map(move |part| {
+            let addr = memory.and_then(|memory| memory.addr_of(part.base));
+            (addr, u64::try_from(part.len).unwrap_or(u64::MAX))
+        })
     }
 
     /// Bytes `from..from + len` as a list of their own, which keeps the owner alive too.

@@ -5,7 +5,7 @@
 use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::Mapping;
 
@@ -123,6 +123,18 @@ impl Shared {
     /// Stores a little-endian 16-bit number; what was written before is visible to a peer that sees it.
     pub fn store_u16(&self, at: usize, value: u16) -> Option<()> {
         self.u16_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
+    }
+
+    /// Sets bits of a byte at once, so that no bit which another sets or clears meanwhile is lost. What was written
+    /// before is visible to a peer that sees the bits.
+    #[inline]
+    pub fn or_u8(&self, at: usize, bits: u8) -> Option<()> {
+        let address = self.at(at, 1)?;
+        // SAFETY: the byte lies in the piece, mapped while `owner` lives; a byte is always aligned, and an atomic
+        // tolerates any concurrent access of the peer.
+        let place = unsafe { AtomicU8::from_ptr(address) };
+        place.fetch_or(bits, Ordering::SeqCst);
+        Some(())
     }
 
     /// Copies `N` bytes out, each read once.

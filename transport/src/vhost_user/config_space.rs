@@ -21,6 +21,9 @@ const MQ: u64 = 1 << 12;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
 const RING_INDIRECT_DESC: u64 = 1 << 28;
+/// VHOST_F_LOG_ALL: every write to guest memory is logged. Not a feature of the device: the front-end sets it during a
+/// migration, while rings run.
+pub const LOG_ALL: u64 = 1 << 26;
 /// Notifications and interrupts by event index.
 pub const RING_EVENT_IDX: u64 = 1 << 29;
 /// The front-end negotiates protocol features, and enables rings itself.
@@ -59,7 +62,7 @@ const _: () = assert!(size_of::<ConfigLayout>() == 60);
 
 /// The features offered for a disk.
 pub fn features(geometry: &Geometry, queues: u16) -> u64 {
-    let ring = RING_INDIRECT_DESC | RING_EVENT_IDX | PROTOCOL_FEATURES | VERSION_1;
+    let ring = RING_INDIRECT_DESC | RING_EVENT_IDX | PROTOCOL_FEATURES | VERSION_1 | LOG_ALL;
     let mut bits = ring | SEG_MAX | BLK_SIZE | FLUSH | TOPOLOGY;
     bits |= if geometry.read_only { RO } else { DISCARD | WRITE_ZEROES };
     if geometry.chs.is_some() {

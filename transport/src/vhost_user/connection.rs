@@ -52,6 +52,9 @@ pub enum DisconnectReason {
     /// The front-end does not read its replies.
     #[error("the front-end does not read its replies")]
     NotReading,
+    /// What was written to guest memory is not in the dirty log, so that a migration would lose it.
+    #[error("its dirty log does not cover the guest's memory")]
+    Unlogged,
     /// A refused request whose reply cannot express an error.
     #[error("{0}")]
     Refused(String),

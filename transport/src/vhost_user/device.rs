@@ -7,18 +7,21 @@
 //! Specification: virtio 1.2, 5.2 "Block Device".
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use disk::{DiskOffset, Geometry, Operation, Request, Span, Status, Token};
 use memory::{GuestAddr, Segments};
 
 use super::chain::Chain;
+use super::dirty_log::{DirtyLog, Unlogged};
 use super::event::{Event, Log};
 use super::inflight::InflightRegion;
 #[cfg(test)]
 use super::kill_point;
 use super::message::RegionInfo;
-use super::queue::{Queue, RingContext};
+use super::queue::{Queue, RingContext, signal};
 use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
 use super::ring::Broken;
 use super::table::{MAX_REGIONS, MemoryTable};
@@ -40,6 +43,14 @@ pub struct Device {
     removed_regions: Vec<RegionInfo>,
     /// The front-end's record of requests in flight.
     pub region: Option<InflightRegion>,
+    /// The dirty log that the front-end has given, whether it is in force or not.
+    pub dirty_log: Option<Arc<DirtyLog>>,
+    /// Signalled when something was logged.
+    pub log_fd: Option<OwnedFd>,
+    /// The log in force: every write to guest memory is logged there.
+    log: Option<Arc<DirtyLog>>,
+    /// Guest memory was written to that the log in force does not cover: the front-end is to be disconnected.
+    unlogged: bool,
     /// The queues, by index; as many as were offered.
     pub queues: Vec<Queue>,
     /// Notifications and interrupts by event index are negotiated.
@@ -79,6 +90,10 @@ impl Device {
             table: MemoryTable::default(),
             removed_regions: Vec::new(),
             region: None,
+            dirty_log: None,
+            log_fd: None,
+            log: None,
+            unlogged: false,
             queues: (0..queues).map(|_| Queue::default()).collect(),
             event_idx: false,
             can_flush: false,
@@ -92,6 +107,22 @@ impl Device {
             logged: false,
             scratch: Chain::default(),
         }
+    }
+
+    /// Puts a dirty log in force, or none: from now on, also for requests in flight.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, events: &mut Log) {
+        self.log = log;
+        for index in 0..self.queues.len() {
+            let log = self.log.as_ref();
+            if let Some(Err(why)) = self.queues.get_mut(index).map(|queue| queue.set_log(log)) {
+                self.mark_broken(index, why, events);
+            }
+        }
+    }
+
+    /// Whether the front-end has to be disconnected, because what was written is not in its log.
+    pub fn is_unlogged(&self) -> bool {
+        self.unlogged
     }
 
     /// Starts the ring of a queue, or moves it to its new address, and writes the answers that waited for that.
@@ -192,13 +223,14 @@ impl Device {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         let Some((head, ring)) = queue.pop()? else { return Ok(None) };
         let filled = self.scratch.fill(ring, &self.table, head);
-        let taken = filled.map(|status_at| {
+        let taken = filled.and_then(|status_at| {
             let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
+                Some(Ok(Header { kind: Kind::GetId, .. })) => self.identify()?,
                 Some(Ok(header)) => self.process_chain(index, head, status_at, header, geometry),
                 Some(Err(byte)) => Taken::Answer(byte, 1),
                 None => Taken::Answer(S_IOERR, 1),
             };
-            (taken, status_at)
+            Ok((taken, status_at))
         });
         // Checked only after an error, since removed regions may remain removed.
         let is_bad = matches!(taken, Err(_) | Ok((Taken::Answer(S_IOERR, _), _)));
@@ -243,7 +275,8 @@ impl Device {
                 self.open(index, head, status_at, 1, 1);
                 return Taken::Requests;
             }
-            Kind::GetId => return self.identify(),
+            // Answered before, by `take`.
+            Kind::GetId => return Taken::Answer(S_IOERR, 1),
             Kind::Discard | Kind::WriteZeroes => {
                 return match self.ranges(header.kind, durable, token, geometry) {
                     Ok(count) => {
@@ -287,15 +320,19 @@ impl Device {
     }
 
     /// virtio 1.2, 5.2.6: the serial number, 20 bytes, without a final NUL if it has that length.
-    fn identify(&self) -> Taken {
+    fn identify(&self) -> Result<Taken, Unlogged> {
         let Some(memory) = self.table.segments(self.scratch.writable.iter().copied()) else {
-            return Taken::Answer(S_IOERR, 1);
+            return Ok(Taken::Answer(S_IOERR, 1));
         };
         let len = memory.len().min(ID_LEN);
         if let Some(serial) = self.serial.get(..len) {
-            memory.slice(0, len).copy_from(serial);
+            let memory = memory.slice(0, len);
+            memory.copy_from(serial);
+            if let Some(log) = &self.log {
+                log.mark_memory(&memory)?;
+            }
         }
-        Taken::Answer(S_OK, u32::try_from(len).unwrap_or(0).saturating_add(1))
+        Ok(Taken::Answer(S_OK, u32::try_from(len).unwrap_or(0).saturating_add(1)))
     }
 
     /// Creates the requests of a discard or write-zeroes: one per range; returns their number. All are checked before
@@ -325,8 +362,38 @@ impl Device {
 
     /// Processes the completion of a request. Returns `false` if it belongs to an earlier device.
     #[inline]
-    pub fn complete(&mut self, token: Token, status: Status, log: &mut Log) -> bool {
-        self.close(token, Some(status), log)
+    pub fn complete(&mut self, request: Request, status: Status, log: &mut Log) -> bool {
+        let logged = if self.log.is_some() { self.log_read(&request) } else { Ok(()) };
+        let token = request.retire();
+        match logged {
+            Ok(()) => self.close(token, Some(status), log),
+            // The chain stays unanswered; it is taken again when the front-end has connected again.
+            Err(Unlogged(addr)) => {
+                let (_, index, _) = parts(token);
+                self.mark_broken(index, Broken::Unlogged(addr), log);
+                self.close(token, None, log)
+            }
+        }
+    }
+
+    /// Logs what a request has written to guest memory, whatever it passed through on its way there. A failed read may
+    /// have written as well.
+    #[cold]
+    fn log_read(&self, request: &Request) -> Result<(), Unlogged> {
+        let (epoch, ..) = parts(request.token());
+        let Some(log) = self.log.as_ref().filter(|_| epoch == self.epoch) else { return Ok(()) };
+        if request.operation() != Operation::Read {
+            return Ok(());
+        }
+        #[cfg(test)]
+        if kill_point::is_planted(kill_point::Bug::ReadNotLogged) {
+            return Ok(());
+        }
+        // No read is empty: one whose memory is lost cannot be logged.
+        if request.memory().is_empty() {
+            return Err(Unlogged(GuestAddr(u64::MAX)));
+        }
+        log.mark_memory(request.memory())
     }
 
     /// Takes back a request that was not started. Returns `false` if it belongs to an earlier device.
@@ -377,6 +444,9 @@ impl Device {
             if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::publish) {
                 self.mark_broken(index, why, log);
             }
+            if self.log.is_some() {
+                signal(self.log_fd.as_ref());
+            }
         }
     }
 
@@ -403,6 +473,7 @@ impl Device {
     }
 
     fn mark_broken(&mut self, index: usize, why: Broken, log: &mut Log) {
+        self.unlogged |= matches!(why, Broken::Unlogged(_));
         if let Some(queue) = self.queues.get_mut(index) {
             queue.mark_broken();
         }

@@ -28,6 +28,8 @@ const MESSAGE: u8 = b'm';
 
 /// Requests by their names in the specification.
 const SET_FEATURES: u32 = 2;
+const SET_LOG_BASE: u32 = 6;
+const SET_LOG_FD: u32 = 7;
 const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_BASE: u32 = 10;
@@ -54,7 +56,7 @@ pub fn save(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
     if let Some(backend) = &session.backend {
         said.message(SET_BACKEND_REQ_FD, &[], Some(backend.fd()))?;
     }
-    let Device { table, region, queues, .. } = &session.device;
+    let Device { table, region, dirty_log, log_fd, queues, .. } = &session.device;
     for (info, file) in table.descriptions() {
         said.message(ADD_MEM_REG, &[&[0; 8], info.as_bytes()].concat(), Some(file.as_fd()))?;
     }
@@ -71,6 +73,16 @@ pub fn save(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
         let (InflightInfo { len, offset, queues, size }, file) = region.description();
         let payload = [len.as_bytes(), offset.as_bytes(), queues.as_bytes(), size.as_bytes()].concat();
         said.message(SET_INFLIGHT_FD, &payload, Some(file.as_fd()))?;
+    }
+    #[cfg(test)]
+    let dirty_log = &dirty_log.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::LogUntold));
+    // Only while there is a log: a program of before there were any does not know these messages.
+    if let Some(log) = dirty_log {
+        let (info, file) = log.description();
+        said.message(SET_LOG_BASE, info.as_bytes(), Some(file.as_fd()))?;
+    }
+    if let Some(fd) = log_fd {
+        said.message(SET_LOG_FD, &[], Some(fd.as_fd()))?;
     }
     for (index, queue) in (0..).zip(queues) {
         said.queue(index, queue)?;

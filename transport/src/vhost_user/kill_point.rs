@@ -71,10 +71,16 @@ pub mod test {
         FirstPublished,
         /// A chain is answered although one of its requests was given back.
         GivenBackAnswered,
+        /// Data that was read is not in the dirty log.
+        ReadNotLogged,
+        /// The used ring of a killed process is not in the dirty log.
+        UsedRingNotLoggedAtStart,
+        /// The successor is not given the dirty log.
+        LogUntold,
     }
 
     /// All of them.
-    pub const BUGS: [Bug; 22] = [
+    pub const BUGS: [Bug; 25] = [
         Bug::ClearBeforePublish,
         Bug::UsedIndexLost,
         Bug::Reversed,
@@ -97,6 +103,9 @@ pub mod test {
         Bug::BaseOfTaken,
         Bug::RegionUntold,
         Bug::GoneUntold,
+        Bug::ReadNotLogged,
+        Bug::UsedRingNotLoggedAtStart,
+        Bug::LogUntold,
     ];
 
     /// Reaches the next kill point; returns whether the process is still alive.

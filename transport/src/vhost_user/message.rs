@@ -84,7 +84,7 @@ pub struct VringAddr {
     pub used: u64,
     /// Available ring.
     pub avail: u64,
-    /// The log address, which we never use.
+    /// The guest address at which writes to the used ring are logged.
     pub log: u64,
 }
 const _: () = assert!(size_of::<VringAddr>() == 40);
@@ -146,6 +146,17 @@ pub struct InflightInfo {
     pub size: u16,
 }
 
+/// Where the dirty log is in its file.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct LogInfo {
+    /// Bytes.
+    pub len: u64,
+    /// Offset in the file.
+    pub offset: u64,
+}
+const _: () = assert!(size_of::<LogInfo>() == 16);
+
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct RawInflight {
@@ -188,6 +199,8 @@ pub enum Message {
     SetOwner,
     ResetOwner,
     SetMemTable(Vec<(RegionInfo, OwnedFd)>),
+    SetLogBase(LogInfo, OwnedFd),
+    SetLogFd(OwnedFd),
     SetVringNum(VringState),
     SetVringAddr(VringAddr),
     SetVringBase(VringState),
@@ -244,6 +257,8 @@ impl Message {
             3 => Message::SetOwner,
             4 => Message::ResetOwner,
             5 => Message::SetMemTable(body.table()?),
+            6 => Message::SetLogBase(body.read()?, body.one_fd()?),
+            7 => Message::SetLogFd(body.one_fd()?),
             8 => Message::SetVringNum(body.read()?),
             9 => Message::SetVringAddr(body.read()?),
             10 => Message::SetVringBase(body.read()?),

@@ -18,6 +18,7 @@
 //! | `inflight` | requests taken and not answered, for the next process |
 //! | `kill_point` | where tests kill the process |
 //! | `device`, `request`, `config_space` | virtio-blk |
+//! | `dirty_log` | which pages of guest memory were written to, for a migration |
 //! | `handover` | the state for a successor process |
 //! | `backend` | unsolicited messages to the front-end |
 //! | `event` | what to log |
@@ -27,6 +28,7 @@ mod chain;
 mod config_space;
 mod connection;
 mod device;
+mod dirty_log;
 mod event;
 mod handover;
 mod inflight;
@@ -227,6 +229,7 @@ impl Server {
     fn listen(&mut self, watch: &mut dyn Watch) {
         let Some(client) = &mut self.client else { return };
         let end = client.listen(watch, &mut self.log);
+        let end = if client.session.device.is_unlogged() { Err(DisconnectReason::Unlogged) } else { end };
         match end {
             Ok(true) => {}
             Ok(false) => self.wake(),
@@ -285,19 +288,22 @@ impl Transport for Server {
     }
 
     fn complete(&mut self, request: Request, status: Status) {
-        let token = request.retire();
-        if let Some(client) = &mut self.client {
-            if client.session.device.complete(token, status, &mut self.log) {
-                return;
+        let is_current = match &mut self.client {
+            Some(client) => client.session.device.complete(request, status, &mut self.log),
+            None => {
+                request.retire();
+                false
             }
+        };
+        if !is_current {
+            self.reap_orphan();
         }
-        self.reap_orphan();
     }
 
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(client) = &mut self.client {
             client.session.device.publish(&mut self.log);
-            if client.session.can_settle() {
+            if client.session.can_settle() || client.session.device.is_unlogged() {
                 self.wake();
             }
         }
@@ -332,7 +338,13 @@ impl crate::Server for Server {
     fn may_sleep(&mut self) -> bool {
         match &mut self.client {
             Some(client) if self.held => client.session.device.has_popped_all(),
-            Some(client) if !self.stopped => client.session.device.prepare_to_sleep(&mut self.log),
+            Some(client) if !self.stopped => {
+                let may_sleep = client.session.device.prepare_to_sleep(&mut self.log);
+                if client.session.device.is_unlogged() {
+                    self.wake();
+                }
+                may_sleep
+            }
             _ => true,
         }
     }

@@ -7,16 +7,21 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use disk::Status;
 use memory::GuestAddr;
 
+use super::dirty_log::{DirtyLog, UsedLog};
 use super::inflight::{InflightRecord, InflightRegion, RecordError, Recovered};
 use super::kill_point;
 use super::message::VringAddr;
 use super::request::{S_OK, status_byte};
 use super::ring::{Broken, Position, Ring};
 use super::table::MemoryTable;
+
+/// In the flags of SET_VRING_ADDR: writes to the used ring are logged.
+const VRING_LOG: u32 = 1;
 
 /// One queue.
 #[derive(Default)]
@@ -27,6 +32,8 @@ pub struct Queue {
     pub base: u16,
     /// The addresses of the ring.
     pub place: Option<VringAddr>,
+    /// The dirty log in force.
+    log: Option<Arc<DirtyLog>>,
     /// Whether it may be served (if the front-end negotiates that at all).
     pub enabled: bool,
     /// Started: signalled by the driver on new requests.
@@ -144,26 +151,50 @@ impl Queue {
         let Some(place) = self.place.filter(|_| self.is_started() && self.size > 0 && !self.broken) else {
             return Ok(None);
         };
+        let started = self.put_in_place(index, &place, ground)?;
+        self.log_ring()?;
+        Ok(started)
+    }
+
+    fn put_in_place(
+        &mut self,
+        index: u16,
+        place: &VringAddr,
+        ground: RingContext<'_>,
+    ) -> Result<Option<RingStarted>, Broken> {
         let RingContext { table, event_idx, .. } = ground;
         self.parked = false;
         match (&mut self.ring, self.lost) {
             (Some(ring), _) => {
-                if ring.move_to(table, &place).is_none() {
+                if ring.move_to(table, place).is_none() {
                     self.lost = Some(ring.position());
                     self.ring = None;
                 }
                 Ok(None)
             }
             (None, Some(at)) => {
-                self.ring = Ring::resume(table, &place, self.size, at, event_idx);
+                self.ring = Ring::resume(table, place, self.size, at, event_idx);
                 self.lost = self.ring.is_none().then_some(at);
                 Ok(None)
             }
-            (None, None) => match Ring::new(table, &place, self.size, self.base, event_idx) {
+            (None, None) => match Ring::new(table, place, self.size, self.base, event_idx) {
                 Some(ring) => self.begin(index, ring, ground.region).map(Some),
                 None => Ok(None),
             },
         }
+    }
+
+    /// Sets the dirty log that is in force from now on: for the answers of requests in flight as well.
+    pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) -> Result<(), Broken> {
+        self.log = log.cloned();
+        self.log_ring()
+    }
+
+    /// Has writes to the used ring logged if the front-end wants that.
+    fn log_ring(&mut self) -> Result<(), Broken> {
+        let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(()) };
+        let at = self.place.filter(|place| place.flags & VRING_LOG != 0).map(|place| place.log);
+        ring.set_log(self.log.clone().zip(at).map(|(log, at)| UsedLog { log, at }))
     }
 
     /// Continues where an earlier process, or the ring before it was stopped, left off.
@@ -387,6 +418,9 @@ impl Queue {
         if kill_point::is_alive() && table.write_byte(slot.status_at, slot.status).is_none() {
             return Ok(false);
         }
+        if let Some(log) = &self.log {
+            log.mark(slot.status_at, 1)?;
+        }
         match &mut self.record {
             Some(record) => record.answer(head).ok_or(Broken::OutOfBounds)?,
             None => slot.stage = ChainState::Free,
@@ -439,7 +473,7 @@ impl Queue {
 }
 
 /// Signals an eventfd. It does not block (see `session::signal_fd`), and a saturated one is signalled already.
-fn signal(fd: Option<&OwnedFd>) {
+pub fn signal(fd: Option<&OwnedFd>) {
     if let Some(fd) = fd.filter(|_| kill_point::is_alive()) {
         // Nothing can be lost: a front-end that closed the other end is not listening.
         rustix::io::write(fd, &1u64.to_ne_bytes()).ok();

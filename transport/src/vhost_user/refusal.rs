@@ -3,6 +3,7 @@
 //! It knows nothing about what a message does. Invariant: each reason states what was requested and what is wrong with
 //! it.
 
+use super::dirty_log::LogError;
 use super::inflight;
 use super::message::Malformed;
 use super::table::RegionError;
@@ -24,8 +25,14 @@ pub enum Refusal {
     Value { queue: u32, what: &'static str, value: u32 },
     #[error("the ring of queue {0} is not in guest memory, or not aligned")]
     Ring(u32),
-    #[error("queue {0} requests dirty logging, which is not supported")]
-    Log(u32),
+    #[error("dirty logging was not negotiated")]
+    LogNotNegotiated,
+    #[error("cannot use the dirty log")]
+    Log(#[source] LogError),
+    #[error("the file descriptor that reports writes to the dirty log is not an eventfd or pipe")]
+    LogFdNotSignal,
+    #[error("cannot use the file descriptor that reports writes to the dirty log")]
+    LogFd(#[source] std::io::Error),
     #[error("queue {0} has no kick: this server does not poll for a driver that cannot notify")]
     NoKick(u32),
     #[error("the file descriptor for queue {0} is not an eventfd or pipe")]

@@ -7,8 +7,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use memory::{Shared, Window};
+use memory::{GuestAddr, Shared, Window};
 
+use super::dirty_log::{Unlogged, UsedLog};
 use super::inflight::RecordError;
 use super::kill_point;
 use super::message::VringAddr;
@@ -65,6 +66,15 @@ pub enum Broken {
     /// The front-end's record of requests in flight does not fit this ring.
     #[error("the record of requests in flight is damaged: {0}")]
     Inflight(RecordError),
+    /// Guest memory that was written to is not covered by the dirty log. The front-end is disconnected.
+    #[error("the dirty log has no bit for guest memory at {:#x}", .0.0)]
+    Unlogged(GuestAddr),
+}
+
+impl From<Unlogged> for Broken {
+    fn from(Unlogged(addr): Unlogged) -> Broken {
+        Broken::Unlogged(addr)
+    }
 }
 
 /// One ring that is being served.
@@ -79,6 +89,8 @@ pub struct Ring {
     at: Position,
     /// The driver has been asked for notifications.
     wants_kick: bool,
+    /// Where writes to the used ring are logged.
+    log: Option<UsedLog>,
 }
 
 /// The position of a ring, also while its memory is removed.
@@ -124,9 +136,31 @@ impl Ring {
     pub fn resume(table: &MemoryTable, place: &VringAddr, size: u16, at: Position, event_idx: bool) -> Option<Ring> {
         let (desc, avail, used) = parts(table, place, size)?;
         avail.load_u16(INDEX_AT)?;
-        let mut ring = Ring { size, mask: size.checked_sub(1)?, desc, avail, used, event_idx, at, wants_kick: true };
-        ring.suppress_kicks();
+        let mask = size.checked_sub(1)?;
+        let mut ring = Ring { size, mask, desc, avail, used, event_idx, at, wants_kick: true, log: None };
+        // It fails only where writes are logged, and this one is logged by `set_log`.
+        ring.suppress_kicks().ok();
         Some(ring)
+    }
+
+    /// Sets where writes to the used ring are logged from now on. All of it is logged at once: it may have been written
+    /// to before the log was there, or by a process that was killed before it logged that.
+    pub fn set_log(&mut self, log: Option<UsedLog>) -> Result<(), Broken> {
+        self.log = log;
+        #[cfg(test)]
+        if kill_point::is_planted(kill_point::Bug::UsedRingNotLoggedAtStart) {
+            return Ok(());
+        }
+        self.log_used(0, self.used.len())
+    }
+
+    /// Logs a write to the used ring.
+    #[inline]
+    fn log_used(&self, at: usize, len: usize) -> Result<(), Broken> {
+        match &self.log {
+            None => Ok(()),
+            Some(log) => Ok(log.mark(at, len)?),
+        }
     }
 
     /// The current position.
@@ -172,7 +206,7 @@ impl Ring {
         }
         self.at.next_avail = self.at.next_avail.wrapping_add(1);
         if self.wants_kick {
-            self.suppress_kicks();
+            self.suppress_kicks()?;
         }
         Ok(Some(head))
     }
@@ -207,6 +241,7 @@ impl Ring {
             };
             place.and_then(put).ok_or(Broken::OutOfBounds)?;
         }
+        self.log_used(ENTRIES_AT + USED_LEN * entry, USED_LEN)?;
         self.at.next_used = self.at.next_used.wrapping_add(1);
         Ok(())
     }
@@ -221,6 +256,7 @@ impl Ring {
             self.used.store_u16(INDEX_AT, new).ok_or(Broken::OutOfBounds)?;
         }
         self.at.published = new;
+        self.log_used(INDEX_AT, 2)?;
         // virtio 1.2, 2.7.7.2: the index must be visible before we check whether an interrupt is wanted, or both sides
         // could miss each other.
         fence(Ordering::SeqCst);
@@ -237,11 +273,9 @@ impl Ring {
     /// Requests a notification for the next request. It must be followed by a full barrier and [`Ring::is_empty`].
     pub fn request_kicks(&mut self) -> Result<(), Broken> {
         self.wants_kick = true;
-        if self.event_idx {
-            self.used.store_u16(self.avail_event_at(), self.at.next_avail).ok_or(Broken::OutOfBounds)
-        } else {
-            self.used.store_u16(FLAGS_AT, 0).ok_or(Broken::OutOfBounds)
-        }
+        let (at, value) = if self.event_idx { (self.avail_event_at(), self.at.next_avail) } else { (FLAGS_AT, 0) };
+        self.used.store_u16(at, value).ok_or(Broken::OutOfBounds)?;
+        self.log_used(at, 2)
     }
 
     /// Whether everything that the driver has made available was taken.
@@ -251,12 +285,16 @@ impl Ring {
 
     /// With event indices there is nothing to do: the index we asked for is behind the driver now, and it will not
     /// cross it again for 65,536 requests.
-    fn suppress_kicks(&mut self) {
+    fn suppress_kicks(&mut self) -> Result<(), Broken> {
         self.wants_kick = false;
-        if !self.event_idx && self.used.store_u16(FLAGS_AT, USED_NO_NOTIFY).is_none() {
+        if self.event_idx {
+            return Ok(());
+        }
+        if self.used.store_u16(FLAGS_AT, USED_NO_NOTIFY).is_none() {
             // The driver notifies more often than necessary, which is harmless.
             self.wants_kick = true;
         }
+        self.log_used(FLAGS_AT, 2)
     }
 
     fn avail_event_at(&self) -> usize {

@@ -5,6 +5,7 @@
 //! Specification: QEMU, docs/interop/vhost-user.rst.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use disk::Geometry;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
@@ -14,13 +15,14 @@ use crate::{Interest, Watch, WatchKey};
 
 use super::KICK;
 use super::backend::{Backend, Notified};
-use super::config_space::{self, FLUSH, PROTOCOL_FEATURES, RING_EVENT_IDX};
+use super::config_space::{self, FLUSH, LOG_ALL, PROTOCOL_FEATURES, RING_EVENT_IDX};
 use super::connection::DisconnectReason;
 use super::device::Device;
+use super::dirty_log::DirtyLog;
 use super::event::{Event, Log};
 use super::inflight::InflightRegion;
 use super::message::{
-    ConfigWindow, Frame, Header, InflightInfo, MAX_CONFIG, Message, Reply, VringAddr, VringFd, VringState,
+    ConfigWindow, Frame, Header, InflightInfo, LogInfo, MAX_CONFIG, Message, Reply, VringAddr, VringFd, VringState,
 };
 use super::queue::Queue;
 use super::refusal::Refusal;
@@ -28,17 +30,21 @@ use super::ring::{MAX_SIZE, is_reachable};
 use super::table::{MAX_REGIONS, MemoryTable, RegionError};
 
 const F_MQ: u64 = 1 << 0;
+const F_LOG_SHMFD: u64 = 1 << 1;
 const F_REPLY_ACK: u64 = 1 << 3;
 const F_BACKEND_REQ: u64 = 1 << 5;
 const F_CONFIG: u64 = 1 << 9;
 const F_INFLIGHT_SHMFD: u64 = 1 << 12;
 const F_RESET_DEVICE: u64 = 1 << 13;
 const F_CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-const PROTOCOL: u64 =
-    F_MQ | F_REPLY_ACK | F_BACKEND_REQ | F_CONFIG | F_INFLIGHT_SHMFD | F_RESET_DEVICE | F_CONFIGURE_MEM_SLOTS;
-
-/// In the flags of SET_VRING_ADDR: dirty logging, for migration, which we do not offer.
-const VRING_LOG: u32 = 1;
+const PROTOCOL: u64 = F_MQ
+    | F_LOG_SHMFD
+    | F_REPLY_ACK
+    | F_BACKEND_REQ
+    | F_CONFIG
+    | F_INFLIGHT_SHMFD
+    | F_RESET_DEVICE
+    | F_CONFIGURE_MEM_SLOTS;
 
 /// A message to be sent back.
 pub struct ReplyMessage {
@@ -185,6 +191,7 @@ impl Session {
                 if let Some(region) = &self.device.region {
                     region.clear_all();
                 }
+                self.put_log_in_force(log);
                 self.acknowledge(&header, 0)
             }
         }
@@ -223,7 +230,7 @@ impl Session {
             Message::ResetDevice => Ok(self.reset()),
             Message::SetOwner => Ok(Outcome::Done),
             Message::ResetOwner => Ok(self.disable_all()),
-            Message::SetFeatures(bits) => self.set_features(bits).map(done),
+            Message::SetFeatures(bits) => self.set_features(bits, log).map(done),
             Message::SetProtocolFeatures(bits) => self.set_protocol(bits).map(done),
             // All of the configuration is read-only (CONFIG_WCE is not offered).
             Message::SetConfig => Err(Refusal::ReadOnlyConfig),
@@ -244,18 +251,20 @@ impl Session {
                 let table = self.device.table.without(&info);
                 self.set_table(table, |device| device.removed(info), log).map(done)
             }
+            Message::SetLogBase(info, fd) => self.set_dirty_log(&info, fd, log),
+            Message::SetLogFd(fd) => self.set_log_fd(fd).map(done),
             Message::SetVringNum(state) => self.set_size(state).map(done),
             Message::SetVringBase(state) => self.set_base(state).map(done),
             Message::SetVringAddr(place) => self.set_place(place, log).map(done),
             Message::SetVringEnable(state) => self.set_enabled(state).map(done),
             Message::SetVringKick(kick) => self.set_kick(kick, watch, log).map(done),
             Message::SetVringCall(VringFd { queue, fd }) => {
-                let fd = fd.map(|fd| signal_fd(queue, fd)).transpose()?;
+                let fd = fd.map(|fd| vring_fd(queue, fd)).transpose()?;
                 self.queue(queue)?.set_call(fd);
                 Ok(Outcome::Done)
             }
             Message::SetVringErr(VringFd { queue, fd }) => {
-                let fd = fd.map(|fd| signal_fd(queue, fd)).transpose()?;
+                let fd = fd.map(|fd| vring_fd(queue, fd)).transpose()?;
                 self.queue(queue)?.err = fd;
                 Ok(Outcome::Done)
             }
@@ -277,7 +286,7 @@ impl Session {
         Some((window, range.map(|at| self.config.get(at).copied().unwrap_or(0)).collect()))
     }
 
-    fn set_features(&mut self, bits: u64) -> Result<(), Refusal> {
+    fn set_features(&mut self, bits: u64, log: &mut Log) -> Result<(), Refusal> {
         let unknown = bits & !self.offered;
         if unknown != 0 {
             return Err(Refusal::Features(unknown));
@@ -291,6 +300,31 @@ impl Session {
                 queue.enabled = true;
             }
         }
+        self.put_log_in_force(log);
+        Ok(())
+    }
+
+    /// The dirty log that the front-end has given is in force while it has the feature set; it sets both while rings
+    /// run. Until there is a log nothing can be logged: a front-end that reconnects during a migration starts the rings
+    /// first, and enables them when it has sent the log.
+    fn put_log_in_force(&mut self, events: &mut Log) {
+        let log = self.device.dirty_log.clone().filter(|_| self.features & LOG_ALL != 0);
+        self.device.set_log(log, events);
+    }
+
+    /// The reply has the value zero, whether an acknowledgement is wanted or not.
+    fn set_dirty_log(&mut self, info: &LogInfo, fd: OwnedFd, events: &mut Log) -> Result<Outcome, Refusal> {
+        if self.protocol & F_LOG_SHMFD == 0 {
+            return Err(Refusal::LogNotNegotiated);
+        }
+        self.device.dirty_log = Some(Arc::new(DirtyLog::of(info, fd).map_err(Refusal::Log)?));
+        self.put_log_in_force(events);
+        Ok(Outcome::Reply(Reply::Number(0)))
+    }
+
+    fn set_log_fd(&mut self, fd: OwnedFd) -> Result<(), Refusal> {
+        let fd = signal_fd(fd, Refusal::LogFd)?.ok_or(Refusal::LogFdNotSignal)?;
+        self.device.log_fd = Some(fd);
         Ok(())
     }
 
@@ -368,9 +402,6 @@ impl Session {
         let index = place.queue;
         let Device { queues, table, .. } = &mut self.device;
         let queue = find_mut(queues, index).ok_or(Refusal::NoQueue(index))?;
-        if place.flags & VRING_LOG != 0 {
-            return Err(Refusal::Log(index));
-        }
         if queue.size > 0 && !is_reachable(table, &place, queue.size) {
             return Err(Refusal::Ring(index));
         }
@@ -463,21 +494,26 @@ fn find_mut(queues: &mut [Queue], index: u32) -> Option<&mut Queue> {
 /// The requests whose replies have a format of their own.
 fn has_own_reply(request: u32) -> bool {
     // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD,
-    // GET_MAX_MEM_SLOTS.
-    matches!(request, 1 | 11 | 15 | 17 | 24 | 31 | 36)
+    // GET_MAX_MEM_SLOTS, and SET_LOG_BASE.
+    matches!(request, 1 | 6 | 11 | 15 | 17 | 24 | 31 | 36)
 }
 
 /// Ensures that signalling never blocks: only an eventfd or a pipe is accepted (writing to a file may wait for the
 /// server of its file system), and made non-blocking, as QEMU, Cloud Hypervisor and `blkio` do themselves.
-fn signal_fd(queue: u32, fd: OwnedFd) -> Result<OwnedFd, Refusal> {
-    let failed = |errno: rustix::io::Errno| Refusal::Fd { queue, source: errno.into() };
+fn vring_fd(queue: u32, fd: OwnedFd) -> Result<OwnedFd, Refusal> {
+    signal_fd(fd, |source| Refusal::Fd { queue, source })?.ok_or(Refusal::NotSignal(queue))
+}
+
+/// `None` if it is neither an eventfd nor a pipe.
+fn signal_fd(fd: OwnedFd, failed: impl Fn(std::io::Error) -> Refusal) -> Result<Option<OwnedFd>, Refusal> {
+    let failed = |errno: rustix::io::Errno| failed(errno.into());
     let mode = fstat(&fd).map_err(failed)?.st_mode;
     // An eventfd is an anonymous inode, which has no file type at all.
     match FileType::from_raw_mode(mode) {
         FileType::Unknown | FileType::Fifo => {}
-        _ => return Err(Refusal::NotSignal(queue)),
+        _ => return Ok(None),
     }
     let flags = fcntl_getfl(&fd).map_err(failed)?;
     fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(failed)?;
-    Ok(fd)
+    Ok(Some(fd))
 }

@@ -22,6 +22,7 @@ mod nbd_protocol;
 mod nbd_tools;
 mod vhost_blkio;
 mod vhost_inflight;
+mod vhost_migration;
 mod vhost_protocol;
 mod vhost_qemu;
 mod vhost_ring;

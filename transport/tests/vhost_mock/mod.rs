@@ -10,6 +10,7 @@
 #[path = "../epoll/mod.rs"]
 pub mod epoll;
 
+use std::cell::RefCell;
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
@@ -202,6 +203,8 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
+/// VHOST_F_LOG_ALL.
+pub const LOG_ALL: u64 = 1 << 26;
 pub const VERSION_1: u64 = 1 << 32;
 pub const FLUSH: u64 = 1 << 9;
 pub const EVENT_IDX: u64 = 1 << 29;
@@ -225,6 +228,8 @@ pub struct FrontEnd {
     pub calls: Vec<OwnedFd>,
     pub kicks: Vec<OwnedFd>,
     pub errs: Vec<OwnedFd>,
+    /// A copy of the guest's memory, in which its own writes are: a migration's.
+    pub copy: RefCell<Option<Vec<u8>>>,
 }
 
 /// The payload of GET_INFLIGHT_FD and SET_INFLIGHT_FD.
@@ -252,7 +257,16 @@ impl FrontEnd {
             files.push(file);
         }
         let memory = Arc::new(GuestMemory::new(regions).unwrap());
-        FrontEnd { stream, files, memory, size: 16, calls: Vec::new(), kicks: Vec::new(), errs: Vec::new() }
+        FrontEnd {
+            stream,
+            files,
+            memory,
+            size: 16,
+            calls: Vec::new(),
+            kicks: Vec::new(),
+            errs: Vec::new(),
+            copy: RefCell::new(None),
+        }
     }
 
     pub fn send(&self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -386,12 +400,13 @@ impl FrontEnd {
         self.expect(machine, 18, &number(1), &[], 0);
     }
 
-    /// The payload of SET_VRING_ADDR.
+    /// The payload of SET_VRING_ADDR; the used ring is logged at its own address.
     pub fn place(&self, queue: u16, flags: u32) -> Vec<u8> {
         let mut bytes: Vec<u8> = [u32::from(queue), flags].iter().flat_map(|word| word.to_ne_bytes()).collect();
-        for part in [self.desc_at(queue, 0), self.used_at(queue), self.avail_at(queue), 0] {
+        for part in [self.desc_at(queue, 0), self.used_at(queue), self.avail_at(queue)] {
             bytes.extend((part + PEER).to_ne_bytes());
         }
+        bytes.extend(self.used_at(queue).to_ne_bytes());
         bytes
     }
 
@@ -408,7 +423,14 @@ impl FrontEnd {
     }
 
     pub fn put(&self, at: u64, bytes: &[u8]) {
+        self.note_put(at, bytes);
         self.memory.segments([(GuestAddr(at), bytes.len() as u32)]).unwrap().copy_from(bytes);
+    }
+
+    fn note_put(&self, at: u64, bytes: &[u8]) {
+        if let Some(copy) = self.copy.borrow_mut().as_mut() {
+            copy[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        }
     }
 
     pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
@@ -422,6 +444,7 @@ impl FrontEnd {
 
     /// Stores a number that the other side may be loading; earlier writes are visible by then.
     pub fn put_u16(&self, at: u64, value: u16) {
+        self.note_put(at, &value.to_le_bytes());
         self.memory.shared(GuestAddr(at), 2).and_then(|place| place.store_u16(0, value)).unwrap();
     }
 

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, PROTOCOL, REGION, VERSION_1, WRITE, region_for};
+use super::migration::Migration;
+use super::vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, LOG_ALL, PROTOCOL, REGION, VERSION_1, WRITE, region_for};
 use super::{Check, QUEUES, SECTORS};
 
 /// Slots in a ring, and descriptors of a chain.
@@ -23,6 +24,9 @@ const POISON: u8 = 0xee;
 const HEADERS: u64 = 0x40000;
 const PAGES: u64 = REGION + 0x1000;
 const APART: u64 = 0x10000;
+/// What is used of memory, in pages: rings, headers and data.
+const USED: [(u64, u64); 3] = [(0, 0x12000), (HEADERS, 2 * APART), (PAGES, 2 * APART)];
+const F_LOG_SHMFD: u64 = 1 << 1;
 const F_INFLIGHT_SHMFD: u64 = 1 << 12;
 const S_OK: u8 = 0;
 const S_IOERR: u8 = 1;
@@ -94,6 +98,8 @@ pub struct Guest {
     event_idx: bool,
     queues: usize,
     region: Option<(Vec<u8>, OwnedFd)>,
+    /// The migration that is under way.
+    migration: Option<Migration>,
     drivers: Vec<Driver>,
     /// By queue and head.
     pub asked: BTreeMap<(usize, u16), PendingRequest>,
@@ -134,6 +140,7 @@ impl Guest {
             event_idx,
             queues,
             region: None,
+            migration: None,
             drivers: (0..QUEUES as u64).map(driver).collect(),
             asked: BTreeMap::new(),
             offered: 0,
@@ -247,6 +254,9 @@ impl Guest {
         let found = u16::try_from(head).ok().and_then(|head| Some((head, self.asked.remove(&(queue, head))?)));
         let (head, asked) = found.ok_or(format!("answered twice: descriptor {head} of queue {queue} is free"))?;
         let header = header_of(queue, head);
+        if let Some(migration) = &self.migration {
+            migration.check(&self.front, &[(asked.page, 512), (header + 0x80, 1)], |_| false)?;
+        }
         match self.front.get(header + 0x80, 1)[0] {
             S_OK => self.judge(&asked, written, durable)?,
             S_IOERR if asked.failed && written == 1 => {
@@ -305,11 +315,10 @@ impl Guest {
 
     /// Starts a connection: the messages before the record of requests in flight.
     pub fn negotiate(&mut self) {
-        let events = if self.event_idx { EVENT_IDX } else { 0 };
-        let features = VERSION_1 | FLUSH | PROTOCOL | events;
+        let inflight = if self.recorded { F_INFLIGHT_SHMFD } else { 0 };
         self.front.send(3, 0, &[], &[]);
-        self.front.send(16, 0, &((1u64 << 15) | if self.recorded { F_INFLIGHT_SHMFD } else { 0 }).to_ne_bytes(), &[]);
-        self.front.send(2, 0, &features.to_ne_bytes(), &[]);
+        self.front.send(16, 0, &((1u64 << 15) | F_LOG_SHMFD | inflight).to_ne_bytes(), &[]);
+        self.set_features();
         if self.recorded && self.region.is_none() {
             self.front.send(31, 0, &region_for(0, 0, self.queues as u16, SIZE), &[]);
         }
@@ -329,6 +338,73 @@ impl Guest {
         }
         self.give_region();
         (0..self.queues).for_each(|queue| self.start_ring(queue, bases[queue]));
+        // QEMU sends the log when the rings are started, and enables them after it.
+        if let Some(migration) = &self.migration {
+            migration.give_log(&self.front);
+        }
+        (0..self.queues).for_each(|queue| self.enable_ring(queue));
+    }
+
+    fn set_features(&self) {
+        let events = if self.event_idx { EVENT_IDX } else { 0 };
+        let log = if self.migration.is_some() { LOG_ALL } else { 0 };
+        self.front.send(2, 0, &(VERSION_1 | FLUSH | PROTOCOL | events | log).to_ne_bytes(), &[]);
+    }
+
+    fn set_place(&self, queue: usize) {
+        self.front.send(9, 0, &self.front.place(queue as u16, u32::from(self.migration.is_some())), &[]);
+    }
+
+    /// Begins a migration, in the order of QEMU; or replaces its log.
+    pub fn begin_log(&mut self) {
+        match &mut self.migration {
+            Some(migration) => {
+                migration.replace_log();
+                migration.give_log(&self.front);
+            }
+            None => {
+                self.migration.insert(Migration::new()).give_log(&self.front);
+                self.set_features();
+                (0..self.queues).for_each(|queue| self.set_place(queue));
+            }
+        }
+    }
+
+    /// Copies the guest's memory for the first time.
+    pub fn begin_copy(&self) {
+        let mut copy = self.front.copy.borrow_mut();
+        if copy.is_none() {
+            *copy = Some(self.front.get(0, 2 * REGION as usize));
+        }
+    }
+
+    /// Ends the migration.
+    pub fn end_log(&mut self) {
+        if self.migration.take().is_some() {
+            self.front.copy.replace(None);
+            self.set_features();
+            (0..self.queues).for_each(|queue| self.set_place(queue));
+        }
+    }
+
+    /// Takes the reply to the log, which a living back-end has sent.
+    pub fn take_log_reply(&mut self, dead: bool, why: impl FnOnce() -> String) -> Check {
+        match self.migration.is_none() || self.front.reply(6).is_some() || dead {
+            true => Ok(()),
+            false => Err(format!("SET_LOG_BASE is not answered: {}", why())),
+        }
+    }
+
+    /// Checks that all that the back-end has written is logged, but the data and status of requests without an answer:
+    /// those are performed again if the back-end was killed before it logged them.
+    pub fn check_log(&self) -> Check {
+        let Some(migration) = &self.migration else { return Ok(()) };
+        let is_open = |addr: u64| {
+            self.asked.iter().any(|(&(queue, head), asked)| {
+                addr == header_of(queue, head) + 0x80 || (asked.page..asked.page + 512).contains(&addr)
+            })
+        };
+        migration.check(&self.front, &USED, is_open)
     }
 
     /// Sends the record of requests in flight, if there is one, as QEMU does before it starts the first ring.
@@ -363,14 +439,16 @@ impl Guest {
         let number = |value: u16| [queue as u32, u32::from(value)].map(u32::to_ne_bytes).concat();
         self.front.send(8, 0, &number(SIZE), &[]);
         self.front.send(10, 0, &number(base), &[]);
-        let place = self.front.place(queue as u16, 0);
-        self.front.send(9, 0, &place, &[]);
+        self.set_place(queue);
         let [kick, call] = [0, 1].map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let index = (queue as u64).to_ne_bytes();
         self.front.send(12, 0, &index, &[kick.as_fd()]);
         self.front.send(13, 0, &index, &[call.as_fd()]);
-        self.front.send(18, 0, &number(1), &[]);
         self.wires.push((queue, kick, call));
+    }
+
+    pub fn enable_ring(&self, queue: usize) {
+        self.front.send(18, 0, &[queue as u32, 1].map(u32::to_ne_bytes).concat(), &[]);
     }
 }
 

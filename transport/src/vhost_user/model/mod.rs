@@ -9,6 +9,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "the model's own numbers are small")]
 
 mod guest;
+mod migration;
 mod run;
 mod script;
 mod storage;
@@ -106,7 +107,7 @@ fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
 
 fn any_step(random: &mut Random) -> ModelStep {
     let queue = random.below(2) as usize;
-    match random.below(40) {
+    match random.below(43) {
         0..6 => ModelStep::Offer(queue, Kind::Write),
         6..8 => ModelStep::Offer(queue, Kind::Read),
         8 => ModelStep::Offer(queue, Kind::Flush),
@@ -123,6 +124,8 @@ fn any_step(random: &mut Random) -> ModelStep {
         34..36 => ModelStep::Fail(random.below(3) as usize, random.below(2) == 0),
         36 => ModelStep::Full(random.below(3) as usize),
         37..39 => ModelStep::Upgrade(random.below(4) > 0),
+        39..41 => ModelStep::Log,
+        41 => ModelStep::LogOff,
         _ => ModelStep::Space,
     }
 }

@@ -51,6 +51,10 @@ pub enum ModelStep {
     Restart(usize),
     /// The connection is lost and reestablished.
     Reconnect,
+    /// A migration begins; or its log is replaced.
+    Log,
+    /// It ends.
+    LogOff,
     /// Another process replaces this one; or fails to, after receiving the state.
     Upgrade(bool),
 }
@@ -202,9 +206,20 @@ impl Run {
             ModelStep::Restart(queue) => self.restart(queue % self.scenario.queues)?,
             ModelStep::Reconnect => self.reconnect()?,
             ModelStep::Upgrade(succeeds) => self.upgrade(succeeds)?,
+            ModelStep::Log | ModelStep::LogOff if self.removed != [false; 2] => {}
+            ModelStep::Log => {
+                self.guest.begin_log();
+                self.turn_logged()?;
+                self.guest.begin_copy();
+            }
+            ModelStep::LogOff => {
+                self.guest.end_log();
+                self.turn()?;
+            }
         }
         self.respawn()?;
-        self.guest.interrupt(&self.storage.durable)
+        self.guest.interrupt(&self.storage.durable)?;
+        self.guest.check_log()
     }
 
     /// One turn of the process's event loop.
@@ -222,6 +237,12 @@ impl Run {
             }
         }
         Err("the back-end never becomes idle".into())
+    }
+
+    /// A turn in which the back-end may be given a log.
+    fn turn_logged(&mut self) -> Check {
+        self.turn()?;
+        self.guest.take_log_reply(kill_point::is_dead(), || format!("{:?}", self.server.take_events()))
     }
 
     fn take(&mut self) -> Check {
@@ -368,7 +389,7 @@ impl Run {
         self.turn()?;
         self.guest.take_region();
         self.guest.start(bases);
-        self.turn()
+        self.turn_logged()
     }
 
     /// Stops and restarts one ring while the others continue.
@@ -398,6 +419,7 @@ impl Run {
             self.guest.give_region();
         }
         self.guest.start_ring(queue, u16::from_ne_bytes([reply[4], reply[5]]));
+        self.guest.enable_ring(queue);
         self.turn()
     }
 
@@ -426,7 +448,7 @@ impl Run {
         self.last = [None; QUEUES];
         self.guest.take_region();
         self.guest.start(&bases);
-        self.turn()
+        self.turn_logged()
     }
 
     /// Requests in flight complete, waiting ones stay with the guest, and another process continues.

@@ -18,7 +18,7 @@ pub fn with_events(deep: bool) -> Vec<Vec<ModelStep>> {
     } else {
         &[[0, 0, 0], [2, 1, 0]]
     };
-    let events: [&[ModelStep]; 11] = [
+    let events: [&[ModelStep]; 14] = [
         &[],
         &[ModelStep::Replace],
         &[ModelStep::Remove(0), ModelStep::Complete(0), ModelStep::Publish, ModelStep::Add(0)],
@@ -27,6 +27,17 @@ pub fn with_events(deep: bool) -> Vec<Vec<ModelStep>> {
         &[ModelStep::Wait(0), ModelStep::Restart(0)],
         &[ModelStep::Wait(0), ModelStep::Reconnect],
         &[ModelStep::Upgrade(true)],
+        &[ModelStep::Log],
+        &[ModelStep::Log, ModelStep::Upgrade(true)],
+        &[
+            ModelStep::Log,
+            READ,
+            ModelStep::Turn,
+            ModelStep::Log,
+            ModelStep::Wait(0),
+            ModelStep::Reconnect,
+            ModelStep::LogOff,
+        ],
         &[ModelStep::Upgrade(false)],
         &[ModelStep::Wait(0), ModelStep::Upgrade(true), ModelStep::Space],
         &[ModelStep::Remove(1), ModelStep::Upgrade(true), WRITE, ModelStep::Turn, ModelStep::Add(1)],

@@ -21,10 +21,12 @@ use super::inflight::InflightRegion;
 #[cfg(test)]
 use super::kill_point;
 use super::message::RegionInfo;
-use super::queue::{Queue, RingContext, signal};
+use super::queue::{Queue, RingContext};
 use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
 use super::ring::Broken;
+use super::signal::signal;
 use super::table::{MAX_REGIONS, MemoryTable};
+use super::token::{parts, token};
 
 /// Chains taken from one queue before the next has its turn: enough to benefit from the cache, few enough to be fair.
 const CHAINS_PER_TURN: u32 = 16;
@@ -510,21 +512,4 @@ fn retire_all(requests: impl Iterator<Item = Request>) {
 
 fn bit(index: usize) -> u64 {
     u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0)
-}
-
-/// Encodes the epoch, queue and head of a request as its token: 32, 16 and 16 bits.
-fn token(epoch: u32, index: usize, head: u16) -> Token {
-    let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
-    Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
-}
-
-/// A description of where a request came from, for log messages.
-pub fn place_of(token: Token) -> String {
-    let (_, index, head) = parts(token);
-    format!("queue {index}, descriptor {head}")
-}
-
-pub fn parts(token: Token) -> (u32, usize, u16) {
-    let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
-    (u32::from_be_bytes([a, b, c, d]), usize::from(u16::from_be_bytes([e, f])), u16::from_be_bytes([g, h]))
 }

@@ -404,6 +404,13 @@ impl Reply {
     }
 }
 
+/// The requests whose replies have a format of their own.
+pub fn has_own_reply(request: u32) -> bool {
+    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD,
+    // GET_MAX_MEM_SLOTS, and SET_LOG_BASE.
+    matches!(request, 1 | 6 | 11 | 15 | 17 | 24 | 31 | 36)
+}
+
 /// A message of the back-end, without payload.
 pub fn backend_request(request: u32) -> Vec<u8> {
     Header { request, flags: VERSION, size: 0 }.as_bytes().to_vec()

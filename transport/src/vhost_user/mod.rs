@@ -17,7 +17,8 @@
 //! | `queue`, `ring`, `chain` | split virtqueues |
 //! | `inflight` | requests taken and not answered, for the next process |
 //! | `kill_point` | where tests kill the process |
-//! | `device`, `request`, `config_space` | virtio-blk |
+//! | `device`, `request`, `token`, `config_space` | virtio-blk |
+//! | `signal` | eventfds and pipes |
 //! | `dirty_log` | which pages of guest memory were written to, for a migration |
 //! | `handover` | the state for a successor process |
 //! | `backend` | unsolicited messages to the front-end |
@@ -42,7 +43,9 @@ mod refusal;
 mod request;
 mod ring;
 mod session;
+mod signal;
 mod table;
+mod token;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -405,7 +408,7 @@ impl crate::Server for Server {
     }
 
     fn place_of(&self, token: Token) -> Option<String> {
-        Some(device::place_of(token))
+        Some(token::place_of(token))
     }
 
     fn peers(&self) -> usize {

@@ -18,6 +18,7 @@ use super::kill_point;
 use super::message::VringAddr;
 use super::request::{S_OK, status_byte};
 use super::ring::{Broken, Position, Ring};
+use super::signal::signal;
 use super::table::MemoryTable;
 
 /// In the flags of SET_VRING_ADDR: writes to the used ring are logged.
@@ -469,13 +470,5 @@ impl Queue {
     pub fn mark_broken(&mut self) {
         self.broken = true;
         signal(self.err.as_ref());
-    }
-}
-
-/// Signals an eventfd. It does not block (see `session::signal_fd`), and a saturated one is signalled already.
-pub fn signal(fd: Option<&OwnedFd>) {
-    if let Some(fd) = fd.filter(|_| kill_point::is_alive()) {
-        // Nothing can be lost: a front-end that closed the other end is not listening.
-        rustix::io::write(fd, &1u64.to_ne_bytes()).ok();
     }
 }

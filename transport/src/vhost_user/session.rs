@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use disk::Geometry;
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use crate::log::with_causes;
 use crate::{Interest, Watch, WatchKey};
@@ -22,11 +21,13 @@ use super::dirty_log::DirtyLog;
 use super::event::{Event, Log};
 use super::inflight::InflightRegion;
 use super::message::{
-    ConfigWindow, Frame, Header, InflightInfo, LogInfo, MAX_CONFIG, Message, Reply, VringAddr, VringFd, VringState,
+    self, ConfigWindow, Frame, Header, InflightInfo, LogInfo, MAX_CONFIG, Message, Reply, VringAddr, VringFd,
+    VringState,
 };
 use super::queue::Queue;
 use super::refusal::Refusal;
 use super::ring::{MAX_SIZE, is_reachable};
+use super::signal::{signal_fd, vring_fd};
 use super::table::{MAX_REGIONS, MemoryTable, RegionError};
 
 const F_MQ: u64 = 1 << 0;
@@ -133,7 +134,7 @@ impl Session {
             Err(refusal) => {
                 let why = with_causes(&refusal);
                 // GET_* are answered with the requested value, which cannot express a refusal.
-                match self.acknowledge(&header, 1).filter(|_| !has_own_reply(header.request)) {
+                match self.acknowledge(&header, 1).filter(|_| !message::has_own_reply(header.request)) {
                     Some(reply) => {
                         log.record(Event::Refused { why });
                         Ok(Some(reply))
@@ -323,8 +324,7 @@ impl Session {
     }
 
     fn set_log_fd(&mut self, fd: OwnedFd) -> Result<(), Refusal> {
-        let fd = signal_fd(fd, Refusal::LogFd)?.ok_or(Refusal::LogFdNotSignal)?;
-        self.device.log_fd = Some(fd);
+        self.device.log_fd = Some(signal_fd(fd, Refusal::LogFd)?.ok_or(Refusal::LogFdNotSignal)?);
         Ok(())
     }
 
@@ -489,31 +489,4 @@ fn find(queues: &[Queue], index: u32) -> Option<&Queue> {
 
 fn find_mut(queues: &mut [Queue], index: u32) -> Option<&mut Queue> {
     queues.get_mut(usize::try_from(index).ok()?)
-}
-
-/// The requests whose replies have a format of their own.
-fn has_own_reply(request: u32) -> bool {
-    // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD,
-    // GET_MAX_MEM_SLOTS, and SET_LOG_BASE.
-    matches!(request, 1 | 6 | 11 | 15 | 17 | 24 | 31 | 36)
-}
-
-/// Ensures that signalling never blocks: only an eventfd or a pipe is accepted (writing to a file may wait for the
-/// server of its file system), and made non-blocking, as QEMU, Cloud Hypervisor and `blkio` do themselves.
-fn vring_fd(queue: u32, fd: OwnedFd) -> Result<OwnedFd, Refusal> {
-    signal_fd(fd, |source| Refusal::Fd { queue, source })?.ok_or(Refusal::NotSignal(queue))
-}
-
-/// `None` if it is neither an eventfd nor a pipe.
-fn signal_fd(fd: OwnedFd, failed: impl Fn(std::io::Error) -> Refusal) -> Result<Option<OwnedFd>, Refusal> {
-    let failed = |errno: rustix::io::Errno| failed(errno.into());
-    let mode = fstat(&fd).map_err(failed)?.st_mode;
-    // An eventfd is an anonymous inode, which has no file type at all.
-    match FileType::from_raw_mode(mode) {
-        FileType::Unknown | FileType::Fifo => {}
-        _ => return Ok(None),
-    }
-    let flags = fcntl_getfl(&fd).map_err(failed)?;
-    fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(failed)?;
-    Ok(Some(fd))
 }

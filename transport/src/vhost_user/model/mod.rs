@@ -18,7 +18,8 @@ mod vhost_mock;
 
 use super::kill_point::test::{self as kill_point, BUGS, Bug};
 use guest::Kind;
-use run::{ModelStep, Run, Scenario};
+use run::{Run, Scenario};
+use script::ModelStep;
 
 use storage::CrashOutcome;
 

@@ -12,52 +12,15 @@ use std::path::{Path, PathBuf};
 use disk::{Geometry, Operation, Request, Span, Transport};
 use memory::Segments;
 
-use super::super::device;
 use super::super::kill_point::test::{self as kill_point, Bug};
-use super::super::{Config, Server};
+use super::super::{Config, Server, token};
 use super::guest::{Guest, Kind};
+use super::script::ModelStep;
 use super::storage::{CrashOutcome, Outcome, Storage};
 use super::vhost_mock::GEOMETRY;
 use super::vhost_mock::epoll::Epoll;
 use super::{Check, QUEUES, SECTORS};
 use crate::Server as _;
-
-/// The next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelStep {
-    /// The driver submits a request in one of its queues.
-    Offer(usize, Kind),
-    /// The back-end processes its socket, takes requests and publishes.
-    Turn,
-    /// The storage completes one of the requests, counted from the oldest.
-    Complete(usize),
-    /// The storage fails one; a write may have happened all the same.
-    Fail(usize, bool),
-    /// The storage has no space for one, which is reported to its guest.
-    Full(usize),
-    /// The storage has no space for one, which starts to wait for space.
-    Wait(usize),
-    /// There is space: waiting requests are restarted.
-    Space,
-    /// Answers are published.
-    Publish,
-    /// The memory of the rings, or that of the data, is removed.
-    Remove(usize),
-    /// It comes back.
-    Add(usize),
-    /// The memory table is replaced.
-    Replace,
-    /// One of the rings is stopped, and started again.
-    Restart(usize),
-    /// The connection is lost and reestablished.
-    Reconnect,
-    /// A migration begins; or its log is replaced.
-    Log,
-    /// It ends.
-    LogOff,
-    /// Another process replaces this one; or fails to, after receiving the state.
-    Upgrade(bool),
-}
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
@@ -264,7 +227,7 @@ impl Run {
 
     /// Identifies the guest's request, and checks that it may be taken now.
     fn recognise(&mut self, request: &Request) -> Result<(usize, u16, u64), String> {
-        let (_, queue, head) = device::parts(request.token());
+        let (_, queue, head) = token::parts(request.token());
         let (sector, operation) = (request.span().at / 512, request.operation());
         let asked = self.guest.asked.get(&(queue, head)).filter(|asked| self.guest.awaits(asked.number));
         let asked = asked.ok_or_else(|| format!("taken after its answer: a request for sector {sector}"))?;

@@ -4,7 +4,43 @@
 //! anywhere.
 
 use super::guest::Kind;
-use super::run::ModelStep;
+
+/// The next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelStep {
+    /// The driver submits a request in one of its queues.
+    Offer(usize, Kind),
+    /// The back-end processes its socket, takes requests and publishes.
+    Turn,
+    /// The storage completes one of the requests, counted from the oldest.
+    Complete(usize),
+    /// The storage fails one; a write may have happened all the same.
+    Fail(usize, bool),
+    /// The storage has no space for one, which is reported to its guest.
+    Full(usize),
+    /// The storage has no space for one, which starts to wait for space.
+    Wait(usize),
+    /// There is space: waiting requests are restarted.
+    Space,
+    /// Answers are published.
+    Publish,
+    /// The memory of the rings, or that of the data, is removed.
+    Remove(usize),
+    /// It comes back.
+    Add(usize),
+    /// The memory table is replaced.
+    Replace,
+    /// One of the rings is stopped, and started again.
+    Restart(usize),
+    /// The connection is lost and reestablished.
+    Reconnect,
+    /// A migration begins; or its log is replaced.
+    Log,
+    /// It ends.
+    LogOff,
+    /// Another process replaces this one; or fails to, after receiving the state.
+    Upgrade(bool),
+}
 
 pub const WRITE: ModelStep = ModelStep::Offer(0, Kind::Write);
 pub const READ: ModelStep = ModelStep::Offer(0, Kind::Read);

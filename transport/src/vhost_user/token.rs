@@ -1,0 +1,24 @@
+//! The name of a request: which device, queue and chain it came from.
+//!
+//! It knows nothing about what is done with it. Invariant: no two requests in progress have one name, but those of the
+//! same chain.
+
+use disk::Token;
+
+/// Encodes the epoch, queue and head of a request as its token: 32, 16 and 16 bits.
+pub fn token(epoch: u32, index: usize, head: u16) -> Token {
+    let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
+    Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
+}
+
+/// A description of where a request came from, for log messages.
+pub fn place_of(token: Token) -> String {
+    let (_, index, head) = parts(token);
+    format!("queue {index}, descriptor {head}")
+}
+
+/// The epoch, queue and head of a request.
+pub fn parts(token: Token) -> (u32, usize, u16) {
+    let [a, b, c, d, e, f, g, h] = token.0.to_be_bytes();
+    (u32::from_be_bytes([a, b, c, d]), usize::from(u16::from_be_bytes([e, f])), u16::from_be_bytes([g, h]))
+}

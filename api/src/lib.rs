@@ -55,5 +55,5 @@ pub use vdi::{
     VdiPatch, VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 pub use visible::visible;
-pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Vm, VmCreate, VmHardware, VmPatch, VmShutdown};
+pub use vm::{Boot, CONSOLE_PROTOCOL, Driver, Power, Suspended, Vm, VmCreate, VmHardware, VmPatch, VmShutdown};
 pub use vm_snapshot::{VmClone, VmRevert, VmSnapshot, VmSnapshotCreate, VmSnapshotDisk, VmSnapshotPatch};

@@ -52,6 +52,9 @@ pub struct Vm {
     pub seed: bool,
     /// The power state.
     pub power: Power,
+    /// Its saved memory; present while it is suspended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Suspended>,
     /// The pid of its process; present while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
@@ -100,6 +103,7 @@ impl Vm {
             retention_problem: None,
             seed: false,
             power: Power::Halted,
+            suspended: None,
             pid: None,
             handle: None,
             problem: None,
@@ -160,8 +164,23 @@ pub enum Power {
     Running,
     /// Paused; it can be resumed.
     Paused,
-    /// It has been asked to shut down.
+    /// It has been asked to shut down, or its memory was saved.
     Stopping,
+    /// Not running, with its memory in a file: a start goes on from there.
+    Suspended,
+}
+
+/// The saved memory of a suspended VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Suspended {
+    /// When it was saved.
+    pub since: Timestamp,
+    /// Bytes of the file.
+    pub size: u64,
+    /// The file on the daemon's host.
+    pub file: String,
+    /// Whether the guest was paused; it is again when it is resumed.
+    pub paused: bool,
 }
 
 /// Creates a VM, which is halted.

@@ -154,6 +154,7 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
     let disk = tapline.serve(&[&format!("raw:{}", image.display())], Access::ReadWrite, 1).map_err(|e| in_full(&e))?;
     let job = Job { name: "idle", script: include_str!("../../testbed/guest/jobs/idle.sh"), parameters: Vec::new() };
     let hardware = Hardware {
+        machine: None,
         name: "idle".to_owned(),
         memory_mib: MEMORY_MIB,
         vcpus: 1,

@@ -30,6 +30,7 @@ mod token;
 mod vbd;
 mod vdi;
 mod vm;
+mod vm_memory;
 mod vm_snapshot;
 mod writer;
 
@@ -59,13 +60,14 @@ pub use token::SecretHash;
 pub use vbd::Process;
 pub use vdi::NewVdi;
 pub use vm::VmProcess;
+pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory, VmMemory};
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 12;
+const VERSION: i64 = 13;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 12] = [
+const MIGRATIONS: [&str; 13] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -78,6 +80,7 @@ const MIGRATIONS: [&str; 12] = [
     include_str!("catalogue/schema-10.sql"),
     include_str!("catalogue/schema-11.sql"),
     include_str!("catalogue/schema-12.sql"),
+    include_str!("catalogue/schema-13.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

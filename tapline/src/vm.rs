@@ -9,7 +9,7 @@ mod run;
 mod seed;
 mod snapshot;
 
-use api::{Autostart, Code, Description, Name, Problem, Size, Vm, VmPatch, VmShutdown};
+use api::{Autostart, Description, Name, Problem, Size, Suspended, Vm, VmPatch, VmShutdown};
 use arguments::number;
 use control::size::readable;
 
@@ -47,7 +47,7 @@ pub enum Verb {
     },
     /// Change a machine; memory, processors, boot, platform and seed only while it is halted
     Set(Set),
-    /// Plug a machine's disks and start it
+    /// Plug a machine's disks and start it; a suspended one goes on where it was
     Start {
         /// Name or UUID prefix
         vm: String,
@@ -85,14 +85,19 @@ pub enum Verb {
     },
     /// Hold a machine's guest in memory until it is resumed
     Pause(One),
-    /// No longer this
-    #[command(hide = true)]
-    Suspend {
+    /// Save a machine's memory to a file on the host, end it and unplug its disks; 'vm start' goes on from there
+    Suspend(One),
+    /// Resume a paused or suspended machine
+    Resume(One),
+    /// Give up the saved memory of a suspended machine, which is halted then, as if its power had been cut
+    Discard {
         /// Name or UUID prefix
         vm: String,
+        #[command(flatten)]
+        confirm: Confirm,
+        #[command(flatten)]
+        waiting: Waiting,
     },
-    /// Resume a paused machine
-    Resume(One),
     /// Take snapshots of all writable disks of a machine at one moment, and print the UUID; a running guest is paused
     /// for it
     Snapshot(snapshot::Take),
@@ -107,7 +112,7 @@ pub enum Verb {
     Revert(snapshot::Revert),
     /// Create a halted machine with the hardware of another and thin clones of its disks, and print its UUID
     Clone(snapshot::Clone),
-    /// Remove a halted machine and its block devices; its disks stay
+    /// Remove a halted or suspended machine, its saved memory and its block devices; its disks stay
     Destroy {
         /// Name or UUID prefix
         vm: String,
@@ -198,6 +203,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("keeps", |vm, _| vm.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
     Shown::new("not kept", |vm, _| why_none_is_taken(vm)).alone(),
     Shown::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
+    Shown::new("suspended", |vm, _| vm.suspended.as_ref().map(of_memory).unwrap_or_default()).alone(),
     Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
     Shown::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
@@ -206,6 +212,13 @@ const COLUMNS: &[Shown] = &[
 fn why_none_is_taken(vm: &Vm) -> String {
     let Some(Problem { detail, advice, .. }) = &vm.retention_problem else { return String::new() };
     [Some(detail.clone()), advice.clone()].into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+/// The saved memory of a machine.
+fn of_memory(memory: &Suspended) -> String {
+    let Suspended { since, size, file, paused } = memory;
+    let paused = if *paused { ", paused" } else { "" };
+    format!("{since:.0}{paused}\n{} in {file}", readable(*size))
 }
 
 impl Verb {
@@ -238,9 +251,13 @@ impl Verb {
             Verb::Pause(One { vm, waiting }) => {
                 session.did(client.vm_pause(session.vm(&vm).await?).await?, waiting).await
             }
-            Verb::Suspend { vm } => {
-                let what = format!("cannot suspend the vm '{vm}': a guest cannot be saved to a disk yet");
-                Err(Problem::new(Code::Unsupported, what).advise("hold it in memory with 'tapline vm pause'"))
+            Verb::Suspend(One { vm, waiting }) => {
+                session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
+            }
+            Verb::Discard { vm, confirm, waiting } => {
+                let vm = client.vm(session.vm(&vm).await?).await?;
+                confirm.ask(&format!("give up the saved memory of the vm '{}' ({})", vm.name, vm.uuid))?;
+                session.did(client.vm_discard(vm.uuid).await?, waiting).await
             }
             Verb::Resume(One { vm, waiting }) => {
                 session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
@@ -253,7 +270,8 @@ impl Verb {
             Verb::Clone(clone) => clone.run(session).await,
             Verb::Destroy { vm, confirm, waiting } => {
                 let vm = client.vm(session.vm(&vm).await?).await?;
-                confirm.ask(&format!("destroy the vm '{}' ({})", vm.name, vm.uuid))?;
+                let memory = if vm.suspended.is_some() { " with its saved memory" } else { "" };
+                confirm.ask(&format!("destroy the vm '{}' ({}){memory}", vm.name, vm.uuid))?;
                 session.did(client.vm_destroy(vm.uuid).await?, waiting).await
             }
         }

@@ -83,8 +83,10 @@ fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result
     let what = format!("autostart failed after {tried} tries: {why}");
     let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));
     match one {
-        ToStart::Vm(uuid, _) if tx.find_vm(uuid)?.is_some_and(|vm| vm.power == Power::Halted) => {
-            tx.set_vm_power(uuid, Power::Halted, Some(&problem))
+        ToStart::Vm(uuid, _)
+            if tx.find_vm(uuid)?.is_some_and(|vm| matches!(vm.power, Power::Halted | Power::Suspended)) =>
+        {
+            tx.set_vm_down(uuid, Some(&problem))
         }
         ToStart::Vbd(uuid, _) if tx.find_vbd(uuid)?.is_some_and(|vbd| vbd.state == VbdState::Unplugged) => {
             tx.set_vbd_state(uuid, VbdState::Unplugged, Some(&problem))
@@ -101,7 +103,7 @@ async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
             daemon.vms.settled(uuid).await;
             match daemon.catalogue.read(move |view| view.vm(uuid)).await?.power {
                 Power::Running | Power::Paused | Power::Starting => return Ok(()),
-                Power::Halted | Power::Stopping => vm::start(daemon, uuid).await?,
+                Power::Halted | Power::Stopping | Power::Suspended => vm::start(daemon, uuid).await?,
             }
         }
         ToStart::Vbd(uuid, _) => match daemon.catalogue.read(move |view| view.vbd(uuid)).await?.state {

@@ -17,6 +17,10 @@ pub struct Config {
     /// Directory for what must survive a reboot of the host: the catalogue.
     #[schema(value_type = String)]
     pub state_directory: PathBuf,
+    /// Directory for the memory of suspended VMs, of which each needs as much space as the VM has memory; if not set,
+    /// `suspended` in the state directory.
+    #[schema(value_type = Option<String>)]
+    pub suspended_directory: Option<PathBuf>,
     /// Directory for what must survive a restart of the daemon, but not of the host: sockets. Its path must be short,
     /// because a socket path has at most 107 bytes.
     #[schema(value_type = String)]
@@ -172,6 +176,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             state_directory: "/var/lib/tapline".into(),
+            suspended_directory: None,
             run_directory: "/run/tapline".into(),
             log_directory: "/var/log/tapline".into(),
             disk_program: None,
@@ -295,6 +300,7 @@ impl Config {
         }
         let paths = [
             ("state-directory", Some(&self.state_directory)),
+            ("suspended-directory", self.suspended_directory.as_ref()),
             ("run-directory", Some(&self.run_directory)),
             ("log-directory", Some(&self.log_directory)),
             ("api.certificate", certificate.as_ref()),

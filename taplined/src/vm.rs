@@ -11,6 +11,9 @@
 //! 4. QEMU exits, on request ([`stop`]) or not ([`end`]); then the VBDs are unplugged, and finally `halted` is
 //!    recorded. *If killed in between:* the next daemon continues.
 //!
+//! A VM that is suspended ([`suspend`]) has no machine and no plugged VBDs either, but its guest's memory in a file. A
+//! start goes on from there.
+//!
 //! With Xen, disks are attached to a domain, so the domain is created first, paused, and resumed when all disks are
 //! there: decision 0013. *If killed before that:* the next daemon finds it by its UUID and destroys it. From 3 on
 //! everything is the same.
@@ -26,6 +29,7 @@ mod guest;
 mod hardware;
 mod hot;
 mod machine;
+mod memory;
 mod moment;
 mod network;
 mod operation;
@@ -36,8 +40,10 @@ mod snapshot;
 mod start;
 mod stop;
 mod strays;
+mod suspend;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -64,6 +70,7 @@ pub use revert::{DestroySnapshot, Revert, destroy_scheduled_snapshot, destroy_sn
 pub use snapshot::{Snapshot, scheduled_snapshot, snapshot};
 pub use start::start;
 pub use stop::{pause, resume, shutdown};
+pub use suspend::{Suspend, discard, forget_file, suspend};
 
 use directory::vm_directory;
 use guest::Guest;
@@ -82,6 +89,8 @@ pub struct Vms {
     /// Operations of jobs that go on after their request, by an identity that the job chooses.
     kept: Mutex<HashMap<Uuid, Operation>>,
     accelerator: OnceCell<Accelerator>,
+    /// The machines that ran when the daemon started are found.
+    found: AtomicBool,
 }
 
 impl Vms {
@@ -94,6 +103,7 @@ impl Vms {
             guests: Mutex::default(),
             kept: Mutex::default(),
             accelerator: OnceCell::new(),
+            found: AtomicBool::new(false),
         })
     }
 
@@ -116,6 +126,21 @@ impl Vms {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(job, operation);
     }
 
+    /// Whether it is so.
+    fn keeps(&self, job: Uuid) -> bool {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&job)
+    }
+
+    /// Whether the machines that ran when the daemon started are found.
+    fn are_found(&self) -> bool {
+        self.found.load(Ordering::Relaxed)
+    }
+
+    /// Takes that over again.
+    fn take_kept(&self, job: Uuid) -> Option<Operation> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job)
+    }
+
     /// Ends that, if it is so.
     fn let_go(&self, job: Uuid) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
@@ -129,6 +154,7 @@ impl Vms {
         };
         let guest = match (vm.power, self.guest(vm.uuid)) {
             (Power::Halted, _) => return refused("it is halted", "start it".into()),
+            (Power::Suspended, _) => return refused("it is suspended", "start it".into()),
             (_, None) => return refused("its machine is not reached yet", "try again".into()),
             (_, Some(guest)) => guest,
         };

@@ -29,6 +29,34 @@ pub fn writes_itself_to(sector: u64) -> [u8; SECTOR] {
     bytes
 }
 
+/// A boot sector that counts for ever, and writes each number to a sector of its disk: 32 bits that are those of its
+/// start, by the processor's clock, and then the number in 32 bits.
+pub fn counts_in(sector: u64) -> [u8; SECTOR] {
+    let code = [
+        0x31, 0xc0, // xor ax, ax
+        0x8e, 0xd8, // mov ds, ax
+        0x52, // push dx (the number of the disk)
+        0x0f, 0x31, // rdtsc
+        0x5a, // pop dx
+        0x66, 0xa3, 0x00, 0x80, // mov [0x8000], eax
+        0x66, 0x31, 0xc0, // xor eax, eax
+        0x66, 0xa3, 0x04, 0x80, // mov [0x8004], eax
+        // Each number:
+        0x66, 0xff, 0x06, 0x04, 0x80, // inc dword [0x8004]
+        0xbe, 0x22, 0x7c, // mov si, 0x7c22
+        0xb8, 0x00, 0x43, // mov ax, 0x4300 (extended write)
+        0xcd, 0x13, // int 0x13
+        0xeb, 0xf1, // jmp to the inc
+        // The disk address packet at 0x7c22: one sector from 0000:8000, and behind that where to.
+        0x10, 0x00, 0x01, 0x00, 0x00, 0x80, 0x00, 0x00,
+    ];
+    let mut bytes = [0; SECTOR];
+    bytes[..code.len()].copy_from_slice(&code);
+    bytes[code.len()..code.len() + 8].copy_from_slice(&sector.to_le_bytes());
+    bytes[SECTOR - 2..].copy_from_slice(&[0x55, 0xaa]);
+    bytes
+}
+
 /// A boot sector that writes `ready` and a line's end to the serial port, sends back what it receives there, and powers
 /// the machine off when that is a `q`.
 pub fn answers_at_the_serial_port() -> [u8; SECTOR] {

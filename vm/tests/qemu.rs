@@ -84,6 +84,7 @@ impl Room {
             name: "test".into(),
             memory_mib: 64,
             vcpus: 2,
+            machine: None,
             accelerator: Accelerator::Tcg,
             boot: Boot::Firmware,
             disks: vec![Disk { bootable: true, ..disk(0, boot) }],

@@ -58,6 +58,16 @@ impl Client {
         self.begin(Method::POST, &Target::verb(VMS, uuid, "resume"), &()).await
     }
 
+    /// Saves a machine's memory to a file and ends it.
+    pub async fn vm_suspend(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
+        self.begin(Method::POST, &Target::verb(VMS, uuid, "suspend"), &()).await
+    }
+
+    /// Gives up the saved memory of a suspended machine, which is halted then.
+    pub async fn vm_discard(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
+        self.begin(Method::DELETE, &Target::verb(VMS, uuid, "memory"), &()).await
+    }
+
     /// Takes snapshots of all writable disks of a machine at one moment.
     pub async fn vm_snapshot(&self, uuid: Uuid, asked: &VmSnapshotCreate) -> Result<Answer<VmSnapshot>, Problem> {
         self.begin(Method::POST, &Target::verb(VMS, uuid, "snapshot"), asked).await

@@ -758,8 +758,15 @@ class Operations(Transport):
         return self.request("POST", "/v1/vms", body=body)
 
     def vm_destroy(self, uuid, *, if_match=None):
-        """Destroys a halted VM and its VBDs. Its VDIs stay."""
+        """Destroys a halted or suspended VM, its saved memory and its VBDs. Its VDIs stay."""
         return self.request("DELETE", f"/v1/vms/{uuid}", if_match=if_match)
+
+    def vm_discard(self, uuid, *, if_match=None):
+        """Gives up the saved memory of a suspended VM, which is halted then, as if its power had been cut.
+
+        Returns a `Vm`.
+        """
+        return self.request("DELETE", f"/v1/vms/{uuid}/memory", if_match=if_match)
 
     def vm_list(self, *, name=UNSET, match=UNSET, power=UNSET, tag=UNSET, limit=UNSET, after=UNSET):
         """Lists the VMs by name.
@@ -812,7 +819,7 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vms/{uuid}/pause", if_match=if_match)
 
     def vm_resume(self, uuid, *, if_match=None):
-        """Resumes the guest of a paused VM.
+        """Resumes the guest of a paused VM, or of a suspended one, whose disks are plugged for that.
 
         Returns a `Task` to wait for.
         """
@@ -897,3 +904,12 @@ class Operations(Transport):
         Returns a `Task` to wait for.
         """
         return self.request("POST", f"/v1/vms/{uuid}/start", if_match=if_match)
+
+    def vm_suspend(self, uuid, *, if_match=None):
+        """Saves the memory of a running or paused guest to a file, ends its machine and unplugs its VBDs. A start or
+        resume goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is
+        cancelled before the memory is saved, the guest goes on.
+
+        Returns a `Task` to wait for.
+        """
+        return self.request("POST", f"/v1/vms/{uuid}/suspend", if_match=if_match)

@@ -62,6 +62,7 @@ impl Tx<'_> {
         }
         let excluding = |other: &&Holder| other.mode == Mode::ReadWrite || mode == Mode::ReadWrite;
         if let Some(other) = holders.iter().find(excluding) {
+            self.check_not_of_memory(vdi, "used")?;
             return Err(self.leased(vdi, *other)?);
         }
         self.execute("INSERT INTO lease VALUES (?1, ?2, ?3)", (Id(vdi), Id(holder), Word(mode)))?;

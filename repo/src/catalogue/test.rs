@@ -70,6 +70,7 @@ pub(super) fn vm(name: &str) -> api::Vm {
         retention_problem: None,
         seed: false,
         power: api::Power::Halted,
+        suspended: None,
         pid: None,
         handle: None,
         problem: None,

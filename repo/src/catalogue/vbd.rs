@@ -127,6 +127,7 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Unsupported, what).field("transport").advise(advice));
         }
         if let Some(vm) = vbd.vm {
+            self.check_not_suspended(vm, "it cannot be given a disk")?;
             let same = "SELECT uuid FROM vbd WHERE vm = ?1 AND vdi = ?2";
             if let Some(other) = self.row(same, (Id(vm), Id(vbd.vdi)), |row| Ok(row.get::<_, Id>(0)?.0))? {
                 let what = format!("VM {vm} has VDI '{}' ({}) already: VBD {other}", vdi.name, vdi.uuid);
@@ -201,7 +202,7 @@ impl Tx<'_> {
     /// Marks a VBD as unplugged and releases its VDI; `problem` says why, if that was not requested.
     pub fn end_unplug(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<Vbd, Problem> {
         self.set_vbd_unserved(uuid)?;
-        self.drop_leases(uuid)?;
+        self.release(uuid)?;
         self.set_vbd_state(uuid, VbdState::Unplugged, problem)?;
         self.vbd(uuid)
     }
@@ -267,6 +268,9 @@ impl Tx<'_> {
         if vbd.state != VbdState::Unplugged {
             let what = format!("VBD {uuid} is plugged or changing state");
             return Err(Problem::new(Code::State, what).advise("unplug it first"));
+        }
+        if let Some(vm) = vbd.vm {
+            self.check_not_suspended(vm, "its disks cannot be taken away")?;
         }
         self.drop_leases(uuid)?;
         self.execute("DELETE FROM vbd WHERE uuid = ?1", [Id(uuid)])?;

@@ -7,10 +7,12 @@ use uuid::Uuid;
 use super::name::Among;
 use super::row::{Id, Json, Time, Word, labels, text};
 use super::vbd::Process;
+use super::vm_memory::VmMemory;
 use super::{Tx, View, not_found};
 
-/// Each VM, and whether it has a seed.
-const SELECT: &str = "SELECT vm.*, EXISTS (SELECT 1 FROM seed WHERE seed.vm = vm.uuid) AS seeded FROM vm";
+/// Each VM, whether it has a seed, and its saved memory.
+const SELECT: &str = "SELECT vm.*, EXISTS (SELECT 1 FROM seed WHERE seed.vm = vm.uuid) AS seeded,
+    (SELECT memory FROM vm_memory WHERE vm_memory.vm = vm.uuid) AS saved FROM vm";
 
 /// The process of a VM: it outlives daemons, and must be identified even after a reboot of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vm> {
         retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
         seed: row.get("seeded")?,
         power: row.get::<_, Word<_>>("power")?.0,
+        suspended: row.get::<_, Option<Json<VmMemory>>>("saved")?.map(|json| json.0.shown()),
         pid: row.get("pid")?,
         handle: row.get("handle")?,
         problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
@@ -81,6 +84,9 @@ impl View<'_> {
         let doing = match power {
             Some(Power::Starting) => "started",
             Some(Power::Stopping) => "shut down",
+            Some(Power::Suspended) => {
+                return vbd.vm.map_or(Ok(()), |vm| self.check_not_suspended(vm, "its disks cannot be plugged"));
+            }
             _ => return Ok(()),
         };
         let what = format!("the VM of VBD {} is being {doing}", vbd.uuid);
@@ -120,6 +126,9 @@ impl Tx<'_> {
             || patch.boot.is_some()
             || patch.platform.is_some()
             || patch.seed.is_some();
+        if hardware {
+            self.check_not_suspended(uuid, "its hardware cannot be changed")?;
+        }
         if hardware && vm.power != Power::Halted {
             let what = format!("the hardware of VM {uuid} can only be changed while it is halted");
             return Err(Problem::new(Code::State, what).advise("shut it down first"));
@@ -163,10 +172,10 @@ impl Tx<'_> {
         Ok(vm)
     }
 
-    /// A VM that is halted begins to be started; these are its VBDs. None of them may be half way.
+    /// A VM that is halted or suspended begins to be started; these are its VBDs. None of them may be half way.
     pub fn begin_vm_start(&mut self, uuid: Uuid) -> Result<(Vm, Vec<Vbd>), Problem> {
         let vm = self.vm(uuid)?;
-        if vm.power != Power::Halted {
+        if !matches!(vm.power, Power::Halted | Power::Suspended) {
             return Err(Problem::new(Code::State, format!("VM {uuid} is not halted")));
         }
         let vbds = self.vbds(Some(uuid), None)?;
@@ -194,12 +203,18 @@ impl Tx<'_> {
     pub fn set_vm_power(&mut self, uuid: Uuid, power: Power, problem: Option<&Problem>) -> Result<(), Problem> {
         self.vm(uuid)?;
         self.execute(
-            "UPDATE vm SET power = ?2, problem = ?3, held_for = CASE ?2 WHEN 'halted' THEN NULL ELSE held_for END
+            "UPDATE vm SET power = ?2, problem = ?3, held_for = CASE WHEN ?2 IN ('halted', 'suspended') THEN NULL ELSE held_for END
              WHERE uuid = ?1",
             (Id(uuid), Word(power), problem.map(Json)),
         )?;
         self.touch(ObjectKind::Vm, uuid, Change::Changed);
         Ok(())
+    }
+
+    /// Records that no machine of a VM runs any more, and why: it is suspended if its memory was saved.
+    pub fn set_vm_down(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<(), Problem> {
+        let power = if self.vm_memory(uuid)?.is_some() { Power::Suspended } else { Power::Halted };
+        self.set_vm_power(uuid, power, problem)
     }
 
     /// Records by which process a VM is run and where that is spoken to.
@@ -214,12 +229,15 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Forgets a VM that is halted, with its VBDs and its snapshots. Those of its disks stay.
+    /// Forgets a VM that is halted or suspended, with its VBDs, its snapshots and its memory. Those of its disks stay.
     pub fn remove_vm(&mut self, uuid: Uuid) -> Result<(), Problem> {
         let vm = self.vm(uuid)?;
-        if vm.power != Power::Halted {
+        if !matches!(vm.power, Power::Halted | Power::Suspended) {
             let what = format!("VM {uuid} is not halted");
             return Err(Problem::new(Code::State, what).advise("shut it down first"));
+        }
+        if self.forget_vm_memory(uuid)?.is_some() {
+            self.set_vm_power(uuid, Power::Halted, None)?;
         }
         for vbd in self.vbds(Some(uuid), None)? {
             self.remove_vbd(vbd.uuid)?;

@@ -120,6 +120,7 @@ pub fn vm(number: u128, name: &str) -> Vm {
         retention_problem: None,
         seed: false,
         power: api::Power::Halted,
+        suspended: None,
         pid: None,
         handle: None,
         problem: None,

@@ -103,6 +103,8 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vm_clone", &[NotFound, Exists, Busy, State, Code::Unsupported, NoSpace]),
     ("vm_console", &[State, Code::Overloaded]),
     ("vm_resume", &[Busy, State]),
+    ("vm_suspend", &[Busy, State, Code::Unsupported, NoSpace]),
+    ("vm_discard", &[Busy, State]),
     ("task_cancel", &[State]),
     ("task_abandon", &[State]),
     ("token_list", &[Forbidden]),

@@ -35,6 +35,8 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(shutdown))
         .routes(routes!(pause))
         .routes(routes!(resume))
+        .routes(routes!(suspend))
+        .routes(routes!(discard))
         .routes(routes!(snapshot))
         .routes(routes!(snapshots))
         .routes(routes!(patch_snapshot, destroy_snapshot))
@@ -146,7 +148,7 @@ async fn patch(
     Ok(Json(patched.await?))
 }
 
-/// Destroys a halted VM and its VBDs. Its VDIs stay.
+/// Destroys a halted or suspended VM, its saved memory and its VBDs. Its VDIs stay.
 #[utoipa::path(
     delete, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_destroy", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -154,11 +156,13 @@ async fn patch(
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     let _operation = daemon.vms.begin(uuid)?;
     let removed = request::change(&daemon.catalogue, StatusCode::NO_CONTENT.as_u16(), move |tx| {
-        let vbds = tx.vbds(Some(uuid), None)?;
+        let (vbds, file) = (tx.vbds(Some(uuid), None)?, tx.vm_memory(uuid)?.map(|memory| memory.file));
         tx.remove_vm(uuid)?;
-        Ok(vbds)
+        Ok((vbds, file))
     });
-    for vbd in removed.await? {
+    let (vbds, file) = removed.await?;
+    vm::forget_file(file).await;
+    for vbd in vbds {
         if let Err(problem) = DiskPaths::of(&daemon.config, vbd.uuid).remove_logs() {
             tracing::warn!("{problem}");
         }
@@ -196,13 +200,33 @@ async fn pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::pause(&daemon, uuid).await?)
 }
 
-/// Resumes the guest of a paused VM.
+/// Resumes the guest of a paused VM, or of a suspended one, whose disks are plugged for that.
 #[utoipa::path(
     post, path = "/vms/{uuid}/resume", tag = "vm", operation_id = "vm_resume", params(("uuid" = Uuid, Path)),
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::resume(&daemon, uuid).await?)
+}
+
+/// Saves the memory of a running or paused guest to a file, ends its machine and unplugs its VBDs. A start or resume
+/// goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is cancelled before
+/// the memory is saved, the guest goes on.
+#[utoipa::path(
+    post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(("uuid" = Uuid, Path)),
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+    begun(vm::suspend(&daemon, uuid).await?)
+}
+
+/// Gives up the saved memory of a suspended VM, which is halted then, as if its power had been cut.
+#[utoipa::path(
+    delete, path = "/vms/{uuid}/memory", tag = "vm", operation_id = "vm_discard", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn discard(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>, Refusal> {
+    Ok(Json(vm::discard(&daemon, uuid).await?))
 }
 
 /// Takes snapshots of all writable disks of a VM at one moment, or none: what was acknowledged before the first one was

@@ -52,7 +52,7 @@ async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let timeout = Some(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX));
     let mut ending = Vec::new();
-    for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted) {
+    for vm in vms.into_iter().filter(|vm| !matches!(vm.power, Power::Halted | Power::Suspended)) {
         // A paused guest does not notice the power button.
         let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Paused, timeout };
         match vm::shutdown(daemon, vm.uuid, asked).await {

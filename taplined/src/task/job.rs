@@ -242,7 +242,8 @@ macro_rules! with_kinds {
             vm::Clone,
             vm::DestroySnapshot,
             vm::Revert,
-            vm::Snapshot
+            vm::Snapshot,
+            vm::Suspend
         )
     };
 }

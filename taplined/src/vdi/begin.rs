@@ -35,6 +35,7 @@ const VHD_MAX: u64 = 2040 << 30;
 /// A VDI, its repository and its image. Cleanup tasks among its images are interrupted, and do not start before the
 /// caller is done.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
+    daemon.catalogue.read(move |view| view.check_not_of_memory(vdi, "used or changed")).await?;
     let want = daemon.tasks.give_way(vdi).await?;
     let (found, sr, image) = look(daemon, vdi).await?;
     let Some(vbd) = writer_of(&found) else { return Ok((found, sr, image, want)) };
@@ -105,6 +106,7 @@ fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem
 
 /// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
 pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
+    tx.check_not_of_memory(vdi, "used or changed")?;
     tx.claim(vdi, task)?;
     // The state seen before must be unchanged.
     if writer_of(&tx.vdi(vdi)?) != vbd {
@@ -434,6 +436,7 @@ pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want)
 
 /// What `vdi-destroy` would remove. Running operations are not affected.
 pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan, Problem> {
+    daemon.catalogue.read(move |view| view.check_not_of_memory(uuid, "destroyed")).await?;
     let (vdi, sr, image) = look(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
     let children = daemon.catalogue.read(move |view| view.children(image)).await?;

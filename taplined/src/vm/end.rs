@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::guest::Guest;
 use super::machine::{End, RunningVm};
 use super::network::Bridged;
-use super::{Operation, group, new_task, start, vm_directory};
+use super::{Operation, group, memory, new_task, start, vm_directory};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
@@ -114,9 +114,14 @@ pub async fn clear(
         removed.and(bridged.map_or(Ok(()), |bridged| bridged.disconnect()))
     });
     let why = why.or(unplugged.err()).or(removed.await.err());
+    // Nothing has its disks open any more, and what is written to them from here on is not of its guest.
+    let memory = memory::with_disks(daemon, vm).await?;
     let halted = catalogue::record(&daemon.catalogue, move |tx| {
         tx.set_vm_run_by(vm, None, None)?;
-        tx.set_vm_power(vm, Power::Halted, why.as_ref())?;
+        if let Some(memory) = &memory {
+            tx.set_vm_memory(vm, memory)?;
+        }
+        tx.set_vm_down(vm, why.as_ref())?;
         tx.vm(vm)
     });
     halted.await

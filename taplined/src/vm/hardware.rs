@@ -7,6 +7,7 @@ use ::vm::qemu::platform::{Platform, PlatformError};
 use ::vm::qemu::slots::Position;
 use ::vm::xen::config::{self as domain, ConfigError};
 use api::{Boot, Code, Driver, Problem, Vbd, Vm};
+use repo::catalogue::{ADVICE_FOR_SUSPENDED, VmMemory};
 use uuid::Uuid;
 
 use super::directory::vm_directory;
@@ -58,6 +59,27 @@ pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
     hardware.disks = vbds.iter().map(|vbd| disk(config, vbd)).collect::<Result<_, _>>()?;
     hardware.check().map_err(|error| refused(&error))?;
     Ok(Plan::Qemu(Box::new(hardware)))
+}
+
+/// The machine that memory was saved from, with what it connects to where that is now.
+pub fn as_saved(vm: Uuid, plan: Plan, memory: &VmMemory) -> Result<Plan, Problem> {
+    let saved = serde_json::from_value::<Hardware>(memory.machine.clone());
+    let (Plan::Qemu(now), Ok(saved)) = (plan, saved) else {
+        let what = format!("the machine of VM {vm} that its memory was saved from is not understood");
+        return Err(Problem::new(Code::Failed, what).advise(
+            "start the taplined that has suspended it, or a later one; or give its memory up (tapline vm discard)",
+        ));
+    };
+    let Hardware { disks, console, seed, .. } = *now;
+    let mut positions: Vec<_> = saved.disks.iter().map(|disk| disk.position).collect();
+    let mut present: Vec<_> = disks.iter().map(|disk| disk.position).collect();
+    positions.sort_unstable();
+    present.sort_unstable();
+    if positions != present {
+        let what = format!("VM {vm} had other disks when it was suspended");
+        return Err(Problem::new(Code::State, what).advise(ADVICE_FOR_SUSPENDED));
+    }
+    Ok(Plan::Qemu(Box::new(Hardware { disks, console, seed, ..saved })))
 }
 
 /// A VM in the form of xl's configuration.
@@ -140,6 +162,7 @@ fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
         memory_mib: u32::try_from(memory_mib).unwrap_or(u32::MAX),
         vcpus: u16::try_from(vm.vcpus).unwrap_or(u16::MAX),
         // Found out when it starts.
+        machine: None,
         accelerator: Accelerator::Tcg,
         boot,
         disks: Vec::new(),

@@ -101,6 +101,6 @@ async fn expected(daemon: &Daemon, vbd: &Vbd) -> Result<Option<Arc<Guest>>, Prob
     let Some(vm) = vbd.vm.filter(|_| vbd.transport != Transport::Nbd) else { return Ok(None) };
     match daemon.catalogue.read(move |view| view.vm(vm)).await?.power {
         Power::Running | Power::Paused => recover::reach(daemon, vm).await.map(Some),
-        Power::Halted | Power::Starting | Power::Stopping => Ok(daemon.vms.guest(vm)),
+        Power::Halted | Power::Starting | Power::Stopping | Power::Suspended => Ok(daemon.vms.guest(vm)),
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! Its functions block; callers that must not block use threads ([`super::guest`]).
 
-use ::vm::qemu::machine::{Ended, MachineError, QemuVm, Status as QemuStatus};
+use std::fs::File;
+
+use ::vm::qemu::machine::{Ended, Kind, MachineError, QemuVm, Saving, Status as QemuStatus};
+use ::vm::qemu::slots::Position;
 use ::vm::xen::machine::{Status as DomainStatus, XenDomain};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Reason;
@@ -131,6 +134,59 @@ impl RunningVm {
         }
     }
 
+    /// Checks that its guest's memory can be saved.
+    pub fn must_be_savable(&mut self) -> Result<(), Problem> {
+        self.by_qemu()?.must_be_savable().map_err(by_qemu(self.vm))
+    }
+
+    /// What a machine must be that goes on from its memory.
+    pub fn kind(&mut self) -> Result<Kind, Problem> {
+        self.by_qemu()?.kind().map_err(by_qemu(self.vm))
+    }
+
+    /// Whether its memory was saved, and its guest has not run since.
+    pub fn is_saved(&mut self) -> Result<bool, Problem> {
+        self.by_qemu()?.is_saved().map_err(by_qemu(self.vm))
+    }
+
+    /// Begins to save the memory of its guest, which is held and has exactly these disks.
+    pub fn begin_save(&mut self, file: &File, disks: &[Position]) -> Result<(), Problem> {
+        let vm = self.vm;
+        let machine = self.by_qemu()?;
+        if machine.disks().map_err(by_qemu(vm))? != disks {
+            let what = format!("a disk of VM {vm} is being plugged or unplugged");
+            return Err(Problem::new(Code::Busy, what).advise("wait for that, then try again"));
+        }
+        if let Some(leftover) = machine.leftover().map_err(by_qemu(vm))? {
+            let position = leftover.0.number();
+            let what = format!("disk {position} of VM {vm} has not answered all requests of its guest");
+            return Err(Problem::new(Code::State, what).advise(
+                "its repository is full or its storage does not respond: see 'tapline vbd list'; then try again",
+            ));
+        }
+        machine.begin_save(file).map_err(by_qemu(vm))
+    }
+
+    /// How far that is.
+    pub fn saving(&mut self) -> Result<Saving, Problem> {
+        self.by_qemu()?.saving().map_err(by_qemu(self.vm))
+    }
+
+    /// Stops that, if it is under way.
+    pub fn end_save(&mut self) -> Result<(), Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.end_save().map_err(by_qemu(self.vm)),
+            Driven::Xen(_) => Ok(()),
+        }
+    }
+
+    fn by_qemu(&mut self) -> Result<&mut QemuVm, Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => Ok(machine),
+            Driven::Xen(_) => Err(Problem::new(Code::Unsupported, format!("VM {} is run by Xen", self.vm))),
+        }
+    }
+
     /// Ends it, whatever the guest does: as if the power had gone.
     pub fn end(&mut self) -> Result<(), Problem> {
         match &mut self.driven {
@@ -202,6 +258,10 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
         MachineError::Ended { said, .. } if said.contains(TUN) => Problem::new(Code::Failed, what).advise(
             "QEMU runs as its own user: let all users open /dev/net/tun (chmod 666), and create a tap interface of your \
              own without an owner, or set qemu-user to its owner",
+        ),
+        MachineError::NotSavable(_) => Problem::new(Code::State, what).advise(
+            "a disk that was plugged by an earlier version of Tapline cannot be saved under: unplug and plug it again, \
+             or shut the VM down and start it",
         ),
         MachineError::Start { .. } => {
             Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")

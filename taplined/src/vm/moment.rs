@@ -81,6 +81,8 @@ impl Found {
         match self.vm.power {
             Power::Halted | Power::Paused => return Ok(false),
             Power::Running => {}
+            // Its disks are refused before this.
+            Power::Suspended => return Ok(false),
             Power::Starting | Power::Stopping => {
                 let what = format!("VM {} is being started or stopped", self.vm.uuid);
                 return Err(Problem::new(Code::Busy, what).advise("wait for that task"));

@@ -4,20 +4,24 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::vm::qemu::machine::{MachineError, QemuVm};
 use ::vm::qemu::process::{Identity, Process};
 use api::{Code, Driver, Power, Problem, Transport, Vbd, VbdState, Vm};
+use repo::catalogue::Journalled;
 use uuid::Uuid;
 
 use super::end::Ended;
 use super::guest::{self, Guest};
 use super::machine::{RunningVm, qemu_problem};
-use super::{domain, end, hardware, network, new_task, stop, strays, vm_directories, vm_directory};
+use super::suspend::Suspend;
+use super::{domain, end, hardware, memory, network, new_task, stop, strays, vm_directories, vm_directory};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
+use crate::task::job::Job;
 
 /// The time limit for the response of an adopted machine, which gets at most two requests.
 const TO_ANSWER: Duration = Duration::from_secs(5);
@@ -54,16 +58,25 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     }
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     // The disks of a machine that is left alone are, too.
-    for vm in vms.into_iter().filter(|vm| vm.power != Power::Halted && !left.contains(&vm.uuid)) {
+    for vm in vms.into_iter().filter(|vm| has_machine(vm) && !left.contains(&vm.uuid)) {
         one(daemon, vm, plugged_since, older).await?;
     }
+    daemon.vms.found.store(true, Ordering::Relaxed);
+    if !older {
+        memory::sweep(daemon).await?;
+    }
     sweep(daemon, left).await
+}
+
+/// Whether a VM has a machine, or did when the catalogue was last written.
+fn has_machine(vm: &Vm) -> bool {
+    !matches!(vm.power, Power::Halted | Power::Suspended)
 }
 
 /// Removes the tap interfaces of machines that have ended. Those that are ending remove theirs by themselves.
 async fn sweep(daemon: &Daemon, mut run: BTreeSet<Uuid>) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
-    run.extend(vms.iter().filter(|vm| vm.power != Power::Halted).map(|vm| vm.uuid));
+    run.extend(vms.iter().filter(|vm| has_machine(vm)).map(|vm| vm.uuid));
     let (config, known) = (daemon.config.clone(), vms.iter().map(|vm| vm.uuid).collect());
     let swept = move || {
         network::sweep(&config, &known, &run);
@@ -101,6 +114,8 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
     let process = guest::process(vm, found.identity())?;
     let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
+        // It has gone on from that already.
+        tx.forget_vm_memory(vm)?;
         tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         tx.set_vm_power(vm, Power::Running, None)
     });
@@ -136,8 +151,19 @@ async fn stray_domain(daemon: &Daemon, known: &Vm, older: bool) -> bool {
 /// ended, and if the catalogue is `older` also if it had not been started yet or was being stopped.
 async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Result<(), Problem> {
     let uuid = vm.uuid;
+    let saved = daemon.catalogue.read(move |view| view.vm_memory(uuid)).await?.is_some();
+    if is_being_suspended(daemon, uuid).await? {
+        // The job finds the machine itself: its guest must not run in the meantime.
+        return Ok(());
+    }
+    if saved && vm.power == Power::Stopping {
+        let operation = daemon.vms.begin(uuid)?;
+        kill(daemon, uuid).await?;
+        end::halt(daemon, uuid, Ended { keep: keep_of(older, keep), ..Ended::default() }, operation).await;
+        return Ok(());
+    }
     let operation = daemon.vms.begin(uuid)?;
-    let keep_if_older = || if older { keep.clone() } else { BTreeSet::new() };
+    let keep_if_older = || keep_of(older, keep);
     if vm.power == Power::Starting {
         let what = format!("VM {uuid} was not started: the daemon stopped during the start");
         let why = Problem::new(Code::Failed, what).advise("start it again");
@@ -173,15 +199,34 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
     Ok(())
 }
 
+/// VBDs that stay plugged although what was under way with their VM is completed.
+fn keep_of(older: bool, keep: &BTreeSet<Uuid>) -> BTreeSet<Uuid> {
+    if older { keep.clone() } else { BTreeSet::new() }
+}
+
+/// Whether the journal has a job that saves the memory of a VM, and is not undone.
+async fn is_being_suspended(daemon: &Daemon, vm: Uuid) -> Result<bool, Problem> {
+    let is_it = move |entry: Journalled| {
+        entry.task.verb == Suspend::VERB && entry.task.about.iter().any(|about| about.uuid == vm)
+    };
+    daemon.catalogue.read(move |view| Ok(view.journal()?.into_iter().any(is_it))).await
+}
+
 /// Finds the machine of a VM again; none if it has ended.
-async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem> {
+pub async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem> {
     let driver = daemon.catalogue.read(move |view| view.vm(vm)).await?.driver;
     let found = match driver {
         Driver::Qemu => find_qemu(daemon, vm).await?,
         Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
     };
     let Some(guest) = found.map(Arc::new) else { return Ok(None) };
-    let paused = guest.tell(RunningVm::is_paused).await? && !end_hold(daemon, &guest).await?;
+    let mut paused = guest.tell(RunningVm::is_paused).await?;
+    // A guest whose memory is saved stays held: the job that does so decides what becomes of it.
+    if paused && !is_being_suspended(daemon, vm).await? {
+        // The previous daemon may have been saving its memory.
+        guest.tell(RunningVm::end_save).await?;
+        paused = !end_hold(daemon, &guest).await?;
+    }
     daemon.vms.guests().insert(vm, guest.clone());
     end::watch(daemon, guest.clone());
     record(daemon, vm, paused).await?;
@@ -196,7 +241,7 @@ async fn end_hold(daemon: &Daemon, guest: &Arc<Guest>) -> Result<bool, Problem> 
     let read = daemon.catalogue.read(move |view| Ok((view.vm_held(vm)?, view.may_be_older()?)));
     let (Some(held_for), older) = read.await? else { return Ok(false) };
     if !older {
-        tracing::info!(%vm, %held_for, "resuming its guest, which was paused for a snapshot of its disks");
+        tracing::info!(%vm, %held_for, "resuming its guest, which was paused for a moment");
         guest.tell(RunningVm::resume).await?;
     }
     daemon.catalogue.write(move |tx| tx.set_vm_held(vm, None)).await?;
@@ -268,7 +313,7 @@ fn is_ending(identity: &Identity) -> bool {
 /// The guest may have been paused or resumed by somebody else in the meantime.
 async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> {
     let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
-        Power::Stopping | Power::Starting | Power::Halted => Ok(()),
+        Power::Stopping | Power::Starting | Power::Halted | Power::Suspended => Ok(()),
         Power::Running | Power::Paused if paused => tx.set_vm_power(vm, Power::Paused, None),
         Power::Running | Power::Paused => tx.set_vm_power(vm, Power::Running, None),
     });

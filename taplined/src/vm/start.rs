@@ -1,5 +1,6 @@
 //! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A failed
-//! or cancelled start is rolled back.
+//! or cancelled start is rolled back. A VM that is suspended goes on from its memory, and stays suspended if it cannot
+//! ([`super::suspend`]).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,6 +14,7 @@ use ::vm::qemu::machine::QemuVm;
 use ::vm::xen::config::Config as DomainConfig;
 use ::vm::xen::machine::XenDomain;
 use api::{Boot, Code, Power, Problem, Task, VbdState, Vm};
+use repo::catalogue::{ADVICE_FOR_SUSPENDED, VmMemory};
 use uuid::Uuid;
 
 use super::directory::{account, make_empty, vm_directory};
@@ -20,7 +22,7 @@ use super::guest::Guest;
 use super::hardware::Plan;
 use super::machine::RunningVm;
 use super::network::Bridged;
-use super::{Operation, domain, end, group, hardware, machine, new_task, seed};
+use super::{Operation, domain, end, group, hardware, machine, memory, new_task, seed, suspend};
 use crate::account::As;
 use crate::catalogue;
 use crate::config::Config;
@@ -45,6 +47,8 @@ struct StartSpec {
     bridged: Option<Bridged>,
     /// VBDs that are not plugged yet.
     unplugged: Vec<Uuid>,
+    /// The memory from which its guest goes on.
+    memory: Option<VmMemory>,
 }
 
 /// Starts a VM: a task.
@@ -53,13 +57,26 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let known = daemon.catalogue.read(move |view| view.vm(vm)).await?;
     let config = daemon.config.clone();
     see_files(Bridged::of(&config, &known), known).await?;
+    if let Some(memory) = daemon.catalogue.read(move |view| view.vm_memory(vm)).await? {
+        memory::must_match(daemon, vm, &memory).await?;
+        blocking("open a VM's memory", move || memory::open(&memory).map(drop)).await?;
+    }
     let order = daemon.catalogue.write(move |tx| {
-        let (known, vbds) = tx.begin_vm_start(vm)?;
+        let (known, mut vbds) = tx.begin_vm_start(vm)?;
+        let memory = tx.vm_memory(vm)?;
+        if let Some(memory) = &memory {
+            // Others were not plugged when it was saved.
+            vbds.retain(|vbd| memory.disks.iter().any(|disk| disk.vbd == vbd.uuid));
+        }
         let plan = hardware::of(&config, &known, &vbds)?;
+        let plan = match &memory {
+            Some(memory) => hardware::as_saved(vm, plan, memory)?,
+            None => plan,
+        };
         let seed = tx.seed(vm)?.map(|texts| seed::image(&known, &texts)).transpose()?;
         let bridged = Bridged::of(&config, &known);
         let unplugged = vbds.iter().filter(|vbd| vbd.state != VbdState::Plugged).map(|vbd| vbd.uuid).collect();
-        Ok(StartSpec { vm, plan, seed, bridged, unplugged })
+        Ok(StartSpec { vm, plan, seed, bridged, unplugged, memory })
     });
     let order = order.await?;
     let at_work = daemon.clone();
@@ -82,7 +99,7 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
         let recorded = catalogue::record(&daemon.catalogue, move |tx| match tx.vm(vm)?.power {
-            Power::Starting => tx.set_vm_power(vm, Power::Halted, None),
+            Power::Starting => tx.set_vm_down(vm, None),
             _ => Ok(()),
         });
         if let Err(problem) = recorded.await {
@@ -121,35 +138,32 @@ async fn run(
     mut context: Context,
 ) -> Result<serde_json::Value, Problem> {
     let vm = order.vm;
-    let started = begin(daemon, order, &mut context).await;
-    let started = match started {
-        Ok(guest) => record(daemon, &guest, &context).await,
+    let memory = order.memory.clone();
+    let started = match begin(daemon, order, &mut context).await {
+        Ok(guest) => record(daemon, &guest, memory.as_ref(), &context).await.map(|started| (guest, started)),
         Err(problem) => Err(problem),
     };
-    match started {
-        Ok(vm) => {
-            drop(operation);
-            serde_json::to_value(vm).map_err(|error| Problem::failed("encode a VM", error))
-        }
-        Err(problem) => {
-            end_machine(daemon, vm).await;
-            let why = (problem.code != Code::Cancelled).then(|| problem.clone());
-            if let Err(also) = end::clear(daemon, vm, why, &BTreeSet::new(), &context.regardless()).await {
-                tracing::error!(%vm, "cleanup after a failed start is left until the daemon restarts: {also}");
-            }
-            Err(problem)
-        }
+    let problem = match started {
+        // From here on it runs, or has to be seen to: its memory is not loaded again.
+        Ok((guest, started)) => return go_on(daemon, &guest, memory, started, operation).await,
+        Err(problem) => problem,
+    };
+    end_machine(daemon, vm).await;
+    let why = (problem.code != Code::Cancelled).then(|| problem.clone());
+    if let Err(also) = end::clear(daemon, vm, why, &BTreeSet::new(), &context.regardless()).await {
+        tracing::error!(%vm, "cleanup after a failed start is left until the daemon restarts: {also}");
     }
+    Err(problem)
 }
 
 /// Plugs the unplugged VBDs, and starts the guest.
 async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Result<Arc<Guest>, Problem> {
-    let StartSpec { vm, plan, seed, bridged, unplugged } = order;
+    let StartSpec { vm, plan, seed, bridged, unplugged, memory } = order;
     match plan {
         Plan::Qemu(hardware) => {
             let runs_as = make_place(daemon, vm).await?;
             plug(daemon, unplugged, context).await?;
-            start_qemu(daemon, vm, Parts { hardware, seed, bridged }, runs_as, context).await
+            start_qemu(daemon, vm, Parts { hardware, seed, bridged, memory }, runs_as, context).await
         }
         Plan::Xen(config) => {
             let guest = make_domain(daemon, vm, config, context).await?;
@@ -187,6 +201,7 @@ struct Parts {
     hardware: Box<Hardware>,
     seed: Option<seed::Image>,
     bridged: Option<Bridged>,
+    memory: Option<VmMemory>,
 }
 
 async fn start_qemu(
@@ -197,7 +212,13 @@ async fn start_qemu(
     context: &mut Context,
 ) -> Result<Arc<Guest>, Problem> {
     context.step("start", true).await?;
-    parts.hardware.accelerator = daemon.vms.accelerator(&daemon.config, account(&runs_as)).await?;
+    let accelerator = daemon.vms.accelerator(&daemon.config, account(&runs_as)).await?;
+    if parts.memory.is_some() && parts.hardware.accelerator != accelerator {
+        let what =
+            format!("VM {vm} was suspended under {}, and this host has {accelerator}", parts.hardware.accelerator);
+        return Err(Problem::new(Code::State, what).advise(ADVICE_FOR_SUSPENDED));
+    }
+    parts.hardware.accelerator = accelerator;
     let config = daemon.config.clone();
     let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
     // Not cancelled in between: a QEMU without a record would be left.
@@ -263,8 +284,10 @@ fn launch(vm: Uuid, config: &Config, parts: &Parts, account: Option<&Account>) -
     let directory = vm_directory(config, vm);
     // What is left of a start that fails goes with the rest of the machine.
     parts.bridged.as_ref().map_or(Ok(()), |bridged| bridged.connect(account))?;
+    // After the disks were plugged: they are this VM's from then on.
+    let memory = parts.memory.as_ref().map(memory::open).transpose()?;
     let start = || {
-        QemuVm::start_as(account, &config.qemu_program, &parts.hardware, &directory, TO_ANSWER)
+        QemuVm::start_as(account, &config.qemu_program, &parts.hardware, &directory, TO_ANSWER, memory.as_ref())
             .map_err(|error| machine::qemu_problem(vm, &error))
     };
     match &parts.seed {
@@ -273,24 +296,66 @@ fn launch(vm: Uuid, config: &Config, parts: &Parts, account: Option<&Account>) -
     }
 }
 
-/// Records that it runs. Who plugs a disk from then on finds the machine.
-async fn record(daemon: &Daemon, guest: &Arc<Guest>, context: &Context) -> Result<Vm, Problem> {
+/// Records that it runs. Who plugs a disk from then on finds the machine. Memory that it was given is forgotten with
+/// that: the guest is held until this is durable.
+async fn record(
+    daemon: &Daemon,
+    guest: &Arc<Guest>,
+    memory: Option<&VmMemory>,
+    context: &Context,
+) -> Result<Vm, Problem> {
     let vm = guest.vm;
     daemon.vms.guests().insert(vm, guest.clone());
     context.check()?;
     let run_by = guest.process().cloned();
     let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
+    let goes_on = memory.map(|memory| (memory.id, memory.ran));
+    fault::point("vm-start", "record", false);
     let recorded = daemon.catalogue.write(move |tx| {
+        if let Some((id, ran)) = goes_on {
+            tx.forget_vm_memory(vm)?;
+            tx.set_vm_held(vm, ran.then_some(id))?;
+        }
         // A domain is recorded at its creation.
         if let Some(process) = run_by {
             tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         }
-        tx.set_vm_power(vm, Power::Running, None)?;
+        let power = if goes_on.is_none_or(|(_, ran)| ran) { Power::Running } else { Power::Paused };
+        tx.set_vm_power(vm, power, None)?;
         tx.vm(vm)
     });
     let recorded = recorded.await?;
+    fault::point("vm-start", "record", true);
     end::watch(daemon, guest.clone());
     Ok(recorded)
+}
+
+/// Lets a guest run that was given memory, unless it was paused when that was saved.
+async fn go_on(
+    daemon: &Daemon,
+    guest: &Arc<Guest>,
+    memory: Option<VmMemory>,
+    started: Vm,
+    operation: Operation,
+) -> Result<serde_json::Value, Problem> {
+    let vm = guest.vm;
+    if let Some(memory) = memory {
+        let outcome = if memory.ran { guest.tell(RunningVm::resume).await } else { Ok(()) };
+        fault::point("vm-start", "continue", true);
+        let said = outcome.clone().err();
+        let recorded = catalogue::record(&daemon.catalogue, move |tx| {
+            tx.set_vm_held(vm, None)?;
+            match &said {
+                Some(problem) => tx.set_vm_power(vm, Power::Paused, Some(problem)),
+                None => Ok(()),
+            }
+        });
+        recorded.await?;
+        suspend::forget_file(Some(memory.file)).await;
+        outcome?;
+    }
+    drop(operation);
+    serde_json::to_value(started).map_err(|error| Problem::failed("encode a VM", error))
 }
 
 /// Ends the machine of a start that has failed.

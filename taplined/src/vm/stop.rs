@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Code, Power, Problem, Task, TaskState, Vm, VmShutdown};
+use repo::catalogue::ADVICE_FOR_SUSPENDED;
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::RunningVm;
-use super::{Operation, end, new_task, recover};
+use super::{Operation, end, new_task, recover, start};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
@@ -24,6 +25,9 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
     let operation = match (power, daemon.vms.begin(vm)) {
         (Power::Halted, _) => return Err(wrong(vm, "is already halted")),
+        (Power::Suspended, _) => {
+            return Err(wrong(vm, "is suspended, so nothing runs that could be shut down").advise(ADVICE_FOR_SUSPENDED));
+        }
         (Power::Paused, Ok(_)) if !asked.force => {
             let advice = "resume it first, or shut it down with force";
             return Err(wrong(vm, "is paused, so its guest cannot react").advise(advice));
@@ -66,7 +70,7 @@ pub async fn finish(
     mut context: Context,
 ) -> Result<Value, Problem> {
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
-    if power == Power::Halted {
+    if matches!(power, Power::Halted | Power::Suspended) {
         return shown(daemon.catalogue.read(move |view| view.vm(vm)).await?);
     }
     let guest = recover::reach(daemon, vm).await;
@@ -129,8 +133,11 @@ pub async fn pause(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     change(daemon, vm, "vm-pause", Power::Running, Power::Paused, RunningVm::pause).await
 }
 
-/// Resumes a guest, as a task.
+/// Resumes a guest that is paused, or whose memory was saved: a task.
 pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
+    if daemon.catalogue.read(move |view| view.vm(vm)).await?.power == Power::Suspended {
+        return start::start(daemon, vm).await;
+    }
     change(daemon, vm, "vm-resume", Power::Paused, Power::Running, RunningVm::resume).await
 }
 

@@ -34,6 +34,7 @@ mod scan;
 mod seeds;
 mod sr;
 mod statistics;
+mod suspend;
 mod tags;
 mod upgrade;
 mod upgrade_guest;

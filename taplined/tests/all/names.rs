@@ -210,7 +210,10 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
     daemon.kill();
     let old = daemon.catalogue();
     old.execute_batch("DROP TABLE name_claim; DROP INDEX vdi_by_name; PRAGMA user_version = 4;").unwrap();
-    old.execute_batch("DROP TABLE vm_snapshot; DROP TABLE sr_use; ALTER TABLE vm DROP COLUMN held_for;").unwrap();
+    old.execute_batch(
+        "DROP TABLE vm_snapshot; DROP TABLE sr_use; DROP TABLE vm_memory; ALTER TABLE vm DROP COLUMN held_for;",
+    )
+    .unwrap();
     for table in ["sr", "vdi", "vbd", "vm"] {
         let columns = ["tags", "other_config"].map(|column| format!("ALTER TABLE {table} DROP COLUMN {column};"));
         old.execute_batch(&columns.concat()).unwrap();

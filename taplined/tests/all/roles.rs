@@ -9,7 +9,7 @@ use crate::harness::tls::{Authority, token};
 use crate::harness::{Taplined, start};
 
 /// Operations that an operator may do, if the object has the tag. Each new one is a decision.
-const OPERATED: [&str; 9] = [
+const OPERATED: [&str; 10] = [
     "vbd_plug",
     "vbd_unplug",
     "vdi_resize",
@@ -19,6 +19,7 @@ const OPERATED: [&str; 9] = [
     "vm_shutdown",
     "vm_snapshot",
     "vm_start",
+    "vm_suspend",
 ];
 
 /// Operations that no token may do.

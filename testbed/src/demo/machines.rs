@@ -40,7 +40,7 @@ const FAR: u8 = 200;
 type Seen = BTreeMap<String, String>;
 
 /// A machine that does not outlive the test, however that ends.
-struct Bound(Option<QemuVm>);
+pub(super) struct Bound(pub(super) Option<QemuVm>);
 
 impl Drop for Bound {
     fn drop(&mut self) {
@@ -71,20 +71,23 @@ impl Drop for ShortWay {
 }
 
 /// The machine's part of a test.
-pub struct Bed {
-    hardware: Hardware,
+pub(super) struct Bed {
+    pub(super) hardware: Hardware,
     sockets: ShortWay,
-    directory: PathBuf,
-    console: PathBuf,
+    pub(super) directory: PathBuf,
+    pub(super) console: PathBuf,
     /// By position.
-    disks: BTreeMap<u8, DiskProcess>,
+    pub(super) disks: BTreeMap<u8, DiskProcess>,
+    /// Bytes of each.
+    len: u64,
 }
 
 impl Story<'_> {
     /// A machine with so many disks, through everything that its driver does to it.
     pub fn machine(&mut self, disks: u8) -> Result<(), Failure> {
         self.progress.step(&format!("a machine of our own driver, with {disks} disks"));
-        let mut bed = self.bed(disks)?;
+        let job = Job { name: "machine", script: include_str!("../../guest/jobs/machine.sh"), parameters: Vec::new() };
+        let mut bed = self.bed(&job, disks, 1 << 20)?;
         let qemu = Path::new("qemu-system-x86_64");
         let mut bound = Bound(Some(QemuVm::start(qemu, &bed.hardware, &bed.directory, PATIENCE)?));
         let Some(machine) = &mut bound.0 else { unreachable!("it was just put there") };
@@ -109,27 +112,28 @@ impl Story<'_> {
         Ok(())
     }
 
-    fn bed(&self, disks: u8) -> Result<Bed, Failure> {
+    /// A machine that does `job`, with so many disks of `len` bytes.
+    pub(super) fn bed(&self, job: &Job, disks: u8, len: u64) -> Result<Bed, Failure> {
         let sockets = ShortWay::to(self.work)?;
         let directory = sockets.0.join(MACHINE);
         let failed = |source| Failure::File { what: "create", path: directory.clone(), source };
         fs::create_dir_all(&directory).map_err(failed)?;
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).map_err(failed)?;
-        let job = Job { name: "machine", script: include_str!("../../guest/jobs/machine.sh"), parameters: Vec::new() };
-        let console = directory.join("console");
+        let console = directory.join(format!("{}.console", job.name));
         let hardware = Hardware {
             name: "guest-test".to_owned(),
             memory_mib: guest::MEMORY_MIB,
             // With so many all of 255 disks have vectors.
             vcpus: 4,
+            machine: None,
             accelerator: self.guest.accelerator(),
-            boot: self.guest.boot_of(&job, self.work)?,
+            boot: self.guest.boot_of(job, self.work)?,
             disks: Vec::new(),
             console: Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(console.clone()) }),
             seed: Some(self.seed()?),
             platform: Platform::default(),
         };
-        let mut bed = Bed { hardware, sockets, directory, console, disks: BTreeMap::new() };
+        let mut bed = Bed { hardware, sockets, directory, console, disks: BTreeMap::new(), len };
         for number in 0..disks {
             let disk = self.served(&mut bed, number)?;
             bed.hardware.disks.push(disk);
@@ -150,7 +154,7 @@ impl Story<'_> {
     fn served(&self, bed: &mut Bed, number: u8) -> Result<Disk, Failure> {
         let image = self.work.join(format!("{}.raw", serial(number)));
         let failed = |source| Failure::File { what: "create", path: image.clone(), source };
-        File::create(&image).and_then(|file| file.set_len(1 << 20)).map_err(failed)?;
+        File::create(&image).and_then(|file| file.set_len(bed.len)).map_err(failed)?;
         let name = format!("raw:{}.raw", serial(number));
         let served = self.tapline.serve(&[&name], Access::ReadWrite, 4)?;
         let position = position(number)?;
@@ -248,7 +252,7 @@ fn seen_in(said: &str) -> Seen {
 }
 
 /// The last value that a guest has said for `key` on a console that is logged; its last line may be under way.
-fn said_in(console: &Path, key: &str) -> Result<Option<String>, Failure> {
+pub(super) fn said_in(console: &Path, key: &str) -> Result<Option<String>, Failure> {
     let failed = |source| Failure::File { what: "read", path: console.to_owned(), source };
     let bytes = fs::read(console).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);

@@ -9,6 +9,7 @@ mod daemon;
 mod findings;
 mod machines;
 mod story;
+mod suspended;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -43,6 +43,8 @@ pub enum Failure {
     Machine(#[from] vm::qemu::machine::MachineError),
     #[error("a machine has no disk {0}")]
     Position(u8),
+    #[error("saving the guest's memory does not come to an end: {0:?}")]
+    Saving(vm::qemu::machine::Saving),
     #[error("does not hold: {claim}; found {found}")]
     Claim { claim: String, found: String },
     #[error("the counters of the load make no sense, so there is no figure to show")]
@@ -93,12 +95,14 @@ impl Story<'_> {
         self.compare_with_qemu()?;
         self.through_the_daemon(amount)?;
         self.machine(disks)?;
+        self.suspended()?;
         Ok(self.findings)
     }
 
-    /// The machine alone.
+    /// The machines alone.
     pub fn only_machine(mut self, disks: u8) -> Result<Findings, Failure> {
         self.machine(disks)?;
+        self.suspended()?;
         Ok(self.findings)
     }
 

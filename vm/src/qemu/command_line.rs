@@ -54,6 +54,9 @@ pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<Strin
     words.0
 }
 
+/// What makes it wait for memory that was saved, instead of starting with an empty one.
+pub const INCOMING: [&str; 2] = ["-incoming", "defer"];
+
 /// The same for a QEMU that has exited with that message; `None` if it had another reason.
 pub fn without_sandbox(words: &[String], said: &str) -> Option<Vec<String>> {
     let at = words.iter().position(|word| word == SANDBOX[0]).filter(|_| said.contains(NO_SANDBOX))?;
@@ -119,7 +122,8 @@ impl Words {
         let on = |on| if on { "on" } else { "off" };
         let keyboard = on(hardware.platform.vga != Vga::None);
         let hpet = on(hardware.platform.hpet);
-        self.say("-machine", format!("pc,memory-backend=memory,usb=off,hpet={hpet},vmport=off,i8042={keyboard}"));
+        let kind = hardware.machine.as_deref().unwrap_or("pc");
+        self.say("-machine", format!("{kind},memory-backend=memory,usb=off,hpet={hpet},vmport=off,i8042={keyboard}"));
         self.say("-smp", hardware.vcpus.to_string());
         // The disks' processes map the guest's memory: it is a file without a name, shared.
         let mib = hardware.memory_mib;

@@ -42,6 +42,9 @@ pub struct Hardware {
     pub memory_mib: u32,
     /// Processors.
     pub vcpus: u16,
+    /// The version of the machine, of which the guest's memory is: `pc-i440fx-7.2`. The newest by default.
+    #[serde(default)]
+    pub machine: Option<String>,
     /// What runs the guest's instructions.
     pub accelerator: Accelerator,
     /// The boot source.
@@ -282,6 +285,7 @@ pub(crate) mod test {
             name: "small".into(),
             memory_mib: 128,
             vcpus: 2,
+            machine: None,
             accelerator: Accelerator::Tcg,
             boot: Boot::Kernel { kernel: "/k".into(), initrd: None, command_line: String::new() },
             disks: Vec::new(),

@@ -135,13 +135,24 @@ impl Client {
         if greeting.get("QMP").is_none() {
             return Err(nonsense("no greeting", &greeting));
         }
-        client.until("qmp_capabilities", &json!({}), deadline)?;
+        client.until("qmp_capabilities", &json!({}), None, deadline)?;
         Ok(client)
     }
 
     /// QEMU's answer to `command`.
     pub fn execute(&mut self, command: &str, arguments: &Value, timeout: Duration) -> Result<Value, QmpError> {
-        self.until(command, arguments, Deadline::after(timeout))
+        self.until(command, arguments, None, Deadline::after(timeout))
+    }
+
+    /// The same for a command that takes a file.
+    pub fn execute_with(
+        &mut self,
+        command: &str,
+        arguments: &Value,
+        file: BorrowedFd<'_>,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
+        self.until(command, arguments, Some(file), Deadline::after(timeout))
     }
 
     /// Received events that were not waited for.
@@ -186,13 +197,22 @@ impl Client {
         }
     }
 
-    fn until(&mut self, command: &str, arguments: &Value, deadline: Deadline) -> Result<Value, QmpError> {
+    fn until(
+        &mut self,
+        command: &str,
+        arguments: &Value,
+        file: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+    ) -> Result<Value, QmpError> {
         self.number += 1;
         let number = self.number;
         let mut words = json!({ "execute": command, "arguments": arguments, "id": number }).to_string();
         words.push('\n');
         self.alive()?;
-        let sent = self.lines.send(words.as_bytes(), deadline.at);
+        let sent = match file {
+            Some(file) => self.lines.send_with(words.as_bytes(), file, deadline.at),
+            None => self.lines.send(words.as_bytes(), deadline.at),
+        };
         sent.map_err(|error| self.lose(error, command, deadline.timeout))?;
         loop {
             let mut line = self.line(command, deadline)?;

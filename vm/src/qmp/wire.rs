@@ -2,13 +2,15 @@
 //!
 //! It knows nothing about their contents. A line that is incomplete when the time is up is finished by the next call.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// The longest answer, of query-pci for 255 disks, has 300 KiB.
 pub const LINE_MAX: usize = 4 << 20;
@@ -53,6 +55,23 @@ impl Lines {
             }
         }
         Ok(())
+    }
+
+    /// The same, with a file: it goes with the first byte.
+    pub fn send_with(&mut self, bytes: &[u8], file: BorrowedFd<'_>, deadline: Instant) -> Result<(), WireError> {
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let files = [file];
+            if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+                return Err(WireError::Failed(ErrorKind::InvalidInput.into()));
+            }
+            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+                Ok(sent) => return self.send(bytes.get(sent..).unwrap_or_default(), deadline),
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(error) => end_or_failure(error.into())?,
+            }
+        }
     }
 
     /// The next line, without its line end.

@@ -120,10 +120,11 @@ fn wrong_machines(daemon: &Taplined) -> String {
     let vms = daemon.get("/vms").1;
     // A busy daemon may have no room for a list just now.
     let Some(vms) = vms.as_array() else { return format!("no list of machines: {vms}; ") };
-    let running: Vec<&Value> = vms.iter().filter(|vm| vm["power"] != "halted").collect();
+    let runs = |vm: &&Value| vm["power"] != "halted" && vm["power"] != "suspended";
+    let running: Vec<&Value> = vms.iter().filter(runs).collect();
     let settled = running.iter().all(|vm| ["running", "paused"].contains(&vm["power"].as_str().unwrap()));
     let known: BTreeSet<u32> = running.iter().filter_map(|vm| vm["pid"].as_u64()?.try_into().ok()).collect();
-    let halted = vms.iter().filter(|vm| vm["power"] == "halted");
+    let halted = vms.iter().filter(|vm| !runs(vm));
     let forgotten = halted.into_iter().all(|vm| vm["pid"].is_null() && vm["handle"].is_null());
     let places = fs::read_dir(daemon.room().join("run/vm")).unwrap().count();
     let found = machines_of(&daemon.room().join("run/vm"));
@@ -159,13 +160,18 @@ fn leaks(daemon: &Taplined) -> String {
     let places = fs::read_dir(daemon.room().join("run/vbd")).unwrap();
     let places: BTreeSet<String> = places.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     let (leased, writers) = leases(daemon);
+    // Those of suspended machines keep theirs.
+    let vms = daemon.get("/vms?power=suspended").1;
+    let asleep = |vbd: &&Value| vms.as_array().unwrap().iter().any(|vm| vm["uuid"] == vbd["vm"]);
+    let users: BTreeSet<String> =
+        known.iter().cloned().chain(vbds.iter().filter(asleep).map(|vbd| named(&vbd))).collect();
     let running = processes(daemon);
     let tasks = daemon.get("/tasks?open=true").1;
     let checks = [
         ("on the way", on_the_way.count() == 0),
         ("processes", running == pids && pids.len() == plugged.len()),
         ("directories", places == known),
-        ("leases", leased == known),
+        ("leases", leased == users),
         ("writers", writers),
         ("tasks", tasks.as_array().unwrap().is_empty()),
     ];

@@ -138,7 +138,7 @@ impl QemuVm {
     }
 
     /// The version of its QEMU: an adopted machine may have been started with another than the installed one.
-    fn version(&mut self) -> Result<Version, MachineError> {
+    pub(super) fn version(&mut self) -> Result<Version, MachineError> {
         let answer = self.command("ask for its version", "query-version", &json!({}))?;
         Ok(Version::told(&answer).unwrap_or(Version::OLDEST))
     }

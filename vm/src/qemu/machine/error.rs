@@ -85,6 +85,17 @@ pub enum MachineError {
         /// The system's error.
         source: io::Error,
     },
+    /// QEMU cannot save the guest's memory: something in the machine does not allow it.
+    #[error("QEMU cannot save the guest's memory: {0}")]
+    NotSavable(String),
+    /// Saving or loading the guest's memory failed.
+    #[error("QEMU could not {what} the guest's memory: {why}")]
+    Memory {
+        /// Which of the two.
+        what: &'static str,
+        /// QEMU's reason.
+        why: String,
+    },
     /// A disk is not served, and QEMU was not told about it.
     #[error("cannot plug disk {position} into the VM")]
     NotServed {

@@ -8,7 +8,9 @@ mod disks;
 mod ended;
 mod error;
 mod launch;
+mod save;
 
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -23,8 +25,9 @@ pub use self::ended::{Ended, Shutdown};
 pub use self::error::MachineError;
 use self::error::{monitor, process};
 use self::launch::Files;
+pub use self::save::{Kind, Leftover, Saving};
 use super::account::{Account, Means, NotReady};
-use super::command_line::{without_sandbox, words};
+use super::command_line::{INCOMING, without_sandbox, words};
 use super::console;
 use super::hardware::{Console, ConsoleTo, Hardware};
 use super::process::{Identity, Process};
@@ -92,17 +95,18 @@ impl QemuVm {
         directory: &Path,
         patience: Duration,
     ) -> Result<Self, MachineError> {
-        Self::start_as(None, program, hardware, directory, patience)
+        Self::start_as(None, program, hardware, directory, patience, None)
     }
 
     /// The same as a user that owns the directory ([`Account::own`]) and has no other permissions; `None` is the
-    /// caller's own user.
+    /// caller's own user. With `memory`, which was saved, the guest is where it was then, and does not run yet.
     pub fn start_as(
         account: Option<&Account>,
         program: &Path,
         hardware: &Hardware,
         directory: &Path,
         patience: Duration,
+        memory: Option<&File>,
     ) -> Result<Self, MachineError> {
         hardware.check()?;
         let mut files = Files::of(directory)?;
@@ -123,7 +127,8 @@ impl QemuVm {
         let said = words(means.as_ref().map_or(hardware, |means| &means.hardware), &files.monitor, version);
         let before: Vec<String> =
             means.iter().flat_map(Means::words).chain(account.into_iter().flat_map(Account::words)).collect();
-        let said: Vec<String> = means.iter().flat_map(Means::descriptors).chain(said).collect();
+        let incoming = memory.iter().flat_map(|_| INCOMING.map(str::to_owned));
+        let said: Vec<String> = means.iter().flat_map(Means::descriptors).chain(said).chain(incoming).collect();
         let mut starting = Starting(Some(files.start(&before, program, &said)?));
         let (client, sandboxed) = match starting.connect(&files, deadline, patience) {
             Err(MachineError::Ended { during, said: last }) => {
@@ -141,7 +146,11 @@ impl QemuVm {
         // Before the guest runs: QEMU keeps nothing of what it writes.
         let console = if has_console { console::connect(directory, process.identity().pid) } else { None };
         let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus, sandboxed, console };
-        if let Err(error) = machine.resume() {
+        let begun = match memory {
+            Some(memory) => machine.load(memory, hardware.memory_mib),
+            None => machine.resume(),
+        };
+        if let Err(error) = begun {
             machine.kill()?;
             return Err(error);
         }
@@ -178,7 +187,8 @@ impl QemuVm {
         let answer = self.command("ask for its status", "query-status", &json!({}))?;
         Ok(match answer["status"].as_str().unwrap_or("unknown") {
             "running" => Status::Running,
-            "paused" | "prelaunch" => Status::Paused,
+            // The last three while its memory is saved or loaded, and after that.
+            "paused" | "prelaunch" | "finish-migrate" | "postmigrate" | "inmigrate" => Status::Paused,
             other => Status::Stuck(other.to_owned()),
         })
     }

@@ -1,0 +1,307 @@
+//! The file with the memory of a suspended VM, and the disks that it belongs to.
+//!
+//! It knows nothing about machines. The file begins with a header of its own: a line of JSON, which is the record that
+//! the catalogue has too; then zeros up to [`HEADER`], where QEMU's data begins. Invariants: only root can read a file;
+//! one that is there under its final name is complete and durable; memory is loaded only if file and disks are those of
+//! the record.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use api::{Code, Problem};
+use control::size::readable;
+use repo::catalogue::{ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory, VmMemory};
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::task::blocking;
+
+/// Where QEMU's data begins: 255 disks are less than 100 KiB of JSON.
+const HEADER: u64 = 256 << 10;
+
+/// What QEMU needs beyond the guest's memory: the state of its devices, and a part of the memory for its page numbers.
+const MARGIN: u64 = 64 << 20;
+const MARGIN_PART: u64 = 64;
+
+/// The file's name ends so.
+const COMPLETE: &str = "memory";
+const PARTIAL: &str = "part";
+
+/// The directory.
+pub fn directory(config: &Config) -> PathBuf {
+    config.suspended_directory.clone().unwrap_or_else(|| config.state_directory.join("suspended"))
+}
+
+/// The file of a VM.
+pub fn file_of(config: &Config, vm: Uuid) -> PathBuf {
+    directory(config).join(format!("{vm}.{COMPLETE}"))
+}
+
+/// The same while it is being written.
+pub fn partial_of(config: &Config, vm: Uuid) -> PathBuf {
+    directory(config).join(format!("{vm}.{PARTIAL}"))
+}
+
+/// Creates the directory if it is not there, and refuses memory for which it has no room.
+pub fn must_have_room(config: &Config, memory: u64) -> Result<(), Problem> {
+    let directory = directory(config);
+    make(&directory)?;
+    let failed = |errno: rustix::io::Errno| {
+        Problem::failed(format_args!("query the space in {}", directory.display()), io::Error::from(errno))
+    };
+    let found = rustix::fs::statvfs(&directory).map_err(failed)?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let needed = memory.saturating_add(memory / MARGIN_PART).saturating_add(HEADER + MARGIN);
+    if free >= needed {
+        return Ok(());
+    }
+    let what = format!(
+        "the memory needs up to {} in {}, where {} are free",
+        readable(needed),
+        directory.display(),
+        readable(free)
+    );
+    Err(Problem::new(Code::NoSpace, what).advise("free space there, or set suspended-directory to another file system"))
+}
+
+fn make(directory: &Path) -> Result<(), Problem> {
+    match DirBuilder::new().mode(0o700).recursive(true).create(directory) {
+        Ok(()) => Ok(()),
+        Err(error) => Err(Problem::failed(format_args!("create the directory {}", directory.display()), error)),
+    }
+}
+
+/// Begins a file for this memory, in place of what an earlier attempt has left. QEMU continues where it ends.
+pub fn begin(config: &Config, vm: Uuid, memory: &VmMemory) -> Result<File, Problem> {
+    let path = partial_of(config, vm);
+    let mut header = serde_json::to_vec(memory).map_err(|error| Problem::failed("describe a VM's memory", error))?;
+    header.push(b'\n');
+    let create = || {
+        remove_if_there(&path)?;
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        file.write_all(&header)?;
+        file.seek(SeekFrom::Start(HEADER))?;
+        Ok(file)
+    };
+    if u64::try_from(header.len()).is_ok_and(|len| len <= HEADER) {
+        create().map_err(|error: io::Error| Problem::failed(format_args!("create {}", path.display()), error))
+    } else {
+        Err(Problem::new(Code::Internal, "the description of a VM's memory is too long"))
+    }
+}
+
+/// Puts a complete file under its final name, durably.
+pub fn complete(config: &Config, vm: Uuid, file: &File) -> Result<(), Problem> {
+    let (from, to) = (partial_of(config, vm), file_of(config, vm));
+    let put = || {
+        file.sync_all()?;
+        fs::rename(&from, &to)?;
+        File::open(directory(config))?.sync_all()
+    };
+    put().map_err(|error: io::Error| Problem::failed(format_args!("write {}", to.display()), error))
+}
+
+/// What a complete file says about itself.
+pub fn describe(config: &Config, vm: Uuid) -> Result<VmMemory, Problem> {
+    let path = file_of(config, vm);
+    let failed = |error: io::Error| Problem::failed(format_args!("read {}", path.display()), error);
+    let file = File::open(&path).map_err(failed)?;
+    let memory = header_of(&file).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    Ok(VmMemory { size, ..memory })
+}
+
+fn header_of(file: &File) -> io::Result<VmMemory> {
+    let mut bytes = Vec::new();
+    let mut reader = file.take(HEADER);
+    reader.read_to_end(&mut bytes)?;
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    serde_json::from_slice(line).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Opens the file of a record at QEMU's data; an error says what is wrong with it.
+pub fn open(memory: &VmMemory) -> Result<File, Problem> {
+    let wrong = |why: String| {
+        let what = format!("the memory file {} {why}", memory.file);
+        Err(Problem::new(Code::Failed, what).advise(
+            "put the file back as it was, then start the VM; or give its memory up (tapline vm discard), after which it \
+             boots as after a power cut",
+        ))
+    };
+    let opened = File::open(&memory.file).and_then(|file| Ok((file.metadata()?, file)));
+    let (metadata, mut file) = match opened {
+        Ok(found) => found,
+        Err(error) => return wrong(format!("cannot be opened: {error}")),
+    };
+    if metadata.len() != memory.size {
+        return wrong(format!("has {} bytes, and had {} when it was written", metadata.len(), memory.size));
+    }
+    match header_of(&file) {
+        Ok(found) if found.id == memory.id => {}
+        Ok(_) => return wrong("is that of another time or VM".into()),
+        Err(error) => return wrong(format!("does not begin as one of Tapline does: {error}")),
+    }
+    match file.seek(SeekFrom::Start(HEADER)) {
+        Ok(_) => Ok(file),
+        Err(error) => wrong(format!("cannot be read: {error}")),
+    }
+}
+
+/// Removes a file that is not needed any more. One that stays is removed by the next daemon.
+pub fn remove(path: &Path) {
+    if let Err(error) = remove_if_there(path) {
+        tracing::warn!("cannot remove {}, which is not needed any more: {error}", path.display());
+    }
+}
+
+/// Removes all that an attempt to save a VM's memory may have left.
+pub fn remove_all(config: &Config, vm: Uuid) -> Result<(), Problem> {
+    for path in [partial_of(config, vm), file_of(config, vm)] {
+        remove_if_there(&path).map_err(|error| Problem::failed(format_args!("remove {}", path.display()), error))?;
+    }
+    Ok(())
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes files of VMs that are known and have no saved memory: a daemon was killed before it removed them.
+pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
+    let known = daemon.catalogue.read(|view| {
+        let saved = |vm: &api::Vm| Ok::<_, Problem>((vm.uuid, view.vm_memory(vm.uuid)?.is_some()));
+        let at_work = view.journal()?.into_iter().flat_map(|entry| entry.task.about).map(|about| about.uuid);
+        let at_work: Vec<Uuid> = at_work.collect();
+        let vms = view.vms()?.iter().map(saved).collect::<Result<Vec<_>, _>>()?;
+        Ok(vms.into_iter().filter(|(vm, saved)| !saved && !at_work.contains(vm)).map(|(vm, _)| vm).collect::<Vec<_>>())
+    });
+    let (known, config) = (known.await?, daemon.config.clone());
+    blocking("remove memory of VMs that have gone on", move || {
+        known.iter().flat_map(|vm| [partial_of(&config, *vm), file_of(&config, *vm)]).for_each(|path| remove(&path));
+        Ok(())
+    })
+    .await
+}
+
+/// The memory of a VM with its disks as they are now that nothing has them open; `None` if it has none.
+pub async fn with_disks(daemon: &Daemon, vm: Uuid) -> Result<Option<VmMemory>, Problem> {
+    let Some(memory) = daemon.catalogue.read(move |view| view.vm_memory(vm)).await? else { return Ok(None) };
+    let mut disks = Vec::new();
+    for disk in &memory.disks {
+        // Without this the disk cannot be told from one that was written since; that is no reason to lose the memory.
+        let images = images_of(daemon, disk.vdi).await.unwrap_or_else(|problem| {
+            tracing::warn!(%vm, vdi = %disk.vdi, "its state is not recorded with the VM's memory: {problem}");
+            Vec::new()
+        });
+        disks.push(DiskOfMemory { images, ..disk.clone() });
+    }
+    Ok(Some(VmMemory { disks, ..memory }))
+}
+
+/// Refuses memory whose disks were written since: the guest would destroy what is on them now.
+pub async fn must_match(daemon: &Daemon, vm: Uuid, memory: &VmMemory) -> Result<(), Problem> {
+    for disk in memory.disks.iter().filter(|disk| !disk.images.is_empty()) {
+        if images_of(daemon, disk.vdi).await? != disk.images {
+            let what = format!(
+                "VM {vm} cannot go on from its memory: VDI {} was written to since it was suspended at {:.0}, as after a \
+                 backup of the catalogue or of the repository was restored",
+                disk.vdi, memory.since
+            );
+            return Err(Problem::new(Code::State, what).advise(ADVICE_FOR_SUSPENDED));
+        }
+    }
+    Ok(())
+}
+
+/// The images of a VDI, and when their files were last written to.
+async fn images_of(daemon: &Daemon, vdi: Uuid) -> Result<Vec<ImageOfMemory>, Problem> {
+    let mut images = Vec::new();
+    for image in daemon.catalogue.read(move |view| view.chain(vdi)).await? {
+        let directory = daemon.srs.directory(image.sr).await?;
+        let path = directory.path().join(&image.file);
+        let found = daemon.srs.patience.ask(image.sr, "examine a file of", move || {
+            let failed = |error| Problem::failed(format_args!("examine {}", path.display()), error);
+            fs::metadata(&path).map_err(failed)
+        });
+        let found = found.await?;
+        let written = (found.mtime(), found.mtime_nsec());
+        images.push(ImageOfMemory { image: image.uuid, size: found.len(), written });
+    }
+    Ok(images)
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    fn config(room: &Path) -> Config {
+        Config { state_directory: room.to_owned(), ..Config::default() }
+    }
+
+    fn memory(config: &Config, vm: Uuid) -> VmMemory {
+        VmMemory {
+            id: Uuid::new_v4(),
+            file: file_of(config, vm).to_string_lossy().into_owned(),
+            size: 0,
+            since: jiff::Timestamp::UNIX_EPOCH,
+            ran: true,
+            qemu: "7.2".into(),
+            machine: serde_json::Value::Null,
+            disks: Vec::new(),
+        }
+    }
+
+    fn saved(config: &Config, vm: Uuid) -> VmMemory {
+        must_have_room(config, 0).unwrap();
+        let mut file = begin(config, vm, &memory(config, vm)).unwrap();
+        file.write_all(b"QEMU's").unwrap();
+        complete(config, vm, &file).unwrap();
+        describe(config, vm).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_private_and_is_read_from_where_qemu_has_written() {
+        let room = tempfile::tempdir().unwrap();
+        let (config, vm) = (config(room.path()), Uuid::new_v4());
+        let saved = saved(&config, vm);
+        assert_eq!((saved.size, fs::metadata(&saved.file).unwrap().mode() & 0o777), (HEADER + 6, 0o600));
+        assert_eq!(fs::metadata(directory(&config)).unwrap().mode() & 0o777, 0o700);
+        assert!(!partial_of(&config, vm).exists());
+        let mut text = String::new();
+        open(&saved).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "QEMU's");
+    }
+
+    #[test]
+    fn a_missing_truncated_or_other_file_is_refused_with_what_is_wrong() {
+        let room = tempfile::tempdir().unwrap();
+        let (config, vm) = (config(room.path()), Uuid::new_v4());
+        let known = saved(&config, vm);
+        let said = |known: &VmMemory| open(known).err().unwrap().detail;
+        let other = saved(&config, vm);
+        assert!(said(&known).contains("of another time or VM"));
+        let file = OpenOptions::new().write(true).open(&other.file).unwrap();
+        file.write_all_at(b"????", 0).unwrap();
+        assert!(said(&other).contains("does not begin as one of Tapline does"));
+        file.set_len(HEADER + 5).unwrap();
+        assert!(said(&other).contains("bytes, and had"));
+        remove(Path::new(&other.file));
+        assert!(said(&other).contains("cannot be opened"));
+    }
+
+    #[test]
+    fn memory_for_which_there_is_no_room_is_refused() {
+        let room = tempfile::tempdir().unwrap();
+        let refused = must_have_room(&config(room.path()), u64::MAX).unwrap_err();
+        assert_eq!(refused.code, Code::NoSpace);
+        assert!(refused.advice.unwrap().contains("suspended-directory"));
+    }
+}

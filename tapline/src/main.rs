@@ -14,8 +14,10 @@ mod column;
 mod completion;
 mod confirm;
 mod disk;
+mod doctor;
 mod endpoint;
 mod event;
+mod explain;
 mod failure;
 mod find;
 mod hand_over;
@@ -24,6 +26,7 @@ mod label;
 mod manual;
 mod output;
 mod panics;
+mod place;
 mod removal;
 mod schedule;
 mod session;
@@ -88,6 +91,10 @@ enum Command {
     Disk(disk::Disk),
     /// Show where the time of a disk's requests goes, stage by stage
     Trace(trace::Trace),
+    /// Say in words what bounds a disk now
+    Explain(explain::Explain),
+    /// Look for what is set badly on this host, and say how to mend it
+    Doctor(doctor::Doctor),
     /// Attach disks to Xen guests and detach them
     Xen(xen::Xen),
     /// Print a shell completion script for this command
@@ -165,13 +172,15 @@ fn ended(failure: &Failure, json: bool) -> ExitCode {
 
 /// Runs the command; returns after how long it is to be run again, if it is to be.
 fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
-    if !matches!(command, Command::Ask(_) | Command::Trace(_)) {
+    if !matches!(command, Command::Ask(_) | Command::Trace(_) | Command::Explain(_)) {
         how.refuse_endpoint()?;
     }
     match command {
         Command::Ask(noun) => return Ok(noun.ask(how)?),
         Command::Disk(disk) => disk::run(&disk, how.json)?,
         Command::Trace(trace) => trace::run(&trace, how)?,
+        Command::Explain(explain) => explain::run(&explain, how)?,
+        Command::Doctor(doctor) => doctor::run(&doctor, how.json)?,
         Command::Xen(xen) => xen::run(&xen, how.json)?,
         Command::Image(_) | Command::Serve(_) => return Err(hand_over::hand_over().into()),
         Command::Completion(completion) => completion.run()?,

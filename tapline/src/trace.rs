@@ -6,7 +6,6 @@
 
 mod chrome;
 mod group;
-mod place;
 mod svg;
 mod table;
 
@@ -21,6 +20,7 @@ use stats::{Reader, Record};
 use crate::disk;
 use crate::failure::Failure;
 use crate::output::{print_local, say};
+use crate::place::{self, Place};
 use crate::session::How;
 use group::Group;
 
@@ -93,7 +93,7 @@ pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
 }
 
 /// Traces, and reads what there is until it ends.
-fn gather(trace: &Trace, place: &place::Place) -> Result<Traced, Error> {
+fn gather(trace: &Trace, place: &Place) -> Result<Traced, Error> {
     let failed = |why: stats::ReadError| {
         Error::cannot(format!("read the statistics page {}", place.page.display()), why)
             .advise("a page of the daemon's disk is readable by root")

@@ -95,7 +95,10 @@ fn must_be_possible(vm: &Vm, vbds: &[Vbd]) -> Result<(), Problem> {
         return Err(Problem::new(Code::Busy, what).advise("wait for that, then try again"));
     }
     if let Some(vbd) = vbds.iter().find(|vbd| vbd.waits_for_space) {
-        let what = format!("the guest of VM {} waits for space for VBD {}, and would for ever", vm.uuid, vbd.uuid);
+        let what = format!(
+            "the guest of VM {} waits for space for VBD {}, and that request cannot be saved",
+            vm.uuid, vbd.uuid
+        );
         return Err(Problem::new(Code::State, what).advise("free space in its repository, then try again"));
     }
     Ok(())

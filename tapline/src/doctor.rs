@@ -1,0 +1,307 @@
+//! `doctor`: what is set badly on this host for disks in user space, each with the command that mends it.
+//!
+//! It looks at the kernel's settings and at statistics pages, changes nothing, and asks no daemon. Invariant: a check
+//! that cannot be made says so, and is not taken for a good one.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use stats::Reader;
+
+use crate::failure::Failure;
+use crate::output::print_local;
+
+/// `doctor`.
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    /// Directories of images whose file systems are looked at, such as those of repositories
+    #[arg(value_name = "DIRECTORY")]
+    directories: Vec<PathBuf>,
+}
+
+/// How good something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Good,
+    Bad,
+    Unknown,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug)]
+struct Check {
+    state: State,
+    text: String,
+    /// The command that mends it.
+    mend: Option<String>,
+}
+
+/// Where the kernel says things; another directory in tests.
+struct Host {
+    root: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(doctor: &Doctor, json: bool) -> Result<(), Failure> {
+    let host = Host { root: PathBuf::from("/") };
+    let mut checks = host.checks();
+    checks.extend(doctor.directories.iter().map(|path| direct_io(path)));
+    checks.extend(stuck_disks());
+    if json {
+        let told: Vec<_> = checks
+            .iter()
+            .map(|check| {
+                let state = match check.state {
+                    State::Good => "good",
+                    State::Bad => "bad",
+                    State::Unknown => "unknown",
+                };
+                json!({ "state": state, "text": check.text, "mend": check.mend })
+            })
+            .collect();
+        return Ok(print_local(&format!("{}\n", json!({ "checks": told })))?);
+    }
+    let mut out = String::new();
+    for check in &checks {
+        let mark = match check.state {
+            State::Good => "ok  ",
+            State::Bad => "BAD ",
+            State::Unknown => "?   ",
+        };
+        // Writing to a string cannot fail.
+        writeln!(out, "{mark} {}", check.text).unwrap_or_default();
+        if let Some(mend) = &check.mend {
+            writeln!(out, "       {mend}").unwrap_or_default();
+        }
+    }
+    Ok(print_local(&out)?)
+}
+
+fn good(text: impl Into<String>) -> Check {
+    Check { state: State::Good, text: text.into(), mend: None }
+}
+
+fn bad(text: impl Into<String>, mend: impl Into<String>) -> Check {
+    Check { state: State::Bad, text: text.into(), mend: Some(mend.into()) }
+}
+
+fn unknown(text: impl Into<String>) -> Check {
+    Check { state: State::Unknown, text: text.into(), mend: None }
+}
+
+impl Host {
+    fn read(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.root.join(path)).ok().map(|text| text.trim().to_owned())
+    }
+
+    fn number(&self, path: &str) -> Option<u64> {
+        self.read(path)?.parse().ok()
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        vec![self.io_uring(), self.aio(), self.locked_memory(), self.clock(), self.huge_pages(), self.files()]
+    }
+
+    fn io_uring(&self) -> Check {
+        match self.number("proc/sys/kernel/io_uring_disabled") {
+            Some(0) => good("io_uring is allowed"),
+            Some(1) => bad(
+                "io_uring is for a group only (kernel.io_uring_disabled = 1): disks that may not use it take Linux AIO",
+                "sysctl -w kernel.io_uring_disabled=0, or put the user of disks into the group kernel.io_uring_group",
+            ),
+            Some(_) => bad(
+                "io_uring is forbidden (kernel.io_uring_disabled = 2): disks use Linux AIO, which is slower on some storage",
+                "sysctl -w kernel.io_uring_disabled=0",
+            ),
+            None => unknown("whether io_uring is allowed: the kernel has no such setting (before 6.6 it always is)"),
+        }
+    }
+
+    fn aio(&self) -> Check {
+        let (Some(used), Some(most)) = (self.number("proc/sys/fs/aio-nr"), self.number("proc/sys/fs/aio-max-nr"))
+        else {
+            return unknown("how many requests Linux AIO may have");
+        };
+        // A disk asks for 256.
+        match most.saturating_sub(used) / 256 {
+            0..64 => bad(
+                format!("Linux AIO has room for few more disks: {used} of {most} requests are taken"),
+                "sysctl -w fs.aio-max-nr=1048576 (and in /etc/sysctl.d)",
+            ),
+            more => good(format!("Linux AIO has room for {more} more disks")),
+        }
+    }
+
+    fn locked_memory(&self) -> Check {
+        let limits = self.read("proc/self/limits").unwrap_or_default();
+        let line = limits.lines().find(|line| line.starts_with("Max locked memory"));
+        let soft = line.and_then(|line| line.split_whitespace().nth(3));
+        match soft.map(|soft| (soft, soft.parse::<u64>())) {
+            Some(("unlimited", _)) => good("memory can be locked without limit"),
+            Some((_, Ok(bytes))) if bytes >= 64 << 20 => good(format!("{} MiB of memory can be locked", bytes >> 20)),
+            Some((_, Ok(bytes))) => bad(
+                format!(
+                    "only {} KiB of memory can be locked here: buffers of io_uring are not registered",
+                    bytes >> 10
+                ),
+                "LimitMEMLOCK=infinity in taplined.service, or ulimit -l unlimited for tapline serve",
+            ),
+            _ => unknown("how much memory can be locked"),
+        }
+    }
+
+    fn clock(&self) -> Check {
+        let path = "sys/devices/system/clocksource/clocksource0";
+        match self.read(&format!("{path}/current_clocksource")).as_deref() {
+            Some(clock @ ("tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page")) => {
+                good(format!("the clock is {clock}"))
+            }
+            Some(clock) => bad(
+                format!("the clock is {clock}: each look at the time is a system call"),
+                format!("echo tsc > /{path}/current_clocksource, if the kernel offers it; see dmesg | grep -i tsc"),
+            ),
+            None => unknown("which clock the kernel uses"),
+        }
+    }
+
+    fn huge_pages(&self) -> Check {
+        match self.read("sys/kernel/mm/transparent_hugepage/enabled") {
+            Some(text) if text.contains("[always]") => bad(
+                "transparent huge pages are \"always\": a disk process may take more memory than it uses",
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            ),
+            Some(_) => good("transparent huge pages are for programs that ask for them"),
+            None => unknown("how transparent huge pages are used"),
+        }
+    }
+
+    fn files(&self) -> Check {
+        let text = self.read("proc/sys/fs/file-nr").unwrap_or_default();
+        let numbers: Vec<u64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        match numbers.as_slice() {
+            [open, _, most] if open.saturating_mul(10) > most.saturating_mul(9) => bad(
+                format!("{open} of {most} files are open on this host"),
+                format!("sysctl -w fs.file-max={}", most.saturating_mul(4)),
+            ),
+            [open, _, _] => good(format!("{open} files are open, far from the limit")),
+            _ => unknown("how many files are open"),
+        }
+    }
+}
+
+/// Whether a file in that directory takes O_DIRECT, as disks want by default.
+fn direct_io(directory: &Path) -> Check {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let shown = directory.display();
+    // Without a name: it is gone when it is closed.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT;
+    match openat(CWD, directory, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(_) => good(format!("{shown} takes O_DIRECT")),
+        Err(rustix::io::Errno::INVAL) => bad(
+            format!("{shown} refuses O_DIRECT: disks there need --cache writeback, which is not the default"),
+            "move the images to ext4, XFS, btrfs, or a tmpfs of Linux 6.6 and later",
+        ),
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            unknown(format!("whether {shown} takes O_DIRECT: its file system has no unnamed files"))
+        }
+        Err(errno) => unknown(format!("whether {shown} takes O_DIRECT: {errno}")),
+    }
+}
+
+/// Disks of this host with requests that have been in flight for more than a second.
+fn stuck_disks() -> Vec<Check> {
+    let mut pages: Vec<PathBuf> = Vec::new();
+    for directory in ["/run/tapline/vbd"].map(PathBuf::from) {
+        let entries = fs::read_dir(directory).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
+        pages.extend(entries.iter().map(|entry| stats::of_daemon(&entry.path())).filter(|page| page.exists()));
+    }
+    if let Some(directory) = stats::directory() {
+        let entries = fs::read_dir(directory).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
+        pages.extend(entries.iter().map(|entry| entry.path()));
+    }
+    let mut checks = Vec::new();
+    let mut read = 0;
+    for page in &pages {
+        let Ok(snapshot) = Reader::open(page).and_then(|reader| reader.snapshot()) else { continue };
+        read += 1;
+        if let Some(age) = snapshot.oldest_of_all().filter(|age| *age > 1_000_000_000) {
+            let text = format!("a request of {} has been in flight for {} s", snapshot.identity, age / 1_000_000_000);
+            checks.push(bad(text, "tapline top; tapline explain DISK; the kernel log of this host"));
+        }
+    }
+    if checks.is_empty() {
+        checks.push(match (read, pages.len()) {
+            (_, 0) => good("no disk is served on this host"),
+            (read, all) if read < all => unknown(format!("{} of {all} disks: their pages are for root", all - read)),
+            (read, _) => good(format!("no request of {read} disks is stuck")),
+        });
+    }
+    checks
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+        let room = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = room.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let root = room.path().to_owned();
+        (room, Host { root })
+    }
+
+    fn states(host: &Host) -> Vec<State> {
+        host.checks().iter().map(|check| check.state).collect()
+    }
+
+    #[test]
+    fn a_host_that_is_set_well_has_nothing_to_mend() {
+        let (_room, host) = host(&[
+            ("proc/sys/kernel/io_uring_disabled", "0\n"),
+            ("proc/sys/fs/aio-nr", "0\n"),
+            ("proc/sys/fs/aio-max-nr", "1048576\n"),
+            ("proc/self/limits", "Max locked memory         unlimited            unlimited            bytes\n"),
+            ("sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+            ("proc/sys/fs/file-nr", "1000\t0\t100000\n"),
+        ]);
+        assert_eq!(states(&host), [State::Good; 6], "{:?}", host.checks());
+    }
+
+    #[test]
+    fn each_bad_setting_is_found_with_what_mends_it() {
+        let (_room, host) = host(&[
+            ("proc/sys/kernel/io_uring_disabled", "2\n"),
+            ("proc/sys/fs/aio-nr", "65000\n"),
+            ("proc/sys/fs/aio-max-nr", "65536\n"),
+            ("proc/self/limits", "Max locked memory         8388608              8388608              bytes\n"),
+            ("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n"),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n"),
+            ("proc/sys/fs/file-nr", "99000\t0\t100000\n"),
+        ]);
+        assert_eq!(states(&host), [State::Bad; 6]);
+        assert!(host.checks().iter().all(|check| check.mend.is_some()));
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_not_taken_for_good() {
+        let (_room, host) = host(&[]);
+        assert_eq!(states(&host), [State::Unknown; 6]);
+        assert_eq!(direct_io(Path::new("/nowhere")).state, State::Unknown);
+    }
+
+    #[test]
+    fn a_directory_is_tried_and_left_as_it_is() {
+        let room = tempfile::tempdir().unwrap();
+        let check = direct_io(room.path());
+        assert!(check.text.contains("O_DIRECT"), "{check:?}");
+        assert_ne!(direct_io(Path::new("/proc")).state, State::Good);
+        assert_eq!(fs::read_dir(room.path()).unwrap().count(), 0);
+    }
+}

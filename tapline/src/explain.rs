@@ -1,0 +1,326 @@
+//! `explain`: in words, what bounds a disk now.
+//!
+//! Two readings of the disk's statistics page, and of the CPU time of its process, are all that is looked at. Invariant:
+//! each sentence comes with the figures that it follows from.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use control::{Error, Kind};
+use serde_json::json;
+use stats::{Kind as Operation, KindCounts, Reader, Snapshot, Stage};
+
+use crate::failure::Failure;
+use crate::output::print_local;
+use crate::place;
+use crate::session::How;
+
+/// A request that is older than this is stuck.
+const STUCK: u64 = 1_000_000_000;
+
+/// `explain`.
+#[derive(Debug, clap::Args)]
+pub struct Explain {
+    /// A control socket (`serve --control`), or a VBD of the daemon on this host: UUID prefix, VM/vda, or the disk's
+    /// name
+    #[arg(value_name = "DISK")]
+    disk: String,
+    /// Look at it for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+}
+
+/// What was seen in a while.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// How long that was, in nanoseconds.
+    ns: u64,
+    /// What has come in it, of all kinds together.
+    counts: KindCounts,
+    reads: u64,
+    writes: u64,
+    flushes: u64,
+    in_flight: u64,
+    /// The age of the oldest request, and whether it is with the storage.
+    oldest: Option<(u64, bool)>,
+    errors: u64,
+    /// The share of a CPU that the process took; `None` where that cannot be seen.
+    cpu: Option<f64>,
+    slow_clock: bool,
+}
+
+/// A sentence, and what it follows from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Finding {
+    /// A word for programs.
+    bound: &'static str,
+    text: String,
+    /// What could be done.
+    advice: Option<&'static str>,
+}
+
+/// Runs the command.
+pub fn run(explain: &Explain, how: How) -> Result<(), Failure> {
+    let json = how.json;
+    let place = place::find(&explain.disk, how)?;
+    let seen = look(&place.page, Duration::from_secs(explain.seconds.into()))?;
+    let findings = judge(&seen);
+    if json {
+        let told: Vec<_> =
+            findings.iter().map(|one| json!({ "bound": one.bound, "text": one.text, "advice": one.advice })).collect();
+        return Ok(print_local(&format!("{}\n", json!({ "findings": told })))?);
+    }
+    let mut out = String::new();
+    for Finding { text, advice, .. } in findings {
+        // Writing to a string cannot fail.
+        writeln!(out, "{text}").unwrap_or_default();
+        if let Some(advice) = advice {
+            writeln!(out, "  {advice}").unwrap_or_default();
+        }
+    }
+    Ok(print_local(&out)?)
+}
+
+fn look(page: &Path, time: Duration) -> Result<Seen, Error> {
+    let failed = |why: stats::ReadError| {
+        let kind = if matches!(why, stats::ReadError::Failed(_)) { Kind::Failed } else { Kind::State };
+        Error::cannot(format!("read the statistics page {}", page.display()), why)
+            .of_kind(kind)
+            .advise("a page of the daemon's disk is readable by root")
+    };
+    let reader = Reader::open(page).map_err(failed)?;
+    let before = reader.snapshot().map_err(failed)?;
+    let cpu_before = before.pid.and_then(cpu_time);
+    std::thread::sleep(time);
+    let now = reader.snapshot().map_err(failed)?;
+    let cpu_now = now.pid.filter(|pid| Some(*pid) == before.pid).and_then(cpu_time);
+    let cpu = cpu_before.zip(cpu_now).map(|(before, now)| now.saturating_sub(before));
+    Ok(Seen::between(&before, &now, cpu))
+}
+
+impl Seen {
+    fn between(before: &Snapshot, now: &Snapshot, cpu: Option<Duration>) -> Seen {
+        let since = |kind: Operation| now.kind(kind).since(&before.kind(kind));
+        let counts = Operation::ALL.iter().fold(KindCounts::default(), |sum, kind| sum.with(&since(*kind)));
+        let ns = now.read.saturating_sub(before.read);
+        let oldest = now.in_flight.first();
+        Seen {
+            ns,
+            counts,
+            reads: since(Operation::Read).count(),
+            writes: since(Operation::Write).count(),
+            flushes: since(Operation::Flush).count(),
+            in_flight: now.in_flight.len() as u64,
+            oldest: oldest.map(|one| (now.read.saturating_sub(one.taken), one.stage() == Stage::Storage)),
+            errors: counts.all_errors(),
+            cpu: cpu.map(|cpu| cpu.as_secs_f64() * 1e9 / float(ns).max(1.0)),
+            slow_clock: now.slow_clock,
+        }
+    }
+
+    /// The average number of requests in these stages.
+    fn queue(&self, stages: &[Stage]) -> f64 {
+        stages.iter().map(|stage| float(self.counts.sum(*stage))).sum::<f64>() / float(self.ns).max(1.0)
+    }
+
+    /// The share of a request's time that is spent in these stages.
+    fn share(&self, stages: &[Stage]) -> f64 {
+        let sum = stages.iter().map(|stage| float(self.counts.sum(*stage))).sum::<f64>();
+        sum / float(self.counts.sum_of_all()).max(1.0)
+    }
+
+    fn mean_us(&self) -> f64 {
+        float(self.counts.sum_of_all()) / float(self.counts.count()).max(1.0) / 1000.0
+    }
+}
+
+/// What bounds the disk, the most important first.
+fn judge(seen: &Seen) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut find = |bound, text, advice| findings.push(Finding { bound, text, advice });
+    if let Some((age, at_storage)) = seen.oldest.filter(|(age, _)| *age > STUCK) {
+        let age = float(age) / 1e9;
+        match at_storage {
+            true => find(
+                "storage",
+                format!("The storage has not answered a request for {age:.1} s ({} in flight).", seen.in_flight),
+                Some("see the kernel log of the host, and whether the file system or its server hangs"),
+            ),
+            false => find(
+                "held",
+                format!("A request has been held back for {age:.1} s and is not with the storage."),
+                Some("it waits for space, for a pause, or for an operation on the disk: see tapline disk SOCKET stats"),
+            ),
+        }
+    }
+    if seen.errors > 0 {
+        let text = format!("{} of {} requests failed.", seen.errors, seen.counts.count());
+        find("errors", text, Some("the log of the disk has the reasons"));
+    }
+    if seen.counts.count() == 0 {
+        if seen.in_flight == 0 {
+            find("idle", format!("The guest asked for nothing in {:.1} s.", float(seen.ns) / 1e9), None);
+        }
+        return findings;
+    }
+    bound_by(seen, &mut find);
+    let rate = |count: u64| float(count) * 1e9 / float(seen.ns).max(1.0);
+    let text = format!(
+        "{:.0} reads, {:.0} writes and {:.0} flushes a second; a request takes {:.1} µs: {} % at the storage, {} % \
+         before and {} % behind it.",
+        rate(seen.reads),
+        rate(seen.writes),
+        rate(seen.flushes),
+        seen.mean_us(),
+        percent(seen.share(&[Stage::Storage])),
+        percent(seen.share(&[Stage::Ring, Stage::Map, Stage::Split, Stage::Queue])),
+        percent(seen.share(&[Stage::Completion, Stage::Notify])),
+    );
+    find("figures", text, None);
+    if seen.slow_clock {
+        let text = "The CPU's counter is no clock on this host, so each look at the time is a system call.".to_owned();
+        find("clock", text, Some("tapline doctor says more"));
+    }
+    findings
+}
+
+fn bound_by(seen: &Seen, find: &mut impl FnMut(&'static str, String, Option<&'static str>)) {
+    let storage = seen.share(&[Stage::Storage]);
+    let whole = seen.queue(&Stage::ALL);
+    if let Some(cpu) = seen.cpu.filter(|cpu| *cpu > 0.9) {
+        let text = format!("The disk's thread is busy: it takes {} % of a CPU.", percent(cpu));
+        return find(
+            "cpu",
+            text,
+            Some("requests of 64 KiB and more, or several disks, take less of it for the same data"),
+        );
+    }
+    if seen.share(&[Stage::Queue]) > 0.2 {
+        let text = format!(
+            "{} % of the time requests wait in front of a full kernel queue.",
+            percent(seen.share(&[Stage::Queue]))
+        );
+        return find("queue", text, None);
+    }
+    if seen.share(&[Stage::Ring]) > 0.3 {
+        let text = format!(
+            "{} % of the time requests wait to be taken: they come in bursts, or the thread does not get a CPU.",
+            percent(seen.share(&[Stage::Ring]))
+        );
+        return find("ring", text, Some("see whether other processes take the CPUs of the host"));
+    }
+    if seen.share(&[Stage::Map, Stage::Split]) > 0.4 {
+        let text = format!(
+            "{} % of the time goes before and between operations of the storage: metadata, copy on write, or requests \
+             that wait for each other.",
+            percent(seen.share(&[Stage::Map, Stage::Split]))
+        );
+        return find(
+            "map",
+            text,
+            Some("a long chain or first writes to a thin image do that: see tapline disk SOCKET layers"),
+        );
+    }
+    if storage > 0.6 && whole < 1.3 {
+        let text = format!("The guest asks for one thing at a time ({whole:.2} on average): latency is all there is.");
+        return find("guest", text, Some("more requests at once (queue depth, threads, read-ahead) give more"));
+    }
+    if storage > 0.6 {
+        let text =
+            format!("The storage: of {whole:.1} requests in flight, {:.1} are with it.", seen.queue(&[Stage::Storage]));
+        return find("storage", text, None);
+    }
+    find("balanced", "Nothing stands out.".to_owned(), None);
+}
+
+/// The CPU time that a process has taken (proc_pid_stat(5), fields 14 and 15).
+fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |field: usize| fields.get(field - 3).and_then(|ticks| ticks.parse::<u64>().ok());
+    let ticks = ticks(14)? + ticks(15)?;
+    let a_second = rustix::param::clock_ticks_per_second().max(1);
+    Some(Duration::from_millis(ticks * 1000 / a_second))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}", share * 100.0)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "the figures are rounded to whole numbers")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod test {
+    use stats::{Outcome, Page, Source, Spent};
+
+    use super::*;
+
+    /// A disk that has served `count` reads in a second, each with these stages, in nanoseconds.
+    fn served(count: u64, [ring, map, storage, completion]: [u64; 4], change: impl FnOnce(&mut Page)) -> Vec<Finding> {
+        let file = tempfile::tempfile().unwrap();
+        let mut page = Page::begin(file.try_clone().unwrap(), Source::Counter, "{}").unwrap();
+        let reader = Reader::of(file).unwrap();
+        let before = reader.snapshot().unwrap();
+        for _ in 0..count {
+            let seen = 1_000_000;
+            let (taken, begun) = (seen + ring, seen + ring + map);
+            let ended = begun + storage;
+            let slot = page.came(Operation::Read, taken, 0, 4096);
+            let spent = Spent { seen, taken, begun, ended, split: 0, queue: 0 };
+            page.ended(Operation::Read, slot, 4096, Outcome::Done, &spent, ended + completion);
+            page.publish_batch(ended + completion);
+        }
+        change(&mut page);
+        let now = reader.snapshot().unwrap();
+        let seen = Seen::between(&before, &now, Some(Duration::from_millis(100)));
+        // A second, whatever the machine does.
+        judge(&Seen { ns: 1_000_000_000, cpu: Some(0.1), ..seen })
+    }
+
+    fn bounds(findings: &[Finding]) -> Vec<&'static str> {
+        findings.iter().map(|one| one.bound).collect()
+    }
+
+    #[test]
+    fn what_bounds_a_disk_is_found_in_its_stages() {
+        let nothing = |_: &mut Page| ();
+        assert_eq!(bounds(&served(0, [0; 4], nothing)), ["idle"]);
+        assert_eq!(bounds(&served(9000, [1000, 2000, 100_000, 1000], nothing)), ["guest", "figures"]);
+        assert_eq!(bounds(&served(90_000, [1000, 2000, 100_000, 1000], nothing)), ["storage", "figures"]);
+        assert_eq!(bounds(&served(9000, [90_000, 2000, 100_000, 1000], nothing)), ["ring", "figures"]);
+        assert_eq!(bounds(&served(9000, [1000, 200_000, 100_000, 1000], nothing)), ["map", "figures"]);
+        assert_eq!(bounds(&served(9000, [1000, 1000, 2000, 3000], nothing)), ["balanced", "figures"]);
+        let figures = served(1000, [0, 50_000, 50_000, 0], nothing).pop().unwrap().text;
+        assert!(figures.starts_with("1000 reads, 0 writes") && figures.contains("100.0 µs: 50 %"), "{figures}");
+    }
+
+    #[test]
+    fn a_stuck_request_comes_first() {
+        let stuck = |at_storage: bool| {
+            served(10, [0, 1000, 1000, 0], move |page| {
+                let old = stats::monotonic() - 5_000_000_000;
+                let slot = page.came(Operation::Write, old, 0, 512);
+                if at_storage {
+                    page.submitted(slot, old + 1);
+                }
+            })
+        };
+        let findings = stuck(true);
+        assert_eq!(findings[0].bound, "storage");
+        assert!(findings[0].text.contains("for 5.") && findings[0].text.contains("1 in flight"), "{:?}", findings[0]);
+        assert_eq!(stuck(false)[0].bound, "held");
+    }
+
+    #[test]
+    fn a_busy_thread_is_named() {
+        let seen = Seen { ns: 1_000_000_000, cpu: Some(0.97), ..Seen::default() };
+        let mut found = Vec::new();
+        bound_by(&seen, &mut |bound, text, _| found.push((bound, text)));
+        assert_eq!(found, [("cpu", "The disk's thread is busy: it takes 97 % of a CPU.".to_owned())]);
+        assert!(cpu_time(std::process::id()).is_some());
+    }
+}

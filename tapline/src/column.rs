@@ -237,7 +237,7 @@ fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>, marked: 
 
 /// A text of at most so many columns of the terminal; a mark in its middle says that it was longer. Snapshots of a disk
 /// differ at the end of their names.
-fn shortened(text: String, longest: Option<usize>) -> String {
+pub fn shortened(text: String, longest: Option<usize>) -> String {
     let Some(longest) = longest.filter(|longest| text.width() > *longest) else { return text };
     let end: String = within(text.chars().rev(), (longest - 1) / 2).chars().rev().collect();
     let beginning = within(text.chars(), longest - 1 - end.width());

@@ -38,6 +38,11 @@ impl EndpointOptions {
         socket.is_some() || connect.is_some() || ca.is_some() || token_file.is_some()
     }
 
+    /// Whether a daemon reached over the network is given on the command line.
+    pub fn is_network_given(&self) -> bool {
+        self.connect.is_some() || self.ca.is_some() || self.token_file.is_some()
+    }
+
     /// A client of the daemon, and whether it is reached over the network.
     pub fn client(self) -> Result<(Client, bool), Problem> {
         let EndpointOptions { socket, connect, ca, token_file } = self;

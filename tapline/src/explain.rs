@@ -1,7 +1,7 @@
 //! `explain`: in words, what bounds a disk now.
 //!
-//! Two readings of the disk's statistics page, and of the CPU time of its process, are all that is looked at. Invariant:
-//! each sentence comes with the figures that it follows from.
+//! Two readings of the disk's statistics page, and of the CPU time of its process, are all that is looked at.
+//! Invariant: each sentence comes with the figures that it follows from.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -3,7 +3,8 @@
 //! This program parses no image and opens no disk: it passes the arguments of `image` and `serve` unchanged to
 //! `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never takes down more
 //! than that image. [`disk`] asks a disk process over its control socket, [`xen`] attaches disks to guests without a
-//! daemon. Everything else is a request to the daemon, `taplined`, over its API, one request per noun and verb.
+//! daemon, [`top`] reads the statistics pages of disks. Everything else is a request to the daemon, `taplined`, over
+//! its API, one request per noun and verb.
 
 #![forbid(unsafe_code)]
 // Those macros panic if the output cannot be written.
@@ -33,6 +34,7 @@ mod session;
 mod sr;
 mod task;
 mod token;
+mod top;
 mod trace;
 mod vbd;
 mod vdi;
@@ -97,6 +99,7 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Attach disks to Xen guests and detach them
     Xen(xen::Xen),
+    Top(top::Top),
     /// Print a shell completion script for this command
     Completion(completion::Completion),
     /// Write the manual pages of the daemon's nouns
@@ -140,7 +143,7 @@ struct Noun<V: Subcommand> {
 }
 
 fn main() -> ExitCode {
-    panics::abort_on_panic();
+    panics::abort_on_panic(top::restore_terminal);
     completion::answer();
     if let Some(problem) = hand_over::help() {
         return ended(&problem.into(), false);
@@ -172,7 +175,7 @@ fn ended(failure: &Failure, json: bool) -> ExitCode {
 
 /// Runs the command; returns after how long it is to be run again, if it is to be.
 fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
-    if !matches!(command, Command::Ask(_) | Command::Trace(_) | Command::Explain(_)) {
+    if !matches!(command, Command::Ask(_) | Command::Top(_) | Command::Trace(_) | Command::Explain(_)) {
         how.refuse_endpoint()?;
     }
     match command {
@@ -182,6 +185,7 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
         Command::Explain(explain) => explain::run(&explain, how)?,
         Command::Doctor(doctor) => doctor::run(&doctor, how.json)?,
         Command::Xen(xen) => xen::run(&xen, how.json)?,
+        Command::Top(top) => top::run(top, how)?,
         Command::Image(_) | Command::Serve(_) => return Err(hand_over::hand_over().into()),
         Command::Completion(completion) => completion.run()?,
         Command::Manual(manual) => manual.run()?,

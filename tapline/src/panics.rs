@@ -3,14 +3,24 @@
 //! This module knows only the words of the command line. Invariant: only the noun and the verb are reported, because
 //! other words may be secret.
 
+use std::sync::OnceLock;
+
 use logging::Stderr;
 use logging::panics::{self, Panic};
 
 static STDERR: Stderr = Stderr::of("tapline");
 
-/// Makes every panic print a report and abort the process from now on.
-pub fn abort_on_panic() {
+/// What is done before a panic is reported.
+static BEFORE: OnceLock<fn()> = OnceLock::new();
+
+/// From now on every panic prints a report, after `before` has made the terminal fit for it, and aborts the process.
+/// `before` must not wait for a lock.
+pub fn abort_on_panic(before: fn()) {
+    BEFORE.get_or_init(|| before);
     panics::abort_on_panic(|panic| {
+        if let Some(before) = BEFORE.get() {
+            before();
+        }
         STDERR.say_last(told(panic));
     });
 }
@@ -60,7 +70,7 @@ mod test {
         if std::env::var_os(ENVIRONMENT).is_none() {
             return;
         }
-        abort_on_panic();
+        abort_on_panic(|| ());
         // A panic in any thread counts.
         std::thread::spawn(|| panic!("too much: {}", 3)).join().unwrap();
     }

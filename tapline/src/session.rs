@@ -41,6 +41,18 @@ impl How {
     }
 }
 
+impl How {
+    /// A client of the daemon on this host, for what shows this host; `None` if the environment names another one.
+    pub fn local_client(self) -> Result<Option<Client>, Problem> {
+        if self.endpoint.is_network_given() {
+            let what = "--connect, --ca and --token-file do not apply: this command shows the disks of this host";
+            return Err(Problem::new(Code::Invalid, what).advise("leave them out"));
+        }
+        // Without a token for that other host there are no names either.
+        Ok(self.endpoint.client().ok().filter(|(_, is_remote)| !is_remote).map(|(client, _)| client))
+    }
+}
+
 /// The option of long-running verbs.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Waiting {

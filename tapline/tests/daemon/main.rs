@@ -13,6 +13,7 @@ mod screens;
 mod story;
 mod taplined;
 mod terminal;
+mod top;
 mod upgrade;
 mod vm_snapshot;
 mod waiting;

@@ -2,5 +2,6 @@
 
 mod disk;
 mod hand_over;
+mod top;
 mod upgrade_running;
 mod xen;

@@ -1,0 +1,211 @@
+//! The screen at several sizes, as `screens.txt` has it, and what keys do.
+//!
+//! `WRITE_SCREENS=1` writes the file anew, to be reviewed.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use stats::Kind;
+use uuid::Uuid;
+
+use super::super::fixture::{MS, SECOND, Written};
+use super::super::rates;
+use super::*;
+
+const SCREENS: &str = include_str!("screens.txt");
+const VBD: [&str; 2] = ["0000bd00-0000-4000-8000-000000000001", "0000bd00-0000-4000-8000-000000000002"];
+
+/// Three disks: a busy one, one with a request that is stuck, and one without a daemon that has ended.
+struct Host {
+    room: tempfile::TempDir,
+    pages: Pages,
+    names: Names,
+    screen: Screen,
+}
+
+impl Host {
+    fn new() -> Host {
+        let room = tempfile::tempdir().unwrap();
+        let at = |vbd: &str| room.path().join(vbd).join("statistics.page");
+        let mut busy = Written::at(at(VBD[0]), "qcow2:/srv/vms/web-root.qcow2");
+        let mut stuck = Written::at(at(VBD[1]), "vhd:/srv/vms/mail.vhd");
+        let ended = Written::at(room.path().join("a.page"), "raw:/images/scratch.raw");
+        let mut pages = Pages::new(vec![room.path().to_owned()], Vec::new());
+        busy.ended(Kind::Write, 5, 65_536, 4 * MS);
+        pages.round();
+        // Read once, so that the next round has what came since.
+        pages.disks.values_mut().for_each(|disk| drop(disk.latency().cloned()));
+        pages.disks.values_mut().for_each(|disk| drop(disk.stages().cloned()));
+        let before: Vec<_> = pages.disks.values().map(|disk| (disk.path.clone(), disk.now.clone())).collect();
+        busy.ended(Kind::Read, 2000, 4096, MS / 4);
+        busy.ended(Kind::Write, 500, 65_536, 4 * MS);
+        busy.ended(Kind::Write, 1, 65_536, 80 * MS);
+        let slot = stuck.page.came(Kind::Write, 100 * SECOND, 7 << 30, 4096);
+        stuck.page.submitted(slot, 100 * SECOND + 2 * MS);
+        stuck.page.came(Kind::Read, 160 * SECOND + 900 * MS, 4096, 512);
+        let mut ended = ended;
+        ended.page.leave();
+        pages.round();
+        for (path, mut before) in before {
+            let disk = pages.disks.get_mut(&path).unwrap();
+            before.read = 160 * SECOND;
+            disk.now.read = 161 * SECOND;
+            disk.now.pid = disk.now.pid.map(|_| 4711);
+            disk.rates = rates::between(&before, &disk.now);
+            disk.history = (0u32..40).map(|at| (f64::from(at * at), f64::from(at % 8))).collect();
+        }
+        // As if it had been stuck before.
+        let disk = pages.disks.get_mut(&stuck.path).unwrap();
+        if let Some(rates) = &mut disk.rates {
+            rates.kinds[Kind::Write as usize].queue = 1.0;
+            rates.kinds[Kind::Write as usize].stages[4] = 1.0;
+        }
+        let name = |vm: &str, device: &str, vdi: &str| Name {
+            vm: Some(vm.into()),
+            device: device.into(),
+            vdi: vdi.into(),
+            vdi_uuid: Uuid::nil(),
+            sr: "fast".into(),
+        };
+        let known =
+            [name("web", "vda", "web-root"), name("a mail server with a long name", "vdb", "all mail since 1998")];
+        let known: HashMap<Uuid, Name> = VBD.iter().map(|vbd| Uuid::parse_str(vbd).unwrap()).zip(known).collect();
+        let wanted = Wanted { words: Vec::new(), by: By::Disk };
+        let screen = Screen::new(wanted, Duration::from_secs(1), 0, true);
+        Host { room, pages, names: Names::of_known(known), screen }
+    }
+
+    fn draw(&mut self, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| self.screen.draw(frame, &mut self.pages, &self.names)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+        let place = self.room.path().display().to_string();
+        (0..height).map(line).map(|line| line.replace(&place, "/run/tapline/vbd").trim_end().to_owned()).collect()
+    }
+
+    fn keys(&mut self, keys: &str) {
+        self.draw(120, 30);
+        for char in keys.chars() {
+            let code = match char {
+                '\n' => KeyCode::Enter,
+                '\u{1b}' => KeyCode::Esc,
+                'D' => KeyCode::Down,
+                char => KeyCode::Char(char),
+            };
+            assert_eq!(self.screen.key(KeyEvent::from(code)), Asked::Draw, "{char:?}");
+            self.draw(120, 30);
+        }
+    }
+}
+
+#[test]
+fn screens_are_those_of_the_file_at_each_width() {
+    let mut now = String::new();
+    for (what, keys, sizes) in [
+        ("all disks", "", &[(60, 8), (80, 8), (120, 8), (200, 8)][..]),
+        ("sums of VMs, by w/s", "b>>>>", &[(60, 8)]),
+        ("a busy disk", "DD\n", &[(60, 40), (80, 40), (120, 40)]),
+        ("a disk with a request that is stuck", "D\n", &[(60, 16)]),
+        ("help", "?", &[(60, 32)]),
+    ] {
+        for (width, height) in sizes {
+            let mut host = Host::new();
+            host.keys(keys);
+            writeln!(now, "==== {what}, {width} columns").unwrap();
+            for line in host.draw(*width, *height) {
+                writeln!(now, "{line}").unwrap();
+            }
+        }
+    }
+    if std::env::var_os("WRITE_SCREENS").is_some() {
+        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/top/screen/screens.txt"), &now).unwrap();
+        return;
+    }
+    let differs = now.lines().zip(SCREENS.lines()).find(|(now, listed)| now != listed);
+    assert!(now == SCREENS, "{differs:?}\nreview the difference: WRITE_SCREENS=1 cargo test -p tapline screens");
+}
+
+#[test]
+fn a_terminal_that_is_too_small_says_so() {
+    let mut host = Host::new();
+    for (width, height) in [(59, 40), (200, 7), (20, 4)] {
+        let text = host.draw(width, height).join(" ");
+        assert!(text.contains("too small"), "{width}x{height}: {text}");
+    }
+    assert!(!host.draw(60, 8).join(" ").contains("too small"));
+    for (width, height) in [(1, 1), (2, 1), (1, 9)] {
+        host.draw(width, height);
+    }
+}
+
+#[test]
+fn a_filter_keeps_the_rows_with_its_text_and_goes_with_escape() {
+    let mut host = Host::new();
+    let count = |host: &mut Host, text: &str| host.draw(120, 10).iter().filter(|line| line.contains(text)).count();
+    host.keys("/MAIL\n");
+    assert_eq!((count(&mut host, "mail server"), count(&mut host, "web/vda")), (1, 0));
+    assert!(host.draw(120, 10)[0].contains("1 of 3 disks") && host.draw(120, 10)[0].contains("filter: MAIL"));
+    host.keys("/ and nothing else\n");
+    assert_eq!(count(&mut host, "No disk matches"), 1);
+    host.keys("\u{1b}");
+    assert_eq!(count(&mut host, "web/vda"), 1);
+}
+
+#[test]
+fn sums_of_a_vm_lead_to_its_disks_and_a_disk_to_its_stages() {
+    let mut host = Host::new();
+    host.keys("b");
+    assert!(host.draw(120, 10)[0].contains("3 VMs"));
+    // The sum of disks without a VM is the first.
+    host.keys("DD\n");
+    let lines = host.draw(120, 10);
+    assert!(lines[0].contains("1 of 3 disks") && lines[2].contains("web/vda"), "{lines:#?}");
+    host.keys("\n");
+    assert!(host.draw(120, 40).iter().any(|line| line.starts_with("STAGE")));
+    host.keys("t");
+    assert!(host.draw(120, 40).iter().any(|line| line.contains("since the page was begun")));
+    host.keys("\u{1b}");
+    assert!(host.draw(120, 40)[1].starts_with("DISK"));
+}
+
+#[test]
+fn a_chosen_row_stays_chosen_when_the_order_changes_and_when_its_disk_goes_the_list_is_shown() {
+    let mut host = Host::new();
+    host.keys("DDr");
+    let row = host.screen.shown[host.screen.at].name.clone();
+    assert_eq!(row, "web/vda");
+    host.keys("\n");
+    host.pages.disks.clear();
+    assert!(host.draw(120, 10)[0].contains("0 disks"));
+    assert!(host.draw(200, 10).iter().any(|line| line.contains("no disk is served here")));
+}
+
+#[test]
+fn q_and_control_c_quit_but_a_q_in_a_filter_does_not() {
+    let mut host = Host::new();
+    host.keys("/q");
+    let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    assert_eq!(host.screen.key(control_c), Asked::Quit);
+    host.keys("\n");
+    assert_eq!(host.screen.key(KeyEvent::from(KeyCode::Char('q'))), Asked::Quit);
+    host.keys(" ");
+    assert!(host.screen.is_frozen() && host.draw(120, 10)[0].contains("FROZEN"));
+}
+
+#[test]
+fn without_colours_what_is_old_is_bold_and_has_a_mark() {
+    for colour in [true, false] {
+        let mut host = Host::new();
+        host.screen.colour = colour;
+        let mut terminal = Terminal::new(TestBackend::new(120, 10)).unwrap();
+        terminal.draw(|frame| host.screen.draw(frame, &mut host.pages, &host.names)).unwrap();
+        let cells = terminal.backend().buffer().content();
+        let mark = cells.iter().find(|cell| cell.symbol() == "!").unwrap();
+        assert!(mark.modifier.contains(Modifier::BOLD));
+        assert_eq!(cells.iter().all(|cell| cell.fg == Color::Reset), !colour);
+    }
+}

@@ -74,7 +74,9 @@ fn the_page_counts_what_its_client_was_answered_and_no_more_time_than_that_took(
         assert!((of_buckets - sum).abs() <= sum / 1000.0 + count as f64, "{of_buckets} and {sum}");
         assert!(seen.kind(kind).sum(Stage::Storage) > 0, "{kind:?} never waited for the storage");
     }
-    assert!(seen.identity.contains("qcow2:a") && seen.identity.contains("vhost-user"), "{}", seen.identity);
+    let identity: serde_json::Value = serde_json::from_str(&seen.identity).unwrap();
+    let image = format!("qcow2:{}", room.file("a").display());
+    assert_eq!((&identity["image"], &identity["transport"]), (&json!(image), &json!("vhost-user")));
     assert_eq!(disk.stop().0, Some(0));
     let left = snapshot(&room);
     assert_eq!((left.pid, left.kind(Kind::Write).count()), (None, 400), "it was named, and stays");

@@ -120,13 +120,14 @@ impl Authority {
     }
 }
 
-/// Sends a request, as `GET /host`.
+/// Sends a request, as `GET /host`. Metrics are not below the version of the API.
 pub fn send(talk: &mut Talk, token: Option<&str>, request: &str, body: &Value, headers: &str) {
     let (method, path) = request.split_once(' ').unwrap();
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
     let len = body.len();
-    let head = format!("{method} /v1{path} HTTP/1.1\r\nhost: t\r\n{token}{headers}content-length: {len}\r\n\r\n");
+    let root = if path.starts_with("/metrics") { "" } else { "/v1" };
+    let head = format!("{method} {root}{path} HTTP/1.1\r\nhost: t\r\n{token}{headers}content-length: {len}\r\n\r\n");
     talk.write_all(format!("{head}{body}").as_bytes()).unwrap();
 }
 

@@ -116,6 +116,8 @@ pub struct Api {
     pub key: Option<PathBuf>,
     /// Maximum number of TCP connections; further ones wait.
     pub remote_connections_max: u32,
+    /// Names by which browsers reach the Unix socket through a reverse proxy; requests for other names are refused.
+    pub hosts: Vec<String>,
 }
 
 /// Settings of plugging.
@@ -207,6 +209,7 @@ impl Default for Api {
             certificate: None,
             key: None,
             remote_connections_max: 200,
+            hosts: Vec::new(),
         }
     }
 }
@@ -298,6 +301,9 @@ impl Config {
         if !self.api.listen.is_empty() && certificate.is_none() {
             return Err("api.listen: the API over TCP requires TLS: set api.certificate and api.key too".into());
         }
+        if let Some(host) = self.api.hosts.iter().find(|host| host.is_empty() || host.contains([':', '/', '*'])) {
+            return Err(format!("api.hosts has names without scheme, port or path, and '{host}' is none"));
+        }
         let paths = [
             ("state-directory", Some(&self.state_directory)),
             ("suspended-directory", self.suspended_directory.as_ref()),
@@ -372,6 +378,9 @@ mod test {
         assert!(Config::parse("disk-user-range = \"0-9\"").unwrap_err().contains("disk-user-range"));
         assert!(Config::parse("qemu-user-range = \"66001-66002\"").unwrap_err().contains("overlap"));
         assert!(Config::parse("[api]\nlisten = [\"alpha:7443\"]").unwrap_err().contains("listen"));
+        assert!(
+            Config::parse("[api]\nhosts = [\"a.example\", \"b.example:8443\"]").unwrap_err().contains("b.example:8443")
+        );
     }
 
     #[test]
@@ -409,6 +418,7 @@ mod test {
             "certificate",
             "key",
             "remote-connections-max",
+            "hosts",
             "step-timeout",
             "lost-interval",
             "backups",

@@ -16,6 +16,7 @@ mod host;
 mod index;
 mod list;
 mod listener;
+mod origin;
 mod sr;
 mod statistics;
 mod task;
@@ -126,6 +127,7 @@ fn router(daemon: Daemon) -> axum::Router {
     let router = router.layer(from_fn_with_state(daemon.clone(), change::answer));
     let router = router.layer(from_fn_with_state(contract.clone(), contract::hold));
     let router = router.layer(from_fn_with_state((daemon.clone(), contract), access::allow));
+    let router = router.layer(from_fn_with_state(daemon.clone(), origin::hold));
     router.layer(from_fn(unread::read)).with_state(daemon)
 }
 

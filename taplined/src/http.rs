@@ -1,4 +1,4 @@
-//! The HTTP API: REST over a Unix socket, and over TLS.
+//! The HTTP API: REST over a Unix socket, and over TLS; and the dashboard.
 //!
 //! The routes and their OpenAPI document come from the same declarations, with one module per noun. A request has been
 //! validated before a handler sees it ([`extract`]), and every refusal is a [`Problem`].
@@ -8,6 +8,7 @@ mod answer;
 mod asker;
 mod change;
 mod contract;
+mod dashboard;
 mod document;
 mod etag;
 mod events;
@@ -123,7 +124,7 @@ fn router(daemon: Daemon) -> axum::Router {
     let (router, document) = routes().split_for_parts();
     let contract = Arc::new(Contract::of(&document));
     let unknown = || async { Refusal(Problem::new(Code::NotFound, "no such path").advise(format!("see {ROOT}"))) };
-    let router = router.fallback(unknown).method_not_allowed_fallback(wrong_method);
+    let router = router.merge(dashboard::routes()).fallback(unknown).method_not_allowed_fallback(wrong_method);
     let router = router.layer(from_fn_with_state(daemon.clone(), change::answer));
     let router = router.layer(from_fn_with_state(contract.clone(), contract::hold));
     let router = router.layer(from_fn_with_state((daemon.clone(), contract), access::allow));

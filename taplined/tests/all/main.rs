@@ -9,6 +9,7 @@ mod confine;
 mod confine_vm;
 mod daemon;
 mod damage;
+mod dashboard;
 #[path = "../../../tapline-disk/tests/all/tool/ring.rs"]
 mod guest;
 mod hangs;

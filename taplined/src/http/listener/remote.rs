@@ -27,6 +27,7 @@ use tower::ServiceExt;
 
 use super::super::Refusal;
 use super::super::asker::Asker;
+use super::super::dashboard;
 use super::certificate::Files;
 use super::strangers::{Stranger, Strangers};
 use super::{REST, converse, room};
@@ -146,13 +147,17 @@ impl Remote {
             Err(_) => return tracing::debug!(%peer, "a TLS handshake timed out"),
         };
         let answer = |request: hyper::Request<Incoming>| {
-            let admitted = self.admit(&request, peer, &shown);
+            // The dashboard's files are the same for everybody, and they ask for the token.
+            let is_file = dashboard::is_for_file(request.method(), request.uri());
+            let admitted = if is_file { Ok(None) } else { self.admit(&request, peer, &shown).map(Some) };
             let router = router.clone();
             async move {
                 match admitted {
                     Ok(grant) => {
                         let mut request = Request::from(request.map(Body::new));
-                        request.extensions_mut().insert(Asker::Token(grant));
+                        if let Some(grant) = grant {
+                            request.extensions_mut().insert(Asker::Token(grant));
+                        }
                         router.oneshot(request).await
                     }
                     Err(refused) => Ok(refused),

@@ -2,6 +2,7 @@
 //!
 //! A daemon that a test leaves running is killed, and its directories are removed. Its log is shown if the test fails.
 
+pub mod chromium;
 pub mod disks;
 pub mod nbd;
 pub mod tls;

@@ -74,7 +74,10 @@ export class Plot {
       series: [{ value: (u, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "") }, ...series],
       axes: [axis, { ...axis, size: 64, values: (u, at) => at.map((tick) => (tick === null ? "" : this.value(tick))) }],
       scales: {
-        x: { range: (u, min, max) => [Math.min(min ?? 0, (max ?? 0) - 60), max ?? 0] },
+        x: { range: (u, min, max = null) => {
+          const end = max ?? Date.now() / 1000;
+          return [Math.min(min ?? end, end - 60), end];
+        } },
         y: this.log
           ? { distr: 3, range: (u, low, top) => [decade(low || 1e4, Math.floor), decade(top || 1e6, Math.ceil)] }
           : { range: (u, min, max) => [0, (max || 1) * 1.1] },

@@ -287,3 +287,64 @@ fn over_tcp_the_page_asks_for_a_token_and_keeps_it_out_of_addresses() {
     assert_eq!(page.value("document.cookie"), Value::from(""));
     assert!(page.requests().iter().all(|url| !url.contains(&secret)), "{:?}", page.requests());
 }
+
+#[test]
+#[ignore = "slow: run by `make test-all`"]
+fn the_page_does_each_action_and_says_why_one_was_refused() {
+    let Some(mut page) = Browser::start() else { return };
+    let (daemon, vdis) = with_disks("", &["disk"]);
+    let path = vbd(&daemon, &vdis[0], "nbd");
+    plug(&daemon, &path);
+    page.open(&format!("http://localhost:{}/#/disk/{}", forward(daemon.socket()), vdis[0]));
+    let said = |page: &mut Browser, text: &str| {
+        page.wait_for(text, &format!("document.getElementById('notes').innerText.includes({text:?})"));
+        page.value("document.getElementById('notes').replaceChildren()");
+    };
+    let type_in = |page: &mut Browser, text: &str| {
+        page.wait_for("the dialog is open", "document.querySelector('dialog[open] input')");
+        let set = format!("input.value = {text:?}; input.dispatchEvent(new Event('input'))");
+        page.value(&format!("{{ const input = document.querySelector('dialog input'); {set} }}"));
+    };
+    page.click("Resize");
+    type_in(&mut page, "8M");
+    assert_eq!(page.value("document.querySelector('dialog input').checkValidity()"), false, "a disk only grows");
+    type_in(&mut page, "32M");
+    page.value("document.querySelector('dialog button.primary').click()");
+    said(&mut page, "Resize of 'disk': done");
+    assert_eq!(daemon.get(&format!("/vdis/{}", vdis[0])).1["size"], 32 << 20);
+    page.click("Clone");
+    type_in(&mut page, "disk"); // a name that is taken
+    page.click("Make the clone");
+    said(&mut page, "Clone of 'disk': not done");
+    page.click("Clone");
+    type_in(&mut page, "copy");
+    page.click("Make the clone");
+    said(&mut page, "Clone of 'disk': done");
+    for (button, state) in [("Unplug", "unplugged"), ("Plug", "plugged")] {
+        page.click(button);
+        page.wait_for("the dialog is open", "document.querySelector('dialog[open]')");
+        page.value("document.querySelector('dialog button[value=do]').click()");
+        said(&mut page, &format!("{button} of 'disk': done"));
+        assert_eq!(crate::harness::disks::state(&daemon, &path), state);
+    }
+    let clone = daemon.get("/vdis?name=copy").1[0]["uuid"].as_str().unwrap().to_owned();
+    page.value(&format!("location.hash = '#/disk/{clone}'"));
+    page.click("Destroy");
+    page.wait_for(
+        "what would be removed is said",
+        "document.querySelector('dialog[open]')?.innerText.includes('frees')",
+    );
+    page.value("document.querySelector('dialog button.danger').click()");
+    said(&mut page, "Destroy 'copy': done");
+    page.wait_for("it is gone", "document.querySelector('h1').innerText.startsWith('There is no disk')");
+    assert_eq!(daemon.get(&format!("/vdis/{clone}")).0, 404);
+    // A page that is not seen asks nothing.
+    page.value("Object.defineProperty(document, 'hidden', { get: () => true })");
+    page.value("document.dispatchEvent(new Event('visibilitychange'))");
+    thread::sleep(std::time::Duration::from_millis(500));
+    page.value("1");
+    let before = page.requests().len();
+    thread::sleep(std::time::Duration::from_secs(3));
+    page.value("1");
+    assert_eq!(page.requests().len(), before);
+}

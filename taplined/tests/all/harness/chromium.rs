@@ -129,7 +129,7 @@ impl Browser {
     #[track_caller]
     pub fn click(&mut self, text: &str) {
         let found = format!("[...document.querySelectorAll('button, a')].find((one) => one.textContent === {text:?})");
-        self.wait_for("there is something to click", &format!("{found} && !{found}.disabled"));
+        self.wait_for("there is something to click", &format!("{found}?.checkVisibility() && !{found}.disabled"));
         self.value(&format!("{found}.click()"));
     }
 

@@ -13,6 +13,7 @@ mod trace;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
@@ -37,6 +38,9 @@ pub enum PageError {
         #[source]
         source: io::Error,
     },
+    /// It is somebody's file.
+    #[error("it is not empty, and not a statistics page: nothing is written there")]
+    NotAPage,
 }
 
 /// The slot of a request in flight.
@@ -138,6 +142,9 @@ impl Page {
     pub fn begin(file: File, source: Source, identity: &str) -> Result<Page, PageError> {
         let len = file.metadata().map_err(failed("measure"))?.len();
         let is_whole = len == PAGE_LEN as u64;
+        if len > 0 && !is_page(&file, is_whole).map_err(failed("read"))? {
+            return Err(PageError::NotAPage);
+        }
         if !is_whole {
             ftruncate(&file, 0).map_err(|errno| failed("empty")(errno.into()))?;
             ftruncate(&file, PAGE_LEN as u64).map_err(|errno| failed("size")(errno.into()))?;
@@ -443,6 +450,18 @@ impl Page {
         let stored = self.shared.publish_u64_native(at, value);
         debug_assert!(stored.is_some());
     }
+}
+
+/// Whether a file that is not empty is a page, of any version; or the beginning of one, whose process was killed before
+/// it had its first bytes.
+fn is_page(file: &File, is_whole: bool) -> io::Result<bool> {
+    let mut magic = [0; 8];
+    match file.read_exact_at(&mut magic, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        read => read?,
+    }
+    let magic = u64::from_ne_bytes(magic);
+    Ok(magic == MAGIC || is_whole && magic == 0)
 }
 
 fn take_memory(file: &File, at: usize, len: usize) -> io::Result<()> {

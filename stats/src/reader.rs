@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::clock::monotonic;
@@ -41,7 +41,13 @@ pub struct Reader {
 impl Reader {
     /// Opens the page at `path`.
     pub fn open(path: &Path) -> Result<Reader, ReadError> {
-        Reader::of(File::open(path)?)
+        // A FIFO in its place would keep us waiting.
+        let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+        let file = File::options().read(true).custom_flags(flags).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(ReadError::NotAPage);
+        }
+        Reader::of(file)
     }
 
     /// Reads the page in `file`.

@@ -2,6 +2,7 @@
 //!
 //! It knows where a daemon and `serve` put them, and reads no statistics but what a page says of its disk.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use api::Vbd;
@@ -21,7 +22,8 @@ pub struct Place {
 /// The place of a disk: named by its control socket, or known to the daemon of this host.
 pub fn find(disk: &str, how: How) -> Result<Place, Failure> {
     let path = Path::new(disk);
-    if disk.contains('/') && path.exists() || disk.ends_with(".sock") {
+    let is_socket = path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
+    if is_socket || disk.contains('/') && path.exists() || disk.ends_with(".sock") {
         return Ok(of_socket(path)?);
     }
     let vbd = vbd(disk, how)?;
@@ -59,7 +61,7 @@ fn of_socket(control: &Path) -> Result<Place, Error> {
             let why = format!("none in {} is of the disk at {}", directory.display(), control.display());
             Err(Error::cannot("find the disk's statistics page", why)
                 .of_kind(Kind::State)
-                .advise("give the control socket of a disk that is being served"))
+                .advise("give the control socket of a disk that is being served, without --stats-page"))
         }
     }
 }

@@ -57,6 +57,8 @@ struct Traced {
     records: Vec<Record>,
     /// Requests of which there is no record: they were overwritten before they were read.
     lost: u64,
+    /// How often the trace was ended by somebody else, and begun again.
+    interrupted: u32,
 }
 
 /// Runs the command.
@@ -89,7 +91,14 @@ pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
     if json {
         return Ok(print_local(&table::json(&groups, &warm_up, traced.lost))?);
     }
-    Ok(print_local(&table::text(&groups, &warm_up, traced.lost))?)
+    print_local(&table::text(&groups, &warm_up, traced.lost))?;
+    if traced.interrupted > 0 {
+        let times = traced.interrupted;
+        say(&format!(
+            "tapline: the trace was interrupted {times} times, by another trace or an upgrade: requests are missing\n"
+        ));
+    }
+    Ok(())
 }
 
 /// Traces, and reads what there is until it ends.
@@ -113,12 +122,24 @@ fn gather(trace: &Trace, place: &Place) -> Result<Traced, Error> {
         if left.is_zero() {
             break;
         }
+        let seconds = u32::try_from(left.as_secs()).unwrap_or(0);
+        if seconds > 0 && !is_traced(&reader) {
+            // Another trace has ended, or another process serves the disk now.
+            traced.interrupted += 1;
+            let asked = disk::ask_once(&place.control, ask::Trace { seconds })?;
+            next = next.max(asked.next);
+        }
     }
     // It would end by itself with the next request; its memory is given back now. A disk that has ended has no trace.
     if let Err(error) = disk::ask_once(&place.control, ask::Trace { seconds: 0 }) {
         say(&format!("tapline: the trace was not ended: {error}\n"));
     }
     Ok(traced)
+}
+
+/// Whether requests are being traced. What cannot be read for a moment is.
+fn is_traced(reader: &Reader) -> bool {
+    reader.traced().is_ok_and(|(_, until)| until.is_some())
 }
 
 fn create(path: &Path) -> Result<File, Error> {

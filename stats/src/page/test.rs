@@ -165,6 +165,25 @@ fn a_page_of_another_version_is_refused_by_readers_and_begun_anew_by_a_process()
 }
 
 #[test]
+fn a_file_of_something_else_is_not_written_to() {
+    let other = file();
+    other.write_all_at(&[7; 9000], 0).unwrap();
+    let refused = Page::begin(other.try_clone().unwrap(), Source::Counter, "{}").err().unwrap();
+    assert!(refused.to_string().contains("not a statistics page"), "{refused}");
+    let mut bytes = vec![0; 9000];
+    other.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == [7; 9000] && other.metadata().unwrap().len() == 9000);
+    // A process was killed before its page had its first bytes.
+    let young = file();
+    young.set_len(PAGE_LEN as u64).unwrap();
+    drop(begun(&young));
+    let room = tempfile::tempdir().unwrap();
+    let fifo = room.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    assert!(matches!(Reader::open(&fifo), Err(crate::ReadError::NotAPage)));
+}
+
+#[test]
 fn what_is_no_page_is_refused_by_readers() {
     let short = file();
     short.set_len(100).unwrap();

@@ -1,9 +1,9 @@
 //! Requests that a browser makes for a page of somebody else are refused.
 //!
 //! Over TCP a token protects the API: no browser adds one by itself. Over the Unix socket there is none, and what
-//! forwards a port to the socket (`ssh -L`, a reverse proxy) lets every page that the browser shows send requests to it.
-//! Invariants: a page of another origin changes nothing (`Origin`), and a name of somebody else that was made to lead
-//! here (DNS rebinding) gets no answer over the socket (`Host`). Decision 0045 has the reasons.
+//! forwards a port to the socket (`ssh -L`, a reverse proxy) lets every page that the browser shows send requests to
+//! it. Invariants: a page of another origin changes nothing (`Origin`), and a name of somebody else that was made to
+//! lead here (DNS rebinding) gets no answer over the socket (`Host`). Decision 0045 has the reasons.
 
 use std::net::IpAddr;
 

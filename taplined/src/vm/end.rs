@@ -100,6 +100,7 @@ pub async fn clear(
     let (known, plugged) = plugged.await?;
     daemon.vms.guests().remove(&vm);
     fault::point("vm-end", "unplug", false);
+    let held = memory::held(daemon, &plugged).await?;
     let unplugged = plug::unplug_all(daemon, plugged, context).await;
     fault::point("vm-end", "unplug", true);
     let (directory, bridged) = (vm_directory(&daemon.config, vm), Bridged::of(&daemon.config, &known));
@@ -115,7 +116,7 @@ pub async fn clear(
     });
     let why = why.or(unplugged.err()).or(removed.await.err());
     // Nothing has its disks open any more, and what is written to them from here on is not of its guest.
-    let memory = memory::with_disks(daemon, vm).await?;
+    let memory = memory::with_disks(daemon, vm, &held).await?;
     let halted = catalogue::record(&daemon.catalogue, move |tx| {
         tx.set_vm_run_by(vm, None, None)?;
         if let Some(memory) = &memory {

@@ -5,6 +5,7 @@
 //! one that is there under its final name is complete and durable; memory is loaded only if file and disks are those of
 //! the record.
 
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -12,11 +13,12 @@ use std::path::{Path, PathBuf};
 
 use api::{Code, Problem};
 use control::size::readable;
-use repo::catalogue::{ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory, VmMemory};
+use repo::catalogue::{DiskOfMemory, ImageOfMemory, VmMemory};
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::disk::process::DiskProcess;
 use crate::task::blocking;
 
 /// Where QEMU's data begins: 255 disks are less than 100 KiB of JSON.
@@ -25,6 +27,10 @@ const HEADER: u64 = 256 << 10;
 /// What QEMU needs beyond the guest's memory: the state of its devices, and a part of the memory for its page numbers.
 const MARGIN: u64 = 64 << 20;
 const MARGIN_PART: u64 = 64;
+
+/// What is left where the disks are not those that the guest knows.
+const ADVICE_TO_DISCARD: &str = "put the disk back as it was; or give the memory up (tapline vm discard), after which the \
+                                 VM boots as after a power cut";
 
 /// The file's name ends so.
 const COMPLETE: &str = "memory";
@@ -38,6 +44,11 @@ pub fn directory(config: &Config) -> PathBuf {
 /// The file of a VM.
 pub fn file_of(config: &Config, vm: Uuid) -> PathBuf {
     directory(config).join(format!("{vm}.{COMPLETE}"))
+}
+
+/// The same, of memory that the catalogue does not know.
+fn aside_of(config: &Config, vm: Uuid) -> PathBuf {
+    directory(config).join(format!("{vm}.unclaimed"))
 }
 
 /// The same while it is being written.
@@ -81,6 +92,7 @@ pub fn begin(config: &Config, vm: Uuid, memory: &VmMemory) -> Result<File, Probl
     header.push(b'\n');
     let create = || {
         remove_if_there(&path)?;
+        remove_if_there(&aside_of(config, vm))?;
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         file.write_all(&header)?;
         file.seek(SeekFrom::Start(HEADER))?;
@@ -108,10 +120,20 @@ pub fn complete(config: &Config, vm: Uuid, file: &File) -> Result<(), Problem> {
 pub fn describe(config: &Config, vm: Uuid) -> Result<VmMemory, Problem> {
     let path = file_of(config, vm);
     let failed = |error: io::Error| Problem::failed(format_args!("read {}", path.display()), error);
-    let file = File::open(&path).map_err(failed)?;
+    let file = open_file(&path).map_err(failed)?;
     let memory = header_of(&file).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
     Ok(VmMemory { size, ..memory })
+}
+
+/// Opens a file, and nothing that would keep us waiting.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")),
+    }
 }
 
 fn header_of(file: &File) -> io::Result<VmMemory> {
@@ -131,7 +153,7 @@ pub fn open(memory: &VmMemory) -> Result<File, Problem> {
              boots as after a power cut",
         ))
     };
-    let opened = File::open(&memory.file).and_then(|file| Ok((file.metadata()?, file)));
+    let opened = open_file(Path::new(&memory.file)).and_then(|file| Ok((file.metadata()?, file)));
     let (metadata, mut file) = match opened {
         Ok(found) => found,
         Err(error) => return wrong(format!("cannot be opened: {error}")),
@@ -172,7 +194,9 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes files of VMs that are known and have no saved memory: a daemon was killed before it removed them.
+/// Removes files of VMs that have no saved memory and run: a daemon was killed before it removed them. Those of
+/// others are put aside: the catalogue may be an older one that was restored, and the memory all that is left. The
+/// next suspend of the VM removes them.
 pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
     let known = daemon.catalogue.read(|view| {
         let saved = |vm: &api::Vm| Ok::<_, Problem>((vm.uuid, view.vm_memory(vm.uuid)?.is_some()));
@@ -182,22 +206,64 @@ pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
         Ok(vms.into_iter().filter(|(vm, saved)| !saved && !at_work.contains(vm)).map(|(vm, _)| vm).collect::<Vec<_>>())
     });
     let (known, config) = (known.await?, daemon.config.clone());
+    // One that runs has gone on: nobody wants to go back.
+    let (running, others): (Vec<Uuid>, Vec<Uuid>) = known.into_iter().partition(|vm| daemon.vms.guest(*vm).is_some());
     blocking("remove memory of VMs that have gone on", move || {
-        known.iter().flat_map(|vm| [partial_of(&config, *vm), file_of(&config, *vm)]).for_each(|path| remove(&path));
+        running.iter().flat_map(|vm| [partial_of(&config, *vm), file_of(&config, *vm)]).for_each(|path| remove(&path));
+        others.iter().for_each(|vm| put_aside(&config, *vm));
         Ok(())
     })
     .await
 }
 
-/// The memory of a VM with its disks as they are now that nothing has them open; `None` if it has none.
-pub async fn with_disks(daemon: &Daemon, vm: Uuid) -> Result<Option<VmMemory>, Problem> {
+fn put_aside(config: &Config, vm: Uuid) {
+    remove(&partial_of(config, vm));
+    let (file, aside) = (file_of(config, vm), aside_of(config, vm));
+    match fs::rename(&file, &aside) {
+        Ok(()) => tracing::warn!(
+            %vm,
+            "the memory in {} is not of a suspended VM, as far as the catalogue knows: it was renamed to {}; remove it \
+             if the VM has run since",
+            file.display(),
+            aside.display()
+        ),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!(%vm, "cannot rename {}: {error}", file.display()),
+    }
+}
+
+/// The VBDs among these whose first process runs: nobody else has written to their files since those were opened.
+/// Between a process that died and the next one anybody may have.
+pub async fn held(daemon: &Daemon, vbds: &[Uuid]) -> Result<HashSet<Uuid>, Problem> {
+    let asked = vbds.to_vec();
+    let processes = daemon.catalogue.read(move |view| {
+        let of_one = |vbd: Uuid| Ok::<_, Problem>((vbd, view.vbd(vbd)?.restarts, view.vbd_process(vbd)?));
+        asked.into_iter().map(of_one).collect::<Result<Vec<_>, _>>()
+    });
+    let mut held = HashSet::new();
+    for (vbd, restarts, process) in processes.await? {
+        let Some(process) = process.filter(|_| restarts == 0) else { continue };
+        if DiskProcess::find(process)?.is_some_and(|process| !process.has_ended()) {
+            held.insert(vbd);
+        }
+    }
+    Ok(held)
+}
+
+/// The memory of a VM with its disks as they are now that nothing has them open; `None` if it has none. What was
+/// recorded of a disk is replaced only if that was `held`, by its process, until now: a start that was interrupted has
+/// had it open, and anybody may have written to it since.
+pub async fn with_disks(daemon: &Daemon, vm: Uuid, held: &HashSet<Uuid>) -> Result<Option<VmMemory>, Problem> {
     let Some(memory) = daemon.catalogue.read(move |view| view.vm_memory(vm)).await? else { return Ok(None) };
     let mut disks = Vec::new();
     for disk in &memory.disks {
-        // Without this the disk cannot be told from one that was written since; that is no reason to lose the memory.
+        if !disk.images.is_empty() && !held.contains(&disk.vbd) {
+            disks.push(disk.clone());
+            continue;
+        }
         let images = images_of(daemon, disk.vdi).await.unwrap_or_else(|problem| {
             tracing::warn!(%vm, vdi = %disk.vdi, "its state is not recorded with the VM's memory: {problem}");
-            Vec::new()
+            disk.images.clone()
         });
         disks.push(DiskOfMemory { images, ..disk.clone() });
     }
@@ -206,14 +272,22 @@ pub async fn with_disks(daemon: &Daemon, vm: Uuid) -> Result<Option<VmMemory>, P
 
 /// Refuses memory whose disks were written since: the guest would destroy what is on them now.
 pub async fn must_match(daemon: &Daemon, vm: Uuid, memory: &VmMemory) -> Result<(), Problem> {
-    for disk in memory.disks.iter().filter(|disk| !disk.images.is_empty()) {
+    for disk in &memory.disks {
+        if disk.images.is_empty() {
+            let what = format!(
+                "VM {vm} cannot go on from its memory: it is not known how VDI {} was when it was suspended at {:.0}, since \
+                 its repository did not answer then",
+                disk.vdi, memory.since
+            );
+            return Err(Problem::new(Code::State, what).advise(ADVICE_TO_DISCARD));
+        }
         if images_of(daemon, disk.vdi).await? != disk.images {
             let what = format!(
                 "VM {vm} cannot go on from its memory: VDI {} was written to since it was suspended at {:.0}, as after a \
                  backup of the catalogue or of the repository was restored",
                 disk.vdi, memory.since
             );
-            return Err(Problem::new(Code::State, what).advise(ADVICE_FOR_SUSPENDED));
+            return Err(Problem::new(Code::State, what).advise(ADVICE_TO_DISCARD));
         }
     }
     Ok(())

@@ -259,7 +259,15 @@ impl Suspend {
             daemon.vms.keep(id, daemon.vms.operations.wait(vm).await);
         }
         let guest = recover::reach(daemon, vm).await?;
-        if !guest.tell(RunningVm::is_saved).await? {
+        let is_saved = match guest.tell(RunningVm::is_saved).await {
+            Ok(is_saved) => is_saved,
+            // A machine that is gone has nothing to record, however often that is tried.
+            Err(problem) => match tokio::time::timeout(TO_END, guest.ended()).await {
+                Ok(_) => return Err(Problem::new(Code::State, format!("VM {vm} has ended: {problem}"))),
+                Err(_) => return Err(problem),
+            },
+        };
+        if !is_saved {
             let what = format!("the guest of VM {vm} has run since its memory was saved");
             return Err(Problem::new(Code::State, what).advise("suspend it again"));
         }

@@ -248,6 +248,55 @@ fn memory_whose_file_or_disk_has_changed_is_not_resumed() {
     bed.goes_on(then);
 }
 
+/// A start that was interrupted has had the disk open; then the disk is put back as it once was.
+#[test]
+fn a_disk_that_is_put_back_while_a_start_is_interrupted_is_noticed() {
+    let Some(mut bed) = Bed::new() else { return };
+    bed.started();
+    let old = std::fs::read(&bed.file).unwrap();
+    bed.suspended();
+    bed.daemon.restart_with(&[(ABORT_AT, "vm-start:plug:after")]);
+    bed.daemon.post(&format!("{}/start", bed.vm), json!({}));
+    bed.daemon.wait_for_death();
+    let pid: i64 = bed.daemon.catalogue().query_row("SELECT pid FROM vbd WHERE pid > 0", [], |row| row.get(0)).unwrap();
+    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    wait_until("the disk's process is gone", || !std::path::Path::new(&format!("/proc/{pid}/exe")).exists());
+    std::fs::write(&bed.file, old).unwrap();
+    bed.daemon.restart_with(&[]);
+    bed.daemon.settle();
+    wait_until("it is suspended", || power(&bed.daemon, &bed.vm) == "suspended");
+    let (_, problem) = bed.daemon.post(&format!("{}/start", bed.vm), json!({}));
+    assert!(said(&problem).contains("was written to since it was suspended"), "{problem}");
+}
+
+/// A catalogue from before the suspend is restored: the memory is all that is left of the guest.
+#[test]
+fn memory_that_the_catalogue_does_not_know_is_kept() {
+    let Some(mut bed) = Bed::new() else { return };
+    bed.started();
+    let before = bed.daemon.room().join("before");
+    let catalogue = bed.daemon.catalogue();
+    catalogue.execute("VACUUM INTO ?1", [before.to_str().unwrap()]).unwrap();
+    let suspended = bed.suspended();
+    let file = PathBuf::from(suspended["suspended"]["file"].as_str().unwrap());
+    drop(catalogue);
+    bed.daemon.kill();
+    let place: String = {
+        let known = bed.daemon.catalogue();
+        known.query_row("SELECT file FROM pragma_database_list WHERE name = 'main'", [], |row| row.get(0)).unwrap()
+    };
+    for suffix in ["-wal", "-shm"] {
+        std::fs::remove_file(format!("{place}{suffix}")).ok();
+    }
+    std::fs::copy(&before, &place).unwrap();
+    for _ in 0..2 {
+        bed.daemon.restart_with(&[]);
+        bed.daemon.settle();
+        wait_until("it is halted", || power(&bed.daemon, &bed.vm) == "halted");
+    }
+    assert!(file.with_extension("unclaimed").exists() || file.exists(), "the memory is gone");
+}
+
 #[test]
 fn a_suspend_that_is_cancelled_leaves_the_guest_running() {
     let Some(bed) = Bed::new() else { return };
@@ -315,6 +364,29 @@ fn a_resume_is_completed_or_undone_after_any_kill() {
             assert_eq!(bed.is_suspended(), then, "{at}");
             bed.goes_on(then);
         }
+    }
+}
+
+/// QEMU dies while the daemon lives: as soon as its memory is complete.
+#[test]
+fn a_qemu_that_dies_when_its_memory_is_complete_leaves_a_halted_vm() {
+    let Some(bed) = Bed::new() else { return };
+    bed.started();
+    let pid: i64 = bed.daemon.catalogue().query_row("SELECT pid FROM vm", [], |row| row.get(0)).unwrap();
+    let uuid = bed.vm.trim_start_matches("/vms/").to_owned();
+    let saved = bed.daemon.room().join(format!("state/suspended/{uuid}.memory"));
+    let (_, task) = bed.suspend();
+    wait_until("its memory is complete, or the task has ended", || {
+        saved.exists() || bed.daemon.get(&format!("/tasks/{}", task["uuid"].as_str().unwrap())).1["state"] != "running"
+    });
+    std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+    let over = bed.daemon.wait(&task);
+    // It may have been recorded before the kill.
+    let expected = if over["state"] == "done" { "suspended" } else { "halted" };
+    wait_until("it is over", || power(&bed.daemon, &bed.vm) == expected);
+    if expected == "halted" {
+        wait_until("nothing is left", || !saved.exists());
+        start(&bed.daemon, &bed.vm);
     }
 }
 

@@ -74,7 +74,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskSta
 #[utoipa::path(
     get, path = "/metrics", tag = "statistics", operation_id = "metrics",
     responses(
-        (status = 200, body = String, content_type = "text/plain", example = json!("tapline_disk_operations_total …")),
+        (status = 200, body = String, content_type = "application/openmetrics-text", example = json!("# EOF")),
         (status = "4XX", body = Problem), (status = "5XX", body = Problem)
     )
 )]

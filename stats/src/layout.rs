@@ -211,32 +211,20 @@ pub enum Count {
     PollsMissed = 3,
     /// How often memory was given back, since the disk was not used.
     Rests = 4,
-    /// File operations that were begun.
-    Operations = 5,
-    /// Requests that wait for space.
-    WaitingForSpace = 6,
-    /// Nanoseconds that requests were held back by a limit.
-    ThrottledNs = 7,
-    /// Requests that were joined with a neighbour.
-    Merged = 8,
     /// Durations that are in no histogram, since there was no memory for it.
-    NotInHistogram = 9,
+    NotInHistogram = 5,
     /// Requests in flight that have no slot.
-    NotInSlot = 10,
+    NotInSlot = 6,
 }
 
 impl Count {
     /// All of them.
-    pub const ALL: [Count; 11] = [
+    pub const ALL: [Count; 7] = [
         Count::Rounds,
         Count::Sleeps,
         Count::PollsHit,
         Count::PollsMissed,
         Count::Rests,
-        Count::Operations,
-        Count::WaitingForSpace,
-        Count::ThrottledNs,
-        Count::Merged,
         Count::NotInHistogram,
         Count::NotInSlot,
     ];

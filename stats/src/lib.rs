@@ -12,7 +12,7 @@
 //! | `histogram` | which bucket a duration falls into, and quantiles |
 //! | `layout` | where everything stands in the page |
 //! | `page` | how it is written |
-//! | `place` | where pages are |
+//! | `place` | where pages are, and how one is opened |
 //! | `reader`, `snapshot` | how it is read, and what was read |
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
@@ -29,6 +29,6 @@ pub use clock::{Clock, Source, monotonic};
 pub use histogram::{BUCKETS, Histogram, bucket_bounds};
 pub use layout::{Count, Kind, Outcome, RECORDS, SLOTS, STAGES, Stage};
 pub use page::{Page, PageError, Slot, Spent};
-pub use place::{directory, of_daemon};
+pub use place::{directories, directory, of_daemon, open, pages_in};
 pub use reader::{ReadError, Reader};
-pub use snapshot::{InFlight, KindCounts, Record, Snapshot};
+pub use snapshot::{InFlight, KindCounts, Record, Snapshot, float};

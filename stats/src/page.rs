@@ -184,7 +184,7 @@ impl Page {
             return false;
         }
         // What was in flight is taken anew, or given up by its peer.
-        [Count::WaitingForSpace, Count::NotInSlot].into_iter().for_each(|count| self.store(count.at(), 0));
+        self.store(Count::NotInSlot.at(), 0);
         // It may have been killed while it wrote: the number is even again with the first batch.
         self.sequence = self.load(SEQUENCE_AT) & !1;
         true
@@ -323,11 +323,6 @@ impl Page {
     pub fn count(&mut self, count: Count, more: u64) {
         let added = self.shared.add_u64_native(count.at(), more);
         debug_assert!(added.is_some());
-    }
-
-    /// Sets a counter of the whole disk.
-    pub fn set(&mut self, count: Count, value: u64) {
-        self.store(count.at(), value);
     }
 
     /// A counter of the whole disk.

@@ -1,8 +1,40 @@
 //! Where the pages of this machine are.
 //!
-//! It knows paths and nothing about what is there.
+//! It knows paths, and nothing about what is in a page.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// The directories of all pages of this machine: those of a daemon's disks, and of disks without a daemon.
+pub fn directories() -> Vec<PathBuf> {
+    std::iter::once(PathBuf::from("/run/tapline/vbd")).chain(directory()).collect()
+}
+
+/// The places in a directory where pages can be: files named so, and directories of VBDs.
+pub fn pages_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "page") {
+            found.push(path);
+        } else if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.push(of_daemon(&path));
+        }
+    }
+    Ok(found)
+}
+
+/// Opens a page to be read, without waiting for anything; `None` if it is no regular file.
+pub fn open(path: &Path) -> io::Result<Option<File>> {
+    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).unwrap_or(0);
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    Ok(file.metadata()?.is_file().then_some(file))
+}
 
 /// The directory of the pages of disks that are served without a daemon; `None` for a user who has no directory for
 /// what lives as long as the machine runs.

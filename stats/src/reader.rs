@@ -6,13 +6,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::clock::monotonic;
 use crate::histogram::{BUCKETS, Histogram, ROW};
 use crate::layout::*;
 use crate::page::Spent;
+use crate::place;
 use crate::snapshot::{InFlight, KindCounts, Record, Snapshot};
 
 /// Attempts to read between two batches of the writer.
@@ -41,13 +42,7 @@ pub struct Reader {
 impl Reader {
     /// Opens the page at `path`.
     pub fn open(path: &Path) -> Result<Reader, ReadError> {
-        // A FIFO in its place would keep us waiting.
-        let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-        let file = File::options().read(true).custom_flags(flags).open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(ReadError::NotAPage);
-        }
-        Reader::of(file)
+        Reader::of(place::open(path)?.ok_or(ReadError::NotAPage)?)
     }
 
     /// Reads the page in `file`.

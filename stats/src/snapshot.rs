@@ -2,6 +2,12 @@
 
 use crate::layout::*;
 
+/// A number of a page, for computing: beyond 2^53 it is not exact, which is no matter for a rate or a mean.
+#[allow(clippy::cast_precision_loss, reason = "see above")]
+pub fn float(number: u64) -> f64 {
+    number as f64
+}
+
 /// The counters of a page at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {

@@ -212,15 +212,8 @@ fn direct_io(directory: &Path) -> Check {
 
 /// Disks of this host with requests that have been in flight for more than a second.
 fn stuck_disks() -> Vec<Check> {
-    let mut pages: Vec<PathBuf> = Vec::new();
-    for directory in ["/run/tapline/vbd"].map(PathBuf::from) {
-        let entries = fs::read_dir(directory).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
-        pages.extend(entries.iter().map(|entry| stats::of_daemon(&entry.path())).filter(|page| page.exists()));
-    }
-    if let Some(directory) = stats::directory() {
-        let entries = fs::read_dir(directory).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
-        pages.extend(entries.iter().map(|entry| entry.path()));
-    }
+    let listed = stats::directories().into_iter().flat_map(|path| stats::pages_in(&path).unwrap_or_default());
+    let pages: Vec<PathBuf> = listed.filter(|page| page.exists()).collect();
     let mut checks = Vec::new();
     let mut read = 0;
     for page in &pages {

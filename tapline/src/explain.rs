@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use control::{Error, Kind};
 use serde_json::json;
-use stats::{Kind as Operation, KindCounts, Reader, Snapshot, Stage};
+use stats::{Kind as Operation, KindCounts, Reader, Snapshot, Stage, float};
 
 use crate::failure::Failure;
 use crate::output::print_local;
@@ -246,11 +246,6 @@ fn cpu_time(pid: u32) -> Option<Duration> {
 
 fn percent(share: f64) -> String {
     format!("{:.0}", share * 100.0)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "the figures are rounded to whole numbers")]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

@@ -210,9 +210,7 @@ impl Nouns {
 
 /// Runs a request to the daemon; returns after how long it is to be run again, if it is to be.
 fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Result<Option<Duration>, Problem> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Problem::failed("start the async runtime", error))?;
-    let session = Session::new(how)?;
+    let (runtime, session) = (session::runtime()?, Session::new(how)?);
     runtime.block_on(what(&session)).map_err(|problem| session.explained(problem))?;
     Ok(session.again())
 }

@@ -10,7 +10,8 @@ use control::{Error, Kind};
 use stats::Reader;
 
 use crate::failure::Failure;
-use crate::session::{How, Session};
+use crate::session::{self, How, Session};
+use crate::top::identity;
 
 /// Where a disk is asked, and read.
 #[derive(Debug)]
@@ -48,14 +49,12 @@ fn of_socket(control: &Path) -> Result<Place, Error> {
         Error::cannot("find the disk's statistics page", "XDG_RUNTIME_DIR is not set")
             .advise("serve the disk with --stats-page statistics.page next to its control socket")
     })?;
-    let pages = std::fs::read_dir(&directory).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
     let is_its = |page: &PathBuf| {
-        let identity = Reader::open(page).and_then(|reader| reader.snapshot()).map(|snapshot| snapshot.identity);
-        let identity: serde_json::Value =
-            identity.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-        identity["control"].as_str().is_some_and(|known| Path::new(known) == control)
+        let known =
+            Reader::open(page).and_then(|reader| reader.snapshot()).map(|snapshot| identity(&snapshot.identity));
+        known.ok().and_then(|known| known.control).is_some_and(|known| Path::new(&known) == control)
     };
-    match pages.into_iter().map(|entry| entry.path()).find(is_its) {
+    match stats::pages_in(&directory).unwrap_or_default().into_iter().find(is_its) {
         Some(page) => Ok(Place { control, page }),
         None => {
             let why = format!("none in {} is of the disk at {}", directory.display(), control.display());
@@ -68,9 +67,7 @@ fn of_socket(control: &Path) -> Result<Place, Error> {
 
 /// The VBD of that name.
 fn vbd(text: &str, how: How) -> Result<Vbd, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::cannot("start the async runtime", error))?;
-    let session = Session::new(how)?;
+    let (runtime, session) = (session::runtime()?, Session::new(how)?);
     let found = runtime.block_on(async { session.client.vbd(session.vbd(text).await?).await });
     Ok(found.map_err(|problem| session.explained(problem))?)
 }

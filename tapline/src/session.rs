@@ -365,6 +365,12 @@ fn lines<T: Serialize>(objects: &[T], fields: &[&str]) -> Result<String, Problem
     Ok(text)
 }
 
+/// What requests to the daemon run in: one thread is enough to wait for answers.
+pub fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Problem::failed("start the async runtime", error))
+}
+
 /// Prints to stdout. A closed pipe, as with `head`, is not an error.
 pub fn print(text: &str) -> Result<(), Problem> {
     print_on(text).map(drop)

@@ -12,7 +12,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::{Registry, Unit};
-use stats::{Count, Histogram, Kind, Outcome, Stage};
+use stats::{Count, Histogram, Kind, Outcome, Stage, float};
 
 use crate::daemon::Daemon;
 use crate::statistics::{self, Read, Which};
@@ -72,7 +72,7 @@ struct Disk {
 
 /// All metrics.
 pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
-    let disks = statistics::read(daemon, Which::default()).await?;
+    let disks = statistics::read(daemon, Which::default(), Disk::of).await?;
     let known = daemon.catalogue.read_for_client(|view| Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len())));
     let (srs, vbds, tasks) = known.await?;
     let named = |name: String, uuid: uuid::Uuid| vec![("sr", name), ("sr_uuid", uuid.to_string())];
@@ -81,7 +81,6 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
     let host = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     let open_tasks = u64::try_from(tasks).unwrap_or(u64::MAX);
     blocking("write metrics", move || {
-        let disks = disks.into_iter().map(Disk::of).collect();
         let mut registry = Registry::with_prefix("tapline");
         registry.register_collector(Box::new(Found { disks, repositories, vbds, open_tasks, host }));
         let mut text = String::new();
@@ -225,8 +224,6 @@ impl Found {
                 .map(|(result, count)| (disk.with(&[("result", result)]), float(disk.read.snapshot.count(count))))
         });
         of("disk_polls", "Looks for more work before sleeping", None).counters(encoder, polls)?;
-        of("disk_throttled_time", "Time that requests were held back by a limit", Some(Unit::Seconds))
-            .counters(encoder, self.by_disk(|disk| seconds(disk.read.snapshot.count(Count::ThrottledNs))))?;
         of("disk_processes", "Processes that have served a disk since it was plugged", None)
             .counters(encoder, self.by_disk(|disk| float(disk.read.snapshot.incarnation)))
     }
@@ -281,12 +278,6 @@ fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
 /// A duration in seconds.
 fn seconds(ns: u64) -> f64 {
     float(ns) / 1e9
-}
-
-/// Prometheus knows no other numbers.
-#[allow(clippy::cast_precision_loss, reason = "counters above 2^53 are years away, and differ in the last digit")]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

@@ -54,8 +54,13 @@ pub struct Read {
     pub reader: Reader,
 }
 
-/// The pages of these disks. A disk whose process has begun no page yet, or is of a version without pages, is left out.
-pub async fn read(daemon: &Daemon, which: Which) -> Result<Vec<Read>, Problem> {
+/// What `then` makes of the pages of these disks. It reads files: it runs where that keeps nobody waiting. A disk whose
+/// process has begun no page yet, or is of a version without pages, is left out.
+pub async fn read<T: Send + 'static>(
+    daemon: &Daemon,
+    which: Which,
+    then: impl Fn(Read) -> T + Send + 'static,
+) -> Result<Vec<T>, Problem> {
     let plugged = daemon.catalogue.read_for_client(move |view| plugged(view, which)).await?;
     let config = daemon.config.clone();
     blocking("read statistics pages", move || {
@@ -63,7 +68,7 @@ pub async fn read(daemon: &Daemon, which: Which) -> Result<Vec<Read>, Problem> {
             let page = DiskPaths::of(&config, disk.vbd.uuid).page();
             let opened = Reader::open(&page).and_then(|reader| Ok((reader.snapshot()?, reader)));
             match opened {
-                Ok((snapshot, reader)) => Some(Read { disk, snapshot, reader }),
+                Ok((snapshot, reader)) => Some(then(Read { disk, snapshot, reader })),
                 Err(error) => {
                     tracing::debug!(vbd = %disk.vbd.uuid, "its statistics page {}: {error}", page.display());
                     None

@@ -29,7 +29,7 @@ pub fn writes_itself_to(sector: u64) -> [u8; SECTOR] {
     bytes
 }
 
-/// A boot sector that counts for ever, and writes each number to a sector of its disk: 32 bits that are those of its
+/// A boot sector that counts without end, and writes each number to a sector of its disk: 32 bits that are those of its
 /// start, by the processor's clock, and then the number in 32 bits.
 pub fn counts_in(sector: u64) -> [u8; SECTOR] {
     let code = [

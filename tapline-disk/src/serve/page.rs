@@ -4,6 +4,8 @@
 //! two processes never write one page, since its writer holds a lock on it, which goes to its successor with the
 //! description of the file.
 
+use std::error::Error;
+use std::fmt::Display;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,6 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::files::Files;
 use crate::log::say;
+use crate::uuid;
 
 /// The name of a page that is handed over, by a daemon or by the process before this one.
 pub const NAME: &str = "statistics.page";
@@ -32,7 +35,7 @@ pub struct PageFile {
 }
 
 /// What is left to do at the end of the process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Kept {
     /// For the next process.
     file: Option<File>,
@@ -48,26 +51,29 @@ pub fn find(files: &Files, serve: &Serve) -> Option<PageFile> {
         (None, None) => in_directory_of_all(),
     };
     found.unwrap_or_else(|error| {
-        say(format_args!("no statistics page, so that tapline top does not see this disk: {error}"));
+        say_none(error);
         None
     })
 }
 
 /// Begins to count in the page, as the process before this one, if there was one, has let go of it.
 pub fn begin(found: Option<PageFile>, identity: &str) -> Result<(Page, Kept), PageError> {
-    let Some(PageFile { file, own }) = found else { return Ok((Page::anonymous()?, Kept { file: None, own: None })) };
-    let begun = lock(&file).map_err(|why| why.to_string()).and_then(|()| {
-        let kept = file.try_clone().map_err(|error| error.to_string())?;
-        let page = Page::begin(file, Source::of_this_machine(), identity).map_err(|error| error.to_string())?;
-        Ok((page, kept))
-    });
-    match begun {
-        Ok((page, kept)) => Ok((page, Kept { file: Some(kept), own })),
-        Err(why) => {
-            say(format_args!("no statistics page, so that tapline top does not see this disk: {why}"));
-            Ok((Page::anonymous()?, Kept { file: None, own: None }))
+    if let Some(PageFile { file, own }) = found {
+        match begin_in(&file, identity) {
+            Ok(page) => return Ok((page, Kept { file: Some(file), own })),
+            Err(why) => say_none(why),
         }
     }
+    Ok((Page::anonymous()?, Kept::default()))
+}
+
+fn begin_in(file: &File, identity: &str) -> Result<Page, Box<dyn Error>> {
+    lock(file)?;
+    Ok(Page::begin(file.try_clone()?, Source::of_this_machine(), identity)?)
+}
+
+fn say_none(why: impl Display) {
+    say(format_args!("no statistics page, so that tapline top does not see this disk: {why}"));
 }
 
 impl Kept {
@@ -83,16 +89,6 @@ impl Kept {
             drop(std::fs::remove_file(path));
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let written = write!(text, "{byte:02x}");
-        debug_assert!(written.is_ok());
-        text
-    })
 }
 
 fn lock(file: &File) -> io::Result<()> {
@@ -119,7 +115,7 @@ fn in_directory_of_all() -> io::Result<Option<PageFile>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
     DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(named)?;
     remove_stale(&directory);
-    let path = directory.join(format!("{}.{ENDING}", hex(&crate::uuid::new().map_err(named)?)));
+    let path = directory.join(format!("{}.{ENDING}", uuid::text(&uuid::new().map_err(named)?)));
     Ok(Some(PageFile { file: create(&path)?, own: Some(path) }))
 }
 

@@ -79,9 +79,9 @@ pub const COLUMNS: &[Column] = &[
     duration("p50", 7, |row| quantile(row, 0.5), "half of all requests took no longer"),
     duration("p99", 5, |row| quantile(row, 0.99), "99 of 100 requests took no longer"),
     duration("p99.9", 8, |row| quantile(row, 0.999), "999 of 1000 requests took no longer"),
-    count("flight", 12, |row| Some(super::rates::float(row.in_flight)), "requests in flight now"),
+    count("flight", 12, |row| Some(stats::float(row.in_flight)), "requests in flight now"),
     Column { width: text::WIDTH + 1, ..duration("oldest", 4, oldest, "the oldest of them; ! if older than 1 s") },
-    count("errors", 6, |row| Some(super::rates::float(row.errors)), "requests that failed since the page was begun"),
+    count("errors", 6, |row| Some(stats::float(row.errors)), "requests that failed since the page was begun"),
 ];
 
 fn rates(row: &Row) -> Option<&Rates> {
@@ -101,11 +101,11 @@ fn layer(row: &Row, layer: Layer) -> Option<f64> {
 }
 
 fn quantile(row: &Row, q: f64) -> Option<f64> {
-    row.latency.as_ref()?.quantile(q).map(super::rates::float)
+    row.latency.as_ref()?.quantile(q).map(stats::float)
 }
 
 fn oldest(row: &Row) -> Option<f64> {
-    row.oldest.map(super::rates::float)
+    row.oldest.map(stats::float)
 }
 
 /// The column with this heading.

@@ -4,7 +4,7 @@
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use stats::{Count, Histogram, InFlight, Kind, Stage, bucket_bounds};
+use stats::{Count, Histogram, InFlight, Kind, Stage, bucket_bounds, float};
 use unicode_width::UnicodeWidthStr;
 
 use crate::column::shortened;
@@ -12,7 +12,7 @@ use crate::column::shortened;
 use super::columns::{OLD, fitting};
 use super::names::Name;
 use super::pages::{Disk, Histograms};
-use super::rates::{KindRates, float};
+use super::rates::KindRates;
 use super::rows;
 use super::text::{self, duration, number};
 
@@ -127,7 +127,6 @@ fn warnings(disk: &Disk) -> Vec<Line<'static>> {
     for (count, what) in [
         (Count::NotInSlot, "requests in flight cannot be seen: there are too many"),
         (Count::NotInHistogram, "durations are in no histogram: the file system of the page was full"),
-        (Count::WaitingForSpace, "requests wait for space in the repository"),
     ] {
         if now.count(count) > 0 {
             said.push(format!("{} {what}", now.count(count)));

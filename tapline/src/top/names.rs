@@ -79,7 +79,7 @@ impl Names {
 
 /// Sends what is known, or that there is no answer.
 fn ask(client: &Client, answers: &SyncSender<Option<Known>>) {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let Ok(runtime) = crate::session::runtime() else { return };
     let mut book = Book::default();
     for round in 0u32.. {
         if round % ANEW == 0 {

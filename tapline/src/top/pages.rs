@@ -7,11 +7,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
 use serde::Deserialize;
 use stats::{Histogram, Kind, ReadError, Reader, Snapshot, Stage};
 use uuid::Uuid;
@@ -106,7 +105,7 @@ pub struct Pages {
 pub fn directories(given: Option<&Path>) -> Vec<PathBuf> {
     match given {
         Some(given) => vec![given.to_owned(), given.join("vbd"), given.join("stats")],
-        None => std::iter::once(PathBuf::from("/run/tapline/vbd")).chain(stats::directory()).collect(),
+        None => stats::directories(),
     }
 }
 
@@ -157,7 +156,7 @@ impl Pages {
         self.unread.clear();
         let mut found: BTreeMap<PathBuf, bool> = self.named.iter().map(|path| (path.clone(), true)).collect();
         for directory in &self.directories {
-            match pages_in(directory) {
+            match stats::pages_in(directory) {
                 Ok(pages) => pages.into_iter().for_each(|path| {
                     found.entry(path).or_insert(false);
                 }),
@@ -330,35 +329,19 @@ fn all_histograms(reader: &Reader, now: &Snapshot) -> Option<Histograms> {
 }
 
 /// What the text in a page says; of a text that says nothing, nothing.
-fn identity(text: &str) -> Identity {
+pub fn identity(text: &str) -> Identity {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// Opens a page without waiting for anything; `None` if it is no regular file.
+/// Opens a page; `None` if it is no regular file.
 fn open(path: &Path) -> io::Result<Option<(File, Metadata)>> {
-    let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOCTTY).bits()).unwrap_or(0);
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let Some(file) = stats::open(path)? else { return Ok(None) };
     let metadata = file.metadata()?;
-    Ok(metadata.is_file().then_some((file, metadata)))
+    Ok(Some((file, metadata)))
 }
 
 fn id(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
-}
-
-/// The places in a directory where pages can be: files named so, and directories of VBDs.
-fn pages_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
-        let path = entry.path();
-        if path.extension().is_some_and(|extension| extension == "page") {
-            found.push(path);
-        } else if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            found.push(stats::of_daemon(&path));
-        }
-    }
-    Ok(found)
 }
 
 /// Each page has a descriptor; the limit of most shells is 1,024.

@@ -5,7 +5,7 @@
 //! between two readings, divided by the time between them, is the average queue size (Little's law), also while a
 //! request is stuck, and no more than that when it ends. Invariant: no rate is negative, whatever the page says.
 
-use stats::{Count, Kind, STAGES, Snapshot, Stage};
+use stats::{Count, Kind, STAGES, Snapshot, Stage, float};
 
 /// Kinds of requests.
 pub const KINDS: usize = Kind::ALL.len();
@@ -49,12 +49,6 @@ pub struct Rates {
     pub seconds: f64,
     /// By kind.
     pub kinds: [KindRates; KINDS],
-}
-
-/// A number of a page, for computing: beyond 2^53 it is not exact, which is no matter for a rate.
-#[allow(clippy::cast_precision_loss)]
-pub fn float(number: u64) -> f64 {
-    number as f64
 }
 
 /// What happened between two readings; `None` if the page was begun anew between them, so that they have nothing in

@@ -4,9 +4,7 @@
 use std::io::{self, Write};
 
 use serde_json::json;
-use stats::{Record, Stage};
-
-use super::group::float;
+use stats::{Record, Stage, float};
 
 /// Writes the requests. Those that overlap are on lanes of their own.
 pub fn write(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {

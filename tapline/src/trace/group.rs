@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use stats::{Kind, Outcome, Record, STAGES};
+use stats::{Kind, Outcome, Record, STAGES, float};
 
 /// Of a hundred requests so many of the fastest and so many of the slowest are left out of the typical means.
 const DROPPED: usize = 20;
@@ -67,12 +67,6 @@ impl Group {
     pub fn typical(&self) -> f64 {
         self.stages.iter().sum()
     }
-}
-
-/// Nanoseconds of a trace are far below 2^53.
-#[allow(clippy::cast_precision_loss, reason = "see above")]
-pub fn float(ns: u64) -> f64 {
-    ns as f64
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use control::size::readable;
 use serde_json::{Value, json};
-use stats::{Record, Stage};
+use stats::{Record, Stage, float};
 
-use super::group::{Group, float};
+use super::group::Group;
 
 /// The table. Durations are in microseconds.
 pub fn text(groups: &[Group], warm_up: &[&Record], lost: u64) -> String {

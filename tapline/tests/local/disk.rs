@@ -1,7 +1,6 @@
 //! `tapline disk`, with a disk that `tapline-disk` serves.
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::time::Duration;
 
@@ -19,11 +18,7 @@ fn tapline() -> Command {
 
 impl Served {
     fn new() -> Served {
-        // cargo builds the programs of the crate under test only.
-        if !Path::new(env!("CARGO_BIN_EXE_tapline")).with_file_name("tapline-disk").exists() {
-            let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-disk"]).status().unwrap();
-            assert!(built.success(), "tapline-disk cannot be built");
-        }
+        crate::build_disk_program();
         let room = tempfile::tempdir().unwrap();
         let made = tapline().args(["image", "create", "vhd:a", "--size", "64M"]).current_dir(room.path()).output();
         assert!(made.as_ref().unwrap().status.success(), "{made:?}");

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -25,11 +24,7 @@ fn tapline() -> Command {
 
 impl Served {
     fn new() -> Served {
-        // cargo builds the programs of the crate under test only.
-        if !Path::new(env!("CARGO_BIN_EXE_tapline")).with_file_name("tapline-disk").exists() {
-            let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-disk"]).status().unwrap();
-            assert!(built.success(), "tapline-disk cannot be built");
-        }
+        crate::build_disk_program();
         let room = tempfile::tempdir().unwrap();
         let made = tapline().args(["image", "create", "raw:a.raw", "--size", "16M"]).current_dir(room.path()).output();
         assert!(made.as_ref().unwrap().status.success(), "{made:?}");

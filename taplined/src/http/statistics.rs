@@ -50,8 +50,8 @@ struct Asking {
     )
 )]
 async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Result<Response, Refusal> {
-    let read = statistics::read(&daemon, Which { vm: asking.vm, sr: asking.sr, vbd: None }).await?;
-    let shown = read.iter().map(|disk| disk.shown(asking.latencies)).collect();
+    let which = Which { vm: asking.vm, sr: asking.sr, vbd: None };
+    let shown = statistics::read(&daemon, which, move |disk| disk.shown(asking.latencies)).await?;
     listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
 }
 
@@ -63,11 +63,9 @@ async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: 
     )
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskStatistics>, Refusal> {
-    let read = statistics::read(&daemon, Which { vbd: Some(uuid), ..Which::default() }).await?;
-    match read.first() {
-        Some(disk) => Ok(Json(disk.shown(true))),
-        None => Err(statistics::none_of(uuid).into()),
-    }
+    let which = Which { vbd: Some(uuid), ..Which::default() };
+    let shown = statistics::read(&daemon, which, |disk| disk.shown(true)).await?;
+    Ok(Json(shown.into_iter().next().ok_or_else(|| statistics::none_of(uuid))?))
 }
 
 /// Gets metrics of the daemon, its repositories and its disks, in the text format of OpenMetrics.

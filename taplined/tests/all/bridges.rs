@@ -108,14 +108,13 @@ fn the_tap_interface_goes_when_the_machine_or_the_daemon_is_killed() {
     let Some(_network) = Network::new("ends") else { return };
     let Some((mut daemon, _)) = begin("", &[]) else { return };
     let vm = machine(&daemon, "web", "bridge:br0");
-    let kill = |pid: &Value| assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-    kill(&start(&daemon, &vm)["pid"]);
+    crate::harness::kill(&start(&daemon, &vm)["pid"]);
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(taps().is_empty(), "{:?}", taps());
     // While there is no daemon.
     let running = start(&daemon, &vm);
     daemon.kill();
-    kill(&running["pid"]);
+    crate::harness::kill(&running["pid"]);
     assert_eq!(taps().len(), 1);
     daemon.restart();
     wait_until("it is halted", || power(&daemon, &vm) == "halted");

@@ -182,7 +182,7 @@ fn a_disks_user_stays_exclusive_across_restarts() {
     assert!(refused["detail"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
     let before = pid(&daemon, &vbds[1]);
-    assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
+    crate::harness::kill(&before);
     wait_until("it is served again", || {
         let vbd = daemon.get(&vbds[1]).1;
         vbd["state"] == "plugged" && vbd["pid"].as_u64() != Some(before.into())

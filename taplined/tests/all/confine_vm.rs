@@ -156,7 +156,7 @@ fn a_machine_keeps_its_user_and_disks_across_crashes() {
     // A disk that is started again, and one that is plugged while it runs, let it in.
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     let disk = daemon.get(&vbd).1["pid"].clone();
-    assert!(Command::new("kill").args(["-9", &disk.to_string()]).status().unwrap().success());
+    crate::harness::kill(&disk);
     wait_until("it is served again", || {
         let vbd = daemon.get(&vbd).1;
         vbd["state"] == "plugged" && vbd["pid"] != disk

@@ -2,7 +2,6 @@
 //! does not conflict with what the second has written.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -38,7 +37,7 @@ fn first(settings: &str, format: &str) -> First {
 impl First {
     fn kill_disk(&self) {
         let pid = self.daemon.get(&self.vbd).1["pid"].to_string();
-        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        crate::harness::kill(&pid);
         wait_until("it has ended", || !PathBuf::from(format!("/proc/{pid}")).exists());
     }
 
@@ -83,7 +82,7 @@ fn a_returning_host_does_not_overwrite_another_hosts_writes() {
         let mut first = first("", format);
         first.daemon.kill();
         let pid = catalogue_pid(&first);
-        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        crate::harness::kill(&pid);
         wait_until("it has ended", || !PathBuf::from(format!("/proc/{pid}")).exists());
         let _other = first.used_elsewhere(&first.path());
         first.daemon.restart();
@@ -159,7 +158,7 @@ fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
         let (well, said) = disks::io(&at, &["write -P 3 0 1M", "flush"]);
         assert!(well, "{said}");
         let pid = catalogue_pid(&first);
-        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        crate::harness::kill(&pid);
         let other;
         let daemon = if rebuilt {
             std::fs::remove_dir_all(first.daemon.room().join("state")).unwrap();
@@ -226,7 +225,7 @@ fn a_catalogue_from_another_machine_starts_nothing() {
     let host = first.daemon.get("/host").1["uuid"].clone();
     first.daemon.kill();
     let pid = catalogue_pid(&first);
-    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    crate::harness::kill(&pid);
     let catalogue = rusqlite::Connection::open(first.daemon.room().join("state/catalogue.db")).unwrap();
     let set = catalogue.execute("UPDATE meta SET value = 'another' WHERE key = 'machine'", []);
     drop(catalogue);

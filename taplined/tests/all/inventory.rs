@@ -490,7 +490,7 @@ fn a_running_disk_survives_a_restored_catalogue() {
     );
     io(&bed.daemon, "read -P 2 1M 1M");
     for pid in &running {
-        assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        crate::harness::kill(&pid);
     }
     harness::wait_until("another process serves it", || {
         let shown = bed.daemon.get(&vbd).1;

@@ -11,11 +11,6 @@ use crate::harness::Taplined;
 use crate::harness::disks::{io, nbd, nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use crate::harness::wait_until;
 
-fn kill(pid: &Value) {
-    let killed = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
-    assert!(killed.success());
-}
-
 #[test]
 fn a_plugged_disk_is_served_and_keeps_written_data() {
     let (daemon, vdis) = with_disks("", &["disk"]);
@@ -79,7 +74,7 @@ fn a_killed_disk_process_is_restarted_at_the_same_socket() {
     let at = nbd(&daemon, &vbd);
     assert!(io(&at, &["write -P 9 1M 64k", "flush"]).0);
     let before = daemon.get(&vbd).1["pid"].clone();
-    kill(&before);
+    crate::harness::kill(&before);
     wait_until("another one serves", || {
         let now = daemon.get(&vbd).1;
         now["state"] == "plugged" && now["pid"] != before && now["restarts"] == 1
@@ -116,7 +111,7 @@ fn acknowledged_writes_survive_a_killed_disk_process() {
     let at = nbd(&daemon, &vbd);
     for (restarts, pattern) in [(1, 5), (2, 6)] {
         let mut client = write_without_flush(&at, &format!("write -P {pattern} {restarts}M 64k"));
-        kill(&daemon.get(&vbd).1["pid"]);
+        crate::harness::kill(&daemon.get(&vbd).1["pid"]);
         wait_until("another one serves", || {
             let now = daemon.get(&vbd).1;
             now["state"] == "plugged" && now["restarts"] == restarts
@@ -137,7 +132,7 @@ fn kill_without_image(daemon: &Taplined, vdi: &str, vbd: &str) -> (PathBuf, Path
     let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{vdi}")).1["file"].as_str().unwrap());
     let away = daemon.room().join("away");
     std::fs::rename(&image, &away).unwrap();
-    kill(&daemon.get(vbd).1["pid"]);
+    crate::harness::kill(&daemon.get(vbd).1["pid"]);
     (image, away)
 }
 
@@ -184,7 +179,7 @@ fn a_disk_being_retried_can_be_unplugged() {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     std::fs::remove_dir_all(daemon.room().join("disks")).unwrap();
-    kill(&daemon.get(&vbd).1["pid"]);
+    crate::harness::kill(&daemon.get(&vbd).1["pid"]);
     wait_until("it was tried", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(3));
     unplug(&daemon, &vbd);
     nothing_leaked(&daemon);
@@ -203,7 +198,7 @@ fn disks_outlive_the_daemon_and_are_reattached() {
     });
     assert!(daemon.stop());
     assert_eq!(processes(&daemon).len(), 2);
-    kill(&before[1]);
+    crate::harness::kill(&before[1]);
     daemon.restart();
     let (written, said) = client.join().unwrap();
     assert!(written, "{said}");
@@ -212,7 +207,7 @@ fn disks_outlive_the_daemon_and_are_reattached() {
     assert_eq!(daemon.get(&vbds[0]).1["pid"], before[0]);
     nothing_leaked(&daemon);
     // A reattached process is not a child, but its death and exit are noticed as well.
-    kill(&before[0]);
+    crate::harness::kill(&before[0]);
     wait_until("it is started again", || {
         daemon.get(&vbds[0]).1["restarts"] == 1 && state(&daemon, &vbds[0]) == "plugged"
     });
@@ -227,7 +222,7 @@ fn a_disk_without_its_redo_log_is_not_restarted_silently() {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
     std::fs::remove_dir_all(daemon.room().join("run/redo")).unwrap();
-    kill(&pid);
+    crate::harness::kill(&pid);
     wait_until("it says what is lost", || {
         let now = daemon.get(&vbd).1;
         let said = now["problem"]["detail"].as_str().unwrap_or_default().to_owned();
@@ -388,7 +383,7 @@ fn after_a_reboot_nothing_is_plugged_and_each_vbd_says_why() {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
     assert!(daemon.stop());
-    kill(&pid);
+    crate::harness::kill(&pid);
     wait_until("it is no more", || processes(&daemon).is_empty());
     harness::disks::reboot(&daemon);
     daemon.restart();
@@ -406,7 +401,7 @@ fn stale_vbd_directories_are_removed_at_start() {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     let pid = plug(&daemon, &vbd)["pid"].clone();
     assert!(daemon.stop());
-    kill(&pid);
+    crate::harness::kill(&pid);
     wait_until("it is no more", || processes(&daemon).is_empty());
     // As if the catalogue had been restored from a backup.
     harness::disks::forget_plugs(&daemon);
@@ -504,7 +499,7 @@ fn a_disk_has_its_oom_score_and_keeps_it() {
     daemon.kill();
     daemon.restart();
     assert_eq!((pid(&daemon), score(&first).as_str()), (first.clone(), "321\n"));
-    kill(&first);
+    crate::harness::kill(&first);
     wait_until("another process serves", || {
         let now = daemon.get(&vbd).1;
         now["state"] == "plugged" && now["pid"] != first
@@ -539,7 +534,7 @@ fn a_disk_with_a_full_log_recovers_and_reports_lost_lines() {
         assert!(told.success() && io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
     }
     let before = pid();
-    kill(&before);
+    crate::harness::kill(&before);
     wait_until("another process serves", || {
         let now = daemon.get(&vbd).1;
         now["state"] == "plugged" && now["pid"] != before
@@ -569,7 +564,7 @@ fn a_restart_does_not_queue_behind_plugs() {
     let path = format!("/tasks/{}", task["uuid"].as_str().unwrap());
     wait_until("the only worker is at work", || daemon.get(&path).1["step"] == "open");
     let before = daemon.get(&served).1["pid"].clone();
-    kill(&before);
+    crate::harness::kill(&before);
     wait_until("another process serves", || {
         let now = daemon.get(&served).1;
         now["state"] == "plugged" && now["pid"] != before

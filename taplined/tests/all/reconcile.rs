@@ -134,7 +134,7 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
         if disk_dies {
             let pid = disks::processes(&bed.daemon);
             for pid in pid {
-                assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+                crate::harness::kill(&pid);
             }
         }
         bed.daemon.restart();
@@ -295,7 +295,7 @@ impl Bed {
     fn kill_disk(&self) {
         let pid = || self.daemon.get(&self.vbd).1["pid"].clone();
         let before = pid();
-        assert!(Command::new("kill").args(["-9", &before.to_string()]).status().unwrap().success());
+        crate::harness::kill(&before);
         harness::wait_until("it is served again", || {
             ![&before, &Value::Null].contains(&&pid()) && disks::state(&self.daemon, &self.vbd) == "plugged"
         });
@@ -419,7 +419,7 @@ fn a_diverged_disk_is_not_restarted() {
     let content = || files.iter().map(|file| fs::read(bed.directory().join(file)).unwrap()).collect::<Vec<_>>();
     let before = content();
     let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
-    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    crate::harness::kill(&pid);
     harness::wait_until("it says why it is not served", || {
         let vbd = bed.daemon.get(&bed.vbd).1;
         let said = vbd["problem"]["detail"].as_str().unwrap_or_default().to_owned();
@@ -495,7 +495,7 @@ fn a_removed_or_replaced_file_is_reported_and_not_used() {
         }
         bed.io(&["read -P 2 0 1M"]);
         let pid = bed.daemon.get(&bed.vbd).1["pid"].to_string();
-        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        crate::harness::kill(&pid);
         harness::wait_until("it is told why it is not started again", || {
             let vbd = bed.daemon.get(&bed.vbd).1;
             let said = vbd["problem"]["detail"].as_str().unwrap_or_default().to_owned();

@@ -73,7 +73,7 @@ impl Bed {
 
     fn kill_disks(&self) {
         for pid in disks::processes(&self.daemon) {
-            assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+            crate::harness::kill(&pid);
         }
         harness::wait_until("the disks are dead", || disks::processes(&self.daemon).is_empty());
     }

@@ -97,7 +97,7 @@ fn counters_do_not_go_back_when_a_process_dies() {
         (of(&disk, "write")["count"].clone(), disk["processes"].clone())
     };
     wait_until("the write is counted", || of_writes() == (json!(1), json!(1)));
-    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    crate::harness::kill(&pid);
     wait_until("another process serves it", || {
         state(&daemon, &vbd) == "plugged" && daemon.get(&vbd).1["pid"] != pid && of_writes().1 == json!(2)
     });

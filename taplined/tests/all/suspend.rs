@@ -259,7 +259,7 @@ fn a_disk_that_is_put_back_while_a_start_is_interrupted_is_noticed() {
     bed.daemon.post(&format!("{}/start", bed.vm), json!({}));
     bed.daemon.wait_for_death();
     let pid: i64 = bed.daemon.catalogue().query_row("SELECT pid FROM vbd WHERE pid > 0", [], |row| row.get(0)).unwrap();
-    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    crate::harness::kill(&pid);
     wait_until("the disk's process is gone", || !std::path::Path::new(&format!("/proc/{pid}/exe")).exists());
     std::fs::write(&bed.file, old).unwrap();
     bed.daemon.restart_with(&[]);
@@ -398,7 +398,7 @@ fn a_qemu_that_dies_while_its_memory_is_saved_leaves_a_halted_vm() {
     bed.daemon.post(&format!("{}/suspend", bed.vm), json!({}));
     bed.daemon.wait_for_death();
     let pid: i64 = bed.daemon.catalogue().query_row("SELECT pid FROM vm", [], |row| row.get(0)).unwrap();
-    assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    crate::harness::kill(&pid);
     bed.daemon.restart_with(&[]);
     bed.daemon.settle();
     wait_until("it is halted", || power(&bed.daemon, &bed.vm) == "halted");

@@ -33,10 +33,6 @@ fn upgrade(daemon: &Taplined, vbd: &str) -> Value {
     daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})))
 }
 
-fn kill(pid: &Value) {
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-}
-
 /// A daemon with a disk that is plugged, and a client that writes.
 fn written() -> (Taplined, String, Writer) {
     let (daemon, vdis) = with_disks("", &["disk"]);
@@ -87,7 +83,7 @@ fn an_unplugged_disk_cannot_be_upgraded() {
     refused("is not plugged");
     plug(&daemon, &vbd);
     fs::rename(daemon.room().join("disks"), daemon.room().join("away")).unwrap();
-    kill(&pid(&daemon, &vbd));
+    crate::harness::kill(&pid(&daemon, &vbd));
     wait_until("it is being started again", || state(&daemon, &vbd) == "restarting");
     refused("being restarted");
     fs::rename(daemon.room().join("away"), daemon.room().join("disks")).unwrap();
@@ -229,12 +225,12 @@ fn a_new_process_that_dies_at_once_is_restarted() {
         let running = processes(&daemon);
         running.len() == 1 && json!(running) != json!([before])
     });
-    processes(&daemon).into_iter().for_each(|pid| kill(&json!(pid)));
+    processes(&daemon).into_iter().for_each(|pid| crate::harness::kill(&json!(pid)));
     daemon.restart();
     wait_until("it is served", || daemon.get(&vbd).1["restarts"] == 1 && state(&daemon, &vbd) == "plugged");
     nothing_leaked(&daemon);
     upgrade(&daemon, &vbd);
-    kill(&pid(&daemon, &vbd));
+    crate::harness::kill(&pid(&daemon, &vbd));
     wait_until("it is served", || daemon.get(&vbd).1["restarts"] == 2 && state(&daemon, &vbd) == "plugged");
     let mut client = Client::connect(&socket(&daemon, &vbd));
     client.write(0, BLOCK, 5);

@@ -661,7 +661,7 @@ fn a_job_on_a_plugged_vdi_is_completed_or_rolled_back_after_any_kill() {
             bed.daemon.wait_for_death();
             if disk_dies {
                 let pid: i64 = bed.daemon.catalogue().query_row("SELECT pid FROM vbd", [], |row| row.get(0)).unwrap();
-                assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+                crate::harness::kill(&pid);
             }
             bed.daemon.restart();
             bed.daemon.settle();

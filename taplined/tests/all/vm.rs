@@ -76,10 +76,6 @@ fn states(daemon: &Taplined, vm: &str) -> Vec<String> {
     vbds.as_array().unwrap().iter().map(|vbd| vbd["state"].as_str().unwrap().into()).collect()
 }
 
-fn kill(pid: &Value) {
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-}
-
 fn said(problem: &Value) -> &str {
     problem["detail"].as_str().unwrap_or_else(|| panic!("{problem}"))
 }
@@ -212,7 +208,7 @@ fn a_disk_is_hot_plugged_and_force_removed_only_if_needed() {
 fn a_killed_qemu_halts_its_vm_with_the_reason() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);
-    kill(&start(&daemon, &vm)["pid"]);
+    crate::harness::kill(&start(&daemon, &vm)["pid"]);
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(said(&daemon.get(&vm).1["problem"]).contains("signal: 9"));
     assert_eq!(states(&daemon, &vm), ["unplugged"; 2]);
@@ -237,7 +233,7 @@ fn a_machine_outlives_the_daemon_and_is_reattached() {
     daemon.restart();
     assert_eq!((power(&daemon, &vm).as_str(), &daemon.get(&vm).1["pid"]), ("paused", &before["pid"]));
     daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
-    kill(&before["pid"]);
+    crate::harness::kill(&before["pid"]);
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(said(&daemon.get(&vm).1["problem"]).contains("exit status unknown"));
     nothing_leaked(&daemon);
@@ -284,7 +280,7 @@ fn a_machine_unknown_to_the_catalogue_keeps_running() {
     assert!(vbds.as_array().unwrap().iter().all(|vbd| vbd["state"] == "plugged"), "{vbds}\n{}", daemon.log());
     assert!(Path::new(&format!("/proc/{}", before["pid"])).exists());
     assert!(daemon.log().contains("not touching"), "{}", daemon.log());
-    kill(&before["pid"]);
+    crate::harness::kill(&before["pid"]);
 }
 
 /// A backup may be taken at any time.
@@ -355,7 +351,7 @@ fn a_machine_that_ended_without_daemon_is_halted_by_the_next() {
     let vm = machine(&daemon, &vdis);
     let pid = start(&daemon, &vm)["pid"].clone();
     daemon.kill();
-    kill(&pid);
+    crate::harness::kill(&pid);
     daemon.restart();
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(said(&daemon.get(&vm).1["problem"]).contains("while the daemon was not running"));
@@ -377,7 +373,7 @@ fn a_machine_with_a_held_monitor_keeps_running_and_can_be_forced_off() {
         assert!(said(&now["problem"]).contains("another client holds its monitor"), "{now}");
         match by_force {
             true => drop(shut_down(&daemon, &vm, json!({ "force": true }))),
-            false => kill(&running["pid"]),
+            false => crate::harness::kill(&running["pid"]),
         }
         wait_until("it is halted", || power(&daemon, &vm) == "halted");
         assert_eq!(states(&daemon, &vm), ["unplugged"]);
@@ -513,7 +509,7 @@ fn a_dead_disk_process_is_replaced_under_a_guest() {
     let pid = start(&daemon, &vm)["pid"].clone();
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     let before = daemon.get(&vbd).1["pid"].clone();
-    kill(&before);
+    crate::harness::kill(&before);
     wait_until("another one serves", || {
         let now = daemon.get(&vbd).1;
         now["state"] == "plugged" && now["pid"] != before

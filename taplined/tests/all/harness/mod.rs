@@ -435,6 +435,12 @@ pub fn not_run(why: &str) {
     std::io::stderr().write_all(format!("NOT RUN: {why}\n").as_bytes()).unwrap();
 }
 
+/// Kills a process that is there.
+#[track_caller]
+pub fn kill(pid: &impl std::fmt::Display) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
 /// Waits until something is so.
 #[track_caller]
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {

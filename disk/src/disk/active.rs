@@ -79,7 +79,7 @@ pub(super) enum PartEnd {
 /// Requests that are under way, and those that have ended.
 #[derive(Debug)]
 pub(super) struct Requests {
-    pub(super) all: Slab<Active>,
+    all: Slab<Active>,
     /// What each of them waits for, by their numbers: by itself, since requests are moved.
     pub(super) waiting: Waiting,
     /// The numbers of those that have ended, in that order.

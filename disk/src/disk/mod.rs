@@ -221,27 +221,32 @@ impl<F: Format> Disk<F> {
         self.active.answer()
     }
 
+    /// The caller says what time it is, from now on, with the three calls below. A disk that is told no times serves as
+    /// well, and remembers nothing for them.
+    pub fn keep_times(&mut self) {
+        self.active.waiting.time();
+    }
+
     /// Whether something was pushed since [`Disk::submitted_at`].
     #[inline(always)]
     pub fn has_pushed(&self) -> bool {
-        self.active.has_pushed()
+        self.active.waiting.has_pushed()
     }
 
-    /// The engine is about to submit what was pushed. Calls `each` with the slots of their requests. Times are
-    /// those of the caller's clock; a disk that knows none serves as well.
+    /// The engine is about to submit what was pushed. Calls `each` with the slots of their requests.
     #[inline(always)]
     pub fn submitted_at(&mut self, now: u64, each: impl FnMut(u16)) {
         if self.ops.are_all_pushed() {
-            self.active.submitted_at(now, each);
+            self.active.waiting.submitted_at(now, each);
         } else {
-            self.active.queued_at(now);
+            self.active.waiting.queued_at(now);
         }
     }
 
     /// What is settled from now on has ended at `now`.
     #[inline(always)]
     pub fn ended_at(&mut self, now: u64) {
-        self.active.ended_at(now);
+        self.active.waiting.ended_at(now);
     }
 
     /// The damage that failed a request for `span`, unless it was asked for already. It may lie outside of `span`: what

@@ -4,8 +4,6 @@
 //! a request is in one stage only, so that its stages add up; it waits for the storage while at least one thing that it
 //! waits for is with the engine.
 
-use super::active::Requests;
-
 /// What became of a request's time, in nanoseconds. Between `begun` and `ended` it was split, queued, or with
 /// the storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,7 +123,9 @@ const NONE: Times = Times { begun: 0, ended: 0, split: 0, queue: 0 };
 #[derive(Debug)]
 pub(super) struct Waiting {
     stages: Vec<Stages>,
-    /// Those of which something was pushed, and not submitted yet.
+    /// Whether the driver says what time it is.
+    is_timed: bool,
+    /// If so, those of which something was pushed, and not submitted yet.
     pushed: Vec<u32>,
     /// The time of what has ended.
     now: u64,
@@ -133,7 +133,12 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub fn with_capacity(size: usize) -> Waiting {
-        Waiting { stages: Vec::with_capacity(size), pushed: Vec::with_capacity(size), now: 0 }
+        Waiting { stages: Vec::with_capacity(size), is_timed: false, pushed: Vec::new(), now: 0 }
+    }
+
+    /// From now on the driver says what time it is.
+    pub fn time(&mut self) {
+        self.is_timed = true;
     }
 
     /// A request has begun, and waits for nothing yet.
@@ -164,7 +169,7 @@ impl Waiting {
     /// A request waits for one thing more.
     #[inline(always)]
     pub fn wait_begun(&mut self, number: u32) {
-        if self.stages.get_mut(number as usize).is_some_and(Stages::wait_begun) {
+        if self.stages.get_mut(number as usize).is_some_and(Stages::wait_begun) && self.is_timed {
             self.pushed.push(number);
         }
     }
@@ -176,20 +181,18 @@ impl Waiting {
             stages.wait_ended(self.now);
         }
     }
-}
 
-impl Requests {
     /// What has ended since the last call has ended at `now`.
     #[inline(always)]
     pub fn ended_at(&mut self, now: u64) {
-        self.waiting.now = now;
+        self.now = now;
     }
 
     /// What was pushed is submitted now. Calls `each` with the slots of their requests.
     #[inline(always)]
     pub fn submitted_at(&mut self, now: u64, mut each: impl FnMut(u16)) {
-        for number in self.waiting.pushed.drain(..) {
-            let stages = self.waiting.stages.get_mut(number as usize);
+        for number in self.pushed.drain(..) {
+            let stages = self.stages.get_mut(number as usize);
             if let Some(stages) = stages.filter(|stages| stages.is_pushed()) {
                 stages.submitted(now);
                 each(stages.slot);
@@ -200,8 +203,8 @@ impl Requests {
     /// The engine has no room for some of what was pushed: that all of it is submitted is said later.
     #[cold]
     pub fn queued_at(&mut self, now: u64) {
-        for number in &self.waiting.pushed {
-            let stages = self.waiting.stages.get_mut(*number as usize);
+        for number in &self.pushed {
+            let stages = self.stages.get_mut(*number as usize);
             if let Some(stages) = stages.filter(|stages| stages.state == State::Pushed) {
                 stages.queued(now);
             }
@@ -211,7 +214,7 @@ impl Requests {
     /// Whether something was pushed and not submitted yet.
     #[inline(always)]
     pub fn has_pushed(&self) -> bool {
-        !self.waiting.pushed.is_empty()
+        !self.pushed.is_empty()
     }
 }
 
@@ -256,5 +259,22 @@ mod test {
         stages.queued(250);
         stages.wait_ended(300);
         assert_eq!(stages.times, Times { begun: 250, ended: 300, split: 0, queue: 50 });
+    }
+
+    #[test]
+    fn nothing_is_remembered_for_a_driver_without_a_clock() {
+        let mut waiting = Waiting::with_capacity(1);
+        for is_timed in [false, true] {
+            waiting.begin(0, 7);
+            waiting.wait_begun(0);
+            assert_eq!(waiting.has_pushed(), is_timed);
+            waiting.wait_ended(0);
+            waiting.time();
+        }
+        let mut slots = Vec::new();
+        waiting.begin(0, 7);
+        waiting.wait_begun(0);
+        waiting.submitted_at(100, |slot| slots.push(slot));
+        assert_eq!((slots, waiting.has_pushed()), (vec![7], false));
     }
 }

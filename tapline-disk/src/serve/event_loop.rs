@@ -164,6 +164,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             identity,
         } = serving;
         let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
+        disk.keep_times();
         if disk.owes() {
             // Until it is durable nothing can be allocated.
             disk.sync(&mut engine);

@@ -156,6 +156,11 @@ fn a_disk_is_served_without_a_page_where_there_can_be_none() {
     room.done("image create raw:a --size 16M");
     room.done("image create raw:b --size 16M");
     let first = Disk::serve(&room, "raw:a --nbd a.sock --stats-page page");
+    // It says that it serves a moment before it has its page.
+    let begun = Instant::now();
+    while Reader::open(&room.file("page")).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the first one begins no page");
+    }
     let mut second = Disk::serve(&room, "raw:b --nbd b.sock --stats-page page");
     second.signal(Signal::TERM);
     let said = second.rest_of_log() + &second.said;

@@ -3,6 +3,15 @@
 use std::path::Path;
 use std::process::Command;
 
+/// `story.sh` takes them from the same place.
+#[test]
+fn the_readmes_story_has_at_most_eight_commands_with_make_install() {
+    let readme = include_str!("../../../README.md");
+    let story = readme.split("## The same by name").nth(1).and_then(|rest| rest.split("`--disk data").next()).unwrap();
+    let commands = story.lines().filter(|line| line.starts_with("    # ")).count();
+    assert!((5..=7).contains(&commands), "the story has {commands} commands");
+}
+
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn the_readmes_story_ends_with_a_machine_that_answers() {

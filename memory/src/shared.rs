@@ -61,68 +61,68 @@ impl Shared {
         (end <= self.len).then(|| self.base.wrapping_add(at))
     }
 
-    fn u16_at(&self, at: usize) -> Option<&AtomicU16> {
+    fn u16_at<R>(&self, at: usize, act: impl FnOnce(&AtomicU16) -> R) -> Option<R> {
         let address = self.at(at, 2)?;
         // SAFETY: the two bytes lie in the piece, mapped while `owner` lives, and are aligned as checked
         // here; an atomic tolerates any concurrent access of the guest.
-        (address.addr() % 2 == 0).then(|| unsafe { AtomicU16::from_ptr(address.cast()) })
+        (address.addr() % 2 == 0).then(|| act(unsafe { AtomicU16::from_ptr(address.cast()) }))
     }
 
-    fn u32_at(&self, at: usize) -> Option<&AtomicU32> {
+    fn u32_at<R>(&self, at: usize, act: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
         let address = self.at(at, 4)?;
         // SAFETY: the four bytes lie in the piece, mapped while `owner` lives, and are aligned as checked
         // here; an atomic tolerates any concurrent access of the guest.
-        (address.addr() % 4 == 0).then(|| unsafe { AtomicU32::from_ptr(address.cast()) })
+        (address.addr() % 4 == 0).then(|| act(unsafe { AtomicU32::from_ptr(address.cast()) }))
     }
 
     #[inline(always)]
-    fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
+    fn u64_at<R>(&self, at: usize, act: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
         let address = self.at(at, 8)?;
         // SAFETY: the eight bytes lie in the piece, mapped while `owner` lives, and are aligned as checked
         // here; an atomic tolerates any concurrent access.
-        (address.addr() % 8 == 0).then(|| unsafe { AtomicU64::from_ptr(address.cast()) })
+        (address.addr() % 8 == 0).then(|| act(unsafe { AtomicU64::from_ptr(address.cast()) }))
     }
 
     /// Stores a 64-bit number in native byte order, without tearing.
     #[inline(always)]
     pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
-        self.u64_at(at).map(|place| place.store(value, Ordering::Relaxed))
+        self.u64_at(at, |place| place.store(value, Ordering::Relaxed))
     }
 
     /// Loads a 64-bit number in native byte order; writes before it was published are visible afterwards.
     pub fn load_u64_native(&self, at: usize) -> Option<u64> {
-        self.u64_at(at).map(|place| place.load(Ordering::Acquire))
+        self.u64_at(at, |place| place.load(Ordering::Acquire))
     }
 
     /// Stores a 64-bit number in native byte order; earlier writes are visible to whoever loads it.
     pub fn publish_u64_native(&self, at: usize, value: u64) -> Option<()> {
-        self.u64_at(at).map(|place| place.store(value, Ordering::Release))
+        self.u64_at(at, |place| place.store(value, Ordering::Release))
     }
 
     /// Adds to a 64-bit number in native byte order that nobody else writes: readers never see a torn one.
     #[inline(always)]
     pub fn add_u64_native(&self, at: usize, more: u64) -> Option<()> {
-        self.u64_at(at).map(|place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
+        self.u64_at(at, |place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
     }
 
     /// Loads a little-endian 32-bit number; what the peer wrote before it stored the number is visible after.
     pub fn load_u32(&self, at: usize) -> Option<u32> {
-        self.u32_at(at).map(|value| u32::from_le(value.load(Ordering::Acquire)))
+        self.u32_at(at, |value| u32::from_le(value.load(Ordering::Acquire)))
     }
 
     /// Stores a little-endian 32-bit number; what was written before is visible to a peer that sees it.
     pub fn store_u32(&self, at: usize, value: u32) -> Option<()> {
-        self.u32_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
+        self.u32_at(at, |place| place.store(value.to_le(), Ordering::Release))
     }
 
     /// Loads a little-endian 16-bit number; what the peer wrote before it stored the number is visible after.
     pub fn load_u16(&self, at: usize) -> Option<u16> {
-        self.u16_at(at).map(|value| u16::from_le(value.load(Ordering::Acquire)))
+        self.u16_at(at, |value| u16::from_le(value.load(Ordering::Acquire)))
     }
 
     /// Stores a little-endian 16-bit number; what was written before is visible to a peer that sees it.
     pub fn store_u16(&self, at: usize, value: u16) -> Option<()> {
-        self.u16_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
+        self.u16_at(at, |place| place.store(value.to_le(), Ordering::Release))
     }
 
     /// Sets bits of a byte at once, so that no bit which another sets or clears meanwhile is lost. What was written
@@ -191,37 +191,37 @@ pub struct Window<'a, const LEN: usize, const ALIGN: usize> {
 
 impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
     #[inline(always)]
-    fn u32_at(&self, at: usize) -> Option<&AtomicU32> {
-        let inside = at % 4 == 0 && at.checked_add(4)? <= LEN;
+    fn u32_at<R>(&self, at: usize, act: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
+        let inside = at % 4 == 0 && at <= LEN.saturating_sub(4) && LEN >= 4;
         // SAFETY: the four bytes are within the window, and so in a range that is mapped while it is borrowed; they are
         // aligned, as the window is. An atomic tolerates any concurrent access of the guest.
-        inside.then(|| unsafe { AtomicU32::from_ptr(self.base.add(at).cast()) })
+        inside.then(|| act(unsafe { AtomicU32::from_ptr(self.base.add(at).cast()) }))
     }
 
     #[inline(always)]
-    fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
-        let inside = ALIGN == 8 && at % 8 == 0 && at.checked_add(8)? <= LEN;
+    fn u64_at<R>(&self, at: usize, act: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        let inside = ALIGN == 8 && at % 8 == 0 && at <= LEN.saturating_sub(8) && LEN >= 8;
         // SAFETY: as above, with eight bytes.
-        inside.then(|| unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) })
+        inside.then(|| act(unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }))
     }
 
     /// As [`Shared::load_u32`].
     #[inline(always)]
     pub fn load_u32(&self, at: usize) -> Option<u32> {
-        self.u32_at(at).map(|value| u32::from_le(value.load(Ordering::Acquire)))
+        self.u32_at(at, |value| u32::from_le(value.load(Ordering::Acquire)))
     }
 
     /// As [`Shared::store_u32`].
     #[inline(always)]
     pub fn store_u32(&self, at: usize, value: u32) -> Option<()> {
-        self.u32_at(at).map(|place| place.store(value.to_le(), Ordering::Release))
+        self.u32_at(at, |place| place.store(value.to_le(), Ordering::Release))
     }
 
     /// Loads a little-endian 64-bit number; in two halves if it cannot be loaded at once.
     #[inline(always)]
     pub fn load_u64(&self, at: usize) -> Option<u64> {
-        if let Some(value) = self.u64_at(at) {
-            return Some(u64::from_le(value.load(Ordering::Acquire)));
+        if let Some(value) = self.load_u64_native(at) {
+            return Some(u64::from_le(value));
         }
         let (low, high) = (self.load_u32(at)?, self.load_u32(at.checked_add(4)?)?);
         Some(u64::from(low) | u64::from(high) << 32)
@@ -230,33 +230,33 @@ impl<const LEN: usize, const ALIGN: usize> Window<'_, LEN, ALIGN> {
     /// As [`Shared::load_u64_native`].
     #[inline(always)]
     pub fn load_u64_native(&self, at: usize) -> Option<u64> {
-        self.u64_at(at).map(|place| place.load(Ordering::Acquire))
+        self.u64_at(at, |place| place.load(Ordering::Acquire))
     }
 
     /// As [`Shared::store_u64_native`], in the order of the stores.
     #[inline(always)]
     pub fn store_u64_native(&self, at: usize, value: u64) -> Option<()> {
-        self.u64_at(at).map(|place| place.store(value, Ordering::Release))
+        self.u64_at(at, |place| place.store(value, Ordering::Release))
     }
 
     /// As [`Shared::add_u64_native`].
     #[inline(always)]
     pub fn add_u64_native(&self, at: usize, more: u64) -> Option<()> {
-        self.u64_at(at).map(|place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
+        self.u64_at(at, |place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
     }
 
     /// Stores a little-endian 64-bit number; first the low half, then the high one, if it cannot be stored at once.
     #[inline(always)]
     pub fn store_u64(&self, at: usize, value: u64) -> Option<()> {
-        if let Some(place) = self.u64_at(at) {
-            place.store(value.to_le(), Ordering::Release);
+        if self.store_u64_native(at, value.to_le()).is_some() {
             return Some(());
         }
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-        let high = self.u32_at(at.checked_add(4)?)?;
+        let high = at.checked_add(4)?;
+        // All of it or nothing.
+        self.u32_at(high, |_| ())?;
         self.store_u32(at, u32::from_le_bytes([a, b, c, d]))?;
-        high.store(u32::from_ne_bytes([e, f, g, h]), Ordering::Release);
-        Some(())
+        self.store_u32(high, u32::from_le_bytes([e, f, g, h]))
     }
 }
 

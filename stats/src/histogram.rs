@@ -12,21 +12,17 @@ pub(crate) const ROWS: usize = 33;
 /// Buckets of a histogram.
 pub const BUCKETS: usize = ROW * ROWS;
 
-const LINEAR_BITS: u32 = 9;
+pub(crate) const LINEAR_BITS: u32 = 9;
 const LARGEST: u64 = (1 << 41) - 1;
 
 /// The bucket of a duration in nanoseconds.
 #[inline(always)]
 pub(crate) fn bucket_of(ns: u64) -> usize {
     let ns = ns.min(LARGEST);
-    // The position of the highest bit, at least that of the linear part.
-    let shift = (63 - (ns | ((1 << LINEAR_BITS) - 1)).leading_zeros()) - (LINEAR_BITS - 1);
-    // In row 0 and 1 the buckets are 1 ns wide, then 2, 4 and so on.
-    let row = shift;
-    let width = row.saturating_sub(1);
-    let within = (ns >> width) & (ROW as u64 - 1);
-    // Both fit: a row is below 33, and what is within it below 512.
-    (row as usize) << LINEAR_BITS | usize::try_from(within).unwrap_or(0)
+    // How wide a bucket is, by the position of the highest bit: 1 ns in rows 0 and 1, then 2, 4 and so on.
+    let width = (63 - (ns | ((2 << LINEAR_BITS) - 1)).leading_zeros()) - LINEAR_BITS;
+    // What is left of the duration has its highest bit in place 9, and so begins at the row behind the width.
+    ((width as usize) << LINEAR_BITS) + usize::try_from(ns >> width).unwrap_or(0)
 }
 
 /// The durations of a bucket, in nanoseconds: from, inclusive, to, exclusive.

@@ -58,12 +58,14 @@ pub(crate) const SLOT_LEN: usize = 32;
 
 pub(crate) const HISTOGRAMS_AT: usize = SLOTS_AT + SLOTS * SLOT_LEN;
 pub(crate) const ROW_LEN: usize = ROW * 8;
-const HISTOGRAM_LEN: usize = ROWS * ROW_LEN;
+pub(crate) const HISTOGRAM_LEN: usize = ROWS * ROW_LEN;
 /// Histograms of a kind: of each stage, and of the whole.
 pub(crate) const HISTOGRAMS: usize = STAGES + 1;
+/// Bytes of the histograms of a kind.
+pub(crate) const HISTOGRAMS_LEN: usize = HISTOGRAMS * HISTOGRAM_LEN;
 
 /// The records of traced requests, the newest over the oldest.
-pub(crate) const TRACE_AT: usize = HISTOGRAMS_AT + KINDS * HISTOGRAMS * HISTOGRAM_LEN;
+pub(crate) const TRACE_AT: usize = HISTOGRAMS_AT + KINDS * HISTOGRAMS_LEN;
 /// Records that are kept.
 pub const RECORDS: usize = 32_768;
 pub(crate) const RECORD_LEN: usize = 96;

@@ -8,6 +8,7 @@
 //! The file has no memory for what was never counted. Memory is taken by fallocate before it is touched, so that a full
 //! file system costs a histogram and never ends the process (SIGBUS).
 
+mod histograms;
 mod trace;
 
 use std::fs::File;
@@ -19,12 +20,9 @@ use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 
 use crate::clock::{Source, monotonic};
-use crate::histogram::{ROW, ROWS, bucket_of};
 use crate::layout::*;
+use histograms::Histograms;
 use trace::Trace;
-
-/// Durations that a full file system has kept out of a histogram before memory is asked for again.
-const ASK_AGAIN: u64 = 4096;
 
 /// Why there is no page.
 #[derive(Debug, thiserror::Error)]
@@ -88,13 +86,8 @@ impl Spent {
 /// The page of one disk, written by its thread.
 pub struct Page {
     shared: Shared,
-    /// The file, for more memory; none if the page is this process's own.
-    file: Option<File>,
+    histograms: Histograms,
     sequence: u64,
-    /// The rows of each histogram that have memory, a bit each.
-    rows: [u64; KINDS * HISTOGRAMS],
-    /// Durations to be lost before memory is asked for again.
-    patience: u64,
     free: Vec<u16>,
     /// One more than the highest slot that was ever used.
     slots_used: u16,
@@ -150,7 +143,7 @@ impl Page {
             ftruncate(&file, PAGE_LEN as u64).map_err(|errno| failed("size")(errno.into()))?;
         }
         // The head and the slots are written at any time.
-        take_memory(&file, 0, HISTOGRAMS_AT).map_err(failed("take memory for"))?;
+        histograms::take_memory(&file, 0, HISTOGRAMS_AT).map_err(failed("take memory for"))?;
         let mapping = Mapping::of_file(file.as_fd(), 0, PAGE_LEN).map_err(failed("map"))?;
         let mut page = Page::over(Shared::of(mapping), Some(file));
         page.continued = page.continue_counting();
@@ -162,13 +155,10 @@ impl Page {
     }
 
     fn over(shared: Shared, file: Option<File>) -> Page {
-        let rows = if file.is_some() { 0 } else { u64::MAX };
         Page {
             shared,
-            file,
+            histograms: Histograms::new(file),
             sequence: 0,
-            rows: [rows; KINDS * HISTOGRAMS],
-            patience: 0,
             // The first ones are used first, so that a reader has few to look at.
             free: (0..u16::try_from(SLOTS).unwrap_or(0)).rev().collect(),
             slots_used: 0,
@@ -192,7 +182,7 @@ impl Page {
 
     /// Begins a page where there is none, or one of another version, whose bytes mean something else.
     fn begin_anew(&mut self) -> Result<(), PageError> {
-        if let Some(file) = &self.file {
+        if let Some(file) = self.histograms.file() {
             let whole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let punched = fallocate(file, whole, HISTOGRAMS_AT as u64, (PAGE_LEN - HISTOGRAMS_AT) as u64);
             punched.map_err(|errno| failed("empty")(errno.into()))?;
@@ -359,19 +349,21 @@ impl Page {
     pub fn publish_batch(&mut self, at: u64) {
         self.store(SEQUENCE_AT, self.sequence | 1);
         std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
-        let mut answered = std::mem::take(&mut self.answered);
-        for group in answered.drain(..) {
+        let mut next = 0;
+        while let Some(group) = self.answered.get(next).copied() {
             self.add_group(&group, at);
             if group.traced.is_some() {
                 self.record(&group, at);
             }
+            next += 1;
         }
-        self.answered = answered;
+        self.answered.clear();
         self.store(UPDATED_AT, at);
         self.sequence = self.sequence.wrapping_add(2) & !1;
         self.publish(SEQUENCE_AT, self.sequence);
     }
 
+    #[inline(always)]
     fn add_group(&mut self, group: &Group, at: u64) {
         let Group { kind, spent, answered, count, bytes, .. } = *group;
         let stages = spent.stages(answered, at);
@@ -379,7 +371,7 @@ impl Page {
         let Some(fields) = self.shared.window::<KIND_LEN, 8>(kind_at(kind as usize)) else { return };
         fields.add_u64_native(ENDED * 8, count);
         fields.add_u64_native(BYTES * 8, bytes);
-        for (stage, ns) in stages.iter().enumerate() {
+        for (stage, ns) in stages.into_iter().enumerate() {
             fields.add_u64_native((SUMS + stage) * 8, ns.wrapping_mul(count));
         }
         if spent.split > 0 {
@@ -388,45 +380,7 @@ impl Page {
         if fields.load_u64_native(LONGEST * 8).is_some_and(|longest| longest < whole) {
             fields.store_u64_native(LONGEST * 8, whole);
         }
-        for (histogram, ns) in stages.iter().chain([&whole]).enumerate() {
-            // Most requests have nothing to do with two of the stages, and nothing is known from their zeroes.
-            if *ns > 0 {
-                self.histogram(kind, histogram, *ns, count);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn histogram(&mut self, kind: Kind, histogram: usize, ns: u64, count: u64) {
-        let bucket = bucket_of(ns);
-        let (row, which) = (bucket / ROW, kind as usize * HISTOGRAMS + histogram);
-        let has_memory = self.rows.get(which).is_some_and(|rows| rows & (1 << row) != 0);
-        if has_memory || self.take_row(kind, histogram, row, count) {
-            self.shared.add_u64_native(histogram_at(kind as usize, histogram) + bucket * 8, count);
-        }
-    }
-
-    /// Takes memory for a row of a histogram. Whether there is some.
-    #[cold]
-    #[inline(never)]
-    fn take_row(&mut self, kind: Kind, histogram: usize, row: usize, count: u64) -> bool {
-        let Some(file) = &self.file else { return true };
-        if self.patience > 0 {
-            self.patience = self.patience.saturating_sub(count);
-            self.count(Count::NotInHistogram, count);
-            return false;
-        }
-        debug_assert!(row < ROWS);
-        let at = histogram_at(kind as usize, histogram) + row * ROW_LEN;
-        if take_memory(file, at, ROW_LEN).is_err() {
-            self.patience = ASK_AGAIN;
-            self.count(Count::NotInHistogram, count);
-            return false;
-        }
-        if let Some(rows) = self.rows.get_mut(kind as usize * HISTOGRAMS + histogram) {
-            *rows |= 1 << row;
-        }
-        true
+        self.histograms.add(&self.shared, kind, &stages, whole, count);
     }
 
     #[inline(always)]
@@ -457,10 +411,6 @@ fn is_page(file: &File, is_whole: bool) -> io::Result<bool> {
     }
     let magic = u64::from_ne_bytes(magic);
     Ok(magic == MAGIC || is_whole && magic == 0)
-}
-
-fn take_memory(file: &File, at: usize, len: usize) -> io::Result<()> {
-    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, at as u64, len as u64)?)
 }
 
 fn failed(what: &'static str) -> impl Fn(io::Error) -> PageError {

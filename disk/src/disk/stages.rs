@@ -191,13 +191,14 @@ impl Waiting {
     /// What was pushed is submitted now. Calls `each` with the slots of their requests.
     #[inline(always)]
     pub fn submitted_at(&mut self, now: u64, mut each: impl FnMut(u16)) {
-        for number in self.pushed.drain(..) {
-            let stages = self.stages.get_mut(number as usize);
+        for number in &self.pushed {
+            let stages = self.stages.get_mut(*number as usize);
             if let Some(stages) = stages.filter(|stages| stages.is_pushed()) {
                 stages.submitted(now);
                 each(stages.slot);
             }
         }
+        self.pushed.clear();
     }
 
     /// The engine has no room for some of what was pushed: that all of it is submitted is said later.

@@ -4,7 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use super::histograms::ASK_AGAIN;
 use super::*;
+use crate::histogram::bucket_of;
 use crate::{Histogram, Reader};
 
 /// Where a test goes on that runs in a process of its own.

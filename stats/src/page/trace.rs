@@ -6,7 +6,8 @@ use std::io;
 
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{Group, Page, Slot, Spent, take_memory};
+use super::histograms::take_memory;
+use super::{Group, Page, Slot, Spent};
 use crate::layout::*;
 
 /// Requests are traced.
@@ -46,7 +47,7 @@ impl Page {
             self.end_trace();
             return Ok(count);
         }
-        if let Some(file) = &self.file {
+        if let Some(file) = self.histograms.file() {
             take_memory(file, TRACE_AT, TRACE_LEN)?;
         }
         self.trace = Some(Trace { until, count });
@@ -58,7 +59,7 @@ impl Page {
     pub(super) fn end_trace(&mut self) {
         self.trace = None;
         self.store(TRACED_UNTIL_AT, 0);
-        if let Some(file) = &self.file {
+        if let Some(file) = self.histograms.file() {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // What cannot be given back is kept for the next time.
             fallocate(file, hole, TRACE_AT as u64, TRACE_LEN as u64).ok();

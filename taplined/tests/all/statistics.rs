@@ -1,9 +1,13 @@
 //! Statistics of plugged disks, and metrics: what they say beside what was done.
 
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
 use serde_json::{Value, json};
 
 use crate::harness::disks::{io, nbd, plug, state, unplug, vbd, with_disks};
-use crate::harness::{Taplined, wait_until};
+use crate::harness::{self, Taplined, wait_until};
 
 /// The counters of a kind of request.
 fn of<'a>(disk: &'a Value, operation: &str) -> &'a Value {
@@ -105,4 +109,78 @@ fn counters_do_not_go_back_when_a_process_dies() {
     assert!(io(&nbd(&daemon, &vbd), &["write -P 8 0 64k"]).0);
     wait_until("the next write is counted", || of_writes().0 == json!(2));
     assert_eq!(series(&metrics(&daemon), "tapline_disk_processes_total", &[]), 2.0);
+}
+
+/// A file system of its own in a directory, which can be frozen: writes to it then hang in the kernel.
+struct Freezable(PathBuf);
+
+impl Freezable {
+    /// None where this process cannot mount.
+    fn mounted(at: PathBuf) -> Option<Freezable> {
+        let image = at.with_extension("ext4");
+        fs::create_dir(&at).unwrap();
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let done = |program: &str, words: &[&str], path: &Path| {
+            let output = Command::new(program).args(words).arg(path).output();
+            output.is_ok_and(|output| output.status.success())
+        };
+        let is_made = done("mkfs.ext4", &["-q", "-F"], &image);
+        let is_mounted = is_made && done("mount", &["-o", "loop", image.to_str().unwrap()], &at);
+        is_mounted.then_some(Freezable(at))
+    }
+
+    fn freeze(&self, option: &str) -> bool {
+        Command::new("fsfreeze").arg(option).arg(&self.0).output().unwrap().status.success()
+    }
+}
+
+impl Drop for Freezable {
+    fn drop(&mut self) {
+        self.freeze("--unfreeze");
+        // Lazily: disks in it outlive the test by a moment.
+        Command::new("umount").arg("-l").arg(&self.0).output().ok();
+    }
+}
+
+#[test]
+fn a_write_that_hangs_in_storage_is_seen_in_api_metrics_and_top_while_it_hangs() {
+    let daemon = harness::start_with("", &[]);
+    let Some(storage) = Freezable::mounted(daemon.room().join("storage")) else {
+        eprintln!("not run: only root can mount, with mkfs.ext4");
+        return;
+    };
+    let source = json!({ "type": "dir", "path": storage.0 });
+    let sr = daemon.done(daemon.post("/srs", json!({ "name": "storage", "source": source })))["uuid"].clone();
+    let asked = json!({ "sr": sr, "name": "disk", "size": 16 << 20, "format": "raw" });
+    let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
+    let vbd = vbd(&daemon, &vdi, "nbd");
+    let pid = plug(&daemon, &vbd)["pid"].clone();
+    let socket = nbd(&daemon, &vbd);
+    assert!(io(&socket, &["write -P 6 1M 64k"]).0);
+    assert!(storage.freeze("--freeze"));
+    let hanging = std::thread::spawn(move || io(&socket, &["write -P 7 1M 64k"]));
+    // A moment is not a hang: the age has to grow to a second, whether the disk's thread hangs as well or not.
+    let mut disk = Value::Null;
+    wait_until("the request that hangs is in the API's answer", || {
+        disk = daemon.get(&format!("{vbd}/statistics")).1;
+        disk["oldest_ns"].as_u64().is_some_and(|age| age > 1_000_000_000)
+    });
+    assert_eq!((&disk["in_flight"], &of(&disk, "write")["in_flight"]), (&json!(1), &json!(1)), "{disk}");
+    let request = &disk["requests"][0];
+    assert_eq!((&request["operation"], &request["offset"]), (&json!("write"), &json!(1 << 20)), "{disk}");
+    assert_eq!(request["stage"], "storage", "{disk}");
+    let text = metrics(&daemon);
+    assert!(series(&text, "tapline_disk_oldest_inflight_seconds", &["operation=\"write\""]) > 1.0);
+    assert_eq!(series(&text, "tapline_disk_inflight", &["operation=\"write\""]), 1.0);
+    let page = daemon.room().join("run/vbd").join(vbd.trim_start_matches("/vbds/")).join("statistics.page");
+    let reader = stats::Reader::open(&page).unwrap();
+    let age = reader.snapshot().unwrap().oldest(stats::Kind::Write);
+    assert!(age.is_some_and(|age| age > 1_000_000_000), "{age:?}: what `tapline top` reads has it, too");
+    assert!(!hanging.is_finished());
+    assert!(storage.freeze("--unfreeze"));
+    let (done, said) = hanging.join().unwrap();
+    assert!(done, "{said}");
+    wait_until("nothing is in flight any more", || daemon.get(&format!("{vbd}/statistics")).1["in_flight"] == json!(0));
+    assert_eq!(daemon.get(&vbd).1["pid"], pid, "the same process has served it");
+    unplug(&daemon, &vbd);
 }

@@ -117,7 +117,11 @@ pub struct Serve {
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
-    /// Maximum adaptive polling time before sleeping; 0: always sleep at once
+    /// When to look for more work before sleeping. adaptive: while that finds some, and others do not want the
+    /// processors
+    #[arg(long, value_name = "WHEN", default_value = "adaptive")]
+    pub polling: Polling,
+    /// Maximum time of such a look; 0: always sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=10_000))]
     pub poll_max: u64,
     /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
@@ -246,6 +250,17 @@ pub enum WhenFull {
     Fail,
     /// The request waits.
     Wait,
+}
+
+/// Values of `--polling`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Polling {
+    /// Never.
+    Off,
+    /// While that is worthwhile.
+    Adaptive,
+    /// Before each sleep.
+    On,
 }
 
 /// Values of `--io-engine`.

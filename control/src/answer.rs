@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::method::Method;
-use crate::{Error, FormatName, ImageName, Progress};
+use crate::{Error, FormatName, ImageName, PollingMode, Progress};
 
 /// `version`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +139,21 @@ pub struct Trace {
     pub next: u64,
     /// How many are kept.
     pub kept: u64,
+}
+
+/// `polling`: what is in force, and what came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Polling {
+    /// When the disk's thread polls.
+    pub mode: PollingMode,
+    /// For how long at most, in microseconds.
+    pub max_us: u64,
+    /// Polls that have found something, and those that have not.
+    pub hits: u64,
+    /// See `hits`.
+    pub misses: u64,
+    /// For how long it has polled, in nanoseconds.
+    pub polled_ns: u64,
 }
 
 /// What keeps a disk from writing, if anything: `space`, `watch`.
@@ -383,7 +398,7 @@ macro_rules! answers {
     };
 }
 
-answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Trace }
+answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Trace }
 
 impl Answer {
     /// Adds how long requests were held, to the answer of a verb that tells it.

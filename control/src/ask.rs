@@ -13,7 +13,7 @@ use serde_json::Value;
 #[cfg(test)]
 use crate::Reply;
 pub use crate::method::Method;
-use crate::{Error, Id, ImageName, Kind, answer};
+use crate::{Error, Id, ImageName, Kind, PollingMode, answer};
 
 /// The version of the protocol that is spoken here, and the only one.
 pub const VERSION: u64 = 1;
@@ -66,6 +66,8 @@ macro_rules! with_verbs {
             "pause" Pause -> answer::Paused;
             /// Resume requests
             "resume" Resume -> answer::Paused;
+            /// Show or set when the disk's thread polls, and for how long
+            "polling" Polling -> answer::Polling;
             for programs:
             /// Lines about what keeps the disk from writing, from now on
             "watch" Watch -> answer::Condition;
@@ -212,6 +214,18 @@ pub struct Resize {
 pub struct Trace {
     /// For so many seconds; zero ends it.
     pub seconds: u32,
+}
+
+/// `polling`. What is not given stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Polling {
+    /// When.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<PollingMode>,
+    /// For so many microseconds at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_us: Option<u64>,
 }
 
 /// `upgrade`.

@@ -217,11 +217,13 @@ pub enum Count {
     NotInHistogram = 5,
     /// Requests in flight that have no slot.
     NotInSlot = 6,
+    /// For how long it has polled, in nanoseconds.
+    PolledTime = 7,
 }
 
 impl Count {
     /// All of them.
-    pub const ALL: [Count; 7] = [
+    pub const ALL: [Count; 8] = [
         Count::Rounds,
         Count::Sleeps,
         Count::PollsHit,
@@ -229,6 +231,7 @@ impl Count {
         Count::Rests,
         Count::NotInHistogram,
         Count::NotInSlot,
+        Count::PolledTime,
     ];
 
     pub(crate) fn at(self) -> usize {

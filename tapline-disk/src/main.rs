@@ -31,6 +31,7 @@ mod panics;
 mod parent;
 mod parent_link;
 mod planned;
+mod polling;
 mod presence;
 mod progress;
 mod redo_log;

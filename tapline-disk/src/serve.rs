@@ -12,7 +12,6 @@ mod guest;
 mod handover;
 mod own_keys;
 mod page;
-mod polling;
 mod quiet;
 pub mod suspects;
 mod takeover;
@@ -25,7 +24,7 @@ use std::time::Duration;
 
 use ::control::handed::Listens;
 use ::control::size::readable;
-use ::control::{ImageName, Kind};
+use ::control::{ImageName, Kind, PollingMode};
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
@@ -38,6 +37,7 @@ use crate::files::Files;
 use crate::layers::{self, Chain, Layers};
 use crate::log::say;
 use crate::output;
+use crate::polling::{Contention, Polling, Settings};
 use crate::signals::Signal;
 use crate::stats::{self, Counters};
 use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
@@ -85,7 +85,8 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     })?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
-    let poll_max = Duration::from_micros(serve.poll_max);
+    let asked = Settings::new(mode_of(serve.polling), Duration::from_micros(serve.poll_max));
+    let polling = Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread());
     let control = match (&serve.control, sockets.control) {
         (None, _) => None,
         (Some(path), None) => Some(control::Control::bind(path)?),
@@ -98,7 +99,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         files: from.clone(),
         disk,
         engine,
-        poll_max,
+        polling,
         stats_file,
         blkback_stats: None,
         stop,
@@ -117,6 +118,14 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         (None, None, None) => {
             Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
         }
+    }
+}
+
+fn mode_of(polling: arguments::Polling) -> PollingMode {
+    match polling {
+        arguments::Polling::Off => PollingMode::Off,
+        arguments::Polling::Adaptive => PollingMode::Adaptive,
+        arguments::Polling::On => PollingMode::On,
     }
 }
 

@@ -13,6 +13,8 @@ use control::answer::{self, Condition};
 use disk::{Operation, Request, Span, Status, Times};
 use serde::{Deserialize, Serialize};
 
+use crate::polling;
+
 /// The I/O statistics of a served disk.
 pub struct Stats {
     clock: Clock,
@@ -41,6 +43,12 @@ pub struct Counters {
     rests: u64,
     /// Looks for more work before sleeping that have found some, and that have not.
     polls: (u64, u64),
+    /// For how long it looked.
+    #[serde(default)]
+    polled_ns: u64,
+    /// How it polls, which the next process goes on with.
+    #[serde(default)]
+    pub polling: Option<polling::Settings>,
     /// Requests that were answered with an error since the disk would have died of them.
     pub fatal: u64,
     /// They are in the statistics page as well.
@@ -86,6 +94,8 @@ impl Stats {
             sleeps: count(Count::Sleeps, before.sleeps),
             rests: count(Count::Rests, before.rests),
             polls: (count(Count::PollsHit, before.polls.0), count(Count::PollsMissed, before.polls.1)),
+            polled_ns: count(Count::PolledTime, before.polled_ns),
+            polling: before.polling,
             fatal: before.fatal,
             in_page: shared,
         }
@@ -171,9 +181,16 @@ impl Stats {
         self.page.count(Count::Sleeps, u64::from(slept));
     }
 
-    /// A look for more work before sleeping has found some, or not.
-    pub fn looked(&mut self, hit: bool) {
+    /// It has polled for so many nanoseconds, and found something or not.
+    pub fn polled(&mut self, hit: bool, ns: u64) {
         self.page.count(if hit { Count::PollsHit } else { Count::PollsMissed }, 1);
+        self.page.count(Count::PolledTime, ns);
+    }
+
+    /// Polls that have found something and that have not, and how many nanoseconds they took.
+    pub fn polls(&self) -> (u64, u64, u64) {
+        let Counters { polls, polled_ns, .. } = self.counters(false);
+        (polls.0, polls.1, polled_ns)
     }
 
     /// Memory was given back, since the disk was not used.
@@ -319,17 +336,18 @@ mod test {
         let mut first = stats(Counters::default());
         serve(&mut first, Operation::Read, 4096, 3000);
         first.round(true);
-        first.looked(true);
+        first.polled(true, 3000);
         let counters = first.counters(false);
         let told = serde_json::to_string(&counters).unwrap();
         let mut next = stats(serde_json::from_str(&told).unwrap());
         assert!(next.now() - next.started() >= counters.elapsed_ns);
         serve(&mut next, Operation::Read, 512, 1000);
         next.round(false);
-        next.looked(false);
+        next.polled(false, 4000);
         let all = next.told(Condition::default());
         assert_eq!((all.reads.count, all.reads.bytes, all.reads.sum_ns), (2, 4608, 4000));
         assert_eq!((all.rounds, all.sleeps, all.polls_hit, all.polls_missed), (2, 1, 1, 1));
+        assert_eq!(next.polls(), (1, 1, 7000));
     }
 
     #[test]

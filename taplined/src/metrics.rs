@@ -224,6 +224,9 @@ impl Found {
                 .map(|(result, count)| (disk.with(&[("result", result)]), float(disk.read.snapshot.count(count))))
         });
         of("disk_polls", "Looks for more work before sleeping", None).counters(encoder, polls)?;
+        let polled = |disk: &Disk| seconds(disk.read.snapshot.count(Count::PolledTime));
+        of("disk_polled_time", "For how long the process of a disk has looked for more work", Some(Unit::Seconds))
+            .counters(encoder, self.by_disk(polled))?;
         of("disk_processes", "Processes that have served a disk since it was plugged", None)
             .counters(encoder, self.by_disk(|disk| float(disk.read.snapshot.incarnation)))
     }

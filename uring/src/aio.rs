@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use rustix::fs::FallocateFlags;
@@ -55,6 +56,8 @@ pub struct Aio {
     ready: Vec<u64>,
     /// The kernel has no IOCB_CMD_FDSYNC for these files.
     sync_inline: bool,
+    /// How long the next sleep may take.
+    sleep_limit: Option<Duration>,
 }
 
 impl Aio {
@@ -81,6 +84,7 @@ impl Aio {
             reaps_without_poll: 0,
             ready: Vec::new(),
             sync_inline: false,
+            sleep_limit: None,
         };
         aio.arm_first()?;
         Ok(aio)
@@ -92,6 +96,11 @@ impl Aio {
             libc::EINVAL => EngineError::AioMissing { missing: "IOCB_CMD_POLL (Linux 4.18)" },
             errno => EngineError::failed(failed.what, io::Error::from_raw_os_error(errno)),
         })
+    }
+
+    /// The next sleep takes no longer than this; it may end with nothing.
+    pub fn limit_sleep(&mut self, most: Duration) {
+        self.sleep_limit = Some(most);
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
@@ -261,7 +270,7 @@ impl Aio {
     }
 
     /// Processes available completions, after sleeping for one if `sleep`; checks the epoll if its poll completed.
-    /// Returns `false` if a signal came first.
+    /// Returns `false` if a signal came first, or nothing for as long as it may sleep.
     fn harvest(&mut self, sleep: bool, done: &mut Vec<FileDone>) -> Result<bool, EngineFailed> {
         let was_armed = self.armed;
         let (flights, queue) = (&mut self.flights, &mut self.queue);
@@ -278,9 +287,9 @@ impl Aio {
                 queue.push_back(slot);
             }
         };
-        let harvested = if sleep { self.context.wait(take) } else { self.context.harvest(take) };
+        let harvested = if sleep { self.context.wait(self.sleep_limit, take) } else { self.context.harvest(take) };
         let uninterrupted = match harvested {
-            Ok(()) => true,
+            Ok(()) => !sleep || self.sleep_limit.is_none(),
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => false,
             Err(cause) => return Err(failed("io_getevents", &cause)),
         };
@@ -294,7 +303,8 @@ impl Aio {
     /// first.
     fn poll_epoll(&mut self, sleep: bool) -> Result<bool, EngineFailed> {
         self.reaps_without_poll = 0;
-        self.epoll.wait(sleep, &mut self.ready).map_err(|cause| failed("epoll_wait", &cause))
+        let most = if sleep { self.sleep_limit } else { Some(Duration::ZERO) };
+        self.epoll.wait(most, &mut self.ready).map_err(|cause| failed("epoll_wait", &cause))
     }
 
     /// Arms the poll if it is not armed; processes an event that is already there.
@@ -339,15 +349,18 @@ impl Io for Aio {
             self.harvest(false, done)?;
             if done.len() > before || !self.ready.is_empty() {
                 self.reaps_without_poll += 1;
+                self.sleep_limit = None;
                 return Ok(());
             }
             if until == Until::Now {
                 return self.arm(done);
             }
             if self.queue.is_empty() && !self.sleep(before, done)? {
+                self.sleep_limit = None;
                 return Ok(());
             }
             if done.len() > before || !self.ready.is_empty() {
+                self.sleep_limit = None;
                 return Ok(());
             }
         }

@@ -8,8 +8,9 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use memory::Part;
 
@@ -181,21 +182,25 @@ impl AioContext {
                 unsafe { harvest_ring(ring, &mut take) };
                 Ok(())
             }
-            None => self.fetch(0, take),
+            None => self.fetch(0, Some(Duration::ZERO), take),
         }
     }
 
-    /// Sleeps until there is a completion, and passes all available ones to `take`. EINTR is an error.
-    pub(crate) fn wait(&mut self, take: impl FnMut(Event)) -> io::Result<()> {
-        self.fetch(1, take)
+    /// Sleeps until there is a completion, or for so long at most, and passes all available ones to `take`. EINTR is an
+    /// error.
+    pub(crate) fn wait(&mut self, most: Option<Duration>, take: impl FnMut(Event)) -> io::Result<()> {
+        self.fetch(1, most, take)
     }
 
-    fn fetch(&mut self, least: libc::c_long, take: impl FnMut(Event)) -> io::Result<()> {
+    fn fetch(&mut self, least: libc::c_long, most: Option<Duration>, take: impl FnMut(Event)) -> io::Result<()> {
         let mut events = [Event::default(); BATCH];
-        // SAFETY: the kernel writes at most `BATCH` events during the call; `zero` is only read.
+        let most = most.map(|most| libc::timespec {
+            tv_sec: libc::time_t::try_from(most.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::from(most.subsec_nanos()),
+        });
+        // SAFETY: the kernel writes at most `BATCH` events during the call; the time is only read.
         let count = check(unsafe {
-            let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            let timeout = if least == 0 { &raw const zero } else { null_mut() };
+            let timeout = most.as_ref().map_or(null(), std::ptr::from_ref);
             libc::syscall(libc::SYS_io_getevents, self.id, least, BATCH, events.as_mut_ptr(), timeout)
         })?;
         events.into_iter().take(count).for_each(take);

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use disk::{Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use memory::Buffer;
@@ -196,6 +197,14 @@ impl Engine {
         for id in [Some(id), self.data_file_of(id)].into_iter().flatten() {
             let unit = self.file(id).and_then(IoUnit::of);
             self.align(id, unit);
+        }
+    }
+
+    /// The next sleep takes no longer than this; it may end with nothing.
+    pub fn limit_sleep(&mut self, most: Duration) {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.limit_sleep(most),
+            Backend::Aio(aio) => aio.limit_sleep(most),
         }
     }
 

@@ -7,14 +7,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 /// Events taken by one system call. More wait for the next call.
 const BATCH: usize = 32;
-
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 pub(crate) struct Epoll {
     fd: OwnedFd,
@@ -45,20 +44,21 @@ impl Epoll {
         true
     }
 
-    /// Adds the ready keys to `ready`, without duplicates; sleeps until there is one if `sleep`. Returns `false` if a
-    /// signal came first.
-    pub(crate) fn wait(&self, sleep: bool, ready: &mut Vec<u64>) -> io::Result<bool> {
+    /// Adds the ready keys to `ready`, without duplicates; sleeps until there is one, or for so long at most. Returns
+    /// `false` if a signal came first, or nothing.
+    pub(crate) fn wait(&self, most: Option<Duration>, ready: &mut Vec<u64>) -> io::Result<bool> {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
-        let timeout = (!sleep).then_some(&AT_ONCE);
-        match epoll::wait(&self.fd, &mut events, timeout) {
+        let most = most.and_then(|most| Timespec::try_from(most).ok());
+        match epoll::wait(&self.fd, &mut events, most.as_ref()) {
             Ok((events, _)) => {
+                let is_ready = !events.is_empty();
                 for event in events {
                     let key = event.data.u64();
                     if !ready.contains(&key) {
                         ready.push(key);
                     }
                 }
-                Ok(true)
+                Ok(is_ready)
             }
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),

@@ -16,9 +16,10 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
-use io_uring::types::Fd;
+use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use memory::Buffer;
 
@@ -60,6 +61,10 @@ enum WatchChange {
     ArmWorkers,
 }
 
+/// Completions of one look. Storage may complete many at once; the first of them are answered while the peer, and then
+/// the storage, have nothing to do.
+const COMPLETIONS: usize = 8;
+
 /// An engine over io_uring. It belongs to the thread that opened it.
 pub struct Uring {
     ring: IoUring,
@@ -76,6 +81,8 @@ pub struct Uring {
     nowait_backoff: NowaitBackoff,
     polls: Polls,
     ready: Vec<u64>,
+    /// How long the next sleep may take.
+    sleep_limit: Option<Duration>,
     /// Scratch space.
     outcomes: Vec<Outcome>,
     /// The kernel accepts submissions of one thread only (SINGLE_ISSUER).
@@ -106,9 +113,15 @@ impl Uring {
             nowait_backoff: NowaitBackoff::new(),
             polls: Polls::default(),
             ready: Vec::new(),
+            sleep_limit: None,
             outcomes: Vec::new(),
             not_send: PhantomData,
         })
+    }
+
+    /// The next sleep takes no longer than this; it may end with nothing.
+    pub fn limit_sleep(&mut self, most: Duration) {
+        self.sleep_limit = Some(most);
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
@@ -305,7 +318,8 @@ impl Uring {
     }
 
     /// Submits the ring, and sleeps until there are `want` completions. Makes no system call if there is nothing to
-    /// submit, to wait for, or to fetch. Returns `false` if a signal came first.
+    /// submit, to wait for, or to fetch. Returns `false` if a signal came first, or nothing for as long as it may
+    /// sleep.
     fn enter(&mut self, want: usize) -> Result<bool, EngineFailed> {
         let submission = self.ring.submission();
         let pending = count_of(submission.len());
@@ -317,12 +331,25 @@ impl Uring {
         // Requests that complete immediately are fetched by the same call.
         let flags = EnterFlags::GETEVENTS.bits();
         let submitter = self.ring.submitter();
-        // SAFETY: entries were pushed with what they point to kept alive (`fill`); there is no argument.
-        let entered = unsafe { submitter.enter::<libc::sigset_t>(pending, count_of(want), flags, None) };
+        let limit = self.sleep_limit.filter(|_| want > 0);
+        let entered = match limit {
+            None => {
+                // SAFETY: entries were pushed with what they point to kept alive (`fill`); there is no argument.
+                unsafe { submitter.enter::<libc::sigset_t>(pending, count_of(want), flags, None) }
+            }
+            Some(limit) => {
+                let limit = Timespec::from(limit);
+                let arguments = SubmitArgs::new().timespec(&limit);
+                let flags = flags | EnterFlags::EXT_ARG.bits();
+                // SAFETY: as above; the argument lives as long as the call, and the flag says what it is.
+                unsafe { submitter.enter(pending, count_of(want), flags, Some(&arguments)) }
+            }
+        };
         match entered {
-            Ok(_) => Ok(true),
+            // The number of entries submitted says nothing about how the sleep ended.
+            Ok(_) => Ok(limit.is_none()),
             Err(cause) => match cause.raw_os_error() {
-                Some(libc::EINTR) => Ok(false),
+                Some(libc::EINTR | libc::ETIME) => Ok(false),
                 // Too many completions not yet taken, or no memory for requests just now: take some, try again.
                 Some(libc::EBUSY | libc::EAGAIN) => Ok(true),
                 errno => Err(EngineFailed { what: "io_uring_enter", errno: errno.unwrap_or(libc::EIO) }),
@@ -336,9 +363,9 @@ impl Uring {
         empty && (!self.workers.are_busy() || self.workers.prepare_to_sleep())
     }
 
-    /// Processes the completions in the ring.
+    /// Processes completions in the ring: those of one look. The rest stay there for the next one.
     fn harvest(&mut self, done: &mut Vec<FileDone>) {
-        for completion in self.ring.completion() {
+        for completion in self.ring.completion().take(COMPLETIONS) {
             let (name, result) = (completion.user_data(), completion.result());
             if name == IGNORED {
                 continue;
@@ -423,7 +450,11 @@ impl Io for Uring {
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         match until == Until::Now && self.is_idle() {
             true => Ok(()),
-            false => self.submit_and_reap(until, done),
+            false => {
+                let reaped = self.submit_and_reap(until, done);
+                self.sleep_limit = None;
+                reaped
+            }
         }
     }
 

@@ -35,8 +35,8 @@ impl Histograms {
 
     /// Adds `count` requests of a kind that spent so long in each stage, and in all of them.
     ///
-    /// It is done for each request of a client that has one at a time: everything is at a place that the compiler knows,
-    /// but for the bucket.
+    /// It is done for each request of a client that has one at a time: everything is at a place that the compiler
+    /// knows, but for the bucket.
     #[inline(always)]
     pub fn add(&mut self, shared: &Shared, kind: Kind, stages: &[u64; STAGES], whole: u64, count: u64) {
         let Some(place) = shared.window::<HISTOGRAMS_LEN, 8>(histogram_at(kind as usize, 0)) else { return };

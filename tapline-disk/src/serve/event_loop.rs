@@ -10,13 +10,13 @@ mod intake;
 mod quiet;
 mod space;
 mod suspects;
+mod waiting;
 mod words;
 
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use ::stats::{Clock, Slot};
 use disk::{Disk, FileDone, Geometry, Image, Io, Until};
@@ -27,13 +27,13 @@ use crate::failure::{Exit, Failure};
 use crate::files::Files;
 use crate::log::{Log, say};
 use crate::panics;
+use crate::polling::Polling;
 use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, Flush, Pause, Work, condition_of};
 use crate::serve::full::Full;
 use crate::serve::own_keys::{LEAVE, QUIET, REPORT, SPACE, STOP, SUSPECTS};
 use crate::serve::page::{self, Kept, PageFile};
-use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
@@ -47,8 +47,8 @@ pub struct Serving {
     pub disk: Disk<Image>,
     /// The engine.
     pub engine: Engine,
-    /// The longest look for more work before sleeping.
-    pub poll_max: Duration,
+    /// How to wait.
+    pub polling: Polling,
     /// Where statistics go; to the log if nowhere.
     pub stats_file: Option<PathBuf>,
     /// Statistics of a Xen guest's disk, for other tools.
@@ -151,7 +151,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             files,
             mut disk,
             mut engine,
-            poll_max,
+            polling,
             stats_file,
             blkback_stats,
             stop,
@@ -163,20 +163,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             page,
             identity,
         } = serving;
-        let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
         disk.keep_times();
         if disk.owes() {
             // Until it is durable nothing can be allocated.
             disk.sync(&mut engine);
         }
-        let mut watch = EngineWatch(&mut engine);
-        watch.watch(stop.as_fd(), Interest::Read, STOP).map_err(failed("wait for signals"))?;
-        watch.watch(leave.as_fd(), Interest::Read, LEAVE).map_err(failed("wait for signals"))?;
-        watch.watch(report.as_fd(), Interest::Read, REPORT).map_err(failed("wait for signals"))?;
-        if let Some(control) = &mut control {
-            control.start(&mut watch).map_err(failed("wait for clients of the control socket"))?;
-        }
-        server.start(&mut watch).map_err(failed("wait for connections"))?;
+        watch_all(&mut EngineWatch(&mut engine), [&stop, &leave, &report], control.as_mut(), &mut server)?;
         let (page, kept) = page::begin(page, &identity).map_err(|error| Failure::new("count requests", error))?;
         let stats = Stats::resumed(counters, Clock::new(), page);
         let suspects = Suspects::after(disk.leaf_log(), counters.fatal);
@@ -190,7 +182,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             page: kept,
             seen: None,
             blkback_stats,
-            polling: Polling::new(poll_max),
+            polling,
             stats_file,
             log: Log::new(),
             stop,
@@ -214,43 +206,6 @@ impl<S: Server + Disclose> EventLoop<S> {
         };
         begun.begin_suspecting()?;
         Ok(begun)
-    }
-
-    /// Serves until a signal ends it.
-    pub fn run(mut self) -> Result<Exit, Failure> {
-        while !self.stopping {
-            let busy = self.turn()?.more || self.look_again()?;
-            let asleep = !busy && !self.stopping && !self.is_asked() && self.may_sleep();
-            if asleep {
-                self.mind_quiet();
-                let begun = self.time();
-                self.reap(Until::Any)?;
-                let ended = self.time();
-                self.polling.slept(ended.saturating_sub(begun));
-                self.seen = Some(ended);
-            }
-            self.stats.round(asleep);
-        }
-        self.shut_down()
-    }
-
-    /// Looks for more to do, for as long as that has been worth it. Whether something was found.
-    fn look_again(&mut self) -> Result<bool, Failure> {
-        let budget = self.polling.budget();
-        if budget == 0 || self.stopping || self.suspects.are_there() {
-            return Ok(false);
-        }
-        let until = self.time().saturating_add(budget);
-        while !self.stopping && self.time() < until {
-            if self.turn()?.found {
-                self.stats.looked(true);
-                return Ok(true);
-            }
-            std::hint::spin_loop();
-            self.time = None;
-        }
-        self.stats.looked(false);
-        Ok(false)
     }
 
     /// Everything that can be done now.
@@ -426,6 +381,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             full: &mut self.full,
             stats: &mut self.stats,
             page: &self.page,
+            polling: &mut self.polling,
             suspects: &self.suspects,
             paused,
             replaced: &mut self.replaced,
@@ -437,6 +393,23 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn line(&self) -> String {
         self.stats.line(condition_of(&self.disk, &self.full, &self.suspects))
     }
+}
+
+/// Watches what wakes the thread up.
+fn watch_all(
+    watch: &mut EngineWatch<'_>,
+    signals: [&Signal; 3],
+    control: Option<&mut Control>,
+    server: &mut impl Server,
+) -> Result<(), Failure> {
+    let failed = |what: &'static str| move |error: io::Error| Failure::new(what, error);
+    for (signal, key) in signals.into_iter().zip([STOP, LEAVE, REPORT]) {
+        watch.watch(signal.as_fd(), Interest::Read, key).map_err(failed("wait for signals"))?;
+    }
+    if let Some(control) = control {
+        control.start(watch).map_err(failed("wait for clients of the control socket"))?;
+    }
+    server.start(watch).map_err(failed("wait for connections"))
 }
 
 /// The engine's wait, as a server sees it.

@@ -34,6 +34,7 @@ use vm::xen::{domain, firmware, machine};
 mod emulated;
 mod keys;
 
+use crate::polling::Settings;
 use emulated::Emulated;
 use keys::{KTHREAD_PID, asked_polling, leave_word};
 
@@ -103,7 +104,8 @@ pub fn run(
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
     leave_word(&serving.files, &mut *store, &device, serve)?;
     if let Some(most) = asked_polling(&mut *store, &device)? {
-        serving.poll_max = most;
+        let mode = serving.polling.settings().mode;
+        serving.polling.set(Settings::new(mode, most));
     }
     let backend =
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, domains, grants, channels)?;

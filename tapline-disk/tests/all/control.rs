@@ -11,6 +11,7 @@ use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
 use crate::tool::nbd::{BLOCK, Dice, Nbd, Versions};
+use crate::tool::replaced::Replaced;
 use crate::tool::served::Disk;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
@@ -763,4 +764,36 @@ fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
         assert_eq!(disk.stop().0, Some(0));
         room.sound(&format!("{format}:{}{parents}", chain[0]));
     }
+}
+
+#[test]
+fn polling_is_set_while_a_guest_works_and_the_next_process_goes_on_with_it() {
+    let room = Room::new();
+    let image = room.image("raw", "64M");
+    let mut disk = Replaced::serve(&room, &format!("{image} --nbd nbd.sock --polling off --poll-max 100"));
+    let guest = guest(&room, Versions::new(BLOCKS, STRIDE), 1);
+    let ask = |more: Value| {
+        let mut asked = json!({ "verb": "polling" });
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        control(&room).done(&asked)
+    };
+    guest.work(100);
+    let off = ask(json!({}));
+    assert_eq!((&off["mode"], &off["max_us"]), (&json!("off"), &json!(100)));
+    assert_eq!((&off["hits"], &off["misses"], &off["polled_ns"]), (&json!(0), &json!(0), &json!(0)));
+    let refused = control(&room).refused(&json!({ "verb": "polling", "max_us": 10_001 }));
+    assert_eq!(refused.0, "invalid", "{refused:?}");
+    assert_eq!(ask(json!({ "mode": "on" }))["max_us"], 100);
+    guest.work(100);
+    let on = ask(json!({ "max_us": 70 }));
+    let polls = on["hits"].as_u64().unwrap() + on["misses"].as_u64().unwrap();
+    assert!(polls > 0 && on["polled_ns"].as_u64().unwrap() > 0, "{on}");
+    let upgrade = disk.upgrade();
+    disk.replaced_by(&upgrade.join().unwrap());
+    guest.work(100);
+    let after = ask(json!({}));
+    assert_eq!((&after["mode"], &after["max_us"]), (&json!("on"), &json!(70)));
+    assert!(after["hits"].as_u64().unwrap() + after["misses"].as_u64().unwrap() > polls, "{on}, {after}");
+    guest.stop().check(&mut nbd(&room));
+    disk.stop();
 }

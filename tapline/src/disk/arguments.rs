@@ -9,7 +9,7 @@ use arguments::number;
 use clap::{Args, Subcommand, ValueEnum};
 use control::ask::{self, Method};
 use control::size::Size;
-use control::{Ask, Error, ImageName, with_verbs};
+use control::{Ask, Error, ImageName, PollingMode, with_verbs};
 
 use super::{Target, human, tell, whole};
 use crate::failure::Failure;
@@ -244,6 +244,33 @@ impl Said for ask::Upgrade {
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
         human::upgrade(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Polling {
+    /// When to look for more work before sleeping
+    #[arg(long, value_name = "WHEN")]
+    pub mode: Option<arguments::Polling>,
+    /// Maximum time of such a look
+    #[arg(long, value_name = "MICROSECONDS", value_parser = number::<u64>(0..=10_000))]
+    pub max: Option<u64>,
+}
+
+impl Said for ask::Polling {
+    type Arguments = Polling;
+
+    fn of(said: &Polling) -> Result<ask::Polling, Error> {
+        let mode = said.mode.map(|mode| match mode {
+            arguments::Polling::Off => PollingMode::Off,
+            arguments::Polling::Adaptive => PollingMode::Adaptive,
+            arguments::Polling::On => PollingMode::On,
+        });
+        Ok(ask::Polling { mode, max_us: said.max })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::polling(answer)
     }
 }
 

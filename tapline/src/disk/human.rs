@@ -1,8 +1,8 @@
 //! A disk's answers, for people, in lines. What is missing is left out.
 
 use control::answer::{
-    Clone, Condition, InFlight, Layer, Layers, Merge, MergeLayers, MergeState, Pause, Paused, Resize, Revert, Snapshot,
-    Stats, Upgrade, Version,
+    Clone, Condition, InFlight, Layer, Layers, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize, Revert,
+    Snapshot, Stats, Upgrade, Version,
 };
 use control::printable;
 use control::size::readable;
@@ -48,6 +48,13 @@ fn not_merged(answer: &Merge) -> Vec<String> {
     let advice = answer.error.as_ref().and_then(|error| error.advice.as_deref());
     let first = format!("the last merge {ended}: {message}");
     std::iter::once(first).chain(advice.map(|advice| format!("  {}", printable(advice)))).collect()
+}
+
+/// `polling`.
+pub fn polling(answer: &Polling) -> Vec<String> {
+    let Polling { mode, max_us, hits, misses, polled_ns } = *answer;
+    let polled = format!("{hits} polls found something, {misses} did not; {} in all", time(polled_ns / 1000));
+    vec![format!("polling is {mode}, for at most {max_us} microseconds"), polled]
 }
 
 /// `revert`.

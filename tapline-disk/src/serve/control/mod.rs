@@ -332,6 +332,7 @@ impl Control {
             Verb::Version(_) => return Ok(Some(report::version().into())),
             Verb::Layers(_) => return Ok(Some(report::layers(work).into())),
             Verb::Stats(_) => return Ok(Some(report::stats(work).into())),
+            Verb::Polling(asked) => return Ok(Some(report::polling(asked, work)?.into())),
             Verb::Trace(asked) => return Ok(Some(report::trace(asked, work)?.into())),
             Verb::Space(_) => {
                 work.full.stir();
@@ -371,7 +372,7 @@ impl Control {
                 Steps::Upgrade(Box::new(upgrade::Upgrade::begin(asked, other, &self.listener, work)?))
             }
             // Answered above.
-            Verb::Version(_) | Verb::Layers(_) | Verb::Stats(_) | Verb::Trace(_) => return Ok(None),
+            Verb::Version(_) | Verb::Layers(_) | Verb::Stats(_) | Verb::Polling(_) | Verb::Trace(_) => return Ok(None),
             Verb::Space(_) | Verb::Watch(_) => return Ok(None),
             Verb::MergeStatus(_) | Verb::MergePause(_) | Verb::MergeResume(_) | Verb::MergeCancel(_) => {
                 return Ok(None);

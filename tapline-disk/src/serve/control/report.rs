@@ -1,6 +1,7 @@
 //! Verbs that are answered at once: the version, the statistics, the layers.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use control::answer::{self, InFlight};
 use control::{Kind, VERBS, VERSION, ask};
@@ -9,6 +10,7 @@ use uring::ImageFile;
 
 use super::work::{Work, absolute, format_of};
 use crate::failure::Failure;
+use crate::polling::{POLLING_MAX, Settings};
 
 /// Seconds of a trace at most.
 const TRACE_MAX: u32 = 3600;
@@ -46,6 +48,22 @@ pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Fa
     let page = work.stats.page();
     let next = page.trace(until).map_err(|error| Failure::failed(what, &error))?;
     Ok(answer::Trace { next, kept: ::stats::RECORDS as u64 })
+}
+
+/// `polling`.
+pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polling, Failure> {
+    let now = work.polling.settings();
+    let max_us = asked.max_us.unwrap_or(now.most / 1000);
+    if max_us > POLLING_MAX {
+        let why = format!("it polls for at most {POLLING_MAX} microseconds, and {max_us} are asked for");
+        return Err(Failure::new("set the polling of this disk", why).of_kind(Kind::Invalid));
+    }
+    let settings = Settings::new(asked.mode.unwrap_or(now.mode), Duration::from_micros(max_us));
+    if settings != now {
+        work.polling.set(settings);
+    }
+    let (hits, misses, polled_ns) = work.stats.polls();
+    Ok(answer::Polling { mode: settings.mode, max_us, hits, misses, polled_ns })
 }
 
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its

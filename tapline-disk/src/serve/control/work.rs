@@ -24,6 +24,7 @@ use crate::failure::Failure;
 use crate::files::Files;
 use crate::libvhd::Behind;
 use crate::log::say;
+use crate::polling::Polling;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
 use crate::serve::own_keys::BLOCKING_TASK;
@@ -53,6 +54,8 @@ pub struct Work<'a> {
     pub stats: &'a mut Stats,
     /// The file of the statistics page.
     pub page: &'a Kept,
+    /// How the thread waits.
+    pub polling: &'a mut Polling,
     /// Requests that a process before this one may have died of.
     pub suspects: &'a Suspects,
     /// A client has requests held.
@@ -100,6 +103,7 @@ impl Work<'_> {
     pub fn counters(&self) -> Counters {
         let mut counters = self.stats.counters(self.page.file().is_some());
         counters.fatal = self.suspects.fatal();
+        counters.polling = Some(self.polling.settings());
         counters
     }
 

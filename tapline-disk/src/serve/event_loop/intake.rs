@@ -16,6 +16,10 @@ use crate::fault;
 /// count.
 const BATCH: usize = 16;
 
+/// The same while the storage has nothing to do, and will not be done at once: it begins with these while we are at the
+/// next.
+const FIRST: usize = 4;
+
 impl<S: Server + Disclose> EventLoop<S> {
     /// Takes a batch of requests in; how many.
     pub(super) fn take_in(&mut self) -> usize {
@@ -24,7 +28,11 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         let looked = self.time();
         let seen = self.seen.take().unwrap_or(looked);
-        for came in 0..BATCH {
+        let most = match self.disk.in_flight() {
+            0 if self.polling.storage_takes_time(looked) => FIRST,
+            _ => BATCH,
+        };
+        for came in 0..most {
             let Some(mut request) = self.server.pop(&self.geometry) else { return came };
             if came == 0 {
                 self.note_in_flight(self.disk.in_flight() + BATCH);
@@ -38,7 +46,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         // There may be more, which could have been seen by now.
         self.seen = Some(looked);
-        BATCH
+        most
     }
 
     /// A request has come, which could have been seen at `seen`. Whether it is to be begun; else it is to wait for

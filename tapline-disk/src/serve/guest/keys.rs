@@ -13,6 +13,7 @@ use xen::Store;
 
 use crate::failure::Failure;
 use crate::files::Files;
+use crate::polling::POLLING_MAX;
 use arguments::Serve;
 use vm::xen::device::{Device, store_failed, text, together, write_all};
 
@@ -57,9 +58,6 @@ fn physical_device(files: &Files, image: &Path) -> Option<String> {
     let metadata = files.metadata(image).ok().filter(|metadata| metadata.file_type().is_block_device())?;
     Some(format!("{:x}:{:x}", major(metadata.rdev()), minor(metadata.rdev())))
 }
-
-/// The longest look before sleeping, as `--poll-max` has it.
-const POLLING_MAX: u64 = 10_000;
 
 /// The polling time set by the toolstack (tapback's keys, from a VBD's other-config): in microseconds, zero if the
 /// toolstack requires the processors to be more than idle first. Otherwise their idle time is not checked, because

@@ -20,11 +20,14 @@ use crate::access;
 use crate::engine_choice::choose;
 use crate::files::Files;
 use crate::layers::Layers;
+use crate::polling::Contention;
+use crate::polling::{Polling, Settings};
 use crate::serve::data;
 use crate::serve::full::Full;
 use crate::signals::Signal;
 use crate::stats::Counters;
 use arguments::{Arguments, Command};
+use control::PollingMode;
 use vm::xen::both_ends::wait_connected;
 use vm::xen::device::{State, write_all};
 use vm::xen::fake::{WRITABLE, machine, say as say_state};
@@ -149,7 +152,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         files: Files::of_system(),
         disk,
         engine,
-        poll_max: Duration::ZERO,
+        polling: Polling::new(Settings::new(PollingMode::Off, Duration::ZERO), Contention::of_nobody()),
         stats_file: None,
         blkback_stats: Some(BlkbackStats::open(&Statistics::of(directory, device.guest, device.vdev)).unwrap()),
         stop,

@@ -1,0 +1,89 @@
+//! What the thread does between two turns: it looks again, or sleeps.
+//!
+//! It knows no protocol and no format. Invariant: it sleeps only when the server has agreed to be woken.
+
+use std::time::Duration;
+
+use disk::Until;
+use transport::Server;
+
+use super::{Disclose, EventLoop};
+use crate::failure::{Exit, Failure};
+use crate::polling::{Awaited, Nap};
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Serves until a signal ends it.
+    pub fn run(mut self) -> Result<Exit, Failure> {
+        while !self.stopping {
+            let mut polled = false;
+            let busy = self.turn()?.more || self.look_again(&mut polled)?;
+            let asleep = !busy && !self.stopping && !self.is_asked() && self.may_sleep();
+            if asleep {
+                self.wait(polled)?;
+            }
+            self.stats.round(asleep);
+        }
+        self.shut_down()
+    }
+
+    /// Waits until something happens. `polled`: after polling in vain.
+    fn wait(&mut self, polled: bool) -> Result<(), Failure> {
+        self.mind_quiet();
+        let (awaited, begun) = (self.awaited(), self.time());
+        let found = match self.polling.nap(awaited, begun) {
+            None => false,
+            Some(Nap { sleep, look }) => {
+                self.engine.limit_sleep(Duration::from_nanos(sleep));
+                self.reap(Until::Any)?;
+                let woken = self.time();
+                self.seen = Some(woken);
+                self.look_for(look)?
+            }
+        };
+        if !found && !self.stopping {
+            self.reap(Until::Any)?;
+            self.seen = Some(self.time());
+        }
+        let ended = self.time();
+        self.polling.waited(awaited, polled, begun, ended);
+        Ok(())
+    }
+
+    /// What the thread waits for, if it waits now.
+    fn awaited(&self) -> Awaited {
+        if self.disk.in_flight() == 0 { Awaited::Peer } else { Awaited::Storage }
+    }
+
+    /// Looks for more to do, for as long as that has been worth it. Whether something was found.
+    fn look_again(&mut self, polled: &mut bool) -> Result<bool, Failure> {
+        let (awaited, now) = (self.awaited(), self.time());
+        let budget = self.polling.budget(awaited, now);
+        let may = budget > 0 && !self.stopping && !self.suspects.are_there();
+        if !may {
+            return Ok(false);
+        }
+        let found = self.look_for(budget)?;
+        self.polling.polled(awaited, found);
+        *polled = true;
+        Ok(found)
+    }
+
+    /// Looks for more to do for so many nanoseconds, or until others want the processor. Whether something was found.
+    fn look_for(&mut self, budget: u64) -> Result<bool, Failure> {
+        let begun = self.time();
+        let (mut now, mut found) = (begun, false);
+        while !found && !self.stopping && now < begun.saturating_add(budget) {
+            found = self.turn()?.found;
+            if !found {
+                std::hint::spin_loop();
+                self.time = None;
+            }
+            let before = std::mem::replace(&mut now, self.time());
+            if self.polling.must_stop(before, now) {
+                break;
+            }
+        }
+        self.stats.polled(found, now.saturating_sub(begun));
+        Ok(found)
+    }
+}

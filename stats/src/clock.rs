@@ -53,7 +53,7 @@ impl Clock {
 
     /// A clock that takes its times from there.
     fn by(source: Source) -> Clock {
-        let now = (counter(), monotonic());
+        let now = both();
         Clock { source, rate: 0, last: now, first: now, due: 0, given: now.1 }
     }
 
@@ -80,7 +80,7 @@ impl Clock {
     #[cold]
     #[inline(never)]
     fn compare(&mut self) -> u64 {
-        let (ticks, now) = (counter(), monotonic());
+        let (ticks, now) = both();
         let (ticks_since, since) = (ticks.wrapping_sub(self.first.0), now.saturating_sub(self.first.1));
         if self.source == Source::Counter && since >= FIRST && ticks_since > 0 {
             let rate = u64::try_from((u128::from(since) << FRACTION) / u128::from(ticks_since)).unwrap_or(0);
@@ -97,6 +97,18 @@ impl Clock {
         self.given = self.given.max(now);
         self.given
     }
+}
+
+/// The counter and the time at one moment: a thread that lost the CPU between the two would be late by that until the
+/// next comparison. The reading that took the fewest ticks is taken.
+fn both() -> (u64, u64) {
+    let reading = || {
+        let (before, now, after) = (counter(), monotonic(), counter());
+        let took = after.wrapping_sub(before);
+        (took, (before.wrapping_add(took / 2), now))
+    };
+    let all = [reading(), reading(), reading()];
+    all.into_iter().min_by_key(|(took, _)| *took).map_or((0, 0), |(_, both)| both)
 }
 
 impl Default for Clock {

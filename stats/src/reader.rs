@@ -19,6 +19,9 @@ use crate::snapshot::{InFlight, KindCounts, Record, Snapshot};
 /// Attempts to read between two batches of the writer.
 const ATTEMPTS: usize = 16;
 
+/// Records of traced requests that one call to the kernel reads.
+const READ_AT_ONCE: usize = 1024;
+
 /// Why a page was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -119,13 +122,19 @@ impl Reader {
     /// The traced requests from number `from` on, in order, as many as there are still.
     pub fn records(&self, from: u64) -> Result<Vec<Record>, ReadError> {
         let (count, _) = self.traced()?;
-        let first = from.max(count.saturating_sub(RECORDS as u64));
+        let mut number = from.max(count.saturating_sub(RECORDS as u64));
         let mut found = Vec::new();
-        let mut bytes = [0; RECORD_LEN];
-        for number in first..count {
+        let mut bytes =
+            vec![0; READ_AT_ONCE.min(usize::try_from(count.saturating_sub(number)).unwrap_or(0)) * RECORD_LEN];
+        while number < count {
+            // Up to where the records go round.
             let slot = usize::try_from(number % RECORDS as u64).unwrap_or(0);
-            self.file.read_exact_at(&mut bytes, (TRACE_AT + slot * RECORD_LEN) as u64)?;
-            found.extend(record(number, &bytes));
+            let many = usize::try_from(count - number).unwrap_or(RECORDS).min(RECORDS - slot).min(READ_AT_ONCE);
+            let bytes = bytes.get_mut(..many * RECORD_LEN).unwrap_or_default();
+            self.file.read_exact_at(bytes, (TRACE_AT + slot * RECORD_LEN) as u64)?;
+            let records = (number..).zip(bytes.chunks_exact(RECORD_LEN));
+            found.extend(records.filter_map(|(number, bytes)| record(number, bytes)));
+            number += many as u64;
         }
         Ok(found)
     }
@@ -186,7 +195,7 @@ impl Reader {
 }
 
 /// A record, if it is still that of this request.
-fn record(number: u64, bytes: &[u8; RECORD_LEN]) -> Option<Record> {
+fn record(number: u64, bytes: &[u8]) -> Option<Record> {
     let word = |word: usize| {
         let bytes = bytes.get(word * 8..word * 8 + 8).and_then(|bytes| bytes.try_into().ok());
         u64::from_ne_bytes(bytes.unwrap_or_default())
@@ -201,10 +210,10 @@ fn record(number: u64, bytes: &[u8; RECORD_LEN]) -> Option<Record> {
         error => *Outcome::ERRORS.get(usize::try_from(error).ok()? - 1)?,
     };
     let (seen, taken, begun, ended, split, queue) = (word(3), word(4), word(5), word(6), word(7), word(8));
-    let (answered, published) = (word(9), word(10));
+    let (answered, shown) = (word(9), word(10));
     let spent = Spent { seen, taken, begun, ended, split, queue };
-    let stages = spent.stages(answered, published);
-    Some(Record { number, kind, outcome, at: word(2), len: what >> 16, seen, stages })
+    let stages = spent.stages(answered, shown);
+    Some(Record { number, kind, outcome, at: word(2), len: what >> 16, seen, stages, shown })
 }
 
 /// The first bytes of a page.

@@ -60,6 +60,8 @@ pub struct Record {
     pub seen: u64,
     /// What it spent in each stage, in nanoseconds.
     pub stages: [u64; STAGES],
+    /// When its peer had been signalled, which the last stage ends with.
+    pub shown: u64,
 }
 
 impl Record {

@@ -98,6 +98,11 @@ fn a_traced_request_is_kept_with_its_stages_and_old_ones_are_overwritten() {
     (0..RECORDS as u64 + 10).for_each(|at| serve(&mut page, Kind::Flush, 100_000 + at * 10_000));
     let left = reader(&file).records(1).unwrap();
     assert_eq!((left.len(), left[0].number), (RECORDS, 12));
+    // Two came before these.
+    let seen = |number: u64| 100_000 + (number - 2) * 10_000;
+    let found = (12..).zip(&left);
+    assert!(found.into_iter().all(|(n, one)| (one.number, one.seen, one.shown) == (n, seen(n), seen(n) + 5700)));
+    assert_eq!(reader(&file).records(RECORDS as u64 + 11).unwrap(), left[RECORDS - 1..]);
     let before = reader(&file).snapshot().unwrap();
     page.trace(0).unwrap();
     serve(&mut page, Kind::Flush, 1);

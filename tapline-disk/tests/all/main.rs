@@ -28,6 +28,7 @@ mod killed;
 mod large_sectors;
 mod log;
 mod page;
+mod page_accuracy;
 mod rest;
 mod serve;
 mod takeover;

@@ -75,7 +75,9 @@ pub mod test {
 
     pub fn record(number: u64, kind: Kind, len: u64, storage: u64) -> Record {
         let stages = [100, 200, 0, 0, storage, 300, 400];
-        Record { number, kind, outcome: Outcome::Done, at: number * len, len, seen: number * 1_000_000, stages }
+        let seen = number * 1_000_000;
+        let shown = seen + stages.iter().sum::<u64>();
+        Record { number, kind, outcome: Outcome::Done, at: number * len, len, seen, stages, shown }
     }
 
     #[test]

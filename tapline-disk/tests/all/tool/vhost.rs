@@ -14,6 +14,7 @@ use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use stats::Kind;
 
 use crate::tool::nbd::Peer;
 
@@ -111,20 +112,10 @@ pub struct Many {
 impl Many {
     /// Reads are of `len` bytes.
     pub fn connect(path: &Path, len: u64) -> Many {
-        let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
-        blkio.set_str("path", path.to_str().unwrap()).unwrap();
-        blkio.connect().unwrap();
-        blkio.set_i32("queue-size", 1024).unwrap();
-        let queue = blkio.start().unwrap().queues.pop().unwrap();
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let len = usize::try_from(len).unwrap();
         // Room for reads that begin a little later.
-        let shared = usize::try_from(len).unwrap() + 4096;
-        ftruncate(&file, u64::try_from(shared).unwrap()).unwrap();
-        let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, shared).unwrap());
-        let addr = mapping.base().addr();
-        let region = MemoryRegion { addr, iova: 0, len: shared, fd: file.as_raw_fd(), fd_offset: 0, flags: 0 };
-        blkio.map_mem_region(&region).unwrap();
-        Many { queue, _blkio: blkio, mapping, _file: file, len: usize::try_from(len).unwrap() }
+        let (blkio, queue, mapping, file) = connect(path, 1024, len + 4096);
+        Many { queue, _blkio: blkio, mapping, _file: file, len }
     }
 
     /// Prepares a read into memory that is misaligned by this many bytes.
@@ -140,6 +131,92 @@ impl Many {
         assert!(completions[..found].iter().all(|completion| unsafe { completion.assume_init_ref() }.ret == 0));
         found
     }
+}
+
+/// A guest that knows when it has offered each request and when it has seen its answer.
+pub struct Timed {
+    queue: Blkioq,
+    _blkio: Blkio,
+    mapping: Arc<Mapping>,
+    _file: OwnedFd,
+    asked: Vec<Asked>,
+    open: usize,
+}
+
+/// A request of such a guest.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub kind: Kind,
+    pub at: u64,
+    pub len: u64,
+    /// Just before it was offered.
+    pub before: u64,
+    /// Just after its answer was seen; zero: it has none.
+    pub after: u64,
+}
+
+impl Timed {
+    /// Requests are of up to `len_max` bytes.
+    pub fn connect(path: &Path, len_max: u64) -> Timed {
+        let (blkio, queue, mapping, file) = connect(path, 1024, usize::try_from(len_max).unwrap());
+        Timed { queue, _blkio: blkio, mapping, _file: file, asked: Vec::new(), open: 0 }
+    }
+
+    /// Offers a request.
+    pub fn ask(&mut self, kind: Kind, at: u64, len: u64) {
+        let (number, bytes, none) = (self.asked.len(), usize::try_from(len).unwrap(), ReqFlags::empty());
+        let before = stats::monotonic();
+        match kind {
+            Kind::Read => self.queue.read(at, self.mapping.base(), bytes, number, none),
+            Kind::Write => self.queue.write(at, self.mapping.base(), bytes, number, none),
+            Kind::Flush => self.queue.flush(number, none),
+            Kind::Discard => self.queue.discard(at, len, number, none),
+            Kind::WriteZeroes => self.queue.write_zeroes(at, len, number, none),
+        }
+        self.asked.push(Asked { kind, at, len, before, after: 0 });
+        self.open += 1;
+    }
+
+    /// Tells the disk, and waits for at least this many answers.
+    pub fn take(&mut self, least: usize) {
+        let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 64];
+        let found = self.queue.do_io(&mut completions, least, None, None).unwrap();
+        let after = stats::monotonic();
+        for completion in &completions[..found] {
+            // SAFETY: `do_io` has filled the first `found` of them.
+            let completion = unsafe { completion.assume_init_ref() };
+            let asked = &mut self.asked[completion.user_data];
+            assert_eq!((completion.ret, asked.after), (0, 0), "{asked:?}");
+            asked.after = after;
+        }
+        self.open -= found;
+    }
+
+    /// Requests without an answer.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// All requests, in the order in which they were offered.
+    pub fn asked(&self) -> &[Asked] {
+        &self.asked
+    }
+}
+
+/// A client with a queue of that size, and so much memory that is shared with the disk.
+fn connect(path: &Path, size: i32, shared: usize) -> (Blkio, Blkioq, Arc<Mapping>, OwnedFd) {
+    let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
+    blkio.set_str("path", path.to_str().unwrap()).unwrap();
+    blkio.connect().unwrap();
+    blkio.set_i32("queue-size", size).unwrap();
+    let queue = blkio.start().unwrap().queues.pop().unwrap();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, u64::try_from(shared).unwrap()).unwrap();
+    let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, shared).unwrap());
+    let addr = mapping.base().addr();
+    let region = MemoryRegion { addr, iova: 0, len: shared, fd: file.as_raw_fd(), fd_offset: 0, flags: 0 };
+    blkio.map_mem_region(&region).unwrap();
+    (blkio, queue, mapping, file)
 }
 
 /// A front-end without queues, for what `blkio` does not support.

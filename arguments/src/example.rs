@@ -102,9 +102,10 @@ pub fn faults(command: &Command, text: &str) -> Vec<String> {
 fn without(command: &Command, words: &str, then: &mut dyn FnMut(&str)) {
     for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set() && verb.get_name() != "help") {
         let words = format!("{words} {}", verb.get_name());
-        match verb.has_subcommands() {
-            true => without(verb, &words, then),
-            false => then(words.trim_start()),
+        without(verb, &words, then);
+        // One with verbs may do something by itself, too.
+        if !verb.has_subcommands() || verb.is_args_conflicts_with_subcommands_set() {
+            then(words.trim_start());
         }
     }
 }

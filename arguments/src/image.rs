@@ -1,10 +1,15 @@
 //! The arguments of `image`.
 
+use std::fmt;
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::str::FromStr;
+
 use clap::{Args, Subcommand, ValueEnum};
 use control::size::Size;
 use control::{FormatName, ImageName, NotAnImage};
 
-use super::{Access, Handing, Parents, number};
+use super::{Access, Confirm, Handing, Parents, number};
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
@@ -41,6 +46,8 @@ pub enum ImageCommand {
     Compact(Compact),
     /// Measure how fast a disk is read, or with --overwrite-data written
     Bench(Bench),
+    /// Replay a recorded stream of requests on a disk, and compare how long they take
+    Replay(Replay),
 }
 
 impl ImageCommand {
@@ -61,7 +68,7 @@ impl ImageCommand {
             ImageCommand::Snapshot(_) | ImageCommand::Clone(_) | ImageCommand::Rebase(_) => None,
             ImageCommand::Flatten(_) | ImageCommand::Compact(_) => None,
             // A daemon has no use for it.
-            ImageCommand::Bench(_) => None,
+            ImageCommand::Bench(_) | ImageCommand::Replay(_) => None,
         }
     }
 }
@@ -471,6 +478,64 @@ pub struct Bench {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `image replay`.
+#[derive(Debug, Args)]
+pub struct Replay {
+    /// The image, at least as large as the disk's part that the recording has requests for
+    pub image: ImageName,
+    /// What `tapline trace --record` has written. It has no data: what is written are the same bytes over and over
+    pub recording: PathBuf,
+    /// Its parents.
+    #[command(flatten)]
+    pub parents: Parents,
+    /// 1: each request at its time. 2 and more: so many times as fast. max: each as soon as no more are in flight than
+    /// when it was recorded
+    #[arg(long, value_name = "N|max", default_value = "1")]
+    pub speed: Speed,
+    /// Replay writes, discards and writes of zeroes as well. What the disk holds is lost
+    #[arg(long)]
+    pub write: bool,
+    /// Whether to ask before that.
+    #[command(flatten)]
+    pub confirm: Confirm,
+    /// How its files are accessed.
+    #[command(flatten)]
+    pub access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How fast a recording is replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speed {
+    /// So many times as fast as it was recorded.
+    Times(NonZeroU16),
+    /// As fast as answers come.
+    Max,
+}
+
+impl FromStr for Speed {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Speed, String> {
+        match (word, word.parse()) {
+            ("max", _) => Ok(Speed::Max),
+            (_, Ok(times)) => Ok(Speed::Times(times)),
+            _ => Err("give a whole number, 1 or more, or max".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Speed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Speed::Times(times) => times.fmt(f),
+            Speed::Max => f.write_str("max"),
+        }
+    }
 }
 
 /// Where the requests of a measurement go.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod confirm;
 pub mod example;
 mod image;
 mod number;
@@ -13,9 +14,10 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::ImageName;
 
+pub use confirm::Confirm;
 pub use image::{
     Bench, Check, Commit, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure,
-    Merge, Pattern, Rebase, Resize, Snapshot,
+    Merge, Pattern, Rebase, Replay, Resize, Snapshot, Speed,
 };
 pub use number::number;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};

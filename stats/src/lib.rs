@@ -14,6 +14,7 @@
 //! | `page` | how it is written |
 //! | `place` | where pages are, and how one is opened |
 //! | `reader`, `snapshot` | how it is read, and what was read |
+//! | `recording` | a stream of requests in a file, to be replayed |
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
@@ -23,6 +24,7 @@ mod layout;
 mod page;
 mod place;
 mod reader;
+mod recording;
 mod snapshot;
 
 pub use clock::{Clock, Source, monotonic};
@@ -31,4 +33,5 @@ pub use layout::{Count, Kind, Outcome, RECORDS, SLOTS, STAGES, Stage};
 pub use page::{Page, PageError, Slot, Spent};
 pub use place::{directories, directory, of_daemon, open, pages_in};
 pub use reader::{ReadError, Reader};
+pub use recording::{Recorded, RecordingError, read_recording, write_recording};
 pub use snapshot::{InFlight, KindCounts, Record, Snapshot, float};

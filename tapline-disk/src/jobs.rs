@@ -12,5 +12,6 @@ pub mod map;
 pub mod measure;
 pub mod merge;
 pub mod rebase;
+pub mod replay;
 pub mod resize;
 pub mod snapshot;

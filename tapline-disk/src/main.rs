@@ -135,6 +135,7 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
         ImageCommand::Resize(resize) => jobs::resize::run(files, resize),
         ImageCommand::Compact(compact) => jobs::compact::run(files, compact),
         ImageCommand::Bench(bench) => jobs::bench::run(files, bench),
+        ImageCommand::Replay(replay) => jobs::replay::run(files, replay),
     }
 }
 

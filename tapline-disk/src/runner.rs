@@ -5,12 +5,17 @@
 
 mod merge;
 
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
 use control::ImageName;
 use disk::{
     Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Layer, Link, Operation, Request, Span, Status,
     Token, Until,
 };
 use memory::Segments;
+use transport::Timer;
 use uring::{Engine, EngineKind, ImageFile};
 
 use crate::damage;
@@ -23,6 +28,8 @@ use crate::log::say;
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
 const DEPTH: usize = 64;
+/// What the engine calls the timer.
+const TIMER: u64 = 0;
 
 /// A disk that a job reads and writes.
 pub struct Runner {
@@ -34,6 +41,9 @@ pub struct Runner {
     disk: Disk<Image>,
     engine: Engine,
     done: Vec<FileDone>,
+    /// Ends a wait in time, if a job has asked for that.
+    timer: Option<Timer>,
+    ready: Vec<u64>,
     /// Requests submitted and not yet waited for.
     in_flight: usize,
     /// The engine failed: what is in the disk will never be answered.
@@ -65,6 +75,8 @@ impl Runner {
             disk,
             engine,
             done: Vec::new(),
+            timer: None,
+            ready: Vec::new(),
             in_flight: 0,
             broken: false,
         })
@@ -128,19 +140,63 @@ impl Runner {
     /// call itself is the engine's.
     pub fn wait_for_any(&mut self) -> Result<(Token, Result<Answer, Failure>), Failure> {
         loop {
-            if let Some((mut request, status)) = self.disk.answer() {
-                self.in_flight -= 1;
-                let (operation, span) = (request.operation(), request.span());
-                let extents = request.take_extents();
-                let token = request.retire();
-                let answer = match status {
-                    Status::Done => Ok(Answer { extents }),
-                    other => Err(self.failure(operation, span, other)),
-                };
-                return Ok((token, answer));
+            if let Some(answered) = self.answered() {
+                return Ok(answered);
             }
             self.step()?;
         }
+    }
+
+    /// The same, but waits no longer than until then. What was submitted is given to the kernel in any case.
+    #[allow(clippy::type_complexity, reason = "as above, if there is one")]
+    pub fn wait_until(&mut self, until: Instant) -> Result<Option<(Token, Result<Answer, Failure>)>, Failure> {
+        let mut given = false;
+        loop {
+            if let Some(answered) = self.answered() {
+                return Ok(Some(answered));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if given && left.is_zero() {
+                return Ok(None);
+            }
+            given = true;
+            if left.is_zero() {
+                self.step_until(Until::Now)?;
+            } else if self.in_flight == 0 {
+                std::thread::sleep(left);
+            } else {
+                self.set_timer(left).map_err(|error| Failure::new("wait for a time", error))?;
+                self.step()?;
+            }
+        }
+    }
+
+    /// Has the engine wait no longer than that.
+    fn set_timer(&mut self, left: Duration) -> io::Result<()> {
+        let timer = match self.timer.take() {
+            Some(timer) => timer,
+            None => {
+                let timer = Timer::new()?;
+                self.engine.watch(timer.as_fd(), false, TIMER)?;
+                timer
+            }
+        };
+        timer.set(left)?;
+        self.timer = Some(timer);
+        Ok(())
+    }
+
+    fn answered(&mut self) -> Option<(Token, Result<Answer, Failure>)> {
+        let (mut request, status) = self.disk.answer()?;
+        self.in_flight -= 1;
+        let (operation, span) = (request.operation(), request.span());
+        let extents = request.take_extents();
+        let token = request.retire();
+        let answer = match status {
+            Status::Done => Ok(Answer { extents }),
+            other => Err(self.failure(operation, span, other)),
+        };
+        Some((token, answer))
     }
 
     /// Asks for one thing and waits for it; nothing else may be in flight.
@@ -165,7 +221,11 @@ impl Runner {
 
     /// Waits for an event of the engine, and passes it to the disk.
     fn step(&mut self) -> Result<(), Failure> {
-        if let Err(error) = self.engine.reap(Until::Any, &mut self.done) {
+        self.step_until(Until::Any)
+    }
+
+    fn step_until(&mut self, until: Until) -> Result<(), Failure> {
+        if let Err(error) = self.engine.reap(until, &mut self.done) {
             self.broken = true;
             return Err(Failure::new(format!("continue {}", self.name), error));
         }
@@ -173,6 +233,11 @@ impl Runner {
             self.disk.settle(done, &mut self.engine);
         }
         self.disk.retry(&mut self.engine);
+        if self.timer.is_some() {
+            // That it has run out is seen by the clock.
+            self.engine.take_ready(&mut self.ready);
+            self.ready.clear();
+        }
         Ok(())
     }
 

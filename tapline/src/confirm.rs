@@ -1,45 +1,22 @@
-//! Asks for confirmation before something is lost, but only on a terminal.
-
-use std::io::{self, IsTerminal};
+//! Asks for confirmation before something is lost, as the disk program does.
 
 use api::{Code, Problem};
 
-use crate::output::say;
-
 /// Options of verbs that destroy something.
 #[derive(Clone, Copy, Debug, clap::Args)]
+#[group(skip)]
 pub struct Confirm {
-    /// Do not ask for confirmation, even on a terminal
-    #[arg(long, short)]
-    yes: bool,
+    #[command(flatten)]
+    confirm: arguments::Confirm,
 }
 
 impl Confirm {
-    /// Returns if the object may be destroyed. Scripts are not asked, because nobody could answer there.
+    /// Returns if the object may be destroyed.
     pub fn ask(self, what: &str) -> Result<(), Problem> {
-        if self.yes || !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-            return Ok(());
+        match self.confirm.agreed(what) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Problem::new(Code::Cancelled, "not confirmed: nothing was done")),
+            Err(error) => Err(Problem::failed("read the answer", error)),
         }
-        say(&format!("{what}: really? [y/N] "));
-        let mut answer = String::new();
-        let read = io::stdin().read_line(&mut answer);
-        read.map_err(|error| Problem::failed("read the answer", error))?;
-        if agrees(&answer) { Ok(()) } else { Err(Problem::new(Code::Cancelled, "not confirmed: nothing was done")) }
-    }
-}
-
-/// Whether the answer is yes; anything else counts as no.
-fn agrees(answer: &str) -> bool {
-    matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes")
-}
-
-#[cfg(test)]
-mod test {
-    use super::*;
-
-    #[test]
-    fn only_a_plain_yes_agrees() {
-        assert!(agrees("y\n") && agrees(" Yes \n"));
-        assert!(!agrees("") && !agrees("\n") && !agrees("n\n") && !agrees("yesterday\n"));
     }
 }

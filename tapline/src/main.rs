@@ -129,7 +129,7 @@ enum Nouns {
 }
 
 /// Arguments that `tapline-disk` parses; it also prints their help.
-#[derive(Args)]
+#[derive(Debug, Args)]
 struct Words {
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,

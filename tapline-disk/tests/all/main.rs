@@ -22,6 +22,7 @@ mod image_compressed;
 mod image_foreign;
 mod image_jobs;
 mod image_qcow2;
+mod image_replay;
 mod image_stream;
 mod image_vhd;
 mod killed;

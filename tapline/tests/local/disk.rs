@@ -109,6 +109,26 @@ fn what_a_disk_refuses_is_shown_with_its_exit_code() {
     assert!(code == Some(4) && said.contains("serve --control"), "{said}");
 }
 
+/// The reads of a recording that was just made, on another image: as many, and as long as the trace says.
+fn replays_what_was_recorded(served: &Served, traced: &Value) {
+    let room = |words: &str| {
+        let output = tapline().args(words.split_whitespace()).current_dir(served.room.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    room("image create qcow2:other --size 16M");
+    for words in ["trace replay qcow2:other requests --speed max --json", "--json trace replay qcow2:other requests"] {
+        let told: Value = serde_json::from_str(&room(words)).unwrap();
+        let (replayed, reads) = (&told["groups"][0], &traced["groups"][0]);
+        assert_eq!(told["groups"].as_array().unwrap().len(), 1, "{told}");
+        assert_eq!((&replayed["operation"], &replayed["size"]), (&Value::from("read"), &Value::from(512)));
+        assert_eq!(replayed["count"], reads["count"]);
+        assert_eq!((&replayed["recorded"]["p99_ns"], &told["left_out"]["lost"]), (&reads["p99_ns"], &Value::from(0)));
+    }
+    assert!(room("trace replay --help").contains("Usage: tapline image replay"));
+    assert!(room("help trace replay").contains("Usage: tapline image replay"));
+}
+
 #[test]
 fn a_trace_has_the_requests_of_its_time_and_their_stages_add_up() {
     let mut served = Served::new();
@@ -137,9 +157,10 @@ fn a_trace_has_the_requests_of_its_time_and_their_stages_add_up() {
     }
     let count: u64 = groups.iter().map(|group| group["count"].as_u64().unwrap()).sum();
     let requests = std::fs::read_to_string(served.room.path().join("requests")).unwrap();
-    assert_eq!((requests.lines().count() as u64, &told["lost"]), (count, &Value::from(0)));
+    assert_eq!((requests.lines().count() as u64, &told["lost"]), (1 + count, &Value::from(0)));
     let line: Value = serde_json::from_str(requests.lines().last().unwrap()).unwrap();
     assert!(line["at_ns"].as_u64().unwrap() < 3_000_000_000, "{line}");
+    replays_what_was_recorded(&served, &told);
     let chrome = std::fs::read(served.room.path().join("trace.json")).unwrap();
     let chrome: Value = serde_json::from_slice(&chrome).unwrap();
     assert!(chrome["traceEvents"].as_array().unwrap().len() as u64 > count);

@@ -11,6 +11,7 @@ use std::path::Path;
 use ::stats::{Clock, Count, Kind, Outcome, Page, Slot, Spent};
 use control::answer::{self, Condition};
 use disk::{Operation, Request, Span, Status, Times};
+use probe::probe_lazy;
 use serde::{Deserialize, Serialize};
 
 use crate::polling;
@@ -134,6 +135,14 @@ impl Stats {
         self.come += 1;
         let Span { at: offset, len } = request.span();
         request.slot = self.page.came(kind, at, offset.0, len).0;
+        probe_lazy!(tapline, taken, request.slot, kind, offset.0, len);
+    }
+
+    /// An operation of the request in this slot is given to the kernel.
+    #[inline(always)]
+    pub fn submitted(&self, slot: u16, at: u64) {
+        probe_lazy!(tapline, submitted, slot);
+        self.page.submitted(Slot(slot), at);
     }
 
     /// The page.
@@ -154,7 +163,9 @@ impl Stats {
             split: times.split,
             queue: times.queue,
         };
-        self.page.ended(kind, Slot(request.slot), request.span().len, outcome_of(status), &spent, at);
+        let (Span { at: offset, len }, outcome) = (request.span(), outcome_of(status));
+        probe_lazy!(tapline, answered, request.slot, kind, offset.0, len, outcome);
+        self.page.ended(kind, Slot(request.slot), len, outcome, &spent, at);
     }
 
     /// The peers have been shown their answers.

@@ -4,6 +4,8 @@
 //! a request is in one stage only, so that its stages add up; it waits for the storage while at least one thing that it
 //! waits for is with the engine.
 
+use probe::probe_lazy;
+
 /// What became of a request's time, in nanoseconds. Between `begun` and `ended` it was split, queued, or with
 /// the storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +60,7 @@ impl Stages {
         let first = self.waits == 1;
         if first {
             self.state = State::Pushed;
+            probe_lazy!(tapline, mapped, self.slot);
         }
         first
     }
@@ -75,6 +78,7 @@ impl Stages {
                 State::Submitted | State::Here => {}
             }
             self.times.ended = now;
+            probe_lazy!(tapline, completed, self.slot);
         }
     }
 

@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
-use ::stats::{Clock, Slot};
+use ::stats::Clock;
 use disk::{Disk, FileDone, Geometry, Image, Io, Until};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
@@ -315,8 +315,8 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn reap(&mut self, until: Until) -> Result<(), Failure> {
         if self.disk.has_pushed() {
             let now = self.time();
-            let page = self.stats.page();
-            self.disk.submitted_at(now, |slot| page.submitted(Slot(slot), now));
+            let stats = &self.stats;
+            self.disk.submitted_at(now, |slot| stats.submitted(slot, now));
         }
         let reaped = self.engine.reap(until, &mut self.done);
         if until == Until::Any || !self.done.is_empty() {

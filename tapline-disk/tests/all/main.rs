@@ -30,6 +30,7 @@ mod large_sectors;
 mod log;
 mod page;
 mod page_accuracy;
+mod probes;
 mod rest;
 mod serve;
 mod takeover;

@@ -15,11 +15,17 @@
 //! | `place` | where pages are, and how one is opened |
 //! | `reader`, `snapshot` | how it is read, and what was read |
 //! | `recording` | a stream of requests in a file, to be replayed |
+//! | `kernel` | what a Linux kernel counts for a block device |
+//! | `guest` | what is asked of a guest about its disks, and its answer |
+//! | `beneath` | the host's block device beneath a file |
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+mod beneath;
 mod clock;
+mod guest;
 mod histogram;
+mod kernel;
 mod layout;
 mod page;
 mod place;
@@ -27,8 +33,11 @@ mod reader;
 mod recording;
 mod snapshot;
 
+pub use beneath::{DeviceNumber, HostDevices, beneath, beneath_filesystem};
 pub use clock::{Clock, Source, monotonic};
+pub use guest::{BadAnswer, GuestAnswer, Listening, NotThere, question};
 pub use histogram::{BUCKETS, Histogram, bucket_bounds};
+pub use kernel::{Completed, DeviceCounts, DeviceLine, DeviceRates, devices, differs};
 pub use layout::{Count, Kind, Outcome, RECORDS, SLOTS, STAGES, Stage};
 pub use page::{Page, PageError, Slot, Spent};
 pub use place::{directories, directory, of_daemon, open, pages_in};

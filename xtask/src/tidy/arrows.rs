@@ -35,7 +35,7 @@ const ARROWS: &[Arrow] = &[
         tests_may_use: &["disk", "memory", "testkit", "transport"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
-    Arrow { package: "vm", may_use: &["control", "xen"], tests_may_use: &[] },
+    Arrow { package: "vm", may_use: &["control", "stats", "xen"], tests_may_use: &[] },
     Arrow {
         package: "tapline-disk",
         may_use: &[
@@ -59,7 +59,7 @@ const ARROWS: &[Arrow] = &[
         tests_may_use: &["testkit"],
     },
     Arrow { package: "testkit", may_use: &[], tests_may_use: &[] },
-    Arrow { package: "testbed", may_use: &["control", "sim", "vm"], tests_may_use: &[] },
+    Arrow { package: "testbed", may_use: &["control", "sim", "stats", "vm"], tests_may_use: &[] },
     Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },
     Arrow { package: "bench", may_use: &["control", "testbed", "vm"], tests_may_use: &[] },
     Arrow { package: "xtask", may_use: &["bench", "model", "sim", "testbed"], tests_may_use: &[] },

@@ -68,6 +68,8 @@ install-files:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
 	for section in 1 5 7 8; do install -D -m 644 -t $(SHARE)/man/man$$section docs/man/*.$$section || exit; done
 	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md docs/recover.md
+	install -D -t $(SHARE)/tapline/guest packaging/guest/tapline-guest
+	install -D -m 644 -t $(SHARE)/tapline/guest packaging/guest/tapline-guest.service packaging/guest/tapline-guest.openrc
 	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	for unit in taplined tapline-drain tapline-upgrade; do \
 	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \

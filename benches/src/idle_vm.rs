@@ -168,6 +168,7 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
         }],
         console: None,
         seed: None,
+        guest_port: None,
         platform: Platform::parse(keys.iter().copied()).map_err(|error| error.to_string())?,
     };
     let began = SystemTime::now();

@@ -7,6 +7,7 @@
 // They panic where nothing can be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod guest_port;
 pub mod paste;
 pub mod qemu;
 pub mod qmp;

@@ -90,6 +90,7 @@ impl Room {
             disks: vec![Disk { bootable: true, ..disk(0, boot) }],
             console: None,
             seed: None,
+            guest_port: None,
             platform: Platform::default(),
         }
     }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use super::console::CONSOLE;
+use super::console::{CONSOLE, GUEST_PORT};
 use super::hardware::{Boot, Console, ConsoleTo, Hardware};
 use super::platform::{Dvd, Platform, Port};
 
@@ -94,6 +94,8 @@ impl Means {
             None => None,
         };
         means.hardware.seed = hardware.seed.clone().map(|path| means.open(Use::Read, path));
+        means.hardware.guest_port =
+            hardware.guest_port.as_ref().map(|path| socket(path, GUEST_PORT, directory)).transpose()?;
         let Platform { parallel, hvm_serial, dvd, vnc, .. } = hardware.platform.clone();
         means.hardware.platform.parallel = means.port(parallel, "parallel", directory)?;
         means.hardware.platform.hvm_serial = means.port(hvm_serial, "serial", directory)?;

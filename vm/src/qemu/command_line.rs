@@ -23,6 +23,9 @@ const SANDBOX: [&str; 2] = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny
 /// The message of a QEMU that was built without sandbox support (system/vl.c).
 const NO_SANDBOX: &str = "-sandbox support is not enabled";
 
+/// The name by which a guest finds the port at which it is asked what its disks do.
+pub const GUEST_PORT_NAME: &str = "org.tapline.guest.0";
+
 /// Slots on the machine's own bus, below those of the bridges; 0 and 1 are the chipset.
 const SLOT_VGA: u8 = 2;
 const SLOT_NIC: u8 = 3;
@@ -49,6 +52,9 @@ pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<Strin
     }
     if let Some(console) = &hardware.console {
         words.console(console);
+    }
+    if let Some(socket) = &hardware.guest_port {
+        words.guest_port(socket, hardware.console.as_ref());
     }
     words.platform(&hardware.platform);
     words.0
@@ -223,6 +229,21 @@ impl Words {
                 self.say("-device", "virtconsole,chardev=console,bus=ports.0");
             }
         }
+    }
+
+    /// It is at the controller of the console, if that has one. A controller of its own has queues for this port alone,
+    /// and none of the interrupts that the disks need.
+    fn guest_port(&mut self, socket: &Path, console: Option<&Console>) {
+        self.say("-chardev", format!("socket,id=guest,path={},server=on,wait=off", path(socket)));
+        if console.is_none_or(|console| console.device != ConsoleDevice::Virtio) {
+            self.say(
+                "-device",
+                format!(
+                    "virtio-serial-pci-non-transitional,id=ports,bus=pci.0,addr={SLOT_CONSOLE:#x},max_ports=2,vectors=0"
+                ),
+            );
+        }
+        self.say("-device", format!("virtserialport,chardev=guest,bus=ports.0,name={GUEST_PORT_NAME}"));
     }
 
     fn platform(&mut self, platform: &Platform) {
@@ -418,6 +439,25 @@ mod test {
         assert!(virtio.ends_with("-device virtconsole,chardev=console,bus=ports.0"), "{virtio}");
         let serial = line(&Hardware { console: console(ConsoleDevice::Serial), ..small() });
         assert!(serial.ends_with("-device isa-serial,chardev=console"), "{serial}");
+    }
+
+    #[test]
+    fn the_guest_port_is_at_the_consoles_controller_or_at_its_own() {
+        let hardware = Hardware { guest_port: Some("/run/vm/g,1".into()), ..small() };
+        let own = line(&hardware);
+        assert_eq!(
+            own,
+            format!(
+                "{} -chardev socket,id=guest,path=/run/vm/g,,1,server=on,wait=off \
+                 -device virtio-serial-pci-non-transitional,id=ports,bus=pci.0,addr=0x4,max_ports=2,vectors=0 \
+                 -device virtserialport,chardev=guest,bus=ports.0,name=org.tapline.guest.0",
+                line(&small())
+            )
+        );
+        let console = Some(Console { device: ConsoleDevice::Virtio, to: ConsoleTo::Log("/run/log".into()) });
+        let shared = line(&Hardware { console, ..hardware });
+        assert_eq!(shared.matches("virtio-serial-pci").count(), 1);
+        assert!(shared.contains("virtserialport,chardev=guest,bus=ports.0"), "{shared}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The connection to a guest's console, which is a socket in its machine's directory.
+//! The connections to a guest: its console and the port at which it says what its disks do. Both are sockets in its
+//! machine's directory.
 //!
 //! It knows nothing about what is written there. Invariant: what is connected to is the machine's own QEMU, whatever
 //! its user has put in the socket's place.
@@ -12,14 +13,17 @@ use rustix::net::sockopt::socket_peercred;
 
 use crate::socket;
 
-/// The name of the socket.
+/// The name of the console's socket.
 pub const CONSOLE: &str = "console";
 
-/// Connects to the console of the QEMU with this pid; `None` if there is none, or if another program is connected to it
+/// The name of the socket of the port for `tapline-guest`.
+pub const GUEST_PORT: &str = "guest";
+
+/// Connects to a socket of the QEMU with this pid; `None` if there is none, or if another program is connected to it
 /// and one more waits.
-pub(super) fn connect(directory: &Path, pid: i32) -> Option<UnixStream> {
+pub(super) fn connect(directory: &Path, name: &str, pid: i32) -> Option<UnixStream> {
     let connected = || {
-        let socket = socket::connect(&directory.join(CONSOLE), Instant::now())?;
+        let socket = socket::connect(&directory.join(name), Instant::now())?;
         let listener = socket_peercred(&socket)?.pid.as_raw_nonzero().get();
         Ok::<_, Errno>((listener == pid).then_some(socket))
     };
@@ -36,11 +40,11 @@ mod test {
     fn only_the_socket_of_the_process_itself_is_connected_to() {
         let room = tempfile::tempdir().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        assert!(connect(room.path(), own).is_none());
+        assert!(connect(room.path(), CONSOLE, own).is_none());
         let listener = UnixListener::bind(room.path().join(CONSOLE)).unwrap();
-        assert!(connect(room.path(), own).is_some());
-        assert!(connect(room.path(), 1).is_none());
+        assert!(connect(room.path(), CONSOLE, own).is_some());
+        assert!(connect(room.path(), CONSOLE, 1).is_none());
         drop(listener);
-        assert!(connect(room.path(), own).is_none());
+        assert!(connect(room.path(), CONSOLE, own).is_none());
     }
 }

@@ -58,6 +58,9 @@ pub struct Hardware {
     /// The image of a cloud-init seed, a disk for reading only.
     #[serde(default)]
     pub seed: Option<PathBuf>,
+    /// The socket of the port at which a program in the guest is asked what its disks do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_port: Option<PathBuf>,
     /// Optional emulated devices.
     #[serde(default)]
     pub platform: Platform,
@@ -204,6 +207,7 @@ impl Hardware {
             }
         }
         self.seed.as_ref().map_or(Ok(()), |path| check_path("the cloud-init seed", path))?;
+        self.guest_port.as_ref().map_or(Ok(()), |path| check_socket("the guest port's socket", path))?;
         if let Nic::Bridge { bridge, .. } = &self.platform.nic {
             return Err(HardwareError::Bridge(bridge.clone()));
         }
@@ -291,6 +295,7 @@ pub(crate) mod test {
             disks: Vec::new(),
             console: None,
             seed: None,
+            guest_port: None,
             platform: Platform::default(),
         }
     }

@@ -28,7 +28,7 @@ use self::launch::Files;
 pub use self::save::{Kind, Leftover, Saving};
 use super::account::{Account, Means, NotReady};
 use super::command_line::{INCOMING, without_sandbox, words};
-use super::console;
+use super::console::{self, CONSOLE, GUEST_PORT};
 use super::hardware::{Console, ConsoleTo, Hardware};
 use super::process::{Identity, Process};
 use super::version::Version;
@@ -63,6 +63,8 @@ pub struct QemuVm {
     sandboxed: bool,
     /// The connection to its console, until it is taken.
     console: Option<UnixStream>,
+    /// The connection to the guest's port, until it is taken.
+    guest_port: Option<UnixStream>,
 }
 
 /// The state of a machine.
@@ -144,8 +146,11 @@ impl QemuVm {
         let child = starting.0.take();
         let has_console = matches!(hardware.console, Some(Console { to: ConsoleTo::Socket(_), .. }));
         // Before the guest runs: QEMU keeps nothing of what it writes.
-        let console = if has_console { console::connect(directory, process.identity().pid) } else { None };
-        let mut machine = Self { process, child, client, files, vcpus: hardware.vcpus, sandboxed, console };
+        let pid = process.identity().pid;
+        let console = if has_console { console::connect(directory, CONSOLE, pid) } else { None };
+        let guest_port = hardware.guest_port.as_ref().and_then(|_| console::connect(directory, GUEST_PORT, pid));
+        let vcpus = hardware.vcpus;
+        let mut machine = Self { process, child, client, files, vcpus, sandboxed, console, guest_port };
         let begun = match memory {
             Some(memory) => machine.load(memory, hardware.memory_mib),
             None => machine.resume(),
@@ -170,8 +175,11 @@ impl QemuVm {
             let (path, expected) = (files.monitor, identity.pid);
             return Err(MachineError::NotIts { path, found: listener, expected });
         }
-        let console = console::connect(directory, identity.pid);
-        let mut machine = Self { process, child: None, client, files, vcpus: 0, sandboxed: true, console };
+        let console = console::connect(directory, CONSOLE, identity.pid);
+        // One that an earlier version has started has none.
+        let guest_port = console::connect(directory, GUEST_PORT, identity.pid);
+        let (child, sandboxed) = (None, true);
+        let mut machine = Self { process, child, client, files, vcpus: 0, sandboxed, console, guest_port };
         let processors = machine.command("count its processors", "query-cpus-fast", &json!({}))?;
         machine.vcpus = processors.as_array().and_then(|list| u16::try_from(list.len()).ok()).unwrap_or(1);
         Ok(machine)
@@ -279,6 +287,12 @@ impl QemuVm {
     /// has no console in the machine's directory, or if it was taken before.
     pub fn take_console(&mut self) -> Option<UnixStream> {
         self.console.take()
+    }
+
+    /// The connection to the port of the guest's [reader](super::hardware::Hardware::guest_port). `None` if it has no
+    /// such port in the machine's directory, or if it was taken before.
+    pub fn take_guest_port(&mut self) -> Option<UnixStream> {
+        self.guest_port.take()
     }
 
     /// Where QEMU's messages go.

@@ -3,6 +3,7 @@
 import { clone, destroy, plug, resize, snapshot, unplug } from "./actions.js";
 import { facts, h, setAttribute, setText } from "./dom.js";
 import { bytes, duration, megabytes, moment, number, percent, short } from "./format.js";
+import { layerRows, layerTable } from "./layers.js";
 import { grown, HeatMap, merged, Plot, quantile } from "./plots.js";
 import { STAGES, state, takeDisks, want } from "./store.js";
 import { Table } from "./table.js";
@@ -62,6 +63,7 @@ class Live {
     this.latency = new Plot("Latency", ["p50", "p99", "p99.9"], { value: duration, log: true });
     this.heat = new HeatMap();
     this.stages = stageTable();
+    this.layers = layerTable();
     this.flight = flightTable();
     this.which = h("select", { "aria-label": "Latency of" },
       ["all", "read", "write", "flush", "discard", "write-zeroes"].map((name) => h("option", {}, name)));
@@ -69,6 +71,7 @@ class Live {
       h("div", { class: "grid" }, this.iops.element, this.throughput.element, this.queue.element, this.latency.element),
       h("label", { class: "bar" }, "Latencies of ", this.which), this.heat.element,
       section("Stages: average of the last second", this.stages.element),
+      section("Layers: average of the last second", this.layers.element),
       section("Requests in flight", this.flight.element));
     this.plots = [this.iops, this.throughput, this.queue, this.latency, this.heat];
   }
@@ -91,6 +94,7 @@ class Live {
         ? percent(now.polls_hit / (now.polls_hit + now.polls_missed)) : "",
     });
     this.flight.set(now.requests.map((request, index) => ({ ...request, key: index })));
+    this.layers.set(layerRows(before, now, rate, STAGES));
     if (!rate) return;
     const at = Date.parse(now.at) / 1000;
     const kinds = [["read"], ["write"], ["flush", "discard", "write-zeroes"]];

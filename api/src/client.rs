@@ -11,6 +11,7 @@ mod host;
 mod remote;
 mod sr;
 mod sse;
+mod statistics;
 mod target;
 mod task;
 mod token;

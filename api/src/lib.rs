@@ -44,7 +44,8 @@ pub use sr::{
     SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,
 };
 pub use statistics::{
-    DiskStatistics, LatencyBucket, Operation, OperationStatistics, RequestInFlight, StageInFlight, StageTimes,
+    DeviceOperations, DeviceStatistics, DiskStatistics, GuestLayer, HostLayer, LatencyBucket, Operation,
+    OperationStatistics, RequestInFlight, StageInFlight, StageTimes,
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};

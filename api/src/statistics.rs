@@ -53,6 +53,72 @@ pub struct DiskStatistics {
     pub operations: Vec<OperationStatistics>,
     /// The requests in flight, the oldest first: 64 of them at most.
     pub requests: Vec<RequestInFlight>,
+    /// The layer above: the disk as the guest's kernel counts it. Present where the layers were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<GuestLayer>,
+    /// The layer beneath: the host's block device that the image is on. Present where the layers were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostLayer>,
+}
+
+/// What a guest says of a disk. It may say anything: these are its figures and not ours.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GuestLayer {
+    /// Why nothing is known; `device` is missing then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+    /// The device that has the disk's serial number in the guest. Its clock is the guest's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceStatistics>,
+}
+
+/// The host's device beneath a disk. Others use it as well, so it is no part of a sum of disks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostLayer {
+    /// Why nothing is known, as the kind of file system that has no device; `devices` is empty then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+    /// The device beneath the image; if it is a partition, then the whole disk as well.
+    pub devices: Vec<DeviceStatistics>,
+    /// How many plugged disks of this daemon are on it, this one included.
+    pub shared_by: u64,
+}
+
+/// What a Linux kernel counts for a block device (/proc/diskstats). Its times are in milliseconds, of 32 bits, and
+/// those of requests that have ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceStatistics {
+    /// What that kernel calls it.
+    pub name: String,
+    /// When it was counted, in nanoseconds on a clock of that kernel that is never set: for differences.
+    pub clock_ns: u64,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// How long there was at least one.
+    pub busy_ms: u64,
+    /// The sum of all durations. Its growth in a second, divided by 1000, is the average number of requests.
+    pub weighted_ms: u64,
+    /// Reads.
+    pub read: DeviceOperations,
+    /// Writes.
+    pub write: DeviceOperations,
+    /// Discards.
+    pub discard: DeviceOperations,
+    /// Flushes, which have no size.
+    pub flush: DeviceOperations,
+}
+
+/// What of a kind of request was completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeviceOperations {
+    /// Requests.
+    pub count: u64,
+    /// What was merged into one of them, and is not counted.
+    pub merged: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The sum of their durations.
+    pub time_ms: u64,
 }
 
 /// The counters of a kind of request.

@@ -3,6 +3,8 @@
 //! Everything is read when it is asked for, and nothing is kept. Names have base units. The number of series is
 //! bounded: labels are the disks that are plugged, repositories, and words of closed lists.
 
+mod layers;
+
 use std::collections::HashMap;
 
 use api::{Problem, Space, VbdState};
@@ -72,7 +74,7 @@ struct Disk {
 
 /// All metrics.
 pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
-    let disks = statistics::read(daemon, Which::default(), Disk::of).await?;
+    let disks = statistics::read(daemon, Which { layers: true, ..Which::default() }, Disk::of).await?;
     let known = daemon.catalogue.read_for_client(|view| Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len())));
     let (srs, vbds, tasks) = known.await?;
     let named = |name: String, uuid: uuid::Uuid| vec![("sr", name), ("sr_uuid", uuid.to_string())];
@@ -145,6 +147,7 @@ impl Collector for Found {
         self.encode_operations(&mut encoder)?;
         self.encode_latencies(&mut encoder)?;
         self.encode_processes(&mut encoder)?;
+        self.encode_layers(&mut encoder)?;
         self.encode_host(&mut encoder)
     }
 }

@@ -50,6 +50,7 @@ pub use doubt::doubt;
 pub use drain::drain;
 pub use hung::look_for_hung;
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
+pub use plug_spec::serial;
 pub use recover::recover;
 pub use unplug::unplug;
 pub use upgrade::upgrade;

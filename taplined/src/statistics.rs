@@ -3,6 +3,8 @@
 //! A disk process is asked nothing, so that one that is stuck is seen as well. It is not trusted either: what it wrote
 //! is only numbers ([`stats::Reader`]). Nothing is kept between two readings; an idle daemon reads nothing.
 
+pub mod layers;
+
 use std::collections::HashMap;
 
 use api::{
@@ -17,6 +19,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
 use crate::task::blocking;
+use layers::{Around, Layers};
 
 /// Requests in flight that are listed for a disk.
 const LISTED: usize = 64;
@@ -33,6 +36,8 @@ pub struct Which {
     pub vm: Option<Uuid>,
     /// Only those of VDIs in this repository.
     pub sr: Option<Uuid>,
+    /// With the layers above and beneath: guests are asked, and the host's devices are read.
+    pub layers: bool,
 }
 
 /// A plugged VBD, and what the catalogue knows around it.
@@ -52,6 +57,8 @@ pub struct Read {
     pub snapshot: Snapshot,
     /// For its histograms.
     pub reader: Reader,
+    /// What is above and beneath it, if that was asked for.
+    pub layers: Option<Layers>,
 }
 
 /// What `then` makes of the pages of these disks. It reads files: it runs where that keeps nobody waiting. A disk whose
@@ -62,13 +69,16 @@ pub async fn read<T: Send + 'static>(
     then: impl Fn(Read) -> T + Send + 'static,
 ) -> Result<Vec<T>, Problem> {
     let plugged = daemon.catalogue.read_for_client(move |view| plugged(view, which)).await?;
+    let around = if which.layers { Some(Around::of(daemon, &plugged).await?) } else { None };
     let config = daemon.config.clone();
     blocking("read statistics pages", move || {
+        let around = around.map(Around::read);
         let read = |disk: Plugged| {
+            let layers = around.as_ref().map(|around| around.layers(&disk));
             let page = DiskPaths::of(&config, disk.vbd.uuid).page();
             let opened = Reader::open(&page).and_then(|reader| Ok((reader.snapshot()?, reader)));
             match opened {
-                Ok((snapshot, reader)) => Some(then(Read { disk, snapshot, reader })),
+                Ok((snapshot, reader)) => Some(then(Read { disk, snapshot, reader, layers })),
                 Err(error) => {
                     tracing::debug!(vbd = %disk.vbd.uuid, "its statistics page {}: {error}", page.display());
                     None
@@ -86,7 +96,7 @@ fn plugged(view: &View<'_>, which: Which) -> Result<Vec<Plugged>, Problem> {
         Some(vbd) => vec![view.vbd(vbd)?],
         None => view.vbds(which.vm, None)?,
     };
-    vbds.retain(|vbd| matches!(vbd.state, VbdState::Plugged | VbdState::Restarting | VbdState::Unplugging));
+    vbds.retain(is_served);
     let srs: HashMap<Uuid, Name> = view.srs()?.into_iter().map(|sr| (sr.uuid, sr.name)).collect();
     let vms: HashMap<Uuid, Name> = view.vms()?.into_iter().map(|vm| (vm.uuid, vm.name)).collect();
     let mut plugged = Vec::with_capacity(vbds.len());
@@ -101,6 +111,10 @@ fn plugged(view: &View<'_>, which: Which) -> Result<Vec<Plugged>, Problem> {
     Ok(plugged)
 }
 
+fn is_served(vbd: &Vbd) -> bool {
+    matches!(vbd.state, VbdState::Plugged | VbdState::Restarting | VbdState::Unplugging)
+}
+
 /// The problem of a VBD that has no page.
 pub fn none_of(vbd: Uuid) -> Problem {
     Problem::new(Code::State, format!("VBD {vbd} has no statistics: it is not plugged, or its process has no page"))
@@ -110,7 +124,7 @@ pub fn none_of(vbd: Uuid) -> Problem {
 impl Read {
     /// As the API shows it.
     pub fn shown(&self, histograms: bool) -> DiskStatistics {
-        let Read { disk, snapshot, .. } = self;
+        let Read { disk, snapshot, layers, .. } = self;
         let count = |count| snapshot.count(count);
         DiskStatistics {
             vbd: disk.vbd.uuid,
@@ -132,6 +146,8 @@ impl Read {
             polls_missed: count(stats::Count::PollsMissed),
             operations: Kind::ALL.iter().map(|kind| self.operation(*kind, histograms)).collect(),
             requests: snapshot.in_flight.iter().take(LISTED).map(|request| in_flight(request, snapshot.read)).collect(),
+            guest: layers.as_ref().map(Layers::guest_shown),
+            host: layers.as_ref().map(Layers::host_shown),
         }
     }
 

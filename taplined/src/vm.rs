@@ -28,6 +28,7 @@ mod group;
 mod guest;
 mod hardware;
 mod hot;
+mod inside;
 mod machine;
 mod memory;
 mod moment;
@@ -51,6 +52,7 @@ use ::vm::qemu::accelerator::{self, Accelerator};
 use ::vm::qemu::account::Account;
 use api::{About, Code, Driver, ObjectKind, Power, Problem, Vm};
 use repo::catalogue::NewTask;
+use stats::GuestAnswer;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
@@ -170,6 +172,16 @@ impl Vms {
                 "remove hvm_serial from its platform while it is halted, then start it".into(),
             ),
             _ => refused("it was started without one", "shut it down and start it again".into()),
+        }
+    }
+
+    /// What a VM's guest says of its disks, or why it says nothing.
+    pub async fn ask_guest(&self, vm: Uuid) -> Result<GuestAnswer, String> {
+        let guest = self.guest(vm).ok_or("its machine does not run")?;
+        match &guest.inside {
+            Some(inside) => inside.ask().await.map_err(|unknown| unknown.to_string()),
+            None if guest.process().is_none() => Err("Xen's guests are not asked".into()),
+            None => Err("the VM was started without a port for it: by an earlier version".into()),
         }
     }
 

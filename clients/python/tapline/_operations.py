@@ -258,19 +258,20 @@ class Operations(Transport):
         """
         return self.request("GET", f"/v1/srs/{uuid}")
 
-    def statistics_list(self, *, vm=UNSET, sr=UNSET, latencies=UNSET, limit=UNSET, after=UNSET):
+    def statistics_list(self, *, vm=UNSET, sr=UNSET, latencies=UNSET, layers=UNSET, limit=UNSET, after=UNSET):
         """Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
 
         vm: Only those of this VM.
         sr: Only those of VDIs in this repository.
         latencies: With the latencies of all requests, which are a good part of the work.
+        layers: With the layers above and beneath: the guests are asked, and wake up for it.
         limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
         after: Only what comes after the one with this UUID, the last one of the previous page.
 
         Yields each `DiskStatistics`.
         """
         return self.pages("/v1/statistics", {
-            "vm": vm, "sr": sr, "latencies": latencies, "limit": limit, "after": after,
+            "vm": vm, "sr": sr, "latencies": latencies, "layers": layers, "limit": limit, "after": after,
         })
 
     def task_abandon(self, uuid, *, if_match=None):
@@ -450,7 +451,8 @@ class Operations(Transport):
         return self.request("GET", f"/v1/vbds/{uuid}")
 
     def vbd_statistics(self, uuid):
-        """Gets the statistics of a plugged VBD, with the latencies of all its requests.
+        """Gets the statistics of a plugged VBD, with the latencies of all its requests, and the layers above and
+        beneath it.
 
         Returns a `DiskStatistics`.
         """

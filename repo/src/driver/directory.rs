@@ -18,6 +18,8 @@ use rustix::io::Errno;
 pub struct Directory {
     handle: File,
     path: AbsolutePath,
+    /// The number of its file system's device (`st_dev`): it is asked for while the storage is known to answer.
+    device: u64,
     /// The lock on the repository, which lasts as long as anybody has the directory.
     lock: Option<File>,
 }
@@ -87,12 +89,19 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let handle = rustix::fs::open(path.as_path(), flags, Mode::empty());
         let handle = handle.map_err(|errno| open_failed(&format!("open the directory {path}"), errno))?;
-        Ok(Directory { handle: handle.into(), path: path.clone(), lock: None })
+        let handle = File::from(handle);
+        let device = handle.metadata().map_err(|error| Problem::failed(format_args!("look at {path}"), error))?.dev();
+        Ok(Directory { handle, path: path.clone(), device, lock: None })
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
         self.path.as_path()
+    }
+
+    /// The number of the device that its file system is on, as `st_dev` has it.
+    pub fn device(&self) -> u64 {
+        self.device
     }
 
     /// The open directory, to determine its file system ([`super::filesystem`]).

@@ -31,7 +31,7 @@ macro_rules! web {
 }
 
 /// The files by path.
-const FILES: [(&str, &str, &str); 15] = [
+const FILES: [(&str, &str, &str); 16] = [
     ("/", HTML, web!("index.html")),
     ("/web/style.css", CSS, web!("style.css")),
     ("/web/main.js", JS, web!("main.js")),
@@ -39,6 +39,7 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/web/api.js", JS, web!("api.js")),
     ("/web/dom.js", JS, web!("dom.js")),
     ("/web/format.js", JS, web!("format.js")),
+    ("/web/layers.js", JS, web!("layers.js")),
     ("/web/plots.js", JS, web!("plots.js")),
     ("/web/store.js", JS, web!("store.js")),
     ("/web/table.js", JS, web!("table.js")),

@@ -40,6 +40,10 @@ struct Asking {
     #[serde(default)]
     #[param(inline)]
     latencies: bool,
+    /// With the layers above and beneath: the guests are asked, and wake up for it.
+    #[serde(default)]
+    #[param(inline)]
+    layers: bool,
 }
 
 /// Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
@@ -50,12 +54,12 @@ struct Asking {
     )
 )]
 async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Result<Response, Refusal> {
-    let which = Which { vm: asking.vm, sr: asking.sr, vbd: None };
+    let which = Which { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
     let shown = statistics::read(&daemon, which, move |disk| disk.shown(asking.latencies)).await?;
     listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
 }
 
-/// Gets the statistics of a plugged VBD, with the latencies of all its requests.
+/// Gets the statistics of a plugged VBD, with the latencies of all its requests, and the layers above and beneath it.
 #[utoipa::path(
     get, path = "/vbds/{uuid}/statistics", tag = "statistics", operation_id = "vbd_statistics", params(("uuid" = Uuid, Path)),
     responses(
@@ -63,7 +67,7 @@ async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: 
     )
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskStatistics>, Refusal> {
-    let which = Which { vbd: Some(uuid), ..Which::default() };
+    let which = Which { vbd: Some(uuid), layers: true, ..Which::default() };
     let shown = statistics::read(&daemon, which, |disk| disk.shown(true)).await?;
     Ok(Json(shown.into_iter().next().ok_or_else(|| statistics::none_of(uuid))?))
 }

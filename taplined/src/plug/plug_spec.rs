@@ -141,7 +141,7 @@ impl PlugSpec {
 
 /// By what a guest knows the disk, whatever file it is in today: as many digits of the VDI's identity as virtio has
 /// room for.
-fn serial(vdi: Uuid) -> String {
+pub fn serial(vdi: Uuid) -> String {
     vdi.simple().to_string().chars().take(20).collect()
 }
 

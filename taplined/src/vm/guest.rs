@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use super::console::Console;
 use super::domain;
+use super::inside::Inside;
 use super::machine::RunningVm;
 use crate::task::blocking;
 
@@ -29,6 +30,8 @@ pub struct Guest {
     end: End,
     /// What its guest writes to the serial port, unless that goes elsewhere.
     pub console: Option<Arc<Console>>,
+    /// The port at which its guest is asked what its disks do.
+    pub inside: Option<Inside>,
 }
 
 /// How its end is noticed.
@@ -59,8 +62,12 @@ impl Guest {
                         None
                     }
                 });
+                let inside = machine.take_guest_port().and_then(|stream| {
+                    let failed = |error: &_| tracing::warn!(%vm, %error, "cannot use its guest's port");
+                    Inside::of(stream).inspect_err(failed).ok()
+                });
                 let machine = Mutex::new(RunningVm::qemu(vm, machine));
-                Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd), console })
+                Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd), console, inside })
             }
             Err(problem) => Err((machine, problem)),
         }
@@ -69,7 +76,7 @@ impl Guest {
     /// Wraps a domain and watches for its end.
     pub fn of_domain(vm: Uuid, domain: XenDomain) -> Guest {
         let end = End::Domain(domain::follow(vm, domain.clone()));
-        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end, console: None }
+        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end, console: None, inside: None }
     }
 
     /// Its process, as recorded in the catalogue. A domain has none.

@@ -1,7 +1,7 @@
 //! Converts a VM of the catalogue into its driver's form; errors name the field of the request that is at fault.
 
 use ::vm::qemu::accelerator::Accelerator;
-use ::vm::qemu::console::CONSOLE;
+use ::vm::qemu::console::{CONSOLE, GUEST_PORT};
 use ::vm::qemu::hardware::{self, Disk, Hardware, HardwareError};
 use ::vm::qemu::platform::{Platform, PlatformError};
 use ::vm::qemu::slots::Position;
@@ -70,7 +70,9 @@ pub fn as_saved(vm: Uuid, plan: Plan, memory: &VmMemory) -> Result<Plan, Problem
             "start the taplined that has suspended it, or a later one; or give its memory up (tapline vm discard)",
         ));
     };
-    let Hardware { disks, console, seed, .. } = *now;
+    let Hardware { disks, console, seed, guest_port, .. } = *now;
+    // The guest's memory has the devices that it had then.
+    let guest_port = guest_port.filter(|_| saved.guest_port.is_some());
     let mut positions: Vec<_> = saved.disks.iter().map(|disk| disk.position).collect();
     let mut present: Vec<_> = disks.iter().map(|disk| disk.position).collect();
     positions.sort_unstable();
@@ -79,7 +81,7 @@ pub fn as_saved(vm: Uuid, plan: Plan, memory: &VmMemory) -> Result<Plan, Problem
         let what = format!("VM {vm} had other disks when it was suspended");
         return Err(Problem::new(Code::State, what).advise(ADVICE_FOR_SUSPENDED));
     }
-    Ok(Plan::Qemu(Box::new(Hardware { disks, console, seed, ..saved })))
+    Ok(Plan::Qemu(Box::new(Hardware { disks, console, seed, guest_port, ..saved })))
 }
 
 /// A VM in the form of xl's configuration.
@@ -172,6 +174,7 @@ fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
             to: hardware::ConsoleTo::Socket(vm_directory(config, vm.uuid).join(CONSOLE)),
         }),
         seed: vm.seed.then(|| seed::path(&vm_directory(config, vm.uuid))),
+        guest_port: Some(vm_directory(config, vm.uuid).join(GUEST_PORT)),
         platform,
     })
 }
@@ -189,4 +192,44 @@ fn refused(error: &HardwareError) -> Problem {
         _ => return Problem::new(Code::Invalid, error.to_string()),
     };
     Problem::new(Code::Invalid, error.to_string()).field(field)
+}
+
+#[cfg(test)]
+mod test {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn memory_goes_on_with_a_guest_port_exactly_if_it_was_saved_with_one() {
+        let port = |at: &str| Some(Path::new(at).to_owned());
+        let hardware = |guest_port| Hardware {
+            name: "a".into(),
+            memory_mib: 64,
+            vcpus: 1,
+            machine: None,
+            accelerator: Accelerator::Tcg,
+            boot: hardware::Boot::Firmware,
+            disks: Vec::new(),
+            console: None,
+            seed: None,
+            guest_port,
+            platform: Platform::default(),
+        };
+        for (saved, expected) in [(None, None), (port("/run/earlier/guest"), port("/run/now/guest"))] {
+            let memory = VmMemory {
+                id: Uuid::nil(),
+                file: "memory".into(),
+                size: 0,
+                since: jiff::Timestamp::UNIX_EPOCH,
+                ran: true,
+                qemu: String::new(),
+                machine: serde_json::to_value(hardware(saved)).unwrap(),
+                disks: Vec::new(),
+            };
+            let now = Plan::Qemu(Box::new(hardware(port("/run/now/guest"))));
+            let Ok(Plan::Qemu(loaded)) = as_saved(Uuid::nil(), now, &memory) else { panic!() };
+            assert_eq!(loaded.guest_port, expected);
+        }
+    }
 }

@@ -184,3 +184,49 @@ fn a_write_that_hangs_in_storage_is_seen_in_api_metrics_and_top_while_it_hangs()
     assert_eq!(daemon.get(&vbd).1["pid"], pid, "the same process has served it");
     unplug(&daemon, &vbd);
 }
+
+/// A disk's layers, once it is there.
+fn layers(daemon: &Taplined, vbd: &str) -> (Value, Value) {
+    let disk = daemon.get(&format!("{vbd}/statistics")).1;
+    (disk["guest"].clone(), disk["host"].clone())
+}
+
+#[test]
+fn the_layers_around_a_disk_are_known_or_say_why_not_and_are_told_only_where_they_are_asked_for() {
+    let (daemon, vdis) = with_disks("", &["disk", "other"]);
+    let (vbd, other) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
+    plug(&daemon, &vbd);
+    plug(&daemon, &other);
+    let (guest, host) = layers(&daemon, &vbd);
+    assert_eq!(guest, json!({ "unknown": "no VM of this daemon has it" }));
+    // Where tests run on a file system that has no device, its kind is said.
+    let devices = host["devices"].as_array().unwrap();
+    assert_eq!(devices.is_empty(), host["unknown"].is_string(), "{host}");
+    let text = metrics(&daemon);
+    assert_eq!(series(&text, "tapline_guest_known", &["vdi=\"disk\""]), 0.0);
+    assert!(!text.contains("tapline_guest_operations_total{"), "{text}");
+    if let Some(device) = devices.first() {
+        assert_eq!(host["shared_by"], 2);
+        let name = format!("device={}", device["name"]);
+        // One series for the device, however many disks are on it.
+        let reads = series(&text, "tapline_host_device_operations_total", &[&name, "operation=\"read\""]);
+        assert!(reads >= device["read"]["count"].as_f64().unwrap(), "{device}");
+        assert_eq!(series(&text, "tapline_disk_host_device", &["vdi=\"other\"", &name]), 1.0);
+    }
+    let told = |path: &str| daemon.get(path).1.as_array().unwrap().iter().all(|disk| disk.get("guest").is_some());
+    assert!(!told("/statistics") && told("/statistics?layers=true"));
+}
+
+#[test]
+fn a_vm_has_a_port_for_its_guest_and_one_that_says_nothing_is_unknown() {
+    let Some((daemon, vdis)) = crate::vm::begin("", &["a"]) else { return };
+    let vm = crate::vm::machine(&daemon, &vdis);
+    crate::vm::start(&daemon, &vm);
+    let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
+    let silent = json!({ "unknown": "no tapline-guest answers in the guest" });
+    for _ in 0..3 {
+        assert_eq!(layers(&daemon, &vbd).0, silent);
+    }
+    assert_eq!(series(&metrics(&daemon), "tapline_guest_known", &[]), 0.0);
+    crate::vm::shut_down(&daemon, &vm, json!({ "force": true }));
+}

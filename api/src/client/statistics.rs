@@ -1,0 +1,20 @@
+//! `/statistics`.
+
+use uuid::Uuid;
+
+use super::Client;
+use super::target::Target;
+use crate::{DiskStatistics, Problem};
+
+impl Client {
+    /// Lists the statistics of all plugged block devices, without latencies; with `layers` what is above and beneath
+    /// them as well, for which their guests are asked.
+    pub async fn statistics(&self, layers: bool) -> Result<Vec<DiskStatistics>, Problem> {
+        self.get(&Target::new("statistics").query("layers", Some(layers))).await
+    }
+
+    /// Gets the statistics of a plugged block device, with what is above and beneath it.
+    pub async fn vbd_statistics(&self, vbd: Uuid) -> Result<DiskStatistics, Problem> {
+        self.get(&Target::verb("vbds", vbd, "statistics")).await
+    }
+}

@@ -1,0 +1,157 @@
+//! The layers around the disks: what their guests say of them, and the host's devices beneath their images.
+//!
+//! Guests are asked together, each for a bounded time. A device of the host is that of its repository's file system,
+//! whose number was found when it was attached: no storage is asked here. Invariant: what is not known has a reason,
+//! and a guest's disk is one with the serial number that the daemon has given it.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use api::{DeviceOperations, DeviceStatistics, GuestLayer, HostLayer, Problem, Transport};
+use stats::{Completed, DeviceLine, DeviceNumber, GuestAnswer, HostDevices};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::{Plugged, is_served};
+use crate::daemon::Daemon;
+use crate::plug::serial;
+
+/// A device, and when it was counted on its kernel's clock.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub clock_ns: u64,
+    pub line: DeviceLine,
+}
+
+/// The layers around a disk.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    /// The guest's device, or why it is not known.
+    pub guest: Result<Device, String>,
+    /// The device beneath, and the whole disk of a partition, or why it is not known.
+    pub host: Result<Vec<Device>, String>,
+    /// Plugged disks on it.
+    pub shared_by: u64,
+}
+
+/// What is around all disks.
+#[derive(Debug)]
+pub struct Around {
+    guests: HashMap<Uuid, Result<GuestAnswer, String>>,
+    /// By repository: the number of its file system, and its directory.
+    directories: HashMap<Uuid, (u64, PathBuf)>,
+    /// The repositories of all plugged disks, one for each disk.
+    plugged: Vec<Uuid>,
+}
+
+/// The same, with what the host's kernel counts.
+#[derive(Debug)]
+pub struct Counted {
+    guests: HashMap<Uuid, Result<GuestAnswer, String>>,
+    devices: Result<HostDevices, String>,
+    beneath: HashMap<Uuid, Result<DeviceNumber, String>>,
+    shared: HashMap<DeviceNumber, u64>,
+}
+
+impl Around {
+    /// Asks the guests of these disks.
+    pub async fn of(daemon: &Daemon, disks: &[Plugged]) -> Result<Around, Problem> {
+        let all = daemon.catalogue.read_for_client(|view| {
+            let served = view.vbds(None, None)?.into_iter().filter(is_served);
+            served.map(|vbd| Ok(view.vdi(vbd.vdi)?.sr)).collect::<Result<Vec<Uuid>, Problem>>()
+        });
+        let plugged = all.await?;
+        let mut directories = HashMap::new();
+        for sr in &plugged {
+            if directories.contains_key(sr) {
+                continue;
+            }
+            // One that is being detached has no directory any more.
+            if let Ok(directory) = daemon.srs.directory(*sr).await {
+                directories.insert(*sr, (directory.device(), directory.path().to_owned()));
+            }
+        }
+        let mut asked = JoinSet::new();
+        // A guest is asked of disks that its driver has given it.
+        let ours = disks.iter().filter(|disk| disk.vbd.transport == Transport::VhostUser);
+        let vms: std::collections::BTreeSet<Uuid> = ours.filter_map(|disk| disk.vbd.vm).collect();
+        for vm in vms {
+            let daemon = daemon.clone();
+            asked.spawn(async move { (vm, daemon.vms.ask_guest(vm).await) });
+        }
+        Ok(Around { guests: asked.join_all().await.into_iter().collect(), directories, plugged })
+    }
+
+    /// Reads what the host's kernel counts.
+    pub fn read(self) -> Counted {
+        let Around { guests, directories, plugged } = self;
+        let of = |(device, path): &(u64, PathBuf)| stats::beneath_filesystem(*device, path);
+        let beneath: HashMap<_, _> = directories.iter().map(|(sr, directory)| (*sr, of(directory))).collect();
+        let mut shared = HashMap::new();
+        for device in plugged.iter().filter_map(|sr| beneath.get(sr)?.as_ref().ok()) {
+            *shared.entry(*device).or_default() += 1;
+        }
+        let devices = HostDevices::read().map_err(|error| format!("cannot read /proc/diskstats: {error}"));
+        Counted { guests, devices, beneath, shared }
+    }
+}
+
+impl Counted {
+    /// What is around a disk.
+    pub fn layers(&self, disk: &Plugged) -> Layers {
+        let device = self.beneath.get(&disk.sr).cloned();
+        let device = device.unwrap_or_else(|| Err("its repository is not attached".into()));
+        let shared_by = device.as_ref().map_or(0, |device| self.shared.get(device).copied().unwrap_or(0));
+        Layers { guest: self.guest(disk), host: device.and_then(|device| self.host(device)), shared_by }
+    }
+
+    fn host(&self, device: DeviceNumber) -> Result<Vec<Device>, String> {
+        let devices = self.devices.as_ref().map_err(Clone::clone)?;
+        let of = |line: &DeviceLine| Device { clock_ns: devices.read, line: line.clone() };
+        Ok(devices.of(device)?.into_iter().map(of).collect())
+    }
+
+    fn guest(&self, disk: &Plugged) -> Result<Device, String> {
+        let vm = disk.vbd.vm.ok_or("no VM of this daemon has it")?;
+        let answer = self.guests.get(&vm).ok_or("guests are asked of vhost-user disks only")?;
+        let answer = answer.as_ref().map_err(Clone::clone)?;
+        let line = answer.disk(&serial(disk.vbd.vdi)).map_err(|not_there| not_there.to_string())?;
+        Ok(Device { clock_ns: answer.uptime_ns, line: line.clone() })
+    }
+}
+
+impl Layers {
+    /// The guest's, as the API shows it.
+    pub fn guest_shown(&self) -> GuestLayer {
+        let (unknown, device) = (self.guest.as_ref().err().cloned(), self.guest.as_ref().ok().map(Device::shown));
+        GuestLayer { unknown, device }
+    }
+
+    /// The host's, as the API shows it.
+    pub fn host_shown(&self) -> HostLayer {
+        let devices = self.host.as_ref().map_or_else(|_| Vec::new(), |all| all.iter().map(Device::shown).collect());
+        HostLayer { unknown: self.host.as_ref().err().cloned(), devices, shared_by: self.shared_by }
+    }
+}
+
+impl Device {
+    fn shown(&self) -> DeviceStatistics {
+        let counts = &self.line.counts;
+        DeviceStatistics {
+            name: self.line.name.clone(),
+            clock_ns: self.clock_ns,
+            in_flight: counts.in_flight,
+            busy_ms: counts.busy_ms,
+            weighted_ms: counts.weighted_ms,
+            read: shown(counts.reads),
+            write: shown(counts.writes),
+            discard: shown(counts.discards),
+            flush: shown(counts.flushes),
+        }
+    }
+}
+
+fn shown(completed: Completed) -> DeviceOperations {
+    let Completed { count, merged, bytes, ms } = completed;
+    DeviceOperations { count, merged, size: bytes, time_ms: ms }
+}

@@ -146,6 +146,8 @@ fn identity(serve: &Serve, name: &ImageName) -> String {
         "transport": transport,
         "at": at,
         "control": serve.control.as_deref().map(text),
+        // Only of what virtio serves is there one.
+        "serial": serve.vhost_user.as_ref().map(|_| serial_of(serve)),
         "program": env!("CARGO_PKG_VERSION"),
     })
     .to_string()
@@ -236,7 +238,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
     let config = vhost_user::Config {
         path: socket.to_owned(),
         queues: serve.queues,
-        serial: serve.serial.clone().unwrap_or_else(|| serial(serve.image.path())),
+        serial: serial_of(serve),
         geometry: serving.disk.geometry(),
     };
     let server = match transport {
@@ -406,6 +408,11 @@ fn checked_address(serve: &Serve, word: &str) -> Result<nbd::Address, Failure> {
 fn cannot_listen(error: impl std::error::Error + 'static) -> Failure {
     Failure::said(error)
         .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
+}
+
+/// The serial number by which a guest knows the disk.
+fn serial_of(serve: &Serve) -> String {
+    serve.serial.clone().unwrap_or_else(|| serial(serve.image.path()))
 }
 
 /// The default serial number of the disk: the file's name, truncated if necessary.

@@ -8,15 +8,18 @@
 //! | `pages` | where pages are, and what was read from them |
 //! | `rates` | what two readings mean |
 //! | `names` | what the daemon calls disks |
+//! | `layers` | what guests and the host's kernel count for them |
 //! | `rows`, `columns`, `text` | how a disk is shown in a line |
 //! | `batch` | samples for scripts |
-//! | `screen`, `detail`, `terminal` | the screen, its keys, and the terminal |
+//! | `screen`, `detail`, `layer_table`, `terminal` | the screen, its keys, and the terminal |
 
 mod batch;
 mod columns;
 mod detail;
 #[cfg(test)]
 mod fixture;
+mod layer_table;
+mod layers;
 mod names;
 mod pages;
 mod rates;
@@ -33,7 +36,8 @@ use api::{Code, Problem};
 use arguments::number;
 
 use crate::session::How;
-use batch::{Batch, Form};
+use batch::{Batch, Form, Sources};
+use layers::Layers;
 use names::Names;
 use pages::{Disk, Pages};
 use rows::{By, Row};
@@ -75,6 +79,10 @@ pub struct Top {
     /// Read the pages in this directory instead: DIRECTORY/*.page and DIRECTORY/*/statistics.page
     #[arg(long, value_name = "DIRECTORY")]
     pages: Option<PathBuf>,
+    /// Ask a guest that another program runs what it counts for its disks: the socket of its port org.tapline.guest.0;
+    /// can be given several times
+    #[arg(long, value_name = "SOCKET")]
+    guest: Vec<PathBuf>,
 }
 
 /// Which disks are shown, and how they are put together.
@@ -133,7 +141,9 @@ pub fn run(top: Top, how: How) -> Result<(), Problem> {
     let named: Vec<PathBuf> = named.filter_map(|path| std::path::absolute(path).ok()).collect();
     let only_named = !named.is_empty() && named.len() == top.disks.len() && top.pages.is_none();
     let directories = if only_named { Vec::new() } else { pages::directories(top.pages.as_deref()) };
-    let mut names = how.local_client()?.map(Names::from_daemon).unwrap_or_default();
+    let client = how.local_client()?;
+    let mut layers = Layers::new(client.clone(), &top.guest);
+    let mut names = client.map(Names::from_daemon).unwrap_or_default();
     let mut pages = Pages::new(directories, named);
     pages.round();
     let wanted = Wanted { words: top.disks, by: top.by };
@@ -147,9 +157,10 @@ pub fn run(top: Top, how: How) -> Result<(), Problem> {
     match form {
         Some(form) => {
             let batch = Batch { form, interval: top.interval, count: top.count, sort: top.sort };
-            batch::run(&batch, &wanted, &mut pages, &mut names)
+            let from = Sources { pages: &mut pages, names: &mut names, layers: &mut layers };
+            batch::run(&batch, &wanted, from)
         }
-        None => terminal::run(wanted, top.interval, top.sort, &mut pages, &mut names),
+        None => terminal::run(wanted, top.interval, top.sort, &mut pages, &mut names, &mut layers),
     }
 }
 

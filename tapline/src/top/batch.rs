@@ -12,6 +12,8 @@ use serde_json::{Map, Value, json};
 use stats::{Kind, Stage};
 
 use super::columns::{self, Table};
+use super::layer_table;
+use super::layers::Layers;
 use super::names::Names;
 use super::pages::{Disk, Pages};
 use super::rates::{KindRates, Layer};
@@ -43,13 +45,28 @@ pub struct Batch {
     pub sort: usize,
 }
 
+/// How long is waited for what is around the disks.
+const LAYERS_WAITED: Duration = Duration::from_secs(3);
+
+/// What samples are made of.
+pub struct Sources<'a> {
+    /// The pages.
+    pub pages: &'a mut Pages,
+    /// What the daemon calls their disks.
+    pub names: &'a mut Names,
+    /// What is around these.
+    pub layers: &'a mut Layers,
+}
+
 /// Writes samples until there are enough, or their reader is gone.
-pub fn run(batch: &Batch, wanted: &Wanted, pages: &mut Pages, names: &mut Names) -> Result<(), Problem> {
+pub fn run(batch: &Batch, wanted: &Wanted, from: Sources<'_>) -> Result<(), Problem> {
+    let Sources { pages, names, layers } = from;
     let mut said = BTreeSet::new();
     // What the first sample is compared with.
     pages.round();
     let mut rows = wanted.rows(pages, names);
     rows.iter_mut().for_each(|row| row.read_latency(pages));
+    read_layers(batch.form, &rows, pages, layers);
     let mut next = Instant::now();
     let mut written = 0;
     while batch.count.is_none_or(|count| written < count) {
@@ -64,10 +81,11 @@ pub fn run(batch: &Batch, wanted: &Wanted, pages: &mut Pages, names: &mut Names)
         names.take();
         let mut rows = wanted.rows(pages, names);
         rows.iter_mut().for_each(|row| row.read_latency(pages));
+        read_layers(batch.form, &rows, pages, layers);
         columns::sort(&mut rows, batch.sort, false);
         let text = match batch.form {
             Form::Text => table(&rows),
-            Form::Json => format!("{}\n", sample(&rows, pages)),
+            Form::Json => format!("{}\n", sample(&rows, pages, layers)),
             Form::Xsiostat => xsiostat(&rows, pages),
         };
         if session::print_on(&text)? == ControlFlow::Break(()) {
@@ -76,6 +94,16 @@ pub fn run(batch: &Batch, wanted: &Wanted, pages: &mut Pages, names: &mut Names)
         written += 1;
     }
     Ok(())
+}
+
+/// Only JSON has them.
+fn read_layers(form: Form, rows: &[Row], pages: &Pages, layers: &mut Layers) {
+    let single: Vec<_> = rows.iter().filter(|row| !row.is_sum).flat_map(|row| row.pages.clone()).collect();
+    // One that came too late for its sample is of no use for this one.
+    layers.take();
+    if form == Form::Json && !single.is_empty() && layers.ask(pages, &single) {
+        layers.wait(LAYERS_WAITED);
+    }
 }
 
 fn table(rows: &[Row]) -> String {
@@ -87,17 +115,17 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// A sample. The numbers of a row are documented in docs/statistics.md.
-fn sample(rows: &[Row], pages: &Pages) -> Value {
+fn sample(rows: &[Row], pages: &Pages, layers: &Layers) -> Value {
     let unread = pages.unread.iter().map(|(path, unread)| json!({ "path": path, "why": unread.why }));
     json!({
         "time": Timestamp::now(),
-        "disks": rows.iter().map(|row| object(row, pages)).collect::<Vec<_>>(),
+        "disks": rows.iter().map(|row| object(row, pages, layers)).collect::<Vec<_>>(),
         "not_read": unread.collect::<Vec<_>>(),
     })
 }
 
 /// A row as JSON.
-pub fn object(row: &Row, pages: &Pages) -> Value {
+pub fn object(row: &Row, pages: &Pages, layers: &Layers) -> Value {
     let mut fields = Map::new();
     let mut add = |name: &str, value: Value| drop(fields.insert(name.into(), value));
     add("name", json!(row.name));
@@ -125,6 +153,9 @@ pub fn object(row: &Row, pages: &Pages) -> Value {
     let disk = row.pages.first().filter(|_| !row.is_sum).and_then(|page| pages.disks.get(page));
     if let Some(disk) = disk {
         add_disk(&mut fields, row, disk);
+        let around = layers.of(&disk.path);
+        fields.insert("guest".into(), layer_table::guest(around));
+        fields.insert("host".into(), layer_table::host(around));
     }
     Value::Object(fields)
 }

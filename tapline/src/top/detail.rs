@@ -4,22 +4,20 @@
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use stats::{Count, Histogram, InFlight, Kind, Stage, bucket_bounds, float};
+use stats::{Count, Histogram, InFlight, Kind, Stage, bucket_bounds, differs, float};
 use unicode_width::UnicodeWidthStr;
 
 use crate::column::shortened;
 
 use super::columns::{OLD, fitting};
+use super::layer_table;
+use super::layers::Around;
 use super::names::Name;
 use super::pages::{Disk, Histograms};
 use super::rates::KindRates;
 use super::rows;
 use super::text::{self, duration, number};
 
-/// A queue that differs from rate times latency by more than this share of the larger is marked.
-const LITTLE: f64 = 0.05;
-/// Smaller queues are not compared: a few requests at the edges of the interval are more than that.
-const QUEUE_MIN: f64 = 0.01;
 /// Requests in flight that are listed.
 const LISTED: usize = 64;
 
@@ -48,9 +46,22 @@ struct OfStage {
     queue: Option<(f64, f64)>,
 }
 
+/// How a disk is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// In so many columns.
+    pub width: usize,
+    /// Since its page was begun, and not in the last interval.
+    pub all_time: bool,
+    /// With colours.
+    pub colour: bool,
+}
+
 /// The lines that show a disk. Its histograms must have been read in this round.
-pub fn lines(disk: &mut Disk, name: Option<&Name>, width: usize, all_time: bool, colour: bool) -> Vec<Line<'static>> {
+pub fn lines(disk: &mut Disk, name: Option<&Name>, around: Option<&Around>, look: Look) -> Vec<Line<'static>> {
+    let Look { width, all_time, colour } = look;
     let since = disk.stages().cloned();
+    let layers = layer_table::lines(disk, since.as_ref(), around, width, colour);
     let histograms = if all_time { disk.stages_of_all_time().cloned() } else { since };
     let mut lines = head(disk, name, width);
     lines.extend(history(disk, width));
@@ -69,6 +80,8 @@ pub fn lines(disk: &mut Disk, name: Option<&Name>, width: usize, all_time: bool,
         lines.push(Line::styled(of_kind(disk, kind, all_time, &span), bold));
         lines.extend(stages(disk, kind, histograms.as_ref(), width, all_time, colour));
     }
+    lines.push(Line::default());
+    lines.extend(layers);
     lines.push(Line::default());
     lines.extend(in_flight(disk, colour));
     lines
@@ -224,8 +237,7 @@ impl OfStage {
     fn little(&self) -> Option<(f64, bool)> {
         let (queue, per_second) = self.queue?;
         let product = per_second * mean(self.histogram.as_ref()?) / 1e9;
-        let larger = queue.max(product);
-        Some((product, larger >= QUEUE_MIN && (queue - product).abs() > LITTLE * larger))
+        Some((product, differs(queue, product)))
     }
 }
 
@@ -240,6 +252,12 @@ fn with_zeroes(histogram: &Histogram, ended: f64, is_complete: bool) -> Histogra
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let zeroes = (ended - counted) as u64;
     histogram.with(&Histogram::of([(0, zeroes)]))
+}
+
+/// Rate times latency of a kind of requests in a stage, or in all, with the mean of this histogram as the latency.
+pub fn product(disk: &Disk, rates: &KindRates, histogram: Option<&Histogram>) -> f64 {
+    let is_complete = disk.now.count(Count::NotInHistogram) == 0;
+    histogram.map_or(0.0, |found| rates.per_second * mean(&with_zeroes(found, rates.ended, is_complete)) / 1e9)
 }
 
 fn mean(histogram: &Histogram) -> f64 {

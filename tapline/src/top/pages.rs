@@ -38,6 +38,8 @@ pub struct Identity {
     pub control: Option<String>,
     /// The version of the program that serves it.
     pub program: String,
+    /// The serial number by which its guest knows it.
+    pub serial: Option<String>,
 }
 
 /// A histogram of each kind and stage, and of the whole, as they were read together.

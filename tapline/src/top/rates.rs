@@ -125,6 +125,11 @@ impl KindRates {
         self.stages.get(stage as usize).copied().unwrap_or(0.0)
     }
 
+    /// How long the requests that ended were in a stage, in nanoseconds.
+    pub fn sum(&self, stage: Stage) -> f64 {
+        self.sums.get(stage as usize).copied().unwrap_or(0.0)
+    }
+
     /// Average number of requests in a layer.
     pub fn layer(&self, layer: Layer) -> f64 {
         match layer {

@@ -14,8 +14,10 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Wrap};
 
 use super::columns::{self, COLUMNS, Table};
-use super::names::{Name, Names};
-use super::pages::{Disk, Pages};
+use super::detail::Look;
+use super::layers::Layers;
+use super::names::Names;
+use super::pages::Pages;
 use super::rows::{By, Row};
 use super::{Wanted, detail, notes};
 
@@ -98,6 +100,14 @@ impl Screen {
     /// Whether nothing is to be read.
     pub fn is_frozen(&self) -> bool {
         self.frozen
+    }
+
+    /// The page of the disk that is looked at alone.
+    pub fn disk(&self) -> Option<&PathBuf> {
+        match &self.view {
+            View::Detail(page) => Some(page),
+            View::List => None,
+        }
     }
 
     /// Does what a key means.
@@ -202,7 +212,7 @@ impl Screen {
     }
 
     /// Draws everything.
-    pub fn draw(&mut self, frame: &mut Frame<'_>, pages: &mut Pages, names: &Names) {
+    pub fn draw(&mut self, frame: &mut Frame<'_>, pages: &mut Pages, names: &Names, layers: &Layers) {
         let area = frame.area();
         if (area.width, area.height) < SIZE_MIN || area.width < SIZE_MIN.0 || area.height < SIZE_MIN.1 {
             let (width, height) = SIZE_MIN;
@@ -219,7 +229,8 @@ impl Screen {
             let detail = match &self.view {
                 View::Detail(page) => pages.disks.get_mut(page).map(|disk| {
                     let name = names.of(disk.vbd);
-                    self::detail(disk, name, area, self.all_time, self.colour)
+                    let look = Look { width: area.width.into(), all_time: self.all_time, colour: self.colour };
+                    (detail::title(disk, name), detail::lines(disk, name, layers.of(page), look))
                 }),
                 View::List => None,
             };
@@ -338,17 +349,6 @@ impl Screen {
     }
 }
 
-fn detail(
-    disk: &mut Disk,
-    name: Option<&Name>,
-    area: Rect,
-    all_time: bool,
-    colour: bool,
-) -> (String, Vec<Line<'static>>) {
-    let title = detail::title(disk, name);
-    (title, detail::lines(disk, name, area.width.into(), all_time, colour))
-}
-
 fn key_of(row: &Row) -> (String, Option<PathBuf>) {
     match row.is_sum {
         true => (row.name.clone(), None),
@@ -360,7 +360,7 @@ fn key_of(row: &Row) -> (String, Option<PathBuf>) {
 fn help() -> Vec<Line<'static>> {
     let keys = [
         ("Up Down PgUp PgDn Home End", "choose a row"),
-        ("Enter", "the disk: stages, Little's law, requests in flight"),
+        ("Enter", "the disk: stages, layers, requests in flight"),
         ("< > or Left Right", "sort by another column"),
         ("r", "reverse the order"),
         ("/", "filter by text; Esc shows all"),

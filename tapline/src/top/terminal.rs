@@ -18,6 +18,7 @@ use ratatui::crossterm::{cursor, execute};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::Wanted;
+use super::layers::Layers;
 use super::names::Names;
 use super::pages::Pages;
 use super::screen::{Asked, Screen};
@@ -61,6 +62,7 @@ pub fn run(
     sort: usize,
     pages: &mut Pages,
     names: &mut Names,
+    layers: &mut Layers,
 ) -> Result<(), Problem> {
     let failed = |error: io::Error| Problem::failed("show the screen", error);
     let stop = Arc::new(AtomicBool::new(false));
@@ -79,11 +81,15 @@ pub fn run(
             if !screen.is_frozen() {
                 names.take();
                 pages.round();
+                if let Some(disk) = screen.disk() {
+                    layers.ask(pages, std::slice::from_ref(disk));
+                }
                 draw = true;
             }
         }
+        draw |= !screen.is_frozen() && layers.take();
         if draw {
-            terminal.draw(|frame| screen.draw(frame, pages, names)).map_err(failed)?;
+            terminal.draw(|frame| screen.draw(frame, pages, names, layers)).map_err(failed)?;
             draw = false;
         }
         if !event::poll(next.saturating_duration_since(Instant::now()).min(LOOKED)).map_err(failed)? {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use stats::Kind;
 
 use super::super::fixture::{MS, SECOND, Written};
+use super::super::layers::{Around, Device};
 use super::super::rates;
 use super::super::rows::By;
 use super::*;
@@ -45,7 +46,7 @@ fn xsiostats_form_has_its_columns_units_and_widths() {
 fn json_has_units_in_its_names_and_is_a_line() {
     let room = tempfile::tempdir().unwrap();
     let (rows, pages) = sampled(&room, "vhost-user", "vm.sock");
-    let text = sample(&rows, &pages).to_string();
+    let text = sample(&rows, &pages, &Layers::default()).to_string();
     assert!(!text.contains('\n'));
     let sample: Value = serde_json::from_str(&text).unwrap();
     let disk = &sample["disks"][0];
@@ -72,20 +73,56 @@ fn json_has_units_in_its_names_and_is_a_line() {
     assert_eq!(sample["not_read"], json!([]));
 }
 
+/// A guest that is known, and the host's device.
+fn known(row: &Row) -> Layers {
+    let device = |count| {
+        let reads = stats::Completed { count, ms: count, ..stats::Completed::default() };
+        let counts = stats::DeviceCounts { reads, weighted_ms: count, ..stats::DeviceCounts::default() };
+        Device::new("vda", counts, count * SECOND)
+    };
+    let reading = |count| {
+        let around = Around { guest: Ok(device(count)), host: Ok(vec![device(count)]), shared_by: 2 };
+        vec![(row.pages[0].clone(), around)]
+    };
+    Layers::of_known([reading(1), reading(3)])
+}
+
+#[test]
+fn the_layers_around_a_disk_have_their_figures_or_say_why_not() {
+    let room = tempfile::tempdir().unwrap();
+    let (rows, pages) = sampled(&room, "vhost-user", "vm.sock");
+    let disk = object(&rows[0], &pages, &known(&rows[0]));
+    let guest = &disk["guest"];
+    assert_eq!(
+        (&guest["device"], &guest["reads_per_second"], &guest["completed"]),
+        (&json!("vda"), &json!(1.0), &json!(3))
+    );
+    assert_eq!((&guest["average_latency_ns"], &guest["queue_size"]), (&json!(1e6), &json!(0.001)));
+    assert_eq!((&guest["rate_times_latency"], &guest["queue_differs"]), (&json!(0.001), &json!(false)));
+    assert_eq!((&disk["host"]["devices"][0], &disk["host"]["shared_by"]), (guest, &json!(2)));
+    let asked = object(&rows[0], &pages, &Layers::default());
+    assert_eq!(
+        (&asked["guest"], &asked["host"]),
+        (&json!({ "unknown": "not answered in time" }), &json!({ "unknown": "not answered in time" }))
+    );
+}
+
 #[test]
 fn each_field_of_a_disk_is_in_the_documentation() {
     let room = tempfile::tempdir().unwrap();
     let (rows, pages) = sampled(&room, "vhost-user", "vm.sock");
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/statistics.md");
     let documented = std::fs::read_to_string(path).unwrap();
-    let disk = object(&rows[0], &pages);
+    let disk = object(&rows[0], &pages, &known(&rows[0]));
     let kind = disk["kinds"]["read"].as_object().unwrap();
     let fields = disk
         .as_object()
         .unwrap()
         .keys()
         .chain(kind.keys())
-        .chain(["sum_ns"].map(str::to_owned).iter())
+        .chain(["sum_ns", "unknown"].map(str::to_owned).iter())
+        .chain(disk["host"].as_object().unwrap().keys())
+        .chain(disk["guest"].as_object().unwrap().keys())
         .cloned()
         .collect::<Vec<_>>();
     let missing: Vec<&String> = fields.iter().filter(|field| !documented.contains(&format!("`{field}`"))).collect();

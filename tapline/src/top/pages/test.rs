@@ -9,6 +9,7 @@ use stats::{Kind, Page, Source};
 
 use super::super::Wanted;
 use super::super::fixture::{MS, Written, open};
+use super::super::layers::Layers;
 use super::super::names::Names;
 use super::super::rows::By;
 use super::super::screen::Screen;
@@ -198,7 +199,7 @@ fn a_thousand_pages_are_read_in_each_round() {
     for _ in 0..20 {
         pages.listed = Some(Instant::now());
         pages.round();
-        terminal.draw(|frame| screen.draw(frame, &mut pages, &names)).unwrap();
+        terminal.draw(|frame| screen.draw(frame, &mut pages, &names, &Layers::default())).unwrap();
     }
     let drawn = (ns(cpu()) - before) / 20 / 1000;
     eprintln!(

@@ -8,21 +8,48 @@ use std::path::Path;
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use stats::Kind;
+use stats::{Completed, DeviceCounts, Kind};
 use uuid::Uuid;
 
 use super::super::fixture::{MS, SECOND, Written};
+use super::super::layers::{Around, Device};
+use super::super::names::Name;
 use super::super::rates;
 use super::*;
 
 const SCREENS: &str = include_str!("screens.txt");
 const VBD: [&str; 2] = ["0000bd00-0000-4000-8000-000000000001", "0000bd00-0000-4000-8000-000000000002"];
 
+/// What the busy disk's guest and the host have counted in a second; the other's guest is silent, and its image on
+/// tmpfs.
+fn around(busy: &Path, stuck: &Path) -> Layers {
+    let counts = |reads: u64, writes: u64, weighted_ms: u64| DeviceCounts {
+        reads: Completed { count: reads, bytes: reads * 4096, ms: reads * 3 / 2, merged: 0 },
+        writes: Completed { count: writes, bytes: writes * 65_536, ms: writes * 6, merged: 0 },
+        weighted_ms,
+        ..DeviceCounts::default()
+    };
+    let reading = |share: u64| {
+        let guest = Device::new("vda", counts(2000 * share, 501 * share, 6006 * share), SECOND * share);
+        let clock = 160 * SECOND + SECOND * share;
+        let part = Device::new("nvme0n1p2", counts(2100 * share, 520 * share, 6270 * share), clock);
+        // Whose queue is not rate times latency.
+        let whole = Device::new("nvme0n1", counts(4000 * share, 520 * share, 20_000 * share), clock);
+        let silent = Err("no tapline-guest answers in the guest".to_owned());
+        vec![
+            (busy.to_owned(), Around { guest: Ok(guest), host: Ok(vec![part, whole]), shared_by: 3 }),
+            (stuck.to_owned(), Around { guest: silent, host: Err("tmpfs".into()), shared_by: 0 }),
+        ]
+    };
+    Layers::of_known([reading(0), reading(1)])
+}
+
 /// Three disks: a busy one, one with a request that is stuck, and one without a daemon that has ended.
 struct Host {
     room: tempfile::TempDir,
     pages: Pages,
     names: Names,
+    layers: Layers,
     screen: Screen,
 }
 
@@ -75,12 +102,13 @@ impl Host {
         let known: HashMap<Uuid, Name> = VBD.iter().map(|vbd| Uuid::parse_str(vbd).unwrap()).zip(known).collect();
         let wanted = Wanted { words: Vec::new(), by: By::Disk };
         let screen = Screen::new(wanted, Duration::from_secs(1), 0, true);
-        Host { room, pages, names: Names::of_known(known), screen }
+        let layers = around(&busy.path, &stuck.path);
+        Host { room, pages, names: Names::of_known(known), layers, screen }
     }
 
     fn draw(&mut self, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| self.screen.draw(frame, &mut self.pages, &self.names)).unwrap();
+        terminal.draw(|frame| self.screen.draw(frame, &mut self.pages, &self.names, &self.layers)).unwrap();
         let buffer = terminal.backend().buffer();
         let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
         let place = self.room.path().display().to_string();
@@ -108,8 +136,9 @@ fn screens_are_those_of_the_file_at_each_width() {
     for (what, keys, sizes) in [
         ("all disks", "", &[(60, 8), (80, 8), (120, 8), (200, 8)][..]),
         ("sums of VMs, by w/s", "b>>>>", &[(60, 8)]),
-        ("a busy disk", "DD\n", &[(60, 40), (80, 40), (120, 40)]),
-        ("a disk with a request that is stuck", "D\n", &[(60, 16)]),
+        ("a busy disk", "DD\n", &[(60, 48), (80, 48), (120, 48)]),
+        ("a disk with a request that is stuck", "\n", &[(60, 46)]),
+        ("a disk that has ended", "D\n", &[(60, 24)]),
         ("help", "?", &[(60, 32)]),
     ] {
         for (width, height) in sizes {
@@ -202,7 +231,7 @@ fn without_colours_what_is_old_is_bold_and_has_a_mark() {
         let mut host = Host::new();
         host.screen.colour = colour;
         let mut terminal = Terminal::new(TestBackend::new(120, 10)).unwrap();
-        terminal.draw(|frame| host.screen.draw(frame, &mut host.pages, &host.names)).unwrap();
+        terminal.draw(|frame| host.screen.draw(frame, &mut host.pages, &host.names, &host.layers)).unwrap();
         let cells = terminal.backend().buffer().content();
         let mark = cells.iter().find(|cell| cell.symbol() == "!").unwrap();
         assert!(mark.modifier.contains(Modifier::BOLD));

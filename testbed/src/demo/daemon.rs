@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use vm::qemu::hardware::Boot;
 
 use super::story::{Amount, Failure, Story, bytes_used};
-use crate::guest::Job;
+use crate::guest::{Job, MEMORY_MIB};
 use crate::tool;
 
 const SIZE: &str = "4G";
@@ -107,6 +108,23 @@ impl Daemon {
             if Instant::now() > until {
                 let claim = "what destroyed snapshots leave is merged by itself".to_owned();
                 return Err(Failure::Claim { claim, found: format!("{depth} images") });
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// How many reads the guest of the one VBD says that its kernel has counted, once they are more than `before`.
+    fn reads_in_the_guest(&self, before: u64) -> Result<u64, Failure> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let samples = self.show(&["top", "-n", "1", "-i", "0.2", "--pages", &self.run.to_string_lossy()])?;
+            let guest = &samples["disks"][0]["guest"];
+            let reads = guest["completed"].as_u64().unwrap_or(0);
+            if reads > before {
+                return Ok(reads);
+            }
+            if Instant::now() > until {
+                return Err(Failure::Unasked(guest.to_string()));
             }
             thread::sleep(POLL);
         }
@@ -206,6 +224,36 @@ impl Story<'_> {
         let found = || format!("{before} bytes used before, {after} after");
         self.claim("fstrim gave space back to the repository", after < before, found)?;
         self.after_the_guest(daemon, &vbd, &place)
+    }
+
+    /// A VM of the daemon whose guest runs `tapline-guest`: the disk's statistics have what the guest counts.
+    pub fn guest_of_the_daemon(&mut self) -> Result<(), Failure> {
+        self.progress.step("a VM of the daemon whose guest says what it counts");
+        let place = self.work.join("sr");
+        fs::create_dir(&place).map_err(|source| file("create", &place, source))?;
+        let mut daemon = Daemon::start(self.programs, self.work)?;
+        daemon.ask(&["sr", "create", "demo", "--dir", &place.to_string_lossy()])?;
+        daemon.ask(&["vdi", "create", "web", "--sr", "demo", "--size", "64M", "--format", "qcow2"])?;
+        let job = Job { name: "reader", script: include_str!("../../guest/jobs/reader.sh"), parameters: Vec::new() };
+        let Boot::Kernel { kernel, initrd, command_line } = self.guest.boot_of(&job, self.work)? else {
+            unreachable!("a guest is a kernel")
+        };
+        let (kernel, initrd) = (kernel.to_string_lossy(), initrd.unwrap_or_default());
+        let initrd = initrd.to_string_lossy();
+        let memory = format!("{MEMORY_MIB}M");
+        let hardware = ["--memory", &memory, "--kernel", &kernel, "--initrd", &initrd, "--cmdline", &command_line];
+        daemon.ask(&[&["vm", "create", "web"], &hardware[..]].concat())?;
+        daemon.ask(&["vbd", "create", "--vdi", "web", "--vm", "web"])?;
+        daemon.ask(&["vm", "start", "web"])?;
+        let first = daemon.reads_in_the_guest(0)?;
+        self.claim("the guest's own counters are in the statistics of its disk", first > 0, || first.to_string())?;
+        daemon.kill()?;
+        daemon.run()?;
+        let later = daemon.reads_in_the_guest(first)?;
+        let claim = "another daemon asks the guest as the first one did";
+        self.claim(claim, later > first, || format!("{later} reads, {first} before"))?;
+        daemon.ask(&["vm", "shutdown", "web", "--force"])?;
+        daemon.stop()
     }
 
     /// The VDI at rest.

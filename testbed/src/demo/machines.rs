@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use control::in_full;
+use vm::qemu::console::GUEST_PORT;
 use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
 use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
@@ -51,10 +52,10 @@ impl Drop for Bound {
 }
 
 /// A short way to a directory: a socket's path has at most 107 bytes, and a checkout may lie deep.
-struct ShortWay(PathBuf);
+pub(super) struct ShortWay(pub(super) PathBuf);
 
 impl ShortWay {
-    fn to(directory: &Path) -> Result<ShortWay, Failure> {
+    pub(super) fn to(directory: &Path) -> Result<ShortWay, Failure> {
         let way = std::env::temp_dir().join(format!("tapline-machine-{}", std::process::id()));
         let failed = |source| Failure::File { what: "create", path: way.clone(), source };
         std::os::unix::fs::symlink(directory, &way).map_err(failed)?;
@@ -131,6 +132,7 @@ impl Story<'_> {
             disks: Vec::new(),
             console: Some(Console { device: ConsoleDevice::Serial, to: ConsoleTo::Log(console.clone()) }),
             seed: Some(self.seed()?),
+            guest_port: Some(directory.join(GUEST_PORT)),
             platform: Platform::default(),
         };
         let mut bed = Bed { hardware, sockets, directory, console, disks: BTreeMap::new(), len };

@@ -7,6 +7,7 @@
 
 mod daemon;
 mod findings;
+mod layers;
 mod machines;
 mod story;
 mod suspended;
@@ -44,6 +45,9 @@ pub struct GuestTest {
     /// Only the machine of our own driver
     #[arg(long)]
     machine: bool,
+    /// Only the layers: what a guest, Tapline and the storage count, at several queue depths
+    #[arg(long, conflicts_with = "machine")]
+    layers: bool,
     /// Its disks: 40 fill one bridge and begin another
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(4..))]
     disks: u8,
@@ -64,9 +68,10 @@ pub fn run(options: &Demo) -> Result<(), String> {
 
 /// `cargo xtask guest-test`: a short story, with the programs as tests have them.
 pub fn guest_test(options: &GuestTest) -> Result<(), String> {
-    perform("guest-test", &options.common, &[], |story| match options.machine {
-        true => story.only_machine(options.disks),
-        false => story.short(&Amount { fill_mib: 32, load_seconds: 3 }, options.disks),
+    perform("guest-test", &options.common, &[], |story| match (options.machine, options.layers) {
+        (true, _) => story.only_machine(options.disks),
+        (false, true) => story.only_layers(),
+        (false, false) => story.short(&Amount { fill_mib: 32, load_seconds: 3 }, options.disks),
     })
 }
 

@@ -47,6 +47,10 @@ pub enum Failure {
     Saving(vm::qemu::machine::Saving),
     #[error("does not hold: {claim}; found {found}")]
     Claim { claim: String, found: String },
+    #[error("the statistics page of the disk at {0} is not found or cannot be read")]
+    NoPage(String),
+    #[error("the guest does not say what it counts: {0}")]
+    Unasked(String),
     #[error("the counters of the load make no sense, so there is no figure to show")]
     Counters,
 }
@@ -103,6 +107,13 @@ impl Story<'_> {
     pub fn only_machine(mut self, disks: u8) -> Result<Findings, Failure> {
         self.machine(disks)?;
         self.suspended()?;
+        Ok(self.findings)
+    }
+
+    /// The layers alone.
+    pub fn only_layers(mut self) -> Result<Findings, Failure> {
+        self.layers()?;
+        self.guest_of_the_daemon()?;
         Ok(self.findings)
     }
 
@@ -327,7 +338,7 @@ impl Story<'_> {
         Ok(transcript)
     }
 
-    fn serve(&self, layers: &[&str], access: Access) -> Result<DiskProcess, Failure> {
+    pub(super) fn serve(&self, layers: &[&str], access: Access) -> Result<DiskProcess, Failure> {
         Ok(self.tapline.serve(layers, access, guest::CPUS)?)
     }
 

@@ -32,8 +32,10 @@ const TOOLS: [(&str, &str); 6] = [
 /// What mke2fs takes its defaults from.
 const SETTINGS: &str = "/etc/mke2fs.conf";
 
-/// ext4 asks for crc32c by name, not by dependency; the second is the fast one. The last two are for the power button.
-pub const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4", "button", "evdev"];
+/// ext4 asks for crc32c by name, not by dependency; the second is the fast one. The last two are for the power button,
+/// and virtio's console for the port of `tapline-guest`.
+pub const MODULES: &[&str] =
+    &["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "crc32c_intel", "ext4", "button", "evdev"];
 const MODULES_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
 /// What goes into an initramfs beside init and its steps.

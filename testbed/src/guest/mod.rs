@@ -25,6 +25,9 @@ pub use self::running::{Heard, Line, MEMORY_MIB, Running, Transcript, add_disk, 
 use super::progress::Progress;
 use super::tool::ToolError;
 
+/// The reader that says what the guest's kernel counts, as it is installed.
+const READER: &str = include_str!("../../../packaging/guest/tapline-guest");
+
 /// vCPUs of the guest, and queues of each of its disks.
 pub const CPUS: u32 = 2;
 
@@ -155,6 +158,7 @@ impl Guest {
         let mut archive = Archive::default();
         archive.file("job/job.sh", job.script.as_bytes())?;
         archive.file("job/parameters", parameters.as_bytes())?;
+        archive.program("job/tapline-guest", READER.as_bytes())?;
         fs::copy(&self.initramfs, initrd).map_err(at("write", initrd))?;
         let mut file = fs::OpenOptions::new().append(true).open(initrd).map_err(at("open", initrd))?;
         file.write_all(&archive.finish()?).map_err(at("write", initrd))

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use api::DeviceStatistics;
@@ -88,7 +88,7 @@ impl Layers {
             wanted: wanted.map(|disk| (disk.path.clone(), disk.vbd, disk.identity.serial.clone())).collect(),
         };
         let Some((questions, _)) = &self.channels else { return false };
-        !matches!(questions.try_send(question), Err(TrySendError::Full(_) | TrySendError::Disconnected(_)))
+        questions.try_send(question).is_ok()
     }
 
     /// Waits for the answer, at most so long.

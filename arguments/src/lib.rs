@@ -6,6 +6,7 @@
 mod confirm;
 pub mod example;
 mod image;
+mod limit;
 mod number;
 mod xen;
 
@@ -13,12 +14,14 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::ImageName;
+use control::limits::Limits;
 
 pub use confirm::Confirm;
 pub use image::{
     Bench, Check, Commit, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure,
     Merge, Pattern, Rebase, Replay, Resize, Snapshot, Speed,
 };
+pub use limit::{LIMITS, LimitWords};
 pub use number::number;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 
@@ -126,6 +129,11 @@ pub struct Serve {
     /// Maximum time of such a look; 0: always sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=10_000))]
     pub poll_max: u64,
+    /// Limit requests and bytes per second: iops=5000,bandwidth=100M. LIMIT is iops, read-iops, write-iops, bandwidth,
+    /// read-bandwidth or write-bandwidth; and burst=2s is how much is saved up while the disk is not used [default
+    /// of that: 100ms]
+    #[arg(long, value_name = "LIMIT=NUMBER,...", value_parser = limits)]
+    pub limit: Option<Box<Limits>>,
     /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
     /// that need space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
@@ -205,6 +213,14 @@ fn serial(word: &str) -> Result<String, String> {
     } else {
         Err("a serial number must have 1 to 20 letters, digits or punctuation marks, without spaces".to_owned())
     }
+}
+
+/// Limits of a disk, or why they are none.
+fn limits(word: &str) -> Result<Box<Limits>, String> {
+    word.parse().map(Box::new).map_err(|error: control::Error| match error.advice {
+        Some(advice) => format!("{}: {advice}", error.message),
+        None => error.message,
+    })
 }
 
 /// A name that an NBD client can request ("String values" in the protocol).

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::Limits;
 use crate::method::Method;
 use crate::{Error, FormatName, ImageName, PollingMode, Progress};
 
@@ -154,6 +155,20 @@ pub struct Polling {
     pub misses: u64,
     /// For how long it has polled, in nanoseconds.
     pub polled_ns: u64,
+}
+
+/// `limit`: what the disk is limited to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limited {
+    /// Its limits; what is not there is not limited.
+    pub limits: Limits,
+    /// Requests that wait for them now.
+    pub waiting: usize,
+    /// Requests that have waited for them since the statistics page was begun.
+    pub throttled: u64,
+    /// For how many nanoseconds, in all.
+    pub throttled_ns: u64,
 }
 
 /// What keeps a disk from writing, if anything: `space`, `watch`.
@@ -398,7 +413,7 @@ macro_rules! answers {
     };
 }
 
-answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Trace }
+answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Limited Trace }
 
 impl Answer {
     /// Adds how long requests were held, to the answer of a verb that tells it.

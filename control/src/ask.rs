@@ -12,6 +12,7 @@ use serde_json::Value;
 
 #[cfg(test)]
 use crate::Reply;
+use crate::limits::Limits;
 pub use crate::method::Method;
 use crate::{Error, Id, ImageName, Kind, PollingMode, answer};
 
@@ -62,6 +63,8 @@ macro_rules! with_verbs {
             "space" Space -> answer::Condition;
             /// Replace the process that serves the disk; its guest only notices a short wait
             "upgrade" Upgrade -> answer::Upgrade;
+            /// Limit its requests and bytes per second, or show its limits
+            "limit" Limit -> answer::Limited;
             /// Pause all requests; everything is durable while they are paused
             "pause" Pause -> answer::Paused;
             /// Resume requests
@@ -208,6 +211,18 @@ pub struct Resize {
     pub recorded: bool,
 }
 
+/// `limit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// All limits from now on: what is not there is not limited. Without this they stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
+    /// The client records the limits in the catalogue, without which those of a daemon's disk are not changed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recorded: bool,
+}
+
 /// `trace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -344,6 +359,7 @@ impl Verb {
                 merge.expect.iter().flatten().try_for_each(whole)?;
                 merge.check()
             }
+            Verb::Limit(limit) => limit.limits.map_or(Ok(()), |limits| limits.check()),
             Verb::Upgrade(upgrade) => upgrade.program.as_deref().map_or(Ok(()), absolute),
             _ => Ok(()),
         }

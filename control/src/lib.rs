@@ -12,6 +12,7 @@ mod client;
 mod error;
 pub mod handed;
 mod image_name;
+pub mod limits;
 mod line;
 mod method;
 mod polling_mode;

@@ -219,11 +219,15 @@ pub enum Count {
     NotInSlot = 6,
     /// For how long it has polled, in nanoseconds.
     PolledTime = 7,
+    /// Requests that a limit of the disk has held back. Pages of earlier programs have zero here.
+    Throttled = 8,
+    /// For how many nanoseconds it has, in all.
+    ThrottledNs = 9,
 }
 
 impl Count {
     /// All of them.
-    pub const ALL: [Count; 8] = [
+    pub const ALL: [Count; 10] = [
         Count::Rounds,
         Count::Sleeps,
         Count::PollsHit,
@@ -232,6 +236,8 @@ impl Count {
         Count::NotInHistogram,
         Count::NotInSlot,
         Count::PolledTime,
+        Count::Throttled,
+        Count::ThrottledNs,
     ];
 
     pub(crate) fn at(self) -> usize {

@@ -10,6 +10,7 @@ mod event_loop;
 pub mod full;
 mod guest;
 mod handover;
+mod limits;
 mod own_keys;
 mod page;
 mod quiet;
@@ -44,6 +45,7 @@ use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 
 use event_loop::{Disclose, EventLoop, Serving};
 use full::Full;
+use limits::Limiter;
 use takeover::{Listening, Rest, Takeover};
 
 /// Operations in flight at most: a few requests of every queue that a guest is likely to have.
@@ -69,6 +71,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, .. } = layers;
     let page = page::find(from, serve);
+    let limiter = limiter(serve, taken.as_ref());
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
         (None, Some(taken)) => Sockets::taken_over(taken),
@@ -85,28 +88,27 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     })?;
     let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
     say(describe(&name, &disk, choice.kind));
-    let asked = Settings::new(mode_of(serve.polling), Duration::from_micros(serve.poll_max));
-    let polling = Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread());
+    let polling = polling(serve, &counters);
     let control = match (&serve.control, sockets.control) {
         (None, _) => None,
         (Some(path), None) => Some(control::Control::bind(path)?),
         (Some(path), Some(Listening { socket, bound })) => Some(control::Control::at(socket, path, bound)?),
     };
     let control = control.map(|control| control.of_daemon(serve.managed));
-    let stats_file = serve.stats.clone();
     let full = Full::new(serve.when_full == WhenFull::Wait);
     let serving = Serving {
         files: from.clone(),
         disk,
         engine,
         polling,
-        stats_file,
+        stats_file: serve.stats.clone(),
         blkback_stats: None,
         stop,
         leave,
         report,
         control,
         full,
+        limiter,
         counters,
         page,
         identity: identity(serve, &name),
@@ -121,11 +123,22 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     }
 }
 
-fn mode_of(polling: arguments::Polling) -> PollingMode {
-    match polling {
+/// How to wait: as the process that is taken over did, or as the command line has it.
+fn polling(serve: &Serve, counters: &Counters) -> Polling {
+    let mode = match serve.polling {
         arguments::Polling::Off => PollingMode::Off,
         arguments::Polling::Adaptive => PollingMode::Adaptive,
         arguments::Polling::On => PollingMode::On,
+    };
+    let asked = Settings::new(mode, Duration::from_micros(serve.poll_max));
+    Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread())
+}
+
+/// The limits of the process that is taken over, or those of the command line.
+fn limiter(serve: &Serve, taken: Option<&Takeover>) -> Limiter {
+    match taken.and_then(|taken| taken.limits) {
+        Some(handed) => Limiter::taken_over(handed),
+        None => Limiter::new(serve.limit.as_deref().copied().unwrap_or_default()),
     }
 }
 

@@ -204,6 +204,17 @@ impl Stats {
         (polls.0, polls.1, polled_ns)
     }
 
+    /// A limit of the disk has held a request back for so many nanoseconds.
+    pub fn throttled(&mut self, held: u64) {
+        self.page.count(Count::Throttled, 1);
+        self.page.count(Count::ThrottledNs, held);
+    }
+
+    /// How many requests a limit has held back since the page was begun, and for how many nanoseconds in all.
+    pub fn all_throttled(&self) -> (u64, u64) {
+        (self.page.counted(Count::Throttled), self.page.counted(Count::ThrottledNs))
+    }
+
     /// Memory was given back, since the disk was not used.
     pub fn memory_given_back(&mut self) {
         self.page.count(Count::Rests, 1);

@@ -95,6 +95,11 @@ pub trait Server: disk::Transport {
         false
     }
 
+    /// Whether a peer waits for answers to let the disk go: its requests should not be kept waiting.
+    fn is_finishing(&self) -> bool {
+        false
+    }
+
     /// Takes back a request that was not started and never will be. A server that cannot take requests back fails it
     /// with no space, since that is what the request has waited for.
     fn give_back(&mut self, request: Request) {

@@ -7,6 +7,7 @@
 mod answers;
 mod ending;
 mod intake;
+mod limits;
 mod quiet;
 mod space;
 mod suspects;
@@ -32,7 +33,8 @@ use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, Flush, Pause, Work, condition_of};
 use crate::serve::full::Full;
-use crate::serve::own_keys::{LEAVE, QUIET, REPORT, SPACE, STOP, SUSPECTS};
+use crate::serve::limits::Limiter;
+use crate::serve::own_keys::{LEAVE, LIMIT, QUIET, REPORT, SPACE, STOP, SUSPECTS};
 use crate::serve::page::{self, Kept, PageFile};
 use crate::serve::quiet::Quiet;
 use crate::serve::suspects::Suspects;
@@ -63,6 +65,8 @@ pub struct Serving {
     pub control: Option<Control>,
     /// What waits for space.
     pub full: Full,
+    /// What the disk is limited to, and what waits for that.
+    pub limiter: Limiter,
     /// What the disk has done under processes before this one.
     pub counters: Counters,
     /// The file of the statistics page, if there is one.
@@ -116,6 +120,7 @@ pub struct EventLoop<S> {
     pause: Pause,
     flush: Flush,
     full: Full,
+    limiter: Limiter,
     quiet: Quiet,
     suspects: Suspects,
     stopping: bool,
@@ -159,6 +164,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             report,
             mut control,
             full,
+            limiter,
             counters,
             page,
             identity,
@@ -192,6 +198,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             pause: Pause::default(),
             flush: Flush::default(),
             full,
+            limiter,
             quiet: Quiet::default(),
             suspects,
             stopping: false,
@@ -272,11 +279,13 @@ impl<S: Server + Disclose> EventLoop<S> {
                     // What peers keep is given back when the server has stopped.
                     if !self.server.takes_back() {
                         self.full.stop();
+                        self.limiter.set_ending(true);
                     }
                     self.stopping |= self.server.close();
                 }
                 STOP => {}
                 SPACE => self.full.stir(),
+                LIMIT => self.limiter.timer_fired(),
                 QUIET => quiet = true,
                 SUSPECTS => self.suspects.rested(&mut EngineWatch(&mut self.engine), SUSPECTS),
                 LEAVE if self.leave.take() => {
@@ -379,6 +388,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             pause: &mut self.pause,
             flush: &mut self.flush,
             full: &mut self.full,
+            limiter: &mut self.limiter,
             stats: &mut self.stats,
             page: &self.page,
             polling: &mut self.polling,

@@ -437,6 +437,10 @@ impl Server for Backend {
         self.server.recalls(token)
     }
 
+    fn is_finishing(&self) -> bool {
+        self.server.is_finishing()
+    }
+
     fn give_back(&mut self, request: Request) {
         self.server.give_back(request);
     }

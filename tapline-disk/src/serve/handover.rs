@@ -27,6 +27,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::limits;
 use crate::handed::descriptors_of;
 use crate::stats::Counters;
 
@@ -60,6 +61,8 @@ pub enum Said {
     },
     /// I/O statistics of the disk. No descriptors.
     Counters(Box<Counters>),
+    /// What the disk is limited to. Only where there are or were limits: earlier programs do not know it. None.
+    Limits(Box<limits::Handed>),
     /// The socket at which the disk's peers connect, or those of the control socket. One.
     Listener {
         /// Whether it is the control socket.

@@ -14,6 +14,7 @@ enum Own {
     Space,
     Quiet,
     Suspects,
+    Limit,
     ControlListener,
     BlockingTask,
     MergeTimer,
@@ -39,6 +40,8 @@ pub const SPACE: WatchKey = key(Own::Space);
 pub const QUIET: WatchKey = key(Own::Quiet);
 /// A request that processes have died of may be tried again.
 pub const SUSPECTS: WatchKey = key(Own::Suspects);
+/// A request that a limit has held back may go.
+pub const LIMIT: WatchKey = key(Own::Limit);
 /// Somebody connects to the control socket.
 pub const CONTROL_LISTENER: WatchKey = key(Own::ControlListener);
 /// An blocking_task is back.
@@ -69,8 +72,19 @@ mod test {
     #[test]
     fn only_client_keys_map_to_clients() {
         assert!((0..16).all(|place| client_of(of_client(place)) == Some(place)));
-        let others =
-            [STOP, LEAVE, REPORT, SPACE, QUIET, SUSPECTS, CONTROL_LISTENER, BLOCKING_TASK, MERGE_TIMER, SUCCESSOR];
+        let others = [
+            STOP,
+            LEAVE,
+            REPORT,
+            SPACE,
+            QUIET,
+            SUSPECTS,
+            LIMIT,
+            CONTROL_LISTENER,
+            BLOCKING_TASK,
+            MERGE_TIMER,
+            SUCCESSOR,
+        ];
         assert!(others.into_iter().chain([UPGRADE_TIMER]).all(|key| client_of(key).is_none()));
     }
 }

@@ -12,6 +12,7 @@ use control::{ImageName, Kind};
 use transport::{Handover, Parcel};
 
 use super::handover::{Channel, ChannelError, Said};
+use super::limits;
 use crate::failure::Failure;
 use crate::files::{Files, Handed, HandedFile};
 use crate::stats::Counters;
@@ -24,6 +25,8 @@ pub struct Takeover {
     pub layers: Vec<ImageName>,
     /// I/O statistics of the disk.
     counters: Counters,
+    /// What the disk is limited to, if there are limits.
+    pub limits: Option<limits::Handed>,
     /// The control socket, if there is one.
     control: Option<Listening>,
     /// The server's socket and peers.
@@ -45,6 +48,7 @@ struct Coming {
     layers: Vec<ImageName>,
     files: Handed,
     counters: Option<Counters>,
+    limits: Option<limits::Handed>,
     control: Option<Listening>,
     listener: Option<Listening>,
     peers: Vec<Parcel>,
@@ -71,13 +75,13 @@ impl Takeover {
                 said => coming.take(said, descriptors).map_err(failed)?,
             }
         }
-        let Coming { layers, files, counters, control, listener, peers } = coming;
+        let Coming { layers, files, counters, limits, control, listener, peers } = coming;
         let (Some(counters), Some(Listening { socket, bound }), false) = (counters, listener, layers.is_empty()) else {
             return Err(failed(ChannelError::Strange("something is missing".into())));
         };
         from.have_at_hand(files);
         let server = Handover { listener: socket, bound, peers };
-        Ok(Takeover { channel, layers, counters, control, server })
+        Ok(Takeover { channel, layers, counters, limits, control, server })
     }
 }
 
@@ -128,6 +132,7 @@ impl Coming {
                 *place = Some(Listening { socket, bound });
             }
             (Said::Counters(counters), None) => self.counters = Some(*counters),
+            (Said::Limits(limits), None) => self.limits = Some(*limits),
             (Said::Peer { bytes }, first) => {
                 self.peers.push(Parcel { bytes, descriptors: first.into_iter().chain(one).collect() });
             }

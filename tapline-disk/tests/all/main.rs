@@ -27,6 +27,7 @@ mod image_stream;
 mod image_vhd;
 mod killed;
 mod large_sectors;
+mod limits;
 mod log;
 mod page;
 mod page_accuracy;

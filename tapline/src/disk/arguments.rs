@@ -5,9 +5,10 @@
 use std::fmt::Debug;
 use std::path::PathBuf;
 
-use arguments::number;
+use arguments::{LimitWords, number};
 use clap::{Args, Subcommand, ValueEnum};
 use control::ask::{self, Method};
+use control::limits::Limits;
 use control::size::Size;
 use control::{Ask, Error, ImageName, PollingMode, with_verbs};
 
@@ -223,6 +224,29 @@ impl Said for ask::Resize {
 }
 
 #[derive(Debug, Args)]
+pub struct Limit {
+    /// The limits: all of them, since what is not given is not limited any more.
+    #[command(flatten)]
+    pub words: LimitWords,
+    /// Remove all limits
+    #[arg(long, conflicts_with_all = arguments::LIMITS, conflicts_with = "burst")]
+    pub none: bool,
+}
+
+impl Said for ask::Limit {
+    type Arguments = Limit;
+
+    fn of(said: &Limit) -> Result<ask::Limit, Error> {
+        let limits = if said.none { Some(Limits::default()) } else { said.words.limits()? };
+        Ok(ask::Limit { limits, recorded: false })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::limited(answer)
+    }
+}
+
+#[derive(Debug, Args)]
 pub struct Upgrade {
     /// The program to start [default: the tapline-disk that belongs to this program]
     #[arg(long, value_name = "PATH")]
@@ -307,5 +331,19 @@ mod test {
         assert!(parse("disk /s merge --from 0").unwrap_err().contains("--into"));
         assert!(parse("disk /s frobnicate").is_err());
         assert!(parse("disk layers").is_err());
+    }
+
+    #[test]
+    fn limits_replace_each_other_and_none_stands_alone() {
+        let limits = |line: &str| match parse(line).unwrap().verb {
+            DiskVerb::Limit(said) => ask::Limit::of(&said).map(|limit| limit.limits),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(limits("disk /s limit"), Ok(None), "they are shown");
+        assert_eq!(limits("disk /s limit --none"), Ok(Some(Limits::default())));
+        let given = limits("disk /s limit --iops 5000 --bandwidth 100M --burst 2s").unwrap();
+        assert_eq!(given, Some("iops=5000,bandwidth=100M,burst=2s".parse().unwrap()));
+        assert!(limits("disk /s limit --iops 100 --write-iops 200").is_err());
+        assert!(parse("disk /s limit --none --iops 100").is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! A disk's answers, for people, in lines. What is missing is left out.
 
 use control::answer::{
-    Clone, Condition, InFlight, Layer, Layers, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize, Revert,
+    Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, Limited, MergeState, Pause, Paused, Polling, Resize, Revert,
     Snapshot, Stats, Upgrade, Version,
 };
 use control::printable;
@@ -84,6 +84,22 @@ pub fn space(answer: &Condition) -> Vec<String> {
         0 => "no requests are waiting for space".into(),
         waiting => format!("retrying {waiting} requests that wait for space"),
     }]
+}
+
+/// `limit`.
+pub fn limited(answer: &Limited) -> Vec<String> {
+    let mut lines = vec![match answer.limits.is_none() {
+        true => "the disk has no limits".into(),
+        false => format!("limits: {}", answer.limits.shown()),
+    }];
+    if let Some(mean) = answer.throttled_ns.checked_div(answer.throttled) {
+        let mean = time(mean / 1000);
+        lines.push(format!("  {} requests have waited for a limit, {mean} each on average", answer.throttled));
+    }
+    if answer.waiting > 0 {
+        lines.push(format!("  {} requests wait now", answer.waiting));
+    }
+    lines
 }
 
 /// `pause` and `resume`.

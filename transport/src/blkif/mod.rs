@@ -447,6 +447,11 @@ impl crate::Server for Server {
         self.stopped && self.takes_back()
     }
 
+    fn is_finishing(&self) -> bool {
+        // Pages of one that is gone are unmapped when its requests have ended.
+        self.session.orphans > 0 || self.session.device.as_ref().is_some_and(Device::is_finishing)
+    }
+
     fn give_back(&mut self, request: Request) {
         if !self.takes_back() {
             return self.complete(request, Status::NoSpace);

@@ -44,7 +44,7 @@ pub struct Session {
     /// Memory changes that the engine has not been told about, except those of the current front end.
     memory_changes: VecDeque<MemoryChange>,
     /// Requests of earlier front ends, not yet completed.
-    orphans: usize,
+    pub orphans: usize,
     epoch: u32,
     seen_connected: bool,
     announced: bool,

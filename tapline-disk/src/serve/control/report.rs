@@ -30,6 +30,17 @@ pub fn stats(work: &Work<'_>) -> answer::Stats {
     work.stats.told(work.condition())
 }
 
+/// `limit`.
+pub fn limit(asked: ask::Limit, work: &mut Work<'_>) -> answer::Limited {
+    if let Some(limits) = asked.limits {
+        let now = ::stats::monotonic();
+        work.limiter.set(limits, now);
+    }
+    let (requests, ns) = work.stats.all_throttled();
+    let limits = work.limiter.limits();
+    answer::Limited { limits, waiting: work.limiter.waiting(), throttled: requests, throttled_ns: ns }
+}
+
 /// `trace`.
 pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Failure> {
     let what = "trace the requests of this disk";

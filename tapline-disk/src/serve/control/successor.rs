@@ -134,6 +134,9 @@ impl Successor {
             // Programs that know nothing of pages take it for the log of some layer, and close it.
             say(Said::Log { name: page::NAME.into() }, &[file])?;
         }
+        if let Some(limits) = work.limiter.handed() {
+            say(Said::Limits(Box::new(limits)), &[])?;
+        }
         // What waits for space stays with its guest, and comes to the new process again.
         let (mut counters, started) = (work.counters(), work.stats.started());
         let came = |taken: u64| taken.saturating_sub(started);

@@ -189,6 +189,8 @@ impl Upgrade {
     /// Takes no more requests.
     fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         work.server.hold(true);
+        // What its peers do not keep for the next process is done by this one.
+        work.limiter.set_ending(!work.server.takes_back());
         self.set_timer(self.pause_max)?;
         self.stage = Stage::Draining { since: Instant::now() };
         Ok(())
@@ -196,7 +198,7 @@ impl Upgrade {
 
     /// Takes requests again, and tries later.
     fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        work.server.hold(false);
+        go_on(work);
         self.again("requests in flight do not complete")?;
         let rest = REST * self.attempts;
         self.set_timer(rest)?;
@@ -206,7 +208,7 @@ impl Upgrade {
 
     /// Accepts requests again, and tries with another new process: a late one has been told so, and exits.
     fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        work.server.hold(false);
+        go_on(work);
         self.again(LATE)?;
         let Some(program) = &self.program else { return Err(self.too_long(LATE)) };
         self.successor.end(work);
@@ -264,10 +266,16 @@ impl Upgrade {
 
     /// It has failed: the new process must exit, and this one continues.
     pub fn undo(&mut self, work: &mut Work<'_>) {
-        work.server.hold(false);
+        go_on(work);
         work.engine.forget(UPGRADE_TIMER.0);
         self.successor.end(work);
     }
+}
+
+/// Takes requests again, within the limits of the disk.
+fn go_on(work: &mut Work<'_>) {
+    work.server.hold(false);
+    work.limiter.set_ending(false);
 }
 
 /// What no waiting helps against.

@@ -27,6 +27,7 @@ use crate::log::say;
 use crate::polling::Polling;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
+use crate::serve::limits::Limiter;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::page::Kept;
 use crate::serve::suspects::Suspects;
@@ -50,6 +51,8 @@ pub struct Work<'a> {
     pub flush: &'a mut Flush,
     /// What waits for space.
     pub full: &'a mut Full,
+    /// What the disk is limited to, and what waits for that.
+    pub limiter: &'a mut Limiter,
     /// I/O statistics of the disk.
     pub stats: &'a mut Stats,
     /// The file of the statistics page.

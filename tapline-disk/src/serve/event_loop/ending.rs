@@ -26,7 +26,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         let before = self.given_back;
         if !self.server.takes_back() {
             self.full.stop();
+            self.limiter.set_ending(true);
         }
+        self.release();
         self.see_to_space();
         self.leave_control()?;
         self.drain()?;

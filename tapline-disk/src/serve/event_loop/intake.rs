@@ -14,7 +14,7 @@ use crate::fault;
 /// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
 /// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not
 /// count.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 
 /// The same while the storage has nothing to do, and will not be done at once: it begins with these while we are at the
 /// next.
@@ -25,6 +25,9 @@ impl<S: Server + Disclose> EventLoop<S> {
     pub(super) fn take_in(&mut self) -> usize {
         if self.suspects.are_there() {
             return self.take_suspect();
+        }
+        if self.limiter.is_active() {
+            return self.take_limited();
         }
         let looked = self.time();
         let seen = self.seen.take().unwrap_or(looked);

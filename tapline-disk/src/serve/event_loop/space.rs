@@ -50,8 +50,9 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Gives back what waits for space, or is held back, and is wanted by its peer, or stays with it when the server
     /// stops; how many.
     pub(super) fn give_back(&mut self) -> usize {
+        let limited = self.give_back_limited();
         if !self.full.is_full() && !self.disk.is_quiesced() {
-            return 0;
+            return limited;
         }
         let mut wanted = self.full.recall(|token| self.server.recalls(token));
         // Requests are held back for as long as a client of the control socket likes.
@@ -61,6 +62,18 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.stats.given_back(&request);
             self.server.give_back(request);
         }
+        self.given_back += count;
+        count + limited
+    }
+
+    /// The same for those that wait for a limit. For the statistics they have not come yet.
+    fn give_back_limited(&mut self) -> usize {
+        if self.limiter.waiting() == 0 {
+            return 0;
+        }
+        let wanted = self.limiter.recall(|token| self.server.recalls(token));
+        let count = wanted.len();
+        wanted.into_iter().for_each(|request| self.server.give_back(request));
         self.given_back += count;
         count
     }

@@ -68,6 +68,9 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// Whether the loop may sleep. What waits in a ring while something is under way, or at rest, is no reason not to.
     pub(super) fn may_sleep(&mut self) -> bool {
+        if !self.mind_limits() {
+            return false;
+        }
         (self.suspects.are_there() && !self.may_take_suspect()) || self.server.may_sleep()
     }
 

@@ -153,6 +153,10 @@ impl Server for Emulated {
         }
     }
 
+    fn is_finishing(&self) -> bool {
+        self.guest.is_finishing()
+    }
+
     fn give_back(&mut self, request: Request) {
         match is_nbds(request.token()) {
             true => self.complete(request, Status::NoSpace),

@@ -160,6 +160,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         report: Signal::to_report().unwrap(),
         control: None,
         full: Full::new(false),
+        limiter: crate::serve::limits::Limiter::new(control::limits::Limits::default()),
         counters: Counters::default(),
         page: None,
         identity: "{}".into(),

@@ -1,0 +1,183 @@
+//! A token bucket on whole numbers.
+//!
+//! It knows no disk and no clock: times are given, in nanoseconds. A unit, which is a request or a byte, costs as much
+//! as a rate of one per second brings in a second. So a nanosecond brings as much as the rate has units, and neither
+//! rounds. Only a wait is a division.
+//!
+//! Invariants: between any two moments a bucket lets no more through than its rate brings, what was saved up, and the
+//! last request; what it brings while something waits is not lost when the wait ends late, up to [`CATCH_UP`].
+
+/// What a unit costs: the nanoseconds of a second.
+const UNIT: i128 = 1_000_000_000;
+
+/// How late the end of a wait may be, in nanoseconds, before the rest of it is lost. With less, a busy machine would
+/// keep a disk below its limit; with more, a process that was stopped for minutes would make up for them.
+const CATCH_UP: u64 = 100_000_000;
+
+/// What may be owed at most where nothing is held back, in nanoseconds: it is waited for afterwards.
+const OWED: u64 = 1_000_000_000;
+
+/// The bucket. A level below zero is owed.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    /// Units per second.
+    rate: i128,
+    /// The level that is saved up at most.
+    most: i128,
+    level: i128,
+    /// When the level was right.
+    at: u64,
+}
+
+impl Bucket {
+    /// A full bucket with room for what `rate` units per second bring in `burst` nanoseconds.
+    pub fn new(rate: u64, burst: u64, now: u64) -> Bucket {
+        let rate = i128::from(rate);
+        let most = rate * i128::from(burst);
+        Bucket { rate, most, level: most, at: now }
+    }
+
+    /// Another rate or burst takes the place of this. What was saved up, or is owed, stays as far as it can.
+    pub fn replaced(self, rate: u64, burst: u64, now: u64) -> Bucket {
+        let mut old = self;
+        old.refill(now, false);
+        let new = Bucket::new(rate, burst, now);
+        Bucket { level: old.level.clamp(-new.owed_most(), new.most), ..new }
+    }
+
+    /// Time has passed. `waiting`: something has waited for this bucket meanwhile.
+    pub fn refill(&mut self, now: u64, waiting: bool) {
+        let Some(passed) = now.checked_sub(self.at).filter(|passed| *passed > 0) else { return };
+        self.at = now;
+        let most = if waiting { self.most + self.rate * i128::from(CATCH_UP) } else { self.most };
+        self.level = (self.level + i128::from(passed) * self.rate).min(most);
+    }
+
+    /// Whether so many units may go now. What is larger than the bucket may when that is full, and leaves it in debt.
+    pub fn allows(&self, units: u64) -> bool {
+        units == 0 || self.level >= self.needed(units)
+    }
+
+    /// They go.
+    pub fn take(&mut self, units: u64) {
+        self.level -= i128::from(units) * UNIT;
+    }
+
+    /// They go, allowed or not.
+    pub fn take_anyway(&mut self, units: u64) {
+        let before = self.level;
+        self.take(units);
+        self.level = self.level.max(before.min(-self.owed_most()));
+    }
+
+    /// Nanoseconds until so many units may go.
+    pub fn wait(&self, units: u64) -> u64 {
+        if self.allows(units) {
+            return 0;
+        }
+        let lacking = self.needed(units) - self.level;
+        u64::try_from((lacking + self.rate - 1) / self.rate).unwrap_or(u64::MAX)
+    }
+
+    /// The level in whole units, for a process that goes on with it.
+    pub fn units(&self) -> i64 {
+        i64::try_from(self.level.div_euclid(UNIT)).unwrap_or(i64::MIN)
+    }
+
+    /// Goes on with the level of another process.
+    pub fn resume(&mut self, units: i64) {
+        self.level = (i128::from(units) * UNIT).clamp(-self.owed_most(), self.most);
+    }
+
+    fn needed(&self, units: u64) -> i128 {
+        (i128::from(units) * UNIT).min(self.most)
+    }
+
+    fn owed_most(&self) -> i128 {
+        self.rate * i128::from(OWED)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_full_bucket_gives_its_burst_and_then_its_rate() {
+        let mut bucket = Bucket::new(1000, 10 * MS, 0);
+        let burst = (0..20).take_while(|_| bucket.allows(1).then(|| bucket.take(1)).is_some()).count();
+        assert_eq!((burst, bucket.wait(1), bucket.wait(5)), (10, MS, 5 * MS));
+        bucket.refill(MS - 1, true);
+        assert!(!bucket.allows(1));
+        assert_eq!(bucket.wait(1), 1);
+        bucket.refill(MS, true);
+        assert!(bucket.allows(1));
+    }
+
+    #[test]
+    fn a_request_larger_than_the_burst_goes_and_is_paid_for_afterwards() {
+        let mut bucket = Bucket::new(1000, 10 * MS, 0);
+        assert!(bucket.allows(1_000));
+        bucket.take(1_000);
+        assert_eq!(bucket.wait(1), 991 * MS);
+        assert_eq!(bucket.wait(1_000), SECOND);
+        assert!(bucket.allows(0), "what costs nothing never waits");
+    }
+
+    #[test]
+    fn an_unused_hour_saves_up_the_burst_only() {
+        let mut bucket = Bucket::new(1000, 10 * MS, 0);
+        bucket.take(10);
+        bucket.refill(3600 * SECOND, false);
+        assert_eq!(bucket.units(), 10);
+        bucket.take(10);
+        bucket.refill(7200 * SECOND, true);
+        assert_eq!(bucket.units(), 110, "a wait that ended late");
+        bucket.refill(7200 * SECOND + 1, false);
+        assert_eq!(bucket.units(), 10);
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_brings_nothing_and_stops_nothing() {
+        let mut bucket = Bucket::new(1000, 10 * MS, 5 * SECOND);
+        bucket.take(10);
+        bucket.refill(SECOND, true);
+        assert_eq!((bucket.units(), bucket.wait(1)), (0, MS));
+        bucket.refill(5 * SECOND + MS, true);
+        assert!(bucket.allows(1));
+        bucket.refill(u64::MAX, false);
+        assert_eq!(bucket.units(), 10);
+    }
+
+    #[test]
+    fn another_rate_keeps_what_was_saved_and_bounds_what_is_owed() {
+        let mut bucket = Bucket::new(1000, 1000 * MS, 0);
+        bucket.take(700);
+        assert_eq!(bucket.replaced(2000, 1000 * MS, 0).units(), 300);
+        assert_eq!(bucket.replaced(100, 1000 * MS, 0).units(), 100);
+        bucket.take(100_000);
+        assert_eq!(bucket.replaced(10, 1000 * MS, 0).wait(1), 1100 * MS);
+    }
+
+    #[test]
+    fn what_is_not_held_back_is_owed_for_a_second_at_most() {
+        let mut bucket = Bucket::new(10, 100 * MS, 0);
+        (0..1000).for_each(|_| bucket.take_anyway(1));
+        assert_eq!((bucket.units(), bucket.wait(1)), (-10, 1100 * MS));
+        let mut next = Bucket::new(10, 100 * MS, 0);
+        next.resume(bucket.units());
+        assert_eq!(next.wait(1), 1100 * MS);
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let mut bucket = Bucket::new(1 << 50, 3600 * SECOND, 0);
+        bucket.take(u64::MAX);
+        bucket.refill(u64::MAX, true);
+        bucket.take_anyway(u64::MAX);
+        assert!(bucket.wait(u64::MAX) > 0);
+    }
+}

@@ -11,6 +11,7 @@
 mod autostart;
 #[cfg(feature = "client")]
 pub mod client;
+mod disk_limits;
 mod event;
 mod host;
 mod inventory;
@@ -31,6 +32,7 @@ mod vm;
 mod vm_snapshot;
 
 pub use autostart::Autostart;
+pub use disk_limits::DiskLimits;
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};

@@ -49,6 +49,12 @@ pub struct DiskStatistics {
     pub polls_hit: u64,
     /// Looks that have found none.
     pub polls_missed: u64,
+    /// Requests that a limit of the disk has held back.
+    #[serde(default)]
+    pub throttled: u64,
+    /// For how many nanoseconds it has, in all.
+    #[serde(default)]
+    pub throttled_ns: u64,
     /// The counters of each kind of request.
     pub operations: Vec<OperationStatistics>,
     /// The requests in flight, the oldest first: 64 of them at most.

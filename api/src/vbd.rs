@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, OtherConfig, Problem, Tags};
+use crate::{AbsolutePath, Autostart, DiskLimits, OtherConfig, Problem, Tags};
 
 /// A virtual block device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -36,6 +36,9 @@ pub struct Vbd {
     /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// What its disk is limited to; absent if it has no limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<DiskLimits>,
     /// Whether the VBD is plugged.
     pub state: VbdState,
     /// Where the disk is served: a socket, or for a Xen guest the backend's node in xenstore; present while plugged.
@@ -70,6 +73,7 @@ impl Vbd {
             tags: Tags::default(),
             other_config: OtherConfig::default(),
             autostart: None,
+            limits: None,
             state: VbdState::Unplugged,
             socket: None,
             pid: None,
@@ -161,6 +165,9 @@ pub struct VbdCreate {
     /// Autostart when the host boots, only for VBDs that belong to no VM; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// What its disk is limited to; without limits by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<DiskLimits>,
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub tags: Tags,

@@ -169,6 +169,7 @@ pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<M
         transport: None,
         queues: None,
         autostart: None,
+        limits: None,
         tags: Default::default(),
         other_config: Default::default(),
     };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use control::{Error, Kind};
 use serde_json::json;
-use stats::{Kind as Operation, KindCounts, Reader, Snapshot, Stage, float};
+use stats::{Count, Kind as Operation, KindCounts, Reader, Snapshot, Stage, float};
 
 use crate::failure::Failure;
 use crate::output::print_local;
@@ -45,6 +45,8 @@ struct Seen {
     /// The age of the oldest request, and whether it is with the storage.
     oldest: Option<(u64, bool)>,
     errors: u64,
+    /// Requests that a limit has held back, and for how many nanoseconds.
+    throttled: (u64, u64),
     /// The share of a CPU that the process took; `None` where that cannot be seen.
     cpu: Option<f64>,
     slow_clock: bool,
@@ -105,6 +107,7 @@ impl Seen {
         let counts = Operation::ALL.iter().fold(KindCounts::default(), |sum, kind| sum.with(&since(*kind)));
         let ns = now.read.saturating_sub(before.read);
         let oldest = now.in_flight.first();
+        let more = |count: Count| now.count(count).saturating_sub(before.count(count));
         Seen {
             ns,
             counts,
@@ -114,6 +117,7 @@ impl Seen {
             in_flight: now.in_flight.len() as u64,
             oldest: oldest.map(|one| (now.read.saturating_sub(one.taken), one.stage() == Stage::Storage)),
             errors: counts.all_errors(),
+            throttled: (more(Count::Throttled), more(Count::ThrottledNs)),
             cpu: cpu.map(|cpu| cpu.as_secs_f64() * 1e9 / float(ns).max(1.0)),
             slow_clock: now.slow_clock,
         }
@@ -188,6 +192,17 @@ fn judge(seen: &Seen) -> Vec<Finding> {
 fn bound_by(seen: &Seen, find: &mut impl FnMut(&'static str, String, Option<&'static str>)) {
     let storage = seen.share(&[Stage::Storage]);
     let whole = seen.queue(&Stage::ALL);
+    let (throttled, held) = seen.throttled;
+    let share = float(throttled) / float(seen.counts.count()).max(1.0);
+    // What waits for a limit waits in the ring, as far as the stages know.
+    if share > 0.1 && float(held) > 0.3 * float(seen.counts.sum_of_all()) {
+        let mean = float(held) / float(throttled).max(1.0) / 1e6;
+        let text = format!(
+            "The limit of the disk: {} % of the requests have waited for it, {mean:.1} ms each.",
+            percent(share.min(1.0))
+        );
+        return find("limit", text, Some("tapline vbd limit, or tapline disk SOCKET limit, shows and changes it"));
+    }
     if let Some(cpu) = seen.cpu.filter(|cpu| *cpu > 0.9) {
         let text = format!("The disk's thread is busy: it takes {} % of a CPU.", percent(cpu));
         return find(
@@ -308,6 +323,21 @@ mod test {
         assert_eq!(findings[0].bound, "storage");
         assert!(findings[0].text.contains("for 5.") && findings[0].text.contains("1 in flight"), "{:?}", findings[0]);
         assert_eq!(stuck(false)[0].bound, "held");
+    }
+
+    #[test]
+    fn a_limit_that_holds_requests_back_is_named() {
+        let limited = |count: u64, held: u64| {
+            served(1000, [held, 2000, 100_000, 1000], move |page| {
+                page.count(Count::Throttled, count);
+                page.count(Count::ThrottledNs, count * held);
+            })
+        };
+        let findings = limited(900, 5_000_000);
+        assert_eq!(bounds(&findings), ["limit", "figures"]);
+        assert!(findings[0].text.contains("90 % of the requests have waited for it, 5.0 ms each"), "{findings:?}");
+        assert_ne!(bounds(&limited(10, 5_000_000))[0], "limit", "few have waited");
+        assert_ne!(bounds(&limited(900, 100))[0], "limit", "they have not waited for long");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `tapline vbd`.
 
+mod limit;
 mod upgrade;
 
 use std::fs::Metadata;
@@ -8,7 +9,7 @@ use std::path::Path;
 
 use api::client::Connector;
 use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
-use arguments::number;
+use arguments::{LimitWords, number};
 use uuid::Uuid;
 
 use crate::column::{Column, Names};
@@ -63,6 +64,8 @@ pub enum Verb {
     },
     /// Replace the process that serves the disk with the installed program, without interrupting the guest
     Upgrade(upgrade::Upgrade),
+    /// Limit requests and bytes per second of the disk, at once if it is plugged
+    Limit(limit::Limit),
     /// Remove an unplugged block device; its disk stays
     Destroy(One),
     /// Print the configuration to paste for a machine that is managed elsewhere
@@ -140,6 +143,8 @@ pub struct Create {
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
     #[command(flatten)]
+    limits: LimitWords,
+    #[command(flatten)]
     labels: NewLabels,
     #[command(flatten)]
     waiting: Waiting,
@@ -193,6 +198,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("advice", |vbd, _| vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
         .alone(),
     Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
+    Shown::new("limits", |vbd, _| vbd.limits.as_ref().map(limit::shown).unwrap_or_default()).alone(),
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
 ];
 
@@ -253,6 +259,7 @@ impl Verb {
             Verb::Plug { which, waiting } => plug(session, which, waiting).await,
             Verb::Unplug { which, force, waiting } => unplug(session, which, force, waiting).await,
             Verb::Upgrade(upgrade) => upgrade.run(session).await,
+            Verb::Limit(limit) => limit.run(session).await,
             Verb::Destroy(One { vbd, waiting }) => {
                 session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }
@@ -356,6 +363,7 @@ impl Create {
             transport: self.transport,
             queues: self.queues,
             autostart: self.autostart,
+            limits: limit::of_words(&self.limits)?,
             tags,
             other_config,
         };

@@ -4,6 +4,7 @@
 pub mod control;
 pub mod gate;
 pub mod handing;
+pub mod limits;
 pub mod oom;
 mod owners;
 pub mod paths;

@@ -190,7 +190,12 @@ impl Found {
             })
         });
         let help = "Time that requests spent in a stage; its rate is the average number of requests in it";
-        of("disk_operation_time", help, Some(Unit::Seconds)).counters(encoder, stages)
+        of("disk_operation_time", help, Some(Unit::Seconds)).counters(encoder, stages)?;
+        let count = |disk: &Disk, count| disk.read.snapshot.count(count);
+        of("disk_throttled_requests", "Requests that a limit of the disk has held back", None)
+            .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Throttled))))?;
+        of("disk_throttled_time", "For how long it has, in all", Some(Unit::Seconds))
+            .counters(encoder, self.by_disk(move |disk| seconds(count(disk, Count::ThrottledNs))))
     }
 
     fn encode_latencies(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {

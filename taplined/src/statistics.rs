@@ -144,6 +144,8 @@ impl Read {
             sleeps: count(stats::Count::Sleeps),
             polls_hit: count(stats::Count::PollsHit),
             polls_missed: count(stats::Count::PollsMissed),
+            throttled: count(stats::Count::Throttled),
+            throttled_ns: count(stats::Count::ThrottledNs),
             operations: Kind::ALL.iter().map(|kind| self.operation(*kind, histograms)).collect(),
             requests: snapshot.in_flight.iter().take(LISTED).map(|request| in_flight(request, snapshot.read)).collect(),
             guest: layers.as_ref().map(Layers::guest_shown),

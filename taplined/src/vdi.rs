@@ -9,7 +9,7 @@ mod copy;
 mod create;
 mod destroy;
 mod leaf;
-mod live;
+pub mod live;
 mod merge;
 mod postponed;
 mod resize;

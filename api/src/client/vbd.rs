@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Problem, Tag, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
+use crate::{DiskLimits, Problem, Tag, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
 
 const VBDS: &str = "vbds";
 
@@ -69,6 +69,11 @@ impl Client {
     /// Changes a block device.
     pub async fn vbd_set(&self, uuid: Uuid, asked: &VbdPatch) -> Result<Vbd, Problem> {
         self.change(Method::PATCH, &Target::object(VBDS, uuid), asked).await
+    }
+
+    /// Limits the disk of a block device, at once if it is plugged.
+    pub async fn vbd_limit(&self, uuid: Uuid, asked: &DiskLimits) -> Result<Vbd, Problem> {
+        self.change(Method::POST, &Target::verb(VBDS, uuid, "limit"), asked).await
     }
 
     /// Plugs a block device.

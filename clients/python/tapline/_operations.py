@@ -364,13 +364,14 @@ class Operations(Transport):
         return self.request("GET", f"/v1/vbds/{uuid}/connect", query=query)
 
     def vbd_create(
-        self, *, vdi, autostart=UNSET, bootable=UNSET, mode=UNSET, other_config=UNSET, position=UNSET, queues=UNSET,
-        tags=UNSET, transport=UNSET, uuid=UNSET, vm=UNSET,
+        self, *, vdi, autostart=UNSET, bootable=UNSET, limits=UNSET, mode=UNSET, other_config=UNSET, position=UNSET,
+        queues=UNSET, tags=UNSET, transport=UNSET, uuid=UNSET, vm=UNSET,
     ):
         """Creates a VBD, which is not plugged yet.
 
         autostart: Autostart when the host boots, only for VBDs that belong to no VM; disabled by default.
         bootable: Whether the VM may boot from it; by default only from its first disk.
+        limits: What its disk is limited to; without limits by default.
         mode: Access mode; by default what the VDI allows.
         other_config: Strings that programs keep with it.
         position: Position among the disks of its VM, 0 to 254; the first free one by default.
@@ -384,14 +385,40 @@ class Operations(Transport):
         Returns a `Vbd`.
         """
         body = _given({
-            "autostart": autostart, "bootable": bootable, "mode": mode, "other_config": other_config, "position":
-            position, "queues": queues, "tags": tags, "transport": transport, "uuid": uuid, "vdi": vdi, "vm": vm,
+            "autostart": autostart, "bootable": bootable, "limits": limits, "mode": mode, "other_config": other_config,
+            "position": position, "queues": queues, "tags": tags, "transport": transport, "uuid": uuid, "vdi": vdi,
+            "vm": vm,
         })
         return self.request("POST", "/v1/vbds", body=body)
 
     def vbd_destroy(self, uuid, *, if_match=None):
         """Removes a VBD, which must be unplugged."""
         return self.request("DELETE", f"/v1/vbds/{uuid}", if_match=if_match)
+
+    def vbd_limit(
+        self, uuid, *, bandwidth=UNSET, burst_ms=UNSET, iops=UNSET, read_bandwidth=UNSET, read_iops=UNSET,
+        write_bandwidth=UNSET, write_iops=UNSET, if_match=None,
+    ):
+        """Limits the disk of a VBD to so many requests and bytes per second. The body has all of its limits: what it
+        omits is not limited any more, and an empty object removes all limits. A plugged disk is limited at once:
+        requests that have waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged
+        and plugged again.
+
+        bandwidth: Bytes per second that are read and written.
+        burst_ms: How much an unused disk saves up: what each limit allows in so many milliseconds. 100 by default.
+        iops: Requests per second: reads, writes and discards, not flushes.
+        read_bandwidth: Bytes per second that are read; not more than bandwidth.
+        read_iops: Reads per second; not more than iops.
+        write_bandwidth: Bytes per second that are written; not more than bandwidth.
+        write_iops: Writes per second; not more than iops.
+
+        Returns a `Vbd`.
+        """
+        body = _given({
+            "bandwidth": bandwidth, "burst_ms": burst_ms, "iops": iops, "read_bandwidth": read_bandwidth, "read_iops":
+            read_iops, "write_bandwidth": write_bandwidth, "write_iops": write_iops,
+        })
+        return self.request("POST", f"/v1/vbds/{uuid}/limit", body=body, if_match=if_match)
 
     def vbd_list(self, *, sr=UNSET, vm=UNSET, vdi=UNSET, match=UNSET, state=UNSET, tag=UNSET, limit=UNSET, after=UNSET):
         """Lists the VBDs by VM and position.

@@ -1,6 +1,8 @@
 //! Virtual block devices.
 
-use api::{AbsolutePath, Change, Code, Driver, Labels, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi};
+use api::{
+    AbsolutePath, Change, Code, DiskLimits, Driver, Labels, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi,
+};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
@@ -33,6 +35,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
         tags,
         other_config,
         autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
+        limits: row.get::<_, Option<Json<_>>>("limits")?.map(|json| json.0),
         state: row.get::<_, Word<_>>("state")?.0,
         socket: socket.is_some().then(|| text(row, "socket")).transpose()?,
         pid: row.get("pid")?,
@@ -144,13 +147,13 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO vbd VALUES (:uuid, :vm, :vdi, :position, :mode, :bootable, :transport, :queues, :state,
-             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE, :tags, :other_config)",
+             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE, :tags, :other_config, :limits)",
             named_params! {
                 ":uuid": Id(vbd.uuid), ":vm": vbd.vm.map(Id), ":vdi": Id(vbd.vdi), ":position": vbd.position,
                 ":mode": Word(vbd.mode), ":bootable": vbd.bootable, ":transport": Word(vbd.transport),
                 ":queues": vbd.queues, ":state": Word(VbdState::Unplugged), ":created": Time(vbd.created),
                 ":autostart": vbd.autostart.map(Json), ":tags": Json(&vbd.tags),
-                ":other_config": Json(&vbd.other_config),
+                ":other_config": Json(&vbd.other_config), ":limits": vbd.limits.map(Json),
             },
         )?;
         self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);
@@ -246,6 +249,23 @@ impl Tx<'_> {
         self.execute(sql, [Id(uuid)])?;
         self.touch(ObjectKind::Vbd, uuid, Change::Changed);
         Ok(())
+    }
+
+    /// Records what the disk of a VBD is limited to. Refused while a process is starting that may not know it.
+    pub fn set_vbd_limits(&mut self, uuid: Uuid, limits: Option<&DiskLimits>) -> Result<Vbd, Problem> {
+        let doing = match self.vbd(uuid)?.state {
+            VbdState::Unplugged | VbdState::Plugged => None,
+            VbdState::Plugging => Some("is being plugged"),
+            VbdState::Restarting => Some("is being restarted"),
+            VbdState::Unplugging => Some("is being unplugged"),
+        };
+        if let Some(doing) = doing {
+            let what = format!("VBD {uuid} {doing}, so its limits cannot be changed");
+            return Err(Problem::new(Code::Busy, what).advise("retry after that"));
+        }
+        self.execute("UPDATE vbd SET limits = ?2 WHERE uuid = ?1", (Id(uuid), limits.map(Json)))?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        self.vbd(uuid)
     }
 
     /// How often the process of a VBD has died since it was plugged.

@@ -145,7 +145,16 @@ fn warnings(disk: &Disk) -> Vec<Line<'static>> {
             said.push(format!("{} {what}", now.count(count)));
         }
     }
+    said.extend(limited(disk));
     said.into_iter().map(Line::raw).collect()
+}
+
+/// What a limit of the disk has held back.
+fn limited(disk: &Disk) -> Option<String> {
+    let (throttled, held) = (disk.now.count(Count::Throttled), disk.now.count(Count::ThrottledNs));
+    let mean = float(held) / float(throttled).max(1.0);
+    let text = format!("a limit has held {throttled} requests back, {} each on average", duration(mean).trim());
+    (throttled > 0).then_some(text)
 }
 
 fn of_kind(disk: &Disk, kind: Kind, all_time: bool, span: &str) -> String {

@@ -92,6 +92,7 @@ pub fn vbd(number: u128) -> Vbd {
         tags: Default::default(),
         other_config: Default::default(),
         autostart: None,
+        limits: None,
         state: VbdState::Plugged,
         socket: Some("/run/tapline/vbd/1.sock".parse().unwrap()),
         pid: Some(77),

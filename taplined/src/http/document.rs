@@ -415,6 +415,7 @@ mod test {
         let known = are![
             Backup,
             Difference,
+            DiskLimits,
             DiskStatistics,
             Event,
             Host,

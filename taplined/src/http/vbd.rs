@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use api::{
-    Code, Driver, Mode, ObjectKind, Problem, Task, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds,
+    Code, DiskLimits, Driver, Mode, ObjectKind, Problem, Task, Transport, Vbd, VbdCreate, VbdPatch, VbdState,
+    VbdUnplug, Vbds,
 };
 use axum::Json;
 use axum::extract::State;
@@ -20,6 +21,7 @@ use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Created, Refusal, begun, created};
 use crate::daemon::Daemon;
+use crate::disk::limits;
 use crate::disk::paths::DiskPaths;
 use crate::plug;
 use crate::request;
@@ -36,6 +38,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(plug_one))
         .routes(routes!(unplug_one))
         .routes(routes!(upgrade))
+        .routes(routes!(limit))
         .routes(routes!(plug_many))
         .routes(routes!(unplug_many))
         .routes(routes!(connect))
@@ -136,6 +139,7 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
         bootable: asked.bootable.unwrap_or(vm.is_some() && position == 0),
         queues: asked.queues.unwrap_or(queues),
         autostart: asked.autostart,
+        limits: limits::checked(asked.limits)?,
         tags: asked.tags,
         other_config: asked.other_config,
         ..new
@@ -193,6 +197,27 @@ async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Bod
 )]
 async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::upgrade(&daemon, uuid).await?)
+}
+
+/// Limits the disk of a VBD to so many requests and bytes per second. The body has all of its limits: what it omits is
+/// not limited any more, and an empty object removes all limits. A plugged disk is limited at once: requests that have
+/// waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged and plugged again.
+#[utoipa::path(
+    post, path = "/vbds/{uuid}/limit", tag = "vbd", operation_id = "vbd_limit", params(("uuid" = Uuid, Path)),
+    request_body = DiskLimits,
+    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn limit(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Body(asked): Body<DiskLimits>,
+) -> Result<Json<Vbd>, Refusal> {
+    let limits = limits::checked(Some(asked)).map_err(|problem| Problem { field: None, ..problem })?;
+    let limited = request::change(&daemon.catalogue, 200, move |tx| tx.set_vbd_limits(uuid, limits.as_ref())).await?;
+    if limited.state == VbdState::Plugged {
+        plug::limit(&daemon, uuid).await?;
+    }
+    Ok(Json(limited))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

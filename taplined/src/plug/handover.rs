@@ -133,6 +133,7 @@ mod test {
             tags: Default::default(),
             other_config: Default::default(),
             autostart: None,
+            limits: None,
             state: api::VbdState::Plugged,
             socket: None,
             pid: Some(4),

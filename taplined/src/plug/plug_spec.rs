@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::queue::Request;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
+use crate::disk::limits;
 use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::reconcile::files::{self, Known};
@@ -132,6 +133,11 @@ impl PlugSpec {
         words.extend(["--queues".into(), self.vbd.queues.to_string().into()]);
         words.extend(["--handed".into(), "--confine".into(), "--managed".into()]);
         words.extend(["--when-full".into(), "wait".into()]);
+        let limits = limits::to_process(self.vbd.limits.as_ref());
+        // A program of before there were any does not know the word.
+        if !limits.is_none() {
+            words.extend(["--limit".into(), limits.to_string().into()]);
+        }
         if self.vbd.mode == Mode::ReadOnly {
             words.push("--read-only".into());
         }

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use uuid::Uuid;
 
 use super::settle::{Rest, record, settle};
-use super::{space, start, supervise, unplug};
+use super::{limit, space, start, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::paths;
 use crate::disk::process::DiskProcess;
@@ -58,7 +58,11 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         if process.as_ref().is_some_and(|serves| Some(serves.identity()) != recorded || vbd.state != before) {
             since.insert(vbd.uuid);
         }
+        let runs = process.is_some() && vbd.state == VbdState::Plugged;
         one(daemon, &vbd, process, rebooted).await?;
+        if runs {
+            limit::tell_again(daemon, vbd.uuid);
+        }
     }
     // If the catalogue is an older one, a VDI may be served through another VBD by now; then the running processes are
     // right. The remaining processes belong to VBDs that are unplugged or no longer exist, if the catalogue is right.

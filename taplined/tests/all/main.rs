@@ -18,6 +18,7 @@ mod hosts;
 mod http;
 mod inventory;
 mod journal;
+mod limits;
 mod lists;
 mod names;
 mod panics;

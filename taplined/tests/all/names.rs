@@ -225,6 +225,7 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
         ("vdi", "retention_rests"),
         ("task", "requester"),
         ("vm", "retention"),
+        ("vbd", "limits"),
     ];
     for (table, column) in later.into_iter().chain([("vm", "retention_problem"), ("token", "role"), ("token", "tag")]) {
         old.execute_batch(&format!("ALTER TABLE {table} DROP COLUMN {column};")).unwrap();

@@ -9,7 +9,8 @@ use crate::harness::tls::{Authority, token};
 use crate::harness::{Taplined, start};
 
 /// Operations that an operator may do, if the object has the tag. Each new one is a decision.
-const OPERATED: [&str; 10] = [
+const OPERATED: [&str; 11] = [
+    "vbd_limit",
     "vbd_plug",
     "vbd_unplug",
     "vdi_resize",

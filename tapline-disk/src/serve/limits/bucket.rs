@@ -27,6 +27,8 @@ pub struct Bucket {
     level: i128,
     /// When the level was right.
     at: u64,
+    /// Until when it may be higher than what is saved up: something has waited lately.
+    catches_up: u64,
 }
 
 impl Bucket {
@@ -34,7 +36,7 @@ impl Bucket {
     pub fn new(rate: u64, burst: u64, now: u64) -> Bucket {
         let rate = i128::from(rate);
         let most = rate * i128::from(burst);
-        Bucket { rate, most, level: most, at: now }
+        Bucket { rate, most, level: most, at: now, catches_up: 0 }
     }
 
     /// Another rate or burst takes the place of this. What was saved up, or is owed, stays as far as it can.
@@ -45,11 +47,15 @@ impl Bucket {
         Bucket { level: old.level.clamp(-new.owed_most(), new.most), ..new }
     }
 
-    /// Time has passed. `waiting`: something has waited for this bucket meanwhile.
+    /// Time has passed. `waiting`: something has waited for this bucket meanwhile. For a moment after that the bucket may
+    /// still hold more: a guest with few requests at once has none that waits just after a late wait.
     pub fn refill(&mut self, now: u64, waiting: bool) {
         let Some(passed) = now.checked_sub(self.at).filter(|passed| *passed > 0) else { return };
         self.at = now;
-        let most = if waiting { self.most + self.rate * i128::from(CATCH_UP) } else { self.most };
+        if waiting {
+            self.catches_up = now.saturating_add(CATCH_UP);
+        }
+        let most = if now <= self.catches_up { self.most + self.rate * i128::from(CATCH_UP) } else { self.most };
         self.level = (self.level + i128::from(passed) * self.rate).min(most);
     }
 
@@ -136,7 +142,9 @@ mod test {
         bucket.take(10);
         bucket.refill(7200 * SECOND, true);
         assert_eq!(bucket.units(), 110, "a wait that ended late");
-        bucket.refill(7200 * SECOND + 1, false);
+        bucket.refill(7200 * SECOND + CATCH_UP, false);
+        assert_eq!(bucket.units(), 110);
+        bucket.refill(7200 * SECOND + CATCH_UP + 1, false);
         assert_eq!(bucket.units(), 10);
     }
 

@@ -47,8 +47,8 @@ impl Bucket {
         Bucket { level: old.level.clamp(-new.owed_most(), new.most), ..new }
     }
 
-    /// Time has passed. `waiting`: something has waited for this bucket meanwhile. For a moment after that the bucket may
-    /// still hold more: a guest with few requests at once has none that waits just after a late wait.
+    /// Time has passed. `waiting`: something has waited for this bucket meanwhile. For a moment after that the bucket
+    /// may still hold more: a guest with few requests at once has none that waits just after a late wait.
     pub fn refill(&mut self, now: u64, waiting: bool) {
         let Some(passed) = now.checked_sub(self.at).filter(|passed| *passed > 0) else { return };
         self.at = now;

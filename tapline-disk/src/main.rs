@@ -107,6 +107,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     };
     redo_log::prepare();
     ::stats::Source::of_this_machine();
+    polling::prepare();
     if handing.confine {
         confine::enter()?;
     }

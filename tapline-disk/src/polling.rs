@@ -21,7 +21,7 @@ use std::time::Duration;
 use control::PollingMode;
 use serde::{Deserialize, Serialize};
 
-pub use contention::Contention;
+pub use contention::{Contention, prepare};
 use forecast::Forecast;
 pub use forecast::Nap;
 

@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 /// A look of so many nanoseconds was interrupted.
 const INTERRUPTED: u64 = 500_000;
@@ -17,6 +18,16 @@ const INTERRUPTED: u64 = 500_000;
 const GIVEN_UP: u64 = 64;
 /// And for no longer than this.
 const GIVEN_UP_MAX: u64 = 2_000_000_000;
+
+/// What the kernel says of the thread that polls.
+static STATUS: OnceLock<File> = OnceLock::new();
+
+/// To be called by the thread that will poll, before the process gives up access to files.
+pub fn prepare() {
+    if let Ok(status) = File::open("/proc/thread-self/status") {
+        STATUS.get_or_init(|| status);
+    }
+}
 
 /// What is known of it. Times are in nanoseconds.
 pub struct Contention {
@@ -29,10 +40,9 @@ pub struct Contention {
 }
 
 impl Contention {
-    /// For the present thread. To be called before the process gives up access to files.
+    /// For the thread that called [`prepare`]; without that, or where the kernel does not tell, there is never any.
     pub fn of_this_thread() -> Contention {
-        let own = File::open("/proc/thread-self/status").ok();
-        Contention::by(Box::new(move || own.as_ref().and_then(switches_in)))
+        Contention::by(Box::new(|| STATUS.get().and_then(switches_in)))
     }
 
     fn by(mut switches: Box<dyn FnMut() -> Option<u64> + Send>) -> Contention {
@@ -137,6 +147,7 @@ mod test {
         let text = b"Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t77\n";
         file.write_all_at(text, 0).unwrap();
         assert_eq!(switches_in(&file), Some(77));
+        prepare();
         let mut this = Contention::of_this_thread();
         assert!((this.switches)().is_some());
     }

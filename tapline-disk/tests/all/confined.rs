@@ -78,6 +78,10 @@ fn works<P: Peer + 'static>(format: &str, transport: &str, connect: fn(&std::pat
     let disk = serve(&room, format, transport);
     assert_eq!([status(&disk, "Uid"), status(&disk, "Gid")], [NOBODY.to_string(), NOBODY.to_string()]);
     assert_eq!((status(&disk, "NoNewPrivs"), status(&disk, "Seccomp")), ("1".into(), "2".into()));
+    // What polling needs to leave the processor to others was opened in time.
+    let open = std::fs::read_dir(format!("/proc/{}/fd", disk.child.id())).unwrap().flatten();
+    let paths: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
+    assert!(paths.iter().any(|path| path.ends_with("status") && path.starts_with("/proc")), "{paths:?}");
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
         assert_eq!(u64::from_str_radix(&status(&disk, set), 16), Ok(0), "{set}");
     }

@@ -1,8 +1,8 @@
 //! A disk's answers, for people, in lines. What is missing is left out.
 
 use control::answer::{
-    Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, Limited, MergeState, Pause, Paused, Polling, Resize, Revert,
-    Snapshot, Stats, Upgrade, Version,
+    Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize,
+    Revert, Snapshot, Stats, Upgrade, Version,
 };
 use control::printable;
 use control::size::readable;

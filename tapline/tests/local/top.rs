@@ -33,6 +33,9 @@ impl Served {
         process.args(serve).current_dir(room.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let served = Served { process: process.spawn().unwrap(), room };
         wait("the disk is served", || UnixStream::connect(served.room.path().join("nbd.sock")).is_ok());
+        // It listens before it has begun its page.
+        let page = served.room.path().join("a.page");
+        wait("the page is begun", || stats::Reader::open(&page).is_ok_and(|page| page.snapshot().is_ok()));
         served
     }
 

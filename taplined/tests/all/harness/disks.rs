@@ -186,7 +186,13 @@ fn leaks(daemon: &Taplined) -> String {
 fn leases(daemon: &Taplined) -> (BTreeSet<String>, bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let copy: PathBuf = daemon.room().join("state/catalogue.db");
-    let catalogue = Catalogue::open(&copy).unwrap();
+    // The daemon may be writing to it.
+    let mut opened = None;
+    super::wait_until("the catalogue can be opened beside the daemon", || {
+        opened = Catalogue::open(&copy).ok();
+        opened.is_some()
+    });
+    let catalogue = opened.unwrap();
     let holders = runtime.block_on(
         catalogue.read(|view| view.vdis(None)?.iter().map(|vdi| view.holders(vdi.uuid)).collect::<Result<Vec<_>, _>>()),
     );

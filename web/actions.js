@@ -65,6 +65,29 @@ export async function resize(vdi) {
   await act(`Resize of '${vdi.name}'`, "POST", `/vdis/${vdi.uuid}/resize`, { size: parseSize(size.input.value) });
 }
 
+export async function limit(vbd, name) {
+  const now = vbd.limits ?? {};
+  const iops = field("Requests per second (empty: no limit)", { name: "iops", inputmode: "numeric" });
+  const bandwidth = field("Bytes per second, for example 100M (empty: no limit)", { name: "bandwidth" });
+  iops.input.value = now.iops ?? "";
+  bandwidth.input.value = now.bandwidth ?? "";
+  const check = ({ input }, read, why) => input.addEventListener("input", () => {
+    input.setCustomValidity(input.value.trim() && read(input.value) === null ? why : "");
+  });
+  const whole = (text) => (/^[0-9]+$/.test(text.trim()) ? Number(text) : null);
+  check(iops, whole, "A whole number: 5000.");
+  check(bandwidth, parseSize, "A number and a unit: 100M, 1G.");
+  const content = h("div", {},
+    h("p", {}, "The limits hold at once, also while the guest works. Flushes are not limited."),
+    iops.element, bandwidth.element);
+  if (!(await dialog(`Limit '${name}'`, content, buttons("Set the limits")))) return;
+  // What is not asked for here stays: limits of reads and of writes alone, and the burst.
+  const limits = { ...now, iops: whole(iops.input.value), bandwidth: parseSize(bandwidth.input.value) };
+  const wanted = Object.fromEntries(Object.entries(limits).filter(([, value]) => value !== null));
+  if (Object.keys(wanted).every((key) => key === "burst_ms")) delete wanted.burst_ms;
+  await act(`Limits of '${name}'`, "POST", `/vbds/${vbd.uuid}/limit`, wanted);
+}
+
 export async function destroy(vdi) {
   const title = `Destroy '${vdi.name}'`;
   let plan;

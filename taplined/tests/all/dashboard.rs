@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::harness::chromium::{Browser, forward};
 use crate::harness::disks::{io, nbd, plug, vbd, with_disks};
 use crate::harness::tls::{Authority, any_token, port, rest};
-use crate::harness::{Taplined, start, start_with};
+use crate::harness::{Taplined, start, start_with, wait_until};
 
 /// Sends a request with these headers and no others; the status, and the answer.
 fn raw(daemon: &Taplined, request: &str, headers: &[&str]) -> (u16, String) {
@@ -159,6 +159,13 @@ fn the_page_shows_what_disks_do_and_takes_a_snapshot() {
     let snapshots = daemon.get(&format!("/vdis?snapshot_of={}", vdis[0])).1;
     assert_eq!((snapshots.as_array().unwrap().len(), &snapshots[0]["name"]), (1, &json!(NAME)));
     assert_eq!(page.value("document.querySelectorAll('img').length"), 0);
+    page.click("Limit");
+    page.wait_for("the dialog is open", "document.querySelector('dialog[open] input[name=iops]')");
+    page.value("document.querySelector('dialog input[name=iops]').value = '5000'");
+    page.value("document.querySelector('dialog input[name=bandwidth]').value = '100M'");
+    page.click("Set the limits");
+    let limits = || daemon.get(&path).1["limits"].clone();
+    wait_until("the limits are set", || limits() == json!({ "iops": 5000, "bandwidth": 100 << 20 }));
     drop(busy);
     assert_eq!(page.errors(), Vec::<String>::new());
     let elsewhere = |url: &String| !url.starts_with(&origin) && !url.starts_with("data:");

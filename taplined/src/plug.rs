@@ -50,7 +50,7 @@ pub use begin::plug;
 pub use doubt::doubt;
 pub use drain::drain;
 pub use hung::look_for_hung;
-pub use limit::limit;
+pub use limit::{of_process as limits_of_process, set as limit, tell_again as tell_limits_again};
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
 pub use plug_spec::serial;
 pub use recover::recover;

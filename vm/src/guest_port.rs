@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use stats::{GuestAnswer, Listening, question};
 
 /// A guest has this long to answer.
@@ -25,6 +26,14 @@ pub struct GuestPort {
     stream: Option<UnixStream>,
     number: u64,
     silent: bool,
+}
+
+/// Connects, without waiting for a listener that takes no client: it has one, or hangs.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 impl GuestPort {
@@ -47,7 +56,7 @@ impl GuestPort {
 
     fn try_ask(&mut self) -> io::Result<GuestAnswer> {
         if self.stream.is_none() {
-            self.stream = Some(UnixStream::connect(&self.path)?);
+            self.stream = Some(connect(&self.path)?);
             self.silent = false;
         }
         let Some(stream) = &mut self.stream else { return Err(ErrorKind::NotConnected.into()) };

@@ -81,8 +81,9 @@ struct Ended {
 
 /// Runs the job. A signal ends it early, with the result so far.
 pub fn run(files: &Files, replay: &Replay) -> Result<Exit, Failure> {
-    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    // Until there is something to report, a signal ends it at once: the recording may be a pipe, or hang.
     let plan = plan(replay)?;
+    let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     if replay.write {
         let agreed = replay.confirm.agreed(&format!("overwrite {} with what was recorded", replay.image));
         if !agreed.map_err(|error| Failure::new("read the answer", error))? {
@@ -176,8 +177,9 @@ fn fits(replay: &Replay, plan: &Plan, geometry: Geometry) -> Result<(), Failure>
     };
     if plan.end > geometry.len {
         let (end, len) = (plan.end, geometry.len);
-        return Err(refuse(format!("it has requests up to {end} bytes, and the disk has {len} bytes"))
-            .advise(format!("use an image of {} or more", readable(end.next_multiple_of(1 << 20)))));
+        return Err(refuse(format!("it has requests up to {end} bytes, and the disk has {len} bytes")).advise(
+            format!("use an image of {} or more", readable(end.checked_next_multiple_of(1 << 20).unwrap_or(end))),
+        ));
     }
     let block = u64::from(geometry.block);
     for (number, one) in plan.requests.iter().enumerate() {

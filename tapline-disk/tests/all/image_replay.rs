@@ -160,6 +160,9 @@ fn a_recording_that_does_not_fit_the_disk_is_refused_before_anything_is_asked() 
         let said = room.tapline("image replay raw:b odd");
         assert!(said.code == Some(64) && said.err.contains(why), "{said:?}");
     }
+    recording(&room, "far", &[(0, "read", u64::MAX - 4095, 4095)]);
+    let said = room.tapline("image replay raw:b far");
+    assert!(said.code == Some(64) && said.err.contains("up to 18446744073709551615 bytes"), "{said:?}");
     recording(&room, "writes", &[(0, "write", 0, 512)]);
     let said = room.tapline("image replay raw:b writes");
     assert!(said.code == Some(64) && said.err.contains("only requests that change the disk"), "{said:?}");

@@ -12,6 +12,13 @@ pub fn to_process(limits: Option<&DiskLimits>) -> Limits {
     Limits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms }
 }
 
+/// What a process says of its limits; nothing if it has none.
+pub fn of_process(limits: Limits) -> Option<DiskLimits> {
+    let Limits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms } = limits;
+    let limits = DiskLimits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms };
+    Some(limits).filter(|limits| *limits != DiskLimits::default())
+}
+
 /// Limits that can be kept, or nothing for none.
 pub fn checked(limits: Option<DiskLimits>) -> Result<Option<DiskLimits>, Problem> {
     let Some(limits) = limits.filter(|limits| *limits != DiskLimits::default()) else { return Ok(None) };

@@ -61,6 +61,10 @@ pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, 
 /// An empty body means an object without fields.
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
+    // It would be read as the fields in their order.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(Problem::new(Code::Invalid, "the request body must be a JSON object, not an array").into());
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();

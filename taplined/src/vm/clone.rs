@@ -66,9 +66,13 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
     });
     new.platform = settled.await?;
     super::check(&daemon.config, &new)?;
+    let originals = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
     let vbds = disks.iter().map(|disk| {
+        // Limits are not in a snapshot: they are what the disk has now.
+        let is_original = |vbd: &&Vbd| vbd.position == disk.position && vbd.vdi == disk.vdi;
+        let limits = originals.iter().find(is_original).and_then(|original| original.limits);
         let vdi = disk.snapshot.and_then(|source| clones.get(&source).copied()).unwrap_or(disk.vdi);
-        vbd(&new, disk, vdi)
+        Vbd { limits, ..vbd(&new, disk, vdi) }
     });
     let id = Uuid::new_v4();
     let vbds = vbds.collect();

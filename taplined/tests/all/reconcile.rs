@@ -292,6 +292,13 @@ impl Bed {
         assert_eq!(disks::state(&self.daemon, &self.vbd), "plugged");
     }
 
+    /// The limits of the disk's process, as it says.
+    fn told_limits(&self) -> Value {
+        let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
+        let line = json!({ "version": 1, "id": 1, "verb": "limit" });
+        crate::limits::ask(&place.join("control.sock"), &line)["ok"]["limits"].clone()
+    }
+
     fn kill_disk(&self) {
         let pid = || self.daemon.get(&self.vbd).1["pid"].clone();
         let before = pid();
@@ -352,6 +359,44 @@ fn a_running_disk_recorded_as_unplugged_is_adopted() {
     bed.io(&["read -P 1 0 1M"]);
     disks::unplug(&bed.daemon, &bed.vbd);
     disks::nothing_leaked(&bed.daemon);
+}
+
+/// The catalogue is from a time when the disk had other limits, and was not plugged.
+#[test]
+fn an_adopted_disk_has_the_limits_of_the_catalogue() {
+    for (before, since) in [(json!({ "iops": 300 }), json!({})), (json!({}), json!({ "iops": 5000 }))] {
+        let mut bed = bed();
+        let limit = |bed: &Bed, limits: &Value| {
+            let (status, said) = bed.daemon.post(&format!("{}/limit", bed.vbd), limits.clone());
+            assert_eq!(status, 200, "{said}");
+        };
+        disks::unplug(&bed.daemon, &bed.vbd);
+        limit(&bed, &before);
+        let backup = bed.back_up();
+        limit(&bed, &since);
+        disks::plug(&bed.daemon, &bed.vbd);
+        assert_eq!(bed.told_limits()["iops"], since["iops"]);
+        bed.put_back_under_it(&backup);
+        harness::wait_until("the process is told", || bed.told_limits()["iops"] == before["iops"]);
+        assert_eq!(bed.daemon.get(&bed.vbd).1["limits"]["iops"], before["iops"]);
+    }
+}
+
+/// The catalogue has never known the VBD, nor its limits.
+#[test]
+fn the_limits_of_a_disk_with_an_unknown_vbd_are_taken_from_its_process() {
+    let mut bed = bed();
+    disks::unplug(&bed.daemon, &bed.vbd);
+    assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
+    let backup = bed.back_up();
+    let vdi = bed.daemon.get("/vdis").1[0]["uuid"].clone();
+    let asked = json!({ "vdi": vdi, "transport": "nbd", "limits": { "iops": 222 } });
+    let (status, vbd) = bed.daemon.post("/vbds", asked);
+    assert_eq!(status, 201, "{vbd}");
+    bed.vbd = format!("/vbds/{}", vbd["uuid"].as_str().unwrap());
+    disks::plug(&bed.daemon, &bed.vbd);
+    bed.put_back_under_it(&backup);
+    assert_eq!(bed.daemon.get(&bed.vbd).1["limits"], json!({ "iops": 222 }));
 }
 
 /// The catalogue is from a time before the VBD was created.

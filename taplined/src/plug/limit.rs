@@ -20,8 +20,8 @@ const TO_SAY: Duration = Duration::from_secs(10);
 const TRIES: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Tells the process of a plugged VBD its limits. Goes on trying in the background if that fails: they are recorded, and
-/// a repetition of the request with its key is answered by what was recorded.
+/// Tells the process of a plugged VBD its limits. Goes on trying in the background if that fails: they are recorded,
+/// and a repetition of the request with its key is answered by what was recorded.
 pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let told = limit(daemon, vbd).await;
     if told.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::harness;
+use crate::harness::mounted::Mounted;
 use crate::harness::{Taplined, disks, start};
 
 const INVENTORY: &str = ".tapline-inventory.jsonl";
@@ -509,12 +509,10 @@ fn on_a_full_file_system_a_disk_can_be_destroyed() {
     let daemon = start();
     let path = daemon.room().join("small");
     fs::create_dir(&path).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=16m", "small"]).arg(&path).status().unwrap();
-    if !mounted.success() {
+    let Some(_mounted) = Mounted::over(path.clone(), &["-t", "tmpfs", "-o", "size=16m", "small"]) else {
         harness::not_run("a test on a file system that is full: only root can mount one");
         return;
-    }
-    let _unmounted = Unmounted(path.clone());
+    };
     let made = daemon.post("/srs", json!({ "name": "small", "source": { "type": "dir", "path": path } }));
     let sr = daemon.done(made)["uuid"].as_str().unwrap().to_owned();
     let made = daemon.post("/vdis", json!({ "sr": sr, "name": "disk", "size": 1 << 20 }));
@@ -528,13 +526,4 @@ fn on_a_full_file_system_a_disk_can_be_destroyed() {
     daemon.done(daemon.delete(&format!("/vdis/{vdi}")));
     disks::inventory_agrees(&daemon);
     daemon.done(daemon.delete(&format!("/srs/{sr}")));
-}
-
-struct Unmounted(PathBuf);
-
-impl Drop for Unmounted {
-    fn drop(&mut self) {
-        // Its daemon, which has it open, is about to be killed.
-        Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
 }

@@ -1,10 +1,8 @@
 //! Limits of disks: in the catalogue, in the process that serves a disk, and in each process after it.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
-use crate::harness::disks::{io, nbd, plug, state, unplug, with_disks};
+use crate::harness::disks::{ask_disk, io, nbd, plug, state, unplug, with_disks};
 use crate::harness::{self, Taplined, wait_until};
 
 /// A VBD with limits, or without; its path in the API.
@@ -109,24 +107,12 @@ fn the_catalogue_is_told_of_limits_that_the_control_socket_would_set() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], Value::Null);
     plug(&daemon, &vbd);
-    let socket =
-        daemon.room().join("run").join(vbd.trim_start_matches('/').replacen("vbds", "vbd", 1)).join("control.sock");
-    let refused = ask(&socket, &json!({ "version": 1, "id": 1, "verb": "limit", "limits": { "iops": 100 } }));
+    let refused = ask_disk(&daemon, &vbd, json!({ "verb": "limit", "limits": { "iops": 100 } }));
     assert!(
         refused["error"]["advice"].as_str().is_some_and(|advice| advice.contains("tapline vbd limit")),
         "{refused}"
     );
-    let told = ask(&socket, &json!({ "version": 1, "id": 2, "verb": "limit" }));
+    let told = ask_disk(&daemon, &vbd, json!({ "verb": "limit" }));
     assert_eq!(told["ok"]["limits"], json!({}));
     unplug(&daemon, &vbd);
-}
-
-/// Asks a disk's process.
-pub fn ask(socket: &Path, line: &Value) -> Value {
-    use std::io::{BufRead, BufReader, Write};
-    let stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
-    (&stream).write_all(format!("{line}\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).unwrap();
-    serde_json::from_str(&answer).unwrap()
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::harness;
 use crate::harness::Taplined;
 use crate::harness::disks::{io, nbd, nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
+use crate::harness::mounted::Mounted;
 use crate::harness::wait_until;
 
 #[test]
@@ -427,35 +428,23 @@ fn several_vbds_are_plugged_in_one_task_with_individual_errors() {
     nothing_leaked(&daemon);
 }
 
-/// A small file system, if this process may mount one; unmounted at the end of the test.
-struct Small(std::path::PathBuf);
-
-impl Small {
-    fn mount(at: std::path::PathBuf) -> Option<Small> {
-        std::fs::create_dir(&at).unwrap();
-        let mounted =
-            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"]).arg(&at).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Small(at))
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        std::process::Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
+/// A small file system over a directory that is made for it.
+fn small(at: PathBuf) -> Option<Mounted> {
+    std::fs::create_dir(&at).unwrap();
+    Mounted::over(at, &["-t", "tmpfs", "-o", "size=12m", "tmpfs"])
 }
 
 #[test]
 fn a_guest_waits_while_its_repository_is_full() {
     let daemon = harness::start_with("[storage]\nfull-interval = 1", &[]);
-    let Some(small) = Small::mount(daemon.room().join("disks")) else {
+    let Some(small) = small(daemon.room().join("disks")) else {
         eprintln!("not run: this user may mount nothing");
         return;
     };
-    let source = json!({ "type": "dir", "path": small.0 });
+    let source = json!({ "type": "dir", "path": small.path() });
     let sr = daemon.done(daemon.post("/srs", json!({ "name": "disks", "source": source })))["uuid"].clone();
     let vdis = harness::disks::scanned(&daemon, sr.as_str().unwrap(), &["disk"]);
-    std::fs::write(small.0.join("filler"), vec![1; 8 << 20]).unwrap();
+    std::fs::write(small.path().join("filler"), vec![1; 8 << 20]).unwrap();
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     let at = nbd(&daemon, &vbd);
@@ -463,7 +452,7 @@ fn a_guest_waits_while_its_repository_is_full() {
     wait_until("the guest waits", || daemon.get(&vbd).1["waits_for_space"] == true);
     let full = || daemon.get(&format!("/srs/{}", sr.as_str().unwrap())).1["space"]["full"].clone();
     wait_until("its repository is known to be full", || full() == true);
-    std::fs::remove_file(small.0.join("filler")).unwrap();
+    std::fs::remove_file(small.path().join("filler")).unwrap();
     let (written, said) = client.join().unwrap();
     assert!(written, "{said}");
     wait_until("it waits no more", || daemon.get(&vbd).1["waits_for_space"] == false);
@@ -519,7 +508,7 @@ fn a_disk_with_a_full_log_recovers_and_reports_lost_lines() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let logs = daemon.room().join("log/vbd");
     std::fs::remove_dir(&logs).unwrap();
-    let Some(_small) = Small::mount(logs.clone()) else {
+    let Some(_small) = small(logs.clone()) else {
         return harness::not_run("a disk whose log is full: this user may mount nothing");
     };
     let vbd = vbd(&daemon, &vdis[0], "nbd");

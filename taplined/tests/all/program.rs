@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::harness;
 use crate::harness::Taplined;
 use crate::harness::disks::{io, nbd, plug, scanned, unplug, vbd};
+use crate::harness::mounted::Mounted;
 
 /// A daemon with one disk, and that disk's VDI. From now on its disk processes are of another program.
 fn with_program(program: &Path) -> (Taplined, String) {
@@ -91,30 +92,14 @@ fn a_program_that_cannot_start_is_reported_with_advice() {
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
 }
 
-/// A file system from which nothing may be executed; gone with this value. None where only root can have one.
-struct Noexec(tempfile::TempDir);
-
-impl Noexec {
-    fn mount() -> Option<Noexec> {
-        let at = tempfile::tempdir().unwrap();
-        let mut mount = std::process::Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", "noexec,mode=755", "none"]).arg(at.path()).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Noexec(at))
-    }
-}
-
-impl Drop for Noexec {
-    fn drop(&mut self) {
-        std::process::Command::new("umount").arg("-l").arg(self.0.path()).status().ok();
-    }
-}
-
 #[test]
 fn a_noexec_mount_is_reported_as_the_cause() {
-    let Some(noexec) = Noexec::mount() else {
+    let room = tempfile::tempdir().unwrap();
+    let words = ["-t", "tmpfs", "-o", "noexec,mode=755", "none"];
+    let Some(noexec) = Mounted::over(room.path().to_owned(), &words) else {
         return harness::not_run("a program on a file system that is mounted noexec: this user may mount nothing");
     };
-    let program = noexec.0.path().join("tapline-disk");
+    let program = noexec.path().join("tapline-disk");
     harness::copy_program(&harness::disk_program(), &program);
     let (daemon, vdi) = with_program(&program);
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");

@@ -2,7 +2,6 @@
 //! restored from a backup.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -47,19 +46,8 @@ impl Bed {
         self.daemon.room().join("vms")
     }
 
-    fn control(&self) -> PathBuf {
-        self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/")).join("control.sock")
-    }
-
-    /// Sends a request to the disk's control socket, as anybody who may open it can.
-    fn ask_disk(&self, mut request: Value) -> Value {
-        request["version"] = json!(1);
-        request["id"] = json!(1);
-        let mut disk = UnixStream::connect(self.control()).unwrap();
-        disk.write_all(format!("{request}\n").as_bytes()).unwrap();
-        let mut said = String::new();
-        BufReader::new(disk).read_line(&mut said).unwrap();
-        serde_json::from_str(&said).unwrap()
+    fn ask_disk(&self, request: Value) -> Value {
+        disks::ask_disk(&self.daemon, &self.vbd, request)
     }
 
     /// The files of the chain, leaf first, and the size, according to the process that serves them.
@@ -242,7 +230,7 @@ fn an_unresponsive_disk_is_reported_as_a_difference() {
     told("has not answered");
     signal("-CONT");
     assert_eq!(bed.reconcile(true), json!([]));
-    fs::remove_file(bed.control()).unwrap();
+    fs::remove_file(disks::control(&bed.daemon, &bed.vbd)).unwrap();
     told("nothing listens");
     let (status, refused) = bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB }));
     assert!(status >= 400 && refused["detail"].as_str().unwrap().contains("nothing listens"), "{refused}");
@@ -294,9 +282,7 @@ impl Bed {
 
     /// The limits of the disk's process, as it says.
     fn told_limits(&self) -> Value {
-        let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
-        let line = json!({ "version": 1, "id": 1, "verb": "limit" });
-        crate::limits::ask(&place.join("control.sock"), &line)["ok"]["limits"].clone()
+        self.ask_disk(json!({ "verb": "limit" }))["ok"]["limits"].take()
     }
 
     fn kill_disk(&self) {

@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::harness;
+use crate::harness::mounted::Mounted;
 use crate::harness::nbd::Client;
 use crate::harness::{Taplined, disks};
 
@@ -432,25 +433,14 @@ fn a_schema_upgrade_is_preceded_by_a_backup() {
     assert_eq!(daemon.get("/srs").0, 200);
 }
 
-/// A file system, mounted over a directory; gone with the test.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn small(at: PathBuf) -> Option<Mounted> {
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "small"]).arg(&at).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Mounted(at))
-    }
-
-    fn remount(&self, how: &str) {
-        let again = Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(&self.0).status();
-        assert!(again.unwrap().success());
-    }
+/// A small file system over a directory.
+fn small(at: PathBuf) -> Option<Mounted> {
+    Mounted::over(at, &["-t", "tmpfs", "-o", "size=4m", "small"])
 }
 
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
+fn remount(mounted: &Mounted, how: &str) {
+    let again = Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(mounted.path()).status();
+    assert!(again.unwrap().success());
 }
 
 /// Nothing of the host is left, or mounted, but its repository.
@@ -464,7 +454,7 @@ fn a_mounted_repository_tells_that_there_was_a_catalogue() {
     for (at, inside) in [("vms", "vms"), ("srv", "srv/vms")] {
         let (at, repository) = (daemon.room().join(at), daemon.room().join(inside));
         fs::create_dir(&at).unwrap();
-        let Some(mounted) = Mounted::small(at) else {
+        let Some(mounted) = small(at) else {
             return harness::not_run("a repository on a file system of its own: this user may mount nothing");
         };
         fs::create_dir_all(&repository).unwrap();
@@ -496,7 +486,7 @@ fn plugged_on_small() -> Option<(Taplined, String, PathBuf, Mounted)> {
     assert!(daemon.stop());
     let state = daemon.room().join("state");
     let catalogue = fs::read(state.join("catalogue.db")).unwrap();
-    let mounted = Mounted::small(state.clone())?;
+    let mounted = small(state.clone())?;
     fs::write(state.join("catalogue.db"), catalogue).unwrap();
     daemon.restart();
     disks::plug(&daemon, &vbd);
@@ -563,7 +553,7 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     assert!(daemon.stop());
     let state = daemon.room().join("state");
     let files = ["catalogue.db"].map(|name| (name, fs::read(state.join(name)).unwrap()));
-    let Some(mounted) = Mounted::small(state.clone()) else {
+    let Some(mounted) = small(state.clone()) else {
         return harness::not_run("a state directory that is full: this user may mount nothing");
     };
     // Without the mount there is no catalogue: repositories are not used before they are known.
@@ -591,10 +581,10 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     daemon.done(create("b"));
     assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
     daemon.kill();
-    mounted.remount("ro");
+    remount(&mounted, "ro");
     let (code, said) = daemon.try_to_restart(&[]).unwrap_err();
     assert!(code == 4 && said.contains("Read-only"), "{code} {said}");
-    mounted.remount("rw");
+    remount(&mounted, "rw");
     daemon.restart();
     assert_eq!(daemon.get("/vdis").1.as_array().unwrap().len(), 2);
     daemon.settle();

@@ -1,12 +1,13 @@
 //! Statistics of plugged disks, and metrics: what they say beside what was done.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::harness::disks::{io, nbd, plug, state, unplug, vbd, with_disks};
+use crate::harness::mounted::Mounted;
 use crate::harness::{self, Taplined, wait_until};
 
 /// The counters of a kind of request.
@@ -112,7 +113,7 @@ fn counters_do_not_go_back_when_a_process_dies() {
 }
 
 /// A file system of its own in a directory, which can be frozen: writes to it then hang in the kernel.
-struct Freezable(PathBuf);
+struct Freezable(Mounted);
 
 impl Freezable {
     /// None where this process cannot mount.
@@ -120,25 +121,19 @@ impl Freezable {
         let image = at.with_extension("ext4");
         fs::create_dir(&at).unwrap();
         File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        let done = |program: &str, words: &[&str], path: &Path| {
-            let output = Command::new(program).args(words).arg(path).output();
-            output.is_ok_and(|output| output.status.success())
-        };
-        let is_made = done("mkfs.ext4", &["-q", "-F"], &image);
-        let is_mounted = is_made && done("mount", &["-o", "loop", image.to_str().unwrap()], &at);
-        is_mounted.then_some(Freezable(at))
+        let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image).output();
+        made.ok().filter(|made| made.status.success())?;
+        Mounted::over(at, &["-o", "loop", image.to_str().unwrap()]).map(Freezable)
     }
 
     fn freeze(&self, option: &str) -> bool {
-        Command::new("fsfreeze").arg(option).arg(&self.0).output().unwrap().status.success()
+        Command::new("fsfreeze").arg(option).arg(self.0.path()).output().unwrap().status.success()
     }
 }
 
 impl Drop for Freezable {
     fn drop(&mut self) {
         self.freeze("--unfreeze");
-        // Lazily: disks in it outlive the test by a moment.
-        Command::new("umount").arg("-l").arg(&self.0).output().ok();
     }
 }
 
@@ -146,10 +141,10 @@ impl Drop for Freezable {
 fn a_write_that_hangs_in_storage_is_seen_in_api_metrics_and_top_while_it_hangs() {
     let daemon = harness::start_with("", &[]);
     let Some(storage) = Freezable::mounted(daemon.room().join("storage")) else {
-        eprintln!("not run: only root can mount, with mkfs.ext4");
+        harness::not_run("a write that hangs in storage: only root can mount, with mkfs.ext4");
         return;
     };
-    let source = json!({ "type": "dir", "path": storage.0 });
+    let source = json!({ "type": "dir", "path": storage.0.path() });
     let sr = daemon.done(daemon.post("/srs", json!({ "name": "storage", "source": source })))["uuid"].clone();
     let asked = json!({ "sr": sr, "name": "disk", "size": 16 << 20, "format": "raw" });
     let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();

@@ -2,7 +2,7 @@
 //! with failures at various points, and with the daemon killed at each of them.
 
 use std::fs;
-use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::io::{BufRead, BufReader, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use rustix::net::{
 use serde_json::{Value, json};
 
 use crate::harness;
-use crate::harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
+use crate::harness::disks::{ask_disk, control, nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use crate::harness::nbd::{BLOCK, Client, Writer};
 use crate::harness::{Taplined, wait_until};
 
@@ -283,20 +283,6 @@ fn one_failed_upgrade_of_several_does_not_stop_the_others() {
     nothing_leaked(&daemon);
 }
 
-fn control(daemon: &Taplined, vbd: &str) -> UnixStream {
-    let place = daemon.room().join("run").join(vbd.replace("/vbds", "vbd"));
-    UnixStream::connect(place.join("control.sock")).unwrap()
-}
-
-/// Sends a request to a disk's control socket.
-fn ask(daemon: &Taplined, vbd: &str, verb: &str) -> Value {
-    let mut stream = control(daemon, vbd);
-    stream.write_all(format!("{}\n", json!({ "version": 1, "id": 1, "verb": verb })).as_bytes()).unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    serde_json::from_str(&line).unwrap()
-}
-
 /// A disk whose leaf is being merged and was stopped; `None` if the merge was too quick.
 fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     let asked = json!({ "sr": sr, "name": "disk", "size": 256 << 20, "format": "qcow2" });
@@ -314,7 +300,7 @@ fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     let mut paused = Value::Null;
     wait_until("it is merged, or is being", || {
         // While it begins, it is not paused yet.
-        paused = ask(daemon, &vbd, "merge-pause");
+        paused = ask_disk(daemon, &vbd, json!({ "verb": "merge-pause" }));
         paused["ok"]["state"] == "paused" || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1
     });
     let stands = paused["ok"]["state"] == "paused";
@@ -382,7 +368,7 @@ fn an_upgrade_by_others_is_noticed() {
     let mut new = Command::new(harness::disk_program());
     new.args(words).arg("--take-over").stdin(pair.0).stdout(Stdio::null()).stderr(Stdio::null());
     let mut new = new.spawn().unwrap();
-    let stream = control(&daemon, &vbd);
+    let stream = UnixStream::connect(control(&daemon, &vbd)).unwrap();
     let verb = json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true, "pause_max": 60000 });
     let verb = format!("{verb}\n");
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

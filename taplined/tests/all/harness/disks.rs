@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -68,6 +70,22 @@ pub fn unplug(daemon: &Taplined, vbd: &str) -> Value {
 #[track_caller]
 pub fn state(daemon: &Taplined, vbd: &str) -> String {
     daemon.get(vbd).1["state"].as_str().unwrap().into()
+}
+
+/// The control socket of a plugged VBD's process.
+pub fn control(daemon: &Taplined, vbd: &str) -> PathBuf {
+    daemon.room().join("run/vbd").join(vbd.trim_start_matches("/vbds/")).join("control.sock")
+}
+
+/// Sends a request to it, as anybody who may open it can.
+pub fn ask_disk(daemon: &Taplined, vbd: &str, mut request: Value) -> Value {
+    request["version"] = json!(1);
+    request["id"] = json!(1);
+    let mut disk = UnixStream::connect(control(daemon, vbd)).unwrap();
+    disk.write_all(format!("{request}\n").as_bytes()).unwrap();
+    let mut said = String::new();
+    BufReader::new(disk).read_line(&mut said).unwrap();
+    serde_json::from_str(&said).unwrap()
 }
 
 /// Where NBD clients find a plugged VBD.

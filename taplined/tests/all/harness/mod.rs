@@ -4,6 +4,7 @@
 
 pub mod chromium;
 pub mod disks;
+pub mod mounted;
 pub mod nbd;
 pub mod tls;
 

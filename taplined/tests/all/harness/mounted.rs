@@ -1,0 +1,27 @@
+//! File systems of a test's own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A file system that is mounted over a directory, until this value is dropped.
+pub struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Has `mount` do so, with these words; `None` where this process may not.
+    pub fn over(at: PathBuf, words: &[&str]) -> Option<Mounted> {
+        let mounted = Command::new("mount").args(words).arg(&at).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Mounted(at))
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazily: a daemon that has it open is about to be killed, and disks in it outlive the test by a moment.
+        Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}

@@ -13,8 +13,8 @@ mod xen;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use control::ImageName;
 use control::limits::Limits;
+use control::{ImageName, POLLING_MAX_US, PollingMode};
 
 pub use confirm::Confirm;
 pub use image::{
@@ -127,7 +127,7 @@ pub struct Serve {
     #[arg(long, value_name = "WHEN", default_value = "adaptive")]
     pub polling: Polling,
     /// Maximum time of such a look; 0: always sleep at once
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=10_000))]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=POLLING_MAX_US))]
     pub poll_max: u64,
     /// Limit requests and bytes per second: iops=5000,bandwidth=100M. LIMIT is iops, read-iops, write-iops, bandwidth,
     /// read-bandwidth or write-bandwidth; and burst=2s is how much is saved up while the disk is not used [default
@@ -279,6 +279,16 @@ pub enum Polling {
     Adaptive,
     /// Before each sleep.
     On,
+}
+
+impl From<Polling> for PollingMode {
+    fn from(polling: Polling) -> PollingMode {
+        match polling {
+            Polling::Off => PollingMode::Off,
+            Polling::Adaptive => PollingMode::Adaptive,
+            Polling::On => PollingMode::On,
+        }
+    }
 }
 
 /// Values of `--io-engine`.

@@ -26,6 +26,6 @@ pub use client::{Client, ClientError};
 pub use error::{Error, Kind};
 pub use image_name::{FormatName, ImageName, NotAnImage};
 pub use line::{Id, Reply};
-pub use polling_mode::PollingMode;
+pub use polling_mode::{POLLING_MAX_US, PollingMode};
 pub use progress::{IsDone, Progress};
 pub use text::{in_full, printable};

@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// The longest time that it polls before it sleeps, in microseconds.
+pub const POLLING_MAX_US: u64 = 10_000;
+
 /// When a disk's thread polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -80,7 +80,11 @@ impl Clock {
     #[cold]
     #[inline(never)]
     fn compare(&mut self) -> u64 {
-        let (ticks, now) = both();
+        let (ticks, now) = match self.source {
+            Source::Counter => both(),
+            // It is asked for each time.
+            Source::Kernel => (0, monotonic()),
+        };
         let (ticks_since, since) = (ticks.wrapping_sub(self.first.0), now.saturating_sub(self.first.1));
         if self.source == Source::Counter && since >= FIRST && ticks_since > 0 {
             let rate = u64::try_from((u128::from(since) << FRACTION) / u128::from(ticks_since)).unwrap_or(0);

@@ -30,9 +30,6 @@ const LEAST: u64 = 4_000;
 /// Short sleeps in place of which nothing is tried, at most.
 const SKIPPED_MAX: u32 = 256;
 
-/// The longest look before sleeping, in microseconds: `--poll-max`.
-pub const POLLING_MAX: u64 = 10_000;
-
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -148,9 +145,13 @@ impl Polling {
 
     /// How to wait for storage from `now` on, if not until something happens.
     pub fn nap(&self, awaited: Awaited, now: u64) -> Option<Nap> {
-        let may = awaited == Awaited::Storage && self.settings.mode != PollingMode::Off && self.settings.most > 0;
-        let nap = self.forecast.nap(now).filter(|_| may)?;
-        (self.settings.mode == PollingMode::On || !self.contention.is_there(now)).then_some(nap)
+        let may = match self.settings.mode {
+            PollingMode::Off => false,
+            PollingMode::Adaptive => !self.contention.is_there(now),
+            PollingMode::On => true,
+        };
+        let may = may && awaited == Awaited::Storage && self.settings.most > 0;
+        if may { self.forecast.nap(now) } else { None }
     }
 
     /// Whether storage takes its time, by what it did last: what is submitted now is not done at once.

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use ::control::handed::Listens;
 use ::control::size::readable;
-use ::control::{ImageName, Kind, PollingMode};
+use ::control::{ImageName, Kind};
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind};
@@ -125,12 +125,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
 
 /// How to wait: as the process that is taken over did, or as the command line has it.
 fn polling(serve: &Serve, counters: &Counters) -> Polling {
-    let mode = match serve.polling {
-        arguments::Polling::Off => PollingMode::Off,
-        arguments::Polling::Adaptive => PollingMode::Adaptive,
-        arguments::Polling::On => PollingMode::On,
-    };
-    let asked = Settings::new(mode, Duration::from_micros(serve.poll_max));
+    let asked = Settings::new(serve.polling.into(), Duration::from_micros(serve.poll_max));
     Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread())
 }
 

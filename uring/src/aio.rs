@@ -299,8 +299,7 @@ impl Aio {
         Ok(uninterrupted)
     }
 
-    /// Collects ready descriptors from the epoll, after sleeping for one if `sleep`. Returns `false` if a signal came
-    /// first.
+    /// Collects ready descriptors from the epoll, after sleeping for one if `sleep`. Returns `false` if there is none.
     fn poll_epoll(&mut self, sleep: bool) -> Result<bool, EngineFailed> {
         self.reaps_without_poll = 0;
         let most = if sleep { self.sleep_limit } else { Some(Duration::ZERO) };
@@ -329,6 +328,29 @@ impl Aio {
             false => self.harvest(true, done),
         }
     }
+
+    /// Submits queued work and collects results.
+    #[inline(never)]
+    fn submit_and_reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        let before = done.len();
+        loop {
+            self.submit(done)?;
+            self.harvest(false, done)?;
+            if done.len() > before || !self.ready.is_empty() {
+                self.reaps_without_poll += 1;
+                return Ok(());
+            }
+            if until == Until::Now {
+                return self.arm(done);
+            }
+            if self.queue.is_empty() && !self.sleep(before, done)? {
+                return Ok(());
+            }
+            if done.len() > before || !self.ready.is_empty() {
+                return Ok(());
+            }
+        }
+    }
 }
 
 impl Io for Aio {
@@ -341,29 +363,10 @@ impl Io for Aio {
     }
 
     /// Also returns when a watched descriptor is ready, and early when a signal was handled.
-    #[inline(never)]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        let before = done.len();
-        loop {
-            self.submit(done)?;
-            self.harvest(false, done)?;
-            if done.len() > before || !self.ready.is_empty() {
-                self.reaps_without_poll += 1;
-                self.sleep_limit = None;
-                return Ok(());
-            }
-            if until == Until::Now {
-                return self.arm(done);
-            }
-            if self.queue.is_empty() && !self.sleep(before, done)? {
-                self.sleep_limit = None;
-                return Ok(());
-            }
-            if done.len() > before || !self.ready.is_empty() {
-                self.sleep_limit = None;
-                return Ok(());
-            }
-        }
+        let reaped = self.submit_and_reap(until, done);
+        self.sleep_limit = None;
+        reaped
     }
 
     fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {

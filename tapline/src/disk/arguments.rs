@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use control::ask::{self, Method};
 use control::limits::Limits;
 use control::size::Size;
-use control::{Ask, Error, ImageName, PollingMode, with_verbs};
+use control::{Ask, Error, ImageName, POLLING_MAX_US, with_verbs};
 
 use super::{Target, human, tell, whole};
 use crate::failure::Failure;
@@ -277,7 +277,7 @@ pub struct Polling {
     #[arg(long, value_name = "WHEN")]
     pub mode: Option<arguments::Polling>,
     /// Maximum time of such a look
-    #[arg(long, value_name = "MICROSECONDS", value_parser = number::<u64>(0..=10_000))]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = number::<u64>(0..=POLLING_MAX_US))]
     pub max: Option<u64>,
 }
 
@@ -285,12 +285,7 @@ impl Said for ask::Polling {
     type Arguments = Polling;
 
     fn of(said: &Polling) -> Result<ask::Polling, Error> {
-        let mode = said.mode.map(|mode| match mode {
-            arguments::Polling::Off => PollingMode::Off,
-            arguments::Polling::Adaptive => PollingMode::Adaptive,
-            arguments::Polling::On => PollingMode::On,
-        });
-        Ok(ask::Polling { mode, max_us: said.max })
+        Ok(ask::Polling { mode: said.mode.map(Into::into), max_us: said.max })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {

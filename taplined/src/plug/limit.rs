@@ -30,10 +30,13 @@ pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             for attempt in 0..TRIES {
                 tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
                 let plugged = daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.state == VbdState::Plugged)).await;
-                match (plugged, limit(&daemon, vbd).await) {
+                if !plugged.unwrap_or(false) {
                     // It gets them when it starts.
-                    (Err(_) | Ok(false), _) | (_, Ok(())) => return,
-                    (_, Err(problem)) => tracing::warn!(%vbd, "{problem}"),
+                    return;
+                }
+                match limit(&daemon, vbd).await {
+                    Ok(()) => return,
+                    Err(problem) => tracing::warn!(%vbd, "{problem}"),
                 }
             }
         });

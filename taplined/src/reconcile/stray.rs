@@ -102,16 +102,17 @@ async fn try_to(
     let words = Words::of(process.identity().pid).ok_or("its command line cannot be read")?;
     let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
     let layers = layers.ok_or("it does not respond")?;
-    // Of a VBD that the catalogue has, the limits are the catalogue's, as everything else is that can be changed.
-    let limits = plug::limits_of_process(daemon, vbd).await;
     let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();
     let transport = words.transport;
     let known = daemon.catalogue.read(move |view| match view.find_vbd(vbd)? {
         Some(known) => Ok((known, true)),
-        None => Ok((Vbd { limits, ..new(vbd, &vdi_of(view, &layers)?, &words) }, false)),
+        None => Ok((new(vbd, &vdi_of(view, &layers)?, &words), false)),
     });
-    let (known, recorded) = known.await.map_err(|problem| problem.to_string())?;
+    let (mut known, recorded) = known.await.map_err(|problem| problem.to_string())?;
+    if !recorded {
+        known.limits = plug::limits_of_process(daemon, vbd).await;
+    }
     make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
         if tx.find_vbd(vbd)?.is_some() != recorded {
@@ -123,7 +124,10 @@ async fn try_to(
         plugged(tx, vbd, identity, &place.shown(transport)?)
     });
     taken.await.map_err(|problem| problem.to_string())?;
-    plug::tell_limits_again(daemon, vbd);
+    if recorded {
+        // They are the catalogue's, as everything else is that can be changed.
+        plug::tell_limits_again(daemon, vbd);
+    }
     Ok(process)
 }
 

@@ -4,13 +4,13 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use control::answer::{self, InFlight};
-use control::{Kind, VERBS, VERSION, ask};
+use control::{Kind, POLLING_MAX_US, VERBS, VERSION, ask};
 use disk::Format;
 use uring::ImageFile;
 
 use super::work::{Work, absolute, format_of};
 use crate::failure::Failure;
-use crate::polling::{POLLING_MAX, Settings};
+use crate::polling::Settings;
 
 /// Seconds of a trace at most.
 const TRACE_MAX: u32 = 3600;
@@ -65,8 +65,8 @@ pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Fa
 pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polling, Failure> {
     let now = work.polling.settings();
     let max_us = asked.max_us.unwrap_or(now.most / 1000);
-    if max_us > POLLING_MAX {
-        let why = format!("it polls for at most {POLLING_MAX} microseconds, and {max_us} are asked for");
+    if max_us > POLLING_MAX_US {
+        let why = format!("it polls for at most {POLLING_MAX_US} microseconds, and {max_us} are asked for");
         return Err(Failure::new("set the polling of this disk", why).of_kind(Kind::Invalid));
     }
     let settings = Settings::new(asked.mode.unwrap_or(now.mode), Duration::from_micros(max_us));

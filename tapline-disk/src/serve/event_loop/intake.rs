@@ -36,20 +36,26 @@ impl<S: Server + Disclose> EventLoop<S> {
             _ => BATCH,
         };
         for came in 0..most {
-            let Some(mut request) = self.server.pop(&self.geometry) else { return came };
+            let Some(request) = self.server.pop(&self.geometry) else { return came };
             if came == 0 {
                 self.note_in_flight(self.disk.in_flight() + BATCH);
             }
-            if self.came(&mut request, seen, came == 0) {
-                fault::point("begin", &request);
-                self.disk.submit(request, &mut self.engine);
-            } else {
-                self.full.keep(request);
-            }
+            self.begin(request, seen, came == 0);
         }
         // There may be more, which could have been seen by now.
         self.seen = Some(looked);
         most
+    }
+
+    /// Begins a request that has come and could have been seen at `seen`, or keeps it until there is space.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, mut request: Request, seen: u64, first: bool) {
+        if self.came(&mut request, seen, first) {
+            fault::point("begin", &request);
+            self.disk.submit(request, &mut self.engine);
+        } else {
+            self.full.keep(request);
+        }
     }
 
     /// A request has come, which could have been seen at `seen`. Whether it is to be begun; else it is to wait for

@@ -4,12 +4,10 @@
 //! It knows no protocol and no format. Invariants: a request that waits is begun once, or returned to its peer; for the
 //! statistics it has not come before it is begun, and its wait is a part of the time in the ring.
 
-use disk::Request;
 use transport::Server;
 
 use super::intake::BATCH;
 use super::{Disclose, EngineWatch, EventLoop};
-use crate::fault;
 use crate::serve::own_keys::LIMIT;
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -29,7 +27,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             came += 1;
             request.waited = u32::try_from(now.saturating_sub(seen)).unwrap_or(u32::MAX);
             if let Some(request) = self.limiter.offer(request, now) {
-                self.begin(request, 0, came == 1);
+                self.begin(request, seen, came == 1);
             }
         }
         if came == BATCH {
@@ -55,21 +53,10 @@ impl<S: Server + Disclose> EventLoop<S> {
             }
             released += 1;
             self.stats.throttled(held);
-            self.begin(request, held, released == 1);
+            let before = held.saturating_add(u64::from(request.waited));
+            self.begin(request, now.saturating_sub(before), released == 1);
         }
         released
-    }
-
-    /// Begins a request that was held back for so long.
-    fn begin(&mut self, mut request: Request, held: u64, first: bool) {
-        let before = held.saturating_add(u64::from(request.waited));
-        let seen = self.time().saturating_sub(before);
-        if self.came(&mut request, seen, first) {
-            fault::point("begin", &request);
-            self.disk.submit(request, &mut self.engine);
-        } else {
-            self.full.keep(request);
-        }
     }
 
     /// Has the loop woken when the next request may go. Whether it may sleep until then.

@@ -8,12 +8,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
+use control::POLLING_MAX_US;
 use rustix::fs::{major, minor};
 use xen::Store;
 
 use crate::failure::Failure;
 use crate::files::Files;
-use crate::polling::POLLING_MAX;
 use arguments::Serve;
 use vm::xen::device::{Device, store_failed, text, together, write_all};
 
@@ -69,5 +69,5 @@ pub fn asked_polling(store: &mut dyn Store, device: &Device) -> Result<Option<Du
     };
     let Some(most) = number("polling-duration")? else { return Ok(None) };
     let never = number("polling-idle-threshold")?.is_some_and(|percent| percent >= 100);
-    Ok(Some(Duration::from_micros(if never { 0 } else { most.min(POLLING_MAX) })))
+    Ok(Some(Duration::from_micros(if never { 0 } else { most.min(POLLING_MAX_US) })))
 }

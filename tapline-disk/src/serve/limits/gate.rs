@@ -103,11 +103,8 @@ impl<T> Gate<T> {
     /// Something has come. It is handed back if it may go at once.
     pub fn offer(&mut self, direction: Direction, bytes: u64, now: u64, item: T) -> Option<T> {
         self.refill(now);
-        if self.open && self.waiting() == 0 {
-            self.take(direction, bytes);
-            return Some(item);
-        }
-        if self.waiting() == 0 && self.own(direction).allows(bytes) && self.total().allows(bytes) {
+        let may_go = self.open || self.own(direction).allows(bytes) && self.total().allows(bytes);
+        if may_go && self.waiting() == 0 {
             self.take(direction, bytes);
             return Some(item);
         }
@@ -194,17 +191,12 @@ impl<T> Gate<T> {
     }
 
     fn take(&mut self, direction: Direction, bytes: u64) {
-        let open = self.open;
+        let take = if self.open { Bucket::take_anyway } else { Bucket::take };
         let [total, reads, writes] = &mut self.pairs;
         let own = if direction == Direction::Read { reads } else { writes };
         for pair in [total, own] {
-            if open {
-                pair.iops.iter_mut().for_each(|bucket| bucket.take_anyway(1));
-                pair.bandwidth.iter_mut().for_each(|bucket| bucket.take_anyway(bytes));
-            } else {
-                pair.iops.iter_mut().for_each(|bucket| bucket.take(1));
-                pair.bandwidth.iter_mut().for_each(|bucket| bucket.take(bytes));
-            }
+            pair.iops.iter_mut().for_each(|bucket| take(bucket, 1));
+            pair.bandwidth.iter_mut().for_each(|bucket| take(bucket, bytes));
         }
     }
 

@@ -173,7 +173,7 @@ impl Aio {
         let Some(file) = self.files.get(file) else { unreachable!("`push` has checked that the file exists") };
         let (fd, data) = (file.as_fd().as_raw_fd(), u64::from(slot));
         let iocb = match step {
-            Step::Read { at, parts } => Iocb::read(at, parts, fd, data),
+            Step::Read { at, parts, .. } => Iocb::read(at, parts, fd, data),
             Step::Write { at, parts } => Iocb::write(at, parts, fd, data),
             // SAFETY: the file is open; the parts and the memory stay in the slab (`flight_slab`) during the call.
             Step::WriteCached { .. } => return Some(unsafe { Call::of(fd, &step).run() }),

@@ -104,7 +104,7 @@ impl Alignment {
 }
 
 /// Whether the file is on a file system of this type.
-fn is_on(file: BorrowedFd<'_>, magic: i64) -> bool {
+pub(crate) fn is_on(file: BorrowedFd<'_>, magic: i64) -> bool {
     #[allow(clippy::useless_conversion, reason = "the type of f_type depends on the architecture and the C library")]
     rustix::fs::fstatfs(file).is_ok_and(|found| i64::try_from(found.f_type) == Ok(magic))
 }

@@ -38,7 +38,7 @@ impl Call {
         // At most 1024.
         let count = |parts: usize| libc::c_int::try_from(parts).unwrap_or(libc::c_int::MAX);
         let kind = match *step {
-            Step::Read { at, parts } => {
+            Step::Read { at, parts, .. } => {
                 CallKind::Read { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
             Step::Write { at, parts } => {

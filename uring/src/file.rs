@@ -14,6 +14,7 @@ use disk::{Allocation, FileOffset};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::alignment::is_on;
 use crate::lock::{self, NotLocked};
 use crate::{AccessMode, Alignment, FileOpenError};
 
@@ -47,6 +48,10 @@ impl OpenOptions {
     }
 }
 
+/// File systems of which io_uring reads through the page cache without a thread: ext4 and btrfs, by their numbers in
+/// linux/magic.h. XFS could, but a read of it waits for those that write to the file, in the thread that submits it.
+const WAITING: [i64; 2] = [0xef53, 0x9123_683e];
+
 /// An open image file.
 #[derive(Debug)]
 pub struct ImageFile {
@@ -57,6 +62,7 @@ pub struct ImageFile {
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
+    waits_for_pages: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
     data: Option<Box<ImageFile>>,
 }
@@ -135,7 +141,10 @@ impl ImageFile {
         device_len: Option<u64>,
     ) -> ImageFile {
         set_noatime(&file);
-        ImageFile { file: Arc::new(file), path, options, alignment, device_len, data: None }
+        // Block devices read as these file systems do.
+        let waits_for_pages = options.cache == Cache::Writeback
+            && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
+        ImageFile { file: Arc::new(file), path, options, alignment, device_len, waits_for_pages, data: None }
     }
 
     /// Attaches the data file of an image.
@@ -228,6 +237,12 @@ impl ImageFile {
             Err(Errno::NXIO) => Allocation::Hole(len),
             Err(_) => Allocation::Data(len),
         }
+    }
+
+    /// Whether io_uring waits, without any thread, for pages of this file that are being read into the page cache
+    /// (FMODE_BUF_RASYNC). No call tells; these are the file systems that do (Linux 5.9 and later).
+    pub(crate) fn waits_for_pages(&self) -> bool {
+        self.waits_for_pages
     }
 
     /// Whether every transfer on this file would need a thread with io_uring, because the file system cannot do I/O

@@ -21,19 +21,24 @@ const PARTS_MAX: usize = 1024;
 pub(crate) struct IoConstraints {
     pub(crate) alignment: Alignment,
     pub(crate) device_len: Option<u64>,
+    pub(crate) waits_for_pages: bool,
 }
 
 impl IoConstraints {
     pub(crate) fn of(file: &ImageFile) -> IoConstraints {
-        IoConstraints { alignment: file.alignment(), device_len: file.device_len() }
+        IoConstraints {
+            alignment: file.alignment(),
+            device_len: file.device_len(),
+            waits_for_pages: file.waits_for_pages(),
+        }
     }
 }
 
 /// The next request to the kernel.
 #[derive(Debug)]
 pub(crate) enum Step<'a> {
-    /// Read from offset `at` into `parts`, at most 1024.
-    Read { at: u64, parts: &'a [Part] },
+    /// Read from offset `at` into `parts`, at most 1024. `waits`: for pages that are being read, without a thread.
+    Read { at: u64, parts: &'a [Part], waits: bool },
     /// Write `parts`, at most 1024, to offset `at`.
     Write { at: u64, parts: &'a [Part] },
     /// The same through the page cache, though the file is open with O_DIRECT. Nothing else is in flight on it.
@@ -69,7 +74,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// An empty slot.
     pub(crate) fn empty() -> Flight {
-        let constraints = IoConstraints { alignment: Alignment::NONE, device_len: None };
+        let constraints = IoConstraints { alignment: Alignment::NONE, device_len: None, waits_for_pages: false };
         Flight { op: None, constraints, moved: 0, buffer: StepBuffer::Whole }
     }
 
@@ -123,7 +128,9 @@ impl Flight {
         // No file is that long, and io_uring takes an offset of -1 as the file's own position.
         let after = |at: FileOffset| at.0.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
         match self.action() {
-            Action::Read { at, into } => Step::Read { at: after(*at), parts: self.parts(into) },
+            Action::Read { at, into } => {
+                Step::Read { at: after(*at), parts: self.parts(into), waits: self.constraints.waits_for_pages }
+            }
             Action::Write { at, from } => match &self.buffer {
                 StepBuffer::FileEnd(rest) => Step::WriteCached { at: after(*at), parts: capped(rest.parts()) },
                 _ => Step::Write { at: after(*at), parts: self.parts(from) },
@@ -291,8 +298,10 @@ mod test {
 
     use super::*;
 
-    const DIRECT: IoConstraints = IoConstraints { alignment: Alignment { memory: 512, offset: 512 }, device_len: None };
-    const BUFFERED: IoConstraints = IoConstraints { alignment: Alignment::NONE, device_len: None };
+    const DIRECT: IoConstraints =
+        IoConstraints { alignment: Alignment { memory: 512, offset: 512 }, device_len: None, waits_for_pages: false };
+    const BUFFERED: IoConstraints =
+        IoConstraints { alignment: Alignment::NONE, device_len: None, waits_for_pages: false };
 
     fn flight(action: Action, constraints: IoConstraints) -> (Flight, BouncePool) {
         let mut pool = BouncePool::default();
@@ -308,7 +317,7 @@ mod test {
 
     fn submitted(flight: &Flight) -> (u64, usize) {
         match flight.step() {
-            Step::Read { at, parts } | Step::Write { at, parts } | Step::WriteCached { at, parts } => {
+            Step::Read { at, parts, .. } | Step::Write { at, parts } | Step::WriteCached { at, parts } => {
                 (at, parts.iter().map(Part::len).sum())
             }
             Step::SyncData => (0, 0),
@@ -348,7 +357,11 @@ mod test {
     /// A sector on storage with larger sectors: the disk's aligner sends no other unaligned length.
     #[test]
     fn an_unaligned_end_of_a_file_is_written_through_the_page_cache() {
-        let constraints = IoConstraints { alignment: Alignment { memory: 512, offset: 4096 }, device_len: None };
+        let constraints = IoConstraints {
+            alignment: Alignment { memory: 512, offset: 4096 },
+            device_len: None,
+            waits_for_pages: false,
+        };
         let (mut flight, mut pool) =
             flight(Action::Write { at: FileOffset(4096), from: Segments::zeroed(1024) }, constraints);
         assert!(matches!(flight.step(), Step::WriteCached { at: 4096, parts } if parts.len() == 1));

@@ -1,7 +1,7 @@
 //! Builds the submission queue entry for a step of an operation.
 //!
-//! Invariant: every entry has RWF_NOWAIT, so that the kernel answers EAGAIN where it would otherwise have one of its
-//! own workers do the transfer.
+//! Invariant: an entry has RWF_NOWAIT, so that the kernel answers EAGAIN where it would otherwise have one of its own
+//! workers do the transfer; but a read does not if the kernel waits for its pages by itself, without a worker.
 
 use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
@@ -19,12 +19,12 @@ pub(crate) fn build(flights: &FlightSlab, slot: Slot, registered: &RegisteredBuf
     let (file, step) = flights.step(slot);
     let file = Fixed(u32::from(file.0));
     let entry = match step {
-        Step::Read { at, parts: [part] } => match registered.index_of(part) {
+        Step::Read { at, parts: [part], waits } => match registered.index_of(part) {
             Some(index) => opcode::ReadFixed::new(file, part.base(), len(part), index)
                 .offset(at)
-                .rw_flags(libc::RWF_NOWAIT)
+                .rw_flags(read_flags(waits))
                 .build(),
-            None => opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build(),
+            None => opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(read_flags(waits)).build(),
         },
         Step::Write { at, parts: [part] } => match registered.index_of(part) {
             Some(index) => opcode::WriteFixed::new(file, part.base(), len(part), index)
@@ -33,8 +33,8 @@ pub(crate) fn build(flights: &FlightSlab, slot: Slot, registered: &RegisteredBuf
                 .build(),
             None => opcode::Write::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build(),
         },
-        Step::Read { at, parts } => {
-            opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
+        Step::Read { at, parts, waits } => {
+            opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(read_flags(waits)).build()
         }
         Step::Write { at, parts } => {
             opcode::Writev::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
@@ -42,6 +42,10 @@ pub(crate) fn build(flights: &FlightSlab, slot: Slot, registered: &RegisteredBuf
         Step::WriteCached { .. } | Step::SyncData | Step::Deallocate { .. } => return None,
     };
     Some(entry.user_data(u64::from(slot)))
+}
+
+fn read_flags(waits: bool) -> i32 {
+    if waits { 0 } else { libc::RWF_NOWAIT }
 }
 
 fn len(part: &Part) -> u32 {

@@ -6,7 +6,8 @@
 //! **Nothing is left to io-wq.** The kernel would hand what it cannot do without blocking to worker threads that it
 //! adds to the process, the last of which never ends and wakes every five seconds (Linux 6.1 to 6.18). So transfers are
 //! submitted with RWF_NOWAIT, and refused ones go to our own threads (`workers`), as syncs and deallocations do right
-//! away.
+//! away. Reads through the page cache of file systems that wait for pages without a thread have no such flag.
+//!
 //! Invariant: `in_kernel` counts the slots whose request the kernel has or will get from the ring. While it is not
 //! zero, or a thread is processing a step, the slab is not freed: dropping the engine waits, or leaks the slab if
 //! waiting fails.

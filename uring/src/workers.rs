@@ -156,7 +156,7 @@ impl Workers {
         let (lane, fd, data) = (LaneId::of(step), file.as_fd().as_raw_fd(), u64::from(slot));
         let direct = file.options().cache == Cache::None;
         let request = match *step {
-            Step::Read { at, parts } if direct => Some(Iocb::read(at, parts, fd, data)),
+            Step::Read { at, parts, .. } if direct => Some(Iocb::read(at, parts, fd, data)),
             Step::Write { at, parts } if direct => Some(Iocb::write(at, parts, fd, data)),
             _ => None,
         };

@@ -47,9 +47,21 @@ fn work() -> Vec<Action> {
     let memory = Segments::zeroed(64 << 10);
     let len = 64 << 10;
     let writes = (0..64).map(|block| Action::Write { at: FileOffset(block * len), from: memory.clone() });
-    let reads = (0..64).map(|block| Action::Read { at: FileOffset(block * len), into: memory.clone() });
     let others = (0..8).flat_map(|block| [Action::SyncData, Action::Deallocate { at: FileOffset(block * len), len }]);
-    writes.chain(others).chain(reads).collect()
+    writes.chain(others).chain(reads()).collect()
+}
+
+fn reads() -> Vec<Action> {
+    let len = 64 << 10;
+    (0..64).map(|block| Action::Read { at: FileOffset(block * len), into: Segments::zeroed(64 << 10) }).collect()
+}
+
+/// Takes a file out of the page cache, so that reads have to wait for it.
+fn evict(path: &Path) {
+    let file = std::fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
 }
 
 #[test]
@@ -67,6 +79,8 @@ fn an_idle_engine_leaves_no_thread_and_causes_no_wakeups() {
                 let mut fixture = Fixture::on(storage, engine, &[], 32);
                 fixture.engine.watch(watched.as_fd(), false, 1).unwrap();
                 assert!(fixture.run(work()).iter().all(Result::is_ok));
+                evict(&fixture.path);
+                assert!(fixture.run(reads()).iter().all(Result::is_ok));
                 ready.send(()).unwrap();
                 let mut keys = Vec::new();
                 while keys.is_empty() {

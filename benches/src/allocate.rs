@@ -78,8 +78,8 @@ fn sample(writer: &Writer, workload: &Workload, work: &Path, seconds: f64) -> Re
     let name = format!("{}:{}", writer.format, image.display());
     tapline(&["image", "create", &name, "--size", SIZE])?;
     let kind = match writer.peer {
-        Some(format) => Kind::QemuStorageDaemon { name: writer.name, format, image },
-        None => Kind::Tapline { name: writer.name, images: vec![name] },
+        Some(format) => Kind::qemu(writer.name, format, &image),
+        None => Kind::tapline(writer.name, vec![name]),
     };
     let server = Server::start(&kind, work)?;
     let seconds = seconds.to_string();

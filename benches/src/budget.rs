@@ -20,8 +20,8 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let work = room(arguments)?;
     let image = work.path().join("scattered.qcow2");
     scattered(&image)?;
-    let ours = Kind::Tapline { name: "tapline qcow2", images: vec![format!("qcow2:{}", image.display())] };
-    let peer = Kind::QemuStorageDaemon { name: "QSD qcow2", format: "qcow2", image: image.clone() };
+    let ours = Kind::tapline("tapline qcow2", vec![format!("qcow2:{}", image.display())]);
+    let peer = Kind::qemu("QSD qcow2", "qcow2", &image);
     let mut report = Vec::new();
     if !arguments.json {
         println!("random 4 KiB reads at depth 32 of the first part of a scattered qcow2 of 1 TiB, clusters of 64 KiB");

@@ -24,7 +24,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         let image = format!("vhd:{}", dir.join("disk.vhd").display());
         tapline(&["image", "create", &image, "--size", "10G"])?;
-        servers.push(Server::start(&Kind::Tapline { name: "tapline vhd", images: vec![image] }, &dir)?);
+        servers.push(Server::start(&Kind::tapline("tapline vhd", vec![image]), &dir)?);
     }
     std::thread::sleep(Duration::from_secs(1));
     let before: Vec<Cost> = servers.iter().map(cost).collect::<Result<_, _>>()?;

@@ -14,6 +14,7 @@ mod idle_vm;
 mod live;
 mod plug;
 mod server;
+mod targets;
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,8 @@ pub enum Bench {
     Plug(Arguments),
     /// A list of many VDIs; and plugs alone and beside many clients, with what these cost
     Api(api::Plan),
+    /// The figures that Tapline is to reach, each beside the peers that it is measured by
+    Targets(targets::Options),
     /// Backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
     Xen(testbed::xen::compare::Options),
 }
@@ -114,6 +117,7 @@ pub fn run(bench: &Bench) -> Result<(), String> {
         Bench::Plug(arguments) => (plug::run, arguments),
         Bench::IdleVm(options) => return idle_vm::run(options),
         Bench::Api(plan) => return api::run(plan),
+        Bench::Targets(options) => return released(None).and_then(|_| targets::run(options)),
         Bench::Xen(options) => return testbed::xen::compare::run(options),
     };
     released(None)?;
@@ -143,11 +147,11 @@ fn vhost_user(arguments: &Arguments) -> Result<(), String> {
         tapline(&["image", "create", &format!("{format}:{}", path.display()), "--size", &size])?;
     }
     let kinds = [
-        Kind::QemuStorageDaemon { name: "QSD raw", format: "raw", image: peer_raw },
-        Kind::QemuStorageDaemon { name: "QSD qcow2", format: "qcow2", image: peer_qcow2 },
-        Kind::Tapline { name: "tapline raw", images: vec![format!("raw:{}", raw.display())] },
-        Kind::Tapline { name: "tapline vhd", images: vec![format!("vhd:{}", vhd.display())] },
-        Kind::Tapline { name: "tapline qcow2", images: vec![format!("qcow2:{}", qcow2.display())] },
+        Kind::qemu("QSD raw", "raw", &peer_raw),
+        Kind::qemu("QSD qcow2", "qcow2", &peer_qcow2),
+        Kind::tapline("tapline raw", vec![format!("raw:{}", raw.display())]),
+        Kind::tapline("tapline vhd", vec![format!("vhd:{}", vhd.display())]),
+        Kind::tapline("tapline qcow2", vec![format!("qcow2:{}", qcow2.display())]),
     ];
     fill(&kinds, work.path())?;
     compare("4 KiB on vhost-user-blk, Linux AIO on both sides", &kinds, WORKLOADS, work.path(), arguments)
@@ -158,7 +162,7 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     let format = arguments.format.as_str();
     let single = format!("{format}:{}", work.path().join("single").display());
     tapline(&["image", "create", &single, "--size", "512M"])?;
-    let alone = Kind::Tapline { name: "depth 1", images: vec![single] };
+    let alone = Kind::tapline("depth 1", vec![single]);
     fill(std::slice::from_ref(&alone), work.path())?;
     let whole = chain(work.path(), format, "whole", &|kind, layer| {
         // Each layer holds one block in thirty, so that the chain holds as much as the single image.
@@ -170,11 +174,7 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as
     // large.
     let scattered = chain(work.path(), format, "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
-    let kinds = [
-        alone,
-        Kind::Tapline { name: "depth 30", images: whole },
-        Kind::Tapline { name: "depth 30, scattered", images: scattered },
-    ];
+    let kinds = [alone, Kind::tapline("depth 30", whole), Kind::tapline("depth 30, scattered", scattered)];
     let workloads = [
         Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
         Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] },
@@ -202,7 +202,7 @@ fn chain(
         }
         tapline(&create)?;
         chain.insert(0, path.clone());
-        write(&Kind::Tapline { name: "layer", images: chain.clone() }, layer)?;
+        write(&Kind::tapline("layer", chain.clone()), layer)?;
     }
     Ok(chain)
 }

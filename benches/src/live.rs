@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 
 /// Snapshots under load; the pauses in microseconds. The chain grows by each.
 fn snapshots(chain: &mut Vec<String>, work: &Path, arguments: &Arguments) -> Result<Vec<u64>, String> {
-    let server = Server::start(&Kind::Tapline { name: "tapline", images: chain.clone() }, work)?;
+    let server = Server::start(&Kind::tapline("tapline", chain.clone()), work)?;
     let span = PART.to_string();
     client(&server, &["--fill", "--block", "1048576", "--depth", "4", "--span", &span])?;
     let mut load =
@@ -80,7 +80,7 @@ fn snapshots(chain: &mut Vec<String>, work: &Path, arguments: &Arguments) -> Res
 
 /// Clones of a layer: microseconds of work, and of waiting for the storage.
 fn clones(chain: &[String], work: &Path, arguments: &Arguments) -> Result<Vec<(u64, u64)>, String> {
-    let server = Server::start(&Kind::Tapline { name: "tapline", images: chain.to_vec() }, work)?;
+    let server = Server::start(&Kind::tapline("tapline", chain.to_vec()), work)?;
     let mut seen = Vec::new();
     for round in 0..arguments.rounds.max(3) {
         let to = format!("{}:{}", arguments.format, work.join(format!("clone{round}")).display());
@@ -99,11 +99,11 @@ fn merge(work: &Path, arguments: &Arguments) -> Result<Value, String> {
     tapline(&["image", "create", &base, "--size", SIZE])?;
     let span = PART.to_string();
     let fill = ["--fill", "--block", "1048576", "--depth", "4", "--span", &span];
-    let server = Server::start(&Kind::Tapline { name: "tapline", images: vec![base.clone()] }, work)?;
+    let server = Server::start(&Kind::tapline("tapline", vec![base.clone()]), work)?;
     client(&server, &fill)?;
     server.stop()?;
     tapline(&["image", "create", &leaf, "--parent", &base])?;
-    let server = Server::start(&Kind::Tapline { name: "tapline", images: vec![leaf, base] }, work)?;
+    let server = Server::start(&Kind::tapline("tapline", vec![leaf, base]), work)?;
     client(&server, &fill)?;
     let load = ["--pattern", "randwrite", "--depth", "8", "--span", &span, "--warmup", "0.5", "--seconds"];
     let seconds = arguments.seconds.max(3.0).to_string();

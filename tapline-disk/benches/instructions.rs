@@ -4,14 +4,23 @@
 //! is counted with few and with many requests; the difference, divided by the requests between, is the figure: starting
 //! and stopping are in neither. What the kernel does is not counted. Other programs, such as an older build, are named
 //! behind `--` and are counted beside the present one; `--only=TEXT` counts the loads that have TEXT in their names.
+//!
+//! `--check` compares with the table that is kept with the source and fails where a request costs 3 % more; `--write`
+//! writes that table.
 
+#[path = "instructions/callgrind.rs"]
+mod callgrind;
+#[path = "instructions/table.rs"]
+mod table;
 #[allow(dead_code, reason = "the rest is the tests'")]
 #[path = "../tests/all/tool/mod.rs"]
 mod tool;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
+use callgrind::{Counts, PARTS, by_parts};
+use table::{Row, Table, compiler};
 use tool::ring::{Driver, Kind};
 use tool::served::Disk;
 use tool::{Room, TAPLINE};
@@ -21,6 +30,8 @@ const ROUNDS: usize = 3;
 /// Requests of a short run, and those of a long one beyond it.
 const FEW: u64 = 512;
 const MORE: u64 = 4096;
+/// The exit code of what could not be run here.
+const NOT_RUN: u8 = 77;
 /// Requests between two flushes.
 const FLUSHED: u64 = 256;
 
@@ -49,7 +60,7 @@ impl Load {
 
     /// Instructions of a process that serves so many requests of it, after all blocks were written where it asks for
     /// that.
-    fn count(self, program: &str, requests: u64) -> u64 {
+    fn count(self, program: &str, requests: u64) -> Counts {
         // In memory, where I/O is done at once: what is counted is ours, not the storage's.
         let room = Room::below(Path::new("/dev/shm"));
         room.done(&format!("image create {}:a --size 1G", self.format));
@@ -71,8 +82,9 @@ impl Load {
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
         let counted = String::from_utf8(room.read("counts")).unwrap();
-        let total = counted.lines().find_map(|line| line.strip_prefix("summary: ").or(line.strip_prefix("totals: ")));
-        total.and_then(|total| total.trim().parse().ok()).expect("callgrind says how many there were")
+        let parts = by_parts(&counted);
+        assert!(parts.iter().sum::<u64>() > 0, "callgrind has counted nothing");
+        parts
     }
 
     /// Requests to blocks that lie apart, in batches, with a flush now and then.
@@ -92,40 +104,91 @@ impl Load {
         }
     }
 
-    /// Instructions a request, median.
-    fn figure(&self, program: &str) -> f64 {
-        let mut seen: Vec<u64> =
-            (0..ROUNDS).map(|_| self.count(program, FEW + MORE).saturating_sub(self.count(program, FEW))).collect();
-        seen.sort_unstable();
-        seen[ROUNDS / 2] as f64 / MORE as f64
+    /// Instructions a request: of each part, of the round whose sum is the median.
+    fn figure(&self, program: &str) -> Row {
+        let mut seen: Vec<[i64; PARTS.len()]> = (0..ROUNDS)
+            .map(|_| {
+                let (many, few) = (self.count(program, FEW + MORE), self.count(program, FEW));
+                std::array::from_fn(|part| many[part] as i64 - few[part] as i64)
+            })
+            .collect();
+        seen.sort_unstable_by_key(|parts| parts.iter().sum::<i64>());
+        let parts = seen[ROUNDS / 2].map(|part| part as f64 / MORE as f64);
+        Row { load: self.name(), total: parts.iter().sum(), parts }
     }
 }
 
-fn main() {
-    let (options, others): (Vec<String>, Vec<String>) =
-        std::env::args().skip(1).partition(|word| word.starts_with("--"));
-    let only = options.iter().find_map(|word| word.strip_prefix("--only=")).unwrap_or_default();
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        eprintln!("instructions: valgrind is not there; install the package of that name");
-        std::process::exit(77);
-    }
-    let programs: Vec<&str> = std::iter::once(TAPLINE).chain(others.iter().map(String::as_str)).collect();
-    println!("instructions a request, medians of {ROUNDS}; programs: {}", programs.join(", "));
+/// The loads, those whose requests are recorded last.
+fn loads() -> Vec<Load> {
+    let mut loads = Vec::new();
     for format in ["raw", "vhd", "qcow2"] {
         for (kind, is_new) in [(Kind::Read, false), (Kind::Write, false), (Kind::Write, true)] {
             for depth in [1, 32] {
                 for is_recorded in [false, true] {
-                    let load = Load { format, kind, is_new, depth, is_recorded };
-                    if !load.name().contains(only) {
-                        continue;
-                    }
-                    // An older program may know nothing of records.
-                    let asked = if is_recorded { &programs[..1] } else { &programs[..] };
-                    let figures: Vec<String> =
-                        asked.iter().map(|program| format!("{:10.0}", load.figure(program))).collect();
-                    println!("{:50}{}", load.name(), figures.join(" "));
+                    loads.push(Load { format, kind, is_new, depth, is_recorded });
                 }
             }
         }
     }
+    loads
+}
+
+fn main() -> ExitCode {
+    let (options, others): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| word.starts_with("--"));
+    let has = |name: &str| options.iter().any(|option| option == name);
+    let only = options.iter().find_map(|word| word.strip_prefix("--only=")).unwrap_or_default();
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("instructions: valgrind is not there; install the package of that name");
+        return ExitCode::from(NOT_RUN);
+    }
+    let kept = if has("--check") { Some(Table::read()) } else { None }.transpose();
+    let kept = match kept {
+        Ok(kept) => kept,
+        Err(why) => return failed(&why),
+    };
+    if let Some(kept) = kept.as_ref().filter(|kept| kept.compiler != compiler()) {
+        eprintln!("instructions: the table is of {}, and this is {}: not compared", kept.compiler, compiler());
+        return ExitCode::from(NOT_RUN);
+    }
+    let rows = count_all(only, &others, kept.is_some());
+    if let Some(kept) = kept {
+        let exceeded = kept.exceeded(&rows);
+        exceeded.iter().for_each(|line| eprintln!("{line}"));
+        if !exceeded.is_empty() {
+            return failed("requests cost more than the table allows; if they have to, --write keeps the new figures");
+        }
+        println!("{} loads: no request costs 3 % more than the table says", rows.len());
+    }
+    match has("--write").then(|| Table { compiler: compiler(), rows }.write()) {
+        Some(Err(why)) => failed(&why),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn failed(why: &str) -> ExitCode {
+    eprintln!("instructions: {why}");
+    ExitCode::FAILURE
+}
+
+/// Counts and prints the loads that have `only` in their names; the figures of the present program.
+fn count_all(only: &str, others: &[String], is_check: bool) -> Vec<Row> {
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    println!("instructions a request, medians of {ROUNDS}; of {TAPLINE} and its parts, and of {}", others.join(", "));
+    println!("{:44}{:>8} {}", "", "all", PARTS.map(|part| format!("{part:>10}")).join(" "));
+    let mut rows = Vec::new();
+    for load in loads().into_iter().filter(|load| load.name().contains(only)) {
+        // What records cost is the same for all formats, and shown when it is asked for.
+        if is_check && load.is_recorded {
+            continue;
+        }
+        let row = load.figure(TAPLINE);
+        let parts = row.parts.map(|part| format!("{part:10.0}")).join(" ");
+        // An older program may know nothing of records.
+        let asked = if load.is_recorded { &[] } else { &others[..] };
+        let older: Vec<String> = asked.iter().map(|program| format!("{:10.0}", load.figure(program).total)).collect();
+        println!("{:44}{:8.0} {parts} {}", row.load, row.total, older.join(" "));
+        rows.push(row);
+    }
+    rows
 }

@@ -43,7 +43,38 @@ pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
         random: arguments.seed,
         next: 0,
     };
-    if arguments.fill { client.fill() } else { client.measure() }
+    match arguments.rate {
+        _ if arguments.fill => client.fill(),
+        Some(rate) => client.pace(rate),
+        None => client.measure(),
+    }
+}
+
+/// What a load came to.
+struct Counts {
+    done: u64,
+    /// Times the client went to sleep, or looked again.
+    waits: u64,
+    /// Nanoseconds of CPU time of the client.
+    cpu: u64,
+    seconds: f64,
+}
+
+fn report(histogram: &Histogram<u64>, counts: &Counts) -> serde_json::Value {
+    let micros = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1000.0;
+    serde_json::json!({
+        "iops": counts.done as f64 / counts.seconds,
+        "p50_us": micros(0.5), "p99_us": micros(0.99), "p999_us": micros(0.999),
+        "waits": counts.waits, "requests": counts.done, "client_cpu_us": counts.cpu as f64 / 1000.0,
+    })
+}
+
+/// Nanoseconds that this thread has been on a CPU.
+fn cpu_time() -> Result<u64, String> {
+    let path = "/proc/thread-self/schedstat";
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let first = text.split(' ').next().and_then(|word| word.parse().ok());
+    first.ok_or_else(|| format!("{path} holds no number: {text}"))
 }
 
 impl Client {
@@ -59,10 +90,14 @@ impl Client {
         let end = begin + Duration::from_secs_f64(self.arguments.seconds);
         let (mut done, mut waits) = (0u64, 0u64);
         let mut in_flight = depth;
+        let mut cpu_before = None;
         while in_flight > 0 {
             let slots = self.wait(depth)?;
             let now = Instant::now();
             waits += u64::from(now >= begin);
+            if cpu_before.is_none() && now >= begin {
+                cpu_before = Some(cpu_time()?);
+            }
             for slot in slots {
                 if now >= begin && now < end {
                     done += 1;
@@ -77,12 +112,38 @@ impl Client {
                 }
             }
         }
-        let micros = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1000.0;
-        Ok(serde_json::json!({
-            "iops": done as f64 / self.arguments.seconds,
-            "p50_us": micros(0.5), "p99_us": micros(0.99), "p999_us": micros(0.999),
-            "waits": waits, "requests": done,
-        }))
+        // The last requests are waited for and not counted: some microseconds of seconds.
+        let cpu = cpu_time()?.saturating_sub(cpu_before.unwrap_or_default());
+        let counts = Counts { done, waits, cpu, seconds: self.arguments.seconds };
+        Ok(report(&histogram, &counts))
+    }
+
+    /// Asks for so many requests a second: the next one when its time has come, or when the last one has its answer.
+    fn pace(&mut self, rate: u32) -> Result<serde_json::Value, String> {
+        let mut histogram: Histogram<u64> = Histogram::new(3).map_err(|error| error.to_string())?;
+        let apart = Duration::from_secs(1) / rate;
+        let mut due = Instant::now();
+        let begin = due + Duration::from_secs_f64(self.arguments.warmup);
+        let end = begin + Duration::from_secs_f64(self.arguments.seconds);
+        let (mut done, mut before) = (0, None);
+        while due < end {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            if before.is_none() && due >= begin {
+                before = Some(cpu_time()?);
+            }
+            let issued = Instant::now();
+            self.put(0);
+            self.wait(1)?;
+            if due >= begin {
+                done += 1;
+                let nanos = u64::try_from(issued.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                histogram.record(nanos.max(1)).map_err(|error| error.to_string())?;
+            }
+            due += apart;
+        }
+        let cpu = cpu_time()?.saturating_sub(before.unwrap_or_default());
+        let counts = Counts { done, waits: done, cpu, seconds: begin.elapsed().as_secs_f64() };
+        Ok(report(&histogram, &counts))
     }
 
     /// Writes every block once (or each so-manieth), so that thin images are allocated.

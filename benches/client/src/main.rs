@@ -43,6 +43,9 @@ pub struct Arguments {
     /// Seconds before that, which are not.
     #[arg(long, default_value_t = 0.5)]
     pub warmup: f64,
+    /// Ask for so many requests a second, one at a time, instead of keeping the depth.
+    #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// Spin for answers instead of sleeping.
     #[arg(long)]
     pub poll: bool,

@@ -1,0 +1,111 @@
+//! The images of the rows: made and filled when they are first asked for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Image, Options, Storage, Who};
+use crate::server::{Engine, Kind, Server};
+use crate::{client, tapline};
+
+/// The images of a kind of storage; they go away with it.
+pub(super) struct Room {
+    place: tempfile::TempDir,
+    engine: Engine,
+    mib: u64,
+}
+
+impl Room {
+    pub(super) fn new(storage: Storage, options: &Options) -> Result<Room, String> {
+        let (parent, engine) = match storage {
+            Storage::Memory => (&options.memory, Engine::Aio),
+            Storage::Disk => (&options.disk, Engine::Uring),
+        };
+        let place = tempfile::Builder::new().prefix("tapline-targets-").tempdir_in(parent);
+        let place = place.map_err(|error| format!("a directory in {}: {error}", parent.display()))?;
+        Ok(Room { place, engine, mib: options.mib })
+    }
+
+    /// Where the images and sockets are.
+    pub(super) fn place(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// What fio's engine that is the same as ours is called.
+    pub(super) fn fio_engine(&self) -> &'static str {
+        match self.engine {
+            Engine::Aio => "--ioengine=libaio",
+            Engine::Uring => "--ioengine=io_uring",
+        }
+    }
+
+    /// MiB of each image.
+    pub(super) fn mib(&self) -> u64 {
+        self.mib
+    }
+
+    /// An image of ours.
+    pub(super) fn ours(&self, image: Image) -> Result<PathBuf, String> {
+        self.made(image, "tapline")
+    }
+
+    /// Who serves it, and what. `None`: no server.
+    pub(super) fn kind(&self, name: &'static str, who: Who) -> Result<Option<Kind>, String> {
+        let tapline = |image| {
+            let image = match image {
+                Image::Null => format!("null:{}M", self.mib),
+                _ => named(image, &self.ours(image)?),
+            };
+            Ok::<Kind, String>(Kind::tapline(name, vec![image]).on(self.engine))
+        };
+        let theirs = |image| self.made(image, "peer");
+        Ok(Some(match who {
+            Who::Fio => return Ok(None),
+            Who::Tapline(image) => tapline(image)?,
+            Who::TaplineWith(image, more) => tapline(image)?.with(more),
+            Who::TaplineNbd => tapline(Image::Raw)?.over_nbd(),
+            Who::Qsd(Image::Null) => Kind::qemu(name, "null-co", Path::new(&format!("{}M", self.mib))),
+            Who::Qsd(image) => {
+                let format = match image {
+                    Image::Vhd | Image::QemuVhd => "vpc",
+                    Image::Qcow2 => "qcow2",
+                    Image::Raw | Image::Null => "raw",
+                };
+                Kind::qemu(name, format, &theirs(image)?).on(self.engine)
+            }
+            Who::Nbdkit => Kind::nbdkit(name, &theirs(Image::Raw)?),
+            Who::QemuNbd => Kind::qemu_nbd(name, &theirs(Image::Raw)?),
+        }))
+    }
+
+    fn made(&self, image: Image, owner: &str) -> Result<PathBuf, String> {
+        let path = self.place().join(format!("{owner}.{image:?}").to_lowercase());
+        if path.exists() {
+            return Ok(path);
+        }
+        let size = format!("{}M", self.mib);
+        if image == Image::QemuVhd {
+            let mut command = Command::new("qemu-img");
+            command.args(["create", "-q", "-f", "vpc", "-o", "subformat=dynamic,force_size=on"]).arg(&path).arg(size);
+            let made = command.status().map_err(|error| format!("qemu-img: {error}"))?;
+            if !made.success() {
+                return Err(format!("{command:?}: {made}"));
+            }
+        } else {
+            tapline(&["image", "create", &named(image, &path), "--size", &size])?;
+        }
+        let server = Server::start(&Kind::tapline("tapline", vec![named(image, &path)]), self.place())?;
+        client(&server, &["--fill", "--block", "1048576", "--depth", "4"])?;
+        server.stop()?;
+        Ok(path)
+    }
+}
+
+/// An image as the command line names it.
+fn named(image: Image, path: &Path) -> String {
+    let format = match image {
+        Image::Vhd | Image::QemuVhd => "vhd",
+        Image::Qcow2 => "qcow2",
+        Image::Raw | Image::Null => "raw",
+    };
+    format!("{format}:{}", path.display())
+}

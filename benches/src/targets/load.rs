@@ -1,0 +1,92 @@
+//! One measurement: a load through a server, or by fio alone.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::images::Room;
+use super::{Image, Load};
+use crate::client;
+use crate::server::{Kind, Server};
+
+/// What one measurement saw.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) iops: f64,
+    /// Microseconds.
+    pub(super) p50: f64,
+    /// CPU seconds of the server a second.
+    pub(super) server_cpu: f64,
+    /// Times the client went to sleep or looked again, a request.
+    pub(super) waits: f64,
+    /// Microseconds of the client's CPU time, a request.
+    pub(super) client_cpu: f64,
+}
+
+/// Through a server, with the client that belongs to its protocol.
+pub(super) fn served(load: &Load, kind: &Kind, work: &Path, seconds: f64) -> Result<Seen, String> {
+    let server = Server::start(kind, work)?;
+    let once =
+        |seconds: f64| if kind.is_nbd() { fio_nbd(load, &server, seconds) } else { of_client(load, &server, seconds) };
+    if load.cold {
+        kind.evict()?;
+    } else {
+        // The first run warms up: chains are folded and files cached.
+        once(1.0)?;
+    }
+    let before = server.cpu_seconds()?;
+    let seen = once(seconds)?;
+    let cpu = server.cpu_seconds()? - before;
+    server.stop()?;
+    Ok(Seen { server_cpu: cpu / seconds, ..seen })
+}
+
+/// By fio, on the file that our server has as well.
+pub(super) fn fio_alone(load: &Load, room: &Room, seconds: f64) -> Result<Seen, String> {
+    let file = format!("--filename={}", room.ours(Image::Raw)?.display());
+    let size = format!("--size={}M", room.mib());
+    fio(load, seconds, &[room.fio_engine(), "--direct=1", &file, &size])
+}
+
+fn of_client(load: &Load, server: &Server, seconds: f64) -> Result<Seen, String> {
+    let (block, depth, seconds) = (load.block.to_string(), load.depth.to_string(), seconds.to_string());
+    let rate = load.rate.map(|rate| rate.to_string());
+    let mut arguments = vec!["--pattern", load.pattern, "--block", &block, "--depth", &depth];
+    // The server's CPU time is of the same requests as the client's count.
+    arguments.extend(["--warmup", "0", "--seconds", &seconds]);
+    arguments.extend(rate.iter().flat_map(|rate| ["--rate", rate.as_str()]));
+    if load.spins {
+        arguments.push("--poll");
+    }
+    let said = client(server, &arguments)?;
+    let number = |name: &str| said[name].as_f64().ok_or(format!("the client did not say {name}: {said}"));
+    let requests = number("requests")?;
+    Ok(Seen {
+        iops: number("iops")?,
+        p50: number("p50_us")?,
+        server_cpu: 0.0,
+        waits: number("waits")? / requests,
+        client_cpu: number("client_cpu_us")? / requests,
+    })
+}
+
+fn fio_nbd(load: &Load, server: &Server, seconds: f64) -> Result<Seen, String> {
+    let uri = format!("--uri=nbd+unix:///?socket={}", server.socket().display());
+    fio(load, seconds, &["--ioengine=nbd", &uri])
+}
+
+fn fio(load: &Load, seconds: f64, more: &[&str]) -> Result<Seen, String> {
+    let mut command = Command::new("taskset");
+    command.args(["-c", "1", "fio", "--name=load", "--time_based", "--output-format=json", "--randrepeat=0"]);
+    command.arg(format!("--rw={}", load.pattern)).arg(format!("--bs={}", load.block));
+    command.arg(format!("--iodepth={}", load.depth)).arg(format!("--runtime={seconds}")).args(more);
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("fio: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{command:?}: {}", output.status));
+    }
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| format!("fio: {error}"))?;
+    let direction = if load.pattern.ends_with("read") { "read" } else { "write" };
+    let of = &said["jobs"][0][direction];
+    let number = |value: &serde_json::Value| value.as_f64().ok_or(format!("fio did not say it of {direction}: {of}"));
+    let p50 = number(&of["clat_ns"]["percentile"]["50.000000"])? / 1000.0;
+    Ok(Seen { iops: number(&of["iops"])?, p50, server_cpu: 0.0, waits: f64::NAN, client_cpu: f64::NAN })
+}

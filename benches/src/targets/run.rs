@@ -1,0 +1,178 @@
+//! Carries the rows out and prints what came of them.
+
+use super::images::Room;
+use super::load::{Seen, fio_alone, served};
+use super::rows::ROWS;
+use super::{Figure, Options, Row, Storage, Target, Wanted, Who};
+use crate::median;
+
+/// Measures the rows that are asked for.
+pub fn run(options: &Options) -> Result<(), String> {
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| is_asked(row, &options.only)).collect();
+    if rows.is_empty() {
+        return Err(format!("no row begins with {}; --list shows them", options.only.join(" or ")));
+    }
+    if options.list {
+        rows.iter().for_each(|row| println!("{:<18} {}", row.name, row.what));
+        return Ok(());
+    }
+    if !options.json {
+        let (rounds, seconds) = (options.rounds, options.seconds);
+        println!("{rounds} rounds of {seconds} s, medians; server on CPU 0, client on CPU 1; fio alone on CPU 1");
+    }
+    let mut report = Vec::new();
+    for storage in [Storage::Memory, Storage::Disk] {
+        let rows: Vec<&&Row> = rows.iter().filter(|row| row.storage == storage).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let room = Room::new(storage, options)?;
+        for row in rows {
+            report.push(measure(row, &room, options)?);
+        }
+    }
+    if options.json {
+        println!("{}", serde_json::Value::Array(report));
+    }
+    Ok(())
+}
+
+fn is_asked(row: &Row, only: &[String]) -> bool {
+    only.is_empty() || only.iter().any(|name| row.name.starts_with(name.as_str()))
+}
+
+fn measure(row: &Row, room: &Room, options: &Options) -> Result<serde_json::Value, String> {
+    let kind = |&(name, who)| {
+        room.kind(name, who).map(|kind| kind.map(|kind| if row.load.cold { kind.cached() } else { kind }))
+    };
+    let kinds = row.who.iter().map(kind).collect::<Result<Vec<_>, String>>()?;
+    let mut samples = vec![Vec::new(); row.who.len()];
+    for round in 0..options.rounds {
+        // Another one begins each round, so that a slow minute does not always meet the same server.
+        for turn in 0..kinds.len() {
+            let which = (round + turn) % kinds.len();
+            eprint!("\r{}: round {}, {:<24}", row.name, round + 1, row.who[which].0);
+            samples[which].push(match &kinds[which] {
+                Some(kind) => served(&row.load, kind, room.place(), options.seconds)?,
+                None => fio_alone(&row.load, room, options.seconds)?,
+            });
+        }
+    }
+    eprint!("\r{:60}\r", "");
+    let seen: Vec<Seen> = samples.iter().map(|samples| middle(samples)).collect();
+    if !options.json {
+        print_row(row, &seen);
+    }
+    let servers = row.who.iter().zip(&seen).map(|((name, _), seen)| {
+        serde_json::json!({
+            "name": name, "iops": seen.iops, "p50_us": seen.p50, "server_cpu": seen.server_cpu,
+            "waits_per_request": seen.waits, "client_cpu_us": seen.client_cpu,
+        })
+    });
+    let targets = row.targets.iter().map(|target| {
+        let (has, is_met) = judged(target, row, &seen);
+        serde_json::json!({ "target": in_words(target), "has": has, "met": is_met })
+    });
+    Ok(serde_json::json!({
+        "row": row.name, "what": row.what, "servers": servers.collect::<Vec<_>>(),
+        "targets": targets.collect::<Vec<_>>(),
+    }))
+}
+
+fn middle(samples: &[Seen]) -> Seen {
+    let of = |column: fn(&Seen) -> f64| median(samples.iter().map(column));
+    Seen {
+        iops: of(|seen| seen.iops),
+        p50: of(|seen| seen.p50),
+        server_cpu: of(|seen| seen.server_cpu),
+        waits: of(|seen| seen.waits),
+        client_cpu: of(|seen| seen.client_cpu),
+    }
+}
+
+fn print_row(row: &Row, seen: &[Seen]) {
+    println!("\n{}: {}", row.name, row.what);
+    println!(
+        "  {:<20}{:>10} {:>9} {:>12} {:>11} {:>10} {:>10}",
+        "", "IOPS", "p50 us", "server CPU", "IOPS/CPU s", "waits/IO", "client us"
+    );
+    for ((name, who), seen) in row.who.iter().zip(seen) {
+        print!("  {name:<20}{:>10.0} {:>9.1}", seen.iops, seen.p50);
+        match who {
+            Who::Fio => println!(),
+            _ => println!(
+                " {:>12.2} {:>11.0} {:>10.3} {:>10.2}",
+                seen.server_cpu,
+                Figure::IopsPerCpu.of(seen),
+                seen.waits,
+                seen.client_cpu
+            ),
+        }
+    }
+    for target in row.targets {
+        let (has, is_met) = judged(target, row, seen);
+        println!("  {}: {has:.2}, {}", in_words(target), if is_met { "met" } else { "MISSED" });
+    }
+}
+
+/// What the target's figure, or its ratio, is, and whether that is enough.
+fn judged(target: &Target, row: &Row, seen: &[Seen]) -> (f64, bool) {
+    let of = |name: &str| {
+        let found = row.who.iter().position(|(who, _)| *who == name).and_then(|at| seen.get(at));
+        found.map_or(f64::NAN, |seen| target.figure.of(seen))
+    };
+    let own = of(target.of);
+    match target.wanted {
+        Wanted::AtLeast(least, other) => (own / of(other), own / of(other) >= least),
+        Wanted::AtMost(most, other) => (own / of(other), own / of(other) <= most),
+        Wanted::No(most) => (own, own <= most),
+    }
+}
+
+fn in_words(target: &Target) -> String {
+    let figure = match target.figure {
+        Figure::Iops => "IOPS",
+        Figure::IopsPerCpu => "IOPS a CPU second",
+        Figure::P50 => "p50",
+        Figure::ServerCpu => "CPU of the server",
+        Figure::Waits => "waits of the client a request",
+        Figure::ClientCpu => "CPU microseconds of the client a request",
+    };
+    let of = target.of;
+    match target.wanted {
+        Wanted::AtLeast(least, other) => format!("{figure}, {of} at least {least} of {other}"),
+        Wanted::AtMost(most, other) => format!("{figure}, {of} at most {most} of {other}"),
+        Wanted::No(most) => format!("{figure}, {of} at most {most}"),
+    }
+}
+
+impl Figure {
+    fn of(self, seen: &Seen) -> f64 {
+        match self {
+            Figure::Iops => seen.iops,
+            Figure::IopsPerCpu => seen.iops / seen.server_cpu,
+            Figure::P50 => seen.p50,
+            Figure::ServerCpu => seen.server_cpu,
+            Figure::Waits => seen.waits,
+            Figure::ClientCpu => seen.client_cpu,
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn each_target_names_servers_of_its_row() {
+        for row in ROWS {
+            let is_there = |name: &str| row.who.iter().any(|(who, _)| *who == name);
+            for target in row.targets {
+                assert!(is_there(target.of), "{}: {target:?}", row.name);
+                if let Wanted::AtLeast(_, other) | Wanted::AtMost(_, other) = target.wanted {
+                    assert!(is_there(other), "{}: {target:?}", row.name);
+                }
+            }
+        }
+    }
+}

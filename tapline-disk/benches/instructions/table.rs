@@ -1,0 +1,94 @@
+//! The table of what requests may cost, which is kept with the source: `instructions.tsv`.
+//!
+//! Compilers differ in what they make of a program, so figures are compared only with those of the same one.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use super::callgrind::PARTS;
+
+/// By how much a figure may be above that of the table before it is an error.
+const ALLOWED: f64 = 1.03;
+
+/// A load and its instructions a request: in all, and by parts.
+pub struct Row {
+    pub load: String,
+    pub total: f64,
+    pub parts: [f64; PARTS.len()],
+}
+
+/// Figures, and the compiler of the program that they are of.
+pub struct Table {
+    pub compiler: String,
+    pub rows: Vec<Row>,
+}
+
+/// The compiler that has compiled this.
+pub fn compiler() -> String {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = std::process::Command::new(rustc).arg("--version").output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+}
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.tsv")
+}
+
+impl Table {
+    /// The one that is kept.
+    pub fn read() -> Result<Table, String> {
+        let path = path();
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let compiler = text.lines().find_map(|line| line.strip_prefix("# compiler: ")).unwrap_or_default().to_owned();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let row = |line: &str| {
+            let (load, figures) = line.split_once('\t')?;
+            let figures: Vec<f64> = figures.split('\t').map(str::parse).collect::<Result<_, _>>().ok()?;
+            let (&total, parts) = figures.split_first()?;
+            Some(Row { load: load.to_owned(), total, parts: parts.try_into().ok()? })
+        };
+        let rows = lines.map(|line| row(line).ok_or_else(|| format!("{}: {line:?} is no row", path.display())));
+        Ok(Table { compiler, rows: rows.collect::<Result<_, _>>()? })
+    }
+
+    /// Keeps it.
+    pub fn write(&self) -> Result<(), String> {
+        let mut text =
+            "# Instructions a request, of which parts; `cargo bench -p tapline-disk -- --write` writes this.\n"
+                .to_owned();
+        let _ = writeln!(text, "# compiler: {}", self.compiler);
+        let _ = writeln!(text, "# load\tall\t{}", PARTS.join("\t"));
+        for row in &self.rows {
+            let parts: Vec<String> = row.parts.iter().map(|part| format!("{part:.0}")).collect();
+            let _ = writeln!(text, "{}\t{:.0}\t{}", row.load, row.total, parts.join("\t"));
+        }
+        std::fs::write(path(), text).map_err(|error| format!("{}: {error}", path().display()))
+    }
+
+    /// What is more than it may be, a line each.
+    pub fn exceeded(&self, seen: &[Row]) -> Vec<String> {
+        let mut found = Vec::new();
+        for row in seen {
+            match self.rows.iter().find(|kept| kept.load == row.load) {
+                None => found.push(format!("{}: not in the table", row.load)),
+                Some(kept) if row.total > kept.total * ALLOWED => found.push(format!(
+                    "{}: {:.0} instructions, {:.1} % more than the {:.0} of the table; {}",
+                    row.load,
+                    row.total,
+                    (row.total / kept.total - 1.0) * 100.0,
+                    kept.total,
+                    grown(kept, row)
+                )),
+                Some(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// The parts that have grown.
+fn grown(kept: &Row, seen: &Row) -> String {
+    let more = PARTS.iter().zip(kept.parts.iter().zip(&seen.parts)).filter(|(_, (kept, seen))| *seen - *kept >= 5.0);
+    let words: Vec<String> = more.map(|(part, (kept, seen))| format!("{part} {kept:.0} to {seen:.0}")).collect();
+    words.join(", ")
+}

@@ -111,6 +111,7 @@ pub struct Create {
 #[derive(Debug, Args)]
 pub struct Info {
     /// The image
+    #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.
     #[command(flatten)]
@@ -449,7 +450,8 @@ pub struct Compact {
 /// `image bench`.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// The image
+    /// The image; null:SIZE is a disk that answers everything at once and stores nothing
+    #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.
     #[command(flatten)]

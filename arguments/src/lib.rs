@@ -74,7 +74,8 @@ impl Command {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]).multiple(true))]
 pub struct Serve {
-    /// The image
+    /// The image; null:SIZE is a disk that answers everything at once and stores nothing, for measurements
+    #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.
     #[command(flatten)]

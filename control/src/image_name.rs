@@ -2,6 +2,9 @@
 //!
 //! The format is always given and never guessed: a guest that writes the first bytes of a raw disk must not control how
 //! the file is read next time. Nor is a data file ever opened because an image refers to it.
+//!
+//! `null:SIZE` is a disk that has no file and stores nothing, for measurements ([`ImageName::to_measure`]). It is only
+//! understood where it is of use; everywhere else it is refused.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+use crate::size::Size;
 
 /// A format this program reads, and but for those of other hypervisors writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +29,8 @@ pub enum FormatName {
     Vmdk,
     /// Microsoft's later format: images without a parent, which are only read.
     Vhdx,
+    /// No image at all: a disk that answers at once and stores nothing.
+    Null,
 }
 
 impl FormatName {
@@ -35,6 +42,7 @@ impl FormatName {
             FormatName::Qcow2 => "qcow2",
             FormatName::Vmdk => "vmdk",
             FormatName::Vhdx => "vhdx",
+            FormatName::Null => "null",
         }
     }
 
@@ -43,7 +51,12 @@ impl FormatName {
         matches!(self, FormatName::Vmdk | FormatName::Vhdx)
     }
 
-    /// The format for a word.
+    /// Whether there is no file behind such a disk: what is written to it is gone.
+    pub fn stores_nothing(self) -> bool {
+        self == FormatName::Null
+    }
+
+    /// The format of image files for a word.
     pub fn of(word: &str) -> Option<FormatName> {
         use FormatName::{Qcow2, Raw, Vhd, Vhdx, Vmdk};
         [Raw, Vhd, Qcow2, Vmdk, Vhdx].into_iter().find(|format| format.word() == word)
@@ -64,6 +77,9 @@ pub struct ImageName {
 /// The separator between an image's path and that of its data file.
 const DATA_FILE: &str = ",data-file=";
 
+/// The largest disk without a file: its size is that of a file in memory, which none larger than 8 EiB can have.
+const LEN_MAX: u64 = 1 << 60;
+
 /// The path that stands for standard input or output.
 const STREAM: &str = "-";
 
@@ -80,6 +96,10 @@ pub enum NotAnImage {
     NoDataFile(String),
     /// A data file for a format that does not have any.
     HasNone(FormatName),
+    /// The disk stores nothing, which is of no use here.
+    StoresNothing(String),
+    /// What follows is not the size of such a disk.
+    NoSize(String),
 }
 
 impl std::error::Error for NotAnImage {}
@@ -96,6 +116,15 @@ impl fmt::Display for NotAnImage {
             NotAnImage::NoPath(word) => write!(f, "'{word}' has no file name after the colon"),
             NotAnImage::NoDataFile(word) => write!(f, "'{word}' has no file name after 'data-file='"),
             NotAnImage::HasNone(format) => write!(f, "only qcow2 images have data files, not {format}"),
+            NotAnImage::StoresNothing(word) => {
+                write!(f, "'{word}' stores nothing and is only for measurements, with 'serve' or 'image bench'")
+            }
+            NotAnImage::NoSize(word) => {
+                write!(
+                    f,
+                    "'{word}' has no size after the colon; use a multiple of 512 bytes up to 1024P, as in null:10G"
+                )
+            }
         }
     }
 }
@@ -110,6 +139,7 @@ impl FromStr for ImageName {
             Some(known) => known,
             // A colon in a path is no format either.
             None if format.contains('/') => return Err(no_format()),
+            None if format == FormatName::Null.word() => return Err(NotAnImage::StoresNothing(word.to_owned())),
             None => return Err(NotAnImage::UnknownFormat(format.to_owned())),
         };
         let (path, data_file) = match path.split_once(DATA_FILE) {
@@ -126,6 +156,22 @@ impl FromStr for ImageName {
 }
 
 impl ImageName {
+    /// As `from_str`, and also `null:SIZE`: for what moves data without caring where it goes.
+    pub fn to_measure(word: &str) -> Result<ImageName, NotAnImage> {
+        let Some((_, size)) = word.split_once(':').filter(|(format, _)| *format == FormatName::Null.word()) else {
+            return word.parse();
+        };
+        let name = ImageName { format: FormatName::Null, path: PathBuf::from(size), data_file: None };
+        if name.len_without_file().is_some() { Ok(name) } else { Err(NotAnImage::NoSize(word.to_owned())) }
+    }
+
+    /// The length in bytes of a disk without a file.
+    pub fn len_without_file(&self) -> Option<u64> {
+        let word = self.path.to_str().filter(|_| self.format.stores_nothing())?;
+        let Size(len) = word.parse().ok()?;
+        (len > 0 && len % 512 == 0 && len <= LEN_MAX).then_some(len)
+    }
+
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
@@ -141,8 +187,11 @@ impl ImageName {
         self.path == Path::new(STREAM)
     }
 
-    /// The same image with other paths to its files.
+    /// The same image with other paths to its files. A disk without a file has none.
     pub fn map_paths<E>(&self, mut path: impl FnMut(&Path) -> Result<PathBuf, E>) -> Result<ImageName, E> {
+        if self.format.stores_nothing() {
+            return Ok(self.clone());
+        }
         let data_file = self.data_file.as_deref().map(&mut path).transpose()?;
         Ok(ImageName { format: self.format, path: path(self.path())?, data_file })
     }
@@ -219,6 +268,18 @@ mod test {
         let refused = "disk.vhd".parse::<ImageName>().unwrap_err().to_string();
         assert!(refused.contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"), "{refused}");
         assert!(matches!("/a:b".parse::<ImageName>(), Err(NotAnImage::NoFormat(_))));
+    }
+
+    #[test]
+    fn a_disk_without_a_file_is_refused_where_it_is_of_no_use() {
+        assert_eq!("null:1G".parse::<ImageName>(), Err(NotAnImage::StoresNothing("null:1G".into())));
+        let name = ImageName::to_measure("null:1G").unwrap();
+        assert_eq!((name.len_without_file(), name.to_string().as_str()), (Some(1 << 30), "null:1G"));
+        assert_eq!(name.map_paths(|_| Err(())), Ok(name), "there is no path");
+        assert_eq!(ImageName::to_measure("raw:1G").unwrap().len_without_file(), None);
+        for word in ["null:", "null:0", "null:100", "null:1X", "null:/a", "null:2048P"] {
+            assert_eq!(ImageName::to_measure(word), Err(NotAnImage::NoSize(word.into())), "{word}");
+        }
     }
 
     #[test]

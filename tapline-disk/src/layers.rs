@@ -14,6 +14,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Failure, explain, only_read};
 use crate::file_identity::FileIdentity;
+use crate::fileless;
 use crate::files::{Files, tail};
 use crate::leftovers;
 use crate::log::say;
@@ -96,6 +97,9 @@ impl Layers {
         options: OpenOptions,
         command: Option<&str>,
     ) -> Result<Layers, Failure> {
+        if let Some(fileless) = fileless::open(files, &[name], options.write)? {
+            return Ok(fileless);
+        }
         check_names(files, &[name])?;
         Layers::open_first(files, name, options, command, None)
     }
@@ -124,6 +128,9 @@ impl Layers {
         let Some((first, rest)) = chain.names.split_first() else {
             return Err(Failure::new("open a chain", "it has no layer"));
         };
+        if let Some(fileless) = fileless::open(chain.from, &chain.names, options.write)? {
+            return Ok(fileless);
+        }
         check_names(chain.from, &chain.names)?;
         let below_failed = settle_left(chain, options)?;
         let served = chain.served.map(|served| Served { below_failed, ..served });
@@ -340,7 +347,7 @@ fn open_as_logged(
         None => Patched::of(file),
     };
     let opened = match name.format {
-        FormatName::Raw | FormatName::Vmdk | FormatName::Vhdx | FormatName::Vhd => {
+        FormatName::Raw | FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Vhd => {
             Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
         }
         // Its last process has done what an image needs before the first write.
@@ -397,6 +404,7 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
         FormatName::Vmdk | FormatName::Vhdx if write => Err(only_read(format!("open {name} for writing"), name)),
+        FormatName::Null => unreachable!("it is opened by `fileless`"),
         FormatName::Vmdk => open_foreign(name, Foreign::open_vmdk(file)),
         FormatName::Vhdx => open_foreign(name, Foreign::open_vhdx(file)),
     }

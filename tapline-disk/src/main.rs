@@ -15,6 +15,7 @@ mod engine_choice;
 mod failure;
 mod fault;
 mod file_identity;
+mod fileless;
 mod files;
 mod handed;
 mod jobs;

@@ -21,6 +21,7 @@ use uring::{Engine, EngineKind, ImageFile};
 use crate::damage;
 use crate::engine_choice::{Data, choose};
 use crate::failure::Failure;
+use crate::fileless;
 use crate::files::Files;
 use crate::layers::Layers;
 use crate::libvhd::Behind;
@@ -60,13 +61,17 @@ impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
         let Layers { name, from, names, files, images, .. } = layers;
-        let choice = choose(kind, &files, Data::Own);
-        if let Some(note) = &choice.note {
-            say(note);
-        }
+        let kind = match fileless::engine(&name, kind)? {
+            Some(kind) => kind,
+            None => {
+                let choice = choose(kind, &files, Data::Own);
+                choice.note.iter().for_each(say);
+                choice.kind
+            }
+        };
         let disk =
             Disk::new(images, disk::Options::default()).map_err(|error| crate::failure::explain(&name, error))?;
-        let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
+        let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
         Ok(Runner {
             from,
             geometry: disk.geometry(),

@@ -28,12 +28,13 @@ use ::control::size::readable;
 use ::control::{ImageName, Kind};
 use disk::{Disk, Image};
 use transport::{Handover, HandoverError, nbd, vhost_user};
-use uring::{Engine, EngineKind};
+use uring::{Engine, EngineKind, ImageFile};
 use vm::paste::{self, Served};
 
 use crate::access;
 use crate::engine_choice::{Data, choose};
 use crate::failure::{Exit, Failure, explain, only_read};
+use crate::fileless;
 use crate::files::Files;
 use crate::layers::{self, Chain, Layers};
 use crate::log::say;
@@ -78,16 +79,16 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     from.forget();
-    let choice = choose(access::engine(serve.access), &files, data(serve));
-    if let Some(note) = &choice.note {
-        say(note);
-    }
+    let kind = engine_kind(serve, &name, &files)?;
     let disk = layers::disk_of(images, logs, block).map_err(|error| {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
-    let engine = Engine::open(choice.kind, files, DEPTH).map_err(Failure::said)?;
-    say(describe(&name, &disk, choice.kind));
+    let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
+    say(describe(&name, &disk, kind));
+    if name.format.stores_nothing() {
+        say(format_args!("{name} is for measurements: {}", fileless::WARNING));
+    }
     let polling = polling(serve, &counters);
     let control = match (&serve.control, sockets.control) {
         (None, _) => None,
@@ -121,6 +122,17 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
             Err(Failure::new(format!("serve {name}"), "no transport is given").of_kind(Kind::Invalid))
         }
     }
+}
+
+/// The engine, whose choice is reported.
+fn engine_kind(serve: &Serve, name: &ImageName, files: &[ImageFile]) -> Result<EngineKind, Failure> {
+    let asked = access::engine(serve.access);
+    if let Some(kind) = fileless::engine(name, asked)? {
+        return Ok(kind);
+    }
+    let choice = choose(asked, files, data(serve));
+    choice.note.iter().for_each(say);
+    Ok(choice.kind)
 }
 
 /// How to wait: as the process that is taken over did, or as the command line has it.
@@ -238,6 +250,7 @@ fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
     let engine = match kind {
         EngineKind::Uring => "io_uring",
         EngineKind::Aio => "Linux AIO",
+        EngineKind::Null => "no I/O",
     };
     format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
 }

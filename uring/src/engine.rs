@@ -8,7 +8,7 @@ use std::time::Duration;
 use disk::{Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use memory::Buffer;
 
-use crate::{Aio, EngineError, ImageFile, Uring};
+use crate::{Aio, EngineError, ImageFile, Null, Uring};
 
 /// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
 /// them.
@@ -21,6 +21,8 @@ pub enum EngineKind {
     Uring,
     /// Linux AIO.
     Aio,
+    /// None: operations end at once, with nothing done.
+    Null,
 }
 
 /// An I/O engine. It belongs to the thread that opened it.
@@ -43,6 +45,8 @@ enum Backend {
     Uring(Box<Uring>),
     /// Over Linux AIO.
     Aio(Box<Aio>),
+    /// To nowhere.
+    Null(Box<Null>),
 }
 
 /// The unit in which formats and guests address files.
@@ -56,6 +60,7 @@ impl Engine {
         let backend = match kind {
             EngineKind::Uring => Uring::open(files, depth).map(|uring| Backend::Uring(Box::new(uring)))?,
             EngineKind::Aio => Aio::open(files, depth).map(|aio| Backend::Aio(Box::new(aio)))?,
+            EngineKind::Null => Null::open(files, depth).map(|null| Backend::Null(Box::new(null)))?,
         };
         let mut engine = Engine { backend, adapters: None };
         for (id, unit) in (0..).map(FileId).zip(units) {
@@ -72,6 +77,7 @@ impl Engine {
         match self.backend {
             Backend::Uring(_) => EngineKind::Uring,
             Backend::Aio(_) => EngineKind::Aio,
+            Backend::Null(_) => EngineKind::Null,
         }
     }
 
@@ -90,6 +96,7 @@ impl Engine {
         match &mut self.backend {
             Backend::Uring(uring) => uring.watch(fd, write, key),
             Backend::Aio(aio) => aio.watch(fd, write, key),
+            Backend::Null(null) => null.wait.watch(fd, write, key),
         }
     }
 
@@ -98,6 +105,7 @@ impl Engine {
         match &mut self.backend {
             Backend::Uring(uring) => uring.forget(key),
             Backend::Aio(aio) => aio.forget(key),
+            Backend::Null(null) => null.wait.forget(key),
         }
     }
 
@@ -106,6 +114,7 @@ impl Engine {
         match &mut self.backend {
             Backend::Uring(uring) => uring.take_ready(into),
             Backend::Aio(aio) => aio.take_ready(into),
+            Backend::Null(null) => null.wait.take_ready(into),
         }
     }
 
@@ -114,6 +123,7 @@ impl Engine {
         match &self.backend {
             Backend::Uring(uring) => uring.file(id),
             Backend::Aio(aio) => aio.file(id),
+            Backend::Null(null) => null.wait.file(id),
         }
     }
 
@@ -122,7 +132,7 @@ impl Engine {
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
         match &mut self.backend {
             Backend::Uring(uring) => uring.register_memory(buffer),
-            Backend::Aio(_) => Ok(()),
+            Backend::Aio(_) | Backend::Null(_) => Ok(()),
         }
     }
 
@@ -130,7 +140,7 @@ impl Engine {
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
         match &mut self.backend {
             Backend::Uring(uring) => uring.forget_memory(buffer),
-            Backend::Aio(_) => Ok(()),
+            Backend::Aio(_) | Backend::Null(_) => Ok(()),
         }
     }
 
@@ -160,6 +170,7 @@ impl Engine {
         let id = match &mut self.backend {
             Backend::Uring(uring) => uring.add(file),
             Backend::Aio(aio) => aio.add(file),
+            Backend::Null(null) => null.wait.add(file),
         }?;
         self.align(id, unit);
         Ok(id)
@@ -189,6 +200,7 @@ impl Engine {
         match &mut self.backend {
             Backend::Uring(uring) => uring.replace(id, file),
             Backend::Aio(aio) => aio.replace(id, file),
+            Backend::Null(null) => null.wait.replace(id, file),
         }
     }
 
@@ -205,6 +217,7 @@ impl Engine {
         match &mut self.backend {
             Backend::Uring(uring) => uring.limit_sleep(most),
             Backend::Aio(aio) => aio.limit_sleep(most),
+            Backend::Null(null) => null.wait.limit_sleep(most),
         }
     }
 
@@ -230,6 +243,7 @@ impl Engine {
         let removed = match &mut self.backend {
             Backend::Uring(uring) => uring.remove(id),
             Backend::Aio(aio) => aio.remove(id),
+            Backend::Null(null) => null.remove(id),
         }?;
         self.align(id, None);
         Ok(removed)
@@ -318,6 +332,7 @@ impl Io for Backend {
         match self {
             Backend::Uring(uring) => uring.push(op),
             Backend::Aio(aio) => aio.push(op),
+            Backend::Null(null) => null.push(op),
         }
     }
 
@@ -326,6 +341,7 @@ impl Io for Backend {
         match self {
             Backend::Uring(uring) => uring.reap(until, done),
             Backend::Aio(aio) => aio.reap(until, done),
+            Backend::Null(null) => null.reap(until, done),
         }
     }
 
@@ -333,6 +349,7 @@ impl Io for Backend {
         match self {
             Backend::Uring(uring) => uring.allocated(file, at, len),
             Backend::Aio(aio) => aio.allocated(file, at, len),
+            Backend::Null(null) => null.allocated(file, at, len),
         }
     }
 }

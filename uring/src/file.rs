@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::{Allocation, FileOffset};
-use rustix::fs::{OFlags, SeekFrom};
+use rustix::fs::{MemfdFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::alignment::is_on;
@@ -110,6 +110,16 @@ impl ImageFile {
             // The original error is reported; a file that cannot be removed either is empty and ours.
             drop(std::fs::remove_file(path));
         })
+    }
+
+    /// A file of `len` bytes that has no name and takes no space: it stands for a disk without a file, and nothing is
+    /// ever written to it.
+    pub fn of_nothing(name: &Path, len: u64, write: bool) -> Result<ImageFile, FileOpenError> {
+        let failed = |errno: Errno| FileOpenError::failed("create in memory", name, errno);
+        let file = rustix::fs::memfd_create("tapline-null", MemfdFlags::CLOEXEC).map_err(failed)?;
+        rustix::fs::ftruncate(&file, len).map_err(failed)?;
+        let options = OpenOptions { write, cache: Cache::Writeback, lock: false };
+        Ok(ImageFile::from_parts(File::from(file), name.to_owned(), options, Alignment::NONE, None))
     }
 
     /// Queries what must be known about a newly opened file, and locks it.

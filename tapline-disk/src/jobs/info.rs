@@ -13,6 +13,7 @@ use serde::Serialize;
 use uring::ImageFile;
 
 use crate::failure::{Exit, Failure};
+use crate::fileless;
 use crate::files::Files;
 use crate::layers::{Layers, to_look_at};
 use crate::output::{self, printable};
@@ -34,6 +35,9 @@ struct LayerInfo {
     /// Bytes of the file or of the block device, and those of them that take space.
     file_size: u64,
     file_allocated: u64,
+    /// Whether there is no file: the disk drops what is written.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    stores_nothing: bool,
     /// The same for the data file, if the image has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_file: Option<DataFile>,
@@ -125,6 +129,7 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<LayerIn
         size: image.geometry().len,
         file_size,
         file_allocated,
+        stores_nothing: name.format.stores_nothing(),
         data_file,
         uuid: uuid::known(&image.identity()),
         hidden: matches!(image, Image::Vhd(image) if image.info().hidden),
@@ -160,6 +165,9 @@ fn rows(layer: &LayerInfo) -> String {
         ("size", format!("{} ({} bytes)", readable(layer.size), layer.size)),
         ("file", format!("{}, of which {} allocated", readable(layer.file_size), readable(layer.file_allocated))),
     ];
+    if layer.stores_nothing {
+        rows.push(("ATTENTION", fileless::WARNING.to_owned()));
+    }
     if let Some(data) = &layer.data_file {
         let (size, allocated) = (readable(data.file_size), readable(data.file_allocated));
         rows.push(("data file", format!("{size}, of which {allocated} allocated")));

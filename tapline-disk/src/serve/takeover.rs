@@ -114,7 +114,8 @@ impl Coming {
         let mut one = descriptors.into_iter();
         match (said, one.next()) {
             (Said::Layer { name, write }, Some(descriptor)) => {
-                let name: ImageName = name.parse().map_err(|_| ChannelError::Strange(format!("the layer {name}")))?;
+                let name =
+                    ImageName::to_measure(&name).map_err(|_| ChannelError::Strange(format!("the layer {name}")))?;
                 for (path, descriptor) in name.paths().zip(std::iter::once(descriptor).chain(one)) {
                     let file = HandedFile::checked(path.to_owned(), write, descriptor);
                     file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;

@@ -12,6 +12,7 @@ mod depths;
 mod device;
 mod failed_sync;
 mod fatal;
+mod fileless;
 mod full;
 mod full_device;
 mod full_qemu;

@@ -19,6 +19,7 @@ pub struct Clone {
 impl Clone {
     /// Begins.
     pub fn begin(asked: ask::Clone, work: &mut Work<'_>) -> Result<Clone, Failure> {
+        work.must_have_file()?;
         work.name(asked.of)?;
         if asked.of == 0 && !work.geometry.read_only {
             let what = "the guest writes to layer 0, and a child needs a parent that does not change";

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use control::answer::{self, InFlight};
-use control::{Kind, POLLING_MAX_US, VERBS, VERSION, ask};
+use control::{FormatName, Kind, POLLING_MAX_US, VERBS, VERSION, ask};
 use disk::Format;
 use uring::ImageFile;
 
@@ -87,10 +87,13 @@ pub fn layers(work: &Work<'_>) -> answer::Layers {
         let data_stat = data_file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
         let blocks = [stat, data_stat].into_iter().flatten().map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0));
         let blocks: u64 = blocks.sum();
-        let path = |file: &ImageFile| absolute(file.path()).display().to_string();
+        let path = |file: &ImageFile| match work.stores_nothing() {
+            true => file.path().display().to_string(),
+            false => absolute(file.path()).display().to_string(),
+        };
         answer::Layer {
             layer: depth,
-            format: format_of(&layer.format),
+            format: if work.stores_nothing() { FormatName::Null } else { format_of(&layer.format) },
             path: file.map(path),
             data_file: data_file.map(path),
             size: if depth == 0 { work.geometry.len } else { layer.format.geometry().len },

@@ -15,7 +15,7 @@ use control::{FormatName, ImageName, Kind};
 use disk::{Disk, DiskOffset, FileId, Geometry, Image, Operation, Request, Span, Status};
 use memory::Segments;
 use transport::Server;
-use uring::{Engine, ImageFile, OpenOptions};
+use uring::{Engine, EngineKind, ImageFile, OpenOptions};
 
 use super::FLUSH;
 use super::blocking_task::BlockingTask;
@@ -190,6 +190,9 @@ impl Work<'_> {
     /// What a layer is called.
     pub fn name(&self, depth: usize) -> Result<ImageName, Failure> {
         let (_, file) = self.file(depth)?;
+        if self.stores_nothing() {
+            return Ok(ImageName { format: FormatName::Null, path: file.path().to_owned(), data_file: None });
+        }
         let data_file = file.data_file().map(|data| absolute(data.path()));
         Ok(ImageName { format: format_of(self.image(depth)?), path: absolute(file.path()), data_file })
     }
@@ -260,8 +263,25 @@ impl Work<'_> {
         }
     }
 
+    /// Whether the disk has no file.
+    pub fn stores_nothing(&self) -> bool {
+        self.engine.kind() == EngineKind::Null
+    }
+
+    /// What every verb needs that changes the chain, or makes one on it.
+    pub fn must_have_file(&self) -> Result<(), Failure> {
+        match self.stores_nothing() {
+            true => {
+                Err(Failure::of(Kind::Unsupported, "the disk has no file and stores nothing: its layers are fixed")
+                    .advise("serve an image file"))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// What every verb that changes the chain needs.
     pub fn must_be_writable(&self) -> Result<(), Failure> {
+        self.must_have_file()?;
         if self.disk.is_broken() {
             return Err(not_durable(Status::Failed));
         }

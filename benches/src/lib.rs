@@ -117,7 +117,7 @@ pub fn run(bench: &Bench) -> Result<(), String> {
         Bench::Plug(arguments) => (plug::run, arguments),
         Bench::IdleVm(options) => return idle_vm::run(options),
         Bench::Api(plan) => return api::run(plan),
-        Bench::Targets(options) => return released(None).and_then(|_| targets::run(options)),
+        Bench::Targets(options) => return targets::run(options),
         Bench::Xen(options) => return testbed::xen::compare::run(options),
     };
     released(None)?;

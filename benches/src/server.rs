@@ -134,11 +134,11 @@ impl Kind {
             }
             command.arg(image);
         }
-        let engine = match self.engine {
-            Engine::Aio => "aio",
-            Engine::Uring => "uring",
-        };
-        command.arg(if self.nbd { "--nbd" } else { "--vhost-user" }).arg(socket).args(["--io-engine", engine]);
+        command.arg(if self.nbd { "--nbd" } else { "--vhost-user" }).arg(socket);
+        // A disk without storage has no engine.
+        if !self.images.iter().any(|image| image.starts_with("null:")) {
+            command.args(["--io-engine", if self.engine == Engine::Aio { "aio" } else { "uring" }]);
+        }
         if self.cached {
             command.args(["--cache", "writeback"]);
         }

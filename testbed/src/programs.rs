@@ -35,11 +35,14 @@ pub fn released(named: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(directory) = named {
         return Ok(directory.to_owned());
     }
+    build_released(&["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"])
+}
+
+/// Builds these programs as they are released, and returns their directory.
+pub fn build_released(programs: &[&str]) -> Result<PathBuf, String> {
     let mut build = cargo();
     build.args(["build", "--quiet", "--release"]);
-    for program in ["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"] {
-        build.args(["--bin", program]);
-    }
+    build.args(programs.iter().flat_map(|program| ["--bin", program]));
     tool::run(&mut build).map_err(|error| in_full(&error))?;
     Ok(root().join("target/release"))
 }

@@ -63,7 +63,7 @@ impl Room {
             Who::Tapline(image) => tapline(image)?,
             Who::TaplineWith(image, more) => tapline(image)?.with(more),
             Who::TaplineNbd => tapline(Image::Raw)?.over_nbd(),
-            Who::Qsd(Image::Null) => Kind::qemu(name, "null-co", Path::new(&format!("{}M", self.mib))),
+            Who::Qsd(Image::Null) => Kind::qemu(name, "null-co", Path::new(&(self.mib << 20).to_string())),
             Who::Qsd(image) => {
                 let format = match image {
                     Image::Vhd | Image::QemuVhd => "vpc",

@@ -1,5 +1,7 @@
 //! Carries the rows out and prints what came of them.
 
+use testbed::programs::build_released;
+
 use super::images::Room;
 use super::load::{Seen, fio_alone, served};
 use super::rows::ROWS;
@@ -16,6 +18,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         rows.iter().for_each(|row| println!("{:<18} {}", row.name, row.what));
         return Ok(());
     }
+    build_released(&["tapline-disk", "tapline", "bench-client"])?;
     if !options.json {
         let (rounds, seconds) = (options.rounds, options.seconds);
         println!("{rounds} rounds of {seconds} s, medians; server on CPU 0, client on CPU 1; fio alone on CPU 1");

@@ -224,6 +224,7 @@ impl Device {
     fn take(&mut self, index: usize, geometry: &Geometry, log: &mut Log) -> Result<Option<Taken>, Broken> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         let Some((head, ring)) = queue.pop()? else { return Ok(None) };
+        ring.look_ahead(&self.table);
         let filled = self.scratch.fill(ring, &self.table, head);
         let taken = filled.and_then(|status_at| {
             let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {

@@ -211,6 +211,25 @@ impl Ring {
         Ok(Some(head))
     }
 
+    /// Fetches what the next chains are read from, while the present one is worked on: the descriptor of the one after
+    /// the next, and what the first descriptor of the next points to. What is read here is a hint, and read again.
+    #[inline]
+    pub fn look_ahead(&self, table: &MemoryTable) {
+        let ahead = self.at.seen_avail.wrapping_sub(self.at.next_avail);
+        let descriptor = |after: u16| {
+            let entry = usize::from(self.at.next_avail.wrapping_add(after) & self.mask);
+            self.avail.load_u16(ENTRIES_AT + 2 * entry).map(|head| DESCRIPTOR_LEN * usize::from(head))
+        };
+        if ahead > 1 {
+            descriptor(1).iter().for_each(|&at| self.desc.prefetch(at));
+        }
+        if ahead > 0 {
+            // A descriptor begins with its address.
+            let first = descriptor(0).and_then(|at| self.desc.read::<8>(at)).map(u64::from_le_bytes);
+            first.iter().for_each(|&address| table.prefetch(GuestAddr(address)));
+        }
+    }
+
     /// Reads the available index. The load is ordered before reads of what the driver wrote earlier.
     fn read_available(&mut self) -> Result<bool, Broken> {
         let to = self.avail.load_u16(INDEX_AT).ok_or(Broken::OutOfBounds)?;

@@ -168,6 +168,14 @@ impl MemoryTable {
         }
     }
 
+    /// Fetches the line around an address, if it is guest memory.
+    #[inline]
+    pub fn prefetch(&self, addr: GuestAddr) {
+        if let Some((piece, at)) = self.piece(addr) {
+            piece.prefetch(at);
+        }
+    }
+
     /// Writes one byte.
     pub fn write_byte(&self, addr: GuestAddr, byte: u8) -> Option<()> {
         self.piece(addr).and_then(|(piece, at)| piece.write(at, [byte]))

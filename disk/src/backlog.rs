@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::io::{FileOp, Io};
+use crate::io::{FileId, FileOp, Io};
 
 /// They go before everything that comes after them.
 #[derive(Debug, Default)]
@@ -13,6 +13,16 @@ impl Backlog {
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether one of them is on `file`.
+    pub fn uses(&self, file: FileId) -> bool {
+        self.0.iter().any(|op| op.file == file)
     }
 
     /// Hands an operation to the engine, behind those that are here.

@@ -327,7 +327,7 @@ fn starts_of(sight: &Sight<'_>, found: &[(FileId, Media)]) -> Vec<Start> {
 
 /// A number for what must be the same for two states to be the same.
 fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
-    let Subject { kind, told, tail, unit, device } = scene.setup.subject;
+    let Subject { kind, told, tail, unit, device, .. } = scene.setup.subject;
     let (stale, small) = (|tail| u64::from(tail == Unwritten::Stale), device != Device::Roomy);
     let kind = kind.to_string().bytes().fold(0, |sum: u64, byte| mix(sum ^ u64::from(byte)));
     let chain = |sum: u64, chain: &Vec<FileId>| chain.iter().fold(mix(!sum), |sum, file| mix(sum ^ u64::from(file.0)));

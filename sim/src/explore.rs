@@ -88,6 +88,9 @@ impl fmt::Display for Case {
         if *tight {
             write!(f, " --tight")?;
         }
+        let shape = subject.shape;
+        shape.split.map_or(Ok(()), |piece| write!(f, " --split {piece}"))?;
+        shape.merge.map_or(Ok(()), |most| write!(f, " --merge {most}"))?;
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
 }
@@ -365,6 +368,13 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     // And one device in four, where one may be, is too small for its disk.
     let small = random.below(4) == 0 && bug.is_none();
     case.setup.subject = subject.on_small_device().filter(|_| small).unwrap_or(subject);
+    // And one engine in four splits transfers, merges them or both.
+    let sectors = |count: u64| Some(count * SECTOR);
+    let split = [None, sectors(1), sectors(2), sectors(8)][random.index(4)];
+    let merge = [None, sectors(2), sectors(8), sectors(64)][random.index(4)];
+    if random.below(4) == 0 && bug.is_none() {
+        case.setup.subject = case.setup.subject.shaped(split, merge);
+    }
     case
 }
 

@@ -3,15 +3,16 @@
 //! Knows nothing of disks or formats. When a write becomes visible to reads, at its submission or at its
 //! completion, is the run's choice, as the storage may do either. Storage that takes whole units only, larger than
 //! sectors, has the disk's aligner in front of it, as the real engine has; it refuses everything else by a panic. So
-//! has an image with a data file what makes one of the two.
+//! has an image with a data file what makes one of the two. In front of all of that, transfers may be split and merged.
 //!
 //! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
 
 mod align;
+mod shape;
 
 use disk::{
-    Action, Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileError, FileId, FileOffset, FileOp, Io, Source,
-    Until,
+    Action, Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileError, FileId, FileOffset, FileOp, Io, Shape,
+    ShapePolicy, Source, Until,
 };
 
 use crate::fault::{Fault, FaultKind};
@@ -21,6 +22,7 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::sector::{SECTOR, Sector, sectors_of};
 use align::Misaligned;
+use shape::{Misshapen, Whole};
 
 /// Room for whatever comes.
 pub const ROOM: usize = usize::MAX;
@@ -49,6 +51,10 @@ struct Pending {
 /// Storage under the control of a test.
 pub struct SimIo {
     storage: Storage,
+    /// What splits and merges, if something does.
+    shape: Option<Shape>,
+    /// What is planted there.
+    misshapen: Misshapen,
     /// What it is told is cut to the storage's units.
     aligner: Aligner,
     /// What is planted there.
@@ -283,6 +289,8 @@ impl SimIo {
 
     fn on(storage: Storage) -> SimIo {
         let mut io = SimIo {
+            shape: None,
+            misshapen: Misshapen::default(),
             aligner: Aligner::default(),
             misaligned: Misaligned::default(),
             data_files: DataFiles::default(),
@@ -319,13 +327,21 @@ impl SimIo {
     /// Plants a bug, if it is one that lives here.
     pub fn plant(&mut self, bug: Option<Planted>) {
         self.misaligned.plant(bug);
+        self.misshapen.plant(bug);
         self.forgets_data = bug == Some(Planted::DataFileNotSynced);
+    }
+
+    /// Has transfers split and merged from now on.
+    pub fn shape(&mut self, policy: ShapePolicy) {
+        self.shape = (!policy.is_none()).then(|| Shape::new(policy));
     }
 
     /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the
     /// writes that are under way all have reached it, or none has that is not visible already.
     pub fn after_death(&self, chain: &[FileId], reached: bool) -> SimIo {
-        SimIo::on(self.storage.after_death(chain, reached))
+        let mut io = SimIo::on(self.storage.after_death(chain, reached));
+        io.shape(self.shape.as_ref().map_or_else(ShapePolicy::default, Shape::policy));
+        io
     }
 
     /// What the storage takes nothing smaller than, in bytes.
@@ -372,9 +388,10 @@ impl SimIo {
         files.iter().map(|id| self.file(*id).visible().clone()).collect()
     }
 
-    /// Number of operations that wait for [`finish`](SimIo::finish).
+    /// Number of operations that wait for [`finish`](SimIo::finish). Of those that are held back to be merged it is not
+    /// known yet how many they will be: they are one each.
     pub fn pending(&self) -> usize {
-        self.storage.pending.len()
+        self.storage.pending.len() + self.shape.as_ref().map_or(0, Shape::held)
     }
 
     /// Before how many operations it goes wrong that the fault befalls; none if it has, or never does.
@@ -412,24 +429,37 @@ impl SimIo {
         self.storage.pending.push(Pending { op, write: None, coverage, others, error: None });
     }
 
-    /// Finishes the `which`th of the pending operations, counted from the oldest: what ends with that.
+    /// Finishes the `which`th of the pending operations, counted from the oldest: what ends with that. What is held back
+    /// goes on first, and the batch ends: as many operations as a run begins before that are one.
     pub fn finish(&mut self, which: usize) -> Vec<FileDone> {
-        let ended = self.storage.finish(which);
-        let done = self.misaligned.settle(ended, &mut self.aligner, &mut self.storage);
-        let done = done.into_iter().filter_map(|done| self.data_files.settle(done)).collect();
+        if !self.submit() {
+            return Vec::new();
+        }
+        let ended = self.storage.finish(which % self.storage.pending.len());
+        let Some(ended) = self.misshapen.settle(ended, &mut self.storage) else { return Vec::new() };
+        let mut done = Vec::new();
+        for ended in ended {
+            done.extend(self.misaligned.settle(ended, &mut self.aligner, &mut self.storage));
+        }
+        let done: Vec<_> = done.into_iter().filter_map(|done| self.data_files.settle(done)).collect();
         // An engine that was full once has room now.
         self.aligner.retry(&mut self.storage);
         let (data_files, mut below) = self.parts();
         data_files.retry(&mut below);
-        done
+        self.settle_shaped(done)
     }
 }
 
 impl Io for SimIo {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let forgets = self.forgets_data && matches!(op.action, Action::SyncData);
-        let (data_files, mut below) = self.parts();
-        if forgets { below.push(op) } else { data_files.push(op, &mut below) }
+        match self.shape.take() {
+            None => self.push_whole(op),
+            Some(mut shape) => {
+                let pushed = shape.push(op, &mut Whole(self));
+                self.shape = Some(shape);
+                pushed
+            }
+        }
     }
 
     fn reap(&mut self, _: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {

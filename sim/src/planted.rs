@@ -122,6 +122,10 @@ pub enum Planted {
     UnitNotAlone,
     /// There also: a sector is answered when its unit is on its way to the storage, and not there.
     UnitAnsweredEarly,
+    /// A write that was split is answered when the first of its pieces has ended.
+    SplitAnsweredEarly,
+    /// Of a write that went on as others, or with others, it is not seen that it failed.
+    FailedPartHidden,
     /// Readers are not shown where the target of a merge has put what the guest wrote there.
     TargetNotShown,
     /// A part of a sector is written by a read and a write of all of it, between which others write.
@@ -161,7 +165,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 67] = [
+const NAMES: [(Planted, &str, &str); 69] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -219,6 +223,8 @@ const NAMES: [(Planted, &str, &str); 67] = [
     (Planted::EarlyPatchRead, "early-patch-read", "qcow2"),
     (Planted::UnitNotAlone, "unit-not-alone", "vhd"),
     (Planted::UnitAnsweredEarly, "unit-answered-early", "vhd"),
+    (Planted::SplitAnsweredEarly, "split-answered-early", "vhd"),
+    (Planted::FailedPartHidden, "failed-part-hidden", "qcow2"),
     (Planted::SourcesRemovedFirst, "sources-removed-first", "chain"),
     (Planted::LinkNotDurable, "link-not-durable", "chain"),
     (Planted::FinishedUndurably, "finished-undurably", "chain"),
@@ -260,7 +266,7 @@ impl Planted {
     /// What must go wrong below for the bug to matter.
     pub fn faults(self) -> &'static [FaultKind] {
         match self {
-            Planted::LostAbandon | Planted::LostRewrite => &[FaultKind::NoSpace],
+            Planted::LostAbandon | Planted::LostRewrite | Planted::FailedPartHidden => &[FaultKind::NoSpace],
             Planted::TrustedRelease => &[FaultKind::Unsupported],
             Planted::FailedSyncForgotten | Planted::FailureBelowForgotten => &[FaultKind::Failed],
             _ => &[],

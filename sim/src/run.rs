@@ -222,6 +222,7 @@ impl Run {
     fn new(setup: &Setup, start: &Start) -> Result<Run, Violation> {
         let mut io = SimIo::new(start.files.clone(), setup.subject.unit, setup.visible, setup.room, setup.fault);
         io.plant(setup.bug);
+        io.shape(setup.subject.shape);
         let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
         let (logs, oracle) = (Logs::new(setup.log, setup.bug), Oracle::new(start.base.clone()));
         Run::on(setup, io, logs, start.forms.clone(), oracle, vec![chain])

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
 use disk::vhd::{self, Parent, Spec, Vhd};
-use disk::{Access, FileId, FileOffset, Image, ImageError, Link, ReadFault, Severity, Source, Tail};
+use disk::{Access, FileId, FileOffset, Image, ImageError, Link, ReadFault, Severity, ShapePolicy, Source, Tail};
 
 use crate::cluster::{COUNTED, DEVICE};
 use crate::compressed;
@@ -132,6 +132,8 @@ pub struct Subject {
     pub unit: u64,
     /// How large a device is: storage that holds rubbish where nobody wrote.
     pub device: Device,
+    /// How transfers are split and merged on their way to it.
+    pub shape: ShapePolicy,
 }
 
 /// How large a device is.
@@ -202,7 +204,12 @@ fn identity(number: u8) -> [u8; 16] {
 impl Subject {
     /// A subject whose format knows what it stands on.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
-        Subject { kind, tail, told: tail, unit: SECTOR, device: Device::Roomy }
+        Subject { kind, tail, told: tail, unit: SECTOR, device: Device::Roomy, shape: ShapePolicy::default() }
+    }
+
+    /// The same with transfers that are split into pieces of so many bytes, and merged up to so many.
+    pub fn shaped(self, split: Option<u64>, merge: Option<u64>) -> Subject {
+        Subject { shape: ShapePolicy { split, merge }, ..self }
     }
 
     /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and
@@ -329,6 +336,8 @@ impl Subject {
                 Subject { device: Device::Mistaken, ..subject }
             }
             Some(Planted::UnitAnsweredEarly) => Subject { unit: LARGE, ..self },
+            Some(Planted::SplitAnsweredEarly) => self.shaped(Some(SECTOR), None),
+            Some(Planted::FailedPartHidden) => self.shaped(None, Some(LARGE)),
             _ => self,
         }
     }

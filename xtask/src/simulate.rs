@@ -93,6 +93,12 @@ pub struct Options {
     /// The disk's own limits are as low as they can be: no map, one fill at a time, rounds at once
     #[arg(long)]
     tight: bool,
+    /// Split transfers into pieces of so many bytes
+    #[arg(long, value_parser = piece)]
+    split: Option<u64>,
+    /// Merge adjacent transfers up to so many bytes
+    #[arg(long)]
+    merge: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -133,7 +139,8 @@ impl Arguments<'_> {
         let mut subjects = subjects(&options.format, options.kind, options.tail)?;
         let sectors = |subject: Subject| if options.unit == LARGE { subject.on_large_sectors() } else { Some(subject) };
         let device = |subject: Subject| if options.small_device { subject.on_small_device() } else { Some(subject) };
-        subjects = subjects.into_iter().filter_map(sectors).filter_map(device).collect();
+        let shaped = |subject: Subject| subject.shaped(options.split, options.merge);
+        subjects = subjects.into_iter().filter_map(sectors).filter_map(device).map(shaped).collect();
         if subjects.is_empty() {
             return Err("no such kind of image is explored on such storage".into());
         }
@@ -166,6 +173,11 @@ fn check_workload(ops: &[Op], themes: impl Iterator<Item = Theme>) -> Result<(),
 fn unit(text: &str) -> Result<u64, String> {
     let unit = text.parse().ok().filter(|unit| [SECTOR, LARGE].contains(unit));
     unit.ok_or_else(|| format!("drives have sectors of {SECTOR} or {LARGE} bytes"))
+}
+
+fn piece(text: &str) -> Result<u64, String> {
+    let piece = text.parse().ok().filter(|piece: &u64| piece.is_power_of_two() && *piece >= SECTOR);
+    piece.ok_or_else(|| format!("pieces are powers of two, of {SECTOR} bytes at least"))
 }
 
 fn tail(text: &str) -> Result<Unwritten, String> {

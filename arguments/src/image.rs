@@ -450,7 +450,8 @@ pub struct Compact {
 /// `image bench`.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// The image; null:SIZE is a disk that answers everything at once and stores nothing
+    /// The image; null:SIZE is a disk that answers everything at once and stores nothing, model:KIND the same at the
+    /// pace of storage of a kind: nvme, sata-ssd, disk or array
     #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::limits::Limits;
-use control::{ImageName, POLLING_MAX_US, PollingMode};
+use control::{ImageName, POLLING_MAX_US, PollingMode, SizeRule};
 
 pub use confirm::Confirm;
 pub use image::{
@@ -58,6 +58,8 @@ pub enum Command {
     Image(ImageCommand),
     /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     Serve(Serve),
+    /// Find the sizes of transfers that suit some storage, by measuring
+    Calibrate(Calibrate),
 }
 
 impl Command {
@@ -66,6 +68,8 @@ impl Command {
         match self {
             Command::Serve(serve) => Some(serve.handing),
             Command::Image(command) => command.handing(),
+            // It is for people who choose what to measure.
+            Command::Calibrate(_) => None,
         }
     }
 }
@@ -74,7 +78,8 @@ impl Command {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]).multiple(true))]
 pub struct Serve {
-    /// The image; null:SIZE is a disk that answers everything at once and stores nothing, for measurements
+    /// The image; null:SIZE is a disk that answers everything at once and stores nothing, model:KIND the same at the
+    /// pace of storage of a kind (nvme, sata-ssd, disk or array, and ,size=SIZE behind it): for measurements
     #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.
@@ -135,6 +140,17 @@ pub struct Serve {
     /// of that: 100ms]
     #[arg(long, value_name = "LIMIT=NUMBER,...", value_parser = limits)]
     pub limit: Option<Box<Limits>>,
+    /// Split larger transfers into pieces of so many bytes, a power of two. auto: as the policy says [default: auto
+    /// with --policy, otherwise none]
+    #[arg(long, value_name = "SIZE|none|auto")]
+    pub split: Option<SizeRule>,
+    /// Merge adjacent transfers up to so many bytes, a power of two. auto: as the policy says [default: auto with
+    /// --policy, otherwise off]
+    #[arg(long, value_name = "SIZE|off|auto")]
+    pub merge: Option<SizeRule>,
+    /// What `tapline calibrate` has found for the storage that the image is on
+    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
+    pub policy: Option<PathBuf>,
     /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
     /// that need space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
@@ -166,6 +182,34 @@ pub struct Serve {
     /// Also print the configuration to paste for a virtual machine
     #[arg(long, value_name = "FOR")]
     pub print: Option<PrintFor>,
+}
+
+/// `calibrate`.
+#[derive(Debug, Args)]
+pub struct Calibrate {
+    /// A file or block device on the storage: raw:PATH, of a GiB or more if possible. It is only read, unless --write
+    /// is given
+    #[arg(value_parser = ImageName::to_measure)]
+    pub image: ImageName,
+    /// Measure writes in place of reads. What is written to must be empty: a file in which nothing was ever written
+    #[arg(long)]
+    pub write: bool,
+    /// Read a file although something has it open for writing, or a device that is mounted: what is done there
+    /// meanwhile is part of the figures
+    #[arg(long, conflicts_with = "write")]
+    pub in_use: bool,
+    /// Keep the policy in this file, with all that was measured, for `serve --policy`
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Milliseconds of each measurement, of which there are some 450
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = number::<u64>(1..=10_000))]
+    pub each: u64,
+    /// The kernel's I/O interface [default: as `serve`]
+    #[arg(long, value_name = "ENGINE")]
+    pub io_engine: Option<IoEngine>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Where the process gets its files from.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::Limits;
 use crate::method::Method;
-use crate::{Error, FormatName, ImageName, PollingMode, Progress};
+use crate::{Error, FormatName, ImageName, PollingMode, Progress, SizeRule};
 
 /// `version`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,6 +155,48 @@ pub struct Polling {
     pub misses: u64,
     /// For how long it has polled, in nanoseconds.
     pub polled_ns: u64,
+}
+
+/// `shape`: how transfers are split and merged, why, and how many were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Shape {
+    /// What was asked for.
+    pub split: SizeRule,
+    /// The same.
+    pub merge: SizeRule,
+    /// What follows from it: larger transfers are split into pieces of so many bytes, if they are.
+    pub split_bytes: Option<u64>,
+    /// Adjacent transfers are merged up to so many bytes, if they are.
+    pub merge_bytes: Option<u64>,
+    /// The policy that the disk has, which is in force where `auto` was asked for.
+    pub policy: Option<PolicyNote>,
+    /// Transfers that were split, since the statistics page was begun.
+    pub splits: u64,
+    /// Transfers that went on as part of another one.
+    pub merges: u64,
+    /// Those that were done again by themselves, since that one failed.
+    pub redone: u64,
+}
+
+/// A policy for the sizes of transfers, and what it follows from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyNote {
+    /// Its file.
+    pub file: String,
+    /// The storage that it was measured on.
+    pub device: String,
+    /// When.
+    pub measured: String,
+    /// With which kernel.
+    pub kernel: String,
+    /// What it says.
+    pub split: Option<u64>,
+    /// The same.
+    pub merge: Option<u64>,
+    /// Why, for people.
+    pub why: String,
 }
 
 /// `limit`: what the disk is limited to.
@@ -413,7 +455,9 @@ macro_rules! answers {
     };
 }
 
-answers! { Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Limited Trace }
+answers! {
+    Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Shape Limited Trace
+}
 
 impl Answer {
     /// Adds how long requests were held, to the answer of a verb that tells it.

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::Reply;
 use crate::limits::Limits;
 pub use crate::method::Method;
-use crate::{Error, Id, ImageName, Kind, PollingMode, answer};
+use crate::{Error, Id, ImageName, Kind, PollingMode, SizeRule, answer};
 
 /// The version of the protocol that is spoken here, and the only one.
 pub const VERSION: u64 = 1;
@@ -71,6 +71,8 @@ macro_rules! with_verbs {
             "resume" Resume -> answer::Paused;
             /// Show or set when the disk's thread polls, and for how long
             "polling" Polling -> answer::Polling;
+            /// Show or set how its transfers are split and merged
+            "shape" Shape -> answer::Shape;
             for programs:
             /// Lines about what keeps the disk from writing, from now on
             "watch" Watch -> answer::Condition;
@@ -241,6 +243,18 @@ pub struct Polling {
     /// For so many microseconds at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_us: Option<u64>,
+}
+
+/// `shape`. What is not given stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// What larger transfers are split into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SizeRule>,
+    /// What adjacent transfers are merged to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<SizeRule>,
 }
 
 /// `upgrade`.

@@ -3,8 +3,8 @@
 //! The format is always given and never guessed: a guest that writes the first bytes of a raw disk must not control how
 //! the file is read next time. Nor is a data file ever opened because an image refers to it.
 //!
-//! `null:SIZE` is a disk that has no file and stores nothing, for measurements ([`ImageName::to_measure`]). It is only
-//! understood where it is of use; everywhere else it is refused.
+//! `null:SIZE` and `model:KIND,size=SIZE` are disks that have no file and store nothing, for measurements
+//! ([`ImageName::to_measure`]). They are only understood where they are of use; everywhere else they are refused.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -31,6 +31,8 @@ pub enum FormatName {
     Vhdx,
     /// No image at all: a disk that answers at once and stores nothing.
     Null,
+    /// The same, but it takes as long as storage of some kind.
+    Model,
 }
 
 impl FormatName {
@@ -43,6 +45,7 @@ impl FormatName {
             FormatName::Vmdk => "vmdk",
             FormatName::Vhdx => "vhdx",
             FormatName::Null => "null",
+            FormatName::Model => "model",
         }
     }
 
@@ -53,7 +56,12 @@ impl FormatName {
 
     /// Whether there is no file behind such a disk: what is written to it is gone.
     pub fn stores_nothing(self) -> bool {
-        self == FormatName::Null
+        matches!(self, FormatName::Null | FormatName::Model)
+    }
+
+    /// The format of disks without a file for a word.
+    fn without_file(word: &str) -> Option<FormatName> {
+        [FormatName::Null, FormatName::Model].into_iter().find(|format| format.word() == word)
     }
 
     /// The format of image files for a word.
@@ -79,6 +87,10 @@ const DATA_FILE: &str = ",data-file=";
 
 /// The largest disk without a file: its size is that of a file in memory, which none larger than 8 EiB can have.
 const LEN_MAX: u64 = 1 << 60;
+
+/// In front of the size of a disk that is a model, and what that is if it is not given.
+const SIZE: &str = ",size=";
+const MODEL_LEN: Size = Size(64 << 30);
 
 /// The path that stands for standard input or output.
 const STREAM: &str = "-";
@@ -122,7 +134,7 @@ impl fmt::Display for NotAnImage {
             NotAnImage::NoSize(word) => {
                 write!(
                     f,
-                    "'{word}' has no size after the colon; use a multiple of 512 bytes up to 1024P, as in null:10G"
+                    "'{word}' has no size; use a multiple of 512 bytes up to 1024P, as in null:10G or model:disk,size=10G"
                 )
             }
         }
@@ -139,7 +151,9 @@ impl FromStr for ImageName {
             Some(known) => known,
             // A colon in a path is no format either.
             None if format.contains('/') => return Err(no_format()),
-            None if format == FormatName::Null.word() => return Err(NotAnImage::StoresNothing(word.to_owned())),
+            None if FormatName::without_file(format).is_some() => {
+                return Err(NotAnImage::StoresNothing(word.to_owned()));
+            }
             None => return Err(NotAnImage::UnknownFormat(format.to_owned())),
         };
         let (path, data_file) = match path.split_once(DATA_FILE) {
@@ -156,20 +170,31 @@ impl FromStr for ImageName {
 }
 
 impl ImageName {
-    /// As `from_str`, and also `null:SIZE`: for what moves data without caring where it goes.
+    /// As `from_str`, and also a disk without a file: for what moves data without caring where it goes.
     pub fn to_measure(word: &str) -> Result<ImageName, NotAnImage> {
-        let Some((_, size)) = word.split_once(':').filter(|(format, _)| *format == FormatName::Null.word()) else {
+        let split = word.split_once(':');
+        let Some((format, path)) = split.and_then(|(word, path)| Some((FormatName::without_file(word)?, path))) else {
             return word.parse();
         };
-        let name = ImageName { format: FormatName::Null, path: PathBuf::from(size), data_file: None };
+        let name = ImageName { format, path: PathBuf::from(path), data_file: None };
         if name.len_without_file().is_some() { Ok(name) } else { Err(NotAnImage::NoSize(word.to_owned())) }
     }
 
     /// The length in bytes of a disk without a file.
     pub fn len_without_file(&self) -> Option<u64> {
-        let word = self.path.to_str().filter(|_| self.format.stores_nothing())?;
-        let Size(len) = word.parse().ok()?;
+        let word = self.path.to_str()?;
+        let Size(len) = match self.format {
+            FormatName::Null => word.parse().ok()?,
+            FormatName::Model => word.split_once(SIZE).map_or(Some(MODEL_LEN), |(_, size)| size.parse().ok())?,
+            _ => return None,
+        };
         (len > 0 && len % 512 == 0 && len <= LEN_MAX).then_some(len)
+    }
+
+    /// What storage a disk without a file is a model of.
+    pub fn model(&self) -> Option<&str> {
+        let word = self.path.to_str().filter(|_| self.format == FormatName::Model)?;
+        Some(word.split_once(SIZE).map_or(word, |(kind, _)| kind))
     }
 
     /// The file.
@@ -277,7 +302,12 @@ mod test {
         assert_eq!((name.len_without_file(), name.to_string().as_str()), (Some(1 << 30), "null:1G"));
         assert_eq!(name.map_paths(|_| Err(())), Ok(name), "there is no path");
         assert_eq!(ImageName::to_measure("raw:1G").unwrap().len_without_file(), None);
-        for word in ["null:", "null:0", "null:100", "null:1X", "null:/a", "null:2048P"] {
+        let name = ImageName::to_measure("model:nvme,size=2M").unwrap();
+        assert_eq!((name.len_without_file(), name.model()), (Some(2 << 20), Some("nvme")));
+        let name = ImageName::to_measure("model:disk").unwrap();
+        assert_eq!((name.len_without_file(), name.model()), (Some(64 << 30), Some("disk")));
+        for word in ["null:", "null:0", "null:100", "null:1X", "null:/a", "null:2048P", "model:disk,size=", "null:nvme"]
+        {
             assert_eq!(ImageName::to_measure(word), Err(NotAnImage::NoSize(word.into())), "{word}");
         }
     }

@@ -19,6 +19,7 @@ mod polling_mode;
 mod progress;
 pub mod redo_name;
 pub mod size;
+mod size_rule;
 mod text;
 
 pub use ask::{Ask, FileAsked, Request, VERBS, VERSION, Verb};
@@ -28,4 +29,5 @@ pub use image_name::{FormatName, ImageName, NotAnImage};
 pub use line::{Id, Reply};
 pub use polling_mode::{POLLING_MAX_US, PollingMode};
 pub use progress::{IsDone, Progress};
+pub use size_rule::SizeRule;
 pub use text::{in_full, printable};

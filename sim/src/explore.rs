@@ -21,8 +21,8 @@ use crate::planted::Planted;
 use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
-use crate::sector::{SECTOR, Word, Words};
-use crate::subject::{Device, Kind, Made, Start, Subject, misspell};
+use crate::sector::{Word, Words};
+use crate::subject::{Kind, Made, Start, Subject, misspell};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
 pub use beginning::around_a_beginning;
@@ -66,11 +66,7 @@ impl fmt::Display for Case {
     /// The arguments of the command that runs just this.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Setup { subject, bug, fault, visible, depth, room, log, tight, .. } = &self.setup;
-        let stale = |tail: Unwritten| if tail == Unwritten::Stale { "stale" } else { "zeroes" };
-        write!(f, "--format {} --kind {} --tail {}", subject.kind.format(), subject.kind, stale(subject.tail))?;
-        if subject.unit > SECTOR {
-            write!(f, " --unit {}", subject.unit)?;
-        }
+        write!(f, "{subject}")?;
         bug.map_or(Ok(()), |bug| write!(f, " --planted {bug}"))?;
         fault.map_or(Ok(()), |fault| write!(f, " --fault {fault}"))?;
         if *visible == Visible::AtCompletion {
@@ -82,15 +78,9 @@ impl fmt::Display for Case {
         if *log < ROOMY {
             write!(f, " --log {log}")?;
         }
-        if subject.device != Device::Roomy {
-            write!(f, " --small-device")?;
-        }
         if *tight {
             write!(f, " --tight")?;
         }
-        let shape = subject.shape;
-        shape.split.map_or(Ok(()), |piece| write!(f, " --split {piece}"))?;
-        shape.merge.map_or(Ok(()), |most| write!(f, " --merge {most}"))?;
         write!(f, " --depth {depth} --schedule {} --workload '{}'", self.schedule, workload::text(&self.workload))
     }
 }
@@ -369,11 +359,8 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     let small = random.below(4) == 0 && bug.is_none();
     case.setup.subject = subject.on_small_device().filter(|_| small).unwrap_or(subject);
     // And one engine in four splits transfers, merges them or both.
-    let sectors = |count: u64| Some(count * SECTOR);
-    let split = [None, sectors(1), sectors(2), sectors(8)][random.index(4)];
-    let merge = [None, sectors(2), sectors(8), sectors(64)][random.index(4)];
     if random.below(4) == 0 && bug.is_none() {
-        case.setup.subject = case.setup.subject.shaped(split, merge);
+        case.setup.subject = case.setup.subject.shaped_at_random(&mut random);
     }
     case
 }

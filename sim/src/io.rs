@@ -429,8 +429,8 @@ impl SimIo {
         self.storage.pending.push(Pending { op, write: None, coverage, others, error: None });
     }
 
-    /// Finishes the `which`th of the pending operations, counted from the oldest: what ends with that. What is held back
-    /// goes on first, and the batch ends: as many operations as a run begins before that are one.
+    /// Finishes the `which`th of the pending operations, counted from the oldest: what ends with that. What is held
+    /// back goes on first, and the batch ends: as many operations as a run begins before that are one.
     pub fn finish(&mut self, which: usize) -> Vec<FileDone> {
         if !self.submit() {
             return Vec::new();

@@ -5,6 +5,7 @@
 mod kind;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use disk::qcow2::Qcow2;
 use disk::raw::Raw;
@@ -17,6 +18,7 @@ use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::planted::Planted;
 use crate::qcow2::{self, Holds};
+use crate::random::Random;
 use crate::sector::{PARENTS, SECTOR, Sector, Word, Words};
 use crate::shared;
 use crate::subclusters;
@@ -201,6 +203,21 @@ fn identity(number: u8) -> [u8; 16] {
     [0xb0 | number; 16]
 }
 
+impl fmt::Display for Subject {
+    /// The arguments of the command that explores just this.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Subject { kind, tail, unit, device, shape, .. } = self;
+        let tail = if *tail == Unwritten::Stale { "stale" } else { "zeroes" };
+        write!(f, "--format {} --kind {kind} --tail {tail}", kind.format())?;
+        if *unit > SECTOR {
+            write!(f, " --unit {unit}")?;
+        }
+        shape.split.map_or(Ok(()), |piece| write!(f, " --split {piece}"))?;
+        shape.merge.map_or(Ok(()), |most| write!(f, " --merge {most}"))?;
+        if *device == Device::Roomy { Ok(()) } else { write!(f, " --small-device") }
+    }
+}
+
 impl Subject {
     /// A subject whose format knows what it stands on.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
@@ -210,6 +227,14 @@ impl Subject {
     /// The same with transfers that are split into pieces of so many bytes, and merged up to so many.
     pub fn shaped(self, split: Option<u64>, merge: Option<u64>) -> Subject {
         Subject { shape: ShapePolicy { split, merge }, ..self }
+    }
+
+    /// The same with transfers that are split, merged or both.
+    pub fn shaped_at_random(self, random: &mut Random) -> Subject {
+        let sectors = |count: u64| Some(count * SECTOR);
+        let split = [None, sectors(1), sectors(2), sectors(8)][random.index(4)];
+        let merge = [None, sectors(2), sectors(8), sectors(64)][random.index(4)];
+        self.shaped(split, merge)
     }
 
     /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and

@@ -223,11 +223,17 @@ pub enum Count {
     Throttled = 8,
     /// For how many nanoseconds it has, in all.
     ThrottledNs = 9,
+    /// Transfers that were split on their way to the storage. Zero in pages of earlier programs too, as the next two.
+    Splits = 10,
+    /// Transfers that went on as part of another one.
+    Merges = 11,
+    /// Those that were done again by themselves, since that one failed.
+    Redone = 12,
 }
 
 impl Count {
     /// All of them.
-    pub const ALL: [Count; 10] = [
+    pub const ALL: [Count; 13] = [
         Count::Rounds,
         Count::Sleeps,
         Count::PollsHit,
@@ -238,6 +244,9 @@ impl Count {
         Count::PolledTime,
         Count::Throttled,
         Count::ThrottledNs,
+        Count::Splits,
+        Count::Merges,
+        Count::Redone,
     ];
 
     pub(crate) fn at(self) -> usize {

@@ -49,7 +49,7 @@ pub fn choose(named: Option<EngineKind>, files: &[ImageFile], data: Data) -> Cho
 fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> Choice {
     let unsafe_to_kill = data == Data::Granted && !cached;
     let (kind, note) = match (named, slow) {
-        (Some(kind @ (EngineKind::Aio | EngineKind::Null)), _) => (kind, None),
+        (Some(kind @ (EngineKind::Aio | EngineKind::Null | EngineKind::Model(_))), _) => (kind, None),
         (None, _) if unsafe_to_kill => {
             let note = "Linux AIO is used: if a process is killed, the kernel unmaps the guest's pages under an io_uring's \
                         requests (other --grants, or --io-engine uring, override this)";

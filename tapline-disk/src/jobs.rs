@@ -2,6 +2,7 @@
 //! an exit code.
 
 pub mod bench;
+pub mod calibrate;
 pub mod check;
 pub mod compact;
 pub mod compare;

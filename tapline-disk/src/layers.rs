@@ -97,11 +97,17 @@ impl Layers {
         options: OpenOptions,
         command: Option<&str>,
     ) -> Result<Layers, Failure> {
-        if let Some(fileless) = fileless::open(files, &[name], options.write)? {
-            return Ok(fileless);
+        if let Some(fileless) = fileless::open(&[name], options.write)? {
+            return Ok(Layers::alone(files, fileless));
         }
         check_names(files, &[name])?;
         Layers::open_first(files, name, options, command, None)
+    }
+
+    /// One layer, of which nothing is recorded anywhere.
+    fn alone(files: &Files, (name, file, image): (ImageName, ImageFile, Image)) -> Layers {
+        let (names, from) = (vec![name.clone()], files.clone());
+        Layers { name, names, from, files: vec![file], images: vec![image], logs: Vec::new(), unfinished: None }
     }
 
     fn open_first(
@@ -128,8 +134,8 @@ impl Layers {
         let Some((first, rest)) = chain.names.split_first() else {
             return Err(Failure::new("open a chain", "it has no layer"));
         };
-        if let Some(fileless) = fileless::open(chain.from, &chain.names, options.write)? {
-            return Ok(fileless);
+        if let Some(fileless) = fileless::open(&chain.names, options.write)? {
+            return Ok(Layers::alone(chain.from, fileless));
         }
         check_names(chain.from, &chain.names)?;
         let below_failed = settle_left(chain, options)?;
@@ -347,9 +353,12 @@ fn open_as_logged(
         None => Patched::of(file),
     };
     let opened = match name.format {
-        FormatName::Raw | FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Vhd => {
-            Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image)))
-        }
+        FormatName::Raw
+        | FormatName::Vmdk
+        | FormatName::Vhdx
+        | FormatName::Null
+        | FormatName::Model
+        | FormatName::Vhd => Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image))),
         // Its last process has done what an image needs before the first write.
         FormatName::Qcow2 => Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image))),
     };
@@ -404,7 +413,7 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
         FormatName::Vmdk | FormatName::Vhdx if write => Err(only_read(format!("open {name} for writing"), name)),
-        FormatName::Null => unreachable!("it is opened by `fileless`"),
+        FormatName::Null | FormatName::Model => unreachable!("it is opened by `fileless`"),
         FormatName::Vmdk => open_foreign(name, Foreign::open_vmdk(file)),
         FormatName::Vhdx => open_foreign(name, Foreign::open_vhdx(file)),
     }

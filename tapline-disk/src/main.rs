@@ -32,6 +32,7 @@ mod panics;
 mod parent;
 mod parent_link;
 mod planned;
+mod policy_file;
 mod polling;
 mod presence;
 mod progress;
@@ -43,6 +44,7 @@ mod signals;
 mod soundness;
 mod stale_layers;
 mod stats;
+mod storage_identity;
 mod stream;
 mod target;
 mod unfinished;
@@ -93,6 +95,7 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     match command {
         Command::Serve(serve) => serve::run(&files, serve),
         Command::Image(command) => run_job(&files, command),
+        Command::Calibrate(calibrate) => jobs::calibrate::run(&files, calibrate),
     }
 }
 

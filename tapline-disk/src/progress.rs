@@ -30,7 +30,12 @@ pub struct Progress {
     reader: Reader,
     /// The hundredths that a daemon was told of.
     told: Option<u64>,
+    /// It is steps that are counted, in thousandths, and not bytes.
+    steps: bool,
 }
+
+/// What a step counts, so that less than one a second has a rate.
+const STEP: u64 = 1000;
 
 /// Who reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +61,19 @@ impl Progress {
                 false => Reader::Log,
             },
             told: None,
+            steps: false,
         }
+    }
+
+    /// A job of so many steps, which take about the same time.
+    pub fn of_steps(files: &Files, title: &'static str, steps: usize) -> Progress {
+        let total = u64::try_from(steps).unwrap_or(0).saturating_mul(STEP);
+        Progress { steps: true, ..Progress::new(files, title, total) }
+    }
+
+    /// So many steps are done.
+    pub fn step(&mut self, done: usize) {
+        self.reach(u64::try_from(done).unwrap_or(0).saturating_mul(STEP));
     }
 
     /// `bytes` more are done.
@@ -114,6 +131,11 @@ impl Progress {
 
     fn figures(&self) -> String {
         let percent = share(self.done, self.total, 100);
+        if self.steps {
+            let left = rate(&self.samples).map(|rate| (self.total - self.done) / rate);
+            let left = left.map(|left| format!(", {} left", clock(left))).unwrap_or_default();
+            return format!("{percent:3} % of {} steps{left}", self.total / STEP);
+        }
         let mut text = format!("{percent:3} % of {}", readable(self.total));
         if let Some(rate) = rate(&self.samples) {
             let left = (self.total - self.done).checked_div(rate).unwrap_or(0);
@@ -171,6 +193,14 @@ mod test {
     #[test]
     fn progress_shows_percentage_rate_and_remaining_time() {
         assert_eq!(half_way().figures(), " 50 % of 10 GiB, 512 MiB/s, 10 s left");
+    }
+
+    #[test]
+    fn progress_in_steps_shows_the_remaining_time() {
+        let mut progress = Progress::of_steps(&Files::of_system(), "measuring", 40);
+        progress.done = 10 * STEP;
+        progress.sample(Duration::from_secs(20));
+        assert_eq!(progress.figures(), " 25 % of 40 steps, 1:00 min left");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod limits;
 mod own_keys;
 mod page;
 mod quiet;
+mod shaping;
 pub mod suspects;
 mod takeover;
 
@@ -47,6 +48,7 @@ use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use event_loop::{Disclose, EventLoop, Serving};
 use full::Full;
 use limits::Limiter;
+use shaping::Shaping;
 use takeover::{Listening, Rest, Takeover};
 
 /// Operations in flight at most: a few requests of every queue that a guest is likely to have.
@@ -73,6 +75,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let Layers { name, files, images, logs, .. } = layers;
     let page = page::find(from, serve);
     let limiter = limiter(serve, taken.as_ref());
+    let shaping = shaping(serve, taken.as_ref(), &name, &files)?;
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
         (None, Some(taken)) => Sockets::taken_over(taken),
@@ -84,18 +87,12 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
-    let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
+    let mut engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
+    engine.set_shape(shaping.in_force());
     say(describe(&name, &disk, kind));
-    if name.format.stores_nothing() {
-        say(format_args!("{name} is for measurements: {}", fileless::WARNING));
-    }
+    shaping.line().iter().for_each(say);
     let polling = polling(serve, &counters);
-    let control = match (&serve.control, sockets.control) {
-        (None, _) => None,
-        (Some(path), None) => Some(control::Control::bind(path)?),
-        (Some(path), Some(Listening { socket, bound })) => Some(control::Control::at(socket, path, bound)?),
-    };
-    let control = control.map(|control| control.of_daemon(serve.managed));
+    let control = control_of(serve, sockets.control)?;
     let full = Full::new(serve.when_full == WhenFull::Wait);
     let serving = Serving {
         files: from.clone(),
@@ -110,6 +107,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         control,
         full,
         limiter,
+        shaping,
         counters,
         page,
         identity: identity(serve, &name),
@@ -128,6 +126,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
 fn engine_kind(serve: &Serve, name: &ImageName, files: &[ImageFile]) -> Result<EngineKind, Failure> {
     let asked = access::engine(serve.access);
     if let Some(kind) = fileless::engine(name, asked)? {
+        say(format_args!("{name} is for measurements: {}", fileless::WARNING));
         return Ok(kind);
     }
     let choice = choose(asked, files, data(serve));
@@ -139,6 +138,24 @@ fn engine_kind(serve: &Serve, name: &ImageName, files: &[ImageFile]) -> Result<E
 fn polling(serve: &Serve, counters: &Counters) -> Polling {
     let asked = Settings::new(serve.polling.into(), Duration::from_micros(serve.poll_max));
     Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread())
+}
+
+/// The control socket, if there is one.
+fn control_of(serve: &Serve, handed: Option<Listening>) -> Result<Option<control::Control>, Failure> {
+    let control = match (&serve.control, handed) {
+        (None, _) => return Ok(None),
+        (Some(path), None) => control::Control::bind(path)?,
+        (Some(path), Some(Listening { socket, bound })) => control::Control::at(socket, path, bound)?,
+    };
+    Ok(Some(control.of_daemon(serve.managed)))
+}
+
+/// How transfers are split and merged: as the process that is taken over did, or as the command line has it.
+fn shaping(serve: &Serve, taken: Option<&Takeover>, name: &ImageName, files: &[ImageFile]) -> Result<Shaping, Failure> {
+    match taken.and_then(|taken| taken.shaping.clone()) {
+        Some(handed) => Ok(handed),
+        None => Shaping::of(serve, name, files.first()),
+    }
 }
 
 /// The limits of the process that is taken over, or those of the command line.
@@ -250,7 +267,7 @@ fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
     let engine = match kind {
         EngineKind::Uring => "io_uring",
         EngineKind::Aio => "Linux AIO",
-        EngineKind::Null => "no I/O",
+        EngineKind::Null | EngineKind::Model(_) => "no I/O",
     };
     format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
 }

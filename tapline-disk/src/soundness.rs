@@ -61,7 +61,7 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
         FormatName::Vhd => examine_vhd(file),
         FormatName::Qcow2 => examine_qcow2(file, cure),
         // A disk without a file is refused before.
-        FormatName::Vmdk | FormatName::Vhdx | FormatName::Null => {
+        FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model => {
             let why = format!("{} images are only read, and not checked", name.format);
             let advice = format!("use `qemu-img check -f {} {}`", name.format, name.path().display());
             return Err(Failure::new(format!("check {name}"), why).advise(advice).of_kind(Kind::Unsupported));

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use ::stats::{Clock, Count, Kind, Outcome, Page, Slot, Spent};
 use control::answer::{self, Condition};
-use disk::{Operation, Request, Span, Status, Times};
+use disk::{Operation, Request, ShapeCounts, Span, Status, Times};
 use probe::probe_lazy;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,8 @@ pub struct Stats {
     page: Page,
     /// Requests that have come.
     come: u64,
+    /// Transfers that this process has split and merged, as far as the page has them.
+    shaped: ShapeCounts,
 }
 
 /// The counters, as a process hands them to the one that takes its place.
@@ -74,7 +76,7 @@ impl Stats {
         // A clock that did not run then: the durations of requests are differences, and stay right.
         let started = ::stats::monotonic().saturating_sub(counters.elapsed_ns);
         let before = if counters.in_page && page.is_continued() { Counters::default() } else { counters };
-        Stats { clock, started, before, page, come: 0 }
+        Stats { clock, started, before, page, come: 0, shaped: ShapeCounts::default() }
     }
 
     /// All statistics, for the next process. `shared`: it has the page as well.
@@ -100,6 +102,18 @@ impl Stats {
             fatal: before.fatal,
             in_page: shared,
         }
+    }
+
+    /// This process has split and merged so many transfers; how many were, since the page was begun.
+    pub fn shaped(&mut self, now: ShapeCounts) -> ShapeCounts {
+        let before = std::mem::replace(&mut self.shaped, now);
+        if now != before {
+            self.page.count(Count::Splits, now.splits - before.splits);
+            self.page.count(Count::Merges, now.merges - before.merges);
+            self.page.count(Count::Redone, now.redone - before.redone);
+        }
+        let counted = |count| self.page.counted(count);
+        ShapeCounts { splits: counted(Count::Splits), merges: counted(Count::Merges), redone: counted(Count::Redone) }
     }
 
     fn counters_of(&self, kind: Kind, now: u64) -> KindCounters {

@@ -228,7 +228,7 @@ pub fn lay_out_as(name: &ImageName, plan: &Plan) -> Result<Laid, Failure> {
         FormatName::Raw => Laid::Raw,
         FormatName::Vhd => Laid::Vhd(vhd_spec(plan, identity(plan)?)),
         FormatName::Qcow2 => Laid::Qcow2(qcow2_spec(plan, identity(plan)?)),
-        FormatName::Vmdk | FormatName::Vhdx | FormatName::Null => {
+        FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model => {
             let why = format!("{} images are only read", name.format);
             let failure = Failure::new(format!("create {name}"), why).of_kind(Kind::Invalid);
             return Err(failure.advise("create a qcow2, vhd or raw image"));
@@ -394,7 +394,7 @@ mod test {
             FormatName::Qcow2 => disk::qcow2::Qcow2::open(&mut source, Access::ReadOnly, Tail::Zeroes)
                 .ok()
                 .map(|image| Image::Qcow2(Box::new(image))),
-            FormatName::Raw | FormatName::Vmdk | FormatName::Vhdx | FormatName::Null => None,
+            FormatName::Raw | FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model => None,
         }
     }
 

@@ -7,7 +7,9 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use control::{Error, Kind};
+use control::answer::{self, PolicyNote};
+use control::size::readable;
+use control::{Error, Kind, SizeRule, ask, printable};
 use serde_json::json;
 use stats::{Count, Kind as Operation, KindCounts, Reader, Snapshot, Stage, float};
 
@@ -67,7 +69,10 @@ pub fn run(explain: &Explain, how: How) -> Result<(), Failure> {
     let json = how.json;
     let place = place::find(&explain.disk, how)?;
     let seen = look(&place.page, Duration::from_secs(explain.seconds.into()))?;
-    let findings = judge(&seen);
+    let mut findings = judge(&seen);
+    // A disk of an earlier program does not know the verb, and one without a socket cannot be asked.
+    let shape = crate::disk::ask_once(&place.control, ask::Shape::default());
+    findings.extend(shape.ok().map(|shape| shaped(&shape)));
     if json {
         let told: Vec<_> =
             findings.iter().map(|one| json!({ "bound": one.bound, "text": one.text, "advice": one.advice })).collect();
@@ -249,6 +254,29 @@ fn bound_by(seen: &Seen, find: &mut impl FnMut(&'static str, String, Option<&'st
     find("balanced", "Nothing stands out.".to_owned(), None);
 }
 
+/// Which sizes the disk's transfers have, and why.
+fn shaped(shape: &answer::Shape) -> Finding {
+    let split = shape.split_bytes.map(|bytes| format!("split into pieces of {}", readable(bytes)));
+    let merge = shape.merge_bytes.map(|bytes| format!("merged up to {}", readable(bytes)));
+    let parts: Vec<String> = split.into_iter().chain(merge).collect();
+    let what = if parts.is_empty() { "left as they are".to_owned() } else { parts.join(" and ") };
+    let auto = [shape.split, shape.merge].contains(&SizeRule::Auto);
+    let (why, advice) = match &shape.policy {
+        Some(policy) if auto => {
+            let PolicyNote { file, measured, device, why, .. } = policy;
+            (format!("by the policy {file}, measured {measured} on {device}: {why}"), None)
+        }
+        Some(policy) => (format!("as was asked for; the policy {} is not in force", policy.file), None),
+        None if parts.is_empty() => {
+            let advice = "tapline calibrate measures which sizes suit its storage";
+            ("as there is no policy and nothing was asked for".to_owned(), Some(advice))
+        }
+        None => ("as was asked for".to_owned(), None),
+    };
+    let text = format!("Transfers are {what}, {}.", printable(&why));
+    Finding { bound: "shape", text, advice }
+}
+
 /// The CPU time that a process has taken (proc_pid_stat(5), fields 14 and 15).
 fn cpu_time(pid: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -338,6 +366,21 @@ mod test {
         assert!(findings[0].text.contains("90 % of the requests have waited for it, 5.0 ms each"), "{findings:?}");
         assert_ne!(bounds(&limited(10, 5_000_000))[0], "limit", "few have waited");
         assert_ne!(bounds(&limited(900, 100))[0], "limit", "they have not waited for long");
+    }
+
+    #[test]
+    fn the_sizes_of_transfers_are_told_with_the_reason() {
+        let policy =
+            PolicyNote { file: "/p".into(), why: "it gained".into(), device: "sda".into(), ..PolicyNote::default() };
+        let none = shaped(&answer::Shape::default());
+        assert!(none.text.contains("left as they are") && none.advice.is_some(), "{none:?}");
+        let split =
+            answer::Shape { split_bytes: Some(16 << 10), split: SizeRule::Bytes(16 << 10), ..answer::Shape::default() };
+        assert_eq!(shaped(&split).text, "Transfers are split into pieces of 16 KiB, as was asked for.");
+        let auto = shaped(&answer::Shape { split: SizeRule::Auto, policy: Some(policy.clone()), ..split.clone() });
+        assert!(auto.text.contains("by the policy /p") && auto.text.contains("it gained"), "{auto:?}");
+        let other = shaped(&answer::Shape { policy: Some(policy), ..split });
+        assert!(other.text.contains("/p is not in force"), "{other:?}");
     }
 
     #[test]

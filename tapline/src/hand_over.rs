@@ -25,7 +25,7 @@ pub fn help() -> Option<Problem> {
     if words == ["trace", "replay"] {
         words = ["image", "replay"].map(OsString::from).to_vec();
     }
-    let of_disk = words.first().is_some_and(|word| word == "image" || word == "serve");
+    let of_disk = words.first().is_some_and(|word| ["image", "serve", "calibrate"].iter().any(|own| word == own));
     (asked && of_disk).then(|| {
         words.push("--help".into());
         hand_over_words(&words)

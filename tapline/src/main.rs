@@ -89,6 +89,9 @@ enum Command {
     /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     #[command(disable_help_flag = true)]
     Serve(Words),
+    /// Find the sizes of transfers that suit some storage, by measuring
+    #[command(disable_help_flag = true)]
+    Calibrate(Words),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
     Disk(disk::Disk),
     /// Show where the time of a disk's requests goes, stage by stage
@@ -186,7 +189,7 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
         Command::Doctor(doctor) => doctor::run(&doctor, how.json)?,
         Command::Xen(xen) => xen::run(&xen, how.json)?,
         Command::Top(top) => top::run(top, how)?,
-        Command::Image(_) | Command::Serve(_) => return Err(hand_over::hand_over().into()),
+        Command::Image(_) | Command::Serve(_) | Command::Calibrate(_) => return Err(hand_over::hand_over().into()),
         Command::Completion(completion) => completion.run()?,
         Command::Manual(manual) => manual.run()?,
     }
@@ -221,8 +224,9 @@ mod test {
 
     #[test]
     fn every_command_has_examples_that_it_understands() {
-        // The help of these two is that of `tapline-disk`.
-        let elsewhere = "\n== image\n    tapline image create\n== serve\n    tapline serve\n";
+        // The help of these is that of `tapline-disk`.
+        let elsewhere = "\n== image\n    tapline image create\n== serve\n    tapline serve\n== calibrate\n    \
+                         tapline calibrate raw:a\n";
         let faults = example::faults(&Arguments::command(), &format!("{EXAMPLES}{elsewhere}"));
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }

@@ -195,7 +195,11 @@ impl Found {
         of("disk_throttled_requests", "Requests that a limit of the disk has held back", None)
             .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Throttled))))?;
         of("disk_throttled_time", "For how long it has, in all", Some(Unit::Seconds))
-            .counters(encoder, self.by_disk(move |disk| seconds(count(disk, Count::ThrottledNs))))
+            .counters(encoder, self.by_disk(move |disk| seconds(count(disk, Count::ThrottledNs))))?;
+        of("disk_split_transfers", "Transfers that were split on their way to the storage", None)
+            .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Splits))))?;
+        of("disk_merged_transfers", "Transfers that went on as part of another one", None)
+            .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Merges))))
     }
 
     fn encode_latencies(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {

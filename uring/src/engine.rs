@@ -5,10 +5,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk::{Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
+use device::Preset;
+use disk::{
+    Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Shape, ShapeCounts,
+    ShapePolicy, Until,
+};
 use memory::Buffer;
 
-use crate::{Aio, EngineError, ImageFile, Null, Uring};
+use crate::{Aio, EngineError, ImageFile, Modelled, Null, Uring};
 
 /// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
 /// them.
@@ -23,10 +27,28 @@ pub enum EngineKind {
     Aio,
     /// None: operations end at once, with nothing done.
     Null,
+    /// None: operations end when a device of this kind would be done, with nothing done.
+    Model(Preset),
+}
+
+impl EngineKind {
+    /// Whether nothing is stored.
+    pub fn stores_nothing(self) -> bool {
+        matches!(self, EngineKind::Null | EngineKind::Model(_))
+    }
 }
 
 /// An I/O engine. It belongs to the thread that opened it.
 pub struct Engine {
+    below: Below,
+    /// Present only if transfers are split or merged.
+    shape: Option<Box<Shape>>,
+    /// What earlier ones of those have done.
+    shaped: ShapeCounts,
+}
+
+/// The backend and what adapts it to files.
+struct Below {
     backend: Backend,
     /// Present only if a file's minimum I/O unit is larger than a sector, or an image has a data file.
     adapters: Option<Box<Adapters>>,
@@ -47,6 +69,8 @@ enum Backend {
     Aio(Box<Aio>),
     /// To nowhere.
     Null(Box<Null>),
+    /// There too, in the time of a device.
+    Model(Box<Modelled>),
 }
 
 /// The unit in which formats and guests address files.
@@ -61,8 +85,12 @@ impl Engine {
             EngineKind::Uring => Uring::open(files, depth).map(|uring| Backend::Uring(Box::new(uring)))?,
             EngineKind::Aio => Aio::open(files, depth).map(|aio| Backend::Aio(Box::new(aio)))?,
             EngineKind::Null => Null::open(files, depth).map(|null| Backend::Null(Box::new(null)))?,
+            EngineKind::Model(preset) => {
+                Modelled::open(preset, files, depth).map(|model| Backend::Model(Box::new(model)))?
+            }
         };
-        let mut engine = Engine { backend, adapters: None };
+        let below = Below { backend, adapters: None };
+        let mut engine = Engine { below, shape: None, shaped: ShapeCounts::default() };
         for (id, unit) in (0..).map(FileId).zip(units) {
             engine.align(id, unit);
         }
@@ -74,18 +102,52 @@ impl Engine {
 
     /// The kind of this engine.
     pub fn kind(&self) -> EngineKind {
-        match self.backend {
+        match &self.below.backend {
             Backend::Uring(_) => EngineKind::Uring,
             Backend::Aio(_) => EngineKind::Aio,
             Backend::Null(_) => EngineKind::Null,
+            Backend::Model(model) => EngineKind::Model(model.preset()),
+        }
+    }
+
+    /// Splits and merges transfers by this policy from now on; what was pushed before ends as it began.
+    pub fn set_shape(&mut self, policy: ShapePolicy) {
+        match &mut self.shape {
+            Some(shape) => shape.set_policy(policy),
+            None if policy.is_none() => {}
+            None => self.shape = Some(Box::new(Shape::new(policy))),
+        }
+    }
+
+    /// How transfers are split and merged.
+    pub fn shape(&self) -> ShapePolicy {
+        self.shape.as_ref().map_or_else(ShapePolicy::default, |shape| shape.policy())
+    }
+
+    /// Whether transfers are split or merged, or were a moment ago.
+    #[inline]
+    pub fn shapes(&self) -> bool {
+        self.shape.is_some()
+    }
+
+    /// What was split and merged so far.
+    pub fn shape_counts(&self) -> ShapeCounts {
+        let here = self.shape.as_ref().map_or_else(ShapeCounts::default, |shape| shape.counts());
+        self.shaped.plus(here)
+    }
+
+    /// Without a policy there is nothing to be passed on the way to the backend, as soon as nothing is left in it.
+    fn drop_idle_shape(&mut self) {
+        if let Some(shape) = self.shape.take_if(|shape| shape.policy().is_none() && shape.is_idle()) {
+            self.shaped = self.shaped.plus(shape.counts());
         }
     }
 
     /// Enables or disables sub-unit I/O for a file whose storage cannot do it natively.
     fn align(&mut self, id: FileId, unit: Option<IoUnit>) {
         match unit {
-            Some(IoUnit { len, end }) => self.adapters.get_or_insert_default().aligner.add(id, len, end),
-            None => self.adapters.iter_mut().for_each(|adapters| adapters.aligner.remove(id)),
+            Some(IoUnit { len, end }) => self.below.adapters.get_or_insert_default().aligner.add(id, len, end),
+            None => self.below.adapters.iter_mut().for_each(|adapters| adapters.aligner.remove(id)),
         }
     }
 
@@ -93,54 +155,58 @@ impl Engine {
     /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
     /// but none is missed. Watching a key again replaces the old watch.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.watch(fd, write, key),
             Backend::Aio(aio) => aio.watch(fd, write, key),
             Backend::Null(null) => null.wait.watch(fd, write, key),
+            Backend::Model(model) => model.wait.watch(fd, write, key),
         }
     }
 
     /// Stops reporting `key`.
     pub fn forget(&mut self, key: u64) {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.forget(key),
             Backend::Aio(aio) => aio.forget(key),
             Backend::Null(null) => null.wait.forget(key),
+            Backend::Model(model) => model.wait.forget(key),
         }
     }
 
     /// Moves the keys reported since the last call into `into`, without duplicates.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.take_ready(into),
             Backend::Aio(aio) => aio.take_ready(into),
             Backend::Null(null) => null.wait.take_ready(into),
+            Backend::Model(model) => model.wait.take_ready(into),
         }
     }
 
     /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
-        match &self.backend {
+        match &self.below.backend {
             Backend::Uring(uring) => uring.file(id),
             Backend::Aio(aio) => aio.file(id),
             Backend::Null(null) => null.wait.file(id),
+            Backend::Model(model) => model.wait.file(id),
         }
     }
 
     /// Registers a buffer that much I/O will go through, if the engine supports that. I/O through unregistered buffers
     /// also works, but is slower.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.register_memory(buffer),
-            Backend::Aio(_) | Backend::Null(_) => Ok(()),
+            Backend::Aio(_) | Backend::Null(_) | Backend::Model(_) => Ok(()),
         }
     }
 
     /// Unregisters a buffer.
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.forget_memory(buffer),
-            Backend::Aio(_) | Backend::Null(_) => Ok(()),
+            Backend::Aio(_) | Backend::Null(_) | Backend::Model(_) => Ok(()),
         }
     }
 
@@ -160,24 +226,25 @@ impl Engine {
     fn add_data_file(&mut self, image: FileId, data: Option<ImageFile>) -> Result<(), EngineError> {
         if let Some(data) = data {
             let data = self.add_one(data)?;
-            self.adapters.get_or_insert_default().data_files.add(image, data);
+            self.below.adapters.get_or_insert_default().data_files.add(image, data);
         }
         Ok(())
     }
 
     fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
         let unit = IoUnit::of(&file);
-        let id = match &mut self.backend {
+        let id = match &mut self.below.backend {
             Backend::Uring(uring) => uring.add(file),
             Backend::Aio(aio) => aio.add(file),
             Backend::Null(null) => null.wait.add(file),
+            Backend::Model(model) => model.wait.add(file),
         }?;
         self.align(id, unit);
         Ok(id)
     }
 
     fn data_file_of(&self, id: FileId) -> Option<FileId> {
-        self.adapters.as_ref()?.data_files.of(id)
+        self.below.adapters.as_ref()?.data_files.of(id)
     }
 
     /// Replaces the handle of a file, and of its data file: read-only becomes writable, or the reverse. Operations in
@@ -197,10 +264,11 @@ impl Engine {
     }
 
     fn replace_one(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.replace(id, file),
             Backend::Aio(aio) => aio.replace(id, file),
             Backend::Null(null) => null.wait.replace(id, file),
+            Backend::Model(model) => model.wait.replace(id, file),
         }
     }
 
@@ -214,10 +282,11 @@ impl Engine {
 
     /// The next sleep takes no longer than this; it may end with nothing.
     pub fn limit_sleep(&mut self, most: Duration) {
-        match &mut self.backend {
+        match &mut self.below.backend {
             Backend::Uring(uring) => uring.limit_sleep(most),
             Backend::Aio(aio) => aio.limit_sleep(most),
             Backend::Null(null) => null.wait.limit_sleep(most),
+            Backend::Model(model) => model.limit_sleep(most),
         }
     }
 
@@ -227,12 +296,13 @@ impl Engine {
         let is_busy = |adapters: &Adapters| {
             adapters.data_files.uses(id) || [Some(id), data].into_iter().flatten().any(|id| adapters.aligner.uses(id))
         };
-        if self.adapters.as_deref().is_some_and(is_busy) {
+        let is_shaped = self.shape.as_ref().is_some_and(|shape| shape.uses(id));
+        if is_shaped || self.below.adapters.as_deref().is_some_and(is_busy) {
             return Err(EngineError::FileBusy(id));
         }
         if let Some(data) = data {
             self.remove_one(data)?;
-            if let Some(adapters) = &mut self.adapters {
+            if let Some(adapters) = &mut self.below.adapters {
                 adapters.data_files.remove(id);
             }
         }
@@ -240,10 +310,11 @@ impl Engine {
     }
 
     fn remove_one(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        let removed = match &mut self.backend {
+        let removed = match &mut self.below.backend {
             Backend::Uring(uring) => uring.remove(id),
             Backend::Aio(aio) => aio.remove(id),
             Backend::Null(null) => null.remove(id),
+            Backend::Model(model) => model.remove(id),
         }?;
         self.align(id, None);
         Ok(removed)
@@ -251,6 +322,32 @@ impl Engine {
 }
 
 impl Io for Engine {
+    #[inline]
+    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
+        match &mut self.shape {
+            None => self.below.push(op),
+            Some(shape) => shape.push(op, &mut self.below),
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        match &mut self.shape {
+            None => self.below.reap(until, done),
+            Some(shape) => {
+                let reaped = shape.reap(until, &mut self.below, done);
+                self.drop_idle_shape();
+                reaped
+            }
+        }
+    }
+
+    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
+        self.below.allocated(file, at, len)
+    }
+}
+
+impl Io for Below {
     #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
         match &mut self.adapters {
@@ -333,6 +430,7 @@ impl Io for Backend {
             Backend::Uring(uring) => uring.push(op),
             Backend::Aio(aio) => aio.push(op),
             Backend::Null(null) => null.push(op),
+            Backend::Model(model) => model.push(op),
         }
     }
 
@@ -342,6 +440,7 @@ impl Io for Backend {
             Backend::Uring(uring) => uring.reap(until, done),
             Backend::Aio(aio) => aio.reap(until, done),
             Backend::Null(null) => null.reap(until, done),
+            Backend::Model(model) => model.reap(until, done),
         }
     }
 
@@ -350,6 +449,7 @@ impl Io for Backend {
             Backend::Uring(uring) => uring.allocated(file, at, len),
             Backend::Aio(aio) => aio.allocated(file, at, len),
             Backend::Null(null) => null.allocated(file, at, len),
+            Backend::Model(model) => model.allocated(file, at, len),
         }
     }
 }

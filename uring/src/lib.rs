@@ -2,7 +2,8 @@
 //!
 //! Two engines follow the same rules (`flight`): [`Uring`] over io_uring, and [`Aio`] over Linux AIO, for machines
 //! where io_uring is forbidden and for files on which every io_uring request would need a thread. Each is the only wait
-//! of its thread: it also watches file descriptors. A third one, [`Null`], does nothing, for measurements.
+//! of its thread: it also watches file descriptors. Two more do nothing, for measurements: [`Null`] at once, and
+//! [`Modelled`] in the time that a device of some kind would take.
 //!
 //! Invariant: memory, iovec and operation belong to the engine's slab from `push` until the operation is handed back;
 //! the kernel never holds an address of anything that may be freed or moved.
@@ -28,6 +29,7 @@ mod file_table;
 mod flight;
 mod flight_slab;
 mod lock;
+mod modelled;
 mod nowait_backoff;
 mod null;
 mod offline;
@@ -46,5 +48,6 @@ pub use engine_error::EngineError;
 pub use file::{Cache, ImageFile, OpenOptions, access_mode, sync_directory};
 pub use file_error::{AccessMode, FileOpenError};
 pub use file_table::FILES_MAX;
+pub use modelled::Modelled;
 pub use null::Null;
 pub use uring::Uring;

@@ -54,7 +54,9 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
         (FormatName::Vhd, Shape::Child(_)) => "differencing",
         (FormatName::Qcow2, Shape::Child(_)) => "overlay",
         (FormatName::Qcow2, _) => "thin",
-        (FormatName::Vmdk | FormatName::Vhdx | FormatName::Null, _) => unreachable!("such images are not created"),
+        (FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model, _) => {
+            unreachable!("such images are not created")
+        }
     };
     let parent = create.parent.first().map(ImageName::to_string);
     if create.json {

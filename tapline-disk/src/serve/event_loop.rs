@@ -37,6 +37,7 @@ use crate::serve::limits::Limiter;
 use crate::serve::own_keys::{LEAVE, LIMIT, QUIET, REPORT, SPACE, STOP, SUSPECTS};
 use crate::serve::page::{self, Kept, PageFile};
 use crate::serve::quiet::Quiet;
+use crate::serve::shaping::Shaping;
 use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
 use crate::stats::{Counters, Stats};
@@ -67,6 +68,8 @@ pub struct Serving {
     pub full: Full,
     /// What the disk is limited to, and what waits for that.
     pub limiter: Limiter,
+    /// How its transfers are split and merged.
+    pub shaping: Shaping,
     /// What the disk has done under processes before this one.
     pub counters: Counters,
     /// The file of the statistics page, if there is one.
@@ -121,6 +124,7 @@ pub struct EventLoop<S> {
     flush: Flush,
     full: Full,
     limiter: Limiter,
+    shaping: Shaping,
     quiet: Quiet,
     suspects: Suspects,
     stopping: bool,
@@ -165,6 +169,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             mut control,
             full,
             limiter,
+            shaping,
             counters,
             page,
             identity,
@@ -199,6 +204,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             flush: Flush::default(),
             full,
             limiter,
+            shaping,
             quiet: Quiet::default(),
             suspects,
             stopping: false,
@@ -327,7 +333,11 @@ impl<S: Server + Disclose> EventLoop<S> {
             let stats = &self.stats;
             self.disk.submitted_at(now, |slot| stats.submitted(slot, now));
         }
+        let shapes = self.engine.shapes();
         let reaped = self.engine.reap(until, &mut self.done);
+        if shapes {
+            self.stats.shaped(self.engine.shape_counts());
+        }
         if until == Until::Any || !self.done.is_empty() {
             self.time = None;
         }
@@ -389,6 +399,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             flush: &mut self.flush,
             full: &mut self.full,
             limiter: &mut self.limiter,
+            shaping: &mut self.shaping,
             stats: &mut self.stats,
             page: &self.page,
             polling: &mut self.polling,

@@ -28,6 +28,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::limits;
+use super::shaping::Shaping;
 use crate::handed::descriptors_of;
 use crate::stats::Counters;
 
@@ -63,6 +64,9 @@ pub enum Said {
     Counters(Box<Counters>),
     /// What the disk is limited to. Only where there are or were limits: earlier programs do not know it. None.
     Limits(Box<limits::Handed>),
+    /// How its transfers are split and merged. Only where that was ever asked for: earlier programs do not know it.
+    /// None.
+    Shape(Box<Shaping>),
     /// The socket at which the disk's peers connect, or those of the control socket. One.
     Listener {
         /// Whether it is the control socket.

@@ -13,6 +13,7 @@ use transport::{Handover, Parcel};
 
 use super::handover::{Channel, ChannelError, Said};
 use super::limits;
+use super::shaping::Shaping;
 use crate::failure::Failure;
 use crate::files::{Files, Handed, HandedFile};
 use crate::stats::Counters;
@@ -27,6 +28,8 @@ pub struct Takeover {
     counters: Counters,
     /// What the disk is limited to, if there are limits.
     pub limits: Option<limits::Handed>,
+    /// How its transfers are split and merged, if that was ever asked for.
+    pub shaping: Option<Shaping>,
     /// The control socket, if there is one.
     control: Option<Listening>,
     /// The server's socket and peers.
@@ -49,6 +52,7 @@ struct Coming {
     files: Handed,
     counters: Option<Counters>,
     limits: Option<limits::Handed>,
+    shaping: Option<Shaping>,
     control: Option<Listening>,
     listener: Option<Listening>,
     peers: Vec<Parcel>,
@@ -75,13 +79,13 @@ impl Takeover {
                 said => coming.take(said, descriptors).map_err(failed)?,
             }
         }
-        let Coming { layers, files, counters, limits, control, listener, peers } = coming;
+        let Coming { layers, files, counters, limits, shaping, control, listener, peers } = coming;
         let (Some(counters), Some(Listening { socket, bound }), false) = (counters, listener, layers.is_empty()) else {
             return Err(failed(ChannelError::Strange("something is missing".into())));
         };
         from.have_at_hand(files);
         let server = Handover { listener: socket, bound, peers };
-        Ok(Takeover { channel, layers, counters, limits, control, server })
+        Ok(Takeover { channel, layers, counters, limits, shaping, control, server })
     }
 }
 
@@ -134,6 +138,7 @@ impl Coming {
             }
             (Said::Counters(counters), None) => self.counters = Some(*counters),
             (Said::Limits(limits), None) => self.limits = Some(*limits),
+            (Said::Shape(shaping), None) => self.shaping = Some(*shaping),
             (Said::Peer { bytes }, first) => {
                 self.peers.push(Parcel { bytes, descriptors: first.into_iter().chain(one).collect() });
             }

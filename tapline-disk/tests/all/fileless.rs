@@ -25,6 +25,31 @@ fn it_is_measured_and_shown_as_what_it_is() {
 }
 
 #[test]
+fn a_model_takes_its_time_and_stores_nothing_either() {
+    let room = Room::new();
+    let begun = std::time::Instant::now();
+    let measured = room.json("image bench model:disk,size=1G --count 20 --depth 1 --pattern random");
+    // 8 ms for each seek, but for one that may fall to where the head is.
+    assert!(begun.elapsed() >= std::time::Duration::from_millis(19 * 8), "{measured}");
+    assert!(room.done("image info model:nvme").contains("stores NOTHING"));
+    let mut disk = Replaced::serve(&room, "model:nvme,size=64M --nbd nbd.sock");
+    let mut nbd = Client::connect(&room.file("nbd.sock")).unwrap();
+    nbd.write(0, &[1; 4096]).unwrap();
+    let upgrade = disk.upgrade();
+    disk.replaced_by(&upgrade.join().unwrap());
+    nbd.read(0, 4096).unwrap();
+    nbd.flush().unwrap();
+    let layers = Control::connect(&room.file("control.sock")).done(&json!({ "verb": "layers" }));
+    assert_eq!(
+        (&layers["layers"][0]["format"], &layers["layers"][0]["path"]),
+        (&json!("model"), &json!("nvme,size=64M"))
+    );
+    disk.stop();
+    let said = room.tapline("image bench model:tape");
+    assert!(said.err.contains("use one of nvme, sata-ssd, disk, array"), "{said:?}");
+}
+
+#[test]
 fn where_data_would_be_lost_it_is_refused() {
     let room = Room::new();
     room.done("image create raw:a --size 1M");

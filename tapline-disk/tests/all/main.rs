@@ -35,6 +35,7 @@ mod page_accuracy;
 mod probes;
 mod rest;
 mod serve;
+mod shape;
 mod takeover;
 mod tool;
 mod upgrade;

@@ -320,6 +320,8 @@ fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
     let refused = control.ask(&json!({ "verb": "upgrade", "program": TAPLINE }));
     assert_eq!(refused["error"]["kind"], "unsupported", "{refused}");
 
+    // What is set while it is served needs no file, and goes from process to process.
+    control.done(&json!({ "verb": "shape", "split": "16384" }));
     let mut disk = Replaced::of(&room, first);
     for round in 0..3u8 {
         client.write(u64::from(round) << 21, &[round + 1; 4096]).unwrap();
@@ -333,6 +335,8 @@ fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
         let answer = control.outcome();
         assert_eq!(answer["ok"]["pid"], next.id(), "{answer}");
         disk.replaced_by(&answer);
+        let shape = Control::connect(&room.file("control.sock")).done(&json!({ "verb": "shape" }));
+        assert_eq!(shape["split_bytes"], 16384, "{shape}");
         assert_eq!(client.read(u64::from(round) << 21, 4096).unwrap(), [round + 1; 4096]);
         // Data that was completed but not flushed, and that is in no redo log with a path, is still there.
         if round == 2 {

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use control::ask::{self, Method};
 use control::limits::Limits;
 use control::size::Size;
-use control::{Ask, Error, ImageName, POLLING_MAX_US, with_verbs};
+use control::{Ask, Error, ImageName, POLLING_MAX_US, SizeRule, with_verbs};
 
 use super::{Target, human, tell, whole};
 use crate::failure::Failure;
@@ -290,6 +290,28 @@ impl Said for ask::Polling {
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
         human::polling(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Shape {
+    /// Split larger transfers into pieces of so many bytes, a power of two; auto: as the policy says
+    #[arg(long, value_name = "SIZE|none|auto")]
+    pub split: Option<SizeRule>,
+    /// Merge adjacent transfers up to so many bytes, a power of two; auto: as the policy says
+    #[arg(long, value_name = "SIZE|off|auto")]
+    pub merge: Option<SizeRule>,
+}
+
+impl Said for ask::Shape {
+    type Arguments = Shape;
+
+    fn of(said: &Shape) -> Result<ask::Shape, Error> {
+        Ok(ask::Shape { split: said.split, merge: said.merge })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::shape(answer)
     }
 }
 

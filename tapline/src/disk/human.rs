@@ -2,10 +2,10 @@
 
 use control::answer::{
     Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize,
-    Revert, Snapshot, Stats, Upgrade, Version,
+    Revert, Shape, Snapshot, Stats, Upgrade, Version,
 };
-use control::printable;
 use control::size::readable;
+use control::{SizeRule, printable};
 
 /// `snapshot`.
 pub fn snapshot(answer: &Snapshot) -> Vec<String> {
@@ -48,6 +48,22 @@ fn not_merged(answer: &Merge) -> Vec<String> {
     let advice = answer.error.as_ref().and_then(|error| error.advice.as_deref());
     let first = format!("the last merge {ended}: {message}");
     std::iter::once(first).chain(advice.map(|advice| format!("  {}", printable(advice)))).collect()
+}
+
+/// `shape`.
+pub fn shape(answer: &Shape) -> Vec<String> {
+    let auto = |rule| if rule == SizeRule::Auto { " (auto)" } else { "" };
+    let split = answer.split_bytes.map_or_else(|| "none".into(), |bytes| format!("pieces of {}", readable(bytes)));
+    let merge = answer.merge_bytes.map_or_else(|| "off".into(), |bytes| format!("up to {}", readable(bytes)));
+    let mut lines =
+        vec![format!("split: {split}{}", auto(answer.split)), format!("merge: {merge}{}", auto(answer.merge))];
+    lines.extend(answer.policy.iter().flat_map(|policy| {
+        let (file, device) = (printable(&policy.file), printable(&policy.device));
+        [format!("policy {file}: {}", printable(&policy.why)), format!("  measured {} on {device}", policy.measured)]
+    }));
+    let (splits, merges, redone) = (answer.splits, answer.merges, answer.redone);
+    lines.push(format!("{splits} transfers split, {merges} merged, {redone} done again by themselves"));
+    lines
 }
 
 /// `polling`.

@@ -22,8 +22,9 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "memory", may_use: &[], tests_may_use: &[] },
     Arrow { package: "stats", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "device", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },
-    Arrow { package: "uring", may_use: &["disk", "memory"], tests_may_use: &[] },
+    Arrow { package: "uring", may_use: &["device", "disk", "memory"], tests_may_use: &[] },
     Arrow { package: "xen", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim", "testkit"] },
     Arrow { package: "api", may_use: &[], tests_may_use: &[] },
@@ -41,6 +42,7 @@ const ARROWS: &[Arrow] = &[
         may_use: &[
             "arguments",
             "control",
+            "device",
             "disk",
             "logging",
             "memory",

@@ -8,7 +8,7 @@ use control::{FormatName, Kind, POLLING_MAX_US, VERBS, VERSION, ask};
 use disk::Format;
 use uring::ImageFile;
 
-use super::work::{Work, absolute, format_of};
+use super::work::{Work, absolute};
 use crate::failure::Failure;
 use crate::polling::Settings;
 
@@ -77,6 +77,15 @@ pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polli
     Ok(answer::Polling { mode: settings.mode, max_us, hits, misses, polled_ns })
 }
 
+/// `shape`.
+pub fn shape(asked: ask::Shape, work: &mut Work<'_>) -> Result<answer::Shape, Failure> {
+    if asked != ask::Shape::default() {
+        *work.shaping = work.shaping.changed(asked.split, asked.merge)?;
+        work.engine.set_shape(work.shaping.in_force());
+    }
+    Ok(work.shaping.told(work.stats.shaped(work.engine.shape_counts())))
+}
+
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its
 /// peers.
 pub fn layers(work: &Work<'_>) -> answer::Layers {
@@ -93,7 +102,7 @@ pub fn layers(work: &Work<'_>) -> answer::Layers {
         };
         answer::Layer {
             layer: depth,
-            format: if work.stores_nothing() { FormatName::Null } else { format_of(&layer.format) },
+            format: work.format(depth).unwrap_or(FormatName::Raw),
             path: file.map(path),
             data_file: data_file.map(path),
             size: if depth == 0 { work.geometry.len } else { layer.format.geometry().len },

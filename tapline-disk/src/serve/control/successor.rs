@@ -137,6 +137,9 @@ impl Successor {
         if let Some(limits) = work.limiter.handed() {
             say(Said::Limits(Box::new(limits)), &[])?;
         }
+        if let Some(shaping) = work.shaping.handed() {
+            say(Said::Shape(Box::new(shaping)), &[])?;
+        }
         // What waits for space stays with its guest, and comes to the new process again.
         let (mut counters, started) = (work.counters(), work.stats.started());
         let came = |taken: u64| taken.saturating_sub(started);

@@ -30,6 +30,7 @@ use crate::serve::full::Full;
 use crate::serve::limits::Limiter;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::page::Kept;
+use crate::serve::shaping::Shaping;
 use crate::serve::suspects::Suspects;
 use crate::stats::{Counters, Stats};
 
@@ -53,6 +54,8 @@ pub struct Work<'a> {
     pub full: &'a mut Full,
     /// What the disk is limited to, and what waits for that.
     pub limiter: &'a mut Limiter,
+    /// How its transfers are split and merged.
+    pub shaping: &'a mut Shaping,
     /// I/O statistics of the disk.
     pub stats: &'a mut Stats,
     /// The file of the statistics page.
@@ -191,10 +194,19 @@ impl Work<'_> {
     pub fn name(&self, depth: usize) -> Result<ImageName, Failure> {
         let (_, file) = self.file(depth)?;
         if self.stores_nothing() {
-            return Ok(ImageName { format: FormatName::Null, path: file.path().to_owned(), data_file: None });
+            return Ok(ImageName { format: self.format(depth)?, path: file.path().to_owned(), data_file: None });
         }
         let data_file = file.data_file().map(|data| absolute(data.path()));
         Ok(ImageName { format: format_of(self.image(depth)?), path: absolute(file.path()), data_file })
+    }
+
+    /// The word for a layer's format.
+    pub fn format(&self, depth: usize) -> Result<FormatName, Failure> {
+        match self.engine.kind() {
+            EngineKind::Null => Ok(FormatName::Null),
+            EngineKind::Model(_) => Ok(FormatName::Model),
+            EngineKind::Uring | EngineKind::Aio => self.image(depth).map(format_of),
+        }
     }
 
     /// The names of all layers, the leaf's first.
@@ -265,7 +277,7 @@ impl Work<'_> {
 
     /// Whether the disk has no file.
     pub fn stores_nothing(&self) -> bool {
-        self.engine.kind() == EngineKind::Null
+        self.engine.kind().stores_nothing()
     }
 
     /// What every verb needs that changes the chain, or makes one on it.

@@ -161,6 +161,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         control: None,
         full: Full::new(false),
         limiter: crate::serve::limits::Limiter::new(control::limits::Limits::default()),
+        shaping: crate::serve::shaping::Shaping::default(),
         counters: Counters::default(),
         page: None,
         identity: "{}".into(),

@@ -1,0 +1,168 @@
+//! `calibrate`: which sizes of transfers suit some storage, found by measuring.
+//!
+//! What is measured and how it is judged is the crate `device`'s; how a load is put on storage is [`probe`]'s. Nothing
+//! is written unless `--write` says so, and then only to an unnamed file of this process beside the one that was named,
+//! which is gone with it.
+
+mod probe;
+mod table;
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use control::size::readable;
+use control::{FormatName, ImageName, Kind};
+use device::fit;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use uring::{Cache, Engine, FileOpenError, ImageFile, OpenOptions};
+
+use crate::engine_choice::{Data, choose};
+use crate::failure::{Exit, Failure};
+use crate::files::Files;
+use crate::log::say;
+use crate::output;
+use crate::policy_file::PolicyFile;
+use crate::progress::Progress;
+use crate::signals::Signal;
+use crate::storage_identity::StorageIdentity;
+use crate::{access, fileless};
+use arguments::{Access, CacheMode, Calibrate};
+
+use probe::Probe;
+
+/// Operations that the engine has room for: as many as for a served disk.
+const DEPTH: usize = 256;
+
+/// How often each measurement is made: one of them may be disturbed.
+const ROUNDS: usize = 3;
+
+/// Bytes of the file that is written to: more than a drive keeps in its own memory would take too long.
+const WRITTEN: u64 = 256 << 20;
+/// A file that is read must have room for different requests in flight, of the largest size.
+const READ_MIN: u64 = 64 << 20;
+/// What can be done about storage in use.
+const READ_ALL_THE_SAME: &str = "add --in-use to read it all the same; its other load is measured too";
+/// Bytes that are written at once to prepare a file.
+const CHUNK: usize = 1 << 20;
+
+/// Runs the job. A signal ends it, and nothing is kept.
+pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
+    let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
+    let name = &calibrate.image;
+    let opened = open(files, calibrate)?;
+    let storage = StorageIdentity::of(name, &opened)?;
+    let operation = if calibrate.write { "write" } else { "read" };
+    let len = name.len_without_file().unwrap_or_else(|| disk::Source::len(&opened));
+    let asked = access::engine(Access { cache: CacheMode::None, io_engine: calibrate.io_engine });
+    let kind = match fileless::engine(name, asked)? {
+        Some(kind) => kind,
+        None => {
+            let choice = choose(asked, std::slice::from_ref(&opened), Data::Own);
+            choice.note.iter().for_each(say);
+            choice.kind
+        }
+    };
+    let engine = Engine::open(kind, vec![opened], DEPTH).map_err(Failure::said)?;
+    let mut probe = Probe::new(engine, name, len, calibrate.each, stop);
+    let mut progress: Option<Progress> = None;
+    let fitted = fit(calibrate.write, ROUNDS, |load, policy, at| {
+        let progress = progress.get_or_insert_with(|| Progress::of_steps(files, "measuring", at.all));
+        let measured = probe.measure(load, policy);
+        progress.step(at.done + 1);
+        measured
+    });
+    progress.into_iter().for_each(Progress::finish);
+    let fitted = fitted?;
+    let found = PolicyFile::of(&fitted, storage, operation);
+    if let Some(path) = &calibrate.policy {
+        found.write(path)?;
+    }
+    match calibrate.json {
+        true => output::json(&found)?,
+        false => output::print(&table::of(name, &found, calibrate.policy.as_deref()))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Opens what is measured.
+fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
+    let name = &calibrate.image;
+    let refuse = |why: &str, advice: &str| {
+        Err(Failure::new(format!("measure the storage of {name}"), why).of_kind(Kind::Invalid).advise(advice))
+    };
+    match name.format {
+        FormatName::Model => {
+            let len = name.len_without_file().unwrap_or(0);
+            return ImageFile::of_nothing(name.path(), len, true).map_err(Failure::said);
+        }
+        FormatName::Raw => {}
+        FormatName::Null => return refuse("there is none", "name a file on it as raw:FILE, or a model"),
+        _ => return refuse("a format would be measured with it", "name a file or device on it as raw:FILE"),
+    }
+    if calibrate.write {
+        return open_to_write(name);
+    }
+    let options = OpenOptions { write: false, cache: Cache::None, lock: !calibrate.in_use };
+    let file = files.open(name.path(), options).map_err(|error| {
+        let in_use = matches!(error, FileOpenError::InUse { .. });
+        let failure = Failure::said(error);
+        if in_use { failure.advise(READ_ALL_THE_SAME) } else { failure }
+    })?;
+    if file.device_len().is_some() && !calibrate.in_use && is_taken(name) {
+        return refuse("the device is in use: mounted, or part of another one", READ_ALL_THE_SAME);
+    }
+    let len = disk::Source::len(&file);
+    if len < READ_MIN {
+        let why = format!("it has {}, and so little may come from some cache", readable(len));
+        return refuse(&why, "name a file or device of 64 MiB or more, best of several GiB");
+    }
+    let metadata = file.metadata().map_err(|error| Failure::new(format!("examine {name}"), error))?;
+    let data = metadata.blocks().saturating_mul(512);
+    if file.device_len().is_none() && data < len / 10 * 9 {
+        let why =
+            format!("only {} of its {} are data, and holes are not read from storage", readable(data), readable(len));
+        return refuse(&why, "name a file that is full of data, or measure writes: --write");
+    }
+    Ok(file)
+}
+
+/// Whether the kernel has a block device for itself: open(2), O_EXCL.
+fn is_taken(name: &ImageName) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    rustix::fs::open(name.path(), flags, Mode::empty()).err() == Some(Errno::BUSY)
+}
+
+/// An unnamed file beside the named one, which must not exist, or be an empty file: nothing of others is written to.
+fn open_to_write(name: &ImageName) -> Result<ImageFile, Failure> {
+    let path = name.path();
+    let tried = || format!("measure writes beside {name}");
+    match path.metadata() {
+        Ok(found) if !found.is_file() || found.len() > 0 => {
+            return Err(Failure::new(tried(), "it holds data, and nothing that exists is written to")
+                .of_kind(Kind::Invalid)
+                .advise("name a file that does not exist, in a directory on that storage; none is left there"));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Failure::new(tried(), error)),
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(".".as_ref());
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let failed = |error: std::io::Error| Failure::new(tried(), error);
+    let unnamed = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| failed(errno.into()))?;
+    let unnamed = File::from(unnamed);
+    rustix::fs::fallocate(&unnamed, FallocateFlags::empty(), 0, WRITTEN).map_err(|errno| {
+        failed(errno.into()).advise(format!("it takes {} there while it measures", readable(WRITTEN)))
+    })?;
+    let options = OpenOptions { write: true, cache: Cache::None, lock: false };
+    // The directory is what is known of it by name.
+    let mut file = ImageFile::from_fd(unnamed.into(), directory, options).map_err(Failure::said)?;
+    // A file system does more for the first write to a place than for those that follow.
+    let chunk = vec![probe::BYTE; CHUNK];
+    for at in (0..WRITTEN).step_by(CHUNK) {
+        file.write_at(disk::FileOffset(at), &chunk).map_err(failed)?;
+    }
+    file.sync().map_err(failed)?;
+    Ok(file)
+}

@@ -1,0 +1,109 @@
+//! A load on storage: as many requests in flight as it says, for a while, shaped as a policy says.
+//!
+//! It goes by the engine and the shape that a served disk has, so that what is measured is what is used.
+
+use std::time::{Duration, Instant};
+
+use control::ImageName;
+use device::{Load, Pattern, Policy};
+use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, ShapePolicy, Until};
+use memory::Segments;
+use uring::Engine;
+
+use crate::failure::Failure;
+use crate::signals::Signal;
+
+/// What is written: not zero, which some storage does not store.
+pub const BYTE: u8 = 0x54;
+
+/// Storage, and what is measured on it.
+pub struct Probe<'a> {
+    engine: Engine,
+    name: &'a ImageName,
+    /// Bytes of it.
+    len: u64,
+    each: Duration,
+    stop: Signal,
+    /// What the next place is drawn from.
+    state: u64,
+    done: Vec<FileDone>,
+}
+
+impl Probe<'_> {
+    /// The first file of an engine, each load for so many milliseconds.
+    pub fn new(engine: Engine, name: &ImageName, len: u64, each_ms: u64, stop: Signal) -> Probe<'_> {
+        Probe { engine, name, len, each: Duration::from_millis(each_ms), stop, state: 0, done: Vec::new() }
+    }
+
+    /// How many bytes a second a load moves under a policy.
+    pub fn measure(&mut self, load: Load, policy: Policy) -> Result<u64, Failure> {
+        self.engine.set_shape(ShapePolicy { split: policy.split, merge: policy.merge });
+        let bytes = vec![BYTE; usize::try_from(load.size).unwrap_or(0)];
+        // Each slot has its memory, and one request at a time.
+        let memories: Vec<Segments> = (0..load.depth).map(|_| Segments::copy_of(&bytes)).collect();
+        let mut free: Vec<usize> = (0..load.depth).collect();
+        let (begun, mut moved) = (Instant::now(), 0);
+        let mut refused = None;
+        loop {
+            let goes_on = begun.elapsed() < self.each;
+            while refused.is_none() && (goes_on || moved == 0) {
+                let Some((slot, memory)) = free.pop().and_then(|slot| Some((slot, memories.get(slot)?))) else { break };
+                let op = self.op(load, slot, memory.clone());
+                refused = self.engine.push(op).err();
+            }
+            if !goes_on && free.len() == load.depth {
+                break;
+            }
+            moved += self.take_ended(load, &mut free)?;
+            refused = refused.and_then(|op| self.engine.push(op).err());
+        }
+        let took = begun.elapsed().as_nanos().max(1);
+        Ok(u64::try_from(u128::from(moved) * 1_000_000_000 / took).unwrap_or(u64::MAX))
+    }
+
+    /// Waits for requests to end; their bytes.
+    fn take_ended(&mut self, load: Load, free: &mut Vec<usize>) -> Result<u64, Failure> {
+        let tried = || format!("{} {}", if load.write { "write beside" } else { "read" }, self.name);
+        self.engine.reap(Until::Any, &mut self.done).map_err(|error| Failure::new(tried(), error))?;
+        let mut moved = 0;
+        let mut failed = None;
+        for FileDone { op, result } in self.done.drain(..) {
+            free.push(usize::try_from(op.id.0).unwrap_or(0));
+            match result {
+                Ok(()) => moved += load.size,
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(Failure::new(tried(), error).advise("see the kernel log for the reason"));
+        }
+        match self.stop.take() {
+            true => Err(Failure::new(format!("measure the storage of {}", self.name), "stopped by a signal")
+                .advise("nothing was kept; run the command again")),
+            false => Ok(moved),
+        }
+    }
+
+    fn op(&mut self, load: Load, slot: usize, memory: Segments) -> FileOp {
+        self.state = self.state.wrapping_add(1);
+        let count = (self.len / load.size).max(1);
+        let number = match load.pattern {
+            Pattern::Sequential => self.state % count,
+            Pattern::Random => mixed(self.state) % count,
+        };
+        let at = FileOffset(number * load.size);
+        let action = match load.write {
+            true => Action::Write { at, from: memory },
+            false => Action::Read { at, into: memory },
+        };
+        FileOp { id: OpId(u64::try_from(slot).unwrap_or(0)), file: FileId(0), action }
+    }
+}
+
+/// SplitMix64.
+fn mixed(number: u64) -> u64 {
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}

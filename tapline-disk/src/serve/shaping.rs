@@ -1,0 +1,139 @@
+//! How a disk's transfers are split and merged: what was asked for, and what follows from that.
+//!
+//! It does not do it ([`disk::Shape`]). Invariant: what is in force follows from what was asked for and from the policy
+//! alone; both go to the process that takes the place of this one, which reads no file for that.
+
+use std::path::Path;
+
+use control::answer::{self, PolicyNote};
+use control::{ImageName, Kind, SizeRule};
+use disk::{ShapeCounts, ShapePolicy};
+use serde::{Deserialize, Serialize};
+use uring::ImageFile;
+
+use crate::failure::Failure;
+use crate::policy_file::PolicyFile;
+use crate::storage_identity::StorageIdentity;
+use arguments::Serve;
+
+/// The sizes of a disk's transfers; also what a process hands to the one that takes its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shaping {
+    split: SizeRule,
+    merge: SizeRule,
+    policy: Option<PolicyNote>,
+    /// Something was asked for, at some time, be it nothing: the next process has the words of the first.
+    asked: bool,
+}
+
+impl Shaping {
+    /// What the command line says, for an image with this file.
+    pub fn of(serve: &Serve, name: &ImageName, file: Option<&ImageFile>) -> Result<Shaping, Failure> {
+        let policy = serve.policy.as_deref().map(|path| policy_of(path, name, file)).transpose()?;
+        let unless_given = if policy.is_some() { SizeRule::Auto } else { SizeRule::None };
+        let [split, merge] = [serve.split, serve.merge].map(|rule| rule.unwrap_or(unless_given));
+        let asked = serve.split.is_some() || serve.merge.is_some() || policy.is_some();
+        let shaping = Shaping { policy, ..Shaping::default() };
+        Ok(Shaping { asked, ..shaping.changed(Some(split), Some(merge))? })
+    }
+
+    /// The same with other rules where some are given.
+    pub fn changed(&self, split: Option<SizeRule>, merge: Option<SizeRule>) -> Result<Shaping, Failure> {
+        let (split, merge) = (split.unwrap_or(self.split), merge.unwrap_or(self.merge));
+        if self.policy.is_none() && [split, merge].contains(&SizeRule::Auto) {
+            let why = "auto follows a policy, and the disk has none";
+            return Err(Failure::new("set how transfers are split and merged", why)
+                .of_kind(Kind::Invalid)
+                .advise("measure the storage with tapline calibrate, and serve the disk with --policy FILE"));
+        }
+        Ok(Shaping { split, merge, policy: self.policy.clone(), asked: true })
+    }
+
+    /// What the engine is to do.
+    pub fn in_force(&self) -> ShapePolicy {
+        let bytes = |rule, of_policy: fn(&PolicyNote) -> Option<u64>| match rule {
+            SizeRule::None => None,
+            SizeRule::Bytes(bytes) => Some(bytes),
+            SizeRule::Auto => self.policy.as_ref().and_then(of_policy),
+        };
+        ShapePolicy { split: bytes(self.split, |policy| policy.split), merge: bytes(self.merge, |policy| policy.merge) }
+    }
+
+    /// What the next process goes on with; nothing where nothing was ever asked for. Earlier programs do not know it.
+    pub fn handed(&self) -> Option<Shaping> {
+        self.asked.then(|| self.clone())
+    }
+
+    /// The answer to those who ask.
+    pub fn told(&self, counts: ShapeCounts) -> answer::Shape {
+        let ShapePolicy { split, merge } = self.in_force();
+        answer::Shape {
+            split: self.split,
+            merge: self.merge,
+            split_bytes: split,
+            merge_bytes: merge,
+            policy: self.policy.clone(),
+            splits: counts.splits,
+            merges: counts.merges,
+            redone: counts.redone,
+        }
+    }
+
+    /// A line for the log, if there is something to say.
+    pub fn line(&self) -> Option<String> {
+        let policy = self.in_force();
+        let parts = [
+            policy.split.map(|bytes| format!("split into {}", control::size::readable(bytes))),
+            policy.merge.map(|bytes| format!("merged up to {}", control::size::readable(bytes))),
+        ];
+        let what: Vec<String> = parts.into_iter().flatten().collect();
+        match (what.is_empty(), &self.policy) {
+            (true, None) => None,
+            (true, Some(policy)) => Some(format!("policy {}: transfers are left alone", policy.file)),
+            (false, Some(policy)) => Some(format!("policy {}: transfers are {}", policy.file, what.join(" and "))),
+            (false, None) => Some(format!("transfers are {}", what.join(" and "))),
+        }
+    }
+}
+
+/// The policy in that file, which must be of the image's storage.
+fn policy_of(path: &Path, name: &ImageName, file: Option<&ImageFile>) -> Result<PolicyNote, Failure> {
+    let policy = PolicyFile::read(path)?;
+    let file = file.ok_or_else(|| Failure::new(format!("find the storage of {name}"), "it has no file"))?;
+    policy.must_be_of(path, &StorageIdentity::of(name, file)?, &name.to_string())?;
+    Ok(policy.note(path))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn note() -> PolicyNote {
+        PolicyNote { file: "p".into(), split: Some(8192), merge: None, ..PolicyNote::default() }
+    }
+
+    #[test]
+    fn auto_is_what_the_policy_says_and_is_refused_without_one() {
+        let shaping = Shaping { policy: Some(note()), ..Shaping::default() };
+        assert!(shaping.in_force().is_none(), "a policy alone does nothing");
+        let auto = shaping.changed(Some(SizeRule::Auto), Some(SizeRule::Auto)).unwrap();
+        assert_eq!(auto.in_force(), ShapePolicy { split: Some(8192), merge: None });
+        let mixed = auto.changed(None, Some(SizeRule::Bytes(65_536))).unwrap();
+        assert_eq!(mixed.in_force(), ShapePolicy { split: Some(8192), merge: Some(65_536) });
+        assert!(mixed.changed(Some(SizeRule::None), Some(SizeRule::None)).unwrap().in_force().is_none());
+        let refused = Shaping::default().changed(Some(SizeRule::Auto), None).unwrap_err();
+        assert!(refused.to_string().contains("--policy"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_handed_over_is_what_was_in_force() {
+        assert_eq!(Shaping::default().handed(), None);
+        let shaping = Shaping { policy: Some(note()), ..Shaping::default() };
+        let shaping = shaping.changed(Some(SizeRule::Auto), Some(SizeRule::Bytes(4096))).unwrap();
+        let words = serde_json::to_string(&shaping.handed().unwrap()).unwrap();
+        assert_eq!(serde_json::from_str::<Shaping>(&words).unwrap(), shaping);
+        // Everything taken back is something to hand over too: the next process has the words of the first.
+        let back = shaping.changed(Some(SizeRule::None), Some(SizeRule::None)).unwrap();
+        assert!(back.in_force().is_none() && back.handed() == Some(back));
+    }
+}

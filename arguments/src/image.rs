@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 use control::size::Size;
-use control::{FormatName, ImageName, NotAnImage};
+use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
 use super::{Access, Confirm, Handing, Parents, number};
 
@@ -475,12 +475,26 @@ pub struct Bench {
     /// Write in place of reading. What the disk holds is lost
     #[arg(long)]
     pub overwrite_data: bool,
+    /// Split larger transfers into pieces of so many bytes, a power of two
+    #[arg(long, value_name = "SIZE|none", default_value = "none", value_parser = fixed)]
+    pub split: SizeRule,
+    /// Merge adjacent transfers up to so many bytes, a power of two
+    #[arg(long, value_name = "SIZE|off", default_value = "off", value_parser = fixed)]
+    pub merge: SizeRule,
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A rule that follows no policy.
+fn fixed(word: &str) -> Result<SizeRule, String> {
+    match word.parse()? {
+        SizeRule::Auto => Err("a measurement follows no policy: give a size, or none".to_owned()),
+        rule => Ok(rule),
+    }
 }
 
 /// `image replay`.

@@ -191,7 +191,8 @@ pub struct Calibrate {
     /// is given
     #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
-    /// Measure writes in place of reads. What is written to must be empty: a file in which nothing was ever written
+    /// Measure writes in place of reads: to an unnamed file of 256 MiB beside the named one, which must not exist or be
+    /// empty. Nothing is left of it
     #[arg(long)]
     pub write: bool,
     /// Read a file although something has it open for writing, or a device that is mounted: what is done there

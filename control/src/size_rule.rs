@@ -24,6 +24,11 @@ pub enum SizeRule {
 const BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=16 << 20;
 
 impl SizeRule {
+    /// The size, if it is given.
+    pub fn bytes(self) -> Option<u64> {
+        if let SizeRule::Bytes(bytes) = self { Some(bytes) } else { None }
+    }
+
     /// Whether transfers may be of such a size.
     pub fn is_allowed(bytes: u64) -> bool {
         bytes.is_power_of_two() && BYTES.contains(&bytes)

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use control::ImageName;
 use disk::{
-    Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Layer, Link, Operation, Request, Span, Status,
-    Token, Until,
+    Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Layer, Link, Operation, Request, ShapePolicy,
+    Span, Status, Token, Until,
 };
 use memory::Segments;
 use transport::Timer;
@@ -85,6 +85,11 @@ impl Runner {
             in_flight: 0,
             broken: false,
         })
+    }
+
+    /// Splits and merges transfers from now on.
+    pub fn set_shape(&mut self, policy: ShapePolicy) {
+        self.engine.set_shape(policy);
     }
 
     /// Where its files come from.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use control::size::{Size, readable};
 use control::{ImageName, Kind};
-use disk::{DiskOffset, Operation, Span, Token};
+use disk::{DiskOffset, Operation, ShapePolicy, Span, Token};
 use memory::Segments;
 use serde::Serialize;
 
@@ -36,6 +36,9 @@ struct Measured {
     pattern: &'static str,
     size: u64,
     depth: u16,
+    /// Sizes that transfers were split into and merged up to.
+    split: Option<u64>,
+    merge: Option<u64>,
     /// Requests that were answered, and how long that took; a flush at the end included, if it wrote.
     requests: u64,
     seconds: f64,
@@ -59,6 +62,7 @@ pub fn run(files: &Files, bench: &Bench) -> Result<Exit, Failure> {
     let options = access::options(bench.access, bench.overwrite_data);
     let layers = Layers::open(files, &bench.image, &bench.parents, options)?;
     let mut runner = Runner::new(layers, access::engine(bench.access))?;
+    runner.set_shape(ShapePolicy { split: bench.split.bytes(), merge: bench.merge.bytes() });
     let places = Places::new(&bench.image, bench, runner.geometry().len)?;
     let mut progress = Progress::new(files, "measuring", u64::from(bench.count) * places.size);
     let begun = Instant::now();
@@ -170,6 +174,8 @@ fn report(bench: &Bench, took: Duration, latencies: &[Duration]) -> Result<Exit,
         pattern: if bench.pattern == Pattern::Random { "random" } else { "seq" },
         size,
         depth: bench.depth,
+        split: bench.split.bytes(),
+        merge: bench.merge.bytes(),
         requests,
         seconds: took.as_secs_f64(),
         requests_per_second: per_second(requests),

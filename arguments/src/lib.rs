@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::limits::Limits;
-use control::{ImageName, POLLING_MAX_US, PollingMode, SizeRule};
+use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS_MAX};
 
 pub use confirm::Confirm;
 pub use image::{
@@ -135,6 +135,16 @@ pub struct Serve {
     /// Maximum time of such a look; 0: always sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=POLLING_MAX_US))]
     pub poll_max: u64,
+    /// Threads that the disk may use. More than one are used while that is saturated and processors are idle, to submit
+    /// its I/O
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(1..=THREADS_MAX as u64))]
+    pub threads: usize,
+    /// Processors that it may run on: 0-3,8 [default: those of --numa-node, else all that it may use]
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// Run on the processors of this NUMA node, unless --cpus names others, and prefer its memory
+    #[arg(long, value_name = "NODE", value_parser = number::<u32>(0..=1023))]
+    pub numa_node: Option<u32>,
     /// Limit requests and bytes per second: iops=5000,bandwidth=100M. LIMIT is iops, read-iops, write-iops, bandwidth,
     /// read-bandwidth or write-bandwidth; and burst=2s is how much is saved up while the disk is not used [default
     /// of that: 100ms]

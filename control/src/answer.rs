@@ -114,6 +114,9 @@ pub struct Stats {
     pub polls_hit: u64,
     /// Looks that have not.
     pub polls_missed: u64,
+    /// Operations that each of its lanes has got: as many lanes as it uses now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<u64>,
     /// What keeps the disk from writing.
     #[serde(flatten)]
     pub condition: Condition,
@@ -197,6 +200,15 @@ pub struct PolicyNote {
     pub merge: Option<u64>,
     /// Why, for people.
     pub why: String,
+}
+
+/// `threads`: what is in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Threads {
+    /// How many threads the disk may use, its own among them.
+    pub most: usize,
+    /// Operations that each of its lanes has got: as many lanes as it uses now.
+    pub lanes: Vec<u64>,
 }
 
 /// `limit`: what the disk is limited to.
@@ -456,7 +468,7 @@ macro_rules! answers {
 }
 
 answers! {
-    Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Shape Limited Trace
+    Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Shape Threads Limited Trace
 }
 
 impl Answer {

@@ -73,6 +73,8 @@ macro_rules! with_verbs {
             "polling" Polling -> answer::Polling;
             /// Show or set how its transfers are split and merged
             "shape" Shape -> answer::Shape;
+            /// Show or set how many threads the disk may use
+            "threads" Threads -> answer::Threads;
             for programs:
             /// Lines about what keeps the disk from writing, from now on
             "watch" Watch -> answer::Condition;
@@ -255,6 +257,18 @@ pub struct Shape {
     /// What adjacent transfers are merged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<SizeRule>,
+}
+
+/// The most threads that a disk may use. More than a few bring nothing: one of them maps and answers all requests.
+pub const THREADS_MAX: usize = 16;
+
+/// `threads`. Without a number nothing is changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Threads {
+    /// So many at most, the disk's own among them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<usize>,
 }
 
 /// `upgrade`.

@@ -9,6 +9,7 @@
 pub mod answer;
 pub mod ask;
 mod client;
+mod cpu_list;
 mod error;
 pub mod handed;
 mod image_name;
@@ -22,8 +23,9 @@ pub mod size;
 mod size_rule;
 mod text;
 
-pub use ask::{Ask, FileAsked, Request, VERBS, VERSION, Verb};
+pub use ask::{Ask, FileAsked, Request, THREADS_MAX, VERBS, VERSION, Verb};
 pub use client::{Client, ClientError};
+pub use cpu_list::{CPUS_MAX, CpuList, NotCpus};
 pub use error::{Error, Kind};
 pub use image_name::{FormatName, ImageName, NotAnImage};
 pub use line::{Id, Reply};

@@ -13,6 +13,7 @@ mod buffer;
 mod guest;
 mod heap;
 mod mapping;
+mod numa;
 mod segments;
 mod shared;
 
@@ -20,5 +21,6 @@ pub use buffer::{Buffer, PAGE};
 pub use guest::{GuestAddr, GuestMemory, Region};
 pub use heap::give_back_freed;
 pub use mapping::Mapping;
+pub use numa::{NUMA_NODES_MAX, prefer_numa_node};
 pub use segments::{Part, Segments};
 pub use shared::{Shared, Window};

@@ -31,6 +31,7 @@ mod output;
 mod panics;
 mod parent;
 mod parent_link;
+mod placement;
 mod planned;
 mod policy_file;
 mod polling;
@@ -47,6 +48,7 @@ mod stats;
 mod storage_identity;
 mod stream;
 mod target;
+mod threads;
 mod unfinished;
 mod uuid;
 
@@ -84,6 +86,9 @@ fn main() -> ExitCode {
 
 fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     let command = &arguments.command;
+    if let Command::Serve(serve) = command {
+        placement::place(serve)?;
+    }
     signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
         if handing.handed {
@@ -112,6 +117,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     redo_log::prepare();
     ::stats::Source::of_this_machine();
     polling::prepare();
+    threads::prepare();
     if handing.confine {
         confine::enter()?;
     }

@@ -1,4 +1,5 @@
-//! `serve`: one image, one transport, one thread; for a Xen guest also NBD, if its firmware is to read the disk.
+//! `serve`: one image, one transport, one thread, perhaps with lanes; for a Xen guest also NBD, if its firmware is to
+//! read the disk.
 //!
 //! Everything arrives through the engine's single wait: kicks, connections, completed operations, signals. When nothing
 //! happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command line specifies
@@ -43,6 +44,7 @@ use crate::output;
 use crate::polling::{Contention, Polling, Settings};
 use crate::signals::Signal;
 use crate::stats::{self, Counters};
+use crate::threads::{self, Processors, Threads};
 use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 
 use event_loop::{Disclose, EventLoop, Serving};
@@ -87,18 +89,19 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
-    let mut engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
-    engine.set_shape(shaping.in_force());
+    let engine = engine(kind, files, &shaping)?;
     say(describe(&name, &disk, kind));
     shaping.line().iter().for_each(say);
     let polling = polling(serve, &counters);
-    let control = control_of(serve, sockets.control)?;
+    let threads = threads(serve, &counters);
+    let control = control(serve, sockets.control)?;
     let full = Full::new(serve.when_full == WhenFull::Wait);
     let serving = Serving {
         files: from.clone(),
         disk,
         engine,
         polling,
+        threads,
         stats_file: serve.stats.clone(),
         blkback_stats: None,
         stop,
@@ -134,20 +137,32 @@ fn engine_kind(serve: &Serve, name: &ImageName, files: &[ImageFile]) -> Result<E
     Ok(choice.kind)
 }
 
+/// The engine, with the lanes that a test wants.
+fn engine(kind: EngineKind, files: Vec<ImageFile>, shaping: &Shaping) -> Result<Engine, Failure> {
+    let mut engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
+    let lanes = if kind.stores_nothing() { 0 } else { threads::forced().unwrap_or(1).saturating_sub(1) };
+    for _ in 0..lanes {
+        engine.start_lane().map_err(Failure::said)?;
+    }
+    engine.prefer_lanes();
+    engine.set_shape(shaping.in_force());
+    Ok(engine)
+}
+
+/// The control socket, if there is to be one.
+fn control(serve: &Serve, listening: Option<Listening>) -> Result<Option<control::Control>, Failure> {
+    let control = match (&serve.control, listening) {
+        (None, _) => None,
+        (Some(path), None) => Some(control::Control::bind(path)?),
+        (Some(path), Some(Listening { socket, bound })) => Some(control::Control::at(socket, path, bound)?),
+    };
+    Ok(control.map(|control| control.of_daemon(serve.managed)))
+}
+
 /// How to wait: as the process that is taken over did, or as the command line has it.
 fn polling(serve: &Serve, counters: &Counters) -> Polling {
     let asked = Settings::new(serve.polling.into(), Duration::from_micros(serve.poll_max));
     Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread())
-}
-
-/// The control socket, if there is one.
-fn control_of(serve: &Serve, handed: Option<Listening>) -> Result<Option<control::Control>, Failure> {
-    let control = match (&serve.control, handed) {
-        (None, _) => return Ok(None),
-        (Some(path), None) => control::Control::bind(path)?,
-        (Some(path), Some(Listening { socket, bound })) => control::Control::at(socket, path, bound)?,
-    };
-    Ok(Some(control.of_daemon(serve.managed)))
 }
 
 /// How transfers are split and merged: as the process that is taken over did, or as the command line has it.
@@ -156,6 +171,13 @@ fn shaping(serve: &Serve, taken: Option<&Takeover>, name: &ImageName, files: &[I
         Some(handed) => Ok(handed),
         None => Shaping::of(serve, name, files.first()),
     }
+}
+
+/// How many threads to use: as was set while the disk was served, or as the command line has it.
+fn threads(serve: &Serve, counters: &Counters) -> Threads {
+    let mut threads = Threads::new(serve.threads, Processors::of_this_process());
+    counters.threads.into_iter().for_each(|most| threads.set_most(most));
+    threads
 }
 
 /// The limits of the process that is taken over, or those of the command line.

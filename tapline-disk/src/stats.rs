@@ -52,6 +52,9 @@ pub struct Counters {
     /// How it polls, which the next process goes on with.
     #[serde(default)]
     pub polling: Option<polling::Settings>,
+    /// How many threads it may use, if that was set, as well.
+    #[serde(default)]
+    pub threads: Option<usize>,
     /// Requests that were answered with an error since the disk would have died of them.
     pub fatal: u64,
     /// They are in the statistics page as well.
@@ -99,6 +102,7 @@ impl Stats {
             polls: (count(Count::PollsHit, before.polls.0), count(Count::PollsMissed, before.polls.1)),
             polled_ns: count(Count::PolledTime, before.polled_ns),
             polling: before.polling,
+            threads: before.threads,
             fatal: before.fatal,
             in_page: shared,
         }
@@ -235,8 +239,9 @@ impl Stats {
     }
 
     /// All statistics so far, as one line without a terminator.
-    pub fn line(&self, condition: Condition) -> String {
-        serde_json::to_string(&self.told(condition)).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    pub fn line(&self, condition: Condition, lanes: Vec<u64>) -> String {
+        serde_json::to_string(&answer::Stats { lanes, ..self.told(condition) })
+            .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
 
     /// All statistics so far.
@@ -254,6 +259,7 @@ impl Stats {
             rests,
             polls_hit: polls.0,
             polls_missed: polls.1,
+            lanes: Vec::new(),
             condition,
         }
     }
@@ -419,7 +425,7 @@ mod test {
         let mut stats = stats(Counters::default());
         serve(&mut stats, Operation::Write { durable: true }, 4096, 4);
         let line: serde_json::Value =
-            serde_json::from_str(&stats.line(Condition { waiting: 2, ..Condition::default() })).unwrap();
+            serde_json::from_str(&stats.line(Condition { waiting: 2, ..Condition::default() }, Vec::new())).unwrap();
         assert_eq!(line["writes"]["bytes"], 4096);
         assert_eq!(line["writes"]["sum_ns"], 4);
         assert_eq!(line["reads"]["count"], 0);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::{Code, Limits, Problem};
+use control::{CpuList, THREADS_MAX};
 use serde::{Deserialize, Serialize};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -134,6 +135,13 @@ pub struct Plug {
     pub step_timeout: u32,
     /// A group whose members may connect to the sockets of disks; if not set, only root and the daemon's own user may.
     pub socket_group: Option<String>,
+    /// Threads that a disk process may use, 1 to 16: more than one while that is saturated and processors are idle.
+    pub disk_threads: usize,
+    /// The processors that disk processes run on, as in `0-3,8`; if not set, those of `disk-numa-node`, or else all.
+    pub disk_cpus: Option<String>,
+    /// The NUMA node on whose processors disk processes run, unless `disk-cpus` names others, and whose memory they
+    /// prefer.
+    pub disk_numa_node: Option<u32>,
     /// For tests of slow storage: plug operations on a VDI whose name ends with a number of milliseconds, as in
     /// `disk~250ms`, take that much longer.
     pub injected_delays: bool,
@@ -222,6 +230,9 @@ impl Default for Plug {
             worker_memory: 512 << 20,
             step_timeout: 300,
             socket_group: None,
+            disk_threads: 1,
+            disk_cpus: None,
+            disk_numa_node: None,
             injected_delays: false,
         }
     }
@@ -288,6 +299,12 @@ impl Config {
         }
         if !(-1000..=1000).contains(&self.disk_oom_score_adj) {
             return Err("disk-oom-score-adj must be -1000 to 1000".into());
+        }
+        if !(1..=THREADS_MAX).contains(&self.plug.disk_threads) {
+            return Err(format!("plug.disk-threads must be 1 to {THREADS_MAX}"));
+        }
+        if let Some(Err(why)) = self.plug.disk_cpus.as_ref().map(|list| list.parse::<CpuList>()) {
+            return Err(format!("plug.disk-cpus: {why}"));
         }
         let range = |setting, text| Range::parse(text).map_err(|why| format!("{setting}: {why}"));
         let of_disks = range("disk-user-range", &self.disk_user_range)?;
@@ -373,6 +390,8 @@ mod test {
     fn unknown_and_invalid_settings_are_refused_by_name() {
         assert!(Config::parse("[plug]\nplug-windo = 1").unwrap_err().contains("plug-windo"));
         assert!(Config::parse("[plug]\nplug-window = 0").unwrap_err().contains("plug-window"));
+        assert!(Config::parse("[plug]\ndisk-threads = 0").unwrap_err().contains("disk-threads must be 1 to 16"));
+        assert!(Config::parse("[plug]\ndisk-cpus = \"3-1\"").unwrap_err().contains("disk-cpus: '3-1' is no list"));
         assert!(Config::parse("run-directory = \"run\"").unwrap_err().contains("run-directory"));
         assert!(Config::parse("disk-oom-score-adj = 1001").unwrap_err().contains("disk-oom-score-adj"));
         assert!(Config::parse("disk-user-range = \"0-9\"").unwrap_err().contains("disk-user-range"));

@@ -123,6 +123,11 @@ impl Aio {
         into.append(&mut self.ready);
     }
 
+    /// What was reported of `key` is of no interest.
+    pub(crate) fn ignore_ready(&mut self, key: u64) {
+        self.ready.retain(|&ready| ready != key);
+    }
+
     /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
         self.files.get(id)
@@ -134,6 +139,13 @@ impl Aio {
         let id = self.files.free_id()?;
         self.files.put(id, Some(file));
         Ok(id)
+    }
+
+    /// Registers a file under an id that another engine has chosen, in place of the one that has it.
+    pub(crate) fn put(&mut self, id: FileId, file: ImageFile) -> Result<(), EngineError> {
+        check_direct(&file)?;
+        self.files.put(id, Some(file));
+        Ok(())
     }
 
     /// Replaces the handle of a file; see [`crate::Engine::replace`].
@@ -184,12 +196,12 @@ impl Aio {
                 return Some(errno_of(rustix::fs::fallocate(file, mode, at, len)));
             }
         };
-        self.put(slot, iocb);
+        self.add_to_batch(slot, iocb);
         None
     }
 
     /// Adds a request to the batch.
-    fn put(&mut self, slot: Slot, iocb: Iocb) {
+    fn add_to_batch(&mut self, slot: Slot, iocb: Iocb) {
         match usize::try_from(slot).ok().and_then(|slot| self.iocbs.get_mut(slot)) {
             Some(place) => *place = iocb,
             None => unreachable!("there is a request for every slot"),
@@ -201,7 +213,7 @@ impl Aio {
         let mut iocb = Iocb::new(POLL, self.epoll.as_fd().as_raw_fd(), u64::from(self.poll_slot));
         // linux/aio_abi.h: the events go into the field for the buffer's address.
         iocb.buf = u64::from(libc::POLLIN.unsigned_abs());
-        self.put(self.poll_slot, iocb);
+        self.add_to_batch(self.poll_slot, iocb);
         self.armed = true;
     }
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use device::Preset;
 use disk::{
-    Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Shape, ShapeCounts,
-    ShapePolicy, Until,
+    Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Shape, ShapeCounts, ShapePolicy, Until,
 };
 use memory::Buffer;
 
-use crate::{Aio, EngineError, ImageFile, Modelled, Null, Uring};
+use crate::below::Below;
+use crate::{EngineError, ImageFile};
 
 /// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
 /// them.
@@ -47,67 +47,16 @@ pub struct Engine {
     shaped: ShapeCounts,
 }
 
-/// The backend and what adapts it to files.
-struct Below {
-    backend: Backend,
-    /// Present only if a file's minimum I/O unit is larger than a sector, or an image has a data file.
-    adapters: Option<Box<Adapters>>,
-}
-
-/// Adapters between the disk and the backend.
-#[derive(Default)]
-struct Adapters {
-    data_files: DataFiles,
-    aligner: Aligner,
-}
-
-/// The backend that passes operations to the kernel.
-enum Backend {
-    /// Over io_uring.
-    Uring(Box<Uring>),
-    /// Over Linux AIO.
-    Aio(Box<Aio>),
-    /// To nowhere.
-    Null(Box<Null>),
-    /// There too, in the time of a device.
-    Model(Box<Modelled>),
-}
-
-/// The unit in which formats and guests address files.
-const SECTOR: usize = 512;
-
 impl Engine {
     /// Opens an engine of this kind, with no fallback, for `depth` concurrent operations on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
-        let data: Vec<Option<ImageFile>> = files.iter().map(clone_data_file).collect::<Result<_, EngineError>>()?;
-        let units: Vec<Option<IoUnit>> = files.iter().map(IoUnit::of).collect();
-        let backend = match kind {
-            EngineKind::Uring => Uring::open(files, depth).map(|uring| Backend::Uring(Box::new(uring)))?,
-            EngineKind::Aio => Aio::open(files, depth).map(|aio| Backend::Aio(Box::new(aio)))?,
-            EngineKind::Null => Null::open(files, depth).map(|null| Backend::Null(Box::new(null)))?,
-            EngineKind::Model(preset) => {
-                Modelled::open(preset, files, depth).map(|model| Backend::Model(Box::new(model)))?
-            }
-        };
-        let below = Below { backend, adapters: None };
-        let mut engine = Engine { below, shape: None, shaped: ShapeCounts::default() };
-        for (id, unit) in (0..).map(FileId).zip(units) {
-            engine.align(id, unit);
-        }
-        for (image, data) in (0..).map(FileId).zip(data) {
-            engine.add_data_file(image, data)?;
-        }
-        Ok(engine)
+        let below = Below::open(kind, files, depth)?;
+        Ok(Engine { below, shape: None, shaped: ShapeCounts::default() })
     }
 
     /// The kind of this engine.
     pub fn kind(&self) -> EngineKind {
-        match &self.below.backend {
-            Backend::Uring(_) => EngineKind::Uring,
-            Backend::Aio(_) => EngineKind::Aio,
-            Backend::Null(_) => EngineKind::Null,
-            Backend::Model(model) => EngineKind::Model(model.preset()),
-        }
+        self.below.kind()
     }
 
     /// Splits and merges transfers by this policy from now on; what was pushed before ends as it began.
@@ -143,181 +92,122 @@ impl Engine {
         }
     }
 
-    /// Enables or disables sub-unit I/O for a file whose storage cannot do it natively.
-    fn align(&mut self, id: FileId, unit: Option<IoUnit>) {
-        match unit {
-            Some(IoUnit { len, end }) => self.below.adapters.get_or_insert_default().aligner.add(id, len, end),
-            None => self.below.adapters.iter_mut().for_each(|adapters| adapters.aligner.remove(id)),
-        }
+    /// Starts one more lane: a thread that does transfers for this one ([`crate::lanes`]). One that turns out not to be
+    /// possible here is let go of, and [`Engine::take_lane_trouble`] says why.
+    pub fn start_lane(&mut self) -> Result<(), EngineError> {
+        self.below.start_lane()
+    }
+
+    /// Waits until each lane takes operations, or cannot; from then on they get all that they can do, also what this
+    /// thread would do faster itself. For tests, which want to see lanes at work.
+    pub fn prefer_lanes(&mut self) {
+        self.below.prefer_lanes()
+    }
+
+    /// Ends one lane, as soon as it has nothing in flight.
+    pub fn end_lane(&mut self) {
+        self.below.end_lane()
+    }
+
+    /// The number of lanes, without those that are about to end.
+    pub fn lane_count(&self) -> usize {
+        self.below.lane_count()
+    }
+
+    /// How many operations each lane has got since it was started.
+    pub fn lane_operations(&self) -> Vec<u64> {
+        self.below.lane_operations()
+    }
+
+    /// The processor time that lanes have used, of those that are there.
+    pub fn lane_time(&self) -> Duration {
+        self.below.lane_time()
+    }
+
+    /// Why a lane was let go of, if that was not asked for.
+    pub fn take_lane_trouble(&mut self) -> Option<String> {
+        self.below.take_lane_trouble()
+    }
+
+    /// Has lanes that are started from now on fail at some step.
+    #[cfg(test)]
+    pub(crate) fn set_lane_faults(&mut self, faults: crate::lanes::Faults) {
+        self.below.set_lane_faults(faults)
+    }
+
+    /// Waits until each lane takes operations, or cannot.
+    #[cfg(test)]
+    pub(crate) fn wait_for_lanes(&mut self) {
+        self.below.wait_for_lanes()
+    }
+
+    /// Whether operations take the long way.
+    #[cfg(test)]
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.below.has_adapters()
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
     /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
-    /// but none is missed. Watching a key again replaces the old watch.
+    /// but none is missed. Watching a key again replaces the old watch. One key is the engine's own, and refused.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.watch(fd, write, key),
-            Backend::Aio(aio) => aio.watch(fd, write, key),
-            Backend::Null(null) => null.wait.watch(fd, write, key),
-            Backend::Model(model) => model.wait.watch(fd, write, key),
-        }
+        self.below.watch(fd, write, key)
     }
 
     /// Stops reporting `key`.
     pub fn forget(&mut self, key: u64) {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.forget(key),
-            Backend::Aio(aio) => aio.forget(key),
-            Backend::Null(null) => null.wait.forget(key),
-            Backend::Model(model) => model.wait.forget(key),
-        }
+        self.below.forget(key)
     }
 
     /// Moves the keys reported since the last call into `into`, without duplicates.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.take_ready(into),
-            Backend::Aio(aio) => aio.take_ready(into),
-            Backend::Null(null) => null.wait.take_ready(into),
-            Backend::Model(model) => model.wait.take_ready(into),
-        }
+        self.below.take_ready(into)
     }
 
     /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
-        match &self.below.backend {
-            Backend::Uring(uring) => uring.file(id),
-            Backend::Aio(aio) => aio.file(id),
-            Backend::Null(null) => null.wait.file(id),
-            Backend::Model(model) => model.wait.file(id),
-        }
+        self.below.file(id)
     }
 
     /// Registers a buffer that much I/O will go through, if the engine supports that. I/O through unregistered buffers
     /// also works, but is slower.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.register_memory(buffer),
-            Backend::Aio(_) | Backend::Null(_) | Backend::Model(_) => Ok(()),
-        }
+        self.below.register_memory(buffer)
     }
 
     /// Unregisters a buffer.
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.forget_memory(buffer),
-            Backend::Aio(_) | Backend::Null(_) | Backend::Model(_) => Ok(()),
-        }
+        self.below.forget_memory(buffer)
     }
 
     /// Registers a file, and its data file if it has one; returns its id.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        let data = clone_data_file(&file)?;
-        let id = self.add_one(file)?;
-        match self.add_data_file(id, data) {
-            Ok(()) => Ok(id),
-            Err(error) => {
-                self.remove(id)?;
-                Err(error)
-            }
-        }
-    }
-
-    fn add_data_file(&mut self, image: FileId, data: Option<ImageFile>) -> Result<(), EngineError> {
-        if let Some(data) = data {
-            let data = self.add_one(data)?;
-            self.below.adapters.get_or_insert_default().data_files.add(image, data);
-        }
-        Ok(())
-    }
-
-    fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        let unit = IoUnit::of(&file);
-        let id = match &mut self.below.backend {
-            Backend::Uring(uring) => uring.add(file),
-            Backend::Aio(aio) => aio.add(file),
-            Backend::Null(null) => null.wait.add(file),
-            Backend::Model(model) => model.wait.add(file),
-        }?;
-        self.align(id, unit);
-        Ok(id)
-    }
-
-    fn data_file_of(&self, id: FileId) -> Option<FileId> {
-        self.below.adapters.as_ref()?.data_files.of(id)
+        self.below.add(file)
     }
 
     /// Replaces the handle of a file, and of its data file: read-only becomes writable, or the reverse. Operations in
     /// flight finish on the old handle, which is returned; later ones use the new one. The caller must drop write
     /// access only when no write is in flight.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        let data = clone_data_file(&file)?;
-        let old = self.replace_one(id, file)?;
-        let (Some(number), Some(data)) = (self.data_file_of(id), data) else { return Ok(old) };
-        match self.replace_one(number, data) {
-            Ok(_) => Ok(old),
-            Err(error) => {
-                self.replace_one(id, old)?;
-                Err(error)
-            }
-        }
-    }
-
-    fn replace_one(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.replace(id, file),
-            Backend::Aio(aio) => aio.replace(id, file),
-            Backend::Null(null) => null.wait.replace(id, file),
-            Backend::Model(model) => model.wait.replace(id, file),
-        }
+        self.below.replace(id, file)
     }
 
     /// Tells the engine that a file has grown by other means than this engine.
     pub fn file_grew(&mut self, id: FileId) {
-        for id in [Some(id), self.data_file_of(id)].into_iter().flatten() {
-            let unit = self.file(id).and_then(IoUnit::of);
-            self.align(id, unit);
-        }
+        self.below.file_grew(id)
     }
 
     /// The next sleep takes no longer than this; it may end with nothing.
     pub fn limit_sleep(&mut self, most: Duration) {
-        match &mut self.below.backend {
-            Backend::Uring(uring) => uring.limit_sleep(most),
-            Backend::Aio(aio) => aio.limit_sleep(most),
-            Backend::Null(null) => null.wait.limit_sleep(most),
-            Backend::Model(model) => model.limit_sleep(most),
-        }
+        self.below.limit_sleep(most)
     }
 
     /// Removes a file that has nothing in flight, and its data file. Its id may be reused.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        let data = self.data_file_of(id);
-        let is_busy = |adapters: &Adapters| {
-            adapters.data_files.uses(id) || [Some(id), data].into_iter().flatten().any(|id| adapters.aligner.uses(id))
-        };
-        let is_shaped = self.shape.as_ref().is_some_and(|shape| shape.uses(id));
-        if is_shaped || self.below.adapters.as_deref().is_some_and(is_busy) {
+        if self.shape.as_ref().is_some_and(|shape| shape.uses(id)) {
             return Err(EngineError::FileBusy(id));
         }
-        if let Some(data) = data {
-            self.remove_one(data)?;
-            if let Some(adapters) = &mut self.below.adapters {
-                adapters.data_files.remove(id);
-            }
-        }
-        self.remove_one(id)
-    }
-
-    fn remove_one(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        let removed = match &mut self.below.backend {
-            Backend::Uring(uring) => uring.remove(id),
-            Backend::Aio(aio) => aio.remove(id),
-            Backend::Null(null) => null.remove(id),
-            Backend::Model(model) => model.remove(id),
-        }?;
-        self.align(id, None);
-        Ok(removed)
+        self.below.remove(id)
     }
 }
 
@@ -344,113 +234,6 @@ impl Io for Engine {
 
     fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
         self.below.allocated(file, at, len)
-    }
-}
-
-impl Io for Below {
-    #[inline]
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        match &mut self.adapters {
-            None => self.backend.push(op),
-            Some(adapters) => {
-                let Adapters { data_files, aligner } = &mut **adapters;
-                data_files.push(op, &mut AlignedBackend { aligner, backend: &mut self.backend })
-            }
-        }
-    }
-
-    #[inline]
-    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        match &mut self.adapters {
-            None => self.backend.reap(until, done),
-            Some(adapters) => {
-                let Adapters { data_files, aligner } = &mut **adapters;
-                data_files.reap(until, &mut AlignedBackend { aligner, backend: &mut self.backend }, done)
-            }
-        }
-    }
-
-    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
-        match &mut self.adapters {
-            None => self.backend.allocated(file, at, len),
-            Some(adapters) => adapters.data_files.allocated(file, at, len, &mut self.backend),
-        }
-    }
-}
-
-/// The backend with the aligner in front of it.
-struct AlignedBackend<'a> {
-    aligner: &'a mut Aligner,
-    backend: &'a mut Backend,
-}
-
-impl Io for AlignedBackend<'_> {
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        self.aligner.push(op, self.backend)
-    }
-
-    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        self.aligner.reap(until, self.backend, done)
-    }
-
-    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
-        self.backend.allocated(file, at, len)
-    }
-}
-
-/// The engine's own handle of an image's data file, if it has one.
-fn clone_data_file(image: &ImageFile) -> Result<Option<ImageFile>, EngineError> {
-    image.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)
-}
-
-/// The minimum I/O unit of a file.
-#[derive(Clone, Copy)]
-struct IoUnit {
-    len: u64,
-    /// The length of a file that may end inside a unit.
-    end: Option<u64>,
-}
-
-impl IoUnit {
-    /// `None` if the file accepts single sectors.
-    fn of(file: &ImageFile) -> Option<IoUnit> {
-        let len = file.alignment().offset;
-        let end = match file.device_len() {
-            Some(_) => None,
-            None => Some(disk::Source::len(file)),
-        };
-        (len > SECTOR).then(|| IoUnit { len: u64::try_from(len).unwrap_or(u64::MAX), end })
-    }
-}
-
-impl Io for Backend {
-    #[inline]
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        match self {
-            Backend::Uring(uring) => uring.push(op),
-            Backend::Aio(aio) => aio.push(op),
-            Backend::Null(null) => null.push(op),
-            Backend::Model(model) => model.push(op),
-        }
-    }
-
-    #[inline]
-    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        match self {
-            Backend::Uring(uring) => uring.reap(until, done),
-            Backend::Aio(aio) => aio.reap(until, done),
-            Backend::Null(null) => null.reap(until, done),
-            Backend::Model(model) => model.reap(until, done),
-        }
-    }
-
-    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
-        match self {
-            Backend::Uring(uring) => uring.allocated(file, at, len),
-            Backend::Aio(aio) => aio.allocated(file, at, len),
-            Backend::Null(null) => null.allocated(file, at, len),
-            Backend::Model(model) => model.allocated(file, at, len),
-        }
     }
 }
 

@@ -8,6 +8,9 @@ use disk::FileId;
 /// An engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
+    /// There is nothing that another thread could do.
+    #[error("a disk that stores nothing has no I/O that another thread could do")]
+    NoLanes,
     /// io_uring is not available to this process: a sysctl, a seccomp filter, or a kernel without it.
     #[error("cannot set up io_uring: it is forbidden here ({reason}); use --io-engine aio")]
     UringForbidden {

@@ -234,6 +234,13 @@ impl ImageFile {
         self.file.clone()
     }
 
+    /// The same file under the same descriptor, which is closed with the last of these values. Without a data file.
+    pub(crate) fn shared(&self) -> ImageFile {
+        let ImageFile { options, alignment, device_len, waits_for_pages, .. } = *self;
+        let (file, path) = (self.file.clone(), self.path.clone());
+        ImageFile { file, path, options, alignment, device_len, waits_for_pages, data: None }
+    }
+
     /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].
     pub fn allocated(&self, at: FileOffset, len: u64) -> Allocation {
         let at = at.0;

@@ -53,6 +53,11 @@ impl RegisteredBuffers {
         Ok(())
     }
 
+    /// All that are registered.
+    pub(crate) fn all(&self) -> Vec<Arc<Buffer>> {
+        self.slots.iter().flatten().cloned().collect()
+    }
+
     /// The index of the buffer that contains a part.
     pub(crate) fn index_of(&self, part: &Part) -> Option<u16> {
         let slot = self.slots.iter().position(|slot| slot.as_ref().is_some_and(|buffer| contains(buffer, part)))?;

@@ -149,6 +149,11 @@ impl Uring {
         into.append(&mut self.ready);
     }
 
+    /// What was reported of `key` is of no interest.
+    pub(crate) fn ignore_ready(&mut self, key: u64) {
+        self.ready.retain(|&ready| ready != key);
+    }
+
     /// The open file with this id.
     pub fn file(&self, id: FileId) -> Option<&ImageFile> {
         self.files.get(id)
@@ -160,6 +165,13 @@ impl Uring {
         self.register(id, file.as_fd().as_raw_fd())?;
         self.files.put(id, Some(file));
         Ok(id)
+    }
+
+    /// Registers a file under an id that another engine has chosen, in place of the one that has it.
+    pub(crate) fn put(&mut self, id: FileId, file: ImageFile) -> Result<(), EngineError> {
+        self.register(id, file.as_fd().as_raw_fd())?;
+        self.files.put(id, Some(file));
+        Ok(())
     }
 
     /// Replaces the handle of a file; see [`crate::Engine::replace`]. The kernel keeps the old one for requests in
@@ -193,6 +205,11 @@ impl Uring {
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
         let removed = self.registered.remove(&self.ring, buffer);
         removed.map_err(|cause| EngineError::failed("unregister memory from io_uring", cause))
+    }
+
+    /// The buffers that are registered.
+    pub(crate) fn registered(&self) -> Vec<Arc<Buffer>> {
+        self.registered.all()
     }
 
     /// Updates a slot of the kernel's own file table.

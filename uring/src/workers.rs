@@ -4,8 +4,8 @@
 //! kernel's own workers for io_uring (io-wq) do the same work, but the last of them stays in the process forever and
 //! wakes every five seconds; so the ring is never asked for anything that would need them (`uring`).
 //!
-//! **Lanes.** Reads, writes, syncs and deallocations have separate threads: a sync may take seconds and must not hold
-//! up a write, nor the reverse. Each lane is FIFO.
+//! **Kinds.** Reads, writes, syncs and deallocations have separate threads: a sync may take seconds and must not hold
+//! up a write, nor the reverse. The queue of each kind is FIFO.
 //!
 //! **Direct I/O** blocks while it is submitted (locks, allocation), seldom while it is in flight. So a thread does not
 //! wait for a direct transfer: it submits it through Linux AIO and goes on to the next, so that many can be in flight.
@@ -14,18 +14,16 @@
 //! signal it only if that thread has said that it is about to sleep ([`Workers::prepare_to_sleep`]).
 //!
 //! If the machine refuses a thread (RLIMIT_NPROC, a cgroup limit, seccomp) or AIO, I/O is slower but does not fail:
-//! with no other thread in the lane the caller performs the step itself, and without AIO the threads wait.
+//! with no other thread for the kind the caller performs the step itself, and without AIO the threads wait.
 //!
-//! Invariant: a lane with work has a thread. What a step points to, and its file, stay in use until its result has been
+//! Invariant: a kind with work has a thread. What a step points to, and its file, stay in use until its result has been
 //! taken.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -34,7 +32,7 @@ use crate::aio_context::{AioContext, Event, Iocb, Submitter};
 use crate::call::Call;
 use crate::flight::Step;
 use crate::flight_slab::Slot;
-use crate::{Cache, ImageFile};
+use crate::{Cache, ImageFile, thread};
 
 /// A thread without work ends after this time: long enough that one thread serves a stream of syncs, short enough that
 /// an idle disk soon has none.
@@ -49,18 +47,18 @@ const SUBMITTED_MAX: u32 = 64;
 
 /// A kind of step that has its own threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LaneId {
+enum StepKind {
     Reads,
     Writes,
     Syncs,
     Deallocations,
 }
 
-const LANES: [LaneId; 4] = [LaneId::Reads, LaneId::Writes, LaneId::Syncs, LaneId::Deallocations];
+const STEP_KINDS: [StepKind; 4] = [StepKind::Reads, StepKind::Writes, StepKind::Syncs, StepKind::Deallocations];
 
 /// The steps of one kind, and their threads.
 #[derive(Default)]
-struct Lane {
+struct KindQueue {
     queue: VecDeque<Job>,
     threads: usize,
     /// Threads waiting for work, including woken ones that have not resumed yet.
@@ -86,10 +84,10 @@ pub(crate) struct Outcome {
 /// State shared by the threads and the engine.
 #[derive(Default)]
 struct State {
-    reads: Lane,
-    writes: Lane,
-    syncs: Lane,
-    deallocations: Lane,
+    reads: KindQueue,
+    writes: KindQueue,
+    syncs: KindQueue,
+    deallocations: KindQueue,
     done: Vec<Outcome>,
     /// Jobs that are queued or running.
     unfinished: usize,
@@ -153,7 +151,7 @@ impl Workers {
     /// # Safety
     /// What the step points to stays valid and in place until its result has been taken, or was returned here.
     pub(crate) unsafe fn submit(&mut self, slot: Slot, file: &ImageFile, step: &Step<'_>) -> Option<i32> {
-        let (lane, fd, data) = (LaneId::of(step), file.as_fd().as_raw_fd(), u64::from(slot));
+        let (kind, fd, data) = (StepKind::of(step), file.as_fd().as_raw_fd(), u64::from(slot));
         let direct = file.options().cache == Cache::None;
         let request = match *step {
             Step::Read { at, parts, .. } if direct => Some(Iocb::read(at, parts, fd, data)),
@@ -163,11 +161,12 @@ impl Workers {
         let submission = request.and_then(|request| Some((self.submitter()?, request)));
         let job = Job { slot, call: Call::of(fd, step), submission };
         let mut state = self.shared.lock();
-        let place = state.lane(lane);
-        let enough = place.queue.len() < place.idle || place.threads >= lane.threads_max(job.submission.is_none());
+        let place = state.queue_of(kind);
+        let enough = place.queue.len() < place.idle || place.threads >= kind.threads_max(job.submission.is_none());
         if !enough {
-            match spawn_thread(&self.shared, lane) {
-                Ok(()) => place.threads += 1,
+            let shared = self.shared.clone();
+            match thread::spawn(kind.thread_name(), STACK, move || shared.run_thread(kind)) {
+                Ok(_) => place.threads += 1,
                 // It waits for one of the existing threads.
                 Err(_) if place.threads > 0 => {}
                 Err(_) => {
@@ -182,7 +181,7 @@ impl Workers {
         state.unfinished += 1;
         drop(state);
         if waiting {
-            self.shared.condvar(lane).notify_one();
+            self.shared.condvar(kind).notify_one();
         }
         if let Some(place) = self.file_slot(slot) {
             *place = Some(file.share());
@@ -245,19 +244,19 @@ impl Drop for Workers {
     fn drop(&mut self) {
         self.finish();
         self.shared.lock().closed = true;
-        for lane in LANES {
-            self.shared.condvar(lane).notify_all();
+        for kind in STEP_KINDS {
+            self.shared.condvar(kind).notify_all();
         }
     }
 }
 
-impl LaneId {
-    fn of(step: &Step<'_>) -> LaneId {
+impl StepKind {
+    fn of(step: &Step<'_>) -> StepKind {
         match step {
-            Step::Read { .. } => LaneId::Reads,
-            Step::Write { .. } | Step::WriteCached { .. } => LaneId::Writes,
-            Step::SyncData => LaneId::Syncs,
-            Step::Deallocate { .. } => LaneId::Deallocations,
+            Step::Read { .. } => StepKind::Reads,
+            Step::Write { .. } | Step::WriteCached { .. } => StepKind::Writes,
+            Step::SyncData => StepKind::Syncs,
+            Step::Deallocate { .. } => StepKind::Deallocations,
         }
     }
 
@@ -266,17 +265,17 @@ impl LaneId {
     /// page.
     fn threads_max(self, waits: bool) -> usize {
         match self {
-            LaneId::Reads if waits => 16,
-            LaneId::Reads | LaneId::Writes | LaneId::Syncs | LaneId::Deallocations => 4,
+            StepKind::Reads if waits => 16,
+            StepKind::Reads | StepKind::Writes | StepKind::Syncs | StepKind::Deallocations => 4,
         }
     }
 
     fn thread_name(self) -> &'static str {
         match self {
-            LaneId::Reads => "reads",
-            LaneId::Writes => "writes",
-            LaneId::Syncs => "syncs",
-            LaneId::Deallocations => "deallocations",
+            StepKind::Reads => "reads",
+            StepKind::Writes => "writes",
+            StepKind::Syncs => "syncs",
+            StepKind::Deallocations => "deallocations",
         }
     }
 }
@@ -289,12 +288,12 @@ impl Outcome {
 }
 
 impl State {
-    fn lane(&mut self, lane: LaneId) -> &mut Lane {
-        match lane {
-            LaneId::Reads => &mut self.reads,
-            LaneId::Writes => &mut self.writes,
-            LaneId::Syncs => &mut self.syncs,
-            LaneId::Deallocations => &mut self.deallocations,
+    fn queue_of(&mut self, kind: StepKind) -> &mut KindQueue {
+        match kind {
+            StepKind::Reads => &mut self.reads,
+            StepKind::Writes => &mut self.writes,
+            StepKind::Syncs => &mut self.syncs,
+            StepKind::Deallocations => &mut self.deallocations,
         }
     }
 }
@@ -304,30 +303,30 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn condvar(&self, lane: LaneId) -> &Condvar {
-        match lane {
-            LaneId::Reads => &self.reads,
-            LaneId::Writes => &self.writes,
-            LaneId::Syncs => &self.syncs,
-            LaneId::Deallocations => &self.deallocations,
+    fn condvar(&self, kind: StepKind) -> &Condvar {
+        match kind {
+            StepKind::Reads => &self.reads,
+            StepKind::Writes => &self.writes,
+            StepKind::Syncs => &self.syncs,
+            StepKind::Deallocations => &self.deallocations,
         }
     }
 
     /// The main loop of a thread.
-    fn run_thread(&self, lane: LaneId) {
-        while let Some(job) = self.next(lane) {
+    fn run_thread(&self, kind: StepKind) {
+        while let Some(job) = self.next(kind) {
             let outcome = self.run(&job);
             self.complete(outcome);
         }
     }
 
     /// The next job, or `None` if the thread should end.
-    fn next(&self, lane: LaneId) -> Option<Job> {
+    fn next(&self, kind: StepKind) -> Option<Job> {
         let mut state = self.lock();
         let mut timed_out_once = false;
         loop {
             let closed = state.closed;
-            let place = state.lane(lane);
+            let place = state.queue_of(kind);
             if let Some(job) = place.queue.pop_front() {
                 return Some(job);
             }
@@ -336,10 +335,10 @@ impl Shared {
                 return None;
             }
             place.idle += 1;
-            let woken = self.condvar(lane).wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let woken = self.condvar(kind).wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = woken.0;
             timed_out_once = woken.1.timed_out();
-            let place = state.lane(lane);
+            let place = state.queue_of(kind);
             place.idle -= 1;
         }
     }
@@ -373,35 +372,6 @@ impl Shared {
             rustix::io::write(&self.event, &1u64.to_ne_bytes()).ok();
         }
     }
-}
-
-/// Has all threads allocate from one heap. They allocate almost nothing; a heap each would cost 8 KiB per thread, which
-/// remain when it has ended.
-fn share_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-}
-
-/// Starts a thread. It gets no signals: those are meant to wake the thread that sleeps in the engine.
-fn spawn_thread(shared: &Arc<Shared>, lane: LaneId) -> io::Result<()> {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(share_heap);
-    let shared = shared.clone();
-    let builder = thread::Builder::new().name(lane.thread_name().to_owned()).stack_size(STACK);
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the first call fills one set, the second reads it and fills the other; both live until the end.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let started = builder.spawn(move || shared.run_thread(lane));
-    // SAFETY: the set was filled above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    started.map(drop)
 }
 
 #[cfg(test)]

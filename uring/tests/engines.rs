@@ -3,7 +3,7 @@
 mod fixture;
 
 use disk::{Action, Allocation, FileDone, FileError, FileId, FileOffset, FileOp, Io, OpId, Until};
-use fixture::{DIRECT, ENGINES, Fixture, STORAGES, everywhere, filled, pattern, scattered};
+use fixture::{DIRECT, ENGINES, Fixture, STORAGES, everywhere, everywhere_alone, filled, pattern, scattered};
 use memory::{Buffer, Segments};
 use uring::{Engine, EngineError, EngineKind, ImageFile, OpenOptions};
 
@@ -99,7 +99,7 @@ fn each_of_many_concurrent_operations_completes_once() {
 
 #[test]
 fn a_full_queue_hands_the_operation_back() {
-    everywhere(&[1; 4096], 2, |fixture| {
+    everywhere_alone(&[1; 4096], 2, |fixture| {
         let op = |id| FileOp {
             id: OpId(id),
             file: FileId(0),

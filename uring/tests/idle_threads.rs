@@ -1,5 +1,5 @@
-//! An idle engine leaves no thread in the process and causes no wake-ups, kernel workers included. Alone in its
-//! program: threads are counted for the whole process.
+//! An idle engine leaves no thread in the process but its lanes and causes no wake-ups, kernel workers included: lanes
+//! sleep as well. Alone in its program: threads are counted for the whole process.
 
 mod fixture;
 
@@ -76,7 +76,7 @@ fn an_idle_engine_leaves_no_thread_and_causes_no_wakeups() {
         for engine in ENGINES {
             let (ready, watched) = (ready.clone(), watched.try_clone().unwrap());
             threads.push(std::thread::spawn(move || {
-                let mut fixture = Fixture::on(storage, engine, &[], 32);
+                let mut fixture = Fixture::on(storage, engine, &[], 32).with_lanes(1);
                 fixture.engine.watch(watched.as_fd(), false, 1).unwrap();
                 assert!(fixture.run(work()).iter().all(Result::is_ok));
                 evict(&fixture.path);

@@ -1,4 +1,4 @@
-//! The single thread of a served disk: requests from the server to the disk, operations from the disk to the engine,
+//! The thread that owns a served disk: requests from the server to the disk, operations from the disk to the engine,
 //! and back.
 //!
 //! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to be
@@ -7,6 +7,7 @@
 mod answers;
 mod ending;
 mod intake;
+mod lanes;
 mod limits;
 mod quiet;
 mod space;
@@ -41,6 +42,7 @@ use crate::serve::shaping::Shaping;
 use crate::serve::suspects::Suspects;
 use crate::signals::Signal;
 use crate::stats::{Counters, Stats};
+use crate::threads::Threads;
 
 /// A disk, what is below it and where it reports.
 pub struct Serving {
@@ -52,6 +54,8 @@ pub struct Serving {
     pub engine: Engine,
     /// How to wait.
     pub polling: Polling,
+    /// How many threads to use.
+    pub threads: Threads,
     /// Where statistics go; to the log if nowhere.
     pub stats_file: Option<PathBuf>,
     /// Statistics of a Xen guest's disk, for other tools.
@@ -114,6 +118,7 @@ pub struct EventLoop<S> {
     seen: Option<u64>,
     blkback_stats: Option<BlkbackStats>,
     polling: Polling,
+    threads: Threads,
     stats_file: Option<PathBuf>,
     log: Log,
     stop: Signal,
@@ -161,6 +166,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             mut disk,
             mut engine,
             polling,
+            threads,
             stats_file,
             blkback_stats,
             stop,
@@ -194,6 +200,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             seen: None,
             blkback_stats,
             polling,
+            threads,
             stats_file,
             log: Log::new(),
             stop,
@@ -403,6 +410,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             stats: &mut self.stats,
             page: &self.page,
             polling: &mut self.polling,
+            threads: &mut self.threads,
             suspects: &self.suspects,
             paused,
             replaced: &mut self.replaced,
@@ -412,7 +420,7 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// The statistics.
     fn line(&self) -> String {
-        self.stats.line(condition_of(&self.disk, &self.full, &self.suspects))
+        self.stats.line(condition_of(&self.disk, &self.full, &self.suspects), self.engine.lane_operations())
     }
 }
 

@@ -1,7 +1,8 @@
 //! The keys under which the disk's single wait reports the served disk's own events, all in one place, so that no two
 //! are equal.
 //!
-//! No server has so many connections or queues that its own keys collide with these.
+//! No server has so many connections or queues that its own keys collide with these. The largest are those of servers,
+//! and one of the engine's lanes.
 
 use transport::WatchKey;
 

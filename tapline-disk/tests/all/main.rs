@@ -37,6 +37,7 @@ mod rest;
 mod serve;
 mod shape;
 mod takeover;
+mod threads;
 mod tool;
 mod upgrade;
 mod xen;

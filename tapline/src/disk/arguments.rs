@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use control::ask::{self, Method};
 use control::limits::Limits;
 use control::size::Size;
-use control::{Ask, Error, ImageName, POLLING_MAX_US, SizeRule, with_verbs};
+use control::{Ask, Error, ImageName, POLLING_MAX_US, SizeRule, THREADS_MAX, with_verbs};
 
 use super::{Target, human, tell, whole};
 use crate::failure::Failure;
@@ -312,6 +312,25 @@ impl Said for ask::Shape {
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
         human::shape(answer)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Threads {
+    /// How many it may use from now on, its own among them
+    #[arg(value_name = "N", value_parser = number::<usize>(1..=THREADS_MAX as u64))]
+    pub most: Option<usize>,
+}
+
+impl Said for ask::Threads {
+    type Arguments = Threads;
+
+    fn of(said: &Threads) -> Result<ask::Threads, Error> {
+        Ok(ask::Threads { most: said.most })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::threads(answer)
     }
 }
 

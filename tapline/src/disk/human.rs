@@ -2,7 +2,7 @@
 
 use control::answer::{
     Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize,
-    Revert, Shape, Snapshot, Stats, Upgrade, Version,
+    Revert, Shape, Snapshot, Stats, Threads, Upgrade, Version,
 };
 use control::size::readable;
 use control::{SizeRule, printable};
@@ -71,6 +71,22 @@ pub fn polling(answer: &Polling) -> Vec<String> {
     let Polling { mode, max_us, hits, misses, polled_ns } = *answer;
     let polled = format!("{hits} polls found something, {misses} did not; {} in all", time(polled_ns / 1000));
     vec![format!("polling is {mode}, for at most {max_us} microseconds"), polled]
+}
+
+/// `threads`.
+pub fn threads(answer: &Threads) -> Vec<String> {
+    let Threads { most, lanes } = answer;
+    let first = match most {
+        1 => "the disk uses one thread".into(),
+        most => format!("the disk may use {most} threads, and uses {} now", lanes.len() + 1),
+    };
+    std::iter::once(first).chain(of_lanes(lanes)).collect()
+}
+
+/// What lanes have done.
+fn of_lanes(lanes: &[u64]) -> Option<String> {
+    let each: Vec<String> = lanes.iter().map(u64::to_string).collect();
+    (!lanes.is_empty()).then(|| format!("operations of its lanes: {}", each.join(", ")))
 }
 
 /// `revert`.
@@ -165,7 +181,7 @@ pub fn stats(answer: &Stats) -> Vec<String> {
         let mean = mean.map(|mean| format!(", {mean} each")).unwrap_or_default();
         format!("{kind}: {}, {}{mean}, {} in flight", found.count, readable(found.bytes), found.in_flight)
     };
-    kinds.into_iter().map(line).collect()
+    kinds.into_iter().map(line).chain(of_lanes(&answer.lanes)).collect()
 }
 
 /// `version`.

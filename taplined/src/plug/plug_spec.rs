@@ -12,6 +12,7 @@ use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
 use super::queue::Request;
+use crate::config::Plug;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::limits;
@@ -41,6 +42,8 @@ pub struct PlugSpec {
     directory: Arc<Directory>,
     /// The disk's device in the domain of a Xen guest.
     pub disk: Option<domain::Disk>,
+    /// How many threads its process may use, and where they run.
+    threads: Vec<OsString>,
     /// How much longer each operation takes than it would; for tests.
     delay: Duration,
 }
@@ -58,7 +61,8 @@ impl PlugSpec {
         let directory = daemon.srs.directory(vdi.sr).await?;
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
         let names = chain.iter().map(|image| image_name(image.format, image.path(directory.path()))).collect();
-        Ok(PlugSpec { names, vbd, chain, directory, disk, delay })
+        let threads = words_of_threads(&daemon.config.plug);
+        Ok(PlugSpec { names, vbd, chain, directory, disk, threads, delay })
     }
 
     /// The same for a process that takes over the files of another one: it uses the other's names for them.
@@ -133,6 +137,7 @@ impl PlugSpec {
         words.extend(["--queues".into(), self.vbd.queues.to_string().into()]);
         words.extend(["--handed".into(), "--confine".into(), "--managed".into()]);
         words.extend(["--when-full".into(), "wait".into()]);
+        words.extend(self.threads.iter().cloned());
         let limits = limits::to_process(self.vbd.limits.as_ref());
         // A program of before there were any does not know the word.
         if !limits.is_none() {
@@ -143,6 +148,15 @@ impl PlugSpec {
         }
         words
     }
+}
+
+/// The arguments for threads. A program of before there were any does not know the words.
+fn words_of_threads(plug: &Plug) -> Vec<OsString> {
+    let threads = (plug.disk_threads > 1).then(|| plug.disk_threads.to_string());
+    let node = plug.disk_numa_node.map(|node| node.to_string());
+    let words = [("--threads", threads), ("--cpus", plug.disk_cpus.clone()), ("--numa-node", node)];
+    let words = words.into_iter().filter_map(|(word, value)| Some([word.into(), value?.into()]));
+    words.flatten().collect()
 }
 
 /// By what a guest knows the disk, whatever file it is in today: as many digits of the VDI's identity as virtio has
@@ -170,6 +184,14 @@ mod test {
     fn a_serial_number_is_a_prefix_of_the_vdis_uuid() {
         let vdi = Uuid::parse_str("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d").unwrap();
         assert_eq!(serial(vdi), "9b1deb4d3b7d4bad9bdd");
+    }
+
+    #[test]
+    fn threads_are_words_only_where_they_are_set() {
+        assert_eq!(words_of_threads(&Plug::default()), Vec::<OsString>::new());
+        let (disk_cpus, disk_numa_node) = (Some("0-3".into()), Some(1));
+        let words = words_of_threads(&Plug { disk_threads: 4, disk_cpus, disk_numa_node, ..Plug::default() });
+        assert_eq!(words, ["--threads", "4", "--cpus", "0-3", "--numa-node", "1"]);
     }
 
     #[test]

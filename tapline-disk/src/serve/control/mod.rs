@@ -334,6 +334,7 @@ impl Control {
             Verb::Stats(_) => return Ok(Some(report::stats(work).into())),
             Verb::Polling(asked) => return Ok(Some(report::polling(asked, work)?.into())),
             Verb::Shape(asked) => return Ok(Some(report::shape(asked, work)?.into())),
+            Verb::Threads(asked) => return Ok(Some(report::threads(asked, work)?.into())),
             Verb::Limit(asked) => return Ok(Some(report::limit(asked, work).into())),
             Verb::Trace(asked) => return Ok(Some(report::trace(asked, work)?.into())),
             Verb::Space(_) => {
@@ -375,7 +376,7 @@ impl Control {
             }
             // Answered above.
             Verb::Version(_) | Verb::Layers(_) | Verb::Stats(_) | Verb::Polling(_) | Verb::Trace(_) => return Ok(None),
-            Verb::Space(_) | Verb::Watch(_) | Verb::Limit(_) | Verb::Shape(_) => return Ok(None),
+            Verb::Space(_) | Verb::Watch(_) | Verb::Limit(_) | Verb::Shape(_) | Verb::Threads(_) => return Ok(None),
             Verb::MergeStatus(_) | Verb::MergePause(_) | Verb::MergeResume(_) | Verb::MergeCancel(_) => {
                 return Ok(None);
             }

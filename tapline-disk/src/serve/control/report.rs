@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use control::answer::{self, InFlight};
-use control::{FormatName, Kind, POLLING_MAX_US, VERBS, VERSION, ask};
+use control::{FormatName, Kind, POLLING_MAX_US, THREADS_MAX, VERBS, VERSION, ask};
 use disk::Format;
 use uring::ImageFile;
 
@@ -27,7 +27,7 @@ pub fn version() -> answer::Version {
 
 /// `stats`: what is written as a line elsewhere.
 pub fn stats(work: &Work<'_>) -> answer::Stats {
-    work.stats.told(work.condition())
+    answer::Stats { lanes: work.engine.lane_operations(), ..work.stats.told(work.condition()) }
 }
 
 /// `limit`.
@@ -84,6 +84,21 @@ pub fn shape(asked: ask::Shape, work: &mut Work<'_>) -> Result<answer::Shape, Fa
         work.engine.set_shape(work.shaping.in_force());
     }
     Ok(work.shaping.told(work.stats.shaped(work.engine.shape_counts())))
+}
+
+/// `threads`.
+pub fn threads(asked: ask::Threads, work: &mut Work<'_>) -> Result<answer::Threads, Failure> {
+    if let Some(most) = asked.most {
+        if !(1..=THREADS_MAX).contains(&most) {
+            let why = format!("a disk uses 1 to {THREADS_MAX} threads, and {most} are asked for");
+            return Err(Failure::new("set the threads of this disk", why).of_kind(Kind::Invalid));
+        }
+        work.threads.set_most(most);
+        while work.engine.lane_count() >= most {
+            work.engine.end_lane();
+        }
+    }
+    Ok(answer::Threads { most: work.threads.most(), lanes: work.engine.lane_operations() })
 }
 
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its

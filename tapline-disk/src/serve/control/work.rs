@@ -33,6 +33,7 @@ use crate::serve::page::Kept;
 use crate::serve::shaping::Shaping;
 use crate::serve::suspects::Suspects;
 use crate::stats::{Counters, Stats};
+use crate::threads::Threads;
 
 /// The hands of a verb.
 pub struct Work<'a> {
@@ -62,6 +63,8 @@ pub struct Work<'a> {
     pub page: &'a Kept,
     /// How the thread waits.
     pub polling: &'a mut Polling,
+    /// How many threads it uses.
+    pub threads: &'a mut Threads,
     /// Requests that a process before this one may have died of.
     pub suspects: &'a Suspects,
     /// A client has requests held.
@@ -110,6 +113,7 @@ impl Work<'_> {
         let mut counters = self.stats.counters(self.page.file().is_some());
         counters.fatal = self.suspects.fatal();
         counters.polling = Some(self.polling.settings());
+        counters.threads = self.threads.handed();
         counters
     }
 

@@ -17,6 +17,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         while !self.stopping {
             let mut polled = false;
             let busy = self.turn()?.more || self.look_again(&mut polled)?;
+            if self.threads.are_watched() {
+                self.mind_lanes();
+            }
             let asleep = !busy && !self.stopping && !self.is_asked() && self.may_sleep();
             if asleep {
                 self.wait(polled)?;
@@ -34,18 +37,25 @@ impl<S: Server + Disclose> EventLoop<S> {
             None => false,
             Some(Nap { sleep, look }) => {
                 self.engine.limit_sleep(Duration::from_nanos(sleep));
-                self.reap(Until::Any)?;
-                let woken = self.time();
-                self.seen = Some(woken);
+                self.sleep()?;
                 self.look_for(look)?
             }
         };
         if !found && !self.stopping {
-            self.reap(Until::Any)?;
-            self.seen = Some(self.time());
+            self.sleep()?;
         }
         let ended = self.time();
         self.polling.waited(awaited, polled, begun, ended);
+        Ok(())
+    }
+
+    /// Sleeps until something happens, or for as long as it may.
+    fn sleep(&mut self) -> Result<(), Failure> {
+        let begun = self.time();
+        self.reap(Until::Any)?;
+        let woken = self.time();
+        self.threads.rested(woken.saturating_sub(begun));
+        self.seen = Some(woken);
         Ok(())
     }
 
@@ -83,7 +93,11 @@ impl<S: Server + Disclose> EventLoop<S> {
                 break;
             }
         }
-        self.stats.polled(found, now.saturating_sub(begun));
+        let looked = now.saturating_sub(begun);
+        if !found {
+            self.threads.rested(looked);
+        }
+        self.stats.polled(found, looked);
         Ok(found)
     }
 }

@@ -26,6 +26,7 @@ use crate::serve::data;
 use crate::serve::full::Full;
 use crate::signals::Signal;
 use crate::stats::Counters;
+use crate::threads::{Processors, Threads};
 use arguments::{Arguments, Command};
 use control::PollingMode;
 use vm::xen::both_ends::wait_connected;
@@ -153,6 +154,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         disk,
         engine,
         polling: Polling::new(Settings::new(PollingMode::Off, Duration::ZERO), Contention::of_nobody()),
+        threads: Threads::new(1, Processors::of_this_process()),
         stats_file: None,
         blkback_stats: Some(BlkbackStats::open(&Statistics::of(directory, device.guest, device.vdev)).unwrap()),
         stop,

@@ -1,0 +1,55 @@
+//! Lanes of the engine, which come and go as [`Threads`](crate::threads::Threads) says.
+//!
+//! It knows no protocol and no format. Invariant: a lane that cannot be is no error; the thread does the work.
+
+use transport::Server;
+
+use super::{Disclose, EventLoop};
+use crate::log::say;
+use crate::threads::{Change, forced};
+
+impl<S: Server + Disclose> EventLoop<S> {
+    /// Starts or ends a lane, if that is due.
+    pub(super) fn mind_lanes(&mut self) {
+        let now = self.time();
+        if !self.threads.are_due(now) {
+            return;
+        }
+        self.note_lane_trouble();
+        let time = u64::try_from(self.engine.lane_time().as_nanos()).unwrap_or(u64::MAX);
+        match self.threads.judge(now, self.engine.lane_count(), time) {
+            Some(Change::Start) => {
+                if let Err(error) = self.engine.start_lane() {
+                    self.without_lane(error);
+                }
+            }
+            Some(Change::End) if forced().is_none() => self.engine.end_lane(),
+            Some(Change::End) | None => {}
+        }
+    }
+
+    /// Whether there are lanes that an idle disk would end.
+    pub(super) fn has_lanes_to_end(&self) -> bool {
+        self.engine.lane_count() > 0 && forced().is_none()
+    }
+
+    /// An idle disk has no threads but its own.
+    pub(super) fn end_idle_lanes(&mut self) {
+        while self.has_lanes_to_end() {
+            self.engine.end_lane();
+        }
+    }
+
+    fn note_lane_trouble(&mut self) {
+        while let Some(trouble) = self.engine.take_lane_trouble() {
+            self.without_lane(trouble);
+        }
+    }
+
+    /// Goes on without one. What was refused once is not tried every other moment.
+    fn without_lane(&mut self, why: impl std::fmt::Display) {
+        let threads = self.engine.lane_count() + 1;
+        self.threads.stay_at(threads);
+        say(format_args!("no more threads than {threads}: {why} (`tapline disk SOCKET threads N` has it tried again)"));
+    }
+}

@@ -20,6 +20,7 @@ mod problem;
 mod requester;
 mod retention;
 mod seed;
+mod share;
 mod sr;
 mod statistics;
 mod task;
@@ -41,6 +42,7 @@ pub use problem::{Code, Details, KINDS, Kind, Problem};
 pub use requester::Requester;
 pub use retention::Retention;
 pub use seed::{Seed, SeedText};
+pub use share::{DiskShare, SHARE_DEPTH, SHARE_WEIGHT};
 pub use sr::{
     Forecast, Placed, Scan, Space, Sr, SrAttach, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
     SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,

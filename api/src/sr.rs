@@ -37,6 +37,9 @@ pub struct Sr {
     pub space: Option<Space>,
     /// Bytes to keep free: operations that would use them are refused.
     pub reserve: u64,
+    /// Requests in flight of all its plugged disks together, beyond which a disk waits that has had more than others.
+    #[serde(default = "crate::share::default_depth")]
+    pub share_depth: u32,
     /// Why the repository is lost, and what to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
@@ -301,6 +304,11 @@ pub struct SrPatch {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "reserve_if_any")]
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: Option<u64>,
+    /// Requests in flight of all its plugged disks together, beyond which a disk waits that has had more than others:
+    /// about what the storage can do at once. 128 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4096)]
+    pub share_depth: Option<u32>,
     /// Words to find it by, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,

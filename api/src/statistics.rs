@@ -55,6 +55,12 @@ pub struct DiskStatistics {
     /// For how many nanoseconds it has, in all.
     #[serde(default)]
     pub throttled_ns: u64,
+    /// Requests that have waited for the disk's share of its storage.
+    #[serde(default)]
+    pub shared: u64,
+    /// For how many nanoseconds they have, in all.
+    #[serde(default)]
+    pub shared_ns: u64,
     /// The counters of each kind of request.
     pub operations: Vec<OperationStatistics>,
     /// The requests in flight, the oldest first: 64 of them at most.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, DiskLimits, OtherConfig, Problem, Tags};
+use crate::{AbsolutePath, Autostart, DiskLimits, OtherConfig, Problem, SHARE_WEIGHT, Tags};
 
 /// A virtual block device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -39,6 +39,9 @@ pub struct Vbd {
     /// What its disk is limited to; absent if it has no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<DiskLimits>,
+    /// Its disk's weight among those that share its storage.
+    #[serde(default = "crate::share::default_weight")]
+    pub share_weight: u32,
     /// Whether the VBD is plugged.
     pub state: VbdState,
     /// Where the disk is served: a socket, or for a Xen guest the backend's node in xenstore; present while plugged.
@@ -74,6 +77,7 @@ impl Vbd {
             other_config: OtherConfig::default(),
             autostart: None,
             limits: None,
+            share_weight: SHARE_WEIGHT,
             state: VbdState::Unplugged,
             socket: None,
             pid: None,
@@ -168,6 +172,10 @@ pub struct VbdCreate {
     /// What its disk is limited to; without limits by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<DiskLimits>,
+    /// Its disk's weight among those that share its storage: 100 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 10_000)]
+    pub share_weight: Option<u32>,
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub tags: Tags,

@@ -10,10 +10,12 @@ mod limit;
 mod number;
 mod xen;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use control::limits::Limits;
+use control::share::{DEPTHS, WEIGHTS};
 use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS_MAX};
 
 pub use confirm::Confirm;
@@ -52,6 +54,7 @@ impl Arguments {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process, for as long as that lives")]
 pub enum Command {
     /// Create, inspect, check, convert, compare and rearrange image files that are not being served
     #[command(subcommand)]
@@ -161,6 +164,17 @@ pub struct Serve {
     /// What `tapline calibrate` has found for the storage that the image is on
     #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub policy: Option<PathBuf>,
+    /// Share the storage fairly with the other disks that name this file, each served by a process of its own: a page
+    /// of memory, which the first one creates; best in /run
+    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
+    pub share: Option<PathBuf>,
+    /// How much of the storage is this disk's when it is shared, compared with the others [default: 100]
+    #[arg(long, value_name = "N", requires = "share", value_parser = number::<u32>(wide(WEIGHTS)))]
+    pub share_weight: Option<u32>,
+    /// Requests in flight of all these disks together, beyond which a disk that has had more than others waits: about
+    /// what the storage can do at once [default: that of the file, or 128]
+    #[arg(long, value_name = "N", requires = "share", value_parser = number::<u32>(wide(DEPTHS)))]
+    pub share_depth: Option<u32>,
     /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
     /// that need space
     #[arg(long, value_name = "WHAT", default_value = "fail")]
@@ -269,6 +283,10 @@ fn serial(word: &str) -> Result<String, String> {
     } else {
         Err("a serial number must have 1 to 20 letters, digits or punctuation marks, without spaces".to_owned())
     }
+}
+
+fn wide(range: RangeInclusive<u32>) -> RangeInclusive<u64> {
+    u64::from(*range.start())..=u64::from(*range.end())
 }
 
 /// Limits of a disk, or why they are none.

@@ -14,6 +14,7 @@ mod idle_vm;
 mod live;
 mod plug;
 mod server;
+mod shares;
 mod targets;
 
 use std::cmp::Ordering;
@@ -41,6 +42,8 @@ pub enum Bench {
     Live(Arguments),
     /// Memory and wake-ups of many served disks that nobody uses
     Idle(Arguments),
+    /// Disks that share a storage, each a process: total and spread, and one that is greedy among modest ones
+    Shares(shares::Options),
     /// What wakes the QEMU of a guest that does nothing, by what it emulates
     IdleVm(idle_vm::Options),
     /// Many VBDs plugged and unplugged by the daemon, with slow storage and without, and idle ones
@@ -118,6 +121,7 @@ pub fn run(bench: &Bench) -> Result<(), String> {
         Bench::IdleVm(options) => return idle_vm::run(options),
         Bench::Api(plan) => return api::run(plan),
         Bench::Targets(options) => return targets::run(options),
+        Bench::Shares(options) => return shares::run(options),
         Bench::Xen(options) => return testbed::xen::compare::run(options),
     };
     released(None)?;

@@ -184,20 +184,21 @@ impl Server {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.to_string()),
             _ => {}
         }
-        let child = kind
-            .command(&socket)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| format!("start {}: {error}", kind.name()))?;
+        Server::begin(kind.command(&socket), socket, kind.name())
+    }
+
+    /// The same for a command that listens at this socket.
+    pub fn begin(mut command: Command, socket: PathBuf, name: &str) -> Result<Server, String> {
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().map_err(|error| format!("start {name}: {error}"))?;
         let mut server = Server { child, socket };
         let begin = Instant::now();
         while !is_listening(&server.socket) {
             if let Ok(Some(status)) = server.child.try_wait() {
-                return Err(format!("{} ended at once: {status}; run {:?}", kind.name(), kind.command(&server.socket)));
+                return Err(format!("{name} ended at once: {status}; run {command:?}"));
             }
             if begin.elapsed() > Duration::from_secs(20) {
-                return Err(format!("{} does not listen", kind.name()));
+                return Err(format!("{name} does not listen"));
             }
             std::thread::sleep(Duration::from_millis(10));
         }

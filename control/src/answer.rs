@@ -225,6 +225,26 @@ pub struct Limited {
     pub throttled_ns: u64,
 }
 
+/// `share`: how the disk shares its storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Shared {
+    /// Whether it shares it at all; if not, the rest means nothing.
+    pub shared: bool,
+    /// Its weight.
+    pub weight: u32,
+    /// Requests in flight of all disks of the storage, beyond which those wait that have had more than others.
+    pub depth: u32,
+    /// Other disks that were seen using the storage in the last look.
+    pub others: u32,
+    /// Requests that wait for the disk's share now.
+    pub waiting: usize,
+    /// Requests that have waited for it since the statistics page was begun.
+    pub held: u64,
+    /// For how many nanoseconds, in all.
+    pub held_ns: u64,
+}
+
 /// What keeps a disk from writing, if anything: `space`, `watch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -468,7 +488,8 @@ macro_rules! answers {
 }
 
 answers! {
-    Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Shape Threads Limited Trace
+    Version Layers Stats Condition Snapshot Clone Merge Revert Resize Upgrade Paused Polling Shape Threads Limited Shared
+    Trace
 }
 
 impl Answer {

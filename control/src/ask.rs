@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::Reply;
 use crate::limits::Limits;
 pub use crate::method::Method;
-use crate::{Error, Id, ImageName, Kind, PollingMode, SizeRule, answer};
+use crate::{Error, Id, ImageName, Kind, PollingMode, SizeRule, answer, share};
 
 /// The version of the protocol that is spoken here, and the only one.
 pub const VERSION: u64 = 1;
@@ -65,6 +65,8 @@ macro_rules! with_verbs {
             "upgrade" Upgrade -> answer::Upgrade;
             /// Limit its requests and bytes per second, or show its limits
             "limit" Limit -> answer::Limited;
+            /// Set the disk's share of a storage that other disks use too, or show it
+            "share" Share -> answer::Shared;
             /// Pause all requests; everything is durable while they are paused
             "pause" Pause -> answer::Paused;
             /// Resume requests
@@ -223,6 +225,18 @@ pub struct Limit {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
     /// The client records the limits in the catalogue, without which those of a daemon's disk are not changed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recorded: bool,
+}
+
+/// `share`. A page of shares may come with the line, as the file for writing called `shares.page`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// The disk's weight from now on. Without this it stays as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// The client records the weight in the catalogue, without which that of a daemon's disk is not changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
 }
@@ -388,6 +402,7 @@ impl Verb {
                 merge.check()
             }
             Verb::Limit(limit) => limit.limits.map_or(Ok(()), |limits| limits.check()),
+            Verb::Share(share) => share.weight.map_or(Ok(()), share::check_weight),
             Verb::Upgrade(upgrade) => upgrade.program.as_deref().map_or(Ok(()), absolute),
             _ => Ok(()),
         }

@@ -19,6 +19,7 @@ mod method;
 mod polling_mode;
 mod progress;
 pub mod redo_name;
+pub mod share;
 pub mod size;
 mod size_rule;
 mod text;

@@ -105,6 +105,12 @@ impl Shared {
         self.u64_at(at, |place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))
     }
 
+    /// Stores a 64-bit number in native byte order where another one is, and nothing where that is not; whether it did.
+    pub fn exchange_u64_native(&self, at: usize, old: u64, new: u64) -> Option<bool> {
+        let exchange = |place: &AtomicU64| place.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        self.u64_at(at, |place| exchange(place).is_ok())
+    }
+
     /// Loads a little-endian 32-bit number; what the peer wrote before it stored the number is visible after.
     pub fn load_u32(&self, at: usize) -> Option<u32> {
         self.u32_at(at, |value| u32::from_le(value.load(Ordering::Acquire)))
@@ -297,6 +303,14 @@ mod test {
             let narrow = piece.window::<32, 4>(164).unwrap();
             assert_eq!((narrow.load_u64(at), narrow.load_u32(at + 4)), (Some(WORD), Some(0x0807_0605)));
         }
+    }
+
+    #[test]
+    fn a_number_is_exchanged_only_for_the_one_that_is_there() {
+        let piece = piece();
+        assert_eq!(piece.exchange_u64_native(8, 0, 5), Some(true));
+        assert_eq!((piece.exchange_u64_native(8, 0, 6), piece.load_u64_native(8)), (Some(false), Some(5)));
+        assert_eq!((piece.exchange_u64_native(4, 0, 6), piece.exchange_u64_native(4096, 0, 6)), (None, None));
     }
 
     #[test]

@@ -229,11 +229,15 @@ pub enum Count {
     Merges = 11,
     /// Those that were done again by themselves, since that one failed.
     Redone = 12,
+    /// Requests that have waited for the disk's share of its storage. Pages of earlier programs have zero here.
+    Shared = 13,
+    /// For how many nanoseconds they have, in all.
+    SharedNs = 14,
 }
 
 impl Count {
     /// All of them.
-    pub const ALL: [Count; 13] = [
+    pub const ALL: [Count; 15] = [
         Count::Rounds,
         Count::Sleeps,
         Count::PollsHit,
@@ -247,6 +251,8 @@ impl Count {
         Count::Splits,
         Count::Merges,
         Count::Redone,
+        Count::Shared,
+        Count::SharedNs,
     ];
 
     pub(crate) fn at(self) -> usize {

@@ -6,8 +6,8 @@
 //! behind `--` and are counted beside the present one; `--only=TEXT` counts the loads that have TEXT in their names.
 //!
 //! `--check` compares with the table that is kept with the source and fails where a request costs 3 % more; `--write`
-//! writes that table. With one request at a time the thread sleeps more or less often, as the machine is busy or not: of
-//! these loads only the part of the disk is compared, which the same request always costs.
+//! writes that table. With one request at a time the thread sleeps more or less often, as the machine is busy or not:
+//! of these loads only the part of the disk is compared, which the same request always costs.
 
 #[path = "instructions/callgrind.rs"]
 mod callgrind;

@@ -152,12 +152,8 @@ impl Files {
 
     /// The file passed for writing under a path that ends in this name.
     pub fn handed_as(&self, name: &str) -> Option<io::Result<File>> {
-        let find = |handed: &mut Handed| {
-            let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
-            handed.files.iter().find(named).map(|file| file.descriptor.try_clone())
-        };
-        let found = self.in_handed(find).unwrap_or_else(|| self.taken().as_mut().and_then(find));
-        found.map(|descriptor| descriptor.map(File::from))
+        let find = |handed: &mut Handed| handed.named(name);
+        self.in_handed(find).unwrap_or_else(|| self.taken().as_mut().and_then(find))
     }
 
     /// Closes what was handed for writing to this path, and with it its lock.
@@ -365,6 +361,13 @@ impl Handed {
         }
         self.files.push(file);
         Ok(())
+    }
+
+    /// The file for writing under a path that ends in this name.
+    pub fn named(&self, name: &str) -> Option<io::Result<File>> {
+        let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
+        let found = self.files.iter().find(named)?;
+        Some(found.descriptor.try_clone().map(File::from))
     }
 
     /// Whether there are no files.

@@ -5,6 +5,7 @@
 //! happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command line specifies
 //! and announces where the disk is served.
 
+mod address;
 mod blkback_stats;
 mod control;
 mod event_loop;
@@ -16,10 +17,10 @@ mod own_keys;
 mod page;
 mod quiet;
 mod shaping;
+pub mod sharing;
 pub mod suspects;
 mod takeover;
 
-use std::net::{IpAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, .. } = layers;
     let page = page::find(from, serve);
-    let limiter = limiter(serve, taken.as_ref());
+    let limiter = limiter(from, serve, taken.as_ref());
     let shaping = shaping(serve, taken.as_ref(), &name, &files)?;
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
@@ -180,12 +181,15 @@ fn threads(serve: &Serve, counters: &Counters) -> Threads {
     threads
 }
 
-/// The limits of the process that is taken over, or those of the command line.
-fn limiter(serve: &Serve, taken: Option<&Takeover>) -> Limiter {
-    match taken.and_then(|taken| taken.limits) {
+/// The limits and the share of the process that is taken over, or those of the command line.
+fn limiter(files: &Files, serve: &Serve, taken: Option<&Takeover>) -> Limiter {
+    let handed = taken.and_then(|taken| taken.limits);
+    let mut limiter = match handed {
         Some(handed) => Limiter::taken_over(handed),
         None => Limiter::new(serve.limit.as_deref().copied().unwrap_or_default()),
-    }
+    };
+    limiter.set_sharing(sharing::find(files, serve, handed.and_then(|handed| handed.share)));
+    limiter
 }
 
 /// What the disk is, for readers of its statistics page.
@@ -258,7 +262,7 @@ impl Sockets {
             (Some(path), _) => handed(Listens::VhostUser, Some(path))?.map(Transport::Handed),
             (None, Some(address)) => Some(match handed(Listens::Nbd, Some(Path::new(address)))? {
                 Some(socket) => Transport::Handed(socket),
-                None => Transport::ToBind(Some(checked_address(serve, address)?)),
+                None => Transport::ToBind(Some(address::checked_address(serve, address)?)),
             }),
             (None, None) => None,
         };
@@ -415,55 +419,6 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
 }
 
-/// A path, or a host and a port. What has a slash is a path, and so is a name without a colon unless it looks like a
-/// port or a host, which would become a file of that name.
-fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
-    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let port = word.rsplit_once(':').filter(|(_, port)| is_number(port));
-    if word.contains('/') {
-        return Ok(nbd::Address::Unix(PathBuf::from(word)));
-    }
-    let doubtful = |port: &str| {
-        let why = format!("'{word}' may be meant as {port} or as the name of a socket");
-        let advice = format!("write {port} for a port, or ./{word} for a socket");
-        Err(Failure::of(Kind::Invalid, format!("cannot serve NBD there: {why}")).advise(advice))
-    };
-    let address = word.trim_matches(['[', ']']).parse::<IpAddr>();
-    if port.is_none() || address.is_ok() {
-        return match word {
-            _ if is_number(word) => doubtful(&format!("127.0.0.1:{word}")),
-            "localhost" => doubtful("localhost:10809"),
-            _ => match address {
-                Ok(IpAddr::V4(address)) => doubtful(&format!("{address}:10809")),
-                Ok(IpAddr::V6(address)) => doubtful(&format!("[{address}]:10809")),
-                Err(_) => Ok(nbd::Address::Unix(PathBuf::from(word))),
-            },
-        };
-    }
-    let found = word.to_socket_addrs().map_err(|error| {
-        Failure::new(format!("resolve the address {word}"), error).advise("use HOST:PORT, or ./NAME for a Unix socket")
-    })?;
-    let address = found.into_iter().next();
-    address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
-}
-
-/// Where to serve NBD. A disk that anyone who reaches a network address may write to is served only if that is said.
-fn checked_address(serve: &Serve, word: &str) -> Result<nbd::Address, Failure> {
-    let found = nbd_address(word)?;
-    let address = match found {
-        nbd::Address::Tcp(address) if !address.ip().is_loopback() => address,
-        _ => return Ok(found),
-    };
-    if serve.read_only || serve.allow_unencrypted {
-        return Ok(found);
-    }
-    let why = "all who reach that address could read and write the disk: NBD is served without encryption";
-    Err(Failure::of(Kind::Invalid, format!("cannot serve {} at {address}: {why}", serve.image)).advise(
-        "serve at 127.0.0.1 or a Unix socket behind an SSH tunnel, add --read-only, or, in a network that only trusted \
-         hosts reach, --allow-unencrypted",
-    ))
-}
-
 /// The error names the place by itself.
 fn cannot_listen(error: impl std::error::Error + 'static) -> Failure {
     Failure::said(error)
@@ -500,23 +455,6 @@ impl Disclose for nbd::Server {
 #[cfg(test)]
 mod test {
     use super::*;
-
-    #[test]
-    fn an_address_with_a_port_is_tcp_and_anything_else_a_path() {
-        assert_eq!(nbd_address("127.0.0.1:10809").unwrap(), nbd::Address::Tcp("127.0.0.1:10809".parse().unwrap()));
-        assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
-        assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
-        assert_eq!(nbd_address("a.sock").unwrap(), nbd::Address::Unix("a.sock".into()));
-    }
-
-    #[test]
-    fn what_may_be_a_port_or_a_file_is_refused_with_both_readings() {
-        for (word, port) in [("10809", "127.0.0.1:10809"), ("localhost", "localhost:10809"), ("::1", "[::1]:10809")] {
-            let advice = nbd_address(word).unwrap_err().advice().unwrap().to_owned();
-            assert_eq!(advice, format!("write {port} for a port, or ./{word} for a socket"));
-        }
-        assert_eq!(nbd_address("./10809").unwrap(), nbd::Address::Unix("./10809".into()));
-    }
 
     #[test]
     fn a_path_is_escaped_in_a_uri() {

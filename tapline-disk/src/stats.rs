@@ -228,9 +228,20 @@ impl Stats {
         self.page.count(Count::ThrottledNs, held);
     }
 
+    /// The disk's share of its storage has.
+    pub fn shared(&mut self, held: u64) {
+        self.page.count(Count::Shared, 1);
+        self.page.count(Count::SharedNs, held);
+    }
+
     /// How many requests a limit has held back since the page was begun, and for how many nanoseconds in all.
     pub fn all_throttled(&self) -> (u64, u64) {
         (self.page.counted(Count::Throttled), self.page.counted(Count::ThrottledNs))
+    }
+
+    /// How many requests have waited for the disk's share of its storage, and for how many nanoseconds in all.
+    pub fn all_shared(&self) -> (u64, u64) {
+        (self.page.counted(Count::Shared), self.page.counted(Count::SharedNs))
     }
 
     /// Memory was given back, since the disk was not used.

@@ -170,6 +170,7 @@ pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<M
         queues: None,
         autostart: None,
         limits: None,
+        share_weight: None,
         tags: Default::default(),
         other_config: Default::default(),
     };

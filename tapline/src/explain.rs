@@ -49,6 +49,8 @@ struct Seen {
     errors: u64,
     /// Requests that a limit has held back, and for how many nanoseconds.
     throttled: (u64, u64),
+    /// Those that have waited for the disk's share of its storage.
+    shared: (u64, u64),
     /// The share of a CPU that the process took; `None` where that cannot be seen.
     cpu: Option<f64>,
     slow_clock: bool,
@@ -123,6 +125,7 @@ impl Seen {
             oldest: oldest.map(|one| (now.read.saturating_sub(one.taken), one.stage() == Stage::Storage)),
             errors: counts.all_errors(),
             throttled: (more(Count::Throttled), more(Count::ThrottledNs)),
+            shared: (more(Count::Shared), more(Count::SharedNs)),
             cpu: cpu.map(|cpu| cpu.as_secs_f64() * 1e9 / float(ns).max(1.0)),
             slow_clock: now.slow_clock,
         }
@@ -137,6 +140,16 @@ impl Seen {
     fn share(&self, stages: &[Stage]) -> f64 {
         let sum = stages.iter().map(|stage| float(self.counts.sum(*stage))).sum::<f64>();
         sum / float(self.counts.sum_of_all()).max(1.0)
+    }
+
+    /// What requests that were held back have waited, if that bounds the disk. They wait in the ring, as far as the
+    /// stages know.
+    fn held_back(&self, (waited, held): (u64, u64)) -> Option<String> {
+        let share = float(waited) / float(self.counts.count()).max(1.0);
+        let mean = float(held) / float(waited).max(1.0) / 1e6;
+        let is_much = share > 0.1 && float(held) > 0.3 * float(self.counts.sum_of_all());
+        let of_all = percent(share.min(1.0));
+        is_much.then(|| format!("{of_all} % of the requests have waited for it, {mean:.1} ms each"))
     }
 
     fn mean_us(&self) -> f64 {
@@ -197,16 +210,13 @@ fn judge(seen: &Seen) -> Vec<Finding> {
 fn bound_by(seen: &Seen, find: &mut impl FnMut(&'static str, String, Option<&'static str>)) {
     let storage = seen.share(&[Stage::Storage]);
     let whole = seen.queue(&Stage::ALL);
-    let (throttled, held) = seen.throttled;
-    let share = float(throttled) / float(seen.counts.count()).max(1.0);
-    // What waits for a limit waits in the ring, as far as the stages know.
-    if share > 0.1 && float(held) > 0.3 * float(seen.counts.sum_of_all()) {
-        let mean = float(held) / float(throttled).max(1.0) / 1e6;
-        let text = format!(
-            "The limit of the disk: {} % of the requests have waited for it, {mean:.1} ms each.",
-            percent(share.min(1.0))
-        );
-        return find("limit", text, Some("tapline vbd limit, or tapline disk SOCKET limit, shows and changes it"));
+    if let Some(waited) = seen.held_back(seen.throttled) {
+        let advice = "tapline vbd limit, or tapline disk SOCKET limit, shows and changes it";
+        return find("limit", format!("The limit of the disk: {waited}."), Some(advice));
+    }
+    if let Some(waited) = seen.held_back(seen.shared) {
+        let advice = "other disks use the same storage: tapline vbd share, or tapline disk SOCKET share, gives it more";
+        return find("share", format!("The disk's share of its storage: {waited}."), Some(advice));
     }
     if let Some(cpu) = seen.cpu.filter(|cpu| *cpu > 0.9) {
         let text = format!("The disk's thread is busy: it takes {} % of a CPU.", percent(cpu));
@@ -381,6 +391,16 @@ mod test {
         assert!(auto.text.contains("by the policy /p") && auto.text.contains("it gained"), "{auto:?}");
         let other = shaped(&answer::Shape { policy: Some(policy), ..split });
         assert!(other.text.contains("/p is not in force"), "{other:?}");
+    }
+
+    #[test]
+    fn the_share_of_the_storage_is_named_where_it_holds_requests_back() {
+        let findings = served(1000, [5_000_000, 2000, 100_000, 1000], |page| {
+            page.count(Count::Shared, 900);
+            page.count(Count::SharedNs, 900 * 5_000_000);
+        });
+        assert_eq!(bounds(&findings), ["share", "figures"]);
+        assert!(findings[0].advice.is_some_and(|advice| advice.contains("tapline vbd share")), "{findings:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use api::{
     Description, ImageFormat, Name, Problem, Scan, SrBelieve, SrCreate, SrDestroyPlan, SrFound, SrIntroduce, SrPatch,
     SrProbe, SrSource,
 };
+use arguments::number;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -65,7 +66,7 @@ pub enum Verb {
     Forget(One),
     /// Destroy a repository with everything in it
     Destroy(Destroy),
-    /// Change a repository's name, description or reserve
+    /// Change a repository's name, description, reserve or share depth
     Set(Set),
 }
 
@@ -151,7 +152,7 @@ pub struct Destroy {
 
 /// Changes a repository.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "reserve", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&["name", "description", "reserve", "share_depth", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -165,6 +166,10 @@ pub struct Set {
     /// Bytes to keep free from now on
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::bytes)]
     reserve: Option<u64>,
+    /// Requests in flight of all its plugged disks together, beyond which a disk waits that has had more than others:
+    /// about what the storage can do at once [default when created: 128]
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=4096))]
+    share_depth: Option<u32>,
     #[command(flatten)]
     labels: ChangeLabels,
 }
@@ -200,14 +205,14 @@ impl Verb {
 
 impl Set {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Set { sr, name, description, reserve, labels } = self;
+        let Set { sr, name, description, reserve, share_depth, labels } = self;
         let uuid = session.sr(&sr).await?;
         let now = match labels.changes_some() {
             true => session.client.sr(uuid).await.map(|sr| (sr.tags, sr.other_config))?,
             false => Default::default(),
         };
         let (tags, other_config) = labels.of(now)?;
-        let patch = SrPatch { name, description, reserve, tags, other_config };
+        let patch = SrPatch { name, description, reserve, share_depth, tags, other_config };
         let sr = session.client.sr_set(uuid, &patch).await?;
         if session.json() { session.value(&sr) } else { Ok(()) }
     }

@@ -1,6 +1,7 @@
 //! `tapline vbd`.
 
 mod limit;
+mod share;
 mod upgrade;
 
 use std::fs::Metadata;
@@ -66,6 +67,8 @@ pub enum Verb {
     Upgrade(upgrade::Upgrade),
     /// Limit requests and bytes per second of the disk, at once if it is plugged
     Limit(limit::Limit),
+    /// Set how much of its storage the disk gets while other disks use it too, at once if it is plugged
+    Share(share::Share),
     /// Remove an unplugged block device; its disk stays
     Destroy(One),
     /// Print the configuration to paste for a machine that is managed elsewhere
@@ -142,6 +145,10 @@ pub struct Create {
     /// that are managed elsewhere
     #[arg(long, value_name = word::AUTOSTART, value_parser = word::autostart, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     autostart: Option<Autostart>,
+    /// How much of its storage the disk gets while other disks use it too: with twice the weight twice as much
+    /// [default: 100]
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=10_000))]
+    share_weight: Option<u32>,
     #[command(flatten)]
     limits: LimitWords,
     #[command(flatten)]
@@ -260,6 +267,7 @@ impl Verb {
             Verb::Unplug { which, force, waiting } => unplug(session, which, force, waiting).await,
             Verb::Upgrade(upgrade) => upgrade.run(session).await,
             Verb::Limit(limit) => limit.run(session).await,
+            Verb::Share(share) => share.run(session).await,
             Verb::Destroy(One { vbd, waiting }) => {
                 session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }
@@ -364,6 +372,7 @@ impl Create {
             queues: self.queues,
             autostart: self.autostart,
             limits: limit::of_words(&self.limits)?,
+            share_weight: self.share_weight,
             tags,
             other_config,
         };

@@ -142,6 +142,8 @@ pub struct Plug {
     /// The NUMA node on whose processors disk processes run, unless `disk-cpus` names others, and whose memory they
     /// prefer.
     pub disk_numa_node: Option<u32>,
+    /// Whether plugged disks of a repository share its storage by their weights.
+    pub shares: bool,
     /// For tests of slow storage: plug operations on a VDI whose name ends with a number of milliseconds, as in
     /// `disk~250ms`, take that much longer.
     pub injected_delays: bool,
@@ -233,6 +235,7 @@ impl Default for Plug {
             disk_threads: 1,
             disk_cpus: None,
             disk_numa_node: None,
+            shares: true,
             injected_delays: false,
         }
     }

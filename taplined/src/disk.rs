@@ -12,6 +12,7 @@ pub mod process;
 mod program;
 pub mod redo;
 pub mod serving;
+pub mod shares;
 pub mod tool;
 
 use std::path::PathBuf;
@@ -33,12 +34,14 @@ pub struct Disks {
     config: Config,
     /// Where verbs that change a disk wait while its process is replaced.
     pub gates: Gates,
+    /// By what they share the storage of their repositories.
+    pub shares: shares::Pages,
 }
 
 impl Disks {
     /// The disks of a daemon with this configuration.
     pub fn of(config: &Config) -> Disks {
-        Disks { config: config.clone(), gates: Gates::default() }
+        Disks { config: config.clone(), gates: Gates::default(), shares: shares::Pages::default() }
     }
 
     /// Sends a verb of docs/control.md to the disk of a VBD and waits for the response, but not longer than `patience`.

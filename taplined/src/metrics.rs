@@ -199,7 +199,11 @@ impl Found {
         of("disk_split_transfers", "Transfers that were split on their way to the storage", None)
             .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Splits))))?;
         of("disk_merged_transfers", "Transfers that went on as part of another one", None)
-            .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Merges))))
+            .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Merges))))?;
+        of("disk_shared_requests", "Requests that have waited for the disk's share of its storage", None)
+            .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Shared))))?;
+        of("disk_shared_time", "For how long they have, in all", Some(Unit::Seconds))
+            .counters(encoder, self.by_disk(move |disk| seconds(count(disk, Count::SharedNs))))
     }
 
     fn encode_latencies(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {

@@ -146,6 +146,8 @@ impl Read {
             polls_missed: count(stats::Count::PollsMissed),
             throttled: count(stats::Count::Throttled),
             throttled_ns: count(stats::Count::ThrottledNs),
+            shared: count(stats::Count::Shared),
+            shared_ns: count(stats::Count::SharedNs),
             operations: Kind::ALL.iter().map(|kind| self.operation(*kind, histograms)).collect(),
             requests: snapshot.in_flight.iter().take(LISTED).map(|request| in_flight(request, snapshot.read)).collect(),
             guest: layers.as_ref().map(Layers::guest_shown),

@@ -3,8 +3,8 @@
 //! Two engines follow the same rules (`flight`): [`Uring`] over io_uring, and [`Aio`] over Linux AIO, for machines
 //! where io_uring is forbidden and for files on which every io_uring request would need a thread. Each is the only wait
 //! of its thread: it also watches file descriptors. Two more do nothing, for measurements: [`Null`] at once, and
-//! [`Modelled`] in the time that a device of some kind would take. An engine can have lanes (`lanes`): more threads, each
-//! with such an engine on the same files, that do transfers for the first.
+//! [`Modelled`] in the time that a device of some kind would take. An engine can have lanes (`lanes`): more threads,
+//! each with such an engine on the same files, that do transfers for the first.
 //!
 //! Invariant: memory, iovec and operation belong to the engine's slab from `push` until the operation is handed back;
 //! the kernel never holds an address of anything that may be freed or moved.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{DiskLimits, Problem, Tag, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
+use crate::{DiskLimits, DiskShare, Problem, Tag, Vbd, VbdCreate, VbdPatch, VbdUnplug, VbdUpgraded, Vbds};
 
 const VBDS: &str = "vbds";
 
@@ -74,6 +74,11 @@ impl Client {
     /// Limits the disk of a block device, at once if it is plugged.
     pub async fn vbd_limit(&self, uuid: Uuid, asked: &DiskLimits) -> Result<Vbd, Problem> {
         self.change(Method::POST, &Target::verb(VBDS, uuid, "limit"), asked).await
+    }
+
+    /// Sets the weight of the disk of a block device among those that share its storage.
+    pub async fn vbd_share(&self, uuid: Uuid, asked: &DiskShare) -> Result<Vbd, Problem> {
+        self.change(Method::POST, &Target::verb(VBDS, uuid, "share"), asked).await
     }
 
     /// Plugs a block device.

@@ -88,6 +88,7 @@ impl Client {
         }
         let begin = Instant::now() + Duration::from_secs_f64(self.arguments.warmup);
         let end = begin + Duration::from_secs_f64(self.arguments.seconds);
+        let stop = end + Duration::from_secs_f64(self.arguments.cooldown);
         let (mut done, mut waits) = (0u64, 0u64);
         let mut in_flight = depth;
         let mut cpu_before = None;
@@ -104,7 +105,7 @@ impl Client {
                     let nanos = u64::try_from((now - issued[slot]).as_nanos()).unwrap_or(u64::MAX);
                     histogram.record(nanos.max(1)).map_err(|error| error.to_string())?;
                 }
-                if now < end {
+                if now < stop {
                     issued[slot] = Instant::now();
                     self.put(slot);
                 } else {

@@ -46,6 +46,9 @@ pub struct Arguments {
     /// Ask for so many requests a second, one at a time, instead of keeping the depth.
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: Option<u32>,
+    /// Seconds after that, which are not either.
+    #[arg(long, default_value_t = 0.0)]
+    pub cooldown: f64,
     /// Spin for answers instead of sleeping.
     #[arg(long)]
     pub poll: bool,

@@ -218,7 +218,8 @@ class Operations(Transport):
         })
 
     def sr_patch(
-        self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, reserve=UNSET, tags=UNSET, if_match=None,
+        self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, reserve=UNSET, share_depth=UNSET, tags=UNSET,
+        if_match=None,
     ):
         """Changes the name, description, tags, strings of programs or reserve of a repository.
 
@@ -226,12 +227,15 @@ class Operations(Transport):
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         reserve: Bytes to keep free, at most 2^62.
+        share_depth: Requests in flight of all its plugged disks together, beyond which a disk waits that has had more
+            than others: about what the storage can do at once. 128 by default.
         tags: Words to find it by, instead of those it has.
 
         Returns a `Sr`.
         """
         body = _given({
-            "description": description, "name": name, "other_config": other_config, "reserve": reserve, "tags": tags,
+            "description": description, "name": name, "other_config": other_config, "reserve": reserve, "share_depth":
+            share_depth, "tags": tags,
         })
         return self.request("PATCH", f"/v1/srs/{uuid}", body=body, if_match=if_match)
 
@@ -365,7 +369,7 @@ class Operations(Transport):
 
     def vbd_create(
         self, *, vdi, autostart=UNSET, bootable=UNSET, limits=UNSET, mode=UNSET, other_config=UNSET, position=UNSET,
-        queues=UNSET, tags=UNSET, transport=UNSET, uuid=UNSET, vm=UNSET,
+        queues=UNSET, share_weight=UNSET, tags=UNSET, transport=UNSET, uuid=UNSET, vm=UNSET,
     ):
         """Creates a VBD, which is not plugged yet.
 
@@ -376,6 +380,7 @@ class Operations(Transport):
         other_config: Strings that programs keep with it.
         position: Position among the disks of its VM, 0 to 254; the first free one by default.
         queues: Number of queues offered to the guest, 1 to 64; by default one per processor of the VM, at most 4.
+        share_weight: Its disk's weight among those that share its storage: 100 by default.
         tags: Words to find it by.
         transport: Transport; by default what the VM's driver needs, or vhost-user without a VM.
         uuid: Its identity; a random one if omitted.
@@ -386,8 +391,8 @@ class Operations(Transport):
         """
         body = _given({
             "autostart": autostart, "bootable": bootable, "limits": limits, "mode": mode, "other_config": other_config,
-            "position": position, "queues": queues, "tags": tags, "transport": transport, "uuid": uuid, "vdi": vdi,
-            "vm": vm,
+            "position": position, "queues": queues, "share_weight": share_weight, "tags": tags, "transport": transport,
+            "uuid": uuid, "vdi": vdi, "vm": vm,
         })
         return self.request("POST", "/v1/vbds", body=body)
 
@@ -469,6 +474,18 @@ class Operations(Transport):
         """
         body = _given({"force": force, "vbds": vbds, "vm": vm})
         return self.request("POST", "/v1/vbds/plug", body=body)
+
+    def vbd_share(self, uuid, *, weight, if_match=None):
+        """Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks
+        get a part of the storage in proportion to their weights while more is asked of it than it can do.
+
+        weight: A disk with twice the weight of another one gets twice as much while both use the storage; 100 by
+            default.
+
+        Returns a `Vbd`.
+        """
+        body = _given({"weight": weight})
+        return self.request("POST", f"/v1/vbds/{uuid}/share", body=body, if_match=if_match)
 
     def vbd_show(self, uuid):
         """Gets a VBD.

@@ -10,8 +10,8 @@ use super::name::Among;
 use super::row::{Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
 
-const COLUMNS: &str =
-    "uuid, name, description, source, state, variant, space, reserve, problem, created, tags, other_config";
+const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, problem, created, tags, other_config, \
+     share_depth";
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
     let Labels { tags, other_config } = labels(row)?;
@@ -26,6 +26,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
         variant: row.get::<_, Option<Json<_>>>("variant")?.map(|json| json.0),
         space: row.get::<_, Option<Json<_>>>("space")?.map(|json| json.0),
         reserve: row.get("reserve")?,
+        share_depth: row.get("share_depth")?,
         problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
         created: row.get::<_, Time>("created")?.0,
     })
@@ -141,12 +142,13 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created, NULL,
-             :tags, :other_config)",
+             :tags, :other_config, :share_depth)",
             named_params! {
                 ":uuid": Id(sr.uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":source": Json(&sr.source), ":state": Word(sr.state), ":variant": sr.variant.as_ref().map(Json),
                 ":space": sr.space.as_ref().map(Json), ":reserve": sr.reserve, ":created": Time(sr.created),
                 ":tags": Json(&sr.tags), ":other_config": Json(&sr.other_config),
+                ":share_depth": sr.share_depth,
             },
         )?;
         self.touch(ObjectKind::Sr, sr.uuid, Change::Added);
@@ -170,16 +172,18 @@ impl Tx<'_> {
         sr.tags = patch.tags.clone().unwrap_or(sr.tags);
         sr.other_config = patch.other_config.clone().unwrap_or(sr.other_config);
         sr.reserve = patch.reserve.unwrap_or(sr.reserve);
+        sr.share_depth = patch.share_depth.unwrap_or(sr.share_depth);
         let labels = patch.tags.is_some() || patch.other_config.is_some();
         if patch.name.is_some() || patch.description.is_some() || labels {
             self.note(uuid, Noted::Words);
         }
         self.execute(
             "UPDATE sr SET name = :name, description = :description, reserve = :reserve, tags = :tags,
-             other_config = :other_config WHERE uuid = :uuid",
+             other_config = :other_config, share_depth = :share_depth WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":reserve": sr.reserve, ":tags": Json(&sr.tags), ":other_config": Json(&sr.other_config),
+                ":share_depth": sr.share_depth,
             },
         )?;
         self.touch(ObjectKind::Sr, uuid, Change::Changed);

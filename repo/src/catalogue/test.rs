@@ -29,6 +29,7 @@ pub(super) fn sr() -> Sr {
         variant: None,
         space: None,
         reserve: 0,
+        share_depth: 64,
         problem: None,
         created: Timestamp::now(),
     }

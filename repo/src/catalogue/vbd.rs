@@ -36,6 +36,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
         other_config,
         autostart: row.get::<_, Option<Json<_>>>("autostart")?.map(|json| json.0),
         limits: row.get::<_, Option<Json<_>>>("limits")?.map(|json| json.0),
+        share_weight: row.get("share_weight")?,
         state: row.get::<_, Word<_>>("state")?.0,
         socket: socket.is_some().then(|| text(row, "socket")).transpose()?,
         pid: row.get("pid")?,
@@ -147,13 +148,14 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO vbd VALUES (:uuid, :vm, :vdi, :position, :mode, :bootable, :transport, :queues, :state,
-             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE, :tags, :other_config, :limits)",
+             NULL, NULL, NULL, 0, FALSE, NULL, :created, :autostart, FALSE, :tags, :other_config, :limits, :share_weight)",
             named_params! {
                 ":uuid": Id(vbd.uuid), ":vm": vbd.vm.map(Id), ":vdi": Id(vbd.vdi), ":position": vbd.position,
                 ":mode": Word(vbd.mode), ":bootable": vbd.bootable, ":transport": Word(vbd.transport),
                 ":queues": vbd.queues, ":state": Word(VbdState::Unplugged), ":created": Time(vbd.created),
                 ":autostart": vbd.autostart.map(Json), ":tags": Json(&vbd.tags),
                 ":other_config": Json(&vbd.other_config), ":limits": vbd.limits.map(Json),
+                ":share_weight": vbd.share_weight,
             },
         )?;
         self.touch(ObjectKind::Vbd, vbd.uuid, Change::Added);
@@ -264,6 +266,15 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Busy, what).advise("retry after that"));
         }
         self.execute("UPDATE vbd SET limits = ?2 WHERE uuid = ?1", (Id(uuid), limits.map(Json)))?;
+        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        self.vbd(uuid)
+    }
+
+    /// Records the weight of the disk of a VBD among those that share its storage. A process that is starting is told
+    /// of it when it serves.
+    pub fn set_vbd_share_weight(&mut self, uuid: Uuid, weight: u32) -> Result<Vbd, Problem> {
+        self.vbd(uuid)?;
+        self.execute("UPDATE vbd SET share_weight = ?2 WHERE uuid = ?1", (Id(uuid), weight))?;
         self.touch(ObjectKind::Vbd, uuid, Change::Changed);
         self.vbd(uuid)
     }

@@ -186,6 +186,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             disk.sync(&mut engine);
         }
         watch_all(&mut EngineWatch(&mut engine), [&stop, &leave, &report], control.as_mut(), &mut server)?;
+        limiter.go();
         let (page, kept) = page::begin(page, &identity).map_err(|error| Failure::new("count requests", error))?;
         let stats = Stats::resumed(counters, Clock::new(), page);
         let suspects = Suspects::after(disk.leaf_log(), counters.fatal);
@@ -263,15 +264,16 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         self.stopping |= self.server.is_over();
         let found = came + settled + answered > 0;
-        if found {
-            self.time = None;
-        }
         // A client with one request at a time sends the next only after it has received the completion of the last; any
         // other may have more already. A verb may have waited for this.
         let in_flight = self.disk.in_flight();
         panics::in_flight(in_flight);
         if found {
             self.note_in_flight(in_flight);
+            if self.limiter.sharing().is_some() {
+                self.tell_others(answered, in_flight);
+            }
+            self.time = None;
         }
         let one_by_one = came.max(answered).max(in_flight) <= 1;
         Ok(Turn { found, more: found && (!one_by_one || self.control_due) })

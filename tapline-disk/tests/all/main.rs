@@ -36,6 +36,7 @@ mod probes;
 mod rest;
 mod serve;
 mod shape;
+mod shares;
 mod takeover;
 mod threads;
 mod tool;

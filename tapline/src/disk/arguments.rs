@@ -247,6 +247,26 @@ impl Said for ask::Limit {
 }
 
 #[derive(Debug, Args)]
+pub struct Share {
+    /// Its weight from now on: a disk with twice the weight of another one gets twice as much of the storage
+    #[arg(long, value_name = "N")]
+    pub weight: Option<u32>,
+}
+
+impl Said for ask::Share {
+    type Arguments = Share;
+
+    fn of(said: &Share) -> Result<ask::Share, Error> {
+        said.weight.map_or(Ok(()), control::share::check_weight)?;
+        Ok(ask::Share { weight: said.weight, recorded: false })
+    }
+
+    fn shown(answer: &Self::Answer) -> Vec<String> {
+        human::shared(answer)
+    }
+}
+
+#[derive(Debug, Args)]
 pub struct Upgrade {
     /// The program to start [default: the tapline-disk that belongs to this program]
     #[arg(long, value_name = "PATH")]
@@ -381,5 +401,15 @@ mod test {
         assert_eq!(given, Some("iops=5000,bandwidth=100M,burst=2s".parse().unwrap()));
         assert!(limits("disk /s limit --iops 100 --write-iops 200").is_err());
         assert!(parse("disk /s limit --none --iops 100").is_err());
+    }
+
+    #[test]
+    fn a_weight_is_checked_before_the_disk_is_asked() {
+        let share = |line: &str| match parse(line).unwrap().verb {
+            DiskVerb::Share(said) => ask::Share::of(&said).map(|share| share.weight),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((share("disk /s share"), share("disk /s share --weight 300")), (Ok(None), Ok(Some(300))));
+        assert!(share("disk /s share --weight 0").unwrap_err().message.contains("give 1 to 10000"));
     }
 }

@@ -2,7 +2,7 @@
 
 use control::answer::{
     Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize,
-    Revert, Shape, Snapshot, Stats, Threads, Upgrade, Version,
+    Revert, Shape, Shared, Snapshot, Stats, Threads, Upgrade, Version,
 };
 use control::size::readable;
 use control::{SizeRule, printable};
@@ -127,6 +127,27 @@ pub fn limited(answer: &Limited) -> Vec<String> {
     if let Some(mean) = answer.throttled_ns.checked_div(answer.throttled) {
         let mean = time(mean / 1000);
         lines.push(format!("  {} requests have waited for a limit, {mean} each on average", answer.throttled));
+    }
+    if answer.waiting > 0 {
+        lines.push(format!("  {} requests wait now", answer.waiting));
+    }
+    lines
+}
+
+/// `share`.
+pub fn shared(answer: &Shared) -> Vec<String> {
+    if !answer.shared {
+        return vec!["the disk shares its storage with no other disk of Tapline".into()];
+    }
+    let others = match answer.others {
+        0 => "no other disk uses the storage now".into(),
+        1 => "1 other disk uses the storage now".into(),
+        others => format!("{others} other disks use the storage now"),
+    };
+    let mut lines = vec![format!("weight {}, depth {}; {others}", answer.weight, answer.depth)];
+    if let Some(mean) = answer.held_ns.checked_div(answer.held) {
+        let mean = time(mean / 1000);
+        lines.push(format!("  {} requests have waited for the disk's share, {mean} each on average", answer.held));
     }
     if answer.waiting > 0 {
         lines.push(format!("  {} requests wait now", answer.waiting));

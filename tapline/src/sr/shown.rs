@@ -31,6 +31,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("full", |sr, _| of_space(sr, full)).alone(),
     Shown::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
     Shown::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
+    Shown::new("share depth", |sr, _| sr.share_depth.to_string()).right().wide(),
     Shown::new("filesystem", |sr, _| sr.variant.as_ref().map(|variant| variant.filesystem.clone()).unwrap_or_default())
         .wide(),
     Shown::new("versions", |sr, _| sr.variant.as_ref().map(|variant| word::of(&variant.versions)).unwrap_or_default())

@@ -146,6 +146,7 @@ fn warnings(disk: &Disk) -> Vec<Line<'static>> {
         }
     }
     said.extend(limited(disk));
+    said.extend(shared(disk));
     said.into_iter().map(Line::raw).collect()
 }
 
@@ -155,6 +156,14 @@ fn limited(disk: &Disk) -> Option<String> {
     let mean = float(held) / float(throttled).max(1.0);
     let text = format!("a limit has held {throttled} requests back, {} each on average", duration(mean).trim());
     (throttled > 0).then_some(text)
+}
+
+/// What has waited for the disk's share of its storage.
+fn shared(disk: &Disk) -> Option<String> {
+    let (waited, held) = (disk.now.count(Count::Shared), disk.now.count(Count::SharedNs));
+    let mean = float(held) / float(waited).max(1.0);
+    let text = format!("{waited} requests have waited for the disk's share, {} each on average", duration(mean).trim());
+    (waited > 0).then_some(text)
 }
 
 fn of_kind(disk: &Disk, kind: Kind, all_time: bool, span: &str) -> String {

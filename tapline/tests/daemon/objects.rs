@@ -48,6 +48,7 @@ pub fn sr(number: u128, name: &str) -> Sr {
             measured: "2026-11-22T12:00:00Z".parse().unwrap(),
         }),
         reserve: 10 << 30,
+        share_depth: 128,
         problem: None,
         created: "2026-11-22T10:00:00Z".parse().unwrap(),
     }
@@ -93,6 +94,7 @@ pub fn vbd(number: u128) -> Vbd {
         other_config: Default::default(),
         autostart: None,
         limits: None,
+        share_weight: 100,
         state: VbdState::Plugged,
         socket: Some("/run/tapline/vbd/1.sock".parse().unwrap()),
         pid: Some(77),

@@ -59,6 +59,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         variant: Some(variant),
         space: None,
         reserve: 0,
+        share_depth: api::SHARE_DEPTH,
         problem: None,
         created: jiff::Timestamp::now(),
     };

@@ -66,7 +66,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("vbd_list", Read), ("vbd_show", Read), ("vbd_connect", Read), ("vbd_create", Administer),
     ("vbd_plug_many", Administer), ("vbd_unplug_many", Administer), ("vbd_destroy", Administer),
     ("vbd_patch", Administer), ("vbd_plug", Operate(Kind::Vbd)), ("vbd_unplug", Operate(Kind::Vbd)),
-    ("vbd_upgrade", Administer), ("vbd_limit", Operate(Kind::Vbd)),
+    ("vbd_upgrade", Administer), ("vbd_limit", Operate(Kind::Vbd)), ("vbd_share", Administer),
     ("vdi_list", Read), ("vdi_show", Read), ("vdi_create", Administer), ("vdi_import", Administer),
     ("vdi_destroy", Administer), ("vdi_patch", Administer), ("vdi_clone", Administer), ("vdi_copy", Administer),
     ("vdi_export", Administer), ("vdi_merge", Administer), ("vdi_reconcile", Administer),

@@ -416,6 +416,7 @@ mod test {
             Backup,
             Difference,
             DiskLimits,
+            DiskShare,
             DiskStatistics,
             Event,
             Host,

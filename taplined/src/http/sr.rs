@@ -21,6 +21,7 @@ use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
+use crate::disk::shares;
 use crate::reconcile;
 use crate::request;
 use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, doubtful};
@@ -194,6 +195,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
+    patch.share_depth.map_or(Ok(()), shares::checked_depth)?;
     let sr = request::change(&daemon.catalogue, 200, move |tx| {
         if let (Some(reserve), Some(space)) = (patch.reserve, tx.sr(uuid)?.space) {
             sr::must_fit(reserve, space.physical_size)?;
@@ -201,6 +203,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
         tx.patch_sr(uuid, &patch)
     });
     let sr = sr.await?;
+    daemon.disks.shares.set_depth(uuid, sr.share_depth);
     if sr.state == SrState::Attached {
         // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
         daemon.srs.measure_now(uuid).await;

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use api::{
-    Code, DiskLimits, Driver, Mode, ObjectKind, Problem, Task, Transport, Vbd, VbdCreate, VbdPatch, VbdState,
-    VbdUnplug, Vbds,
+    Code, DiskLimits, DiskShare, Driver, Mode, ObjectKind, Problem, SHARE_WEIGHT, Task, Transport, Vbd, VbdCreate,
+    VbdPatch, VbdState, VbdUnplug, Vbds,
 };
 use axum::Json;
 use axum::extract::State;
@@ -23,6 +23,7 @@ use super::{Begun, Created, Refusal, begun, created};
 use crate::daemon::Daemon;
 use crate::disk::limits;
 use crate::disk::paths::DiskPaths;
+use crate::disk::shares;
 use crate::plug;
 use crate::request;
 use crate::vm::{self, Reader};
@@ -39,6 +40,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
         .routes(routes!(unplug_one))
         .routes(routes!(upgrade))
         .routes(routes!(limit))
+        .routes(routes!(share))
         .routes(routes!(plug_many))
         .routes(routes!(unplug_many))
         .routes(routes!(connect))
@@ -140,6 +142,7 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
         queues: asked.queues.unwrap_or(queues),
         autostart: asked.autostart,
         limits: limits::checked(asked.limits)?,
+        share_weight: asked.share_weight.map_or(Ok(SHARE_WEIGHT), weight)?,
         tags: asked.tags,
         other_config: asked.other_config,
         ..new
@@ -218,6 +221,26 @@ async fn limit(
         plug::limit(&daemon, uuid).await?;
     }
     Ok(Json(limited))
+}
+
+/// Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks get a
+/// part of the storage in proportion to their weights while more is asked of it than it can do.
+#[utoipa::path(
+    post, path = "/vbds/{uuid}/share", tag = "vbd", operation_id = "vbd_share", params(("uuid" = Uuid, Path)),
+    request_body = DiskShare,
+    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn share(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<DiskShare>) -> Result<Json<Vbd>, Refusal> {
+    let weight = shares::checked_weight(asked.weight).map_err(|problem| problem.field("weight"))?;
+    let shared = request::change(&daemon.catalogue, 200, move |tx| tx.set_vbd_share_weight(uuid, weight)).await?;
+    if shared.state == VbdState::Plugged && daemon.config.plug.shares {
+        plug::share(&daemon, uuid).await?;
+    }
+    Ok(Json(shared))
+}
+
+fn weight(asked: u32) -> Result<u32, Problem> {
+    shares::checked_weight(asked).map_err(|problem| problem.field("share_weight"))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

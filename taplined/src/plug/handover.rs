@@ -134,6 +134,7 @@ mod test {
             other_config: Default::default(),
             autostart: None,
             limits: None,
+            share_weight: 100,
             state: api::VbdState::Plugged,
             socket: None,
             pid: Some(4),

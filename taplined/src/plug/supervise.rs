@@ -15,6 +15,7 @@ use super::deaths::Deaths;
 use super::lost;
 use super::plug_spec::PlugSpec;
 use super::settle;
+use super::share;
 use super::space;
 use super::start::{Log, clear, forget_statistics, serve};
 use super::steps::Steps;
@@ -84,6 +85,7 @@ async fn look_after(
     loop {
         let died = match (&mut process, failed.take()) {
             (Some(running), _) => {
+                share::tell(daemon, vbd);
                 let listening = space::listen(daemon, vbd);
                 let ended = tokio::select! {
                     biased;
@@ -91,6 +93,7 @@ async fn look_after(
                     ended = running.ended() => ended,
                 };
                 drop(listening);
+                daemon.disks.shares.ended(running.identity().pid);
                 if let Some(next) = succeeded(daemon, vbd, running.identity(), &ended).await {
                     (process, since) = (Some(next), Instant::now());
                     continue;

@@ -251,6 +251,7 @@ impl Upgrade {
                 tokio::spawn(async move { old.kill().await });
             }
         }
+        self.daemon.disks.shares.ended(pid);
         self.steps.done("end");
     }
 

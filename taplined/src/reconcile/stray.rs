@@ -112,6 +112,7 @@ async fn try_to(
     let (mut known, recorded) = known.await.map_err(|problem| problem.to_string())?;
     if !recorded {
         known.limits = plug::limits_of_process(daemon, vbd).await;
+        known.share_weight = plug::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
     }
     make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {

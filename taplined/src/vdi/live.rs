@@ -30,6 +30,14 @@ pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>
     heard(daemon, vbd, answer)
 }
 
+/// The same with files that are no images.
+pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
+    let gate = daemon.disks.gates.of(vbd);
+    let _inside = gate.enter().await;
+    let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
+    heard(daemon, vbd, answer)
+}
+
 /// Has a disk grow; its new size is then recorded by the caller.
 pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused> {
     let grown = match ask(daemon, vbd, ask::Resize { size, recorded: true }, Vec::new()).await {

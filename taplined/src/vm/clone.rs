@@ -8,7 +8,10 @@
 
 use std::collections::HashMap;
 
-use api::{About, Code, Mode, Name, ObjectKind, Problem, Seed, Task, Vbd, Vm, VmClone, VmHardware, VmSnapshotDisk};
+use api::{
+    About, Code, Mode, Name, ObjectKind, Problem, SHARE_WEIGHT, Seed, Task, Vbd, Vm, VmClone, VmHardware,
+    VmSnapshotDisk,
+};
 use jiff::Timestamp;
 use repo::catalogue::Among;
 use serde::{Deserialize, Serialize};
@@ -68,11 +71,13 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
     super::check(&daemon.config, &new)?;
     let originals = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
     let vbds = disks.iter().map(|disk| {
-        // Limits are not in a snapshot: they are what the disk has now.
+        // Limits and weights are not in a snapshot: they are what the disk has now.
         let is_original = |vbd: &&Vbd| vbd.position == disk.position && vbd.vdi == disk.vdi;
-        let limits = originals.iter().find(is_original).and_then(|original| original.limits);
+        let original = originals.iter().find(is_original);
+        let limits = original.and_then(|original| original.limits);
+        let share_weight = original.map_or(SHARE_WEIGHT, |original| original.share_weight);
         let vdi = disk.snapshot.and_then(|source| clones.get(&source).copied()).unwrap_or(disk.vdi);
-        Vbd { limits, ..vbd(&new, disk, vdi) }
+        Vbd { limits, share_weight, ..vbd(&new, disk, vdi) }
     });
     let id = Uuid::new_v4();
     let vbds = vbds.collect();

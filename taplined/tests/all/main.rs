@@ -34,6 +34,7 @@ mod retries;
 mod roles;
 mod scan;
 mod seeds;
+mod shares;
 mod sr;
 mod statistics;
 mod suspend;

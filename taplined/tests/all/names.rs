@@ -226,6 +226,8 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
         ("task", "requester"),
         ("vm", "retention"),
         ("vbd", "limits"),
+        ("vbd", "share_weight"),
+        ("sr", "share_depth"),
     ];
     for (table, column) in later.into_iter().chain([("vm", "retention_problem"), ("token", "role"), ("token", "tag")]) {
         old.execute_batch(&format!("ALTER TABLE {table} DROP COLUMN {column};")).unwrap();

@@ -368,21 +368,23 @@ fn an_adopted_disk_has_the_limits_of_the_catalogue() {
     }
 }
 
-/// The catalogue has never known the VBD, nor its limits.
+/// The catalogue has never known the VBD, nor its limits and its weight.
 #[test]
-fn the_limits_of_a_disk_with_an_unknown_vbd_are_taken_from_its_process() {
+fn the_limits_and_the_weight_of_a_disk_with_an_unknown_vbd_are_taken_from_its_process() {
     let mut bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
     let backup = bed.back_up();
     let vdi = bed.daemon.get("/vdis").1[0]["uuid"].clone();
-    let asked = json!({ "vdi": vdi, "transport": "nbd", "limits": { "iops": 222 } });
+    let asked = json!({ "vdi": vdi, "transport": "nbd", "limits": { "iops": 222 }, "share_weight": 222 });
     let (status, vbd) = bed.daemon.post("/vbds", asked);
     assert_eq!(status, 201, "{vbd}");
     bed.vbd = format!("/vbds/{}", vbd["uuid"].as_str().unwrap());
     disks::plug(&bed.daemon, &bed.vbd);
+    harness::wait_until("the process is told", || bed.ask_disk(json!({ "verb": "share" }))["ok"]["weight"] == 222);
     bed.put_back_under_it(&backup);
-    assert_eq!(bed.daemon.get(&bed.vbd).1["limits"], json!({ "iops": 222 }));
+    let known = bed.daemon.get(&bed.vbd).1;
+    assert_eq!((&known["limits"], &known["share_weight"]), (&json!({ "iops": 222 }), &json!(222)));
 }
 
 /// The catalogue is from a time before the VBD was created.

@@ -20,6 +20,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "control", may_use: &[], tests_may_use: &[] },
     Arrow { package: "logging", may_use: &[], tests_may_use: &[] },
     Arrow { package: "memory", may_use: &[], tests_may_use: &[] },
+    Arrow { package: "shares", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "stats", may_use: &["memory"], tests_may_use: &[] },
     Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
     Arrow { package: "device", may_use: &[], tests_may_use: &[] },
@@ -32,7 +33,7 @@ const ARROWS: &[Arrow] = &[
     // Its tests have a guest of their own, which is that of the disk's.
     Arrow {
         package: "taplined",
-        may_use: &["api", "control", "logging", "repo", "stats", "vm"],
+        may_use: &["api", "control", "logging", "repo", "shares", "stats", "vm"],
         tests_may_use: &["disk", "memory", "testkit", "transport"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
@@ -47,6 +48,7 @@ const ARROWS: &[Arrow] = &[
             "logging",
             "memory",
             "plan",
+            "shares",
             "stats",
             "uring",
             "transport",

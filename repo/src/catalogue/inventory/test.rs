@@ -30,6 +30,7 @@ fn repository(uuid: Uuid, path: &str) -> Sr {
         variant: None,
         space: None,
         reserve: 0,
+        share_depth: 64,
         problem: None,
         created: Timestamp::now(),
     }

@@ -43,6 +43,7 @@ pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
     let instead = match verb {
         Verb::Resize(resize) if !resize.recorded => "tapline vdi resize",
         Verb::Limit(limit) if limit.limits.is_some() && !limit.recorded => "tapline vbd limit",
+        Verb::Share(share) if share.weight.is_some() && !share.recorded => "tapline vbd share",
         Verb::Snapshot(_) if given.is_empty() => "tapline vdi snapshot",
         Verb::Clone(_) if given.is_empty() => "tapline vdi clone",
         Verb::Revert(_) if given.is_empty() => "tapline vdi revert",
@@ -72,7 +73,7 @@ pub fn others(verb: &Verb) -> usize {
 
 /// Whether a verb opens files.
 pub fn takes_files(verb: &Verb) -> bool {
-    matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_))
+    matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_) | Verb::Share(_))
 }
 
 fn invalid(what: String) -> Failure {

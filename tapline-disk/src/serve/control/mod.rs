@@ -33,6 +33,7 @@ mod watching;
 mod work;
 
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -315,6 +316,42 @@ impl Control {
         self.clients.get_mut(asker.place)?.as_mut().filter(|client| client.number == asker.number)
     }
 
+    /// Does what takes no steps, whatever else is under way: reports, settings, and what is said to a merge. Hands
+    /// other verbs back.
+    fn obey_at_once(
+        &mut self,
+        verb: Verb,
+        files: &Handed,
+        asker: &Asker,
+        work: &mut Work<'_>,
+    ) -> Result<ControlFlow<Option<Answer>, Verb>, Failure> {
+        let answer: Answer = match verb {
+            Verb::Version(_) => report::version().into(),
+            Verb::Layers(_) => report::layers(work).into(),
+            Verb::Stats(_) => report::stats(work).into(),
+            Verb::Polling(asked) => report::polling(asked, work)?.into(),
+            Verb::Shape(asked) => report::shape(asked, work)?.into(),
+            Verb::Threads(asked) => report::threads(asked, work)?.into(),
+            Verb::Limit(asked) => report::limit(asked, work).into(),
+            Verb::Share(asked) => report::share(asked, files, work)?.into(),
+            Verb::Trace(asked) => report::trace(asked, work)?.into(),
+            Verb::Space(_) => {
+                work.full.stir();
+                work.condition().into()
+            }
+            Verb::Watch(_) => {
+                self.watchers.add(asker, work.condition());
+                work.condition().into()
+            }
+            Verb::MergeStatus(_) => self.merge_status().into(),
+            Verb::MergePause(_) => return self.tell_merge(|merge| merge.stop(true)).map(ControlFlow::Break),
+            Verb::MergeResume(_) => return self.tell_merge(|merge| merge.stop(false)).map(ControlFlow::Break),
+            Verb::MergeCancel(_) => return self.tell_merge(MergeJob::cancel).map(ControlFlow::Break),
+            other => return Ok(ControlFlow::Continue(other)),
+        };
+        Ok(ControlFlow::Break(Some(answer)))
+    }
+
     /// Does what is asked; the answer, if it can be given at once.
     fn obey(
         &mut self,
@@ -328,29 +365,10 @@ impl Control {
             handed::check_managed(&verb, &files)?;
         }
         handed::check(work.files, &verb, &files)?;
-        match verb {
-            Verb::Version(_) => return Ok(Some(report::version().into())),
-            Verb::Layers(_) => return Ok(Some(report::layers(work).into())),
-            Verb::Stats(_) => return Ok(Some(report::stats(work).into())),
-            Verb::Polling(asked) => return Ok(Some(report::polling(asked, work)?.into())),
-            Verb::Shape(asked) => return Ok(Some(report::shape(asked, work)?.into())),
-            Verb::Threads(asked) => return Ok(Some(report::threads(asked, work)?.into())),
-            Verb::Limit(asked) => return Ok(Some(report::limit(asked, work).into())),
-            Verb::Trace(asked) => return Ok(Some(report::trace(asked, work)?.into())),
-            Verb::Space(_) => {
-                work.full.stir();
-                return Ok(Some(work.condition().into()));
-            }
-            Verb::Watch(_) => {
-                self.watchers.add(asker, work.condition());
-                return Ok(Some(work.condition().into()));
-            }
-            Verb::MergeStatus(_) => return Ok(Some(self.merge_status().into())),
-            Verb::MergePause(_) => return self.tell_merge(|merge| merge.stop(true)),
-            Verb::MergeResume(_) => return self.tell_merge(|merge| merge.stop(false)),
-            Verb::MergeCancel(_) => return self.tell_merge(MergeJob::cancel),
-            _ => {}
-        }
+        let verb = match self.obey_at_once(verb, &files, asker, work)? {
+            ControlFlow::Break(answer) => return Ok(answer),
+            ControlFlow::Continue(verb) => verb,
+        };
         self.must_be_free(&verb)?;
         let at_hand = handed::takes_files(&verb).then(|| work.files.at_hand(files));
         let steps = match verb {
@@ -376,7 +394,9 @@ impl Control {
             }
             // Answered above.
             Verb::Version(_) | Verb::Layers(_) | Verb::Stats(_) | Verb::Polling(_) | Verb::Trace(_) => return Ok(None),
-            Verb::Space(_) | Verb::Watch(_) | Verb::Limit(_) | Verb::Shape(_) | Verb::Threads(_) => return Ok(None),
+            Verb::Space(_) | Verb::Watch(_) | Verb::Limit(_) | Verb::Share(_) | Verb::Shape(_) | Verb::Threads(_) => {
+                return Ok(None);
+            }
             Verb::MergeStatus(_) | Verb::MergePause(_) | Verb::MergeResume(_) | Verb::MergeCancel(_) => {
                 return Ok(None);
             }

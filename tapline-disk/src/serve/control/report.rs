@@ -10,7 +10,9 @@ use uring::ImageFile;
 
 use super::work::{Work, absolute};
 use crate::failure::Failure;
+use crate::files::Handed;
 use crate::polling::Settings;
+use crate::serve::sharing::{self, Sharing};
 
 /// Seconds of a trace at most.
 const TRACE_MAX: u32 = 3600;
@@ -39,6 +41,33 @@ pub fn limit(asked: ask::Limit, work: &mut Work<'_>) -> answer::Limited {
     let (requests, ns) = work.stats.all_throttled();
     let limits = work.limiter.limits();
     answer::Limited { limits, waiting: work.limiter.waiting(), throttled: requests, throttled_ns: ns }
+}
+
+/// `share`.
+pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<answer::Shared, Failure> {
+    if let Some(page) = files.named(sharing::NAME) {
+        let refused = |why: String| Failure::new("share the storage by the page that came with the line", why);
+        let page = page.map_err(|error| refused(error.to_string()))?;
+        match work.limiter.sharing() {
+            Some(sharing) => sharing.move_to(page).map_err(refused)?,
+            None => work.limiter.set_sharing(Some(Sharing::in_page(page).map_err(refused)?)),
+        }
+    }
+    match (asked.weight, work.limiter.sharing()) {
+        (Some(weight), Some(sharing)) => sharing.set_weight(weight),
+        (Some(_), None) => {
+            let what = "the disk shares its storage with no other disk, so it can have no weight";
+            return Err(Failure::of(Kind::State, what).advise("serve all disks of the storage with --share FILE"));
+        }
+        (None, _) => {}
+    }
+    let (held, held_ns) = work.stats.all_shared();
+    let waiting = work.limiter.waiting_for_share();
+    let Some(share) = work.limiter.sharing().map(|sharing| sharing.share()) else {
+        return Ok(answer::Shared { held, held_ns, ..Default::default() });
+    };
+    let (weight, depth, others) = (share.weight(), share.depth(), share.others());
+    Ok(answer::Shared { shared: true, weight, depth, others, waiting, held, held_ns })
 }
 
 /// `trace`.

@@ -21,6 +21,7 @@ use crate::redo_log;
 use crate::serve::handover::{Channel, ChannelError, Said};
 use crate::serve::own_keys::SUCCESSOR;
 use crate::serve::page;
+use crate::serve::sharing;
 
 /// The new process.
 #[derive(Debug)]
@@ -133,6 +134,10 @@ impl Successor {
         if let Some(file) = work.page.file() {
             // Programs that know nothing of pages take it for the log of some layer, and close it.
             say(Said::Log { name: page::NAME.into() }, &[file])?;
+        }
+        if let Some(file) = work.limiter.sharing().and_then(|sharing| sharing.file()) {
+            // So do programs that know nothing of shares.
+            say(Said::Log { name: sharing::NAME.into() }, &[file])?;
         }
         if let Some(limits) = work.limiter.handed() {
             say(Said::Limits(Box::new(limits)), &[])?;

@@ -51,6 +51,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.end_suspecting();
         self.stats.page().leave();
         self.page.remove();
+        self.limiter.leave();
         redo_log::end_all();
         match self.given_back - before {
             0 => say("stopped: all requests are completed and flushed"),

@@ -1,5 +1,5 @@
-//! Requests that wait for a limit of the disk ([`Limiter`](crate::serve::limits::Limiter)), between the server and the
-//! disk.
+//! Requests that wait for a limit of the disk, or for its share of the storage
+//! ([`Limiter`](crate::serve::limits::Limiter)), between the server and the disk.
 //!
 //! It knows no protocol and no format. Invariants: a request that waits is begun once, or returned to its peer; for the
 //! statistics it has not come before it is begun, and its wait is a part of the time in the ring.
@@ -14,6 +14,8 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// Takes a batch of requests in, and begins what the limits let through; how many of both.
     #[cold]
     pub(super) fn take_limited(&mut self) -> usize {
+        let now = self.time();
+        self.limiter.allot(self.disk.in_flight(), now);
         // Those that wait are older than those that come.
         let released = self.release();
         let now = self.time();
@@ -47,16 +49,27 @@ impl<S: Server + Disclose> EventLoop<S> {
         let now = self.stats.now();
         self.time = Some(now);
         let mut released = 0;
-        while let Some((request, held)) = self.limiter.release(now) {
+        while let Some((request, waited)) = self.limiter.release(now) {
             if released == 0 {
                 self.note_in_flight(self.disk.in_flight() + BATCH + self.limiter.waiting());
             }
             released += 1;
-            self.stats.throttled(held);
-            let before = held.saturating_add(u64::from(request.waited));
+            if waited.by_share {
+                self.stats.shared(waited.ns);
+            } else {
+                self.stats.throttled(waited.ns);
+            }
+            let before = waited.ns.saturating_add(u64::from(request.waited));
             self.begin(request, now.saturating_sub(before), released == 1);
         }
         released
+    }
+
+    /// Tells the disks that share the storage how it is after this turn.
+    #[cold]
+    pub(super) fn tell_others(&mut self, answered: usize, in_flight: usize) {
+        let now = self.time();
+        self.limiter.turned(answered, in_flight, now);
     }
 
     /// Has the loop woken when the next request may go. Whether it may sleep until then.
@@ -65,6 +78,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             return true;
         }
         let now = self.stats.now();
+        // Requests have ended since it was found out what the share lets go.
+        self.limiter.allot(self.disk.in_flight(), now);
         match self.limiter.mind_timer(now, &mut EngineWatch(&mut self.engine), LIMIT) {
             Ok(due) => !due,
             Err(error) => {

@@ -1,16 +1,17 @@
-//! What a disk's limits let through now, what has to wait, and until when.
+//! What a disk's limits and its share of the storage let through now, what has to wait, and until when.
 //!
 //! It knows directions and sizes of what waits, and no request; times are given, in nanoseconds, so that tests run it
 //! on a time of their own. Reads and writes wait apart, each in their order. Of those that their own limits allow, the
 //! one that has come first has the next turn at the limits of all, however large it is.
 //!
-//! Invariants: what was kept is handed out once; while something waits, [`Gate::next_at`] is later than now and brings
-//! something nearer; neither direction waits for a limit of the other one.
+//! Invariants: what was kept is handed out once; while something waits for a limit, [`Gate::next_at`] is later than now
+//! and brings something nearer; neither direction waits for a limit of the other one.
 
 use std::collections::VecDeque;
 
 use control::limits::Limits;
 use serde::{Deserialize, Serialize};
+use shares::{Allowance, cost};
 
 use super::bucket::Bucket;
 
@@ -36,6 +37,8 @@ pub struct Held<T> {
     pub bytes: u64,
     /// When it came.
     pub came: u64,
+    /// The limits would have let it go then: it has waited for the disk's share.
+    pub by_share: bool,
 }
 
 /// A limit of requests and one of bytes. No limit is no bucket.
@@ -58,13 +61,15 @@ pub struct Gate<T> {
     writes: VecDeque<Held<T>>,
     /// Nothing is held back: it is only counted.
     open: bool,
+    /// What the disk's share of the storage lets go now.
+    allowance: Allowance,
 }
 
 impl<T> Gate<T> {
     /// Full buckets.
     pub fn new(limits: &Limits, now: u64) -> Gate<T> {
-        let pairs = [Pair::default(); 3];
-        let mut gate = Gate { pairs, reads: VecDeque::new(), writes: VecDeque::new(), open: false };
+        let (pairs, allowance) = ([Pair::default(); 3], Allowance::ALL);
+        let mut gate = Gate { pairs, reads: VecDeque::new(), writes: VecDeque::new(), open: false, allowance };
         gate.set(limits, now);
         gate
     }
@@ -91,6 +96,20 @@ impl<T> Gate<T> {
         self.open = open;
     }
 
+    /// Lets go no more than this from now on, besides what the limits let go.
+    pub fn set_allowance(&mut self, allowance: Allowance) {
+        self.allowance = allowance;
+    }
+
+    /// Whether something waits that only the disk's share holds back.
+    pub fn waits_for_share(&self) -> bool {
+        let by_limits = || {
+            let next = self.candidate().and_then(|direction| self.head(direction));
+            next.is_some_and(|head| self.total().allows(head.bytes))
+        };
+        !self.open && !self.allowance.allows() && by_limits()
+    }
+
     /// How much waits.
     pub fn waiting(&self) -> usize {
         self.reads.len() + self.writes.len()
@@ -103,12 +122,13 @@ impl<T> Gate<T> {
     /// Something has come. It is handed back if it may go at once.
     pub fn offer(&mut self, direction: Direction, bytes: u64, now: u64, item: T) -> Option<T> {
         self.refill(now);
-        let may_go = self.open || self.own(direction).allows(bytes) && self.total().allows(bytes);
+        let by_limits = self.own(direction).allows(bytes) && self.total().allows(bytes);
+        let may_go = self.open || by_limits && self.allowance.allows();
         if may_go && self.waiting() == 0 {
             self.take(direction, bytes);
             return Some(item);
         }
-        self.queue(direction).push_back(Held { item, bytes, came: now });
+        self.queue(direction).push_back(Held { item, bytes, came: now, by_share: by_limits });
         None
     }
 
@@ -117,14 +137,15 @@ impl<T> Gate<T> {
         self.refill(now);
         let direction = if self.open { self.oldest(|_, _| true) } else { self.candidate() }?;
         let bytes = self.head(direction)?.bytes;
-        if !self.open && !self.total().allows(bytes) {
+        let may_go = self.open || self.total().allows(bytes) && self.allowance.allows();
+        if !may_go {
             return None;
         }
         self.take(direction, bytes);
         self.queue(direction).pop_front()
     }
 
-    /// When something may go, if something waits: now, if something may.
+    /// When the limits let something go, if something waits: now, if something may.
     pub fn next_at(&self, now: u64) -> Option<u64> {
         let candidate = self.candidate();
         let waits = Direction::ALL.into_iter().filter_map(|direction| {
@@ -198,6 +219,7 @@ impl<T> Gate<T> {
             pair.iops.iter_mut().for_each(|bucket| take(bucket, 1));
             pair.bandwidth.iter_mut().for_each(|bucket| take(bucket, bytes));
         }
+        self.allowance.take(cost(bytes));
     }
 
     fn total(&self) -> &Pair {

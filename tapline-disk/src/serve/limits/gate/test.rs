@@ -310,3 +310,28 @@ fn another_process_goes_on_with_the_levels() {
     assert_eq!(next.levels(), first.levels());
     assert_eq!(next.offer(Direction::Write, 512, 0, 1), None);
 }
+
+#[test]
+fn what_the_share_holds_back_goes_with_the_next_allowance_and_is_told_apart() {
+    let mut gate: Gate<u64> = Gate::new(&Limits::default(), 0);
+    gate.set_allowance(Allowance { requests: 2, cost: i64::MAX });
+    let went: Vec<u64> = (0..5).filter_map(|item| gate.offer(Direction::Read, 512, item, item)).collect();
+    assert_eq!((went, gate.waiting(), gate.waits_for_share()), (vec![0, 1], 3, true));
+    assert!(gate.release(9).is_none());
+    // The last request may cost more than is left.
+    gate.set_allowance(Allowance { requests: 5, cost: 1 });
+    let held = gate.release(10).unwrap();
+    assert_eq!((held.item, held.by_share), (2, true));
+    assert!(gate.release(10).is_none() && gate.waits_for_share());
+    gate.set_open(true);
+    assert!(!gate.waits_for_share());
+    assert_eq!(std::iter::from_fn(|| gate.release(11)).map(|held| held.item).collect::<Vec<_>>(), [3, 4]);
+    let mut limited: Gate<u64> = Gate::new(&"iops=10,burst=1ms".parse().unwrap(), 0);
+    limited.set_allowance(Allowance { requests: 1, cost: 1 });
+    assert_eq!(limited.offer(Direction::Read, 512, 0, 1), Some(1));
+    assert_eq!(limited.offer(Direction::Read, 512, 0, 2), None);
+    assert!(!limited.waits_for_share(), "the limit holds it back as well");
+    assert!(limited.release(100 * MS).is_none() && limited.waits_for_share());
+    limited.set_allowance(Allowance::ALL);
+    assert!(!limited.release(100 * MS).unwrap().by_share);
+}

@@ -1,0 +1,222 @@
+//! A disk's part in the page of its storage ([`shares`], docs/decisions/0051): which slot it has, what it says there,
+//! and when it looks at the others.
+//!
+//! It knows no disk and no server. Invariants: a disk is served whatever becomes of its page; it writes to a slot only
+//! while that is its own.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use arguments::Serve;
+use rustix::fs::fstat;
+use serde::{Deserialize, Serialize};
+use shares::{Allowance, Owner, Page, PageError, Share, Usable, WEIGHT};
+
+use crate::files::Files;
+use crate::log::say;
+
+/// The name of a page that is handed over, by a daemon or by the process before this one.
+pub const NAME: &str = "shares.page";
+
+/// This process, as its slot says it. It can be found out only before the process is confined.
+static OWNER: OnceLock<Option<Owner>> = OnceLock::new();
+
+/// Finds out what a confined process cannot.
+pub fn prepare() {
+    owner();
+}
+
+fn owner() -> Option<Owner> {
+    *OWNER.get_or_init(|| Owner::this().ok())
+}
+
+/// What a process hands to the one that takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handed {
+    weight: u32,
+    time: u64,
+    slot: usize,
+}
+
+/// The part of a served disk.
+#[derive(Debug)]
+pub struct Sharing {
+    share: Share,
+    /// The page and the disk's slot in it.
+    place: Option<(Page, usize)>,
+    owner: Owner,
+    said: shares::Slot,
+    /// It has been said that there is no slot.
+    said_none: bool,
+}
+
+/// The page of the command line, or the one that was handed over, and the weight; `None` where the storage is not
+/// shared, which is said if it was asked for.
+pub fn find(files: &Files, serve: &Serve, taken: Option<Handed>) -> Option<Sharing> {
+    let page = match (files.handed_as(NAME), &serve.share) {
+        (Some(handed), _) => handed.map_err(|error| error.to_string()),
+        // What a process is told afterwards counts, not its first command line.
+        (None, Some(path)) if !serve.take_over => open(path),
+        (None, _) => return None,
+    };
+    let weight = serve.share_weight.unwrap_or(WEIGHT);
+    let begun = page.and_then(|file| {
+        let page = Page::open(file).map_err(in_words)?;
+        // What was set since the first process began is in the page.
+        if let Some(depth) = serve.share_depth.filter(|_| !serve.take_over) {
+            page.set_depth(depth);
+        }
+        Sharing::begun(page, weight, taken)
+    });
+    begun.map_err(|why| say_none(&why)).ok()
+}
+
+fn open(path: &Path) -> Result<File, String> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options().read(true).write(true).create(true).truncate(false).mode(0o660).open(path);
+    file.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn in_words(error: PageError) -> String {
+    match std::error::Error::source(&error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+fn say_none(why: &str) {
+    say(format_args!("the storage is not shared with other disks: {why}"));
+}
+
+impl Sharing {
+    /// Takes a slot of the page, or what the process before has handed over. That goes on until this one begins.
+    fn begun(page: Page, weight: u32, taken: Option<Handed>) -> Result<Sharing, String> {
+        let owner = owner().ok_or("the start time of this process cannot be found out from /proc")?;
+        let (weight, time) = taken.map_or((weight, 0), |taken| (taken.weight, taken.time));
+        let slot = match taken {
+            Some(taken) => taken.slot,
+            None => page.claim(owner, Usable::Abandoned).map_err(in_words)?,
+        };
+        let said = shares::Slot::default();
+        Ok(Sharing { share: Share::new(weight, time), place: Some((page, slot)), owner, said, said_none: false })
+    }
+
+    /// The process before this one, if there was one, has let go.
+    pub fn go(&self) {
+        if let Some((page, slot)) = &self.place {
+            page.take_over(*slot, self.owner);
+        }
+    }
+
+    /// Has another page from now on; the same one changes nothing.
+    pub fn move_to(&mut self, file: File) -> Result<(), String> {
+        let numbers = |file: &File| fstat(file.as_fd()).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+        if self.place.as_ref().is_some_and(|(page, _)| numbers(page.file()) == numbers(&file)) {
+            return Ok(());
+        }
+        let page = Page::open(file).map_err(in_words)?;
+        let slot = page.claim(self.owner, Usable::Free).map_err(in_words)?;
+        self.leave();
+        // The virtual times of one page mean nothing in another one.
+        self.share = Share::new(self.share.weight(), 0);
+        self.said = shares::Slot::default();
+        self.place = Some((page, slot));
+        Ok(())
+    }
+
+    /// A part in a page that a running process is told of.
+    pub fn in_page(file: File) -> Result<Sharing, String> {
+        Sharing::begun(Page::open(file).map_err(in_words)?, WEIGHT, None)
+    }
+
+    /// Gives the slot back.
+    pub fn leave(&mut self) {
+        if let Some((page, slot)) = self.place.take() {
+            page.release(slot, self.owner);
+        }
+    }
+
+    /// For the process that takes the place of this one.
+    pub fn handed(&mut self) -> Option<Handed> {
+        let time = self.share.slot(0, false).time;
+        self.place.as_ref().map(|(_, slot)| Handed { weight: self.share.weight(), time, slot: *slot })
+    }
+
+    /// The page's file.
+    pub fn file(&self) -> Option<&File> {
+        self.place.as_ref().map(|(page, _)| page.file())
+    }
+
+    /// The share.
+    pub fn share(&self) -> &Share {
+        &self.share
+    }
+
+    /// Has another weight from now on.
+    pub fn set_weight(&mut self, weight: u32) {
+        self.share.set_weight(weight);
+    }
+
+    /// Whether other disks were there in the last look.
+    #[inline(always)]
+    pub fn is_shared(&self) -> bool {
+        self.share.is_shared()
+    }
+
+    /// What may be begun now, with so many requests in flight.
+    pub fn allowance(&mut self, in_flight: usize, now: u64) -> Allowance {
+        self.look(now);
+        self.share.allowance(count(in_flight), now)
+    }
+
+    /// A request that costs so much is begun.
+    #[inline]
+    pub fn begin(&mut self, cost: u64) {
+        self.share.begin(cost);
+    }
+
+    /// So many requests were answered in this turn; so many are in flight, and something waits or not.
+    pub fn turned(&mut self, answered: usize, in_flight: usize, waits: bool, now: u64) {
+        self.share.answered(answered, now);
+        // A disk that nobody shares with has nobody to tell but those that come.
+        self.look(now);
+        let said = self.share.slot(count(in_flight), waits);
+        if let Some((page, slot)) = self.place.as_ref().filter(|_| said != self.said) {
+            page.say(*slot, said, self.share.weight());
+            self.said = said;
+        }
+    }
+
+    /// Looks at the others, if it is time to.
+    fn look(&mut self, now: u64) {
+        if !self.share.is_due(now) {
+            return;
+        }
+        self.keep_place();
+        let Some((page, slot)) = &self.place else { return };
+        self.share.look(now, page.depth().unwrap_or(shares::DEPTH), page.others(*slot));
+    }
+
+    /// Takes another slot, if another process has written over the owner of this one.
+    fn keep_place(&mut self) {
+        let Some((page, slot)) = &mut self.place else { return };
+        if page.keep(*slot, self.owner) {
+            return;
+        }
+        match page.claim(self.owner, Usable::Free) {
+            Ok(other) => *slot = other,
+            Err(why) if !self.said_none => {
+                self.said_none = true;
+                say_none(&format!("its slot was taken by another process: {}", in_words(why)));
+            }
+            Err(_) => {}
+        }
+        self.said = shares::Slot::default();
+    }
+}
+
+fn count(in_flight: usize) -> u32 {
+    u32::try_from(in_flight).unwrap_or(u32::MAX)
+}

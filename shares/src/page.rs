@@ -160,10 +160,11 @@ impl Page {
         }
         if !is_whole {
             ftruncate(&file, PAGE_LEN as u64).map_err(|errno| failed("size")(errno.into()))?;
-            // Where there is no memory or space for it, a write to the page would end the process (SIGBUS).
-            let taken = fallocate(&file, FallocateFlags::empty(), 0, PAGE_LEN as u64);
-            taken.map_err(|errno| failed("take memory for")(errno.into()))?;
         }
+        // Where there is no memory or space for it, a write to the page would end the process (SIGBUS). A process
+        // before this one may have found none either, and left it as long as this.
+        let taken = fallocate(&file, FallocateFlags::empty(), 0, PAGE_LEN as u64);
+        taken.map_err(|errno| failed("take memory for")(errno.into()))?;
         let mapping = Mapping::of_file(file.as_fd(), 0, PAGE_LEN).map_err(failed("map"))?;
         let page = Page { file, shared: Shared::of(mapping) };
         match (page.load(MAGIC_AT), page.load(VERSION_AT)) {

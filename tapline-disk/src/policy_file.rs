@@ -129,8 +129,21 @@ impl PolicyFile {
         }
     }
 
-    /// Puts it in the place of what is there.
+    /// Whether one may be put there: nothing is there, or nothing in it, or another policy.
+    pub fn must_be_replaceable(path: &Path) -> Result<(), Failure> {
+        let is_empty = path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0);
+        if is_empty || path.symlink_metadata().is_err() || PolicyFile::read(path).is_ok() {
+            return Ok(());
+        }
+        let why = "there is a file that is not a policy";
+        Err(Failure::new(format!("write the policy file {}", path.display()), why)
+            .of_kind(Kind::Exists)
+            .advise("name another file, or remove that one"))
+    }
+
+    /// Puts it in the place of the policy that is there, if there is one.
     pub fn write(&self, path: &Path) -> Result<(), Failure> {
+        PolicyFile::must_be_replaceable(path)?;
         let failed = |error: std::io::Error| Failure::new(format!("write the policy file {}", path.display()), error);
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".new");
@@ -219,12 +232,27 @@ mod test {
     fn what_is_written_is_read_and_replaces_what_was_there() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("policy.json");
-        std::fs::write(&path, "old").unwrap();
         let written = fitted();
+        for _ in 0..2 {
+            written.write(&path).unwrap();
+        }
+        std::fs::write(&path, "").unwrap();
         written.write(&path).unwrap();
         assert_eq!(PolicyFile::read(&path).unwrap(), written);
         assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), 1);
         assert!(written.policy.split.is_some() && written.why().contains("pieces of"), "{}", written.why());
+    }
+
+    #[test]
+    fn a_file_that_is_no_policy_is_not_replaced() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("disk.qcow2");
+        std::fs::write(&path, "an image").unwrap();
+        let said = fitted().write(&path).unwrap_err().to_string();
+        assert!(said.contains("not a policy"), "{said}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"an image");
+        PolicyFile::must_be_replaceable(&room.path().join("new")).unwrap();
+        PolicyFile::must_be_replaceable(room.path()).unwrap_err();
     }
 
     #[test]

@@ -50,6 +50,7 @@ const CHUNK: usize = 1 << 20;
 pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let name = &calibrate.image;
+    calibrate.policy.as_deref().map_or(Ok(()), PolicyFile::must_be_replaceable)?;
     let opened = open(files, calibrate)?;
     let storage = StorageIdentity::of(name, &opened)?;
     let operation = if calibrate.write { "write" } else { "read" };

@@ -132,11 +132,12 @@ fn replays_what_was_recorded(served: &Served, traced: &Value) {
 #[test]
 fn a_trace_has_the_requests_of_its_time_and_their_stages_add_up() {
     let mut served = Served::new();
+    // A disk that answers has its page.
+    let mut client = testkit::nbd::Client::connect(&served.room.path().join("nbd.sock")).unwrap();
     let words = "--json trace control.sock --seconds 2 --svg where.svg --chrome trace.json --record requests";
     let mut trace = tapline();
     trace.args(words.split_whitespace()).current_dir(served.room.path()).stdout(std::process::Stdio::piped());
     let mut trace = trace.spawn().unwrap();
-    let mut client = testkit::nbd::Client::connect(&served.room.path().join("nbd.sock")).unwrap();
     // It is not known when the trace begins: requests come until it has ended.
     while trace.try_wait().unwrap().is_none() {
         client.write(1 << 20, &[7; 4096]).unwrap();

@@ -5,8 +5,8 @@
 //! and stopping are in neither. What the kernel does is not counted. Other programs, such as an older build, are named
 //! behind `--` and are counted beside the present one; `--only=TEXT` counts the loads that have TEXT in their names.
 //!
-//! `--check` compares with the table that is kept with the source and fails where, of many requests at once, the part of
-//! the disk costs 3 % more, which is the same each time, or what is not 10 %. `--write` writes that table.
+//! `--check` compares with the table that is kept with the source and fails where, of many requests at once, the part
+//! of the disk costs 3 % more, which is the same each time, or what is not 10 %. `--write` writes that table.
 
 #[path = "instructions/callgrind.rs"]
 mod callgrind;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use super::callgrind::{DISK, PARTS};
 
-/// By how much the disk's part of a request of many may be above that of the table before it is an error. It is the same
-/// each time.
+/// By how much the disk's part of a request of many may be above that of the table before it is an error. It is the
+/// same each time.
 const ALLOWED: f64 = 1.03;
 /// And what is not: the parts around the disk, as requests fall into batches of other sizes, and all of a request that
 /// comes alone, as the thread sleeps more or less often. They are up to a twentieth more or less.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::server::{Kind, Server};
-use super::{Arguments, client, median, room, tapline};
+use super::{Arguments, client, in_turns, median, room, tapline};
 
 /// A load of first writes, and how much of the disk is new to it.
 struct Workload {
@@ -39,15 +39,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let work = room(arguments)?;
     let mut report = Vec::new();
     for workload in WORKLOADS {
-        let mut seen = vec![Vec::new(); WRITERS.len()];
-        for round in 0..arguments.rounds {
-            for turn in 0..WRITERS.len() {
-                let which = (round + turn) % WRITERS.len();
-                eprint!("\r{}: round {}, {:<24}", workload.name, round + 1, WRITERS[which].name);
-                seen[which].push(sample(&WRITERS[which], workload, work.path(), arguments.seconds)?);
-            }
-        }
-        eprint!("\r{:60}\r", "");
+        let names: Vec<&str> = WRITERS.iter().map(|writer| writer.name).collect();
+        let seen = in_turns(workload.name, &names, arguments.rounds, |which| {
+            sample(&WRITERS[which], workload, work.path(), arguments.seconds)
+        })?;
         let medians: Vec<f64> = seen.into_iter().map(median).collect();
         if !arguments.json {
             println!("\n{:<22}{:>10} {:>7}", workload.name, "IOPS", "ratio");

@@ -244,16 +244,10 @@ fn compare(
         );
     }
     for workload in workloads {
-        let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); kinds.len()];
-        for round in 0..arguments.rounds {
-            // Another one begins each round, so that a slow minute does not always meet the same server.
-            for turn in 0..kinds.len() {
-                let which = (round + turn) % kinds.len();
-                eprint!("\r{}: round {}, {:<24}", workload.name, round + 1, kinds[which].name());
-                samples[which].push(sample(&kinds[which], workload, work, arguments.seconds)?);
-            }
-        }
-        eprint!("\r{:60}\r", "");
+        let names: Vec<&str> = kinds.iter().map(Kind::name).collect();
+        let samples = in_turns(workload.name, &names, arguments.rounds, |which| {
+            sample(&kinds[which], workload, work, arguments.seconds)
+        })?;
         let rows: Vec<Sample> = samples.iter().map(|samples| medians(samples)).collect();
         if !arguments.json {
             print_rows(workload.name, kinds, &rows);
@@ -290,18 +284,50 @@ fn print_rows(workload: &str, kinds: &[Kind], rows: &[Sample]) {
     }
 }
 
-fn sample(kind: &Kind, workload: &Workload, work: &Path, seconds: f64) -> Result<Sample, String> {
+/// Measures several in turns, in so many rounds; what each has shown. Another one begins each round, so that a slow
+/// minute does not always meet the same.
+fn in_turns<T>(
+    what: &str,
+    names: &[&str],
+    rounds: usize,
+    mut measure: impl FnMut(usize) -> Result<T, String>,
+) -> Result<Vec<Vec<T>>, String> {
+    let mut samples: Vec<Vec<T>> = names.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for turn in 0..names.len() {
+            let which = (round + turn) % names.len();
+            eprint!("\r{what}: round {}, {:<24}", round + 1, names[which]);
+            samples[which].push(measure(which)?);
+        }
+    }
+    eprint!("\r{:60}\r", "");
+    Ok(samples)
+}
+
+/// Has a server of its own for a load, which is warmed up first; what was seen, and the CPU seconds of the server.
+fn on_server<T>(
+    kind: &Kind,
+    work: &Path,
+    warm_up: impl FnOnce(&Server) -> Result<(), String>,
+    load: impl FnOnce(&Server) -> Result<T, String>,
+) -> Result<(T, f64), String> {
     let server = Server::start(kind, work)?;
-    let seconds_text = seconds.to_string();
-    let mut arguments = workload.client.to_vec();
-    // No warm-up in the client: the server's CPU time is of the same requests as the client's count.
-    arguments.extend(["--warmup", "0", "--seconds", &seconds_text]);
-    // The first run warms up: chains are folded and files cached.
-    client(&server, &[workload.client, &["--warmup", "0", "--seconds", "1.5"]].concat())?;
+    warm_up(&server)?;
     let before = server.cpu_seconds()?;
-    let seen = client(&server, &arguments)?;
+    let seen = load(&server)?;
     let cpu = server.cpu_seconds()? - before;
     server.stop()?;
+    Ok((seen, cpu))
+}
+
+fn sample(kind: &Kind, workload: &Workload, work: &Path, seconds: f64) -> Result<Sample, String> {
+    // No warm-up in the client: the server's CPU time is of the same requests as the client's count.
+    let run = |server: &Server, seconds: &str| {
+        client(server, &[workload.client, &["--warmup", "0", "--seconds", seconds]].concat())
+    };
+    // The first run warms up: chains are folded and files cached.
+    let warm_up = |server: &Server| run(server, "1.5").map(drop);
+    let (seen, cpu) = on_server(kind, work, warm_up, |server| run(server, &seconds.to_string()))?;
     let number = |name: &str| seen[name].as_f64().ok_or(format!("the client did not say {name}: {seen}"));
     let requests = number("requests")?;
     Ok(Sample {

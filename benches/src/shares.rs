@@ -65,7 +65,7 @@ struct Round {
     /// The slowest and the fastest disk, by the mean.
     least: f64,
     most: f64,
-    /// The median of the modest disks' 99th percentiles, without the greedy one and beside it.
+    /// The median of the modest disks' 99th percentiles, alone, and while the greedy one works.
     alone_us: f64,
     beside_us: f64,
     greedy: f64,

@@ -65,9 +65,9 @@ impl fmt::Display for CpuList {
             while let Some(next) = rest.next_if_eq(&(last + 1)) {
                 last = next;
             }
-            match last {
-                last if last == first => write!(f, "{comma}{first}")?,
-                last => write!(f, "{comma}{first}-{last}")?,
+            write!(f, "{comma}{first}")?;
+            if last > first {
+                write!(f, "-{last}")?;
             }
             comma = ",";
         }

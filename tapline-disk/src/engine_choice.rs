@@ -7,7 +7,12 @@
 //! as a PV domain 0: a kernel oops in domain 0). Otherwise our own memory is used in between, which stays until the
 //! last request on it has completed.
 
+use control::ImageName;
 use uring::{Cache, EngineKind, ImageFile};
+
+use crate::failure::Failure;
+use crate::fileless;
+use crate::log::say;
 
 /// An engine, and the message about its choice.
 pub struct Choice {
@@ -35,6 +40,22 @@ struct Seen<'a> {
     /// data's memory.
     cached: bool,
     data: Data,
+}
+
+/// The engine of the disk of that name on `files`: the one that was asked for, if any, or the one that suits; one that
+/// was chosen with a reason is reported.
+pub fn kind_of(
+    name: &ImageName,
+    asked: Option<EngineKind>,
+    files: &[ImageFile],
+    data: Data,
+) -> Result<EngineKind, Failure> {
+    if let Some(kind) = fileless::engine(name, asked)? {
+        return Ok(kind);
+    }
+    let choice = choose(asked, files, data);
+    choice.note.iter().for_each(say);
+    Ok(choice.kind)
 }
 
 /// Chooses for `files`. A named engine is taken as it is.

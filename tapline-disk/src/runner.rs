@@ -19,9 +19,8 @@ use transport::Timer;
 use uring::{Engine, EngineKind, ImageFile};
 
 use crate::damage;
-use crate::engine_choice::{Data, choose};
+use crate::engine_choice::{Data, kind_of};
 use crate::failure::Failure;
-use crate::fileless;
 use crate::files::Files;
 use crate::layers::Layers;
 use crate::libvhd::Behind;
@@ -61,14 +60,7 @@ impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
         let Layers { name, from, names, files, images, .. } = layers;
-        let kind = match fileless::engine(&name, kind)? {
-            Some(kind) => kind,
-            None => {
-                let choice = choose(kind, &files, Data::Own);
-                choice.note.iter().for_each(say);
-                choice.kind
-            }
-        };
+        let kind = kind_of(&name, kind, &files, Data::Own)?;
         let disk =
             Disk::new(images, disk::Options::default()).map_err(|error| crate::failure::explain(&name, error))?;
         let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;

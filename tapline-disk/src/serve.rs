@@ -35,7 +35,7 @@ use uring::{Engine, EngineKind, ImageFile};
 use vm::paste::{self, Served};
 
 use crate::access;
-use crate::engine_choice::{Data, choose};
+use crate::engine_choice::{Data, kind_of};
 use crate::failure::{Exit, Failure, explain, only_read};
 use crate::fileless;
 use crate::files::Files;
@@ -128,14 +128,11 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
 
 /// The engine, whose choice is reported.
 fn engine_kind(serve: &Serve, name: &ImageName, files: &[ImageFile]) -> Result<EngineKind, Failure> {
-    let asked = access::engine(serve.access);
-    if let Some(kind) = fileless::engine(name, asked)? {
+    let kind = kind_of(name, access::engine(serve.access), files, data(serve))?;
+    if kind.stores_nothing() {
         say(format_args!("{name} is for measurements: {}", fileless::WARNING));
-        return Ok(kind);
     }
-    let choice = choose(asked, files, data(serve));
-    choice.note.iter().for_each(say);
-    Ok(choice.kind)
+    Ok(kind)
 }
 
 /// The engine, with the lanes that a test wants.

@@ -3,6 +3,7 @@
 //! It reads what /sys says of block devices, and nothing of the storage itself.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use control::ImageName;
@@ -34,12 +35,12 @@ impl StorageIdentity {
         let metadata = file.metadata().map_err(|error| failed(error.to_string()))?;
         let number = match file.device_len() {
             Some(_) => {
-                let device = std::os::unix::fs::MetadataExt::rdev(&metadata);
+                let device = metadata.rdev();
                 Ok((rustix::fs::major(device), rustix::fs::minor(device)))
             }
             None => {
                 let path = file.path().canonicalize().map_err(|error| failed(error.to_string()))?;
-                stats::beneath_filesystem(std::os::unix::fs::MetadataExt::dev(&metadata), &path)
+                stats::beneath_filesystem(metadata.dev(), &path)
             }
         };
         Ok(match number {
@@ -47,7 +48,7 @@ impl StorageIdentity {
             // It has no device: tmpfs, a server's. Its number is another one after the next mount, which is refused
             // then.
             Err(kind) => {
-                let device = std::os::unix::fs::MetadataExt::dev(&metadata);
+                let device = metadata.dev();
                 StorageIdentity {
                     id: format!("{kind}:{device}"),
                     name: format!("a file system without device ({kind})"),

@@ -1,4 +1,4 @@
-//! How many threads a disk uses: one, and lanes beside it (`uring`) while its own is saturated and the machine has
+//! How many threads a disk uses: one, and lanes (`uring`) while its own is saturated and the machine has
 //! processors to spare.
 //!
 //! What is looked at is a window of time. The thread is busy for what is left of it when sleeps and polling in vain are

@@ -31,6 +31,7 @@ mod space;
 mod start;
 mod steps;
 pub mod supervise;
+mod told;
 pub mod unplug;
 mod upgrade;
 mod workers;

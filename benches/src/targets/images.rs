@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Image, Options, Storage, Who};
-use crate::server::{Engine, Kind, Server};
-use crate::{client, tapline};
+use crate::server::{Engine, Kind};
+use crate::{fill, tapline};
 
 /// The images of a kind of storage; they go away with it.
 pub(super) struct Room {
@@ -93,9 +93,7 @@ impl Room {
         } else {
             tapline(&["image", "create", &named(image, &path), "--size", &size])?;
         }
-        let server = Server::start(&Kind::tapline("tapline", vec![named(image, &path)]), self.place())?;
-        client(&server, &["--fill", "--block", "1048576", "--depth", "4"])?;
-        server.stop()?;
+        fill(&[Kind::tapline("tapline", vec![named(image, &path)])], self.place())?;
         Ok(path)
     }
 }

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use super::images::Room;
 use super::{Image, Load};
-use crate::client;
 use crate::server::{Kind, Server};
+use crate::{client, on_server};
 
 /// What one measurement saw.
 #[derive(Clone, Copy, Debug)]
@@ -24,19 +24,15 @@ pub(super) struct Seen {
 
 /// Through a server, with the client that belongs to its protocol.
 pub(super) fn served(load: &Load, kind: &Kind, work: &Path, seconds: f64) -> Result<Seen, String> {
-    let server = Server::start(kind, work)?;
-    let once =
-        |seconds: f64| if kind.is_nbd() { fio_nbd(load, &server, seconds) } else { of_client(load, &server, seconds) };
-    if load.cold {
-        kind.evict()?;
-    } else {
+    let run = |server: &Server, seconds: f64| {
+        if kind.is_nbd() { fio_nbd(load, server, seconds) } else { of_client(load, server, seconds) }
+    };
+    let warm_up = |server: &Server| match load.cold {
+        true => kind.evict(),
         // The first run warms up: chains are folded and files cached.
-        once(1.0)?;
-    }
-    let before = server.cpu_seconds()?;
-    let seen = once(seconds)?;
-    let cpu = server.cpu_seconds()? - before;
-    server.stop()?;
+        false => run(server, 1.0).map(drop),
+    };
+    let (seen, cpu) = on_server(kind, work, warm_up, |server| run(server, seconds))?;
     Ok(Seen { server_cpu: cpu / seconds, ..seen })
 }
 

@@ -6,7 +6,7 @@ use super::images::Room;
 use super::load::{Seen, fio_alone, served};
 use super::rows::ROWS;
 use super::{Figure, Options, Row, Storage, Target, Wanted, Who};
-use crate::median;
+use crate::{in_turns, median};
 
 /// Measures the rows that are asked for.
 pub fn run(options: &Options) -> Result<(), String> {
@@ -49,19 +49,11 @@ fn measure(row: &Row, room: &Room, options: &Options) -> Result<serde_json::Valu
         room.kind(name, who).map(|kind| kind.map(|kind| if row.load.cold { kind.cached() } else { kind }))
     };
     let kinds = row.who.iter().map(kind).collect::<Result<Vec<_>, String>>()?;
-    let mut samples = vec![Vec::new(); row.who.len()];
-    for round in 0..options.rounds {
-        // Another one begins each round, so that a slow minute does not always meet the same server.
-        for turn in 0..kinds.len() {
-            let which = (round + turn) % kinds.len();
-            eprint!("\r{}: round {}, {:<24}", row.name, round + 1, row.who[which].0);
-            samples[which].push(match &kinds[which] {
-                Some(kind) => served(&row.load, kind, room.place(), options.seconds)?,
-                None => fio_alone(&row.load, room, options.seconds)?,
-            });
-        }
-    }
-    eprint!("\r{:60}\r", "");
+    let names: Vec<&str> = row.who.iter().map(|(name, _)| *name).collect();
+    let samples = in_turns(row.name, &names, options.rounds, |which| match &kinds[which] {
+        Some(kind) => served(&row.load, kind, room.place(), options.seconds),
+        None => fio_alone(&row.load, room, options.seconds),
+    })?;
     let seen: Vec<Seen> = samples.iter().map(|samples| middle(samples)).collect();
     if !options.json {
         print_row(row, &seen);

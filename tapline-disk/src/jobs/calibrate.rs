@@ -17,16 +17,15 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use uring::{Cache, Engine, FileOpenError, ImageFile, OpenOptions};
 
-use crate::engine_choice::{Data, choose};
+use crate::access;
+use crate::engine_choice::{Data, kind_of};
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::log::say;
 use crate::output;
 use crate::policy_file::PolicyFile;
 use crate::progress::Progress;
 use crate::signals::Signal;
 use crate::storage_identity::StorageIdentity;
-use crate::{access, fileless};
 use arguments::{Access, CacheMode, Calibrate};
 
 use probe::Probe;
@@ -56,14 +55,7 @@ pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let operation = if calibrate.write { "write" } else { "read" };
     let len = name.len_without_file().unwrap_or_else(|| disk::Source::len(&opened));
     let asked = access::engine(Access { cache: CacheMode::None, io_engine: calibrate.io_engine });
-    let kind = match fileless::engine(name, asked)? {
-        Some(kind) => kind,
-        None => {
-            let choice = choose(asked, std::slice::from_ref(&opened), Data::Own);
-            choice.note.iter().for_each(say);
-            choice.kind
-        }
-    };
+    let kind = kind_of(name, asked, std::slice::from_ref(&opened), Data::Own)?;
     let engine = Engine::open(kind, vec![opened], DEPTH).map_err(Failure::said)?;
     let mut probe = Probe::new(engine, name, len, calibrate.each, stop);
     let mut progress: Option<Progress> = None;

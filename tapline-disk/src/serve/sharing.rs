@@ -10,9 +10,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use arguments::Serve;
+use control::in_full;
 use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
-use shares::{Allowance, Owner, Page, PageError, Share, Usable, WEIGHT};
+use shares::{Allowance, Owner, Page, Share, Usable, WEIGHT};
 
 use crate::files::Files;
 use crate::log::say;
@@ -63,7 +64,7 @@ pub fn find(files: &Files, serve: &Serve, taken: Option<Handed>) -> Option<Shari
     };
     let weight = serve.share_weight.unwrap_or(WEIGHT);
     let begun = page.and_then(|file| {
-        let page = Page::open(file).map_err(in_words)?;
+        let page = Page::open(file).map_err(|error| in_full(&error))?;
         // What was set since the first process began is in the page.
         if let Some(depth) = serve.share_depth.filter(|_| !serve.take_over) {
             page.set_depth(depth);
@@ -79,13 +80,6 @@ fn open(path: &Path) -> Result<File, String> {
     file.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn in_words(error: PageError) -> String {
-    match std::error::Error::source(&error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
-    }
-}
-
 fn say_none(why: &str) {
     say(format_args!("the storage is not shared with other disks: {why}"));
 }
@@ -97,7 +91,7 @@ impl Sharing {
         let (weight, time) = taken.map_or((weight, 0), |taken| (taken.weight, taken.time));
         let slot = match taken {
             Some(taken) => taken.slot,
-            None => page.claim(owner, Usable::Abandoned).map_err(in_words)?,
+            None => page.claim(owner, Usable::Abandoned).map_err(|error| in_full(&error))?,
         };
         let said = shares::Slot::default();
         Ok(Sharing { share: Share::new(weight, time), place: Some((page, slot)), owner, said, said_none: false })
@@ -116,8 +110,8 @@ impl Sharing {
         if self.place.as_ref().is_some_and(|(page, _)| numbers(page.file()) == numbers(&file)) {
             return Ok(());
         }
-        let page = Page::open(file).map_err(in_words)?;
-        let slot = page.claim(self.owner, Usable::Free).map_err(in_words)?;
+        let page = Page::open(file).map_err(|error| in_full(&error))?;
+        let slot = page.claim(self.owner, Usable::Free).map_err(|error| in_full(&error))?;
         self.leave();
         // The virtual times of one page mean nothing in another one.
         self.share = Share::new(self.share.weight(), 0);
@@ -126,9 +120,9 @@ impl Sharing {
         Ok(())
     }
 
-    /// A part in a page that a running process is told of.
+    /// A part in a page that a running process is handed.
     pub fn in_page(file: File) -> Result<Sharing, String> {
-        Sharing::begun(Page::open(file).map_err(in_words)?, WEIGHT, None)
+        Sharing::begun(Page::open(file).map_err(|error| in_full(&error))?, WEIGHT, None)
     }
 
     /// Gives the slot back.
@@ -209,7 +203,7 @@ impl Sharing {
             Ok(other) => *slot = other,
             Err(why) if !self.said_none => {
                 self.said_none = true;
-                say_none(&format!("its slot was taken by another process: {}", in_words(why)));
+                say_none(&format!("its slot was taken by another process: {}", in_full(&why)));
             }
             Err(_) => {}
         }

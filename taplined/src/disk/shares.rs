@@ -10,7 +10,7 @@ use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{Code, Problem};
-use control::share;
+use control::{in_full, share};
 use shares::Page;
 use uuid::Uuid;
 
@@ -26,7 +26,7 @@ impl Pages {
         let page = match pages.get(&sr) {
             Some(page) => page,
             None => {
-                let page = Page::new(depth).map_err(|error| failed(std::io::Error::other(in_words(&error))))?;
+                let page = Page::new(depth).map_err(|error| failed(std::io::Error::other(in_full(&error))))?;
                 pages.entry(sr).or_insert_with(|| Arc::new(page))
             }
         };
@@ -59,13 +59,6 @@ impl Pages {
 
     fn pages(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Page>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn in_words(error: &shares::PageError) -> String {
-    match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
     }
 }
 

@@ -5,23 +5,18 @@
 //! Invariant: the last that a process is told is what the catalogue has.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use ::control::{Kind, ask};
-use api::{Code, Problem, VbdState};
+use ::control::ask;
+use api::Problem;
 use uuid::Uuid;
 
+use super::told::{self, TO_SAY};
 use crate::daemon::Daemon;
-use crate::disk::control::{Beside, Refused, problem};
+use crate::disk::control::Beside;
 use crate::vdi::live;
 
 /// The path that a page has for a process.
 const PAGE: &str = "/shares.page";
-/// How long a process that is to be adopted may take to say its weight.
-const TO_SAY: Duration = Duration::from_secs(10);
-/// How often a process that could not be told is told again, and how long after the first time. The pause doubles.
-const TRIES: u32 = 10;
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a process is told.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,11 +28,7 @@ struct Told {
 
 /// Tells the process of a plugged VBD its weight, and goes on trying in the background if that fails.
 pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
-    let told = share(daemon, vbd).await;
-    if told.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {
-        try_later(daemon, vbd);
-    }
-    told
+    told::now_or_later(daemon, vbd, |daemon, vbd| async move { share(&daemon, vbd).await }).await
 }
 
 /// Tells a process whose supervision has begun, in the background.
@@ -47,31 +38,8 @@ pub fn tell(daemon: &Daemon, vbd: Uuid) {
     }
     let daemon = daemon.clone();
     tokio::spawn(async move {
-        match share(&daemon, vbd).await {
-            Ok(()) => {}
-            Err(problem) if problem.code == Code::Unsupported => tracing::debug!(%vbd, "{problem}"),
-            Err(problem) => {
-                tracing::debug!(%vbd, "{problem}");
-                try_later(&daemon, vbd);
-            }
-        }
-    });
-}
-
-fn try_later(daemon: &Daemon, vbd: Uuid) {
-    let daemon = daemon.clone();
-    tokio::spawn(async move {
-        for attempt in 0..TRIES {
-            tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
-            let plugged = daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.state == VbdState::Plugged)).await;
-            if !plugged.unwrap_or(false) {
-                // It is told when it serves.
-                return;
-            }
-            match share(&daemon, vbd).await {
-                Ok(()) => return,
-                Err(problem) => tracing::warn!(%vbd, "{problem}"),
-            }
+        if let Err(problem) = set(&daemon, vbd).await {
+            tracing::debug!(%vbd, "{problem}");
         }
     });
 }
@@ -99,20 +67,14 @@ async fn share(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 }
 
 async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -> Result<(), Problem> {
-    let why = match live::hand(daemon, vbd, verb, files).await {
+    let refused = match live::hand(daemon, vbd, verb, files).await {
         Ok(_) => return Ok(()),
-        Err(Refused::Disk(error)) if error.kind == Kind::UnknownVerb => {
-            let what = "its process runs an older program, which does not share its storage";
-            Problem::new(Code::Unsupported, what).advise(format!("upgrade it: 'tapline vbd upgrade {vbd}'"))
-        }
-        Err(Refused::Disk(error)) => problem(error),
-        Err(Refused::Unanswered(problem)) => problem,
+        Err(refused) => refused,
     };
     // If all slots are taken, some may be of processes that were killed.
     daemon.disks.shares.sweep();
-    let what = format!("the share of VBD {vbd} is recorded, but not in force yet: {}", why.detail);
-    let advice = why.advice.unwrap_or_else(|| "the daemon goes on trying; plugging it again has it, too".into());
-    Err(Problem::new(why.code, what).advise(advice))
+    let recorded = format!("the share of VBD {vbd} is");
+    Err(told::not_in_force(refused, vbd, "does not share its storage", &recorded, "plugging it again has it, too"))
 }
 
 /// The weight of a running process that the catalogue does not know, if it has one.

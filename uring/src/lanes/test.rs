@@ -180,7 +180,7 @@ fn a_file_with_an_operation_in_a_lane_is_busy() {
         let mut subject = Subject::with_lanes(kind);
         subject.push(FileId(0), 0, write(0));
         assert_eq!(subject.engine.lane_operations().iter().sum::<u64>(), 1);
-        // Not reaped: the lane may have done it, but nobody knows.
+        // Not reaped: the lane may have done it or not.
         assert!(matches!(subject.engine.remove(FileId(0)), Err(EngineError::FileBusy(FileId(0)))));
         subject.finish(1).unwrap();
         assert!(subject.engine.remove(FileId(0)).is_ok());

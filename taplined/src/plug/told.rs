@@ -1,0 +1,62 @@
+//! Has a running disk process told what the catalogue has for it: its limits, its share.
+//!
+//! It is recorded before, so that repeating it does no harm; a process that is replaced meanwhile is told anew, or has
+//! it on its command line.
+
+use std::time::Duration;
+
+use ::control::Kind;
+use api::{Code, Problem, VbdState};
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::disk::control::{Refused, problem};
+
+/// How long a process that is to be adopted may take to say what it has.
+pub const TO_SAY: Duration = Duration::from_secs(10);
+/// How often a process that could not be told is told again, and how long after the first time. The pause doubles.
+const TRIES: u32 = 10;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Tells it by `tell`, and goes on trying in the background if that fails, unless its program does not know how.
+pub async fn now_or_later<F, Told>(daemon: &Daemon, vbd: Uuid, tell: F) -> Result<(), Problem>
+where
+    F: Fn(Daemon, Uuid) -> Told + Send + 'static,
+    Told: Future<Output = Result<(), Problem>> + Send,
+{
+    let told = tell(daemon.clone(), vbd).await;
+    if told.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {
+        let daemon = daemon.clone();
+        tokio::spawn(async move {
+            for attempt in 0..TRIES {
+                tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
+                let plugged = daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.state == VbdState::Plugged)).await;
+                if !plugged.unwrap_or(false) {
+                    // It gets it when it starts.
+                    return;
+                }
+                match tell(daemon.clone(), vbd).await {
+                    Ok(()) => return,
+                    Err(problem) => tracing::warn!(%vbd, "{problem}"),
+                }
+            }
+        });
+    }
+    told
+}
+
+/// Why something is recorded and not in force: what a program of before it does not do, what is recorded, and what
+/// else has it in force.
+pub fn not_in_force(refused: Refused, vbd: Uuid, older: &str, recorded: &str, otherwise: &str) -> Problem {
+    let why = match refused {
+        Refused::Disk(error) if error.kind == Kind::UnknownVerb => {
+            let what = format!("its process runs an older program, which {older}");
+            Problem::new(Code::Unsupported, what).advise(format!("upgrade it: 'tapline vbd upgrade {vbd}'"))
+        }
+        Refused::Disk(error) => problem(error),
+        Refused::Unanswered(problem) => problem,
+    };
+    let what = format!("{recorded} recorded, but not in force yet: {}", why.detail);
+    let advice = why.advice.unwrap_or_else(|| format!("the daemon goes on trying; {otherwise}"));
+    Problem::new(why.code, what).advise(advice)
+}

@@ -79,7 +79,10 @@ fn fio(load: &Load, seconds: f64, more: &[&str]) -> Result<Seen, String> {
     if !output.status.success() {
         return Err(format!("{command:?}: {}", output.status));
     }
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| format!("fio: {error}"))?;
+    // Its NBD engine says first to which server it has connected.
+    let text = String::from_utf8_lossy(&output.stdout);
+    let json = text.find('{').and_then(|begin| text.get(begin..)).unwrap_or_default();
+    let said: serde_json::Value = serde_json::from_str(json).map_err(|error| format!("fio: {error}: {text}"))?;
     let direction = if load.pattern.ends_with("read") { "read" } else { "write" };
     let of = &said["jobs"][0][direction];
     let number = |value: &serde_json::Value| value.as_f64().ok_or(format!("fio did not say it of {direction}: {of}"));

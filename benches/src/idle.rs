@@ -1,62 +1,150 @@
-//! What many idle disks cost: memory, and wake-ups.
+//! What many idle disks cost, each with a client that is connected and asks for nothing: memory, and wake-ups.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use testbed::process::{pss_kib, switches};
 
-use super::server::Server;
+use super::server::{Engine, Kind, Server};
 use super::{Arguments, program, room, tapline};
 
-/// What one idle process costs.
+/// KiB of memory (PSS) that a disk may take.
+const PSS_MAX: f64 = 1.3 * 1024.0;
+
+/// What all idle processes cost together.
+#[derive(Debug, Default)]
 struct Cost {
-    pss_kib: u64,
+    /// Of each process.
+    pss_kib: Vec<u64>,
     switches: u64,
     cpu_seconds: f64,
 }
 
-/// Serves `arguments.disks` thin disks of 10 GiB and looks at them for `arguments.seconds`, in which nobody asks for
-/// anything.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let work = room(arguments)?;
-    let mut servers = Vec::new();
-    for number in 0..arguments.disks {
-        let dir = work.path().join(number.to_string());
-        std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-        let image = format!("vhd:{}", dir.join("disk.vhd").display());
-        tapline(&["image", "create", &image, "--size", "10G"])?;
-        let socket = dir.join("server.sock");
-        let mut command = Command::new(program("tapline-disk"));
-        // The engine that a disk has if nothing is said. Hundreds with Linux AIO need a higher fs.aio-max-nr: tmpfs has
-        // no other one, so that --dir must be on another file system then.
-        command.arg("serve").arg(&image).arg("--vhost-user").arg(&socket);
-        servers.push(Server::begin(command, socket, "tapline vhd")?);
-    }
-    std::thread::sleep(Duration::from_secs(1));
-    let before: Vec<Cost> = servers.iter().map(cost).collect::<Result<_, _>>()?;
-    std::thread::sleep(Duration::from_secs_f64(arguments.seconds));
-    let after: Vec<Cost> = servers.iter().map(cost).collect::<Result<_, _>>()?;
-    let pss_max = after.iter().map(|cost| cost.pss_kib).max().unwrap_or(0);
-    let pss_sum: u64 = after.iter().map(|cost| cost.pss_kib).sum();
-    let switches: u64 = before.iter().zip(&after).map(|(before, after)| after.switches - before.switches).sum();
-    let cpu: f64 = before.iter().zip(&after).map(|(before, after)| after.cpu_seconds - before.cpu_seconds).sum();
-    let disks = arguments.disks;
-    if arguments.json {
-        let report = serde_json::json!({
-            "disks": disks, "seconds": arguments.seconds, "pss_kib_mean": pss_sum / disks.max(1) as u64,
-            "pss_kib_max": pss_max, "voluntary_ctxt_switches": switches, "cpu_seconds": cpu,
-        });
-        println!("{report}");
-    } else {
-        println!("{disks} idle served VHDs of 10 GiB, one process each, watched for {} s", arguments.seconds);
-        println!("  PSS a process       {} KiB mean, {pss_max} KiB largest", pss_sum / disks.max(1) as u64);
-        println!("  voluntary switches  {switches} in all processes together");
-        println!("  CPU                 {cpu:.2} s in all processes together");
-    }
-    servers.into_iter().try_for_each(Server::stop)
+/// A client that is connected.
+struct Held {
+    child: Child,
+    /// It goes when this ends.
+    input: Option<ChildStdin>,
 }
 
-fn cost(server: &Server) -> Result<Cost, String> {
-    let pid = server.pid();
-    Ok(Cost { pss_kib: pss_kib(pid)?, switches: switches(pid)?, cpu_seconds: server.cpu_seconds()? })
+/// Serves `arguments.disks` thin disks of 10 GiB, a process and a connected client each, and looks at them for
+/// `arguments.seconds`, in which nothing is asked for. Then the same with the peer, on raw images.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let own = watch("tapline vhd", arguments, |place| {
+        let image = format!("vhd:{}", place.join("disk.vhd").display());
+        tapline(&["image", "create", &image, "--size", "10G"])?;
+        // The engine that a disk has if nothing is said. Hundreds with Linux AIO need a higher fs.aio-max-nr: tmpfs has
+        // no other one, so that --dir must be on another file system then.
+        let socket = place.join("server.sock");
+        let mut command = Command::new(program("tapline-disk"));
+        command.arg("serve").arg(&image).arg("--vhost-user").arg(&socket);
+        Server::begin(command, socket, "tapline vhd")
+    })?;
+    let peer = watch("QSD raw", arguments, |place| {
+        let image = place.join("disk.raw");
+        let made = std::fs::File::create(&image).and_then(|file| file.set_len(10 << 30));
+        made.map_err(|error| format!("{}: {error}", image.display()))?;
+        Server::start(&Kind::qemu("QSD raw", "raw", &image).on(Engine::Uring), place)
+    });
+    if arguments.json {
+        let report = |cost: &Cost| {
+            serde_json::json!({
+                "disks": arguments.disks, "seconds": arguments.seconds, "pss_kib_mean": cost.mean(),
+                "pss_kib_max": cost.largest(), "voluntary_ctxt_switches": cost.switches, "cpu_seconds": cost.cpu_seconds,
+            })
+        };
+        println!("{}", serde_json::json!({ "tapline vhd": report(&own), "QSD raw": peer.as_ref().ok().map(report) }));
+        return Ok(());
+    }
+    println!(
+        "{} idle disks of 10 GiB, a process and a connected client each, watched for {} s",
+        arguments.disks, arguments.seconds
+    );
+    println!("  {:<14}{:>14} {:>14} {:>20} {:>12}", "", "PSS mean KiB", "PSS max KiB", "voluntary switches", "CPU s");
+    print_row("tapline vhd", &own);
+    match peer {
+        Ok(peer) => print_row("QSD raw", &peer),
+        Err(why) => println!("  {:<14}not measured: {why}", "QSD raw"),
+    }
+    let met = |is_met: bool| if is_met { "met" } else { "MISSED" };
+    println!("  PSS, tapline vhd at most {PSS_MAX:.0} KiB: {:.0}, {}", own.mean(), met(own.mean() <= PSS_MAX));
+    println!("  voluntary switches, tapline vhd 0: {}, {}", own.switches, met(own.switches == 0));
+    Ok(())
+}
+
+fn print_row(name: &str, cost: &Cost) {
+    let Cost { switches, cpu_seconds, .. } = cost;
+    println!("  {name:<14}{:>14.0} {:>14} {switches:>20} {cpu_seconds:>12.2}", cost.mean(), cost.largest());
+}
+
+/// Starts so many, each in a directory of its own, and watches them.
+fn watch(name: &str, arguments: &Arguments, start: impl Fn(&Path) -> Result<Server, String>) -> Result<Cost, String> {
+    let work = room(arguments)?;
+    let mut disks = Vec::new();
+    for number in 0..arguments.disks {
+        eprint!("\r{name}: disk {}", number + 1);
+        let place = work.path().join(number.to_string());
+        std::fs::create_dir(&place).map_err(|error| format!("{}: {error}", place.display()))?;
+        let server = start(&place)?;
+        disks.push((Held::connect(&server)?, server));
+    }
+    eprint!("\r{:40}\r", "");
+    // What a new connection begins comes to rest.
+    std::thread::sleep(Duration::from_secs(3));
+    let cost = || disks.iter().map(|(_, server)| server).try_fold(Cost::default(), Cost::with);
+    let before = cost()?;
+    std::thread::sleep(Duration::from_secs_f64(arguments.seconds));
+    let after = cost()?;
+    for (client, server) in disks {
+        drop(client);
+        server.stop()?;
+    }
+    Ok(Cost {
+        pss_kib: after.pss_kib,
+        switches: after.switches - before.switches,
+        cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+    })
+}
+
+impl Cost {
+    fn with(mut self, server: &Server) -> Result<Cost, String> {
+        let pid = server.pid();
+        self.pss_kib.push(pss_kib(pid)?);
+        self.switches += switches(pid)?;
+        self.cpu_seconds += server.cpu_seconds()?;
+        Ok(self)
+    }
+
+    fn mean(&self) -> f64 {
+        self.pss_kib.iter().sum::<u64>() as f64 / self.pss_kib.len().max(1) as f64
+    }
+
+    fn largest(&self) -> u64 {
+        self.pss_kib.iter().copied().max().unwrap_or(0)
+    }
+}
+
+impl Held {
+    fn connect(server: &Server) -> Result<Held, String> {
+        let mut command = Command::new(program("bench-client"));
+        command.arg(server.socket()).arg("--hold").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("bench-client: {error}"))?;
+        let mut line = String::new();
+        let said = child.stdout.take().map(|output| BufReader::new(output).read_line(&mut line));
+        let input = child.stdin.take();
+        let held = Held { child, input };
+        match said {
+            Some(Ok(1..)) => Ok(held),
+            _ => Err(format!("bench-client did not connect to {}", server.socket().display())),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        drop(self.child.wait());
+    }
 }

@@ -168,7 +168,7 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     tapline(&["image", "create", &single, "--size", "512M"])?;
     let alone = Kind::tapline("depth 1", vec![single]);
     fill(std::slice::from_ref(&alone), work.path())?;
-    let whole = chain(work.path(), format, "whole", &|kind, layer| {
+    let whole = chain(work.path(), format, ("whole", "512M"), &|kind, layer| {
         // Each layer holds one block in thirty, so that the chain holds as much as the single image.
         let server = Server::start(kind, work.path())?;
         let (every, first) = (LAYERS.to_string(), layer.to_string());
@@ -177,7 +177,8 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     })?;
     // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as
     // large.
-    let scattered = chain(work.path(), format, "scattered", &|kind, layer| scatter(kind, work.path(), layer))?;
+    let scattered =
+        chain(work.path(), format, ("scattered", "512M"), &|kind, layer| scatter(kind, work.path(), layer))?;
     let kinds = [alone, Kind::tapline("depth 30", whole), Kind::tapline("depth 30, scattered", scattered)];
     let workloads = [
         Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
@@ -193,7 +194,7 @@ const LAYERS: usize = 30;
 fn chain(
     work: &Path,
     format: &str,
-    name: &str,
+    (name, size): (&str, &str),
     write: &dyn Fn(&Kind, usize) -> Result<(), String>,
 ) -> Result<Vec<String>, String> {
     let mut chain: Vec<String> = Vec::new();
@@ -201,7 +202,7 @@ fn chain(
         let path = format!("{format}:{}", work.join(format!("{name}{layer}")).display());
         let mut create = vec!["image", "create", &path];
         match chain.first() {
-            None => create.extend(["--size", "512M"]),
+            None => create.extend(["--size", size]),
             Some(parent) => create.extend(["--parent", parent.as_str()]),
         }
         tapline(&create)?;

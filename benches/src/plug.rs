@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use testbed::daemon::Daemon;
 use testbed::daemon::api::{Api, nothing, uuid};
 use testbed::daemon::processes::Places;
-use testbed::process::{pss_kib, switches};
+use testbed::process::{cpu_seconds, pss_kib, switches};
 
 use super::{Arguments, program, room, tapline};
 
@@ -185,23 +185,12 @@ fn idle(arguments: &Arguments) -> Result<Value, String> {
     // What the plug has begun comes to rest: threads of the daemon that have nothing to do end after ten seconds.
     std::thread::sleep(Duration::from_secs(15));
     let of_disks = || disks.iter().map(|pid| switches(*pid)).sum::<Result<u64, _>>();
-    let before = (of_disks()?, switches(daemon)?, cpu_ticks(daemon)?);
+    let before = (of_disks()?, switches(daemon)?, cpu_seconds(daemon)?);
     std::thread::sleep(Duration::from_secs_f64(arguments.seconds));
-    let after = (of_disks()?, switches(daemon)?, cpu_ticks(daemon)?);
+    let after = (of_disks()?, switches(daemon)?, cpu_seconds(daemon)?);
     Ok(json!({
         "what": "idle", "disks": arguments.disks, "seconds": arguments.seconds, "switches_of_disks": after.0.saturating_sub(before.0),
         "switches_of_daemon": after.1.saturating_sub(before.1),
-        // USER_HZ is 100 on every architecture of ours.
-        "daemon_cpu_percent": (after.2 - before.2) as f64 / arguments.seconds,
+        "daemon_cpu_percent": (after.2 - before.2) * 100.0 / arguments.seconds,
     }))
-}
-
-/// User and system time of a process in clock ticks.
-fn cpu_ticks(pid: u32) -> Result<u64, String> {
-    let path = format!("/proc/{pid}/stat");
-    let stat = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    // The name in parentheses may hold spaces; utime and stime are fields 14 and 15.
-    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
-    Ok(ticks(11) + ticks(12))
 }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use testbed::process::cpu_seconds;
+
 /// How a server reaches its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -222,13 +224,7 @@ impl Server {
 
     /// User and system time of all its threads so far.
     pub fn cpu_seconds(&self) -> Result<f64, String> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let stat = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        // The name in parentheses may hold spaces; utime and stime are fields 14 and 15.
-        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-        let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
-        // USER_HZ is 100 on every architecture of ours.
-        Ok((ticks(11) + ticks(12)) / 100.0)
+        cpu_seconds(self.child.id())
     }
 
     /// Ends it in good order.

@@ -3,6 +3,7 @@
 //! A row is a load, those who carry it out in turns, a figure, and what its ratio between two of them is to be. What is
 //! printed are medians and ratios of medians, and whether each target was met in this run: nothing fails by it.
 
+mod hogs;
 mod images;
 mod load;
 mod rows;
@@ -60,6 +61,10 @@ enum Image {
     /// Dynamic, made by QEMU: its blocks begin at odd sectors.
     QemuVhd,
     Qcow2,
+    /// A chain of VHDs in which each 4 KiB may live in another layer than the next.
+    ScatteredChain,
+    /// Raw, and nothing was ever written to it: made anew for each measurement.
+    Sparse,
     /// No storage at all.
     Null,
 }
@@ -93,6 +98,10 @@ struct Load {
     rate: Option<u32>,
     /// Through the page cache, which holds nothing of the image at first.
     cold: bool,
+    /// On an image that nothing was written to yet.
+    fresh: bool,
+    /// Another process wants all of each CPU meanwhile.
+    hogs: bool,
 }
 
 /// What is compared.
@@ -109,6 +118,8 @@ enum Figure {
     Waits,
     /// Microseconds of the client's CPU time, a request.
     ClientCpu,
+    /// Of the server's CPU, the part that the process got which wants all of it.
+    HogCpu,
 }
 
 /// What a figure is to be.
@@ -128,6 +139,19 @@ struct Target {
     of: &'static str,
     figure: Figure,
     wanted: Wanted,
+}
+
+impl Who {
+    /// The program of another project that it takes, and the package of Debian and Ubuntu that has it.
+    fn peer(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Who::Tapline(_) | Who::TaplineWith(..) | Who::TaplineNbd => None,
+            Who::Qsd(_) => Some(("qemu-storage-daemon", "qemu-system-common")),
+            Who::Fio => Some(("fio", "fio")),
+            Who::Nbdkit => Some(("nbdkit", "nbdkit")),
+            Who::QemuNbd => Some(("qemu-nbd", "qemu-utils")),
+        }
+    }
 }
 
 /// A load, who carries it out, and what is to come of it.

@@ -1,4 +1,4 @@
-//! What the kernel says of a process: memory and waits.
+//! What the kernel says of a process: memory, waits and CPU time.
 
 use std::path::Path;
 
@@ -16,6 +16,17 @@ pub fn switches(pid: u32) -> Result<u64, String> {
 /// The process's share of the memory that it uses.
 pub fn pss_kib(pid: u32) -> Result<u64, String> {
     field(&Path::new("/proc").join(pid.to_string()).join("smaps_rollup"), "Pss:")
+}
+
+/// User and system time of all its threads so far.
+pub fn cpu_seconds(pid: u32) -> Result<f64, String> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    // The name in parentheses may hold spaces; utime and stime are fields 14 and 15.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    // USER_HZ is 100 on every architecture of ours.
+    Ok((ticks(11) + ticks(12)) / 100.0)
 }
 
 /// The number behind `name` in a file of /proc.

@@ -44,10 +44,18 @@ pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
         next: 0,
     };
     match arguments.rate {
+        _ if arguments.hold => hold(),
         _ if arguments.fill => client.fill(),
         Some(rate) => client.pace(rate),
         None => client.measure(),
     }
+}
+
+/// Says that it is connected, and waits until standard input ends.
+fn hold() -> Result<serde_json::Value, String> {
+    println!("{}", serde_json::json!({ "connected": true }));
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).map_err(|error| format!("standard input: {error}"))?;
+    Ok(serde_json::json!({}))
 }
 
 /// What a load came to.

@@ -58,6 +58,9 @@ pub struct Arguments {
     /// Only the first so many bytes of the disk.
     #[arg(long)]
     pub span: Option<u64>,
+    /// Ask for nothing: stay connected until standard input ends.
+    #[arg(long, conflicts_with = "fill")]
+    pub hold: bool,
     /// Write every block of the disk once, and end.
     #[arg(long)]
     pub fill: bool,

@@ -1,17 +1,21 @@
 //! The images of the rows: made and filled when they are first asked for.
 
+use std::cell::RefCell;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Image, Options, Storage, Who};
 use crate::server::{Engine, Kind};
-use crate::{fill, tapline};
+use crate::{chain, fill, scatter, tapline};
 
 /// The images of a kind of storage; they go away with it.
 pub(super) struct Room {
     place: tempfile::TempDir,
     engine: Engine,
     mib: u64,
+    /// The layers of the chain, once it is made.
+    scattered: RefCell<Vec<String>>,
 }
 
 impl Room {
@@ -22,7 +26,7 @@ impl Room {
         };
         let place = tempfile::Builder::new().prefix("tapline-targets-").tempdir_in(parent);
         let place = place.map_err(|error| format!("a directory in {}: {error}", parent.display()))?;
-        Ok(Room { place, engine, mib: options.mib })
+        Ok(Room { place, engine, mib: options.mib, scattered: RefCell::default() })
     }
 
     /// Where the images and sockets are.
@@ -51,11 +55,12 @@ impl Room {
     /// Who serves it, and what. `None`: no server.
     pub(super) fn kind(&self, name: &'static str, who: Who) -> Result<Option<Kind>, String> {
         let tapline = |image| {
-            let image = match image {
-                Image::Null => format!("null:{}M", self.mib),
-                _ => named(image, &self.ours(image)?),
+            let images = match image {
+                Image::Null => vec![format!("null:{}M", self.mib)],
+                Image::ScatteredChain => self.scattered()?,
+                _ => vec![named(image, &self.ours(image)?)],
             };
-            Ok::<Kind, String>(Kind::tapline(name, vec![image]).on(self.engine))
+            Ok::<Kind, String>(Kind::tapline(name, images).on(self.engine))
         };
         let theirs = |image| self.made(image, "peer");
         Ok(Some(match who {
@@ -68,7 +73,8 @@ impl Room {
                 let format = match image {
                     Image::Vhd | Image::QemuVhd => "vpc",
                     Image::Qcow2 => "qcow2",
-                    Image::Raw | Image::Null => "raw",
+                    Image::Raw | Image::Sparse | Image::Null => "raw",
+                    Image::ScatteredChain => return Err("the peers have no chains of VHDs".to_owned()),
                 };
                 Kind::qemu(name, format, &theirs(image)?).on(self.engine)
             }
@@ -77,10 +83,40 @@ impl Room {
         }))
     }
 
+    /// The layers of a chain, leaf first. They are made once.
+    fn scattered(&self) -> Result<Vec<String>, String> {
+        let mut made = self.scattered.borrow_mut();
+        if made.is_empty() {
+            let size = format!("{}M", self.mib);
+            *made = chain(self.place(), "vhd", ("scattered", &size), &|kind, layer| match layer {
+                0 => fill(std::slice::from_ref(kind), self.place()),
+                _ => scatter(kind, self.place(), layer),
+            })?;
+        }
+        Ok(made.clone())
+    }
+
+    /// Makes the image anew that nothing was written to.
+    pub(super) fn renew(&self) -> Result<(), String> {
+        for owner in ["tapline", "peer"] {
+            let path = self.path(Image::Sparse, owner);
+            let made = File::create(&path).and_then(|file| file.set_len(self.mib << 20));
+            made.map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn path(&self, image: Image, owner: &str) -> PathBuf {
+        self.place().join(format!("{owner}.{image:?}").to_lowercase())
+    }
+
     fn made(&self, image: Image, owner: &str) -> Result<PathBuf, String> {
-        let path = self.place().join(format!("{owner}.{image:?}").to_lowercase());
+        let path = self.path(image, owner);
         if path.exists() {
             return Ok(path);
+        }
+        if image == Image::Sparse {
+            return self.renew().map(|()| path);
         }
         let size = format!("{}M", self.mib);
         if image == Image::QemuVhd {
@@ -101,9 +137,9 @@ impl Room {
 /// An image as the command line names it.
 fn named(image: Image, path: &Path) -> String {
     let format = match image {
-        Image::Vhd | Image::QemuVhd => "vhd",
+        Image::Vhd | Image::QemuVhd | Image::ScatteredChain => "vhd",
         Image::Qcow2 => "qcow2",
-        Image::Raw | Image::Null => "raw",
+        Image::Raw | Image::Sparse | Image::Null => "raw",
     };
     format!("{format}:{}", path.display())
 }

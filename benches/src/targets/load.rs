@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::hogs::Hogs;
 use super::images::Room;
 use super::{Image, Load};
 use crate::server::{Kind, Server};
@@ -20,6 +21,8 @@ pub(super) struct Seen {
     pub(super) waits: f64,
     /// Microseconds of the client's CPU time, a request.
     pub(super) client_cpu: f64,
+    /// Of the server's CPU, the part that a process got which wants all of it.
+    pub(super) hog_cpu: f64,
 }
 
 /// Through a server, with the client that belongs to its protocol.
@@ -27,20 +30,30 @@ pub(super) fn served(load: &Load, kind: &Kind, work: &Path, seconds: f64) -> Res
     let run = |server: &Server, seconds: f64| {
         if kind.is_nbd() { fio_nbd(load, server, seconds) } else { of_client(load, server, seconds) }
     };
-    let warm_up = |server: &Server| match load.cold {
-        true => kind.evict(),
+    let warm_up = |server: &Server| match load {
+        Load { cold: true, .. } => kind.evict(),
+        Load { fresh: true, .. } => Ok(()),
         // The first run warms up: chains are folded and files cached.
-        false => run(server, 1.0).map(drop),
+        _ => run(server, 1.0).map(drop),
     };
-    let (seen, cpu) = on_server(kind, work, warm_up, |server| run(server, seconds))?;
+    let measured = |server: &Server| {
+        let hogs = if load.hogs { Some(Hogs::start()?) } else { None };
+        let seen = run(server, seconds)?;
+        let hog = hogs.map_or(Ok(0.0), |hogs| hogs.beside_server())?;
+        Ok(Seen { hog_cpu: hog / seconds, ..seen })
+    };
+    let (seen, cpu) = on_server(kind, work, warm_up, measured)?;
     Ok(Seen { server_cpu: cpu / seconds, ..seen })
 }
 
 /// By fio, on the file that our server has as well.
 pub(super) fn fio_alone(load: &Load, room: &Room, seconds: f64) -> Result<Seen, String> {
-    let file = format!("--filename={}", room.ours(Image::Raw)?.display());
+    let image = if load.fresh { Image::Sparse } else { Image::Raw };
+    let file = format!("--filename={}", room.ours(image)?.display());
     let size = format!("--size={}M", room.mib());
-    fio(load, seconds, &[room.fio_engine(), "--direct=1", &file, &size])
+    // It would give a sparse file its blocks before it begins, and write to each only once.
+    let as_it_is = ["--fallocate=none", "--norandommap"];
+    fio(load, seconds, &[&[room.fio_engine(), "--direct=1", &file, &size], &as_it_is[..]].concat())
 }
 
 fn of_client(load: &Load, server: &Server, seconds: f64) -> Result<Seen, String> {
@@ -62,6 +75,7 @@ fn of_client(load: &Load, server: &Server, seconds: f64) -> Result<Seen, String>
         server_cpu: 0.0,
         waits: number("waits")? / requests,
         client_cpu: number("client_cpu_us")? / requests,
+        hog_cpu: 0.0,
     })
 }
 
@@ -87,5 +101,5 @@ fn fio(load: &Load, seconds: f64, more: &[&str]) -> Result<Seen, String> {
     let of = &said["jobs"][0][direction];
     let number = |value: &serde_json::Value| value.as_f64().ok_or(format!("fio did not say it of {direction}: {of}"));
     let p50 = number(&of["clat_ns"]["percentile"]["50.000000"])? / 1000.0;
-    Ok(Seen { iops: number(&of["iops"])?, p50, server_cpu: 0.0, waits: f64::NAN, client_cpu: f64::NAN })
+    Ok(Seen { iops: number(&of["iops"])?, p50, server_cpu: 0.0, waits: f64::NAN, client_cpu: f64::NAN, hog_cpu: 0.0 })
 }

@@ -1,11 +1,11 @@
 //! The rows, as data.
 
-use super::Figure::{ClientCpu, Iops, IopsPerCpu, P50, ServerCpu, Waits};
+use super::Figure::{ClientCpu, HogCpu, Iops, IopsPerCpu, P50, ServerCpu, Waits};
 use super::Wanted::{AtLeast, AtMost, No};
 use super::{Figure, Image, Load, Row, Storage, Target, Wanted, Who};
 
 const fn load(pattern: &'static str, block: u32, depth: u32) -> Load {
-    Load { pattern, block, depth, spins: false, rate: None, cold: false }
+    Load { pattern, block, depth, spins: false, rate: None, cold: false, fresh: false, hogs: false }
 }
 
 const fn target(of: &'static str, figure: Figure, wanted: Wanted) -> Target {
@@ -41,6 +41,11 @@ const POLLING: &[(&str, Who)] = &[
     ("off", Who::TaplineWith(Image::Raw, &["--polling", "off"])),
     ("adaptive", Who::TaplineWith(Image::Raw, &["--polling", "adaptive"])),
     ("on", Who::TaplineWith(Image::Raw, &["--polling", "on"])),
+];
+
+const CORES: &[(&str, Who)] = &[
+    ("one thread", Who::TaplineWith(Image::Raw, &["--threads", "1", "--cpus", "0-1"])),
+    ("two threads", Who::TaplineWith(Image::Raw, &["--threads", "2", "--cpus", "0-1"])),
 ];
 
 pub(super) const ROWS: &[Row] = &[
@@ -179,5 +184,37 @@ pub(super) const ROWS: &[Row] = &[
         load: Load { rate: Some(1000), ..load("read", 4096, 1) },
         who: POLLING,
         targets: &[target("adaptive", ServerCpu, AtMost(1.05, "off"))],
+    },
+    Row {
+        name: "polling-hog",
+        what: "raw on tmpfs, 4 KiB random read, depth 1, beside a process that wants all of each CPU, by polling",
+        storage: Storage::Memory,
+        load: Load { hogs: true, ..load("randread", 4096, 1) },
+        who: POLLING,
+        targets: &[target("adaptive", HogCpu, AtLeast(0.97, "off")), target("adaptive", Iops, AtLeast(1.0, "off"))],
+    },
+    Row {
+        name: "cores",
+        what: "raw on tmpfs, 4 KiB random read, depth 64, by threads of the disk; the client is on CPU 1 too",
+        storage: Storage::Memory,
+        load: load("randread", 4096, 64),
+        who: CORES,
+        targets: &[target("two threads", IopsPerCpu, AtLeast(0.85, "one thread"))],
+    },
+    Row {
+        name: "chain-read-32",
+        what: "30 layers of VHDs on tmpfs, scattered by 4 KiB, random read, depth 32",
+        storage: Storage::Memory,
+        load: load("randread", 4096, 32),
+        who: &[VHD, ("tapline 30 layers", Who::Tapline(Image::ScatteredChain))],
+        targets: &[target("tapline 30 layers", Iops, AtLeast(0.95, "tapline vhd"))],
+    },
+    Row {
+        name: "disk-first-write",
+        what: "a sparse raw image on real storage, io_uring, 4 KiB random write, depth 32, each place for the first time",
+        storage: Storage::Disk,
+        load: Load { fresh: true, ..load("randwrite", 4096, 32) },
+        who: &[FIO, ("tapline raw", Who::Tapline(Image::Sparse)), ("QSD raw", Who::Qsd(Image::Sparse))],
+        targets: &[target("tapline raw", Iops, AtLeast(1.0, "fio"))],
     },
 ];

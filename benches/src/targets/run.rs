@@ -45,33 +45,52 @@ fn is_asked(row: &Row, only: &[String]) -> bool {
 }
 
 fn measure(row: &Row, room: &Room, options: &Options) -> Result<serde_json::Value, String> {
-    let kind = |&(name, who)| {
+    let (who, missing): (Vec<_>, Vec<_>) = row.who.iter().partition(|(_, who)| missing(*who).is_none());
+    let kind = |&&(name, who): &&(&'static str, Who)| {
         room.kind(name, who).map(|kind| kind.map(|kind| if row.load.cold { kind.cached() } else { kind }))
     };
-    let kinds = row.who.iter().map(kind).collect::<Result<Vec<_>, String>>()?;
-    let names: Vec<&str> = row.who.iter().map(|(name, _)| *name).collect();
-    let samples = in_turns(row.name, &names, options.rounds, |which| match &kinds[which] {
-        Some(kind) => served(&row.load, kind, room.place(), options.seconds),
-        None => fio_alone(&row.load, room, options.seconds),
+    let kinds = who.iter().map(kind).collect::<Result<Vec<_>, String>>()?;
+    let names: Vec<&str> = who.iter().map(|(name, _)| *name).collect();
+    let samples = in_turns(row.name, &names, options.rounds, |which| {
+        if row.load.fresh {
+            room.renew()?;
+        }
+        match &kinds[which] {
+            Some(kind) => served(&row.load, kind, room.place(), options.seconds),
+            None => fio_alone(&row.load, room, options.seconds),
+        }
     })?;
-    let seen: Vec<Seen> = samples.iter().map(|samples| middle(samples)).collect();
+    let seen: Vec<Shown> =
+        who.iter().zip(&samples).map(|((name, who), samples)| (*name, *who, middle(samples))).collect();
     if !options.json {
-        print_row(row, &seen);
+        print_row(row, &seen, &missing);
     }
-    let servers = row.who.iter().zip(&seen).map(|((name, _), seen)| {
+    let servers = seen.iter().map(|(name, _, seen)| {
         serde_json::json!({
             "name": name, "iops": seen.iops, "p50_us": seen.p50, "server_cpu": seen.server_cpu,
             "waits_per_request": seen.waits, "client_cpu_us": seen.client_cpu,
         })
     });
     let targets = row.targets.iter().map(|target| {
-        let (has, is_met) = judged(target, row, &seen);
+        let judged = judged(target, &seen);
+        let (has, is_met) = (judged.map(|(has, _)| has), judged.map(|(_, is_met)| is_met));
         serde_json::json!({ "target": in_words(target), "has": has, "met": is_met })
     });
     Ok(serde_json::json!({
         "row": row.name, "what": row.what, "servers": servers.collect::<Vec<_>>(),
         "targets": targets.collect::<Vec<_>>(),
     }))
+}
+
+/// A name of a row, what it stands for, and what was seen of it.
+type Shown = (&'static str, Who, Seen);
+
+/// The program that is not installed, and its package.
+fn missing(who: Who) -> Option<(&'static str, &'static str)> {
+    let (program, package) = who.peer()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    (!is_there).then_some((program, package))
 }
 
 fn middle(samples: &[Seen]) -> Seen {
@@ -82,16 +101,17 @@ fn middle(samples: &[Seen]) -> Seen {
         server_cpu: of(|seen| seen.server_cpu),
         waits: of(|seen| seen.waits),
         client_cpu: of(|seen| seen.client_cpu),
+        hog_cpu: of(|seen| seen.hog_cpu),
     }
 }
 
-fn print_row(row: &Row, seen: &[Seen]) {
+fn print_row(row: &Row, seen: &[Shown], without: &[&(&'static str, Who)]) {
     println!("\n{}: {}", row.name, row.what);
     println!(
         "  {:<20}{:>10} {:>9} {:>12} {:>11} {:>10} {:>10}",
         "", "IOPS", "p50 us", "server CPU", "IOPS/CPU s", "waits/IO", "client us"
     );
-    for ((name, who), seen) in row.who.iter().zip(seen) {
+    for (name, who, seen) in seen {
         print!("  {name:<20}{:>10.0} {:>9.1}", seen.iops, seen.p50);
         match who {
             Who::Fio => println!(),
@@ -104,24 +124,39 @@ fn print_row(row: &Row, seen: &[Seen]) {
             ),
         }
     }
+    for (name, who) in without {
+        if let Some((program, package)) = missing(*who) {
+            println!("  {name:<20}{program} is not installed (package {package})");
+        }
+    }
     for target in row.targets {
-        let (has, is_met) = judged(target, row, seen);
-        println!("  {}: {has:.2}, {}", in_words(target), if is_met { "met" } else { "MISSED" });
+        match judged(target, seen) {
+            Some((has, is_met)) => {
+                println!("  {}: {has:.2}, {}", in_words(target), if is_met { "met" } else { "MISSED" });
+            }
+            None => println!("  {}: not measured", in_words(target)),
+        }
     }
 }
 
-/// What the target's figure, or its ratio, is, and whether that is enough.
-fn judged(target: &Target, row: &Row, seen: &[Seen]) -> (f64, bool) {
+/// What the target's figure, or its ratio, is, and whether that is enough. `None`: one of the two was not measured.
+fn judged(target: &Target, seen: &[Shown]) -> Option<(f64, bool)> {
     let of = |name: &str| {
-        let found = row.who.iter().position(|(who, _)| *who == name).and_then(|at| seen.get(at));
-        found.map_or(f64::NAN, |seen| target.figure.of(seen))
+        let found = seen.iter().find(|(who, ..)| *who == name);
+        found.map(|(.., seen)| target.figure.of(seen))
     };
-    let own = of(target.of);
-    match target.wanted {
-        Wanted::AtLeast(least, other) => (own / of(other), own / of(other) >= least),
-        Wanted::AtMost(most, other) => (own / of(other), own / of(other) <= most),
+    let own = of(target.of)?;
+    Some(match target.wanted {
+        Wanted::AtLeast(least, other) => {
+            let ratio = own / of(other)?;
+            (ratio, ratio >= least)
+        }
+        Wanted::AtMost(most, other) => {
+            let ratio = own / of(other)?;
+            (ratio, ratio <= most)
+        }
         Wanted::No(most) => (own, own <= most),
-    }
+    })
 }
 
 fn in_words(target: &Target) -> String {
@@ -132,6 +167,7 @@ fn in_words(target: &Target) -> String {
         Figure::ServerCpu => "CPU of the server",
         Figure::Waits => "waits of the client a request",
         Figure::ClientCpu => "CPU microseconds of the client a request",
+        Figure::HogCpu => "CPU of a process that wants all of it",
     };
     let of = target.of;
     match target.wanted {
@@ -150,6 +186,7 @@ impl Figure {
             Figure::ServerCpu => seen.server_cpu,
             Figure::Waits => seen.waits,
             Figure::ClientCpu => seen.client_cpu,
+            Figure::HogCpu => seen.hog_cpu,
         }
     }
 }

@@ -164,6 +164,26 @@ impl Shared {
     /// a few instructions; from bytes the compiler assembles them one by one.
     #[inline]
     pub fn read_u128(&self, at: usize) -> Option<u128> {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            let address = self.at(at, 16)?;
+            let (low, high): (u64, u64);
+            // Some drivers put their headers anywhere, and a volatile read of what is not aligned is one of each byte.
+            // SAFETY: the bytes lie in the piece, mapped while `owner` lives. The processor loads words from anywhere;
+            // these two are loaded once, and whatever the guest writes meanwhile is a valid number.
+            unsafe {
+                std::arch::asm!(
+                    "mov {low}, qword ptr [{at}]",
+                    "mov {high}, qword ptr [{at} + 8]",
+                    at = in(reg) address,
+                    low = out(reg) low,
+                    high = lateout(reg) high,
+                    options(nostack, preserves_flags, readonly),
+                );
+            }
+            Some(u128::from(low) | u128::from(high) << 64)
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         match self.window::<16, 8>(at) {
             Some(both) => Some(u128::from(both.load_u64(0)?) | u128::from(both.load_u64(8)?) << 64),
             None => self.read(at).map(u128::from_le_bytes),

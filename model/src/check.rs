@@ -217,18 +217,23 @@ impl World {
 
     /// The files of a disk from the top down and its size, by the process that serves it.
     fn layers(&self, vbd: &str) -> Result<(Vec<String>, u64), String> {
+        let said = self.ask_disk(vbd, "layers")?;
+        let name =
+            |layer: &Value| layer["path"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or("").to_owned();
+        Ok((list(&said["layers"]).iter().map(name).collect(), said["size"].as_u64().unwrap_or(0)))
+    }
+
+    /// What the process that serves a disk says to a verb without arguments.
+    pub fn ask_disk(&self, vbd: &str, verb: &str) -> Result<Value, String> {
         let socket = self.bed.places.vbds().join(vbd).join("control.sock");
         let failed = |error: std::io::Error| format!("{}: {error}", socket.display());
         let mut disk = UnixStream::connect(&socket).map_err(failed)?;
         disk.set_read_timeout(Some(patience())).map_err(failed)?;
-        disk.write_all(b"{\"version\":1,\"id\":1,\"verb\":\"layers\"}\n").map_err(failed)?;
+        disk.write_all(format!("{}\n", json!({ "version": 1, "id": 1, "verb": verb })).as_bytes()).map_err(failed)?;
         let mut said = String::new();
         BufReader::new(disk).read_line(&mut said).map_err(failed)?;
         let said: Value = serde_json::from_str(&said).map_err(|error| format!("{}: {error}", socket.display()))?;
-        let said = &said["ok"];
-        let name =
-            |layer: &Value| layer["path"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or("").to_owned();
-        Ok((list(&said["layers"]).iter().map(name).collect(), said["size"].as_u64().unwrap_or(0)))
+        Ok(said["ok"].clone())
     }
 
     /// Plugs and reads everything; then unplugs it, and nothing is left.

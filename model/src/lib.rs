@@ -13,6 +13,7 @@ mod check;
 mod clients;
 mod content;
 mod io;
+mod limits;
 mod machines;
 mod moments;
 mod monitors;

@@ -46,6 +46,8 @@ pub enum Favoured {
     Machines,
     /// Schedules of snapshots.
     Schedules,
+    /// Limits and weights of disks.
+    Limits,
 }
 
 /// Whether this process seeks a planted fault.
@@ -62,6 +64,7 @@ const ALL: &[(&str, Favoured)] = &[
     ("stays-down", Favoured::KillAgain),
     ("deep-chain", Favoured::Deepen),
     ("taken-by-hand", Favoured::Schedules),
+    ("untold-weight", Favoured::Limits),
 ];
 
 /// `--planted`: one of them or all.
@@ -169,6 +172,7 @@ impl World {
             Favoured::KillAgain => self.kill_again_and_again(),
             Favoured::Deepen => self.deepen(),
             Favoured::Seldom => self.seldom(),
+            Favoured::Limits => self.set_qos(),
             Favoured::Schedules => self.machine_step().and_then(|()| self.follow_schedule()),
         }
     }

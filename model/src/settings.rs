@@ -11,13 +11,14 @@ use super::world::{Vdi, Verb, World};
 impl World {
     /// Sets something of something.
     pub fn set_some(&mut self) -> Result<(), String> {
-        match self.random.below(11) {
+        match self.random.below(15) {
             0..=1 => self.set_vdi(),
             2 => self.set_read_only(),
             3..=4 => self.set_sr(),
             5 => self.set_autostart(),
             6..=7 => self.token(),
             8 => self.ask_how_to_connect(),
+            9..=12 => self.set_qos(),
             _ => self.set_vm(),
         }
     }
@@ -160,6 +161,7 @@ impl World {
             if vbd.is_some_and(|vbd| vbd.autostart != now["autostart"].is_object()) {
                 return Err(format!("the VBD is {now}, should be {vbd:?}"));
             }
+            self.compare_qos(&now, &text(&now["uuid"]))?;
         }
         self.compare_tokens()
     }

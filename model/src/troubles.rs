@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use super::bed::Full;
 use super::check::{names_in, text};
+use super::limits::Qos;
 use super::verbs::patience;
 use super::world::{Vbd, World};
 
@@ -377,9 +378,9 @@ impl World {
             }
             match now {
                 Some(now) => {
-                    let autostart = now["autostart"].is_object();
+                    let (autostart, qos) = (now["autostart"].is_object(), Qos::shown(now));
                     let vbd = self.vbd(&uuid)?;
-                    (vbd.plugged, vbd.autostart) = (plugged, autostart);
+                    (vbd.plugged, vbd.autostart, vbd.qos) = (plugged, autostart, qos);
                 }
                 None => drop(self.vbds.remove(&uuid)),
             }
@@ -394,6 +395,7 @@ impl World {
                 vm: vbd["vm"].as_str().map(str::to_owned),
                 position: vbd["position"].as_u64().unwrap_or(0),
                 autostart: vbd["autostart"].is_object(),
+                qos: Qos::shown(vbd),
                 plugged: vbd["state"] == "plugged",
                 ..Vbd::default()
             };

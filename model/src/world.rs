@@ -11,6 +11,7 @@ use testkit::nbd::Client;
 
 use super::bed::Bed;
 use super::content::{Content, Range};
+use super::limits::Qos;
 use super::machines::{Power, Vm};
 use super::moments::Disk;
 
@@ -70,6 +71,8 @@ pub struct Vbd {
     pub position: u64,
     /// Whether it is plugged when the host was started.
     pub autostart: bool,
+    /// Its limits and its weight.
+    pub qos: Qos,
     /// Whether it is plugged.
     pub plugged: bool,
     /// Who uses it.

@@ -36,6 +36,8 @@ pub enum Planted {
     DeepChain,
     /// Schedules destroy snapshots that a person has taken.
     TakenByHand,
+    /// A process whose supervision begins is not told its weight.
+    UntoldWeight,
 }
 
 /// Whether a bug is reintroduced. Only daemons built for that have any.
@@ -55,6 +57,7 @@ pub fn planted(which: Planted) -> bool {
         Planted::StaysDown => "stays-down",
         Planted::DeepChain => "deep-chain",
         Planted::TakenByHand => "taken-by-hand",
+        Planted::UntoldWeight => "untold-weight",
     };
     std::env::var("TAPLINED_PLANTED").is_ok_and(|named| named == name)
 }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod autostart;
+mod calibration;
 #[cfg(feature = "client")]
 pub mod client;
 mod disk_limits;
@@ -33,6 +34,9 @@ mod vm;
 mod vm_snapshot;
 
 pub use autostart::Autostart;
+pub use calibration::{
+    CalibrationOperation, SizeRule, SrCalibrate, SrCalibrated, SrCalibration, SrMeasured, SrPolicy, Storage,
+};
 pub use disk_limits::DiskLimits;
 pub use event::{Change, Event, ObjectKind};
 pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, ImageFormat, Name, OtherConfig, Problem, Tags};
+use crate::{AbsolutePath, Description, ImageFormat, Name, OtherConfig, Problem, SizeRule, SrPolicy, Storage, Tags};
 
 /// A storage repository.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -40,6 +40,15 @@ pub struct Sr {
     /// Requests in flight of all its plugged disks together, beyond which a disk waits that has had more than others.
     #[serde(default = "crate::share::default_depth")]
     pub share_depth: u32,
+    /// What larger transfers of its disks are split into.
+    #[serde(default)]
+    pub split: SizeRule,
+    /// What adjacent transfers of its disks are merged to.
+    #[serde(default)]
+    pub merge: SizeRule,
+    /// What a calibration of its storage has found, which is what `auto` follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<SrPolicy>,
     /// Why the repository is lost, and what to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
@@ -135,6 +144,9 @@ pub struct Variant {
     pub read_only: bool,
     /// Its path on the host.
     pub path: AbsolutePath,
+    /// What it is on; absent if that cannot be found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Storage>,
     /// Remarks, for example on how a server's storage handles flushes.
     pub notes: Vec<String>,
 }
@@ -309,6 +321,12 @@ pub struct SrPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 4096)]
     pub share_depth: Option<u32>,
+    /// What larger transfers of its disks are split into. auto by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<SizeRule>,
+    /// What adjacent transfers of its disks are merged to. auto by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<SizeRule>,
     /// Words to find it by, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,

@@ -14,6 +14,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use control::calibration::Storage;
 use control::limits::Limits;
 use control::share::{DEPTHS, WEIGHTS};
 use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS_MAX};
@@ -71,8 +72,7 @@ impl Command {
         match self {
             Command::Serve(serve) => Some(serve.handing),
             Command::Image(command) => command.handing(),
-            // It is for people who choose what to measure.
-            Command::Calibrate(_) => None,
+            Command::Calibrate(calibrate) => Some(calibrate.handing),
         }
     }
 }
@@ -224,14 +224,23 @@ pub struct Calibrate {
     #[arg(long, conflicts_with = "write")]
     pub in_use: bool,
     /// Keep the policy in this file, with all that was measured, for `serve --policy`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub policy: Option<PathBuf>,
     /// Milliseconds of each measurement, of which there are some 450
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = number::<u64>(1..=10_000))]
     pub each: u64,
+    /// Seconds of all measurements together, in place of --each
+    #[arg(long, value_name = "SECONDS", conflicts_with = "each", value_parser = number::<u64>(1..=3600))]
+    pub seconds: Option<u64>,
     /// The kernel's I/O interface [default: as `serve`]
     #[arg(long, value_name = "ENGINE")]
     pub io_engine: Option<IoEngine>,
+    /// What the storage is, as a daemon has found out that hands over a file on it
+    #[arg(long, value_name = "JSON", requires = "handed", hide = true)]
+    pub storage: Option<Storage>,
+    /// Where its file comes from.
+    #[command(flatten)]
+    pub handing: Handing,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -186,8 +186,11 @@ pub struct Shape {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyNote {
-    /// Its file.
+    /// Its file; empty if it is that of a repository.
     pub file: String,
+    /// The UUID of the repository whose policy it is, in the catalogue of a daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
     /// The storage that it was measured on.
     pub device: String,
     /// When.
@@ -200,6 +203,16 @@ pub struct PolicyNote {
     pub merge: Option<u64>,
     /// Why, for people.
     pub why: String,
+}
+
+impl PolicyNote {
+    /// Which one it is, for people: behind 'the policy'.
+    pub fn name(&self) -> String {
+        match &self.repository {
+            Some(repository) => format!("of repository {repository}"),
+            None => self.file.clone(),
+        }
+    }
 }
 
 /// `threads`: what is in force.

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 #[cfg(test)]
 use crate::Reply;
+use crate::answer::PolicyNote;
 use crate::limits::Limits;
 pub use crate::method::Method;
 use crate::{Error, Id, ImageName, Kind, PollingMode, SizeRule, answer, share};
@@ -262,7 +263,7 @@ pub struct Polling {
 }
 
 /// `shape`. What is not given stays as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
     /// What larger transfers are split into.
@@ -271,6 +272,13 @@ pub struct Shape {
     /// What adjacent transfers are merged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<SizeRule>,
+    /// The client says what the catalogue has of the disk's repository: what is not given is none then. Such a disk
+    /// has the policy below, and no other.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recorded: bool,
+    /// The policy that `auto` follows. Only with `recorded`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyNote>,
 }
 
 /// The most threads that a disk may use. More than a few bring nothing: one of them maps and answers all requests.

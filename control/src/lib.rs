@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod ask;
+pub mod calibration;
 mod client;
 mod cpu_list;
 mod error;

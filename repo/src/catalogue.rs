@@ -64,10 +64,10 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 15;
+const VERSION: i64 = 16;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 15] = [
+const MIGRATIONS: [&str; 16] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -83,6 +83,7 @@ const MIGRATIONS: [&str; 15] = [
     include_str!("catalogue/schema-13.sql"),
     include_str!("catalogue/schema-14.sql"),
     include_str!("catalogue/schema-15.sql"),
+    include_str!("catalogue/schema-16.sql"),
 ];
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for

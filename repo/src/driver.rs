@@ -8,6 +8,7 @@ mod label;
 mod last_host;
 pub mod mount;
 mod repository;
+mod scratch;
 mod unfinished;
 
 pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, is_used};

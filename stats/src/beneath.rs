@@ -66,15 +66,37 @@ pub fn beneath(path: &Path) -> Result<DeviceNumber, String> {
 /// The device beneath the file system with the number `device` (`st_dev`), in which the canonical `path` lies. Only
 /// what the kernel says of it is read.
 pub fn beneath_filesystem(device: u64, path: &Path) -> Result<DeviceNumber, String> {
+    match beneath_mount(device, path)? {
+        Beneath::Device(number) => Ok(number),
+        Beneath::Mount { kind, .. } => Err(kind),
+    }
+}
+
+/// What a file system is on.
+pub(crate) enum Beneath {
+    Device(DeviceNumber),
+    /// It has no device.
+    Mount {
+        kind: String,
+        source: String,
+    },
+}
+
+/// The same with what is known of a file system without a device.
+pub(crate) fn beneath_mount(device: u64, path: &Path) -> Result<Beneath, String> {
     let number = split(device);
     if number.0 != 0 {
-        return Ok(number);
+        return Ok(Beneath::Device(number));
     }
     // It has no device of its own: tmpfs, NFS, overlay; or it has several, as btrfs may.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
     let (kind, source) = mount_of(&mounts, number, path).ok_or("its mount is not in /proc/self/mountinfo")?;
     let device = Path::new(&source).metadata().ok().filter(|_| source.starts_with("/dev/"));
-    device.filter(|device| device.file_type().is_block_device()).map(|device| split(device.rdev())).ok_or(kind)
+    let device = device.filter(|device| device.file_type().is_block_device());
+    Ok(match device {
+        Some(device) => Beneath::Device(split(device.rdev())),
+        None => Beneath::Mount { kind, source },
+    })
 }
 
 fn split(device: u64) -> DeviceNumber {

@@ -18,6 +18,7 @@
 //! | `kernel` | what a Linux kernel counts for a block device |
 //! | `guest` | what is asked of a guest about its disks, and its answer |
 //! | `beneath` | the host's block device beneath a file |
+//! | `storage` | what tells that storage from all other |
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
@@ -32,6 +33,7 @@ mod place;
 mod reader;
 mod recording;
 mod snapshot;
+mod storage;
 
 pub use beneath::{DeviceNumber, HostDevices, beneath, beneath_filesystem};
 pub use clock::{Clock, Source, monotonic};
@@ -44,3 +46,4 @@ pub use place::{directories, directory, of_daemon, open, pages_in};
 pub use reader::{ReadError, Reader};
 pub use recording::{Recorded, RecordingError, read_recording, write_recording};
 pub use snapshot::{InFlight, KindCounts, Record, Snapshot, float};
+pub use storage::storage_of;

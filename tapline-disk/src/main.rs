@@ -45,7 +45,6 @@ mod signals;
 mod soundness;
 mod stale_layers;
 mod stats;
-mod storage_identity;
 mod stream;
 mod target;
 mod threads;

@@ -273,12 +273,12 @@ fn shaped(shape: &answer::Shape) -> Finding {
     let auto = [shape.split, shape.merge].contains(&SizeRule::Auto);
     let (why, advice) = match &shape.policy {
         Some(policy) if auto => {
-            let PolicyNote { file, measured, device, why, .. } = policy;
-            (format!("by the policy {file}, measured {measured} on {device}: {why}"), None)
+            let PolicyNote { measured, device, why, .. } = policy;
+            (format!("by the policy {}, measured {measured} on {device}: {why}", policy.name()), None)
         }
-        Some(policy) => (format!("as was asked for; the policy {} is not in force", policy.file), None),
+        Some(policy) => (format!("as was asked for; the policy {} is not in force", policy.name()), None),
         None if parts.is_empty() => {
-            let advice = "tapline calibrate measures which sizes suit its storage";
+            let advice = "tapline sr calibrate, or tapline calibrate without a daemon, measures which suit its storage";
             ("as there is no policy and nothing was asked for".to_owned(), Some(advice))
         }
         None => ("as was asked for".to_owned(), None),
@@ -389,6 +389,13 @@ mod test {
         assert_eq!(shaped(&split).text, "Transfers are split into pieces of 16 KiB, as was asked for.");
         let auto = shaped(&answer::Shape { split: SizeRule::Auto, policy: Some(policy.clone()), ..split.clone() });
         assert!(auto.text.contains("by the policy /p") && auto.text.contains("it gained"), "{auto:?}");
+        // A disk of the daemon has the policy of its repository, which may be of other storage.
+        let recorded = PolicyNote { file: String::new(), repository: Some("7d0f".into()), ..policy.clone() };
+        let auto = answer::Shape { split: SizeRule::Auto, policy: Some(recorded.clone()), ..split.clone() };
+        assert!(shaped(&auto).text.contains("by the policy of repository 7d0f"), "{auto:?}");
+        let unused = PolicyNote { why: "it is not followed: it was measured on sdz".into(), ..recorded };
+        let unused = shaped(&answer::Shape { split_bytes: None, policy: Some(unused), ..auto });
+        assert!(unused.text.starts_with("Transfers are left as they are") && unused.text.contains("sdz"), "{unused:?}");
         let other = shaped(&answer::Shape { policy: Some(policy), ..split });
         assert!(other.text.contains("/p is not in force"), "{other:?}");
     }

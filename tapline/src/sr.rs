@@ -1,5 +1,6 @@
 //! `tapline sr`.
 
+mod calibrate;
 mod inventory;
 mod shown;
 mod source;
@@ -9,6 +10,7 @@ use api::{
     SrProbe, SrSource,
 };
 use arguments::number;
+use control::SizeRule;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -57,6 +59,8 @@ pub enum Verb {
     Detach(One),
     /// Scan all files of a repository and report new and missing ones
     Scan(One),
+    /// Find the sizes of transfers that suit a repository's storage, by measuring; its disks follow them
+    Calibrate(calibrate::Calibrate),
     /// Show a repository's own inventory file: names, UUIDs and parents of its disks
     Inventory {
         /// Name or UUID prefix; or a directory (with a slash in it), whether known or not
@@ -66,7 +70,7 @@ pub enum Verb {
     Forget(One),
     /// Destroy a repository with everything in it
     Destroy(Destroy),
-    /// Change a repository's name, description, reserve or share depth
+    /// Change a repository's name, description, reserve, share depth or sizes of transfers
     Set(Set),
 }
 
@@ -152,7 +156,7 @@ pub struct Destroy {
 
 /// Changes a repository.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "reserve", "share_depth", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&["name", "description", "reserve", "share_depth", "split", "merge", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -170,6 +174,14 @@ pub struct Set {
     /// about what the storage can do at once [default when created: 128]
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=4096))]
     share_depth: Option<u32>,
+    /// Split larger transfers of its disks into pieces of so many bytes, a power of two; none; or auto: as a calibration
+    /// has found [default when created: auto]
+    #[arg(long, value_name = "SIZE|none|auto")]
+    split: Option<SizeRule>,
+    /// Merge adjacent transfers of its disks up to so many bytes, a power of two; none; or auto [default when created:
+    /// auto]
+    #[arg(long, value_name = "SIZE|none|auto")]
+    merge: Option<SizeRule>,
     #[command(flatten)]
     labels: ChangeLabels,
 }
@@ -193,6 +205,7 @@ impl Verb {
                 session.did(client.sr_detach(session.sr(&sr).await?).await?, waiting).await
             }
             Verb::Inventory { sr } => inventory::show(session, &sr).await,
+            Verb::Calibrate(calibrate) => calibrate.run(session).await,
             Verb::Scan(One { sr, waiting }) => scan(session, &sr, waiting).await,
             Verb::Forget(One { sr, waiting }) => {
                 session.did(client.sr_forget(session.sr(&sr).await?).await?, waiting).await
@@ -205,16 +218,26 @@ impl Verb {
 
 impl Set {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Set { sr, name, description, reserve, share_depth, labels } = self;
+        let Set { sr, name, description, reserve, share_depth, split, merge, labels } = self;
         let uuid = session.sr(&sr).await?;
         let now = match labels.changes_some() {
             true => session.client.sr(uuid).await.map(|sr| (sr.tags, sr.other_config))?,
             false => Default::default(),
         };
         let (tags, other_config) = labels.of(now)?;
-        let patch = SrPatch { name, description, reserve, share_depth, tags, other_config };
+        let (split, merge) = (split.map(rule), merge.map(rule));
+        let patch = SrPatch { name, description, reserve, share_depth, split, merge, tags, other_config };
         let sr = session.client.sr_set(uuid, &patch).await?;
         if session.json() { session.value(&sr) } else { Ok(()) }
+    }
+}
+
+/// The API's form of a rule.
+fn rule(rule: SizeRule) -> api::SizeRule {
+    match rule {
+        SizeRule::None => api::SizeRule::None,
+        SizeRule::Bytes(bytes) => api::SizeRule::Bytes(bytes),
+        SizeRule::Auto => api::SizeRule::Auto,
     }
 }
 

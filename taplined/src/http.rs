@@ -19,6 +19,7 @@ mod list;
 mod listener;
 mod origin;
 mod sr;
+mod sr_policy;
 mod statistics;
 mod task;
 mod token;
@@ -108,6 +109,7 @@ fn routes() -> OpenApiRouter<Daemon> {
     let nouns = OpenApiRouter::new()
         .merge(host::routes())
         .merge(sr::routes())
+        .merge(sr_policy::routes())
         .merge(vdi::routes())
         .merge(vbd::routes())
         .merge(vm::routes())

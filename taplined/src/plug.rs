@@ -26,6 +26,7 @@ mod plug_spec;
 mod queue;
 mod recover;
 mod settle;
+mod shape;
 mod share;
 mod space;
 mod start;
@@ -56,6 +57,7 @@ pub use limit::{of_process as limits_of_process, set as limit, tell_again as tel
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
 pub use plug_spec::serial;
 pub use recover::recover;
+pub use shape::tell_all as shape_all;
 pub use share::{set as share, weight_of_process};
 pub use unplug::unplug;
 pub use upgrade::upgrade;

@@ -4,6 +4,7 @@
 //! Image contents are the business of disk processes.
 
 mod attach;
+mod calibrate;
 mod destroy;
 mod forecast;
 mod inventory;
@@ -29,6 +30,7 @@ use mount_points::MountPoints;
 use patience::Patience;
 use space::Watched;
 
+pub use calibrate::{calibrate, check as check_calibration};
 pub use destroy::Destroy;
 pub use inventory::keep_inventories;
 pub use make::{Create, Given, Introduce, is_known, must_fit, new_sr};

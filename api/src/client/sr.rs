@@ -5,7 +5,10 @@ use uuid::Uuid;
 
 use super::target::Target;
 use super::{Answer, Client};
-use crate::{Inventory, Problem, Scan, Sr, SrAttach, SrBelieve, SrCreate, SrFound, SrIntroduce, SrPatch, SrProbe, Tag};
+use crate::{
+    Inventory, Problem, Scan, Sr, SrAttach, SrBelieve, SrCalibrate, SrCalibrated, SrCreate, SrFound, SrIntroduce,
+    SrPatch, SrProbe, Tag,
+};
 
 const SRS: &str = "srs";
 
@@ -68,6 +71,16 @@ impl Client {
     /// Scans all files of a repository.
     pub async fn sr_scan(&self, uuid: Uuid) -> Result<Answer<Scan>, Problem> {
         self.begin(Method::POST, &Target::verb(SRS, uuid, "scan"), &()).await
+    }
+
+    /// Measures which sizes of transfers suit a repository's storage.
+    pub async fn sr_calibrate(&self, uuid: Uuid, asked: &SrCalibrate) -> Result<Answer<SrCalibrated>, Problem> {
+        self.begin(Method::POST, &Target::verb(SRS, uuid, "calibrate"), asked).await
+    }
+
+    /// Forgets what a calibration has found.
+    pub async fn sr_policy_forget(&self, uuid: Uuid) -> Result<Answer<serde_json::Value>, Problem> {
+        self.begin(Method::DELETE, &Target::verb(SRS, uuid, "policy"), &()).await
     }
 
     /// Forgets a repository; its contents stay untouched.

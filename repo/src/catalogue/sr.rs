@@ -1,6 +1,6 @@
 //! Storage repositories.
 
-use api::{Change, Code, Labels, ObjectKind, Problem, Space, Sr, SrPatch, SrState, Variant};
+use api::{Change, Code, Labels, ObjectKind, Problem, Space, Sr, SrCalibration, SrPatch, SrState, Variant};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use super::row::{Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
 
 const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, problem, created, tags, other_config, \
-     share_depth";
+     share_depth, split, merge, policy";
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
     let Labels { tags, other_config } = labels(row)?;
@@ -27,6 +27,9 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
         space: row.get::<_, Option<Json<_>>>("space")?.map(|json| json.0),
         reserve: row.get("reserve")?,
         share_depth: row.get("share_depth")?,
+        split: row.get::<_, Word<_>>("split")?.0,
+        merge: row.get::<_, Word<_>>("merge")?.0,
+        policy: row.get::<_, Option<Json<_>>>("policy")?.map(|json| json.0),
         problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
         created: row.get::<_, Time>("created")?.0,
     })
@@ -101,6 +104,23 @@ impl View<'_> {
         Ok(())
     }
 
+    /// The policy of a repository with all that was measured for it, if there is one.
+    pub fn sr_calibration(&self, uuid: Uuid) -> Result<Option<SrCalibration>, Problem> {
+        self.sr(uuid)?;
+        let sql = "SELECT policy, policy_points FROM sr WHERE uuid = ?1 AND policy IS NOT NULL";
+        self.row(sql, [Id(uuid)], |row| {
+            let points = row.get::<_, Option<Json<_>>>("policy_points")?.map(|json| json.0);
+            Ok(SrCalibration { policy: row.get::<_, Json<_>>("policy")?.0, points: points.unwrap_or_default() })
+        })
+    }
+
+    /// The plugged VBDs of a repository's disks.
+    pub fn plugged_in_sr(&self, uuid: Uuid) -> Result<Vec<Uuid>, Problem> {
+        let sql = "SELECT vbd.uuid FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
+                   WHERE image.sr = ?1 AND vbd.state = 'plugged'";
+        self.rows(sql, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
     /// Repositories of which a disk may be written now.
     pub fn srs_written(&self) -> Result<Vec<Uuid>, Problem> {
         let sql =
@@ -142,13 +162,13 @@ impl Tx<'_> {
         }
         self.execute(
             "INSERT INTO sr VALUES (:uuid, :name, :description, :source, :state, :variant, :space, :reserve, :created, NULL,
-             :tags, :other_config, :share_depth)",
+             :tags, :other_config, :share_depth, :split, :merge, NULL, NULL)",
             named_params! {
                 ":uuid": Id(sr.uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":source": Json(&sr.source), ":state": Word(sr.state), ":variant": sr.variant.as_ref().map(Json),
                 ":space": sr.space.as_ref().map(Json), ":reserve": sr.reserve, ":created": Time(sr.created),
                 ":tags": Json(&sr.tags), ":other_config": Json(&sr.other_config),
-                ":share_depth": sr.share_depth,
+                ":share_depth": sr.share_depth, ":split": Word(sr.split), ":merge": Word(sr.merge),
             },
         )?;
         self.touch(ObjectKind::Sr, sr.uuid, Change::Added);
@@ -173,17 +193,20 @@ impl Tx<'_> {
         sr.other_config = patch.other_config.clone().unwrap_or(sr.other_config);
         sr.reserve = patch.reserve.unwrap_or(sr.reserve);
         sr.share_depth = patch.share_depth.unwrap_or(sr.share_depth);
+        sr.split = patch.split.unwrap_or(sr.split);
+        sr.merge = patch.merge.unwrap_or(sr.merge);
         let labels = patch.tags.is_some() || patch.other_config.is_some();
         if patch.name.is_some() || patch.description.is_some() || labels {
             self.note(uuid, Noted::Words);
         }
         self.execute(
             "UPDATE sr SET name = :name, description = :description, reserve = :reserve, tags = :tags,
-             other_config = :other_config, share_depth = :share_depth WHERE uuid = :uuid",
+             other_config = :other_config, share_depth = :share_depth, split = :split, merge = :merge
+             WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": sr.name.as_str(), ":description": sr.description.as_str(),
                 ":reserve": sr.reserve, ":tags": Json(&sr.tags), ":other_config": Json(&sr.other_config),
-                ":share_depth": sr.share_depth,
+                ":share_depth": sr.share_depth, ":split": Word(sr.split), ":merge": Word(sr.merge),
             },
         )?;
         self.touch(ObjectKind::Sr, uuid, Change::Changed);
@@ -205,6 +228,15 @@ impl Tx<'_> {
     pub fn set_sr_lost(&mut self, uuid: Uuid, why: &Problem) -> Result<(), Problem> {
         self.set_sr_state(uuid, SrState::Lost, None)?;
         self.execute("UPDATE sr SET problem = ?2 WHERE uuid = ?1", (Id(uuid), Json(why)))?;
+        Ok(())
+    }
+
+    /// What a calibration has found, in the place of what was found before; or nothing.
+    pub fn set_sr_calibration(&mut self, uuid: Uuid, found: Option<&SrCalibration>) -> Result<(), Problem> {
+        self.sr(uuid)?;
+        let (policy, points) = (found.map(|found| Json(&found.policy)), found.map(|found| Json(&found.points)));
+        self.execute("UPDATE sr SET policy = ?2, policy_points = ?3 WHERE uuid = ?1", (Id(uuid), policy, points))?;
+        self.touch(ObjectKind::Sr, uuid, Change::Changed);
         Ok(())
     }
 

@@ -30,6 +30,9 @@ pub(super) fn sr() -> Sr {
         space: None,
         reserve: 0,
         share_depth: 64,
+        split: Default::default(),
+        merge: Default::default(),
+        policy: None,
         problem: None,
         created: Timestamp::now(),
     }

@@ -138,6 +138,8 @@ fn variant(
         },
         read_only: read_only || iso,
         path: path.clone(),
+        // What the host's kernel says of devices is not a directory's.
+        device: None,
         notes: notes(&filesystem, source, shares, read_only),
         filesystem,
     })

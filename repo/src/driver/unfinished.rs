@@ -1,13 +1,14 @@
 //! Temporary files left by a killed daemon.
 //!
-//! Only unfinished reflink copies ([`Directory::share_image`]): no other program uses these names, and the journal
-//! knows what they were for. Marker files of a command that changes an image have the same suffix (`image rebase`);
+//! Only unfinished reflink copies ([`Directory::share_image`]) and files for measurements ([`Directory::scratch`]): no
+//! other program uses these names, and it is known what they were for. Marker files of a command that changes an image have the same suffix (`image rebase`);
 //! they never belong to raw images.
 
 use api::{Code, ImageFormat, Problem};
 use rustix::fs::AtFlags;
 use uuid::Uuid;
 
+use super::scratch::is_scratch;
 use super::{Directory, UNFINISHED};
 
 impl Directory {
@@ -17,7 +18,9 @@ impl Directory {
         let mut removed = Vec::new();
         for entry in rustix::fs::Dir::read_from(self.handle()).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let Some(name) = entry.file_name().to_str().ok().filter(|name| is_copy(name)) else { continue };
+            let Some(name) = entry.file_name().to_str().ok().filter(|name| is_copy(name) || is_scratch(name)) else {
+                continue;
+            };
             let own = [0, rustix::process::geteuid().as_raw()];
             let stat = rustix::fs::statat(self.handle(), name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
             if own.contains(&stat.st_uid) {
@@ -48,17 +51,22 @@ mod test {
         let directory = Directory::open(&room.path().to_str().unwrap().parse().unwrap()).unwrap();
         let uuid = Uuid::new_v4();
         let copy = format!("{uuid}.raw.unfinished");
+        let scratch = format!("calibration-{uuid}.unfinished");
         let others = [
             format!("{uuid}.raw"),
             format!("{uuid}.vhd.unfinished"),
             format!("{}.raw.unfinished", uuid.simple()),
             "disk.raw.unfinished".into(),
             ".tapline-sr.json.unfinished".into(),
+            format!("calibration-{}.unfinished", uuid.simple()),
+            format!("calibration-{uuid}"),
         ];
-        for name in others.iter().chain([&copy]) {
+        for name in others.iter().chain([&copy, &scratch]) {
             std::fs::write(room.path().join(name), "x").unwrap();
         }
-        assert_eq!(directory.remove_unfinished().unwrap(), [copy]);
+        let mut removed = directory.remove_unfinished().unwrap();
+        removed.sort_by_key(|name| name.starts_with("calibration"));
+        assert_eq!(removed, [copy, scratch]);
         assert_eq!(std::fs::read_dir(room.path()).unwrap().count(), others.len());
         assert!(directory.remove_unfinished().unwrap().is_empty());
     }

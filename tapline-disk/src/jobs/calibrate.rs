@@ -7,8 +7,8 @@
 mod probe;
 mod table;
 
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use control::size::readable;
 use control::{FormatName, ImageName, Kind};
@@ -22,10 +22,9 @@ use crate::engine_choice::{Data, kind_of};
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
 use crate::output;
-use crate::policy_file::PolicyFile;
+use crate::policy_file;
 use crate::progress::Progress;
 use crate::signals::Signal;
-use crate::storage_identity::StorageIdentity;
 use arguments::{Access, CacheMode, Calibrate};
 
 use probe::Probe;
@@ -38,6 +37,8 @@ const ROUNDS: usize = 3;
 
 /// Bytes of the file that is written to: more than a drive keeps in its own memory would take too long.
 const WRITTEN: u64 = 256 << 20;
+/// In less a measurement is that of a single request.
+const EACH_MIN: Duration = Duration::from_millis(1);
 /// A file that is read must have room for different requests in flight, of the largest size.
 const READ_MIN: u64 = 64 << 20;
 /// What can be done about storage in use.
@@ -45,21 +46,28 @@ const READ_ALL_THE_SAME: &str = "add --in-use to read it all the same; its other
 /// Bytes that are written at once to prepare a file.
 const CHUNK: usize = 1 << 20;
 
+/// How a file is opened that is written to. Its name is nobody's, so there is nothing to lock.
+const TO_WRITE: OpenOptions = OpenOptions { write: true, cache: Cache::None, lock: false };
+
 /// Runs the job. A signal ends it, and nothing is kept.
 pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let name = &calibrate.image;
-    calibrate.policy.as_deref().map_or(Ok(()), PolicyFile::must_be_replaceable)?;
+    calibrate.policy.as_deref().map_or(Ok(()), policy_file::must_be_replaceable)?;
     let opened = open(files, calibrate)?;
-    let storage = StorageIdentity::of(name, &opened)?;
+    let storage = match &calibrate.storage {
+        Some(storage) => storage.clone(),
+        None => policy_file::storage(name, &opened)?,
+    };
     let operation = if calibrate.write { "write" } else { "read" };
     let len = name.len_without_file().unwrap_or_else(|| disk::Source::len(&opened));
     let asked = access::engine(Access { cache: CacheMode::None, io_engine: calibrate.io_engine });
     let kind = kind_of(name, asked, std::slice::from_ref(&opened), Data::Own)?;
     let engine = Engine::open(kind, vec![opened], DEPTH).map_err(Failure::said)?;
-    let mut probe = Probe::new(engine, name, len, calibrate.each, stop);
+    let mut probe = Probe::new(engine, name, len, stop);
     let mut progress: Option<Progress> = None;
     let fitted = fit(calibrate.write, ROUNDS, |load, policy, at| {
+        probe.each = calibrate.seconds.map_or(Duration::from_millis(calibrate.each), |all| share_of(all, at.all));
         let progress = progress.get_or_insert_with(|| Progress::of_steps(files, "measuring", at.all));
         let measured = probe.measure(load, policy);
         progress.step(at.done + 1);
@@ -67,15 +75,21 @@ pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     });
     progress.into_iter().for_each(Progress::finish);
     let fitted = fitted?;
-    let found = PolicyFile::of(&fitted, storage, operation);
+    let found = policy_file::of(&fitted, storage, operation);
     if let Some(path) = &calibrate.policy {
-        found.write(path)?;
+        policy_file::write(&found, path)?;
     }
     match calibrate.json {
         true => output::json(&found)?,
         false => output::print(&table::of(name, &found, calibrate.policy.as_deref()))?,
     }
     Ok(Exit::Done)
+}
+
+/// The time of one of so many measurements that take so many seconds together.
+fn share_of(seconds: u64, measurements: usize) -> Duration {
+    let measurements = u32::try_from(measurements).unwrap_or(u32::MAX).max(1);
+    (Duration::from_secs(seconds) / measurements).max(EACH_MIN)
 }
 
 /// Opens what is measured.
@@ -94,7 +108,11 @@ fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
         _ => return refuse("a format would be measured with it", "name a file or device on it as raw:FILE"),
     }
     if calibrate.write {
-        return open_to_write(name);
+        return match files.are_handed() {
+            // An empty file of the daemon's, which nobody else has.
+            true => fill(files.open(name.path(), TO_WRITE).map_err(Failure::said)?, name),
+            false => fill(open_to_write(name)?, name),
+        };
     }
     let options = OpenOptions { write: false, cache: Cache::None, lock: !calibrate.in_use };
     let file = files.open(name.path(), options).map_err(|error| {
@@ -142,15 +160,21 @@ fn open_to_write(name: &ImageName) -> Result<ImageFile, Failure> {
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(".".as_ref());
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let failed = |error: std::io::Error| Failure::new(tried(), error);
-    let unnamed = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| failed(errno.into()))?;
-    let unnamed = File::from(unnamed);
-    rustix::fs::fallocate(&unnamed, FallocateFlags::empty(), 0, WRITTEN).map_err(|errno| {
+    let unnamed = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| Failure::new(tried(), std::io::Error::from(errno)))?;
+    // The directory is what is known of it by name.
+    ImageFile::from_fd(unnamed, directory, TO_WRITE).map_err(Failure::said)
+}
+
+/// Gives an empty file what is written to.
+fn fill(mut file: ImageFile, name: &ImageName) -> Result<ImageFile, Failure> {
+    let failed = |error: std::io::Error| Failure::new(format!("measure writes beside {name}"), error);
+    if disk::Source::len(&file) > 0 {
+        return Err(failed(std::io::Error::other("it is not empty")).of_kind(Kind::Invalid));
+    }
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, WRITTEN).map_err(|errno| {
         failed(errno.into()).advise(format!("it takes {} there while it measures", readable(WRITTEN)))
     })?;
-    let options = OpenOptions { write: true, cache: Cache::None, lock: false };
-    // The directory is what is known of it by name.
-    let mut file = ImageFile::from_fd(unnamed.into(), directory, options).map_err(Failure::said)?;
     // A file system does more for the first write to a place than for those that follow.
     let chunk = vec![probe::BYTE; CHUNK];
     for at in (0..WRITTEN).step_by(CHUNK) {

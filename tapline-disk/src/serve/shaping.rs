@@ -6,14 +6,13 @@
 use std::path::Path;
 
 use control::answer::{self, PolicyNote};
-use control::{ImageName, Kind, SizeRule};
+use control::{ImageName, Kind, SizeRule, ask};
 use disk::{ShapeCounts, ShapePolicy};
 use serde::{Deserialize, Serialize};
 use uring::ImageFile;
 
 use crate::failure::Failure;
-use crate::policy_file::PolicyFile;
-use crate::storage_identity::StorageIdentity;
+use crate::policy_file;
 use arguments::Serve;
 
 /// The sizes of a disk's transfers; also what a process hands to the one that takes its place.
@@ -47,6 +46,31 @@ impl Shaping {
                 .advise("measure the storage with tapline calibrate, and serve the disk with --policy FILE"));
         }
         Ok(Shaping { split, merge, policy: self.policy.clone(), asked: true })
+    }
+
+    /// What a verb asks for.
+    pub fn asked(&self, asked: ask::Shape) -> Result<Shaping, Failure> {
+        let ask::Shape { split, merge, recorded, policy } = asked;
+        let invalid = |why: &str| {
+            let refused = Failure::new("set how transfers are split and merged", why);
+            Err(refused.of_kind(Kind::Invalid))
+        };
+        match (recorded, policy) {
+            (false, None) => self.changed(split, merge),
+            (false, Some(_)) => invalid("a policy only comes from a daemon's catalogue"),
+            (true, Some(policy)) if !has_sizes_of_a_policy(&policy) => {
+                invalid("the sizes of a policy must be powers of two from 4K to 16M")
+            }
+            (true, policy) => {
+                let nothing = Shaping { asked: self.asked, ..Shaping::default() };
+                let (split, merge) = (split.unwrap_or_default(), merge.unwrap_or_default());
+                match (split, merge, &policy) {
+                    // Programs of before there were sizes can take the place of this one still.
+                    (SizeRule::None, SizeRule::None, None) => Ok(nothing),
+                    _ => Shaping { policy, ..nothing }.changed(Some(split), Some(merge)),
+                }
+            }
+        }
     }
 
     /// What the engine is to do.
@@ -89,19 +113,23 @@ impl Shaping {
         let what: Vec<String> = parts.into_iter().flatten().collect();
         match (what.is_empty(), &self.policy) {
             (true, None) => None,
-            (true, Some(policy)) => Some(format!("policy {}: transfers are left alone", policy.file)),
-            (false, Some(policy)) => Some(format!("policy {}: transfers are {}", policy.file, what.join(" and "))),
+            (true, Some(policy)) => Some(format!("policy {}: transfers are left alone", policy.name())),
+            (false, Some(policy)) => Some(format!("policy {}: transfers are {}", policy.name(), what.join(" and "))),
             (false, None) => Some(format!("transfers are {}", what.join(" and "))),
         }
     }
 }
 
+fn has_sizes_of_a_policy(policy: &PolicyNote) -> bool {
+    [policy.split, policy.merge].into_iter().flatten().all(SizeRule::is_allowed)
+}
+
 /// The policy in that file, which must be of the image's storage.
 fn policy_of(path: &Path, name: &ImageName, file: Option<&ImageFile>) -> Result<PolicyNote, Failure> {
-    let policy = PolicyFile::read(path)?;
+    let policy = policy_file::read(path)?;
     let file = file.ok_or_else(|| Failure::new(format!("find the storage of {name}"), "it has no file"))?;
-    policy.must_be_of(path, &StorageIdentity::of(name, file)?, &name.to_string())?;
-    Ok(policy.note(path))
+    policy_file::must_be_of(&policy, path, &policy_file::storage(name, file)?, &name.to_string())?;
+    Ok(policy_file::note(&policy, path))
 }
 
 #[cfg(test)]
@@ -123,6 +151,27 @@ mod test {
         assert!(mixed.changed(Some(SizeRule::None), Some(SizeRule::None)).unwrap().in_force().is_none());
         let refused = Shaping::default().changed(Some(SizeRule::Auto), None).unwrap_err();
         assert!(refused.to_string().contains("--policy"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_catalogue_has_replaces_all_that_was_there() {
+        let by_hand = Shaping::default().changed(Some(SizeRule::Bytes(4096)), None).unwrap();
+        let recorded = ask::Shape { recorded: true, ..ask::Shape::default() };
+        let auto = ask::Shape { split: Some(SizeRule::Auto), policy: Some(note()), ..recorded.clone() };
+        let told = by_hand.asked(auto.clone()).unwrap();
+        assert_eq!(told.in_force(), ShapePolicy { split: Some(8192), merge: None });
+        let forgotten = told.asked(recorded.clone()).unwrap();
+        assert_eq!((forgotten.in_force().is_none(), &forgotten.policy), (true, &None));
+        assert!(forgotten.handed().is_some(), "the next process has the words of the first");
+        // Nothing was ever asked for, and an earlier program can take over.
+        assert_eq!(Shaping::default().asked(recorded.clone()).unwrap().handed(), None);
+        for wrong in [
+            ask::Shape { recorded: false, ..auto.clone() },
+            ask::Shape { policy: Some(PolicyNote { split: Some(0), ..note() }), ..auto },
+            ask::Shape { merge: Some(SizeRule::Auto), ..recorded },
+        ] {
+            assert_eq!(told.asked(wrong).unwrap_err().kind(), Kind::Invalid);
+        }
     }
 
     #[test]

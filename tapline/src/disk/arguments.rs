@@ -327,7 +327,7 @@ impl Said for ask::Shape {
     type Arguments = Shape;
 
     fn of(said: &Shape) -> Result<ask::Shape, Error> {
-        Ok(ask::Shape { split: said.split, merge: said.merge })
+        Ok(ask::Shape { split: said.split, merge: said.merge, ..ask::Shape::default() })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {

@@ -58,8 +58,8 @@ pub fn shape(answer: &Shape) -> Vec<String> {
     let mut lines =
         vec![format!("split: {split}{}", auto(answer.split)), format!("merge: {merge}{}", auto(answer.merge))];
     lines.extend(answer.policy.iter().flat_map(|policy| {
-        let (file, device) = (printable(&policy.file), printable(&policy.device));
-        [format!("policy {file}: {}", printable(&policy.why)), format!("  measured {} on {device}", policy.measured)]
+        let (name, device) = (policy.name(), printable(&policy.device));
+        [format!("policy {}: {}", printable(&name), printable(&policy.why)), format!("  measured {} on {device}", policy.measured)]
     }));
     let (splits, merges, redone) = (answer.splits, answer.merges, answer.redone);
     lines.push(format!("{splits} transfers split, {merges} merged, {redone} done again by themselves"));

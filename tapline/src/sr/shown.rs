@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use api::{Scan, Space, Sr, SrFound, SrSource, Vdi};
+use api::{Problem, Scan, SizeRule, Space, Sr, SrFound, SrSource, Vdi};
 use control::size::readable;
 use jiff::Timestamp;
 
+use super::calibrate::told;
 use crate::column::Column;
 use crate::label;
 use crate::word;
@@ -32,6 +33,18 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
     Shown::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
     Shown::new("share depth", |sr, _| sr.share_depth.to_string()).right().wide(),
+    Shown::new("split", |sr, _| rule(sr.split)).right().wide(),
+    Shown::new("merge", |sr, _| rule(sr.merge)).right().wide(),
+    Shown::new("policy", |sr, _| sr.policy.as_ref().map(told).unwrap_or_default()).alone(),
+    Shown::new("policy problem", |sr, _| {
+        sr.policy_in_force().err().map(|problem| in_words(&problem)).unwrap_or_default()
+    })
+    .alone(),
+    Shown::new("device", |sr, _| {
+        let device = sr.variant.as_ref().and_then(|variant| variant.device.as_ref());
+        device.map(|device| device.name.clone()).unwrap_or_default()
+    })
+    .alone(),
     Shown::new("filesystem", |sr, _| sr.variant.as_ref().map(|variant| variant.filesystem.clone()).unwrap_or_default())
         .wide(),
     Shown::new("versions", |sr, _| sr.variant.as_ref().map(|variant| word::of(&variant.versions)).unwrap_or_default())
@@ -68,6 +81,21 @@ pub const FOUND: &[Found] = &[
     Found::new("known", |found, _| found.known.to_string()),
     Found::new("images", |found, _| found.images.to_string()).right(),
 ];
+
+/// A rule for sizes, and those in units.
+fn rule(rule: SizeRule) -> String {
+    match rule {
+        SizeRule::Bytes(bytes) => readable(bytes),
+        rule => rule.to_string(),
+    }
+}
+
+fn in_words(problem: &Problem) -> String {
+    match &problem.advice {
+        Some(advice) => format!("{}; {advice}", problem.detail),
+        None => problem.detail.clone(),
+    }
+}
 
 /// A property of the measured space; empty if it has not been measured.
 fn of_space(sr: &Sr, show: impl Fn(&Space) -> String) -> String {

@@ -31,6 +31,7 @@ pub fn sr(number: u128, name: &str) -> Sr {
             formats: vec![ImageFormat::Qcow2, ImageFormat::Vhd],
             read_only: false,
             path: "/run/tapline/sr/1".parse().unwrap(),
+            device: Some(api::Storage { id: "nfs:nas:/srv/vms".into(), name: "nas:/srv/vms (nfs)".into() }),
             notes: vec!["the server says when it is durable".into()],
         }),
         space: Some(Space {
@@ -49,6 +50,9 @@ pub fn sr(number: u128, name: &str) -> Sr {
         }),
         reserve: 10 << 30,
         share_depth: 128,
+        split: api::SizeRule::Auto,
+        merge: api::SizeRule::None,
+        policy: None,
         problem: None,
         created: "2026-11-22T10:00:00Z".parse().unwrap(),
     }

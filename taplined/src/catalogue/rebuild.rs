@@ -60,6 +60,9 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         space: None,
         reserve: 0,
         share_depth: api::SHARE_DEPTH,
+        split: api::SizeRule::default(),
+        merge: api::SizeRule::default(),
+        policy: None,
         problem: None,
         created: jiff::Timestamp::now(),
     };

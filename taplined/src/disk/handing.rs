@@ -42,9 +42,9 @@ impl Handing {
         self.files.push(Beside { path: path.to_owned(), write, file });
     }
 
-    /// The disk's statistics page. It has no redo log, as an image has.
-    pub fn page(&mut self, path: &Path, file: File) {
-        self.messages.push((Message::File { path: path.to_owned(), write: true }, file.into()));
+    /// The same for a file that is no image, and has no redo log.
+    pub fn plain(&mut self, path: &Path, write: bool, file: File) {
+        self.messages.push((Message::File { path: path.to_owned(), write }, file.into()));
     }
 
     /// A socket that listens at `path` already.

@@ -77,8 +77,17 @@ impl Tool {
         handing: Handing,
         told: impl FnMut(f64),
     ) -> Result<T, Refused> {
-        let mut all: Vec<OsString> = vec!["image".into()];
-        all.extend(words);
+        let all = std::iter::once("image".into()).chain(words).collect();
+        self.long_job(all, handing, told).await
+    }
+
+    /// The same for a command that is not one of `image`.
+    pub async fn long_job<T: DeserializeOwned>(
+        &self,
+        mut all: Vec<OsString>,
+        handing: Handing,
+        told: impl FnMut(f64),
+    ) -> Result<T, Refused> {
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
         all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
         let (stdin, ready) = handing.prepare(&self.redo)?;

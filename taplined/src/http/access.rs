@@ -60,7 +60,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("sr_list", Read), ("sr_show", Read), ("sr_inventory", Read), ("sr_inventory_at", Administer),
     ("sr_create", Administer), ("sr_introduce", Administer), ("sr_probe", Administer), ("sr_destroy", Administer),
     ("sr_patch", Administer), ("sr_attach", Administer), ("sr_detach", Administer), ("sr_forget", Administer),
-    ("sr_scan", Administer),
+    ("sr_scan", Administer), ("sr_calibrate", Administer), ("sr_policy", Read), ("sr_policy_forget", Administer),
     ("task_list", Read), ("task_show", Read), ("task_abandon", Administer), ("task_cancel", Administer),
     ("token_list", Root), ("token_show", Root), ("token_create", Root), ("token_revoke", Root),
     ("vbd_list", Read), ("vbd_show", Read), ("vbd_connect", Read), ("vbd_create", Administer),

@@ -22,6 +22,7 @@ use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
 use crate::disk::shares;
+use crate::plug;
 use crate::reconcile;
 use crate::request;
 use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, doubtful};
@@ -188,7 +189,8 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
     begun(task)
 }
 
-/// Changes the name, description, tags, strings of programs or reserve of a repository.
+/// Changes the name, description, tags, strings of programs or reserve of a repository, its share depth, or what is
+/// done to the sizes of its disks' transfers. Plugged disks follow the last two within moments.
 #[utoipa::path(
     patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
     request_body = SrPatch,
@@ -196,6 +198,7 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
     patch.share_depth.map_or(Ok(()), shares::checked_depth)?;
+    let sizes = patch.split.is_some() || patch.merge.is_some();
     let sr = request::change(&daemon.catalogue, 200, move |tx| {
         if let (Some(reserve), Some(space)) = (patch.reserve, tx.sr(uuid)?.space) {
             sr::must_fit(reserve, space.physical_size)?;
@@ -204,6 +207,9 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
     });
     let sr = sr.await?;
     daemon.disks.shares.set_depth(uuid, sr.share_depth);
+    if sizes {
+        plug::shape_all(&daemon, uuid).await;
+    }
     if sr.state == SrState::Attached {
         // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
         daemon.srs.measure_now(uuid).await;
@@ -344,7 +350,7 @@ async fn inventory_at(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) 
 }
 
 /// Reserves a known repository for one task.
-async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> Result<Claim, Problem> {
+pub(super) async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> Result<Claim, Problem> {
     let claim = daemon.srs.claim(uuid, doing)?;
     let journal = daemon.catalogue.read(move |view| view.sr(uuid).and_then(|_| view.journal())).await?;
     let about = |task: &Task| task.about.iter().any(|about| about.uuid == uuid);
@@ -355,7 +361,7 @@ async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> Result<Claim
 }
 
 /// Begins a task that leaves nothing to clean up.
-async fn begin<W, F>(daemon: &Daemon, sr: Uuid, verb: &'static str, work: W) -> Begun
+pub(super) async fn begin<W, F>(daemon: &Daemon, sr: Uuid, verb: &'static str, work: W) -> Begun
 where
     W: FnOnce(Context) -> F + Send + 'static,
     F: Future<Output = Result<Value, Problem>> + Send + 'static,

@@ -75,7 +75,7 @@ async fn start(
     }
     handing.listener(Listens::Control, &place.control(), sockets.control);
     match place.open_page() {
-        Ok(page) => handing.page(&place.page(), page),
+        Ok(page) => handing.plain(&place.page(), true, page),
         // A guest needs its disk more than users need its statistics.
         Err(error) => tracing::warn!(vbd = %order.vbd.uuid, "its disk has no statistics page: {error}"),
     }

@@ -15,6 +15,7 @@ use super::deaths::Deaths;
 use super::lost;
 use super::plug_spec::PlugSpec;
 use super::settle;
+use super::shape;
 use super::share;
 use super::space;
 use super::start::{Log, clear, forget_statistics, serve};
@@ -86,6 +87,7 @@ async fn look_after(
         let died = match (&mut process, failed.take()) {
             (Some(running), _) => {
                 share::tell(daemon, vbd);
+                shape::tell(daemon, vbd);
                 let listening = space::listen(daemon, vbd);
                 let ended = tokio::select! {
                     biased;

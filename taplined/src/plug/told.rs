@@ -1,4 +1,5 @@
-//! Has a running disk process told what the catalogue has for it: its limits, its share.
+//! Has a running disk process told what the catalogue has for it: its limits, its share, the sizes of its
+//! transfers.
 //!
 //! It is recorded before, so that repeating it does no harm; a process that is replaced meanwhile is told anew, or has
 //! it on its command line.

@@ -3,10 +3,11 @@
 //! Invariant: a repository whose directory is open here has the expected label and is locked; a detached one is not
 //! open, not locked, and not mounted by us.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{AbsolutePath, Code, Problem, Sr, SrBelieve, SrSource, SrState};
+use api::{AbsolutePath, Code, Problem, Sr, SrBelieve, SrSource, SrState, Storage};
 use repo::driver::{self, Attached, Directory};
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -22,12 +23,27 @@ const TO_LET_GO: Duration = Duration::from_secs(10);
 /// How often this is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// What the directory of a repository is on.
+pub(super) fn storage_of(path: &Path) -> Result<Storage, Problem> {
+    let found = path.metadata().and_then(|metadata| stats::storage_of(&metadata, path));
+    let found =
+        found.map_err(|error| Problem::failed(format_args!("find the storage of {}", path.display()), error))?;
+    Ok(Storage { id: found.id, name: found.name })
+}
+
 impl Srs {
     /// Opens a repository at its source. If that fails, a mount made for it is unmounted.
     pub(super) async fn open_it(&self, sr: &Sr) -> Result<Attached, Problem> {
         let (source, uuid) = (sr.source.clone(), sr.uuid);
         let opened = match self.places.find(sr.uuid, &sr.source).await {
-            Ok(path) => self.patience.ask(uuid, "attach", move || driver::attach(&path, &source, uuid)).await,
+            Ok(path) => {
+                let attach = move || {
+                    let mut attached = driver::attach(&path, &source, uuid)?;
+                    attached.variant.device = storage_of(path.as_path()).ok();
+                    Ok(attached)
+                };
+                self.patience.ask(uuid, "attach", attach).await
+            }
             Err(problem) => Err(problem),
         };
         if opened.is_err() {
@@ -101,6 +117,10 @@ impl Srs {
                 return Err(problem);
             }
         };
+        if let Ok(Err(problem)) = self.catalogue.read(move |view| Ok(view.sr(uuid)?.policy_in_force().map(drop))).await
+        {
+            tracing::warn!(sr = %uuid, name = %sr.name, "transfers of its disks are left as they are: {problem}");
+        }
         self.be_last(uuid, &directory, before).await;
         drop(directory);
         self.keep_log(uuid, examined);

@@ -185,7 +185,7 @@ impl<const KEPT: bool> Make<KEPT> {
         let description = Some(sr.description.clone()).filter(|text| self.described && *text != words.description);
         let tags = Some(sr.tags.clone()).filter(|tags| self.tagged && *tags != words.tags);
         let other_config = Some(sr.other_config.clone()).filter(|map| self.configured && *map != words.other_config);
-        let patch = api::SrPatch { name, description, reserve: None, share_depth: None, tags, other_config };
+        let patch = api::SrPatch { name, description, tags, other_config, ..api::SrPatch::default() };
         tx.set_sr_words(sr.uuid, &patch).map(drop)
     }
 
@@ -274,6 +274,9 @@ pub fn new_sr(uuid: Uuid, name: api::Name, description: api::Description, source
         space: None,
         reserve,
         share_depth: api::SHARE_DEPTH,
+        split: api::SizeRule::default(),
+        merge: api::SizeRule::default(),
+        policy: None,
         problem: None,
         created,
     }

@@ -5,6 +5,7 @@
 
 mod autostart;
 mod bridges;
+mod calibrate;
 mod confine;
 mod confine_vm;
 mod daemon;

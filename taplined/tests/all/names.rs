@@ -228,6 +228,10 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
         ("vbd", "limits"),
         ("vbd", "share_weight"),
         ("sr", "share_depth"),
+        ("sr", "split"),
+        ("sr", "merge"),
+        ("sr", "policy"),
+        ("sr", "policy_points"),
     ];
     for (table, column) in later.into_iter().chain([("vm", "retention_problem"), ("token", "role"), ("token", "tag")]) {
         old.execute_batch(&format!("ALTER TABLE {table} DROP COLUMN {column};")).unwrap();

@@ -21,7 +21,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "logging", may_use: &[], tests_may_use: &[] },
     Arrow { package: "memory", may_use: &[], tests_may_use: &[] },
     Arrow { package: "shares", may_use: &["memory"], tests_may_use: &[] },
-    Arrow { package: "stats", may_use: &["memory"], tests_may_use: &[] },
+    Arrow { package: "stats", may_use: &["control", "memory"], tests_may_use: &[] },
     Arrow { package: "plan", may_use: &[], tests_may_use: &[] },
     Arrow { package: "device", may_use: &[], tests_may_use: &[] },
     Arrow { package: "disk", may_use: &["memory"], tests_may_use: &["sim"] },

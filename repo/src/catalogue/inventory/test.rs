@@ -31,6 +31,9 @@ fn repository(uuid: Uuid, path: &str) -> Sr {
         space: None,
         reserve: 0,
         share_depth: 64,
+        split: Default::default(),
+        merge: Default::default(),
+        policy: None,
         problem: None,
         created: Timestamp::now(),
     }

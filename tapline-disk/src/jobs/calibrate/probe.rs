@@ -22,7 +22,8 @@ pub struct Probe<'a> {
     name: &'a ImageName,
     /// Bytes of it.
     len: u64,
-    each: Duration,
+    /// How long a load is put on it.
+    pub each: Duration,
     stop: Signal,
     /// What the next place is drawn from.
     state: u64,
@@ -30,9 +31,9 @@ pub struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// The first file of an engine, each load for so many milliseconds.
-    pub fn new(engine: Engine, name: &ImageName, len: u64, each_ms: u64, stop: Signal) -> Probe<'_> {
-        Probe { engine, name, len, each: Duration::from_millis(each_ms), stop, state: 0, done: Vec::new() }
+    /// The first file of an engine.
+    pub fn new(engine: Engine, name: &ImageName, len: u64, stop: Signal) -> Probe<'_> {
+        Probe { engine, name, len, each: Duration::ZERO, stop, state: 0, done: Vec::new() }
     }
 
     /// How many bytes a second a load moves under a policy.

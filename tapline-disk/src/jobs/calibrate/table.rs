@@ -4,15 +4,15 @@ use std::fmt::Write;
 use std::path::Path;
 
 use control::ImageName;
+use control::calibration::{Calibration, Measured, Sizes};
 use control::size::readable;
 
 use crate::output::printable;
-use crate::policy_file::{Measured, PolicyFile, Sizes};
 
 const ALONE: Sizes = Sizes { split: None, merge: None };
 
 /// The tables, the policy and why.
-pub fn of(name: &ImageName, found: &PolicyFile, kept: Option<&Path>) -> String {
+pub fn of(name: &ImageName, found: &Calibration, kept: Option<&Path>) -> String {
     let mut out = String::new();
     let operation = &found.operation;
     let mut line = |text: &str| writeln!(out, "{text}").unwrap_or_default();

@@ -109,7 +109,7 @@ pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polli
 /// `shape`.
 pub fn shape(asked: ask::Shape, work: &mut Work<'_>) -> Result<answer::Shape, Failure> {
     if asked != ask::Shape::default() {
-        *work.shaping = work.shaping.changed(asked.split, asked.merge)?;
+        *work.shaping = work.shaping.asked(asked)?;
         work.engine.set_shape(work.shaping.in_force());
     }
     Ok(work.shaping.told(work.stats.shaped(work.engine.shape_counts())))

@@ -1,0 +1,69 @@
+//! `/srs/…/calibrate` and `/srs/…/policy`: sizes of transfers that suit a repository's storage.
+
+use api::{Code, Problem, SrCalibrate, SrCalibrated, SrCalibration, Task};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::extract::{Body, Id};
+use super::sr::{begin, claim};
+use super::{Begun, Refusal};
+use crate::daemon::Daemon;
+use crate::task::Context;
+use crate::{plug, request, sr};
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(calibrate)).routes(routes!(policy, forget))
+}
+
+/// Measures which sizes of transfers suit a repository's storage, and has its disks follow that from then on, where
+/// `split` and `merge` of the repository are `auto`. It writes to a file of its own, of 256 MiB, which is gone
+/// afterwards; no disk of the repository may be in use, and one that comes into use ends it. The task's result has the
+/// fields of an `SrCalibrated`.
+#[utoipa::path(
+    post, path = "/srs/{uuid}/calibrate", tag = "sr", operation_id = "sr_calibrate", params(("uuid" = Uuid, Path)),
+    request_body = SrCalibrate,
+    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrCalibrate>) -> Begun {
+    let claim = claim(&daemon, uuid, "calibrated").await?;
+    let checked = asked.clone();
+    daemon.catalogue.read(move |view| sr::check_calibration(view, uuid, &checked)).await?;
+    let at_work = daemon.clone();
+    let work = move |mut context: Context| async move {
+        let _claim = claim;
+        let policy = sr::calibrate(&at_work, uuid, asked, &mut context).await?;
+        serde_json::to_value(SrCalibrated { uuid, policy })
+            .map_err(|error| Problem::failed("encode the calibration's result", error))
+    };
+    begin(&daemon, uuid, "sr-calibrate", work).await
+}
+
+/// Gets what a calibration of a repository's storage has found, with all that was measured.
+#[utoipa::path(
+    get, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = SrCalibration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<SrCalibration>, Refusal> {
+    let found = daemon.catalogue.read(move |view| view.sr_calibration(uuid)).await?;
+    let none = || {
+        let what = format!("the repository {uuid} was not calibrated");
+        Problem::new(Code::NotFound, what).advise("measure its storage with 'tapline sr calibrate'")
+    };
+    Ok(Json(found.ok_or_else(none)?))
+}
+
+/// Forgets what a calibration of a repository's storage has found. Its disks leave their transfers as they are from then
+/// on, where `split` and `merge` of the repository are `auto`.
+#[utoipa::path(
+    delete, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy_forget", params(("uuid" = Uuid, Path)),
+    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+    request::change(&daemon.catalogue, 204, move |tx| tx.set_sr_calibration(uuid, None)).await?;
+    plug::shape_all(&daemon, uuid).await;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,183 @@
+//! Tells a running disk process how the transfers of its repository's disks are split and merged
+//! (docs/decisions/0049): what is set, and the policy that was measured on its storage.
+//!
+//! Each process is told when its supervision begins, as of its share, and all of a repository when something changes.
+//! The catalogue has it before, so repeating it does no harm. Invariants: the last that a process is told is what the
+//! catalogue has; a policy of other storage than the repository is on is never followed.
+
+use ::control::answer::PolicyNote;
+use ::control::{Kind, SizeRule, ask};
+use api::{Problem, Sr, SrPolicy};
+use uuid::Uuid;
+
+use super::told;
+use crate::daemon::Daemon;
+use crate::disk::control::Refused;
+use crate::vdi::live;
+
+/// Tells a process whose supervision has begun, in the background.
+pub fn tell(daemon: &Daemon, vbd: Uuid) {
+    let daemon = daemon.clone();
+    tokio::spawn(async move {
+        if let Err(problem) =
+            told::now_or_later(&daemon, vbd, |daemon, vbd| async move { set(&daemon, vbd).await }).await
+        {
+            tracing::debug!(%vbd, "{problem}");
+        }
+    });
+}
+
+/// Tells the processes of all plugged disks of a repository, in the background.
+pub async fn tell_all(daemon: &Daemon, sr: Uuid) {
+    match daemon.catalogue.read(move |view| view.plugged_in_sr(sr)).await {
+        Ok(vbds) => vbds.into_iter().for_each(|vbd| tell(daemon, vbd)),
+        Err(problem) => tracing::error!(%sr, "its disks could not be told the sizes of their transfers: {problem}"),
+    }
+}
+
+/// The same once.
+async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    let now = || {
+        daemon.catalogue.read(move |view| {
+            let sr = view.sr(view.vdi(view.vbd(vbd)?.vdi)?.sr)?;
+            Ok(asked(&sr))
+        })
+    };
+    let mut next = now().await?;
+    loop {
+        say(daemon, vbd, next.clone()).await?;
+        // Another may have been recorded and told meanwhile, and told before this one.
+        let told = std::mem::replace(&mut next, now().await?);
+        if told == next {
+            return Ok(());
+        }
+    }
+}
+
+async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Shape) -> Result<(), Problem> {
+    let said = match live::ask(daemon, vbd, verb.clone(), Vec::new()).await {
+        // A process of an earlier version knows sizes, and no policies of repositories.
+        Err(Refused::Disk(error)) if error.kind == Kind::Invalid => {
+            live::ask(daemon, vbd, sizes_of(&verb), Vec::new()).await
+        }
+        said => said,
+    };
+    let recorded = "the sizes of transfers of its repository are";
+    said.map(drop).map_err(|refused| {
+        told::not_in_force(refused, vbd, "does not change sizes", recorded, "plugging it again has them, too")
+    })
+}
+
+/// What the disks of a repository are told.
+fn asked(sr: &Sr) -> ask::Shape {
+    let (policy, is_used) = match sr.policy_in_force() {
+        Ok(policy) => (policy.map(|policy| note(sr.uuid, policy)), policy.is_some()),
+        // It goes with the reason, for those who look at the disk.
+        Err(problem) => {
+            let unused = |policy: &SrPolicy| PolicyNote {
+                split: None,
+                merge: None,
+                why: format!("it is not followed: {}", problem.detail),
+                ..note(sr.uuid, policy)
+            };
+            (sr.policy.as_ref().map(unused), true)
+        }
+    };
+    let rule = |rule| match rule {
+        api::SizeRule::Bytes(bytes) => SizeRule::Bytes(bytes),
+        api::SizeRule::Auto if is_used => SizeRule::Auto,
+        api::SizeRule::Auto | api::SizeRule::None => SizeRule::None,
+    };
+    ask::Shape { split: Some(rule(sr.split)), merge: Some(rule(sr.merge)), recorded: true, policy }
+}
+
+fn note(sr: Uuid, policy: &SrPolicy) -> PolicyNote {
+    PolicyNote {
+        file: String::new(),
+        repository: Some(sr.to_string()),
+        device: policy.device.name.clone(),
+        measured: policy.measured.to_string(),
+        kernel: policy.kernel.clone(),
+        split: policy.split,
+        merge: policy.merge,
+        why: policy.why.clone(),
+    }
+}
+
+/// The same without the policy.
+fn sizes_of(verb: &ask::Shape) -> ask::Shape {
+    let rule = |rule: Option<SizeRule>, of_policy: fn(&PolicyNote) -> Option<u64>| match rule {
+        Some(SizeRule::Auto) => verb.policy.as_ref().and_then(of_policy).map_or(SizeRule::None, SizeRule::Bytes),
+        rule => rule.unwrap_or_default(),
+    };
+    let (split, merge) = (rule(verb.split, |policy| policy.split), rule(verb.merge, |policy| policy.merge));
+    ask::Shape { split: Some(split), merge: Some(merge), ..ask::Shape::default() }
+}
+
+#[cfg(test)]
+mod test {
+    use api::{CalibrationOperation, SrSource, Storage};
+
+    use super::*;
+
+    fn storage(id: &str) -> Storage {
+        Storage { id: id.into(), name: format!("disk {id}") }
+    }
+
+    fn sr(device: Option<&str>) -> Sr {
+        let source = SrSource::Dir { path: "/srv".parse().unwrap() };
+        let mut sr = crate::sr::new_sr(Uuid::new_v4(), "a".parse().unwrap(), api::Description::default(), source, 0);
+        sr.policy = Some(SrPolicy {
+            device: storage("a"),
+            measured: jiff::Timestamp::UNIX_EPOCH,
+            operation: CalibrationOperation::Write,
+            split: Some(16_384),
+            merge: None,
+            gain: 1.2,
+            worst: 1.0,
+            why: "it gained".into(),
+            program: "1".into(),
+            kernel: "6".into(),
+        });
+        sr.variant = device.map(|device| api::Variant {
+            filesystem: "ext4".into(),
+            versions: api::Versions::Chain,
+            format: api::ImageFormat::Qcow2,
+            formats: Vec::new(),
+            read_only: false,
+            path: "/srv".parse().unwrap(),
+            device: Some(storage(device)),
+            notes: Vec::new(),
+        });
+        sr
+    }
+
+    #[test]
+    fn a_policy_is_followed_on_its_own_storage_only() {
+        let own = asked(&sr(Some("a")));
+        assert_eq!((own.split, own.merge), (Some(SizeRule::Auto), Some(SizeRule::Auto)));
+        assert_eq!(own.policy.as_ref().unwrap().split, Some(16_384));
+        for other in [sr(Some("b")), sr(None)] {
+            let note = asked(&other).policy.unwrap();
+            assert_eq!((note.split, note.merge), (None, None));
+            assert!(note.why.contains("was measured on disk a"), "{}", note.why);
+        }
+        assert!(asked(&sr(Some("b"))).policy.unwrap().why.contains("is on disk b"));
+    }
+
+    #[test]
+    fn without_a_policy_auto_is_nothing_and_sizes_that_are_set_hold() {
+        let sr = Sr { policy: None, split: api::SizeRule::Bytes(65_536), ..sr(Some("a")) };
+        let told = asked(&sr);
+        assert_eq!((told.split, told.merge), (Some(SizeRule::Bytes(65_536)), Some(SizeRule::None)));
+    }
+
+    #[test]
+    fn an_earlier_program_is_told_the_sizes_that_follow() {
+        let mut sr = sr(Some("a"));
+        sr.merge = api::SizeRule::Bytes(32_768);
+        let told = sizes_of(&asked(&sr));
+        assert_eq!((told.split, told.merge), (Some(SizeRule::Bytes(16_384)), Some(SizeRule::Bytes(32_768))));
+        assert_eq!((told.recorded, told.policy), (false, None));
+    }
+}

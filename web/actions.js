@@ -88,6 +88,20 @@ export async function limit(vbd, name) {
   await act(`Limits of '${name}'`, "POST", `/vbds/${vbd.uuid}/limit`, wanted);
 }
 
+export async function share(vbd, name) {
+  const weight = field("Weight, 1 to 10000; 100 is usual", { name: "weight", inputmode: "numeric" });
+  weight.input.value = vbd.share_weight;
+  const read = (text) => (/^[0-9]+$/.test(text.trim()) && Number(text) >= 1 && Number(text) <= 10000 ? Number(text) : null);
+  weight.input.addEventListener("input", () => {
+    weight.input.setCustomValidity(read(weight.input.value) === null ? "A whole number from 1 to 10000." : "");
+  });
+  const content = h("div", {},
+    h("p", {}, "While more is asked of the storage than it can do, its disks get parts of it by their weights."),
+    weight.element);
+  if (!(await dialog(`Share of '${name}'`, content, buttons("Set the weight")))) return;
+  await act(`Weight of '${name}'`, "POST", `/vbds/${vbd.uuid}/share`, { weight: read(weight.input.value) });
+}
+
 export async function destroy(vdi) {
   const title = `Destroy '${vdi.name}'`;
   let plan;

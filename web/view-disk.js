@@ -1,6 +1,6 @@
 // A single disk: what it is, what can be done with it, and, while it is plugged, what each layer does.
 
-import { clone, destroy, limit, plug, resize, snapshot, unplug } from "./actions.js";
+import { clone, destroy, limit, plug, resize, share, snapshot, unplug } from "./actions.js";
 import { facts, h, setAttribute, setText } from "./dom.js";
 import { bytes, duration, megabytes, moment, number, percent, short } from "./format.js";
 import { layerRows, layerTable } from "./layers.js";
@@ -138,6 +138,7 @@ function actionBar(vdi, vbd) {
     button("Clone", () => true, () => clone(vdi())),
     button("Resize", () => !vdi().read_only, () => resize(vdi())),
     button("Limit", () => vbd() !== undefined && vbd() !== null, () => limit(vbd(), vdi().name)),
+    button("Share", () => vbd() !== undefined && vbd() !== null, () => share(vbd(), vdi().name)),
     button("Plug", is("unplugged"), () => plug(vbd(), vdi().name)),
     button("Unplug", is("plugged", "plugging", "restarting"), () => unplug(vbd(), vdi().name)),
     button("Destroy", () => !vdi().users.length, () => destroy(vdi())),

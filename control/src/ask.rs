@@ -240,6 +240,9 @@ pub struct Share {
     /// The client records the weight in the catalogue, without which that of a daemon's disk is not changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
+    /// The disk leaves the page that it has, and shares its storage with no other disk from now on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone: bool,
 }
 
 /// `trace`.

@@ -16,6 +16,7 @@ mod mapping;
 mod numa;
 mod segments;
 mod shared;
+mod shrinking;
 
 pub use buffer::{Buffer, PAGE};
 pub use guest::{GuestAddr, GuestMemory, Region};

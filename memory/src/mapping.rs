@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::PAGE;
+use crate::shrinking::Registered;
 
 /// How a file is mapped: what is written is seen by all who map it, and nothing is set aside for it beforehand.
 const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
@@ -14,10 +15,11 @@ const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 /// Bytes mapped shared, readable and writable unless made otherwise, until dropped.
 ///
 /// A peer that shrinks the file behind a mapping makes later accesses raise SIGBUS. That ends this process,
-/// which serves that peer's disk and nothing else.
+/// which serves that peer's disk and nothing else; unless it was mapped by [`Mapping::of_shrinking_file`].
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    shrinking: Option<Registered>,
 }
 
 // SAFETY: the mapping belongs to this value alone and is accessed by copies and atomics only.
@@ -32,6 +34,20 @@ impl Mapping {
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, SHARED, file, offset)? };
         Mapping::at(base.cast(), len)
+    }
+
+    /// Maps the first `len` bytes of a file that others may make shorter. There are zeroes that belong to no file in the
+    /// place of all of them as soon as one is accessed that the file does not have.
+    pub fn of_shrinking_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        let mut mapping = Mapping::of_file(file, 0, len)?;
+        let registered = Registered::new(mapping.base(), len)?;
+        mapping.shrinking = Some(registered);
+        Ok(mapping)
+    }
+
+    /// Whether the file was made shorter, and these bytes are no longer its.
+    pub fn is_lost(&self) -> bool {
+        self.shrinking.as_ref().is_some_and(Registered::is_lost)
     }
 
     /// Maps `len` bytes of `file` from `offset` on, to be read only: a write there is a fault.
@@ -68,7 +84,7 @@ impl Mapping {
 
     fn at(base: *mut u8, len: usize) -> io::Result<Mapping> {
         match NonNull::new(base) {
-            Some(base) => Ok(Mapping { base, len }),
+            Some(base) => Ok(Mapping { base, len, shrinking: None }),
             None => Err(io::Error::other("mmap answered with a null address")),
         }
     }
@@ -87,6 +103,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.shrinking = None;
         // SAFETY: mapped by the constructor and by nobody else; whoever points into it holds this value.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of our own mapping failed");
@@ -120,6 +137,35 @@ mod test {
         let mut bytes = [0; 3];
         pread(&file, &mut bytes, 2 * 4096).unwrap();
         assert_eq!((&bytes, at(0)), (b"new", *b"new"));
+    }
+
+    #[test]
+    fn a_file_that_is_made_shorter_leaves_zeroes_and_others_are_not_touched() {
+        let make = || {
+            let file = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, 2 * 4096).unwrap();
+            pwrite(&file, b"here", 4096).unwrap();
+            file
+        };
+        let (cut, whole) = (make(), make());
+        let mapped = [&cut, &whole].map(|file| Mapping::of_shrinking_file(file.as_fd(), 2 * 4096).unwrap());
+        let at = |mapping: &Mapping| {
+            // SAFETY: four bytes of a mapping, which nobody writes meanwhile.
+            unsafe { mapping.base().wrapping_add(4096).cast::<[u8; 4]>().read_volatile() }
+        };
+        assert_eq!(mapped.each_ref().map(at), [*b"here"; 2]);
+        ftruncate(&cut, 0).unwrap();
+        for _ in 0..2 {
+            assert_eq!(mapped.each_ref().map(at), [[0; 4], *b"here"]);
+        }
+        assert_eq!(mapped.each_ref().map(Mapping::is_lost), [true, false]);
+        // SAFETY: a byte of a mapping.
+        unsafe { mapped[0].base().write_volatile(7) };
+        drop(mapped);
+        // Its place in the table is free again.
+        for _ in 0..200 {
+            Mapping::of_shrinking_file(whole.as_fd(), 4096).unwrap();
+        }
     }
 
     #[test]

@@ -35,10 +35,15 @@ impl Shared {
 
     /// All of a writable mapping.
     pub fn of(mapping: Mapping) -> Shared {
+        Shared::of_held(Arc::new(mapping))
+    }
+
+    /// The same of one that others hold too.
+    pub fn of_held(mapping: Arc<Mapping>) -> Shared {
         let (base, len) = (mapping.base(), mapping.len());
         // SAFETY: the whole mapping, which the value holds. Not writing to a read-only one is up to the caller, and a
         // violation is a fault, not corruption.
-        unsafe { Shared::new(Arc::new(mapping), base, len) }
+        unsafe { Shared::new(mapping, base, len) }
     }
 
     /// `count` zero words of this process's memory, for tests: shared by the clones of the value.

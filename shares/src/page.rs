@@ -6,14 +6,17 @@
 //! notices it when it looks, and takes another one.
 //!
 //! It knows no disk and no clock. Invariant: nothing in the page ends a process. A page of a daemon cannot be made
-//! shorter; that of `--share FILE` could be, by those who may write to the file.
+//! shorter; that of `--share FILE` can be, by those who may write to the file, and is lost then ([`Page::is_lost`]).
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use memory::{Mapping, Shared};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+};
 
 use crate::share::{DEPTHS, Slot};
 
@@ -131,6 +134,7 @@ pub enum Usable {
 pub struct Page {
     file: File,
     shared: Shared,
+    mapping: Arc<Mapping>,
 }
 
 impl std::fmt::Debug for Page {
@@ -144,10 +148,11 @@ impl Page {
     pub fn new(depth: u32) -> Result<Page, PageError> {
         let made = memfd_create("tapline-shares", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(made.map_err(|errno| failed("create")(errno.into()))?);
+        ftruncate(&file, PAGE_LEN as u64).map_err(|errno| failed("size")(errno.into()))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(|errno| failed("seal")(errno.into()))?;
         let page = Page::open(file)?;
         page.set_depth(depth);
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        fcntl_add_seals(&page.file, seals).map_err(|errno| failed("seal")(errno.into()))?;
         Ok(page)
     }
 
@@ -165,8 +170,14 @@ impl Page {
         // before this one may have found none either, and left it as long as this.
         let taken = fallocate(&file, FallocateFlags::empty(), 0, PAGE_LEN as u64);
         taken.map_err(|errno| failed("take memory for")(errno.into()))?;
-        let mapping = Mapping::of_file(file.as_fd(), 0, PAGE_LEN).map_err(failed("map"))?;
-        let page = Page { file, shared: Shared::of(mapping) };
+        // Only a file in memory has seals.
+        let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let mapping = match is_sealed {
+            true => Mapping::of_file(file.as_fd(), 0, PAGE_LEN),
+            false => Mapping::of_shrinking_file(file.as_fd(), PAGE_LEN),
+        };
+        let mapping = Arc::new(mapping.map_err(failed("map"))?);
+        let page = Page { file, shared: Shared::of_held(mapping.clone()), mapping };
         match (page.load(MAGIC_AT), page.load(VERSION_AT)) {
             (MAGIC, VERSION) => {}
             (MAGIC, other) => return Err(PageError::OfAnotherVersion(other)),
@@ -179,6 +190,11 @@ impl Page {
             _ => return Err(PageError::NotAPage),
         }
         Ok(page)
+    }
+
+    /// Whether its file was made shorter: what is said there is seen by no other disk.
+    pub fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
     }
 
     /// Its file.
@@ -408,6 +424,20 @@ mod test {
         assert!(matches!(in_file(&newer), Err(PageError::OfAnotherVersion(9))));
         // One that was being begun by a process that was killed.
         assert!(in_file(&[0; PAGE_LEN]).is_ok());
+    }
+
+    #[test]
+    fn a_page_whose_file_is_made_shorter_is_lost_and_ends_nothing() {
+        let page = in_file(&[]).unwrap();
+        let again = Page::open(page.file().try_clone().unwrap()).unwrap();
+        let mine = page.claim(ME, Usable::Free).unwrap();
+        page.file().set_len(0).unwrap();
+        page.say(mine, said(3), 100);
+        assert_eq!((page.depth(), page.keep(mine, ME), page.others(mine).count()), (None, false, 0));
+        assert!(page.is_lost() && !again.is_lost());
+        // It is long enough again, and empty: the other one has nothing, too, and no fault.
+        page.file().set_len(PAGE_LEN as u64).unwrap();
+        assert!(!again.keep(mine, ME) && !again.is_lost());
     }
 
     #[test]

@@ -208,11 +208,6 @@ impl Share {
         self.weight = weight.clamp(*WEIGHTS.start(), *WEIGHTS.end());
     }
 
-    /// The depth that counts.
-    pub fn depth(&self) -> u32 {
-        self.depth
-    }
-
     /// Other disks that were seen using the storage in the last look.
     pub fn others(&self) -> u32 {
         self.others.active

@@ -196,6 +196,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
     Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
     Shown::new("bootable", |vbd, _| vbd.bootable.to_string()).wide(),
+    Shown::new("weight", |vbd, _| vbd.share_weight.to_string()).right().wide(),
     Shown::new("tags", |vbd, _| label::shown(&vbd.tags)).wide(),
     Shown::new("other config", |vbd, _| label::lines(&vbd.other_config)).alone(),
     Shown::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),

@@ -148,6 +148,12 @@ impl Sharing {
         &self.share
     }
 
+    /// The depth that the page has now, which counts from the next look on; `None` without a page.
+    pub fn depth(&self) -> Option<u32> {
+        let (page, _) = self.place.as_ref().filter(|(page, _)| !page.is_lost())?;
+        Some(page.depth().unwrap_or(shares::DEPTH))
+    }
+
     /// Has another weight from now on.
     pub fn set_weight(&mut self, weight: u32) {
         self.share.set_weight(weight);
@@ -193,8 +199,14 @@ impl Sharing {
         self.share.look(now, page.depth().unwrap_or(shares::DEPTH), page.others(*slot));
     }
 
-    /// Takes another slot, if another process has written over the owner of this one.
+    /// Takes another slot, if another process has written over the owner of this one. Leaves a page whose file was made
+    /// shorter: the others do not see it any more.
     fn keep_place(&mut self) {
+        if self.place.as_ref().is_some_and(|(page, _)| page.is_lost()) {
+            self.leave();
+            self.share = Share::new(self.share.weight(), 0);
+            return say_none("the file of its page was made shorter");
+        }
         let Some((page, slot)) = &mut self.place else { return };
         if page.keep(*slot, self.owner) {
             return;

@@ -313,6 +313,51 @@ fn a_disk_serves_while_its_page_is_filled_with_anything() {
     assert_holds(&room, "a", 51);
 }
 
+/// Whoever may write to the file of `--share` may make it shorter, at any time.
+#[test]
+fn a_page_that_is_made_shorter_is_left_and_the_disk_is_served() {
+    let room = Room::new();
+    let (disk, mut control) = serve(&room, "a", "--share-depth 1");
+    let mut nbd = connect(&room, "a");
+    write(&mut nbd, 0);
+    let other = Other::busy(&room);
+    let round = write_until_held(&mut nbd, &mut control) + 1;
+    (0..COUNT).for_each(|n| nbd.send(Command::Write, n * BLOCK as u64, BLOCK as u64, &block(round, n)).unwrap());
+    // While some of that waits.
+    File::options().write(true).open(room.file("page")).unwrap().set_len(100).unwrap();
+    (0..COUNT).for_each(|_| drop(nbd.answer(0).unwrap()));
+    other.end();
+    let told = share(&mut control);
+    assert_eq!((&told["shared"], &told["waiting"]), (&json!(false), &json!(0)), "{told}");
+    write(&mut nbd, round + 1);
+    let (code, said) = disk.stop();
+    assert!(code == Some(0) && said.contains("made shorter"), "{said}");
+    assert_holds(&room, "a", round + 1);
+}
+
+#[test]
+fn a_disk_leaves_its_page_when_it_is_told_to() {
+    let room = Room::new();
+    let (disk, mut control) = serve(&room, "a", "--share-depth 1");
+    let mut nbd = connect(&room, "a");
+    write(&mut nbd, 0);
+    let other = Other::busy(&room);
+    let round = write_until_held(&mut nbd, &mut control) + 1;
+    let (kind, _) = control.refused(&json!({ "verb": "share", "alone": true, "weight": 7 }));
+    assert_eq!(kind, "invalid");
+    (0..COUNT).for_each(|n| nbd.send(Command::Write, n * BLOCK as u64, BLOCK as u64, &block(round, n)).unwrap());
+    assert_eq!(control.done(&json!({ "verb": "share", "alone": true }))["shared"], false);
+    (0..COUNT).for_each(|_| drop(nbd.answer(0).unwrap()));
+    let held = share(&mut control)["held"].clone();
+    write(&mut nbd, round + 1);
+    let told = share(&mut control);
+    assert_eq!((&told["shared"], &told["held"]), (&json!(false), &held), "nothing waits for a share any more");
+    other.leave(&room);
+    assert_eq!(page(&room).claim(Owner::this().unwrap(), Usable::Free).unwrap(), 0, "it has given its slot back");
+    assert_eq!(disk.stop().0, Some(0));
+    assert_holds(&room, "a", round + 1);
+}
+
 #[test]
 fn a_disk_is_served_without_a_share_where_the_page_is_none() {
     let room = Room::new();

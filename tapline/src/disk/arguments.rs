@@ -258,7 +258,7 @@ impl Said for ask::Share {
 
     fn of(said: &Share) -> Result<ask::Share, Error> {
         said.weight.map_or(Ok(()), control::share::check_weight)?;
-        Ok(ask::Share { weight: said.weight, recorded: false })
+        Ok(ask::Share { weight: said.weight, ..ask::Share::default() })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {

@@ -59,7 +59,10 @@ pub fn shape(answer: &Shape) -> Vec<String> {
         vec![format!("split: {split}{}", auto(answer.split)), format!("merge: {merge}{}", auto(answer.merge))];
     lines.extend(answer.policy.iter().flat_map(|policy| {
         let (name, device) = (policy.name(), printable(&policy.device));
-        [format!("policy {}: {}", printable(&name), printable(&policy.why)), format!("  measured {} on {device}", policy.measured)]
+        [
+            format!("policy {}: {}", printable(&name), printable(&policy.why)),
+            format!("  measured {} on {device}", policy.measured),
+        ]
     }));
     let (splits, merges, redone) = (answer.splits, answer.merges, answer.redone);
     lines.push(format!("{splits} transfers split, {merges} merged, {redone} done again by themselves"));

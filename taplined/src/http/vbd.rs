@@ -224,7 +224,8 @@ async fn limit(
 }
 
 /// Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks get a
-/// part of the storage in proportion to their weights while more is asked of it than it can do.
+/// part of the storage in proportion to their weights while more is asked of it than it can do. With
+/// `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/share", tag = "vbd", operation_id = "vbd_share", params(("uuid" = Uuid, Path)),
     request_body = DiskShare,
@@ -233,7 +234,7 @@ async fn limit(
 async fn share(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<DiskShare>) -> Result<Json<Vbd>, Refusal> {
     let weight = shares::checked_weight(asked.weight).map_err(|problem| problem.field("weight"))?;
     let shared = request::change(&daemon.catalogue, 200, move |tx| tx.set_vbd_share_weight(uuid, weight)).await?;
-    if shared.state == VbdState::Plugged && daemon.config.plug.shares {
+    if shared.state == VbdState::Plugged || !daemon.config.plug.shares {
         plug::share(&daemon, uuid).await?;
     }
     Ok(Json(shared))

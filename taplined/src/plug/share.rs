@@ -1,13 +1,14 @@
 //! Hands a running disk process the page by which the disks of its repository share the storage, and its weight.
 //!
 //! Each process is told when its supervision begins: one that was plugged, restarted, upgraded, found by a new daemon
-//! or adopted. It serves alone until then. The weight is in the catalogue before, so repeating it does no harm.
+//! or adopted. It serves alone until then. The weight is in the catalogue before, so repeating it does no harm. A daemon
+//! with `plug.shares = false` takes the pages back that processes have of the daemon before.
 //! Invariant: the last that a process is told is what the catalogue has.
 
 use std::path::PathBuf;
 
 use ::control::ask;
-use api::Problem;
+use api::{Code, Problem};
 use uuid::Uuid;
 
 use super::told::{self, TO_SAY};
@@ -29,20 +30,34 @@ struct Told {
 
 /// Tells the process of a plugged VBD its weight, and goes on trying in the background if that fails.
 pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    if !daemon.config.plug.shares {
+        let what =
+            format!("the share of VBD {vbd} is recorded, but not in force: plug.shares is false in taplined.toml");
+        return Err(Problem::new(Code::State, what).advise("set it to true, and start taplined again"));
+    }
     told::now_or_later(daemon, vbd, |daemon, vbd| async move { share(&daemon, vbd).await }).await
 }
 
 /// Tells a process whose supervision has begun, in the background.
 pub fn tell(daemon: &Daemon, vbd: Uuid) {
-    if !daemon.config.plug.shares || fault::planted(Planted::UntoldWeight) {
+    if fault::planted(Planted::UntoldWeight) {
         return;
     }
     let daemon = daemon.clone();
     tokio::spawn(async move {
-        if let Err(problem) = set(&daemon, vbd).await {
+        let told = match daemon.config.plug.shares {
+            true => set(&daemon, vbd).await,
+            false => told::now_or_later(&daemon, vbd, |daemon, vbd| async move { leave(&daemon, vbd).await }).await,
+        };
+        if let Err(problem) = told {
             tracing::debug!(%vbd, "{problem}");
         }
     });
+}
+
+/// Takes the page back.
+async fn leave(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    say(daemon, vbd, ask::Share { alone: true, recorded: true, ..ask::Share::default() }, Vec::new()).await
 }
 
 /// Tells it once.
@@ -58,7 +73,7 @@ async fn share(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     loop {
         let file = daemon.disks.shares.file(next.sr, next.depth)?;
         let page = Beside { path: PathBuf::from(PAGE), write: true, file };
-        say(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true }, vec![page]).await?;
+        say(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await?;
         // Another may have been recorded and told meanwhile, and told before this one.
         let told = std::mem::replace(&mut next, now().await?);
         if told == next {
@@ -80,6 +95,6 @@ async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -
 
 /// The weight of a running process that the catalogue does not know, if it has one.
 pub async fn weight_of_process(daemon: &Daemon, vbd: Uuid) -> Option<u32> {
-    let said = daemon.disks.ask(vbd, ask::Share { weight: None, recorded: true }, TO_SAY).await.ok()?;
+    let said = daemon.disks.ask(vbd, ask::Share { recorded: true, ..ask::Share::default() }, TO_SAY).await.ok()?;
     said.shared.then_some(said.weight)
 }

@@ -166,6 +166,11 @@ fn the_page_shows_what_disks_do_and_takes_a_snapshot() {
     page.click("Set the limits");
     let limits = || daemon.get(&path).1["limits"].clone();
     wait_until("the limits are set", || limits() == json!({ "iops": 5000, "bandwidth": 100 << 20 }));
+    page.click("Share");
+    page.wait_for("the dialog is open", "document.querySelector('dialog[open] input[name=weight]')");
+    page.value("document.querySelector('dialog input[name=weight]').value = '300'");
+    page.click("Set the weight");
+    wait_until("the weight is set", || daemon.get(&path).1["share_weight"] == 300);
     drop(busy);
     assert_eq!(page.errors(), Vec::<String>::new());
     let elsewhere = |url: &String| !url.starts_with(&origin) && !url.starts_with("data:");

@@ -22,18 +22,14 @@ fn wait_for_weight(daemon: &Taplined, vbd: &str, weight: u32) {
     });
 }
 
-/// Whether all these disks have the page of the daemon: they see a depth that is set now. A disk looks when it is used.
+/// Whether all these disks have the page of the daemon: they see a depth that is set now.
 fn assert_one_page(daemon: &Taplined, vbds: &[&str], depth: u32) {
     let srs = daemon.get("/srs").1;
     let sr = srs[0]["uuid"].as_str().unwrap();
     let (status, told) = daemon.patch(&format!("/srs/{sr}"), json!({ "share_depth": depth }));
     assert_eq!((status, &told["share_depth"]), (200, &json!(depth)), "{told}");
     for vbd in vbds {
-        wait_until(&format!("{vbd} sees the depth {depth}"), || {
-            let (done, said) = io(&nbd(daemon, vbd), &["read 0 4k", "read 4k 4k"]);
-            assert!(done, "{said}");
-            share(daemon, vbd)["depth"] == depth
-        });
+        wait_until(&format!("{vbd} sees the depth {depth}"), || share(daemon, vbd)["depth"] == depth);
     }
 }
 
@@ -137,7 +133,40 @@ fn disks_of_a_daemon_without_shares_have_none() {
     let (daemon, vdis) = with_disks("[plug]\nshares = false\n", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
-    assert_eq!(set(&daemon, &vbd, 300).1["share_weight"], 300);
+    let (status, refused) = set(&daemon, &vbd, 300);
+    let detail = refused["detail"].as_str().unwrap_or_default();
+    assert!(status == 409 && detail.contains("recorded, but not in force"), "{refused}");
+    assert_eq!(daemon.get(&vbd).1["share_weight"], 300);
     assert_eq!(share(&daemon, &vbd)["shared"], false);
     unplug(&daemon, &vbd);
+}
+
+#[test]
+fn a_daemon_without_shares_takes_the_pages_of_the_one_before_back_and_the_next_one_makes_new_ones() {
+    let (mut daemon, vdis) = with_disks("", &["a", "b"]);
+    let (a, b) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
+    plug(&daemon, &a);
+    plug(&daemon, &b);
+    wait_for_weight(&daemon, &a, 100);
+    let config = daemon.room().join("taplined.toml");
+    let with = std::fs::read_to_string(&config).unwrap();
+    daemon.kill();
+    std::fs::write(&config, format!("{with}\n[plug]\nshares = false\n")).unwrap();
+    daemon.restart();
+    for vbd in [&a, &b] {
+        wait_until("it has no page", || share(&daemon, vbd)["shared"] == false);
+        let (done, said) = io(&nbd(&daemon, vbd), &["write 0 64k", "read 0 64k"]);
+        assert!(done, "{said}");
+    }
+    // The next process has none, either.
+    daemon.done(daemon.post(&format!("{a}/upgrade"), json!({})));
+    assert_eq!(share(&daemon, &a)["shared"], false);
+    assert_eq!(set(&daemon, &a, 300).0, 409);
+    daemon.kill();
+    std::fs::write(&config, with).unwrap();
+    daemon.restart();
+    wait_for_weight(&daemon, &a, 300);
+    assert_one_page(&daemon, &[&a, &b], 33);
+    unplug(&daemon, &a);
+    unplug(&daemon, &b);
 }

@@ -43,7 +43,7 @@ pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
     let instead = match verb {
         Verb::Resize(resize) if !resize.recorded => "tapline vdi resize",
         Verb::Limit(limit) if limit.limits.is_some() && !limit.recorded => "tapline vbd limit",
-        Verb::Share(share) if share.weight.is_some() && !share.recorded => "tapline vbd share",
+        Verb::Share(share) if (share.weight.is_some() || share.alone) && !share.recorded => "tapline vbd share",
         Verb::Snapshot(_) if given.is_empty() => "tapline vdi snapshot",
         Verb::Clone(_) if given.is_empty() => "tapline vdi clone",
         Verb::Revert(_) if given.is_empty() => "tapline vdi revert",

@@ -45,6 +45,13 @@ pub fn limit(asked: ask::Limit, work: &mut Work<'_>) -> answer::Limited {
 
 /// `share`.
 pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<answer::Shared, Failure> {
+    if asked.alone {
+        if asked.weight.is_some() || !files.is_empty() {
+            return Err(Failure::of(Kind::Invalid, "a disk that is to be alone is given neither a page nor a weight"));
+        }
+        work.limiter.leave();
+        work.limiter.set_sharing(None);
+    }
     if let Some(page) = files.named(sharing::NAME) {
         let refused = |why: String| Failure::new("share the storage by the page that came with the line", why);
         let page = page.map_err(|error| refused(error.to_string()))?;
@@ -63,10 +70,11 @@ pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<a
     }
     let (held, held_ns) = work.stats.all_shared();
     let waiting = work.limiter.waiting_for_share();
-    let Some(share) = work.limiter.sharing().map(|sharing| sharing.share()) else {
+    let Some((sharing, depth)) = work.limiter.sharing().and_then(|sharing| Some((sharing.share(), sharing.depth()?)))
+    else {
         return Ok(answer::Shared { held, held_ns, ..Default::default() });
     };
-    let (weight, depth, others) = (share.weight(), share.depth(), share.others());
+    let (weight, others) = (sharing.weight(), sharing.others());
     Ok(answer::Shared { shared: true, weight, depth, others, waiting, held, held_ns })
 }
 

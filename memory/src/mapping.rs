@@ -36,8 +36,8 @@ impl Mapping {
         Mapping::at(base.cast(), len)
     }
 
-    /// Maps the first `len` bytes of a file that others may make shorter. There are zeroes that belong to no file in the
-    /// place of all of them as soon as one is accessed that the file does not have.
+    /// Maps the first `len` bytes of a file that others may make shorter. There are zeroes that belong to no file in
+    /// the place of all of them as soon as one is accessed that the file does not have.
     pub fn of_shrinking_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
         let mut mapping = Mapping::of_file(file, 0, len)?;
         let registered = Registered::new(mapping.base(), len)?;

@@ -174,8 +174,8 @@ pub struct Set {
     /// about what the storage can do at once [default when created: 128]
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=4096))]
     share_depth: Option<u32>,
-    /// Split larger transfers of its disks into pieces of so many bytes, a power of two; none; or auto: as a calibration
-    /// has found [default when created: auto]
+    /// Split larger transfers of its disks into pieces of so many bytes, a power of two; none; or auto: as a
+    /// calibration has found [default when created: auto]
     #[arg(long, value_name = "SIZE|none|auto")]
     split: Option<SizeRule>,
     /// Merge adjacent transfers of its disks up to so many bytes, a power of two; none; or auto [default when created:

@@ -117,6 +117,22 @@ class Operations(Transport):
         body = _given({"believe": believe})
         return self.request("POST", f"/v1/srs/{uuid}/attach", body=body, if_match=if_match)
 
+    def sr_calibrate(self, uuid, *, read_only=UNSET, seconds=UNSET, vdi=UNSET, if_match=None):
+        """Measures which sizes of transfers suit a repository's storage, and has its disks follow that from then on,
+        where `split` and `merge` of the repository are `auto`. It writes to a file of its own, of 256 MiB, which is
+        gone afterwards; no disk of the repository may be in use, and one that comes into use ends it. The task's result
+        has the fields of an `SrCalibrated`.
+
+        read_only: Only read, and do that although disks of the repository are in use. Otherwise a file is written to
+            that the daemon creates for that, and none may be.
+        seconds: For how long, about. 45 by default.
+        vdi: The VDI whose image file is read; by default the largest one that is full of data. Only with `read_only`.
+
+        Returns a `Task` to wait for.
+        """
+        body = _given({"read_only": read_only, "seconds": seconds, "vdi": vdi})
+        return self.request("POST", f"/v1/srs/{uuid}/calibrate", body=body, if_match=if_match)
+
     def sr_create(
         self, *, name, source, description=UNSET, format=UNSET, other_config=UNSET, reserve=UNSET, tags=UNSET,
         uuid=UNSET,
@@ -218,26 +234,41 @@ class Operations(Transport):
         })
 
     def sr_patch(
-        self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, reserve=UNSET, share_depth=UNSET, tags=UNSET,
-        if_match=None,
+        self, uuid, *, description=UNSET, merge=UNSET, name=UNSET, other_config=UNSET, reserve=UNSET, share_depth=UNSET,
+        split=UNSET, tags=UNSET, if_match=None,
     ):
-        """Changes the name, description, tags, strings of programs or reserve of a repository.
+        """Changes the name, description, tags, strings of programs or reserve of a repository, its share depth, or what
+        is done to the sizes of its disks' transfers. Plugged disks follow the last two within moments.
 
         description: Its description.
+        merge: What adjacent transfers of its disks are merged to. auto by default.
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         reserve: Bytes to keep free, at most 2^62.
         share_depth: Requests in flight of all its plugged disks together, beyond which a disk waits that has had more
             than others: about what the storage can do at once. 128 by default.
+        split: What larger transfers of its disks are split into. auto by default.
         tags: Words to find it by, instead of those it has.
 
         Returns a `Sr`.
         """
         body = _given({
-            "description": description, "name": name, "other_config": other_config, "reserve": reserve, "share_depth":
-            share_depth, "tags": tags,
+            "description": description, "merge": merge, "name": name, "other_config": other_config, "reserve": reserve,
+            "share_depth": share_depth, "split": split, "tags": tags,
         })
         return self.request("PATCH", f"/v1/srs/{uuid}", body=body, if_match=if_match)
+
+    def sr_policy(self, uuid):
+        """Gets what a calibration of a repository's storage has found, with all that was measured.
+
+        Returns a `SrCalibration`.
+        """
+        return self.request("GET", f"/v1/srs/{uuid}/policy")
+
+    def sr_policy_forget(self, uuid, *, if_match=None):
+        """Forgets what a calibration of a repository's storage has found. Its disks leave their transfers as they are
+        from then on, where `split` and `merge` of the repository are `auto`."""
+        return self.request("DELETE", f"/v1/srs/{uuid}/policy", if_match=if_match)
 
     def sr_probe(self, *, source):
         """Looks for a repository on a storage; changes nothing.
@@ -477,7 +508,8 @@ class Operations(Transport):
 
     def vbd_share(self, uuid, *, weight, if_match=None):
         """Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks
-        get a part of the storage in proportion to their weights while more is asked of it than it can do.
+        get a part of the storage in proportion to their weights while more is asked of it than it can do. With
+        `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
 
         weight: A disk with twice the weight of another one gets twice as much while both use the storage; 100 by
             default.

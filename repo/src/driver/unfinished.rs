@@ -1,8 +1,8 @@
 //! Temporary files left by a killed daemon.
 //!
 //! Only unfinished reflink copies ([`Directory::share_image`]) and files for measurements ([`Directory::scratch`]): no
-//! other program uses these names, and it is known what they were for. Marker files of a command that changes an image have the same suffix (`image rebase`);
-//! they never belong to raw images.
+//! other program uses these names, and it is known what they were for. Marker files of a command that changes an image
+//! have the same suffix (`image rebase`); they never belong to raw images.
 
 use api::{Code, ImageFormat, Problem};
 use rustix::fs::AtFlags;

@@ -56,8 +56,8 @@ async fn policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<SrCal
     Ok(Json(found.ok_or_else(none)?))
 }
 
-/// Forgets what a calibration of a repository's storage has found. Its disks leave their transfers as they are from then
-/// on, where `split` and `merge` of the repository are `auto`.
+/// Forgets what a calibration of a repository's storage has found. Its disks leave their transfers as they are from
+/// then on, where `split` and `merge` of the repository are `auto`.
 #[utoipa::path(
     delete, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy_forget", params(("uuid" = Uuid, Path)),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -1,8 +1,8 @@
 //! Hands a running disk process the page by which the disks of its repository share the storage, and its weight.
 //!
 //! Each process is told when its supervision begins: one that was plugged, restarted, upgraded, found by a new daemon
-//! or adopted. It serves alone until then. The weight is in the catalogue before, so repeating it does no harm. A daemon
-//! with `plug.shares = false` takes the pages back that processes have of the daemon before.
+//! or adopted. It serves alone until then. The weight is in the catalogue before, so repeating it does no harm. A
+//! daemon with `plug.shares = false` takes the pages back that processes have of the daemon before.
 //! Invariant: the last that a process is told is what the catalogue has.
 
 use std::path::PathBuf;

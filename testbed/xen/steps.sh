@@ -51,7 +51,7 @@ xvd() { printf "xvd\\$(printf %o $((97 + $1)))"; }
 
 # A disk is [WORD+WORD…:]PATH[,FORMAT:PATH…], with the parents of an image behind it, from the top down. The words, in any order:
 # a backend, without which it is $backend; a format, without which it is raw; `r` for a disk that the guest may only read;
-# `writeback` for files that our backend reaches through the page cache. So /dev/ram0, r:/dev/ram0, qdisk+qcow2:/images/disk.qcow2,
+# a way to its pages; `polling-off`, `polling-adaptive` or `polling-on` for our backend; `writeback` for files that our backend reaches through the page cache. So /dev/ram0, r:/dev/ram0, qdisk+qcow2:/images/disk.qcow2,
 # vhd:/images/child.vhd,vhd:/images/base.vhd.
 
 # word_of DISK DEFAULT WORD...: the one of these words that the disk has.
@@ -75,6 +75,7 @@ format_of() { word_of "$1" raw raw vhd qcow2; }
 mode_of() { word_of "$1" w r; }
 cache_of() { word_of "$1" none writeback; }
 grants_of() { word_of "$1" auto copy map persistent; }
+polling_of() { word_of "$1" polling-asis polling-off polling-adaptive polling-on; }
 
 path_of() {
     path=${1%%,*}
@@ -102,6 +103,9 @@ serve() {
     # shellcheck disable=SC2046
     /drop/tapline xen attach "$(xl domid "$1")" "$(format_of "$2"):$(path_of "$2")" $(parents_of "$2") --vdev "$3" \
         --mode "$(mode_of "$2")" --cache "$(cache_of "$2")" --grants "$(grants_of "$2")" --log "/out/serve-$1-$3.log" || fail "tapline xen attach $3"
+    # 50 us, as it is by default, are the time of some 200,000 instructions of a processor, and here of 12,500.
+    polling=$(polling_of "$2")
+    [ "$polling" = polling-asis ] || control "$1" "$3" polling --mode "${polling#polling-}" --max 1000 || fail "polling of $3"
 }
 
 # control GUEST NAME VERB...: asks our backend's disk for something.
@@ -138,6 +142,7 @@ guest() {
         echo "type='$guest_type'"
         echo "memory=${guest_memory:-320}"
         echo "vcpus=1"
+        [ -z "${guest_cpu:-}" ] || echo "cpus='$guest_cpu'"
         # Otherwise Xen takes apart each look at the clock, and translation says RDTSC where it was RDTSCP.
         echo "tsc_mode='native'"
         echo "kernel='/guest/vmlinux'"

@@ -12,7 +12,9 @@ use std::time::Duration;
 use control::in_full;
 
 use super::counted::{Costs, Counter, Counts, MARKS, Who};
+use super::machine::Processors;
 use super::suite::{Backend, Guest};
+use super::targets::{self, Judged, median};
 use super::{Bed, BedError, LAST_LINES, programs};
 use crate::guest::at;
 use crate::options::positive;
@@ -33,8 +35,8 @@ const CASES: [(&str, &str); 9] = [
     ("sw64k8", "write 64k qd8"),
 ];
 
-/// Of `tapline xen attach --grants`.
-const WAYS: [&str; 3] = ["copy", "map", "persistent"];
+/// What ours can be told by a word: `tapline xen attach --grants`, and `tapline disk SOCKET polling --mode`.
+const WAYS: [&str; 6] = ["copy", "map", "persistent", "polling-off", "polling-adaptive", "polling-on"];
 
 const SECONDS_MAX: u64 = 3600;
 
@@ -51,11 +53,14 @@ pub struct Options {
     /// pv or pvh
     #[arg(long, default_value = "pvh", value_parser = paravirtual)]
     guest: Guest,
-    /// blkback, qdisk or tapline, or ours with a way to reach the guest's pages: tapline+copy, tapline+map,
-    /// tapline+persistent
+    /// blkback, qdisk or tapline, or ours with words: a way to reach the guest's pages (copy, map, persistent), when to
+    /// poll (polling-off, polling-adaptive, polling-on): tapline+map, tapline+copy+polling-on
     #[arg(long = "backend", value_name = "NAME", value_parser = contender,
           default_values = ["blkback", "qdisk", "tapline"])]
     backends: Vec<String>,
+    /// Only this case (rr4k32: random reads of 4 KiB at depth 32); it may be named several times
+    #[arg(long = "case", value_name = "NAME", value_parser = case)]
+    cases: Vec<String>,
     /// The guest asks for rings of 2^N pages instead of one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=4))]
     ring_order: Option<u8>,
@@ -70,6 +75,9 @@ pub struct Options {
     functions: usize,
     #[arg(long)]
     json: bool,
+    /// The guest has a processor of its own; one clock counts the instructions of both
+    #[arg(long)]
+    own_processor: bool,
 }
 
 impl Options {
@@ -78,6 +86,16 @@ impl Options {
         let order = self.ring_order.map(|order| format!("xen_blkfront.max_ring_page_order={order}"));
         let segments = self.segments.map(|segments| format!("xen_blkfront.max_indirect_segments={segments}"));
         order.into_iter().chain(segments).collect()
+    }
+
+    fn processors(&self) -> Processors {
+        if self.own_processor { Processors::Apart } else { Processors::Shared }
+    }
+
+    /// The cases that are asked for, and their titles.
+    fn cases(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
+        let asked = |name: &str| self.cases.is_empty() || self.cases.iter().any(|case| case == name);
+        CASES.into_iter().filter(move |(name, _)| asked(name))
     }
 
     /// Rounds of each backend.
@@ -96,15 +114,20 @@ impl Options {
     }
 }
 
-/// A backend, or ours with a way to reach the guest's pages.
+/// A backend, or ours with words.
 fn is_contender(name: &str) -> bool {
-    let (backend, way) = name.split_once('+').map_or((name, None), |(backend, way)| (backend, Some(way)));
-    let way_is_known = way.is_none_or(|way| backend == Backend::Tapline.name() && WAYS.contains(&way));
-    Backend::of_name(backend).is_some() && way_is_known
+    let mut words = name.split('+');
+    let backend = words.next().and_then(Backend::of_name);
+    backend.is_some() && words.all(|way| backend == Some(Backend::Tapline) && WAYS.contains(&way))
 }
 
 fn paravirtual(name: &str) -> Result<Guest, String> {
     [Guest::Pv, Guest::Pvh].into_iter().find(|guest| guest.name() == name).ok_or_else(|| "pv or pvh".to_owned())
+}
+
+fn case(name: &str) -> Result<String, String> {
+    let names = CASES.map(|(name, _)| name);
+    names.contains(&name).then(|| name.to_owned()).ok_or_else(|| format!("the cases are {}", names.join(", ")))
 }
 
 fn contender(name: &str) -> Result<String, String> {
@@ -120,23 +143,24 @@ pub fn run(options: &Options) -> Result<(), String> {
         return count(options).map_err(|error| in_full(&error));
     }
     let figures = measure(options).map_err(|error| in_full(&error))?;
-    let complete = CASES
-        .iter()
+    let complete = options
+        .cases()
         .all(|(case, _)| options.backends.iter().all(|backend| of(&figures, case, backend).len() == options.rounds()));
     if !complete {
         return Err("the guest did not say every figure; see the console in build".to_owned());
     }
     if options.json {
-        print_json(options, &figures)
+        print_json(options, &figures);
     } else {
-        print_table(options, &figures)
+        print_table(options, &figures);
+        judged(options, &figures).iter().for_each(|judged| println!("{judged}"));
     }
     Ok(())
 }
 
 fn measure(options: &Options) -> Result<Figures, BedError> {
     let progress = Progress::start();
-    let bed = Bed::prepare(&progress)?;
+    let bed = Bed::prepare(options.processors(), &progress)?;
     let work = bed.build.join(format!("xen-compare-{}", std::process::id()));
     let mut figures = Figures::new();
     let ours = ours(options, &progress)?;
@@ -168,10 +192,12 @@ fn perform(
     mut heard: impl FnMut(&str),
 ) -> Result<(), BedError> {
     let script = format!(
-        ". /drop/steps.sh\nbackends='{}'\nkernel_words='{}'\nguest_type={}\nrounds={}\nrequests={}\n. /drop/tests/compare.sh\nfinish\n",
+        ". /drop/steps.sh\nbackends='{}'\nkernel_words='{}'\nguest_type={}\nguest_cpu={}\ncases='{}'\nrounds={}\nrequests={}\n. /drop/tests/compare.sh\nfinish\n",
         options.backends.join(" "),
         options.front_end().join(" "),
         options.guest.name(),
+        if options.own_processor { "1" } else { "" },
+        options.cases().map(|(name, _)| name).collect::<Vec<_>>().join(" "),
         options.rounds(),
         options.requests
     );
@@ -198,7 +224,7 @@ fn perform(
 /// Counts every instruction and prints whose they are.
 fn count(options: &Options) -> Result<(), BedError> {
     let progress = Progress::start();
-    let bed = Bed::prepare(&progress)?;
+    let bed = Bed::prepare(options.processors(), &progress)?;
     let work = bed.build.join(format!("xen-count-{}", std::process::id()));
     fs::create_dir_all(&work).map_err(at("create", &work))?;
     let counter = Counter::make(&work.join("count"))?;
@@ -210,10 +236,10 @@ fn count(options: &Options) -> Result<(), BedError> {
     let disk = ours.iter().find(|program| program.ends_with("tapline-disk"));
     let counts = Counts::read(&work.join("out"), disk.map(PathBuf::as_path), dumps)?;
     println!("\ninstructions a request");
-    for (case, (name, title)) in CASES.iter().enumerate() {
+    for (case, (name, title)) in options.cases().enumerate() {
         let mut columns = Vec::new();
         for backend in 0..options.backends.len() {
-            let first = (backend * CASES.len() + case) * MARKS;
+            let first = (backend * options.cases().count() + case) * MARKS;
             // The third run has three times as many requests.
             columns.push(counts.costs(first, 2 * options.requests_of(name))?);
         }
@@ -256,12 +282,6 @@ fn figure_in(line: &str, backends: &[String]) -> Option<(String, String, f64)> {
     Some((backend, case, rate))
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
-}
-
 fn spread(values: &[f64]) -> f64 {
     let (low, high) = values.iter().fold((f64::MAX, 0.0_f64), |(low, high), &value| (low.min(value), high.max(value)));
     if high > 0.0 { (high / low - 1.0) * 100.0 } else { 0.0 }
@@ -278,7 +298,7 @@ fn print_table(options: &Options, figures: &Figures) {
     print!("{:<20}", "");
     options.backends.iter().for_each(|backend| print!("{backend:>24}"));
     println!();
-    for (case, title) in CASES {
+    for (case, title) in options.cases() {
         print!("{title:<20}");
         let base = options.backends.first().map_or(0.0, |first| median(of(figures, case, first)));
         for backend in &options.backends {
@@ -290,15 +310,32 @@ fn print_table(options: &Options, figures: &Figures) {
     }
 }
 
+/// The targets of those that took part.
+fn judged(options: &Options, figures: &Figures) -> Vec<Judged> {
+    let title = |case: &str| CASES.iter().find(|(name, _)| *name == case).map_or("", |(_, title)| title);
+    let has_run = |name: &str| options.cases().any(|(case, _)| case == name);
+    let part = targets::of(options.own_processor).filter(|target| target.concerns(&options.backends));
+    part.filter(|target| has_run(target.case))
+        .map(|target| {
+            let of = |backend| of(figures, target.case, backend);
+            target.judge(title(target.case), of(target.of), of(target.base))
+        })
+        .collect()
+}
+
 fn print_json(options: &Options, figures: &Figures) {
-    let rows = CASES.iter().flat_map(|(case, title)| {
+    let rows = options.cases().flat_map(|(case, title)| {
         options.backends.iter().map(move |backend| {
             let values = of(figures, case, backend);
             let instructions = INSTRUCTIONS_A_SECOND / median(values);
             serde_json::json!({ "case": title, "backend": backend, "instructions": instructions, "iops": median(values), "rounds": values })
         })
     });
-    println!("{}", serde_json::Value::Array(rows.collect()));
+    let targets = judged(options, figures);
+    let targets = targets
+        .iter()
+        .map(|judged| serde_json::json!({ "target": judged.what, "has": judged.has, "met": judged.is_met }));
+    println!("{}", serde_json::json!({ "cases": rows.collect::<Vec<_>>(), "targets": targets.collect::<Vec<_>>() }));
 }
 
 #[cfg(test)]
@@ -317,7 +354,7 @@ mod test {
 
     #[test]
     fn only_ours_is_told_how_to_reach_pages() {
-        assert!(is_contender("blkback") && is_contender("tapline+copy"));
+        assert!(is_contender("blkback") && is_contender("tapline+copy") && is_contender("tapline+map+polling-on"));
         assert!(!is_contender("blkback+copy") && !is_contender("tapline+fast") && !is_contender("vbd3"));
     }
 

@@ -43,13 +43,51 @@ const BOOT_SECONDS_MAX: u64 = 600;
 const OUT_MIB: u64 = 64;
 const DROP_MIB: u64 = 128;
 
+/// dom0 keeps to the first processor, so that a guest can have the second one for itself.
+const XEN_APART: &str = " dom0_max_vcpus=1 dom0_vcpus_pin";
+
 const STATE: &str = "state";
 const ROOT: &str = "root.qcow2";
+
+/// The processors of the machine. One thread translates for all of them, and its clock counts the instructions of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Processors {
+    /// One for dom0 and guests.
+    #[default]
+    Shared,
+    /// One for dom0, and one that guests may be bound to.
+    Apart,
+}
+
+impl Processors {
+    fn count(self) -> &'static str {
+        match self {
+            Self::Shared => "1",
+            Self::Apart => "2",
+        }
+    }
+
+    /// Xen's own words.
+    fn words(self) -> String {
+        match self {
+            Self::Shared => XEN.to_owned(),
+            Self::Apart => format!("{XEN}{XEN_APART}"),
+        }
+    }
+
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Shared => "saved",
+            Self::Apart => "saved-apart",
+        }
+    }
+}
 
 /// A machine that was booted and saved, waiting for its second disk to hold something.
 pub struct Saved {
     images: PathBuf,
     directory: PathBuf,
+    processors: Processors,
 }
 
 /// How a run ended.
@@ -61,12 +99,18 @@ pub struct Ended {
 
 impl Saved {
     /// The saved machine in `cache`, booted when it is not there or of other images.
-    pub fn obtain(cache: &Path, images: &Images, progress: &Progress) -> Result<Self, BedError> {
-        let directory = cache.join("saved");
-        let saved = Self { images: images.directory.clone(), directory };
+    pub fn obtain(
+        cache: &Path,
+        images: &Images,
+        processors: Processors,
+        progress: &Progress,
+    ) -> Result<Self, BedError> {
+        let directory = cache.join(processors.directory());
+        let saved = Self { images: images.directory.clone(), directory, processors };
         let list = saved.directory.join("inputs");
         let version = tool::text(Command::new("qemu-system-x86_64").arg("--version"))?;
-        let key = format!("{version}{MEMORY_MIB} {DOM0_MIB} {TIME:?} {CPU} {XEN} {DOM0}\n{}", images.inputs);
+        let key =
+            format!("{version}{MEMORY_MIB} {DOM0_MIB} {TIME:?} {CPU} {} {DOM0}\n{}", processors.words(), images.inputs);
         if fs::read_to_string(&list).is_ok_and(|list| list == key) {
             return Ok(saved);
         }
@@ -87,7 +131,7 @@ impl Saved {
         blank(&given, DROP_MIB)?;
         blank(&out, OUT_MIB)?;
         let socket = self.directory.join("monitor");
-        let mut command = qemu(&self.images, &root, &given, &out);
+        let mut command = self.qemu(&root, &given, &out);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
         let deadline = Instant::now() + Duration::from_secs(BOOT_SECONDS_MAX);
         let mut running = Running::start(command, &self.directory.join("console"))?;
@@ -135,7 +179,7 @@ impl Saved {
         tool::text(tar.arg("."))?;
         lengthen(&archive, DROP_MIB)?;
         blank(&out, OUT_MIB)?;
-        let mut command = qemu(&self.images, &root, &archive, &out);
+        let mut command = self.qemu(&root, &archive, &out);
         command.arg("-incoming").arg(format!("exec:cat '{}'", self.directory.join(STATE).display()));
         if let Some(plugin) = plugin {
             command.args(["-plugin", plugin]);
@@ -158,31 +202,39 @@ impl Saved {
         }
         Ok(ended)
     }
+
+    fn qemu(&self, root: &Path, drop: &Path, out: &Path) -> Command {
+        let mut command = tool::bound_to_us("qemu-system-x86_64");
+        // Names of images stand among words divided by commas; from here they have none.
+        command.current_dir(&self.images);
+        command.args(["-accel", "tcg,thread=single", "-cpu", CPU, "-smp", self.processors.count()]);
+        command.args(["-m", &MEMORY_MIB.to_string()]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]).args(TIME);
+        command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+        command.args([
+            "-kernel",
+            HYPERVISOR,
+            "-append",
+            &format!("{} dom0_mem={DOM0_MIB}M,max:{DOM0_MIB}M", self.processors.words()),
+        ]);
+        command.args(["-initrd", &format!("{KERNEL} {DOM0},{DOM0_INITRD}")]);
+        for (name, file, form, more) in
+            [("root", root, "qcow2", ""), ("drop", drop, "raw", ",readonly=on"), ("out", out, "raw", "")]
+        {
+            // A comma in a path is written twice.
+            let file = file.display().to_string().replace(',', ",,");
+            command.args([
+                "-drive",
+                &format!("if=none,id={name},file={file},format={form},cache=unsafe,aio=threads{more}"),
+            ]);
+            command.args(["-device", &format!("virtio-blk-pci,drive={name}")]);
+        }
+        command
+    }
 }
 
 fn end_in(line: &str) -> Option<u32> {
     line.strip_prefix("TAPLINE end=")?.trim().parse().ok()
-}
-
-fn qemu(images: &Path, root: &Path, drop: &Path, out: &Path) -> Command {
-    let mut command = tool::bound_to_us("qemu-system-x86_64");
-    // Names of images stand among words divided by commas; from here they have none.
-    command.current_dir(images);
-    command.args(["-accel", "tcg,thread=single", "-cpu", CPU, "-smp", "1", "-m", &MEMORY_MIB.to_string()]);
-    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]).args(TIME);
-    command.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
-    command.args(["-kernel", HYPERVISOR, "-append", &format!("{XEN} dom0_mem={DOM0_MIB}M,max:{DOM0_MIB}M")]);
-    command.args(["-initrd", &format!("{KERNEL} {DOM0},{DOM0_INITRD}")]);
-    for (name, file, form, more) in
-        [("root", root, "qcow2", ""), ("drop", drop, "raw", ",readonly=on"), ("out", out, "raw", "")]
-    {
-        // A comma in a path is written twice.
-        let file = file.display().to_string().replace(',', ",,");
-        command
-            .args(["-drive", &format!("if=none,id={name},file={file},format={form},cache=unsafe,aio=threads{more}")]);
-        command.args(["-device", &format!("virtio-blk-pci,drive={name}")]);
-    }
-    command
 }
 
 fn overlay(base: &Path, form: &str, file: &Path) -> Result<(), BedError> {

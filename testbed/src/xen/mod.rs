@@ -12,6 +12,7 @@ mod packages;
 mod programs;
 mod stubs;
 mod suite;
+mod targets;
 
 use std::fs;
 use std::io;
@@ -23,7 +24,7 @@ use control::in_full;
 use thiserror::Error;
 
 use self::images::Images;
-use self::machine::Saved;
+use self::machine::{Processors, Saved};
 use self::packages::{PackageError, Packages};
 use self::suite::{Backend, Subject, Test};
 use crate::guest::kernel::entries;
@@ -114,7 +115,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         return Ok(());
     }
     let progress = Progress::start();
-    let bed = Bed::prepare(&progress).map_err(|error| not_run_or(&error))?;
+    let bed = Bed::prepare(Processors::Shared, &progress).map_err(|error| not_run_or(&error))?;
     if options.prepare {
         return Ok(());
     }
@@ -140,7 +141,7 @@ pub struct Bed {
 
 impl Bed {
     /// Fetches, makes and boots what is not cached. Others that prepare at the same time wait for us.
-    pub fn prepare(progress: &Progress) -> Result<Self, BedError> {
+    pub fn prepare(processors: Processors, progress: &Progress) -> Result<Self, BedError> {
         let build = root().join("build");
         let cache = build.join("xen");
         fs::create_dir_all(&cache).map_err(at("create", &cache))?;
@@ -151,7 +152,7 @@ impl Bed {
         progress.step("Xen, dom0 and a guest");
         let packages = Packages::obtain(&cache, progress)?;
         let images = Images::obtain(&cache, &packages, progress)?;
-        let saved = Saved::obtain(&cache, &images, progress)?;
+        let saved = Saved::obtain(&cache, &images, processors, progress)?;
         Ok(Self { saved, build })
     }
 

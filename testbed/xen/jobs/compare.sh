@@ -1,4 +1,4 @@
-# The load of the comparisons, on each disk in turn: `figure=BACKEND CASE REQUESTS-A-SECOND`.
+# The load of the comparisons, the $cases on each disk in turn: `figure=BACKEND CASE REQUESTS-A-SECOND`.
 one() { # backend device name pattern bytes depth count
     /tools/fio --name=$3 --filename=/dev/$2 --rw=$4 --bs=$5 --iodepth=$6 --number_ios=$7 --ioengine=libaio --direct=1 \
         --randseed=1 --norandommap=1 --thread --size=16m --io_size=1g --output-format=terse --terse-version=3 >/tmp/fio 2>&1 \
@@ -30,7 +30,6 @@ many() {
     *) echo $requests ;;
     esac
 }
-cases="rr4k1 rr4k32 rr4k128 sr64k1 sr64k8 sr1m2 rw4k1 rw4k32 sw64k8"
 # Each once more for its caches, and for the counter: with a mark before each of three runs, and one at the end.
 count() { # backend device
     for each in $cases; do

@@ -11,7 +11,7 @@ for each in "$@"; do
 done
 # Words of a list.
 # shellcheck disable=SC2086
-guest a compare "backends='$backends' rounds=$rounds requests=$requests" $disks
+guest a compare "backends='$backends' cases='$cases' rounds=$rounds requests=$requests" $disks
 # For who counts instructions: where code lies.
 cat /proc/[0-9]*/maps 2>/dev/null | grep /drop/tapline >/out/maps
 cp /proc/kallsyms /proc/xen/xensyms /out/

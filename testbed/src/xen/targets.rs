@@ -1,0 +1,121 @@
+//! The figures that Tapline is to reach beside the kernel's backend on Xen, and whether a run reached them.
+//!
+//! It knows nothing about how they are measured. A target is a least ratio of speeds; it may be wanted of each round, so
+//! that a load that falls into a slow regime now and then is seen.
+
+use std::fmt;
+
+/// Of which rounds a ratio is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rounds {
+    /// Of their medians.
+    Middle,
+    /// Of each round's pair the worst.
+    Each,
+}
+
+/// A least ratio.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The name of the case.
+    pub case: &'static str,
+    /// Who is to reach it.
+    pub of: &'static str,
+    /// Beside whom.
+    pub base: &'static str,
+    least: f64,
+    rounds: Rounds,
+}
+
+/// What became of a target.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    pub what: String,
+    pub has: f64,
+    pub is_met: bool,
+}
+
+const fn target(case: &'static str, of: &'static str, least: f64, rounds: Rounds) -> Target {
+    Target { case, of, base: "blkback", least, rounds }
+}
+
+/// Of a guest that shares its processor with dom0.
+const SHARED: &[Target] = &[
+    target("rr4k1", "tapline", 0.90, Rounds::Middle),
+    target("rr4k1", "tapline+polling-off", 0.90, Rounds::Middle),
+    target("rr4k32", "tapline", 0.92, Rounds::Each),
+    target("sr64k8", "tapline", 0.92, Rounds::Middle),
+];
+
+/// Of a guest that has a processor to itself.
+const APART: &[Target] = &[
+    target("rr4k1", "tapline+polling-off", 0.90, Rounds::Middle),
+    target("rr4k1", "tapline+polling-adaptive", 1.0, Rounds::Middle),
+    target("rr4k32", "tapline", 0.92, Rounds::Each),
+    target("sr64k8", "tapline", 0.92, Rounds::Middle),
+];
+
+/// The targets of one arrangement of processors.
+pub fn of(own_processor: bool) -> impl Iterator<Item = &'static Target> {
+    if own_processor { APART } else { SHARED }.iter()
+}
+
+impl Target {
+    /// Whether both of its backends are among these.
+    pub fn concerns(&self, backends: &[String]) -> bool {
+        [self.of, self.base].iter().all(|name| backends.iter().any(|backend| backend == name))
+    }
+
+    /// What became of it, by the rates of the rounds of both.
+    pub fn judge(&self, title: &str, own: &[f64], base: &[f64]) -> Judged {
+        let (has, which) = match self.rounds {
+            Rounds::Middle => (median(own) / median(base), ""),
+            Rounds::Each => {
+                (own.iter().zip(base).map(|(own, base)| own / base).fold(f64::NAN, f64::min), " in every round")
+            }
+        };
+        let Target { of, base, least, .. } = self;
+        Judged { what: format!("{title}, {of} at least {least} of {base}{which}"), has, is_met: has >= *least }
+    }
+}
+
+impl fmt::Display for Judged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:.3}, {}", self.what, self.has, if self.is_met { "met" } else { "MISSED" })
+    }
+}
+
+/// The middle one of the values.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const EACH: Target = target("c", "tapline", 0.92, Rounds::Each);
+
+    #[test]
+    fn one_slow_round_misses_a_target_of_every_round() {
+        assert!(EACH.judge("c", &[93.0, 95.0, 94.0], &[100.0; 3]).is_met);
+        let judged = EACH.judge("c", &[93.0, 86.0, 94.0], &[100.0; 3]);
+        assert_eq!((judged.has, judged.is_met), (0.86, false));
+        assert_eq!(judged.to_string(), "c, tapline at least 0.92 of blkback in every round: 0.860, MISSED");
+    }
+
+    #[test]
+    fn a_median_is_not_missed_for_one_slow_round_but_without_figures() {
+        let middle = Target { rounds: Rounds::Middle, ..EACH };
+        assert!(middle.judge("c", &[93.0, 86.0, 94.0], &[100.0; 3]).is_met);
+        assert!(!middle.judge("c", &[], &[]).is_met && !EACH.judge("c", &[], &[]).is_met);
+    }
+
+    #[test]
+    fn a_target_concerns_a_run_of_both_of_its_backends() {
+        let run = |names: &[&str]| EACH.concerns(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert!(run(&["blkback", "tapline"]) && !run(&["tapline"]) && !run(&["blkback", "tapline+copy"]));
+    }
+}

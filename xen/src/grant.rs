@@ -151,6 +151,18 @@ impl Granted {
         Some(())
     }
 
+    /// Copies bytes, starting at `at`, into `into`; each is read once. `None` if they are not within the mapping.
+    #[inline]
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Option<()> {
+        if at.checked_add(into.len())? > self.mapping.len() {
+            return None;
+        }
+        // SAFETY: the source is in bounds and mapped readable; the destination is ours alone. What the guest changes
+        // meanwhile is copied in its old or its new state, as above.
+        unsafe { into.as_mut_ptr().copy_from_nonoverlapping(self.mapping.base().wrapping_add(at), into.len()) };
+        Some(())
+    }
+
     fn ends(&self, at: usize, len: usize, buffer: &Buffer, other: usize) -> Option<(*mut u8, *mut u8)> {
         let inside = at.checked_add(len)? <= self.mapping.len() && other.checked_add(len)? <= buffer.capacity();
         inside.then(|| (self.mapping.base().wrapping_add(at), buffer.base().wrapping_add(other)))

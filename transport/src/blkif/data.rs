@@ -17,8 +17,11 @@ use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, PageRange
 use super::abi::SEGMENT_LEN;
 use super::persistent::PersistentGrants;
 use super::pool::{Pool, PoolBuffer};
-use super::request::Descriptors;
+use super::request::{Descriptors, SEGMENTS_MAX};
 use crate::MemoryChange;
+
+/// Length of the descriptors of the largest request.
+pub const DESCRIPTORS_MAX: usize = SEGMENTS_MAX as usize * SEGMENT_LEN;
 
 /// Maximum total size of the buffers in use by one disk. Beyond that its requests wait in the ring.
 const IN_USE_MAX: usize = 32 << 20;
@@ -84,6 +87,16 @@ impl Data {
     /// Whether more requests may be taken.
     pub fn has_room(&self, coming: usize) -> bool {
         self.pool.allocated() + coming < IN_USE_MAX
+    }
+
+    /// The segment descriptors in that page, copied once into `into`. `None` unless the page is mapped already, so that
+    /// no call is needed.
+    #[inline]
+    pub fn mapped_descriptors<'a>(&self, wanted: Descriptors, into: &'a mut [u8; DESCRIPTORS_MAX]) -> Option<&'a [u8]> {
+        let DataMode::Persistent(pages) = &self.mode else { return None };
+        let bytes = into.get_mut(..usize::from(wanted.range().len))?;
+        pages.read(wanted.page, bytes)?;
+        Some(bytes)
     }
 
     /// The segment descriptors in those pages, each copied once; `None` for a page that cannot be read. Copies that are

@@ -10,7 +10,7 @@ use disk::{Geometry, Request, Span, Status, Token};
 use memory::Segments;
 use xen::{EventChannels, Grants, PAGE, Port};
 
-use super::data::{Data, TransferState};
+use super::data::{DESCRIPTORS_MAX, Data, TransferState};
 use super::event::{Event, Log};
 use super::kill_point::{InjectedBug, injected};
 use super::queue::{Queue, RequestRecord};
@@ -35,8 +35,10 @@ pub struct Device {
     taken: Vec<TakenRequest>,
     /// How many of them were popped.
     popped: usize,
-    /// Indirect requests of the current pass.
+    /// Indirect requests of the current pass whose descriptors must be fetched.
     indirect: Vec<(RequestId, Descriptors)>,
+    /// Scratch space for the descriptors of one request.
+    descriptors: Box<[u8; DESCRIPTORS_MAX]>,
     /// The transfer of some data of the pass had to be deferred.
     deferred: bool,
     responses: Vec<PendingResponse>,
@@ -97,6 +99,7 @@ impl Device {
             taken,
             popped,
             indirect,
+            descriptors: Box::new([0; DESCRIPTORS_MAX]),
             deferred,
             responses,
             in_flight,
@@ -168,7 +171,7 @@ impl Device {
         grants: &mut dyn Grants,
         log: &mut Log,
     ) {
-        let Device { queues, data, limits, taken, indirect, deferred, responses, .. } = self;
+        let Device { queues, data, limits, taken, indirect, descriptors, deferred, responses, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
         for _ in 0..BATCH_MAX {
             if !data.has_room(*bytes) {
@@ -190,10 +193,16 @@ impl Device {
                     continue;
                 }
                 (Ok(_), None) => TransferState::Done,
-                (Ok(_), Some(descriptors)) => {
-                    indirect.push((request, descriptors));
-                    TransferState::Deferred
-                }
+                (Ok(operation), Some(wanted)) => match data.mapped_descriptors(wanted, descriptors) {
+                    Some(bytes) if ranges.parse_indirect(bytes).is_ok() => {
+                        data.acquire(grants, (ranges, ranges.bytes()), operation.is_write(), buffer)
+                    }
+                    Some(_) => TransferState::Failed,
+                    None => {
+                        indirect.push((request, wanted));
+                        TransferState::Deferred
+                    }
+                },
                 (Err(status), _) => {
                     responses.push(PendingResponse { request, status, transfer: TransferState::Done });
                     continue;

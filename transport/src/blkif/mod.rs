@@ -71,7 +71,7 @@ const WAKE: WatchKey = WatchKey(2);
 const TRIM: WatchKey = WatchKey(3);
 const RETRY: WatchKey = WatchKey(4);
 
-/// How long memory that only large requests need is kept for the next ones.
+/// How long memory that only large requests need is kept for the next ones: until it was not needed for so long.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
 
 /// Ports, or events of the store, processed before other work has its turn.
@@ -174,7 +174,7 @@ pub struct Server {
     session: Session,
     /// Reported ports to be unmasked before we sleep.
     masked: Vec<Port>,
-    /// Expires when unused memory may be released; runs only while there is some, so that an idle disk wakes once.
+    /// Expires when unused memory may be released; runs only while there is some, so that an idle disk wakes twice.
     trim_timer: Timer,
     trim_armed: bool,
     channel_retries: RetryBudget,

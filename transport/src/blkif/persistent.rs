@@ -135,6 +135,13 @@ impl PersistentGrants {
         self.map_pages(grants, domain, ranges.iter().map(|range| range.page)) && self.contains_all(ranges)
     }
 
+    /// Reads the beginning of a page; `into` is no longer than that. `None` if it is not mapped.
+    #[inline]
+    pub fn read(&self, page: GrantRef, into: &mut [u8]) -> Option<()> {
+        let entry = self.mapped.ensure_mapped(page)?;
+        entry.granted.read(usize::try_from(entry.index).ok()?.checked_mul(PAGE)?, into)
+    }
+
     /// Copies the ranges to our memory. `None` if one of their pages is not mapped.
     #[inline]
     pub fn copy_out(&self, ranges: &[PageRange], ours: (&Buffer, usize)) -> Option<()> {
@@ -256,6 +263,10 @@ mod test {
         buffer.range(at, 5).fill_zero();
         kept.copy_out(&ranges, (&buffer, at)).unwrap();
         assert_eq!(buffer.range(at, 5).to_vec(), b"hello");
+        let mut bytes = [0; 3];
+        assert_eq!((kept.read(refs[0], &mut bytes), &bytes), (Some(()), b"llo"), "by us, from its beginning");
+        assert_eq!(kept.read(refs[0], &mut [0; PAGE * 3]), None, "no more than is mapped");
+        assert_eq!(kept.read(GrantRef(u32::MAX), &mut bytes), None);
         let bad = PageRange { page: GrantRef(u32::MAX), from: 0, len: 1 };
         assert!(!kept.ensure_mapped(&mut grants, DOMAIN, &[ranges[0], bad]) && !kept.contains_all(&[ranges[0], bad]));
         assert!(kept.copy_in(&[bad], (&buffer, at)).is_none());

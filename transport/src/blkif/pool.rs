@@ -75,6 +75,8 @@ pub struct Pool {
     large: [Option<Large>; LARGE_MAX],
     /// How many of these exist.
     large_count: usize,
+    /// One of them was needed since the last trim.
+    large_needed: bool,
     /// Changes that the engine has not been told about.
     changes: VecDeque<MemoryChange>,
     /// Total allocated bytes.
@@ -89,6 +91,7 @@ impl Pool {
             staging_pages: 0,
             large: [const { None }; LARGE_MAX],
             large_count: 0,
+            large_needed: false,
             changes: VecDeque::new(),
             allocated: 0,
         }
@@ -111,6 +114,7 @@ impl Pool {
     #[inline(never)]
     fn allocate_large(&mut self, len: usize) -> PoolBuffer {
         let count = units(len, LARGE_UNIT);
+        self.large_needed = true;
         for (number, location) in (0..).zip(&mut self.large) {
             // Existing chunks come first: one is created when the others have no room.
             let large = location.get_or_insert_with(|| {
@@ -174,9 +178,12 @@ impl Pool {
         self.large_count > 0
     }
 
-    /// Frees unused large chunks.
+    /// Frees unused large chunks, unless some were needed since the last time: to create one, and to have the engine
+    /// register it, costs as much as a hundred requests.
     pub fn trim(&mut self) {
-        self.drop_large(|large| large.allocated == 0);
+        if !std::mem::take(&mut self.large_needed) {
+            self.drop_large(|large| large.allocated == 0);
+        }
     }
 
     /// Drops all large chunks: those still in use are kept alive by their users.
@@ -282,6 +289,8 @@ mod test {
         assert!(large.iter().all(|buffer| reported.contains(&pool.buffer(buffer).base())));
         small.into_iter().chain(large).skip(1).for_each(|buffer| pool.release(buffer));
         let kept = pool.allocate(300_000);
+        pool.trim();
+        assert!(pool.take_change().is_none(), "some were needed lately");
         pool.trim();
         let reported = known(&mut pool, reported);
         assert_eq!(reported, [pool.buffer(&kept).base()], "one is still in use");

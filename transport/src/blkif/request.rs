@@ -16,6 +16,10 @@ use super::abi::{Entry, SEGMENT_LEN, SEGMENTS_DIRECT};
 /// Maximum segments of an indirect request: 1 MiB of pages. Their descriptors fit into half a page.
 pub const SEGMENTS_MAX: u16 = 256;
 
+/// Indirect ranges for which a request keeps its allocation: as many as Linux's front end uses unless told otherwise.
+/// They are 256 bytes, and 128 KiB in the largest ring.
+const INDIRECT_KEPT: usize = 32;
+
 /// `BLKIF_RSP_OKAY`.
 pub const OKAY: i16 = 0;
 /// `BLKIF_RSP_ERROR`.
@@ -68,12 +72,15 @@ impl PageRanges {
         self.len
     }
 
-    /// Removes all ranges and frees the allocation for indirect ones: a ring of large requests would keep a megabyte of
-    /// it.
+    /// Removes all ranges, and frees a large allocation for indirect ones: a ring of large requests would keep a
+    /// megabyte of it.
     #[inline]
     pub fn clear(&mut self) {
         (self.count, self.len) = (0, 0);
-        self.indirect = Vec::new();
+        if self.indirect.capacity() > INDIRECT_KEPT {
+            self.indirect = Vec::new();
+        }
+        self.indirect.clear();
     }
 
     /// Parses the segments of a direct request, which has no more than fit.

@@ -57,19 +57,30 @@ fn a_bad_grant_fails_only_its_own_request() {
     }
 }
 
+/// Also in a page that stays mapped from the request before.
 #[test]
 fn invalid_descriptors_are_refused() {
-    let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
-    let (list, grant) = front.page(0xff);
-    assert_eq!(front.run(&mut machine, &indirect(READ, 1, 0, grant, 12)), ERROR);
-    let (_, good) = front.page(0);
-    front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 8, 0, 0]].concat()).unwrap();
-    assert_eq!(front.run(&mut machine, &indirect(READ, 2, 0, grant, 1)), ERROR, "a ninth sector");
-    front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat()).unwrap();
-    assert_eq!(front.run(&mut machine, &indirect(READ, 3, 0, grant, 257)), ERROR, "more segments than offered");
-    assert_eq!(front.run(&mut machine, &indirect(READ, 4, 8191, grant, 1)), ERROR, "past the end");
-    assert_eq!(front.run(&mut machine, &indirect(READ, 5, u64::MAX, grant, 1)), ERROR);
-    assert_eq!(front.run(&mut machine, &indirect(READ, 6, 0, grant, 1)), OKAY);
+    for policy in POLICIES {
+        let (mut machine, mut front) = connected(policy, PERSISTENT);
+        let (list, grant) = front.page(0xff);
+        assert_eq!(front.run(&mut machine, &indirect(READ, 1, 0, grant, 12)), ERROR);
+        let (_, good) = front.page(0);
+        let whole = [&good.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();
+        front.guest.write(list, 0, &[&good.0.to_le_bytes()[..], &[0, 8, 0, 0]].concat()).unwrap();
+        assert_eq!(front.run(&mut machine, &indirect(READ, 2, 0, grant, 1)), ERROR, "a ninth sector");
+        front.guest.write(list, 0, &[&whole[..], &good.0.to_le_bytes()[..], &[3, 2, 0, 0]].concat()).unwrap();
+        assert_eq!(
+            front.run(&mut machine, &indirect(READ, 3, 0, grant, 2)),
+            ERROR,
+            "the second one ends before it begins"
+        );
+        front.guest.write(list, 0, &[&whole[..], &[0xfe, 0xff, 0xff, 0xff, 0, 7, 0, 0]].concat()).unwrap();
+        assert_eq!(front.run(&mut machine, &indirect(READ, 4, 0, grant, 2)), ERROR, "the second one is not granted");
+        assert_eq!(front.run(&mut machine, &indirect(READ, 5, 0, grant, 257)), ERROR, "more segments than offered");
+        assert_eq!(front.run(&mut machine, &indirect(READ, 6, 8191, grant, 1)), ERROR, "past the end");
+        assert_eq!(front.run(&mut machine, &indirect(READ, 7, u64::MAX, grant, 1)), ERROR);
+        assert_eq!(front.run(&mut machine, &indirect(READ, 8, 0, grant, 1)), OKAY, "{policy:?}");
+    }
 }
 
 #[test]

@@ -296,7 +296,7 @@ fn print_table(options: &Options, figures: &Figures) {
         "\nthousands of instructions a request, of guest, Xen, dom0 and backend; speed as a ratio to the first; spread of rounds"
     );
     print!("{:<20}", "");
-    options.backends.iter().for_each(|backend| print!("{backend:>24}"));
+    options.backends.iter().for_each(|backend| print!("{backend:>26}"));
     println!();
     for (case, title) in options.cases() {
         print!("{title:<20}");
@@ -304,7 +304,7 @@ fn print_table(options: &Options, figures: &Figures) {
         for backend in &options.backends {
             let values = of(figures, case, backend);
             let thousands = INSTRUCTIONS_A_SECOND / median(values) / 1e3;
-            print!("{thousands:>10.1} {:>6.2}x {:>4.1}%", median(values) / base, spread(values));
+            print!("{thousands:>12.1} {:>6.2}x {:>4.1}%", median(values) / base, spread(values));
         }
         println!();
     }

@@ -1,7 +1,7 @@
 //! The figures that Tapline is to reach beside the kernel's backend on Xen, and whether a run reached them.
 //!
-//! It knows nothing about how they are measured. A target is a least ratio of speeds; it may be wanted of each round, so
-//! that a load that falls into a slow regime now and then is seen.
+//! It knows nothing about how they are measured. A target is a least ratio of speeds; it may be wanted of each round,
+//! so that a load that falls into a slow regime now and then is seen.
 
 use std::fmt;
 

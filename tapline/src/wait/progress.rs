@@ -33,8 +33,9 @@ impl Progress {
         if std::io::stderr().is_terminal() { Progress::Soon(Instant::now()) } else { Progress::Lines(String::new()) }
     }
 
-    fn bar() -> Progress {
-        let bar = ProgressBar::new(WHOLE.into());
+    /// A bar whose first drawing shows this: one that follows at once may be left out.
+    fn bar(line: String, share: f64) -> Progress {
+        let bar = ProgressBar::new(WHOLE.into()).with_message(line).with_position(parts(share));
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} % {elapsed}") {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -52,10 +53,8 @@ impl Progress {
 
     /// Shows what is being done, and the share of it that is done.
     pub fn show_share(&mut self, line: String, share: f64) {
-        if matches!(self, Progress::Soon(begun) if begun.elapsed() > QUICK) {
-            *self = Progress::bar();
-        }
         match self {
+            Progress::Soon(begun) if begun.elapsed() > QUICK => *self = Progress::bar(line, share),
             Progress::Soon(_) => {}
             Progress::Bar(bar) => {
                 bar.set_message(line);

@@ -11,8 +11,8 @@
 //! as it needs, which takes microseconds.
 //!
 //! **What the default budget holds**: 1,000,000 chunks that live in one place each, which is 2 TiB of a disk written in
-//! sequence (22 bytes each); or 270 GiB with a run for every 64 KiB; or 10 GiB with one for every 4 KiB, the worst that
-//! guests do.
+//! sequence (22 bytes each); or 270 GiB with a run for every 64 KiB; or 20 GiB with one for every 4 KiB, the worst that
+//! guests do, half as much where its files are longer than 256 GiB.
 
 mod chunks;
 mod location;

@@ -3,7 +3,7 @@
 //! Knows nothing of layers, nor of which chunk it is. Keeps: what was packed is found again, byte for byte.
 
 use super::location::{CHUNK, Location, Run, SECTOR, append};
-use super::units;
+use super::units::{self, CLUSTER, CLUSTER_WORDS, PAGE, PAGE_WORDS};
 use crate::size::{in_memory, on_disk};
 use crate::{DiskOffset, FileId, FileOffset, Span};
 
@@ -49,12 +49,14 @@ impl Compact {
     }
 }
 
-/// What most guests read at once.
-const PAGE: u64 = 4096;
 /// Sectors in a chunk.
 const SECTORS: usize = 4096;
 /// Pages in a chunk.
 const PAGES: usize = 512;
+/// Words of the pages, where four bytes say where one lives.
+const SHORT_PAGES: usize = PAGE_WORDS;
+/// Runs from which on a chunk has a table of its pages, if four bytes say where each lives: fewer take less memory.
+const SHORT_PAGES_FROM: usize = 192;
 /// Runs from which on a chunk has a table of its pages: a search in many runs takes a dozen steps that the processor
 /// cannot predict, this takes one. Where no page is split between runs, the runs themselves are not kept.
 const PAGES_FROM: usize = 256;
@@ -62,7 +64,8 @@ const PAGES_FROM: usize = 256;
 const UNITS_FROM: usize = 12;
 
 /// The runs of a chunk, in one piece of memory. Either where each page lives, and nothing else, where no page is split
-/// between runs and the runs are many; or a word that says so, and the units of 64 KiB; or
+/// between runs and the runs are many, in four bytes for each or, where that is not enough, in eight; or a word that
+/// says so, and the units of 64 KiB; or
 ///
 /// - a word that says what follows: the number of runs, the sector behind the last of them, and whether there are
 ///   pages;
@@ -136,11 +139,15 @@ impl Runs {
     pub fn pack(base: DiskOffset, runs: &[Run]) -> Runs {
         let within = |at: DiskOffset| (at - base) / SECTOR;
         let end = runs.last().map_or(0, |run| within(run.span.end()));
+        let short = if runs.len() >= SHORT_PAGES_FROM { units::pack::<PAGE, PAGE_WORDS>(base, runs) } else { None };
+        if let Some(short) = short {
+            return Runs(short.into());
+        }
         let pages = (runs.len() >= PAGES_FROM).then(|| pages(base, runs));
         if let Some(pages) = pages.as_ref().filter(|pages| !pages.contains(&Compact::SPLIT)) {
             return Runs(pages.as_slice().into());
         }
-        let units = if runs.len() >= UNITS_FROM { units::pack(base, runs) } else { None };
+        let units = if runs.len() >= UNITS_FROM { units::pack::<CLUSTER, CLUSTER_WORDS>(base, runs) } else { None };
         if let Some(units) = units {
             let header = Header { count: 0, end: 0, form: Form::Units };
             return Runs(std::iter::once(header.word()).chain(units).collect());
@@ -155,6 +162,10 @@ impl Runs {
             let starts = four.iter().map(|run| within(run.span.at)).zip((0..).step_by(16));
             starts.fold(0, |word, (start, shift)| word | (start << shift))
         }));
+        if words.len() == SHORT_PAGES {
+            // Not to be taken for pages: one word more, which nobody reads.
+            words.push(0);
+        }
         Runs(words.into_boxed_slice())
     }
 
@@ -171,13 +182,16 @@ impl Runs {
 
     /// Where byte `within` of the chunk lives, and how many bytes from there on are known to live in the same run.
     pub fn lookup(&self, within: u64) -> Option<(Location, u64)> {
+        if self.is_short_pages() {
+            return units::lookup::<PAGE>(&self.0, within);
+        }
         if self.is_pages() {
             return Some(in_page(*self.0.get(usize::try_from(within / PAGE).ok()?)?, within));
         }
         let (&first, rest) = self.0.split_first()?;
         let header = Header::of(first);
         if header.form == Form::Units {
-            return units::lookup(rest, within);
+            return units::lookup::<CLUSTER>(rest, within);
         }
         if header.form == Form::PagesAndRuns {
             let page = *self.0.get(usize::try_from(within / PAGE).ok()?.checked_add(1)?)?;
@@ -198,13 +212,25 @@ impl Runs {
     /// Overlays a run in place, where only pages or units are kept and it is made of whole ones. Returns whether it
     /// could.
     pub fn overlay(&mut self, within: u64, len: u64, place: Location) -> bool {
+        if self.is_short_pages() {
+            return units::lay::<PAGE>(&mut self.0, within, len, place);
+        }
         if self.is_pages() {
             return overlay_pages(&mut self.0, within, len, place);
         }
         match self.0.split_first_mut() {
-            Some((&mut first, units)) if Header::of(first).form == Form::Units => units::lay(units, within, len, place),
+            Some((&mut first, units)) if Header::of(first).form == Form::Units => {
+                units::lay::<CLUSTER>(units, within, len, place)
+            }
             _ => false,
         }
+    }
+
+    /// Whether this is a list of pages in four bytes each and nothing else. Nothing else has as many words: runs get
+    /// one more.
+    #[inline(always)]
+    fn is_short_pages(&self) -> bool {
+        self.0.len() == SHORT_PAGES
     }
 
     /// Whether this is a list of pages and nothing else. Runs never take as many words: 408 of them take 511, and one

@@ -80,12 +80,20 @@ const SPARE: u64 = 8;
 /// Whether a log, of which this is the beginning, says something that is not in its image; of one that is not
 /// understood nobody can say that it does not.
 pub fn is_left(state: &[u8; STATE_LEN]) -> bool {
-    let word = |at: usize| {
-        let bytes = state.get(at..).and_then(|rest| rest.first_chunk());
-        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
-    };
+    let word = |at: usize| word_of(state, at);
     let says = || word(HEAD_AT) != word(TAIL_AT) || word(UNSYNCED_AT) != 0 || word(FAILED_AT) != 0;
     word(MAGIC_AT) == MAGIC && (word(VERSION_AT) != VERSION || says())
+}
+
+/// Whether a log, of which this is the beginning, says that a sync has failed.
+pub fn has_failed(state: &[u8; STATE_LEN]) -> bool {
+    let word = |at: usize| word_of(state, at);
+    word(MAGIC_AT) == MAGIC && word(VERSION_AT) == VERSION && word(FAILED_AT) != 0
+}
+
+fn word_of(state: &[u8; STATE_LEN], at: usize) -> u64 {
+    let bytes = state.get(at..).and_then(|rest| rest.first_chunk());
+    bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
 /// How far what is appended can be relied on.

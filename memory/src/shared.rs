@@ -46,7 +46,7 @@ impl Shared {
         unsafe { Shared::new(mapping, base, len) }
     }
 
-    /// `count` zero words of this process's memory, for tests: shared by the clones of the value.
+    /// `count` zero words of this process's own memory, shared by the clones of the value.
     pub fn of_words(count: usize) -> Shared {
         let words: Arc<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let base = words.as_ptr().cast_mut().cast();

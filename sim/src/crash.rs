@@ -27,7 +27,7 @@ use crate::oracle::{Illegal, Legal, Oracle};
 use crate::qcow2;
 use crate::random::Random;
 use crate::reader;
-use crate::run::{Death, Setup, Sight, Violation, around, run, take_over};
+use crate::run::{Death, Next, Setup, Sight, Violation, around, run, take_over};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Words, mix};
 use crate::subject::{Device, Form, Kind, Start, Subject, damage};
@@ -182,17 +182,22 @@ impl Explorer {
         let setup = Setup { first: SECOND_LIFE, ..*scene.setup };
         let limits = (self.all_up_to, self.at_random);
         (self.all_up_to, self.at_random) = (16, 4);
-        // Whether what was under way has reached the storage, and whether a failed sync is accepted.
-        let mut ways = vec![(true, false)];
-        ways.extend((scene.setup.visible == Visible::AtCompletion).then_some((false, false)));
-        ways.extend(sight.io.sync_failed().then_some((true, true)));
-        let mut one = |chain: &Vec<FileId>, (reached, accepts)| {
+        // Whether what was under way has reached the storage, and whether a failed sync is accepted; who comes then.
+        let mut ways = vec![(true, false, Next::Serves)];
+        ways.extend((scene.setup.visible == Visible::AtCompletion).then_some((false, false, Next::Serves)));
+        ways.extend(sight.io.sync_failed().then_some((true, true, Next::Serves)));
+        ways.extend(match digest / self.deaths_each / LIVES_ON % 4 {
+            0 => Some((true, false, Next::WithoutSpace)),
+            1 => Some((true, false, Next::OnlyReads)),
+            _ => None,
+        });
+        let mut one = |chain: &Vec<FileId>, (reached, accepts, next)| {
             self.counts.deaths += 1;
             let other = sight.chains.iter().find(|other| *other != chain && other.first() == chain.first());
             let other = other.map(Vec::as_slice);
             // Few die where two chains differ in what the leaf records.
             let lives_on = other.is_some() || digest / self.deaths_each % LIVES_ON == 0;
-            let death = Death { chain, other, reached, windows: &windows, lives_on, accepts };
+            let death = Death { chain, other, reached, windows: &windows, lives_on, accepts, next };
             let mut watch = |sight: &Sight<'_>| match lives_on || accepts {
                 true => self.event(Scene { setup: &setup, first_life: false }, sight),
                 false => Ok(()),

@@ -95,6 +95,10 @@ pub(crate) struct Storage {
     candidates: u64,
     random: Random,
     sync_failed: bool,
+    /// No write finds space.
+    full: bool,
+    /// Whether that was ever so.
+    was_full: bool,
 }
 
 impl Storage {
@@ -110,6 +114,8 @@ impl Storage {
             candidates: 0,
             random: Random::new(fault.map_or(0, |fault| fault.nth)),
             sync_failed: false,
+            full: false,
+            was_full: false,
         }
     }
 
@@ -139,7 +145,7 @@ impl Storage {
     }
 
     fn fault_happened(&self) -> bool {
-        self.fault.is_some_and(|fault| self.candidates >= fault.nth)
+        self.was_full || self.fault.is_some_and(|fault| self.candidates >= fault.nth)
     }
 
     /// Whether it does not do this; panics where it would not be asked for it by anybody who knows its units.
@@ -249,7 +255,8 @@ impl Io for Storage {
             return Err(op);
         }
         let coverage = self.file(op.file).coverage(is_data(op.file));
-        let error = fault.map(FaultKind::error).or(refused);
+        let full = (self.full && matches!(op.action, Action::Write { .. })).then_some(FileError::NoSpace);
+        let error = fault.map(FaultKind::error).or(refused).or(full);
         // A failing write reaches the file when it fails: before, it is as good as not written.
         let write = match self.visible {
             Visible::AtPush if error.is_none() => self.apply(&op, false),
@@ -365,6 +372,12 @@ impl SimIo {
     pub fn let_write(&mut self, file: FileId, writable: bool) {
         self.storage.writable.retain(|other| *other != file);
         self.storage.writable.extend(writable.then_some(file));
+    }
+
+    /// From now on no write finds space, or all do again.
+    pub fn set_full(&mut self, full: bool) {
+        self.storage.full = full;
+        self.storage.was_full |= full;
     }
 
     /// Whether a file is open for writing.

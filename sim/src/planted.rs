@@ -95,6 +95,11 @@ pub enum Planted {
     LogOfAnotherImage,
     /// What was left to be written below the leaf is forgotten.
     ParentsDebtForgotten,
+    /// Where there is no space for what was left to be written below the leaf, it is read from the log, and no flush
+    /// waits for it.
+    ParentsDebtOnlyRead,
+    /// Who only reads does not look into the log.
+    LogNotRead,
     /// What was left to be written is written without syncs in between.
     OwedWithoutSyncs,
     /// That a sync has failed is forgotten with the process that has seen it.
@@ -165,7 +170,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 69] = [
+const NAMES: [(Planted, &str, &str); 71] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -207,6 +212,8 @@ const NAMES: [(Planted, &str, &str); 69] = [
     (Planted::LogDroppedEarly, "log-dropped-early", "vhd"),
     (Planted::LogOfAnotherImage, "log-of-another-image", "vhd"),
     (Planted::ParentsDebtForgotten, "parents-debt-forgotten", "chain"),
+    (Planted::ParentsDebtOnlyRead, "parents-debt-only-read", "chain"),
+    (Planted::LogNotRead, "log-not-read", "vhd"),
     (Planted::OwedWithoutSyncs, "owed-without-syncs", "qcow2"),
     (Planted::FailedSyncForgotten, "failed-sync-forgotten", "vhd"),
     (Planted::FailureBelowForgotten, "failure-below-forgotten", "chain"),

@@ -9,6 +9,7 @@
 
 mod around;
 mod aside;
+mod opening;
 mod rebase;
 mod steps;
 mod takeover;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use disk::{Access, Disk, DiskOffset, FileId, Image, Operation, Options, Request, Span, Status, Token};
+use disk::{Access, Disk, DiskOffset, FileId, Image, Operation, Options, RedoLog, Request, Span, Status, Token};
 use memory::Segments;
 
 use crate::io::{SimIo, Visible};
@@ -33,8 +34,9 @@ use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
 use crate::subject::{Device, Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use around::Around;
+use opening::Opening;
 use steps::Verb;
-pub use takeover::{Death, take_over};
+pub use takeover::{Death, Next, take_over};
 pub use violation::Violation;
 
 /// More events than any workload has: a run that goes on is one that never ends.
@@ -225,14 +227,14 @@ impl Run {
         io.shape(setup.subject.shape);
         let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
         let (logs, oracle) = (Logs::new(setup.log, setup.bug), Oracle::new(start.base.clone()));
-        Run::on(setup, io, logs, start.forms.clone(), oracle, vec![chain])
+        Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])
     }
 
-    /// A disk on the first of these chains, leaf first, only the first file of them open for writing.
+    /// A disk on the first of these chains, leaf first.
     fn on(
         setup: &Setup,
         io: SimIo,
-        mut logs: Logs,
+        (mut logs, opening): (Logs, Opening<'_>),
         forms: Vec<Form>,
         oracle: Oracle,
         chains: Vec<Vec<FileId>>,
@@ -243,10 +245,11 @@ impl Run {
         let len = files.first().map_or(0, Media::len);
         let (mut layers, mut opened) = (Vec::new(), Vec::new());
         for ((id, file), form) in chain.iter().zip(&mut files).zip(&forms) {
-            let access = if layers.is_empty() { Access::ReadWrite } else { Access::ReadOnly };
-            // Of one that is only read, what is left to be written is in its log for good: a sync of it has failed.
-            let logged = layers.is_empty() || logs.has_failed(*id);
-            let log = logged.then(|| logs.open(*id, file)).transpose().map_err(Violation::Open)?;
+            let access = opening.access(*id, layers.len());
+            let log = opening.reads_log(*id, access, &logs).then(|| logs.open(*id, file));
+            let log = log.transpose().map_err(Violation::Open)?;
+            let is_needed = |log: &RedoLog| access == Access::ReadWrite || log.has_failed() || log.owed().is_some();
+            let log = log.filter(is_needed);
             let image = match &log {
                 Some(log) => setup.subject.open_one(&mut log.patched(file), *form, access),
                 None => setup.subject.open_one(file, *form, access),
@@ -264,6 +267,9 @@ impl Run {
         let mut disk = Disk::new(layers, options).map_err(Violation::Open)?;
         for (id, log) in opened {
             disk.set_log(id, log).map_err(Violation::Open)?;
+        }
+        for depth in (1..chain.len()).filter(|depth| opening.access(chain[*depth], *depth) == Access::ReadWrite) {
+            disk.close_when_durable(depth);
         }
         let disk = ManuallyDrop::new(disk);
         let (in_flight, next) = (BTreeMap::new(), setup.first);

@@ -21,7 +21,8 @@ use crate::log::say;
 use crate::mistaken;
 use crate::ordered;
 use crate::parent_link;
-use crate::redo_log::{self, AfterFailure};
+use crate::redo_log;
+use crate::settled::{self, Opened, Settled};
 use crate::soundness;
 use crate::unfinished::{self, Unfinished};
 use arguments::Parents;
@@ -44,6 +45,9 @@ pub struct Layers {
     pub images: Vec<Image>,
     /// The redo logs, of those that have one.
     pub logs: Vec<(usize, RedoLog)>,
+    /// The depths of parents that are written to only until they have what their last process has left: for want of
+    /// space it could not be written before.
+    pub unsettled: Vec<usize>,
     /// The marker of the image, where it was opened for [`Chain::command`].
     pub unfinished: Option<Unfinished>,
 }
@@ -63,6 +67,9 @@ pub struct Chain<'a> {
     pub command: Option<&'a str>,
     /// Whether the image is served: writes then go to a redo log, to outlive this process.
     pub served: Option<Served>,
+    /// Whether what was left by the last processes is written though nothing else is: a new child records when its
+    /// parent was last changed.
+    pub settled: bool,
 }
 
 /// How an image is served.
@@ -80,7 +87,8 @@ impl<'a> Chain<'a> {
     /// `name` on `parents`; only the image itself may be written.
     pub fn of(from: &'a Files, name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
         let names = std::iter::once(name).chain(&parents.names).collect();
-        Chain { from, names, accept_changed: parents.accept_changed_parent, writable: 1, command: None, served: None }
+        let accept_changed = parents.accept_changed_parent;
+        Chain { from, names, accept_changed, writable: 1, command: None, served: None, settled: false }
     }
 }
 
@@ -107,7 +115,8 @@ impl Layers {
     /// One layer, of which nothing is recorded anywhere.
     fn alone(files: &Files, (name, file, image): (ImageName, ImageFile, Image)) -> Layers {
         let (names, from) = (vec![name.clone()], files.clone());
-        Layers { name, names, from, files: vec![file], images: vec![image], logs: Vec::new(), unfinished: None }
+        let (logs, unsettled) = Default::default();
+        Layers { name, names, from, files: vec![file], images: vec![image], logs, unsettled, unfinished: None }
     }
 
     fn open_first(
@@ -117,9 +126,10 @@ impl Layers {
         command: Option<&str>,
         served: Option<Served>,
     ) -> Result<Layers, Failure> {
-        let (names, opened, images, logs) = Default::default();
-        let from = files.clone();
-        let mut layers = Layers { name: name.clone(), from, names, files: opened, images, logs, unfinished: None };
+        let (names, opened, images, logs, unsettled) = Default::default();
+        let (name_of, from) = (name.clone(), files.clone());
+        let mut layers =
+            Layers { name: name_of, from, names, files: opened, images, logs, unsettled, unfinished: None };
         let opened = layers.add(name, options, command, served);
         layers.unless_failed(opened)
     }
@@ -138,21 +148,18 @@ impl Layers {
             return Ok(Layers::alone(chain.from, fileless));
         }
         check_names(chain.from, &chain.names)?;
-        let below_failed = settle_left(chain, options)?;
+        let Settled { below_failed, unsettled } = settle_left(chain, options)?;
         let served = chain.served.map(|served| Served { below_failed, ..served });
         let mut layers = Layers::open_first(chain.from, first, options, chain.command, served)?;
+        layers.unsettled = unsettled;
         let opened = layers.add_parents(chain, rest, options);
         layers.unless_failed(opened)
     }
 
     fn add_parents(&mut self, chain: &Chain<'_>, rest: &[&ImageName], options: OpenOptions) -> Result<(), Failure> {
         for (n, (child, parent)) in (1..).zip(chain.names.iter().zip(rest)) {
-            self.add(
-                parent,
-                OpenOptions { write: options.write && n < chain.writable, ..options },
-                None,
-                chain.served,
-            )?;
+            let write = options.write && (n < chain.writable || self.unsettled.contains(&n));
+            self.add(parent, OpenOptions { write, ..options }, None, chain.served)?;
             self.check_last_pair(child, parent, chain.accept_changed)?;
         }
         match (chain.names.last(), self.images.last().and_then(Image::link)) {
@@ -196,13 +203,11 @@ impl Layers {
     ) -> Result<(), Failure> {
         let files = &self.from;
         let taken_over = served.is_some_and(|served| served.taken_over);
-        // Logs of other layers have been replayed by now, or kept because a sync has failed.
-        let kept = served.filter(|_| keeps_left(served, options) && redo_log::is_left(files, name.path()));
-        // The log of a served image is replayed by its disk: reads need not wait for it.
-        let served = served.filter(|_| options.write).or(kept);
-        self.files.push(match served.is_some() || taken_over {
-            true => files.open_image(name, options).map_err(Failure::said)?,
-            false => open_file(files, name, options)?,
+        // The log of an image that is served for writing is replayed by its disk: reads need not wait for it.
+        let served = served.filter(|_| options.write);
+        self.files.push(match options.write && served.is_none() && !taken_over {
+            true => settled::to_write(files, name, options)?,
+            false => files.open_image(name, options).map_err(Failure::said)?,
         });
         let depth = self.images.len();
         let Some(file) = self.files.last_mut() else { return Ok(()) };
@@ -212,7 +217,11 @@ impl Layers {
             None if options.write && !taken_over => unfinished::settle(files, name)?,
             None => {}
         }
-        let log = served.map_or(Ok(None), |served| open_log(files, name, file, served))?;
+        let log = match served {
+            Some(served) => open_log(files, name, file, served)?,
+            None if options.write || !options.lock => None,
+            None => redo_log::read(files, name, file)?,
+        };
         let image = match log.as_ref().filter(|log| taken_over || log.owed().is_some()) {
             Some(log) => open_as_logged(files, name, file, Some(log), options.write)?,
             None if options.write && taken_over => open_as_logged(files, name, file, None, true)?,
@@ -248,69 +257,37 @@ impl Layers {
     }
 }
 
-/// A disk with the given logical block size over `images`, leaf first, some of which have a redo log.
-pub fn disk_of(images: Vec<Image>, logs: Vec<(usize, RedoLog)>, block: u32) -> Result<Disk<Image>, ImageError> {
+/// A disk with the given logical block size over `images`, leaf first, some of which have a redo log, and some of which
+/// are parents that their last process has left something to be written to.
+pub fn disk_of(
+    images: Vec<Image>,
+    logs: Vec<(usize, RedoLog)>,
+    unsettled: &[usize],
+    block: u32,
+) -> Result<Disk<Image>, ImageError> {
     let mut disk = Disk::new(images, disk::Options { block, ..disk::Options::default() })?;
     for (depth, log) in logs {
         let file = disk.layers().get(depth).map(|layer| layer.file);
         file.map_or(Ok(()), |file| disk.set_log(file, log))?;
     }
+    unsettled.iter().for_each(|&depth| disk.close_when_durable(depth));
     Ok(disk)
 }
 
-/// Opens the file of an image, in which nothing is missing that a process has left to be written.
-pub fn open_file(files: &Files, name: &ImageName, options: OpenOptions) -> Result<ImageFile, Failure> {
-    if options.lock && !options.write && redo_log::is_left(files, name.path()) {
-        settle_read_only(files, name, options)?;
-    }
-    let mut file = files.open_image(name, options).map_err(Failure::said)?;
-    if options.write {
-        redo_log::settle(files, name, &mut file)?;
-    }
-    Ok(file)
-}
-
-/// Makes durable what a process has left of an image that is to be read only.
-fn settle_read_only(files: &Files, name: &ImageName, options: OpenOptions) -> Result<(), Failure> {
-    let mut file = files.open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
-    redo_log::settle(files, name, &mut file)?;
-    // Its lock would conflict with the reader's.
-    drop(file);
-    files.close_writable(name.path());
-    Ok(())
-}
-
-/// Whether the log of a failed sync is kept, for an image that is not written: its guest is alive, and must read
-/// acknowledged data.
-fn keeps_left(served: Option<Served>, options: OpenOptions) -> bool {
-    let keeps = served.is_some_and(|served| !served.accept_failed_sync && !served.taken_over);
-    keeps && options.lock && !options.write
-}
-
-/// Replays the redo logs of a chain's layers, the deepest first: data discarded by a merge from one layer must be in
-/// those below it. The log of an image served for writing is replayed by its disk. Returns whether a sync of a layer
-/// below the image has failed: then nothing above it is written.
-fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<bool, Failure> {
+/// Writes what the last processes have left of a chain, where it is not read from their logs.
+fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<Settled, Failure> {
     if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
-        return Ok(false);
+        return Ok(Settled::default());
     }
-    let (files, mut below) = (chain.from, false);
-    for (depth, name) in chain.names.iter().enumerate().rev() {
-        let write = options.write && depth < chain.writable;
-        let is_disks = chain.served.is_some() && write;
-        if is_disks || !redo_log::is_left(files, name.path()) {
-            continue;
-        }
-        let mut file = files.open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
-        let keep = keeps_left(chain.served, OpenOptions { write, ..options });
-        below = redo_log::settle_above(files, name, &mut file, AfterFailure { below, keep })?;
-        drop(file);
-        if !write {
-            // Its lock would conflict with the reader's.
-            files.close_writable(name.path());
-        }
-    }
-    Ok(below)
+    settled::chain(&Opened {
+        files: chain.from,
+        names: &chain.names,
+        options,
+        writable: chain.writable,
+        is_served: chain.served.is_some(),
+        keeps_failed: chain.served.is_some_and(|served| !served.accept_failed_sync),
+        writes_all: chain.settled,
+    })
 }
 
 /// Opens the redo log of a served image, and reports what the last process has left in it.
@@ -333,6 +310,19 @@ fn open_log(files: &Files, name: &ImageName, file: &mut ImageFile, served: Serve
         say(format_args!("{name}: replaying {} sectors from the redo log of the last process", owed.sectors()));
     }
     Ok(Some(log))
+}
+
+/// Opens an image for reading as it is when all has been written that its last process has left.
+pub fn open_through(
+    files: &Files,
+    name: &ImageName,
+    file: &mut ImageFile,
+    log: Option<&RedoLog>,
+) -> Result<Image, Failure> {
+    match log {
+        Some(_) => open_as_logged(files, name, file, log, false),
+        None => open_as_it_is(files, name, file, false),
+    }
 }
 
 /// Opens an image as it is when all has been written that its last process has left.

@@ -5,11 +5,12 @@
 
 use std::io;
 
-use control::ImageName;
+use control::{ImageName, Kind};
 use disk::vhd::{self, Tidy};
 use uring::ImageFile;
 
 use crate::failure::Failure;
+use crate::log::say;
 
 /// Truncates the file to its proper length. No other process has it open, and it is about to be written. A block device
 /// has a fixed length; an unreadable VHD is rejected elsewhere. Returns whether there was anything to remove.
@@ -18,9 +19,15 @@ pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<bool, Failure> {
         return Ok(false);
     }
     match vhd::tidy(file) {
-        Ok(Some(tidy)) => perform(file, &tidy)
-            .map(|()| true)
-            .map_err(|error| Failure::new(format!("remove what the last writer left in {name}"), error)),
+        Ok(Some(tidy)) => match perform(file, &tidy) {
+            Ok(()) => Ok(true),
+            // Whatever of it was done, the image opens: the next writer does the rest.
+            Err(error) if Kind::of(&error) == Kind::NoSpace => {
+                say(format_args!("there is no space to remove what the last writer left in {name}"));
+                Ok(false)
+            }
+            Err(error) => Err(Failure::new(format!("remove what the last writer left in {name}"), error)),
+        },
         Ok(None) | Err(_) => Ok(false),
     }
 }

@@ -41,6 +41,7 @@ mod redo_log;
 mod reflink;
 mod runner;
 mod serve;
+mod settled;
 mod signals;
 mod soundness;
 mod stale_layers;

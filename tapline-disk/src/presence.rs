@@ -4,12 +4,13 @@
 //! is open may or may not be seen: query a range before writing there.
 
 use control::ImageName;
-use disk::{FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, Source, Span, Wait};
+use disk::{FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, RedoLog, Source, Span, Wait};
 use uring::{ImageFile, OpenOptions};
 
 use crate::failure::Failure;
 use crate::files::Files;
-use crate::layers::{open_file, open_image};
+use crate::layers::open_through;
+use crate::settled;
 
 /// Who answers for a part of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct Presence {
     name: ImageName,
     file: ImageFile,
     image: Image,
+    /// What its last process has left to be written, if it is only read.
+    log: Option<RedoLog>,
 }
 
 impl Presence {
@@ -34,9 +37,9 @@ impl Presence {
     /// `options`.
     pub fn of(files: &Files, name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
-        let mut file = open_file(files, name, options)?;
-        let image = open_image(files, name, &mut file, false)?;
-        Ok(Presence { name: name.clone(), file, image })
+        let (mut file, log) = settled::to_read(files, name, options)?;
+        let image = open_through(files, name, &mut file, log.as_ref())?;
+        Ok(Presence { name: name.clone(), file, image, log })
     }
 
     /// The whole of `window`, in order; neighbours that are alike are one run.
@@ -85,6 +88,9 @@ impl Presence {
         let (found, _) = bytes.split_at_mut(here);
         let read: Result<(), ReadFault> = self.file.read_at(block.at, found);
         read.map_err(|error| self.failed(error))?;
+        if let Some(owed) = self.log.as_ref().and_then(RedoLog::owed) {
+            owed.patch(block.at, &mut bytes);
+        }
         self.image.load(block, &bytes).map_err(|corrupt| {
             self.failed(format!("the metadata at byte {} of the file is invalid", corrupt.at))
                 .advise(format!("`tapline image check {}` lists the problems", self.name))

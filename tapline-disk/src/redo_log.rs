@@ -6,18 +6,19 @@
 //! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
 //! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
-//! its image. It is void after a reboot, and for another file that has got the same inode number.
+//! its image; who holds a read lock, which keeps writers out, reads a copy of it. It is void after a reboot, and for
+//! another file that has got the same inode number.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use control::ImageName;
 use control::redo_name::{file_name, numbers};
+use control::{ImageName, Kind};
 use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN};
 use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
@@ -32,6 +33,9 @@ use crate::ordered;
 /// Bytes for records. A round begins when half of it is used: after some thousand changes.
 const CAPACITY: usize = 128 << 10;
 const LEN: u64 = 132 << 10;
+
+/// Bytes of a word of a log.
+const WORD: usize = 8;
 
 /// How much later than its process was last seen an image may have changed, by writes that were under way.
 const LATE_MAX: Duration = Duration::from_secs(10);
@@ -87,6 +91,30 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
 
 const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
 
+/// The log that the last process has left of an image that is only read, and whose lock keeps writers out: a copy, so
+/// that nothing is written anywhere. `None` where nothing is left. The image is read through it; it needs no space, and
+/// no right to write.
+pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
+    let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(ADVICE);
+    let Some(found) = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left) else {
+        return Ok(None);
+    };
+    let identity = identity(file).map_err(failed)?;
+    let log = RedoLog::open(found.copied().map_err(failed)?, &identity, file)
+        .map_err(|error| found.not_understood(name, error))?;
+    found.check_unchanged(name, file, &log)?;
+    // A process that takes the place of this one reads it, too.
+    opened().push(LogFile { identity: Some(identity), ..found });
+    Ok((log.owed().is_some() || log.has_failed()).then_some(log))
+}
+
+/// Whether a sync of the image at this path has failed in its last process, or of one below it.
+pub fn has_failed(files: &Files, path: &Path) -> bool {
+    let found = files.metadata(path).ok().and_then(|metadata| LogFile::find(files, &metadata, false).ok().flatten());
+    let state = found.and_then(|found| found.state().ok().flatten());
+    state.is_some_and(|state| redo::has_failed(&state))
+}
+
 /// Whether a process has left something in the log of the image at this path.
 pub fn is_left(files: &Files, path: &Path) -> bool {
     let found = files.metadata(path).ok().and_then(|metadata| LogFile::find(files, &metadata, false).ok().flatten());
@@ -116,7 +144,7 @@ pub fn settle_above(
     file: &mut ImageFile,
     after: AfterFailure,
 ) -> Result<bool, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("replay the redo log of {name}"), error);
+    let failed = |error: io::Error| explain_replay(name, error);
     let left = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left);
     let Some(found) = left else { return Ok(after.below) };
     let mut log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
@@ -151,6 +179,18 @@ pub fn settle_above(
     drop(log);
     found.end();
     Ok(false)
+}
+
+/// Why a log could not be replayed: nothing is lost by that.
+fn explain_replay(name: &ImageName, error: io::Error) -> Failure {
+    let failure = Failure::new(format!("replay the redo log of {name}"), error);
+    match failure.kind() {
+        Kind::NoSpace => failure.advise(
+            "nothing is lost: free some space on the storage of the image and run it again. Until then the image can \
+             be read, and served with --read-only",
+        ),
+        _ => failure,
+    }
 }
 
 /// Has an image whose sync has failed show what its storage has.
@@ -240,20 +280,36 @@ impl LogFile {
         Ok(Shared::of(Mapping::of_file(self.file.as_fd(), 0, len)?))
     }
 
+    /// What is in it, in memory of this process; but for what was in flight, which is the business of who writes.
+    fn copied(&self) -> io::Result<Shared> {
+        let len = usize::try_from(self.file.metadata()?.len()).unwrap_or(0).min(HEADER_LEN + CAPACITY);
+        let mut bytes = vec![0; len / WORD * WORD];
+        self.file.read_exact_at(&mut bytes, 0)?;
+        let copy = Shared::of_words(bytes.len() / WORD);
+        let words = (0..).step_by(WORD).zip(bytes.chunks_exact(WORD));
+        for (at, word) in words.filter(|(at, _)| !(IDENTITY_AT + IDENTITY_LEN..HEADER_LEN).contains(at)) {
+            copy.store_u64_native(at, u64::from_ne_bytes(word.try_into().unwrap_or_default()));
+        }
+        Ok(copy)
+    }
+
     /// Whether there is something to read. A log that cannot be read is reported when it is opened.
     fn is_left(&self) -> bool {
-        let mut header = [0; redo::STATE_LEN];
-        match std::os::unix::fs::FileExt::read_at(&self.file, &mut header, 0) {
-            Ok(len) => len == header.len() && redo::is_left(&header),
-            Err(_) => true,
-        }
+        self.state().map_or(true, |state| state.is_some_and(|state| redo::is_left(&state)))
+    }
+
+    /// How it begins; `None` where it is empty.
+    fn state(&self) -> io::Result<Option<[u8; redo::STATE_LEN]>> {
+        let mut state = [0; redo::STATE_LEN];
+        let len = self.file.read_at(&mut state, 0)?;
+        Ok((len == state.len()).then_some(state))
     }
 
     /// Whether it is still the log of the image for which it was opened.
     fn is_own(&self) -> bool {
         let mut written = [0; IDENTITY_LEN];
         let at = u64::try_from(IDENTITY_AT).unwrap_or(u64::MAX);
-        let read = std::os::unix::fs::FileExt::read_exact_at(&self.file, &mut written, at);
+        let read = self.file.read_exact_at(&mut written, at);
         read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 

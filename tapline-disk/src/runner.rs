@@ -22,7 +22,7 @@ use crate::damage;
 use crate::engine_choice::{Data, kind_of};
 use crate::failure::Failure;
 use crate::files::Files;
-use crate::layers::Layers;
+use crate::layers::{self, Layers};
 use crate::libvhd::Behind;
 use crate::log::say;
 
@@ -59,10 +59,11 @@ pub struct Answer {
 impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
-        let Layers { name, from, names, files, images, .. } = layers;
+        let Layers { name, from, names, files, images, logs, unsettled, .. } = layers;
         let kind = kind_of(&name, kind, &files, Data::Own)?;
+        let block = disk::Options::default().block;
         let disk =
-            Disk::new(images, disk::Options::default()).map_err(|error| crate::failure::explain(&name, error))?;
+            layers::disk_of(images, logs, &unsettled, block).map_err(|error| crate::failure::explain(&name, error))?;
         let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
         Ok(Runner {
             from,

@@ -75,7 +75,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let handed = if taken.is_none() { Some(Sockets::find(from, serve)?) } else { None };
     let layers = open(from, serve, taken.as_ref(), !read_only)?;
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
-    let Layers { name, files, images, logs, .. } = layers;
+    let Layers { name, files, images, logs, unsettled, .. } = layers;
     let page = page::find(from, serve);
     let limiter = limiter(from, serve, taken.as_ref());
     let shaping = shaping(serve, taken.as_ref(), &name, &files)?;
@@ -86,7 +86,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     };
     from.forget();
     let kind = engine_kind(serve, &name, &files)?;
-    let disk = layers::disk_of(images, logs, block).map_err(|error| {
+    let disk = layers::disk_of(images, logs, &unsettled, block).map_err(|error| {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;

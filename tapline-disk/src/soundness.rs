@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Qcow2;
-use disk::{FileOffset, ImageErrorKind, MetaWrite, Problem, Severity, Source, qcow2, vhd};
+use disk::{FileOffset, ImageErrorKind, MetaWrite, Problem, RedoLog, Severity, Source, Tail, qcow2, vhd};
 use uring::ImageFile;
 
 use crate::failure::Failure;
@@ -57,8 +57,22 @@ pub fn tell_of_refcounts(name: impl Display, image: &Qcow2) {
 
 /// Checks the metadata of a file. `cure`: also finds out how to mend it, where that is work of its own.
 pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Examined, Failure> {
+    let tail = tail(file);
+    examine_source(name, file, tail, cure)
+}
+
+/// The same for the file as it is when what its last process has left is written.
+pub fn examine_through(name: &ImageName, file: &mut ImageFile, log: Option<&RedoLog>) -> Result<Examined, Failure> {
+    let tail = tail(file);
+    match log {
+        Some(log) => examine_source(name, &mut log.patched(file), tail, false),
+        None => examine_source(name, file, tail, false),
+    }
+}
+
+fn examine_source(name: &ImageName, file: &mut dyn Source, tail: Tail, cure: bool) -> Result<Examined, Failure> {
     let checked = match name.format {
-        FormatName::Vhd => examine_vhd(file),
+        FormatName::Vhd => examine_vhd(file, tail),
         FormatName::Qcow2 => examine_qcow2(file, cure),
         // A disk without a file is refused before.
         FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model => {
@@ -66,7 +80,7 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
             let advice = format!("use `qemu-img check -f {} {}`", name.format, name.path().display());
             return Err(Failure::new(format!("check {name}"), why).advise(advice).of_kind(Kind::Unsupported));
         }
-        FormatName::Raw => disk::raw::Raw::of_file(Source::len(file), true).map(|_| Examined::default()),
+        FormatName::Raw => disk::raw::Raw::of_file(file.len(), true).map(|_| Examined::default()),
     };
     match checked {
         Ok(examined) => Ok(examined),
@@ -80,8 +94,7 @@ pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Exa
     }
 }
 
-fn examine_vhd(file: &mut ImageFile) -> Result<Examined, disk::ImageError> {
-    let tail = tail(file);
+fn examine_vhd(file: &mut dyn Source, tail: Tail) -> Result<Examined, disk::ImageError> {
     let report = vhd::check(file, tail)?;
     let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
     let cure = match whole {
@@ -107,7 +120,7 @@ fn restored(batches: &[Vec<MetaWrite>]) -> Vec<String> {
     what
 }
 
-fn examine_qcow2(file: &mut ImageFile, cure: bool) -> Result<Examined, disk::ImageError> {
+fn examine_qcow2(file: &mut dyn Source, cure: bool) -> Result<Examined, disk::ImageError> {
     let report = qcow2::check(file)?;
     let mut problems = report.problems;
     let states = [

@@ -15,9 +15,10 @@ use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 use crate::failure::Failure;
 use crate::file_identity::FileIdentity;
 use crate::files::Files;
-use crate::layers::{open_file, open_image, to_look_at};
+use crate::layers::{open_image, to_look_at};
 use crate::presence::{Holds, Presence};
 use crate::redo_log;
+use crate::settled;
 
 /// A layer that other layers may be based on.
 #[derive(Clone, Debug)]
@@ -84,7 +85,8 @@ pub fn are_all(files: &Files, above: &ImageName, sources: &[ImageName], target: 
 /// What is in an image, and after a power loss will be: files are removed because of it, and a killed process may have
 /// left it in the page cache.
 fn look_durably(files: &Files, name: &ImageName) -> Result<Image, Failure> {
-    let mut file = open_file(files, name, to_look_at(true))?;
+    settled::image(files, name)?;
+    let mut file = files.open_image(name, to_look_at(true)).map_err(Failure::said)?;
     file.sync().map_err(|error| Failure::new(format!("sync {name}"), error))?;
     open_image(files, name, &mut file, false)
 }

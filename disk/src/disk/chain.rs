@@ -163,11 +163,12 @@ impl<F: Format> Chain<F> {
         logs.for_each(RedoLog::sync_failed);
     }
 
-    /// Gives a layer its redo log. A layer that is only read has one where a sync of it has failed: what was not
-    /// written to it never will be, and is read from the log.
+    /// Gives a layer its redo log. A layer that is only read has one where its last process has left something to be
+    /// written: that is read from the log, and not written by this disk.
     pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
         let failed = log.has_failed();
-        let wants_one = |layer: &&mut Layer<F>| failed || !layer.format.geometry().read_only;
+        let is_read = failed || log.owed().is_some();
+        let wants_one = |layer: &&mut Layer<F>| is_read || !layer.format.geometry().read_only;
         let Some(layer) = self.layers.iter_mut().find(|layer| layer.file == file).filter(wants_one) else {
             let what = format!("file {} is no layer that is open for writing: it needs no redo log", file.0);
             return Err(ImageError::new(ImageErrorKind::Mismatch, what));
@@ -187,9 +188,9 @@ impl<F: Format> Chain<F> {
         self.logs
     }
 
-    /// Whether some layer has changes of its last process that are not durable yet.
+    /// Whether some layer that is written to has changes of its last process that are not durable yet.
     pub fn owes(&self) -> bool {
-        self.logs && self.layers.iter().any(Layer::owes)
+        self.logs && self.writers().any(Layer::owes)
     }
 
     /// To be called before a format is asked for something that may change it.

@@ -137,7 +137,11 @@ impl<F: Format> Disk<F> {
             return;
         }
         if self.chain.owes() {
-            return self.rounds.ask();
+            // Where a round has failed, as for want of space, the next is for whoever needs it, not for each request.
+            if self.rounds.status() == Status::Done {
+                self.rounds.ask();
+            }
+            return;
         }
         self.reclaim_due = false;
         for (file, range) in self.chain.reclaim_next(Reclaim::Start, Reclaim::Syncing) {

@@ -33,7 +33,8 @@ impl<F: Format> Disk<F> {
     }
 
     /// Gives a layer its redo log, through which its image was opened ([`RedoLog::patched`]). Before the first request,
-    /// or right after the call that added the layer. A layer that is only read has one where a sync of it has failed.
+    /// or right after the call that added the layer. A layer that is only read has one where its last process has left
+    /// something to be written: it is read from there.
     pub fn set_log(&mut self, file: FileId, log: RedoLog) -> Result<(), ImageError> {
         self.chain.set_log(file, log)
     }
@@ -116,6 +117,15 @@ impl<F: Format> Disk<F> {
         layer.upkeep.reclaim = Reclaim::Done;
         self.freeze_if_durable(depth);
         Ok(())
+    }
+
+    /// The same for a layer that was opened for writing only because its last process has left something to be
+    /// written, before the first request. A flush is answered only when that is durable.
+    pub fn close_when_durable(&mut self, depth: usize) {
+        if let Some(layer) = self.chain.layers_mut().get_mut(depth).filter(|_| depth > 0) {
+            layer.closing = true;
+            layer.upkeep.reclaim = Reclaim::Done;
+        }
     }
 
     /// Whether a layer was closed for writing and is durable.

@@ -12,6 +12,7 @@ use disk::raw::Raw;
 use disk::{DiskOffset, FileId, Geometry, Image, Operation, Request, Span, Status, Token};
 use memory::Segments;
 
+use super::opening::Opening;
 use super::steps::{Ended, Phase, Verb, refused};
 use super::{Run, Violation};
 use crate::link;
@@ -198,7 +199,7 @@ impl Run {
         io.plant(self.bug);
         let forms = chain.iter().map(|file| self.form(Some(*file))).collect();
         let files = (0..).map(FileId).zip(&chain).map(|(file, _)| file).collect();
-        let mut run = Run::on(&self.setup, io, logs, forms, self.oracle.clone(), vec![files])?;
+        let mut run = Run::on(&self.setup, io, (logs, Opening::ALONE), forms, self.oracle.clone(), vec![files])?;
         (run.next, run.operations, run.told, run.forgets) = (self.next, self.operations, self.told, self.forgets);
         let Run { disk, .. } = std::mem::replace(self, run);
         drop(ManuallyDrop::into_inner(disk));

@@ -9,6 +9,9 @@
 //! - a flush covers them all: after a power loss from then on they are found;
 //! - nothing that was flushed before is lost by a power loss at any moment meanwhile;
 //! - after a failed sync nothing is durable and no new write is accepted, by another process either;
+//! - without any space all of it is read as well, no flush is answered as if it were durable, and it becomes so when
+//!   there is space;
+//! - one that only reads finds it without writing;
 //! - one that is told to take the images as they are all the same loses nothing that was flushed.
 
 use std::mem::ManuallyDrop;
@@ -17,6 +20,7 @@ use std::ops::Range;
 use disk::{Access, Disk, FileId, Image, Operation, Options};
 
 use super::aside::{self, Aside};
+use super::opening::Opening;
 use super::{Run, Setup, Sight, Violation, Watch};
 use crate::io::SimIo;
 use crate::logs::Logs;
@@ -41,6 +45,19 @@ pub struct Death<'a> {
     /// Whether it takes the images as they are after a failed sync. It makes durable what it finds, and no more: what
     /// was answered and not flushed may be gone.
     pub accepts: bool,
+    /// What it finds.
+    pub next: Next,
+}
+
+/// Who comes after a process that has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Another one that serves the disk.
+    Serves,
+    /// The same, and there is no space for anything until it has tried to write and to flush in vain.
+    WithoutSpace,
+    /// One that only reads: it writes nothing.
+    OnlyReads,
 }
 
 /// Has another process take over, read and flush; or write, read, flush, write, flush and read. `watch` looks at every
@@ -68,9 +85,18 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         chain.iter().filter_map(number).map(FileId).collect()
     };
     let chains: Vec<Vec<FileId>> = [death.chain].into_iter().chain(death.other).map(numbered).collect();
+    if death.next == Next::OnlyReads {
+        io.let_write(FileId(0), false);
+        let opening = Opening::ToRead { blind: setup.bug == Some(Planted::LogNotRead) };
+        return Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?.only_read(death, watch);
+    }
+    let mut unsettled = Vec::new();
     for depth in (1..death.chain.len()).rev() {
         let file = FileId(u8::try_from(depth).unwrap_or(u8::MAX));
-        if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
+        let finds_no_space = death.next == Next::WithoutSpace && (!unsettled.is_empty() || !logs.has_failed(file));
+        if finds_no_space && logs.is_left(file) {
+            unsettled.push(file);
+        } else if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
             let mut look =
                 |io: &SimIo, logs: &Logs| watch(&Sight { io, logs, forms: &forms, chains: &chains, ..*sight });
             let parent = (file, forms[depth]);
@@ -84,7 +110,10 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
             (0..file.0).for_each(|above| logs.fail(FileId(above)));
         }
     }
-    let mut run = Run::on(setup, io, logs, forms, sight.oracle.clone(), chains)?;
+    unsettled.iter().for_each(|file| io.let_write(*file, true));
+    let only_read = setup.bug == Some(Planted::ParentsDebtOnlyRead);
+    let opening = Opening::Served { unsettled: &unsettled, only_read };
+    let mut run = Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?;
     if setup.bug == Some(Planted::OwedWithoutSyncs) {
         // The one between the first batch of what is owed and the second.
         run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());
@@ -99,8 +128,10 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     if death.lives_on && death.other.is_some() && sight.chains.first().is_some_and(|first| first == death.chain) {
         run.finish_merge(&setup.subject, watch)?;
     }
-    let windows = death.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
-    let reads: Vec<Op> = windows.map(Op::Read).collect();
+    let reads = death.reads();
+    if death.next == Next::WithoutSpace {
+        run.without_space(&reads, watch)?;
+    }
     let parse = |text| crate::workload::parse(text).unwrap_or_default();
     // A write that comes first finds what is owed not yet durable, and waits for it.
     let (first, later, again) = match death.lives_on {
@@ -153,7 +184,38 @@ fn retried(disk: &mut Disk<Image>, io: &mut SimIo, file: FileId) -> bool {
     io.pending() > 0
 }
 
+impl Death<'_> {
+    fn reads(&self) -> Vec<Op> {
+        let windows = self.windows.iter().map(|window| Sectors { at: window.start, count: window.end - window.start });
+        windows.map(Op::Read).collect()
+    }
+}
+
 impl Run {
+    /// Reads, and nothing else.
+    fn only_read(mut self, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        death.reads().into_iter().try_for_each(|op| self.do_alone(op, watch))?;
+        drop(ManuallyDrop::into_inner(self.disk));
+        Ok(())
+    }
+
+    /// Writes, reads and flushes while nothing finds space. Then there is some, and all becomes durable.
+    fn without_space(&mut self, reads: &[Op], watch: &mut Watch<'_>) -> Result<(), Violation> {
+        self.io.set_full(true);
+        let ops = crate::workload::parse("w1026+2 f").unwrap_or_default();
+        ops.iter().chain(reads).try_for_each(|op| self.do_alone(*op, watch))?;
+        self.io.set_full(false);
+        // Where something goes wrong once, it is tried once more.
+        for last in [self.setup.fault.is_none(), true] {
+            match self.sync_alone(watch) {
+                Err(_) if self.io.sync_failed() => break,
+                Err(Violation::Step(_)) if !last => {}
+                synced => return synced,
+            }
+        }
+        Ok(())
+    }
+
     /// Makes durable what there is.
     fn sync_alone(&mut self, watch: &mut Watch<'_>) -> Result<(), Violation> {
         self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
@@ -163,7 +225,7 @@ impl Run {
         }
         match self.disk.is_clean() {
             true => Ok(()),
-            false => Err(Violation::Step("what was taken as it is does not become durable".into())),
+            false => Err(Violation::Step("what was left or taken as it is does not become durable".into())),
         }
     }
 

@@ -4,16 +4,18 @@
 //! holds for an image whose writer was stopped before it could close it. Only leaked space has an exit code of its own.
 
 use control::{FormatName, ImageName};
-use disk::{Problem, Severity};
+use disk::redo::Owed;
+use disk::{Problem, RedoLog, Severity};
 use serde::Serialize;
-use uring::{Cache, ImageFile, OpenOptions};
+use uring::{ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::{Layers, open_file, to_look_at};
+use crate::layers::{Layers, to_look_at};
 use crate::leftovers;
 use crate::output;
-use crate::soundness::{Examined, examine, mend};
+use crate::settled;
+use crate::soundness::{Examined, examine, examine_through, mend};
 use arguments::Check;
 
 /// The result. Names and meanings are part of the interface.
@@ -27,6 +29,10 @@ struct Found {
     unlisted: u64,
     /// The repairs that were made.
     repairs: Vec<String>,
+    /// Sectors of metadata that the image's last process, which was killed, has left in its redo log: they were checked
+    /// as if they were written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_sectors: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -41,15 +47,21 @@ struct Line {
 
 /// Runs the job. Parents that are named are checked too, and never repaired.
 pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
-    let write = check.repair;
-    let mut file = open_file(files, &check.image, OpenOptions { write, cache: Cache::Writeback, lock: true })?;
-    let first = examine(&check.image, &mut file, check.repair)?;
+    let (mut file, log) = match check.repair {
+        true => (settled::to_write(files, &check.image, OpenOptions { write: true, ..to_look_at(true) })?, None),
+        false => settled::to_read(files, &check.image, to_look_at(true))?,
+    };
+    let first = match check.repair {
+        true => examine(&check.image, &mut file, true)?,
+        false => examine_through(&check.image, &mut file, log.as_ref())?,
+    };
     let mut found = Found {
         image: check.image.to_string(),
         result: "clean",
         problems: lines(&check.image, &first.problems),
         unlisted: first.unlisted,
         repairs: Vec::new(),
+        left_sectors: log.as_ref().and_then(RedoLog::owed).map(Owed::sectors),
     };
     let mut exit = verdict(&check.image, &first);
     if check.repair {
@@ -65,8 +77,8 @@ pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
     drop(file);
     let own = exit;
     for parent in &check.parents.names {
-        let mut file = open_file(files, parent, to_look_at(true))?;
-        let report = examine(parent, &mut file, false)?;
+        let (mut file, log) = settled::to_read(files, parent, to_look_at(true))?;
+        let report = examine_through(parent, &mut file, log.as_ref())?;
         found.problems.extend(lines(parent, &report.problems));
         found.unlisted += report.unlisted;
         exit = match (exit, verdict(parent, &report)) {
@@ -158,6 +170,12 @@ fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit
     text.extend(found.repairs.iter().map(|what| format!("{}: {what}\n", check.image)));
     let of_parents = of_parents.map_or(String::new(), |(_, sentence)| format!("; {sentence}"));
     text.push_str(&format!("{} {sentence}{of_parents}\n", check.image));
+    if let Some(sectors) = found.left_sectors {
+        text.push_str(&format!(
+            "  its last process was killed and has left {sectors} sectors of metadata in its redo log, which were \
+             checked with it; the next writer writes them\n"
+        ));
+    }
     text.push_str(advice(own, check.repair, &own_severities));
     output::print(&text)?;
     Ok(exit)

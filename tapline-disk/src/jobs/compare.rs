@@ -37,6 +37,7 @@ pub fn run(files: &Files, compare: &Compare) -> Result<Exit, Failure> {
         writable: 0,
         command: None,
         served: None,
+        settled: false,
     };
     let other = Layers::open_chain(&others, options)?;
     let size = |layers: &Layers| layers.geometry().map_or(0, |geometry| geometry.len);

@@ -12,6 +12,7 @@ use crate::layers::{Chain, Layers, to_look_at};
 use crate::libvhd;
 use crate::output;
 use crate::parent_link;
+use crate::settled;
 use crate::target::{Plan, Shape, Target};
 use arguments::Create;
 
@@ -129,7 +130,7 @@ pub fn unit_of(image: &Image) -> Option<u32> {
 fn open_parent(files: &Files, create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
     let names = std::iter::once(parent).chain(below).collect();
     match below {
-        [] => Layers::open_alone(files, parent, to_look_at(true)),
+        [] => settled::image(files, parent).and_then(|()| Layers::open_alone(files, parent, to_look_at(true))),
         _ => Layers::open_chain(
             &Chain {
                 from: files,
@@ -138,6 +139,7 @@ fn open_parent(files: &Files, create: &Create, parent: &ImageName, below: &[Imag
                 writable: 0,
                 command: None,
                 served: None,
+                settled: true,
             },
             to_look_at(true),
         ),

@@ -5,9 +5,11 @@ mod qcow2_fields;
 mod vhd_fields;
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use control::size::readable;
-use control::{FormatName, ImageName};
+use control::{FormatName, ImageName, Kind};
+use disk::redo::Owed;
 use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::ImageFile;
@@ -18,6 +20,7 @@ use crate::files::Files;
 use crate::layers::{Layers, to_look_at};
 use crate::output::{self, printable};
 use crate::parent_link;
+use crate::redo_log;
 use crate::uuid;
 use arguments::Info;
 
@@ -41,6 +44,10 @@ struct LayerInfo {
     /// The same for the data file, if the image has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_file: Option<DataFile>,
+    /// Sectors of metadata that its last process, which was killed, has left in its redo log: what is shown counts them
+    /// as written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_sectors: Option<usize>,
     /// The identity known to its children, if the format has one.
     uuid: Option<String>,
     /// Whether XenServer's storage manager marked it as an inner node of a chain, which no guest uses directly.
@@ -92,17 +99,16 @@ impl Parent {
     }
 }
 
-/// Runs the job. No lock is taken, so images in use can be inspected too.
+/// Runs the job. No lock is needed, so images in use can be inspected too.
 pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
     let files = &if info.unknown { files.suspicious() } else { files.clone() };
-    let layers = match info.parents.names.is_empty() {
-        true => Layers::open_alone(files, &info.image, to_look_at(false))?,
-        false => Layers::open(files, &info.image, &info.parents, to_look_at(false))?,
-    };
-    let names = std::iter::once(&info.image).chain(&info.parents.names);
-    let described: Result<Vec<LayerInfo>, Failure> = names
+    let names = || std::iter::once(&info.image).chain(&info.parents.names);
+    let layers = open(files, info, names().map(ImageName::path))?;
+    let left = |depth| layers.logs.iter().find(|(of, _)| *of == depth).and_then(|(_, log)| log.owed());
+    let described: Result<Vec<LayerInfo>, Failure> = names()
         .zip(layers.images.iter().zip(&layers.files))
-        .map(|(name, (image, file))| describe(name, image, file))
+        .enumerate()
+        .map(|(depth, (name, (image, file)))| describe(name, image, file, left(depth)))
         .collect();
     let described = described?;
     if info.json {
@@ -114,7 +120,25 @@ pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<LayerInfo, Failure> {
+/// Opens the image, and its parents if they are given. A redo log that a dead process has left is read; that of an
+/// image in use changes under the reader, and what it will come to is the business of the process that uses it.
+fn open<'a>(files: &Files, info: &Info, mut paths: impl Iterator<Item = &'a Path> + Clone) -> Result<Layers, Failure> {
+    let open = |lock| match info.parents.names.is_empty() {
+        true => Layers::open_alone(files, &info.image, to_look_at(lock)),
+        false => Layers::open(files, &info.image, &info.parents, to_look_at(lock)),
+    };
+    // A log that speaks of a failed sync would be ended by who locks its image.
+    let has_failed = paths.clone().any(|path| redo_log::has_failed(files, path));
+    if !has_failed && paths.any(|path| redo_log::is_left(files, path)) {
+        match open(true) {
+            Err(failure) if failure.kind() == Kind::InUse => {}
+            opened => return opened,
+        }
+    }
+    open(false)
+}
+
+fn describe(name: &ImageName, image: &Image, file: &ImageFile, left: Option<&Owed>) -> Result<LayerInfo, Failure> {
     let (file_size, file_allocated) = sizes(name, file)?;
     let data_file = match file.data_file() {
         Some(data) => {
@@ -131,6 +155,7 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile) -> Result<LayerIn
         file_allocated,
         stores_nothing: name.format.stores_nothing(),
         data_file,
+        left_sectors: left.map(Owed::sectors),
         uuid: uuid::known(&image.identity()),
         hidden: matches!(image, Image::Vhd(image) if image.info().hidden),
         parent: image.link().map(|link| Parent::of(name, link)),
@@ -171,6 +196,10 @@ fn rows(layer: &LayerInfo) -> String {
     if let Some(data) = &layer.data_file {
         let (size, allocated) = (readable(data.file_size), readable(data.file_allocated));
         rows.push(("data file", format!("{size}, of which {allocated} allocated")));
+    }
+    if let Some(sectors) = layer.left_sectors {
+        let what = "sectors of metadata, left by its last process, which was killed; the next writer writes them";
+        rows.push(("redo log", format!("{sectors} {what}")));
     }
     if let Some(vhd) = &layer.vhd {
         rows.extend(vhd_fields::rows(vhd));

@@ -254,6 +254,7 @@ fn open_new(files: &Files, rebase: &Rebase) -> Result<Layers, Failure> {
         writable: 0,
         command: None,
         served: None,
+        settled: true,
     };
     Layers::open_chain(&chain, access::options(rebase.access, false))
 }

@@ -10,10 +10,11 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::{open_file, open_image};
+use crate::layers::open_image;
 use crate::libvhd::Behind;
 use crate::ordered;
 use crate::output;
+use crate::settled;
 use arguments::Resize;
 
 /// The result. Names and meanings are part of the interface.
@@ -28,7 +29,7 @@ struct Resized {
 pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
     let name = &resize.image;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-    let mut file = open_file(files, name, options)?;
+    let mut file = settled::to_write(files, name, options)?;
     let mut image = open_image(files, name, &mut file, true)?;
     let (before, Size(after)) = (image.geometry().len, resize.size);
     let tried = || format!("resize {name} from {before} to {after} bytes");

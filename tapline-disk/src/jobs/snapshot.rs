@@ -15,6 +15,7 @@ use crate::jobs::create::plan_child;
 use crate::layers::{Chain, Layers};
 use crate::output;
 use crate::reflink;
+use crate::settled;
 use crate::target::{self, Target};
 use arguments::Snapshot;
 
@@ -61,8 +62,13 @@ pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failu
 fn open(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failure> {
     let options = OpenOptions { write: verb == Verb::Snapshot, cache: Cache::Writeback, lock: true };
     match snapshot.parents.names.is_empty() {
-        true => Layers::open_alone(files, &snapshot.image, options),
-        false => Layers::open_chain(&Chain::of(files, &snapshot.image, &snapshot.parents), options),
+        true => {
+            settled::image(files, &snapshot.image).and_then(|()| Layers::open_alone(files, &snapshot.image, options))
+        }
+        false => {
+            let chain = Chain { settled: true, ..Chain::of(files, &snapshot.image, &snapshot.parents) };
+            Layers::open_chain(&chain, options)
+        }
     }
 }
 

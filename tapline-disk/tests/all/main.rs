@@ -15,6 +15,7 @@ mod fatal;
 mod fileless;
 mod full;
 mod full_device;
+mod full_killed;
 mod full_qemu;
 mod handed;
 mod held;

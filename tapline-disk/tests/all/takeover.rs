@@ -205,11 +205,14 @@ fn a_job_sees_acknowledged_writes() {
         let words = make(&room, kind);
         let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
         live_and_die(&room, &words, &mut model, &mut dice, 0);
+        let before = (room.read("a.img"), room.redo_log("a.img"));
         room.done(&format!("image convert {kind}:a.img raw:b"));
+        assert!((room.read("a.img"), room.redo_log("a.img")) == before, "{kind}: a job that reads has written");
         let found = room.read("b");
         for (block, version) in model.iter().enumerate() {
             assert!(found[block * BLOCK..(block + 1) * BLOCK] == content(*version), "block {block} of {kind}");
         }
+        room.done(&format!("image check --repair {kind}:a.img"));
         assert_eq!(std::fs::read_dir(room.file("redo")).unwrap().count(), 0, "the log is not needed any more");
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -32,6 +33,16 @@ impl Network {
         assert!(run(&["link", "add", "br0", "type", "bridge"]).0);
         assert!(run(&["link", "set", "br0", "mtu", "9000", "up"]).0);
         Some(network)
+    }
+
+    /// One in which machines can run, whose QEMU has a user of its own: udev lets all users open what it needs.
+    fn for_machines(name: &str) -> Option<Network> {
+        let tun = "/dev/net/tun";
+        if !std::fs::metadata(tun).is_ok_and(|tun| tun.permissions().mode() & 0o006 == 0o006) {
+            harness::not_run(&format!("machines in a bridge: that needs {tun}, open to all users as udev makes it"));
+            return None;
+        }
+        Network::new(name)
     }
 }
 
@@ -77,7 +88,7 @@ fn nic(daemon: &Taplined, vm: &str) -> String {
 
 #[test]
 fn a_running_machine_has_a_tap_interface_in_the_bridge_of_its_card() {
-    let Some(_network) = Network::new("runs") else { return };
+    let Some(_network) = Network::for_machines("runs") else { return };
     let Some((mut daemon, _)) = begin("", &[]) else { return };
     let vm = machine(&daemon, "web", "bridge:br0");
     let card = nic(&daemon, &vm);
@@ -105,7 +116,7 @@ fn a_running_machine_has_a_tap_interface_in_the_bridge_of_its_card() {
 
 #[test]
 fn the_tap_interface_goes_when_the_machine_or_the_daemon_is_killed() {
-    let Some(_network) = Network::new("ends") else { return };
+    let Some(_network) = Network::for_machines("ends") else { return };
     let Some((mut daemon, _)) = begin("", &[]) else { return };
     let vm = machine(&daemon, "web", "bridge:br0");
     crate::harness::kill(&start(&daemon, &vm)["pid"]);
@@ -131,7 +142,7 @@ fn the_tap_interface_goes_when_the_machine_or_the_daemon_is_killed() {
 
 #[test]
 fn a_daemon_removes_the_stale_tap_interfaces_of_its_own_and_no_others() {
-    let Some(_network) = Network::new("stale") else { return };
+    let Some(_network) = Network::for_machines("stale") else { return };
     let Some((mut daemon, _)) = begin("", &[]) else { return };
     let vm = machine(&daemon, "web", "bridge:br0");
     start(&daemon, &vm);

@@ -1,5 +1,5 @@
-//! Limits of disks, and their weights among those that share a storage: as they were set, they are in the API and in the
-//! process that serves the disk, whichever of the two was killed meanwhile.
+//! Limits of disks, and their weights among those that share a storage: as they were set, they are in the API and in
+//! the process that serves the disk, whichever of the two was killed meanwhile.
 
 use serde_json::{Value, json};
 use testbed::daemon::api::Trouble;

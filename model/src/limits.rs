@@ -100,7 +100,7 @@ impl Qos {
     fn is(&self, other: &Qos) -> bool {
         let limits = |qos: &Qos| {
             let mut limits = qos.limits.as_object().cloned().unwrap_or_default();
-            limits.retain(|name, value| !value.is_null() && !(name == "burst_ms" && *value == 100));
+            limits.retain(|name, value| !(value.is_null() || name == "burst_ms" && *value == 100));
             limits
         };
         self.weight == other.weight && limits(self) == limits(other)

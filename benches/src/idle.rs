@@ -52,7 +52,8 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         let report = |cost: &Cost| {
             serde_json::json!({
                 "disks": arguments.disks, "seconds": arguments.seconds, "pss_kib_mean": cost.mean(),
-                "pss_kib_max": cost.largest(), "voluntary_ctxt_switches": cost.switches, "cpu_seconds": cost.cpu_seconds,
+                "pss_kib_max": cost.largest(), "voluntary_ctxt_switches": cost.switches,
+                "cpu_seconds": cost.cpu_seconds,
             })
         };
         println!("{}", serde_json::json!({ "tapline vhd": report(&own), "QSD raw": peer.as_ref().ok().map(report) }));

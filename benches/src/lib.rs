@@ -17,11 +17,11 @@ mod server;
 mod shares;
 mod targets;
 
-use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
+use testbed::figures::median;
 use testbed::options::{positive, whole_path};
 use testbed::programs::{released, root};
 
@@ -375,11 +375,4 @@ fn medians(samples: &[Sample]) -> Sample {
         server_us: of(|sample| sample.server_us),
         waits: of(|sample| sample.waits),
     }
-}
-
-/// The upper one of the two in the middle, where there are two; of nothing, zero.
-fn median<T: PartialOrd + Copy + Default>(values: impl IntoIterator<Item = T>) -> T {
-    let mut sorted: Vec<T> = values.into_iter().collect();
-    sorted.sort_by(|one, other| one.partial_cmp(other).unwrap_or(Ordering::Equal));
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }

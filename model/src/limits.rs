@@ -27,6 +27,16 @@ impl Qos {
         let limits = if vbd["limits"].is_object() { vbd["limits"].clone() } else { json!({}) };
         Qos { limits, weight: vbd["share_weight"].as_u64().unwrap_or(0) }
     }
+
+    /// Whether both are the same; how much is saved up is 100 milliseconds where nothing is said.
+    fn is(&self, other: &Qos) -> bool {
+        let limits = |qos: &Qos| {
+            let mut limits = qos.limits.as_object().cloned().unwrap_or_default();
+            limits.retain(|name, value| !(value.is_null() || name == "burst_ms" && *value == 100));
+            limits
+        };
+        self.weight == other.weight && limits(self) == limits(other)
+    }
 }
 
 impl World {
@@ -92,17 +102,5 @@ impl World {
             return Err(format!("the process of VBD {uuid} has {in_force:?}, should have {:?}", vbd.qos));
         }
         Ok(())
-    }
-}
-
-impl Qos {
-    /// Whether both are the same; how much is saved up is 100 milliseconds where nothing is said.
-    fn is(&self, other: &Qos) -> bool {
-        let limits = |qos: &Qos| {
-            let mut limits = qos.limits.as_object().cloned().unwrap_or_default();
-            limits.retain(|name, value| !(value.is_null() || name == "burst_ms" && *value == 100));
-            limits
-        };
-        self.weight == other.weight && limits(self) == limits(other)
     }
 }

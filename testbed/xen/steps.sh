@@ -51,7 +51,8 @@ xvd() { printf "xvd\\$(printf %o $((97 + $1)))"; }
 
 # A disk is [WORD+WORD…:]PATH[,FORMAT:PATH…], with the parents of an image behind it, from the top down. The words, in any order:
 # a backend, without which it is $backend; a format, without which it is raw; `r` for a disk that the guest may only read;
-# a way to its pages; `polling-off`, `polling-adaptive` or `polling-on` for our backend; `writeback` for files that our backend reaches through the page cache. So /dev/ram0, r:/dev/ram0, qdisk+qcow2:/images/disk.qcow2,
+# a way to its pages; `polling-off`, `polling-adaptive` or `polling-on` for our backend; `writeback` for files that our
+# backend reaches through the page cache. So /dev/ram0, r:/dev/ram0, qdisk+qcow2:/images/disk.qcow2,
 # vhd:/images/child.vhd,vhd:/images/base.vhd.
 
 # word_of DISK DEFAULT WORD...: the one of these words that the disk has.

@@ -211,7 +211,7 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         name: "disk-first-write",
-        what: "a sparse raw image on real storage, io_uring, 4 KiB random write, depth 32, each place for the first time",
+        what: "a sparse raw image on real storage, io_uring, 4 KiB random first write, depth 32",
         storage: Storage::Disk,
         load: Load { fresh: true, ..load("randwrite", 4096, 32) },
         who: &[FIO, ("tapline raw", Who::Tapline(Image::Sparse)), ("QSD raw", Who::Qsd(Image::Sparse))],

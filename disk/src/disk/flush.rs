@@ -137,7 +137,7 @@ impl<F: Format> Disk<F> {
             return;
         }
         if self.chain.owes() {
-            // Where a round has failed, as for want of space, the next is for whoever needs it, not for each request.
+            // After a failed round, as for want of space, what needs another one asks for it, and not each request.
             if self.rounds.status() == Status::Done {
                 self.rounds.ask();
             }

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use control::answer::{self, PolicyNote};
+use control::calibration::Sizes;
 use control::{ImageName, Kind, SizeRule, ask};
 use disk::{ShapeCounts, ShapePolicy};
 use serde::{Deserialize, Serialize};
@@ -121,7 +122,7 @@ impl Shaping {
 }
 
 fn has_sizes_of_a_policy(policy: &PolicyNote) -> bool {
-    [policy.split, policy.merge].into_iter().flatten().all(SizeRule::is_allowed)
+    Sizes { split: policy.split, merge: policy.merge }.not_allowed().is_none()
 }
 
 /// The policy in that file, which must be of the image's storage.

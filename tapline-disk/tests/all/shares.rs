@@ -48,7 +48,15 @@ fn page(room: &Room) -> Page {
 
 /// Writes some blocks at once, all different from what was there.
 fn write(nbd: &mut Client, round: u64) {
+    send(nbd, round);
+    take_answers(nbd);
+}
+
+fn send(nbd: &mut Client, round: u64) {
     (0..COUNT).for_each(|n| nbd.send(Command::Write, n * BLOCK as u64, BLOCK as u64, &block(round, n)).unwrap());
+}
+
+fn take_answers(nbd: &mut Client) {
     (0..COUNT).for_each(|_| drop(nbd.answer(0).unwrap()));
 }
 
@@ -118,6 +126,25 @@ fn write_until_held(nbd: &mut Client, control: &mut Control) -> u64 {
     unreachable!("it has held nothing");
 }
 
+/// A disk that is served, and of which something has waited for its share beside a busy one.
+struct Held {
+    disk: Disk,
+    control: Control,
+    nbd: Client,
+    other: Other,
+    /// The last round that was written.
+    round: u64,
+}
+
+fn held(room: &Room, words: &str) -> Held {
+    let (disk, mut control) = serve(room, "a", words);
+    let mut nbd = connect(room, "a");
+    write(&mut nbd, 0);
+    let other = Other::busy(room);
+    let round = write_until_held(&mut nbd, &mut control);
+    Held { disk, control, nbd, other, round }
+}
+
 #[test]
 fn a_disk_waits_for_its_share_while_another_one_is_behind_and_not_afterwards() {
     let room = Room::new();
@@ -148,11 +175,8 @@ fn a_disk_waits_for_its_share_while_another_one_is_behind_and_not_afterwards() {
 #[test]
 fn what_waits_goes_on_when_a_request_of_the_same_disk_has_ended() {
     let room = Room::new();
-    let (disk, mut control) = serve(&room, "a", "--share-depth 1 --polling off");
-    let mut nbd = connect(&room, "a");
-    write(&mut nbd, 0);
-    let other = Other::busy(&room);
-    let round = write_until_held(&mut nbd, &mut control) + 1;
+    let Held { disk, mut control, mut nbd, other, round } = held(&room, "--share-depth 1 --polling off");
+    let round = round + 1;
     let sleeps = |control: &mut Control| control.done(&json!({ "verb": "stats" }))["sleeps"].as_u64().unwrap();
     let before = (sleeps(&mut control), share(&mut control)["held"].as_u64().unwrap());
     write(&mut nbd, round);
@@ -168,11 +192,7 @@ fn what_waits_goes_on_when_a_request_of_the_same_disk_has_ended() {
 #[test]
 fn a_slot_that_says_the_same_for_long_holds_nothing_back_any_more() {
     let room = Room::new();
-    let (disk, mut control) = serve(&room, "a", "--share-depth 8");
-    let mut nbd = connect(&room, "a");
-    write(&mut nbd, 0);
-    let other = Other::busy(&room);
-    let round = write_until_held(&mut nbd, &mut control);
+    let Held { disk, mut control, mut nbd, other, round } = held(&room, "--share-depth 8");
     other.end();
     // Its process was killed, or its storage does not answer.
     while share(&mut control)["others"] != 0 {
@@ -185,12 +205,9 @@ fn a_slot_that_says_the_same_for_long_holds_nothing_back_any_more() {
 #[test]
 fn a_flush_and_the_end_of_the_process_do_not_wait_for_the_share() {
     let room = Room::new();
-    let (disk, mut control) = serve(&room, "a", "--share-depth 1");
-    let mut nbd = connect(&room, "a");
-    write(&mut nbd, 0);
-    let other = Other::busy(&room);
-    let round = write_until_held(&mut nbd, &mut control) + 1;
-    (0..COUNT).for_each(|n| nbd.send(Command::Write, n * BLOCK as u64, BLOCK as u64, &block(round, n)).unwrap());
+    let Held { disk, control: _control, mut nbd, other, round } = held(&room, "--share-depth 1");
+    let round = round + 1;
+    send(&mut nbd, round);
     connect(&room, "a").flush().unwrap();
     let stopped = disk.stop();
     assert_eq!(stopped.0, Some(0), "{}", stopped.1);
@@ -317,15 +334,12 @@ fn a_disk_serves_while_its_page_is_filled_with_anything() {
 #[test]
 fn a_page_that_is_made_shorter_is_left_and_the_disk_is_served() {
     let room = Room::new();
-    let (disk, mut control) = serve(&room, "a", "--share-depth 1");
-    let mut nbd = connect(&room, "a");
-    write(&mut nbd, 0);
-    let other = Other::busy(&room);
-    let round = write_until_held(&mut nbd, &mut control) + 1;
-    (0..COUNT).for_each(|n| nbd.send(Command::Write, n * BLOCK as u64, BLOCK as u64, &block(round, n)).unwrap());
+    let Held { disk, mut control, mut nbd, other, round } = held(&room, "--share-depth 1");
+    let round = round + 1;
+    send(&mut nbd, round);
     // While some of that waits.
     File::options().write(true).open(room.file("page")).unwrap().set_len(100).unwrap();
-    (0..COUNT).for_each(|_| drop(nbd.answer(0).unwrap()));
+    take_answers(&mut nbd);
     other.end();
     let told = share(&mut control);
     assert_eq!((&told["shared"], &told["waiting"]), (&json!(false), &json!(0)), "{told}");
@@ -338,16 +352,13 @@ fn a_page_that_is_made_shorter_is_left_and_the_disk_is_served() {
 #[test]
 fn a_disk_leaves_its_page_when_it_is_told_to() {
     let room = Room::new();
-    let (disk, mut control) = serve(&room, "a", "--share-depth 1");
-    let mut nbd = connect(&room, "a");
-    write(&mut nbd, 0);
-    let other = Other::busy(&room);
-    let round = write_until_held(&mut nbd, &mut control) + 1;
+    let Held { disk, mut control, mut nbd, other, round } = held(&room, "--share-depth 1");
+    let round = round + 1;
     let (kind, _) = control.refused(&json!({ "verb": "share", "alone": true, "weight": 7 }));
     assert_eq!(kind, "invalid");
-    (0..COUNT).for_each(|n| nbd.send(Command::Write, n * BLOCK as u64, BLOCK as u64, &block(round, n)).unwrap());
+    send(&mut nbd, round);
     assert_eq!(control.done(&json!({ "verb": "share", "alone": true }))["shared"], false);
-    (0..COUNT).for_each(|_| drop(nbd.answer(0).unwrap()));
+    take_answers(&mut nbd);
     let held = share(&mut control)["held"].clone();
     write(&mut nbd, round + 1);
     let told = share(&mut control);

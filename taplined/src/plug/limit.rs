@@ -21,19 +21,11 @@ pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 /// The same once.
 async fn limit(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let now = || daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.limits));
-    let mut limits = now().await?;
-    loop {
-        tell(daemon, vbd, limits.as_ref()).await?;
-        // Another may have been recorded and told meanwhile, and told before this one.
-        let told = std::mem::replace(&mut limits, now().await?);
-        if told == limits {
-            return Ok(());
-        }
-    }
+    told::until_current(now, |limits| tell(daemon, vbd, limits)).await
 }
 
-async fn tell(daemon: &Daemon, vbd: Uuid, limits: Option<&DiskLimits>) -> Result<(), Problem> {
-    let verb = ask::Limit { limits: Some(to_process(limits)), recorded: true };
+async fn tell(daemon: &Daemon, vbd: Uuid, limits: Option<DiskLimits>) -> Result<(), Problem> {
+    let verb = ask::Limit { limits: Some(to_process(limits.as_ref())), recorded: true };
     let refused = match live::ask(daemon, vbd, verb, Vec::new()).await {
         Ok(_) => return Ok(()),
         Err(refused) => refused,
@@ -52,10 +44,5 @@ pub async fn of_process(daemon: &Daemon, vbd: Uuid) -> Option<DiskLimits> {
 /// between recording them and telling it.
 pub fn tell_again(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
-    tokio::spawn(async move {
-        if let Err(problem) = limit(&daemon, vbd).await {
-            // A program of before there were limits has none to change.
-            tracing::debug!(%vbd, "{problem}");
-        }
-    });
+    told::in_background(vbd, async move { limit(&daemon, vbd).await });
 }

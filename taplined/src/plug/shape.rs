@@ -18,12 +18,8 @@ use crate::vdi::live;
 /// Tells a process whose supervision has begun, in the background.
 pub fn tell(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
-    tokio::spawn(async move {
-        if let Err(problem) =
-            told::now_or_later(&daemon, vbd, |daemon, vbd| async move { set(&daemon, vbd).await }).await
-        {
-            tracing::debug!(%vbd, "{problem}");
-        }
+    told::in_background(vbd, async move {
+        told::now_or_later(&daemon, vbd, |daemon, vbd| async move { set(&daemon, vbd).await }).await
     });
 }
 
@@ -43,15 +39,7 @@ async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             Ok(asked(&sr))
         })
     };
-    let mut next = now().await?;
-    loop {
-        say(daemon, vbd, next.clone()).await?;
-        // Another may have been recorded and told meanwhile, and told before this one.
-        let told = std::mem::replace(&mut next, now().await?);
-        if told == next {
-            return Ok(());
-        }
-    }
+    told::until_current(now, |next| say(daemon, vbd, next)).await
 }
 
 async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Shape) -> Result<(), Problem> {

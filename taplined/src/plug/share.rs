@@ -44,13 +44,10 @@ pub fn tell(daemon: &Daemon, vbd: Uuid) {
         return;
     }
     let daemon = daemon.clone();
-    tokio::spawn(async move {
-        let told = match daemon.config.plug.shares {
+    told::in_background(vbd, async move {
+        match daemon.config.plug.shares {
             true => set(&daemon, vbd).await,
             false => told::now_or_later(&daemon, vbd, |daemon, vbd| async move { leave(&daemon, vbd).await }).await,
-        };
-        if let Err(problem) = told {
-            tracing::debug!(%vbd, "{problem}");
         }
     });
 }
@@ -69,17 +66,12 @@ async fn share(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             Ok(Told { weight: known.share_weight, sr: sr.uuid, depth: sr.share_depth })
         })
     };
-    let mut next = now().await?;
-    loop {
+    let tell = |next: Told| async move {
         let file = daemon.disks.shares.file(next.sr, next.depth)?;
         let page = Beside { path: PathBuf::from(PAGE), write: true, file };
-        say(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await?;
-        // Another may have been recorded and told meanwhile, and told before this one.
-        let told = std::mem::replace(&mut next, now().await?);
-        if told == next {
-            return Ok(());
-        }
-    }
+        say(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await
+    };
+    told::until_current(now, tell).await
 }
 
 async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -> Result<(), Problem> {

@@ -46,6 +46,37 @@ where
     told
 }
 
+/// Tells it by `say` what `now` reads, until that is what is recorded: another may have been recorded and told
+/// meanwhile, and told before this one.
+pub async fn until_current<T, Read, Said>(now: impl Fn() -> Read, say: impl Fn(T) -> Said) -> Result<(), Problem>
+where
+    T: PartialEq + Clone,
+    Read: Future<Output = Result<T, Problem>>,
+    Said: Future<Output = Result<(), Problem>>,
+{
+    let mut next = now().await?;
+    loop {
+        say(next.clone()).await?;
+        let told = std::mem::replace(&mut next, now().await?);
+        if told == next {
+            return Ok(());
+        }
+    }
+}
+
+/// Tells a process in the background, where no request waits for it. A program that does not know how has nothing to
+/// change.
+pub fn in_background<Told>(vbd: Uuid, tell: Told)
+where
+    Told: Future<Output = Result<(), Problem>> + Send + 'static,
+{
+    tokio::spawn(async move {
+        if let Err(problem) = tell.await {
+            tracing::debug!(%vbd, "{problem}");
+        }
+    });
+}
+
 /// Why something is recorded and not in force: what a program of before it does not do, what is recorded, and what
 /// else has it in force.
 pub fn not_in_force(refused: Refused, vbd: Uuid, older: &str, recorded: &str, otherwise: &str) -> Problem {

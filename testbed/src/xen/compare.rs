@@ -14,7 +14,7 @@ use control::in_full;
 use super::counted::{Costs, Counter, Counts, MARKS, Who};
 use super::machine::Processors;
 use super::suite::{Backend, Guest};
-use super::targets::{self, Judged, median};
+use super::targets::{self, Judged, middle};
 use super::{Bed, BedError, LAST_LINES, programs};
 use crate::guest::at;
 use crate::options::positive;
@@ -300,11 +300,11 @@ fn print_table(options: &Options, figures: &Figures) {
     println!();
     for (case, title) in options.cases() {
         print!("{title:<20}");
-        let base = options.backends.first().map_or(0.0, |first| median(of(figures, case, first)));
+        let base = options.backends.first().map_or(0.0, |first| middle(of(figures, case, first)));
         for backend in &options.backends {
             let values = of(figures, case, backend);
-            let thousands = INSTRUCTIONS_A_SECOND / median(values) / 1e3;
-            print!("{thousands:>12.1} {:>6.2}x {:>4.1}%", median(values) / base, spread(values));
+            let thousands = INSTRUCTIONS_A_SECOND / middle(values) / 1e3;
+            print!("{thousands:>12.1} {:>6.2}x {:>4.1}%", middle(values) / base, spread(values));
         }
         println!();
     }
@@ -327,8 +327,8 @@ fn print_json(options: &Options, figures: &Figures) {
     let rows = options.cases().flat_map(|(case, title)| {
         options.backends.iter().map(move |backend| {
             let values = of(figures, case, backend);
-            let instructions = INSTRUCTIONS_A_SECOND / median(values);
-            serde_json::json!({ "case": title, "backend": backend, "instructions": instructions, "iops": median(values), "rounds": values })
+            let instructions = INSTRUCTIONS_A_SECOND / middle(values);
+            serde_json::json!({ "case": title, "backend": backend, "instructions": instructions, "iops": middle(values), "rounds": values })
         })
     });
     let targets = judged(options, figures);

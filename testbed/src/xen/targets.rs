@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::figures::median;
+
 /// Of which rounds a ratio is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rounds {
@@ -69,7 +71,7 @@ impl Target {
     /// What became of it, by the rates of the rounds of both.
     pub fn judge(&self, title: &str, own: &[f64], base: &[f64]) -> Judged {
         let (has, which) = match self.rounds {
-            Rounds::Middle => (median(own) / median(base), ""),
+            Rounds::Middle => (middle(own) / middle(base), ""),
             Rounds::Each => {
                 (own.iter().zip(base).map(|(own, base)| own / base).fold(f64::NAN, f64::min), " in every round")
             }
@@ -85,11 +87,9 @@ impl fmt::Display for Judged {
     }
 }
 
-/// The middle one of the values.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+/// The median of the rates of some rounds.
+pub fn middle(rates: &[f64]) -> f64 {
+    median(rates.iter().copied())
 }
 
 #[cfg(test)]

@@ -35,7 +35,10 @@ while read -r pid slept; do
     expect "threads of disk $number" "$(cat /proc/"$pid"/task/*/comm)" tapline-disk
     cp /proc/"$pid"/smaps "/out/smaps-$number"
     # The data of the program, which each process has for itself, stays in.
-    awk '/^[0-9a-f]+-[0-9a-f]+ / { guests = /\/dev\/xen\/gntdev/; shared = / r-xp .*\/tapline-disk$/ || / r--p 00000000 .*\/tapline-disk$/ }
+    awk '/^[0-9a-f]+-[0-9a-f]+ / {
+            guests = /\/dev\/xen\/gntdev/
+            shared = / r-xp .*\/tapline-disk$/ || / r--p 00000000 .*\/tapline-disk$/
+        }
         /^Pss:/ { all += $2; if (guests) theirs += $2; if (shared) program += $2 } /^Anonymous:/ { own += $2 }
         END { print all - theirs - program, own, theirs + 0, program + 0 }' "/out/smaps-$number" >/tmp/pss
     read -r pss own theirs program </tmp/pss

@@ -256,6 +256,27 @@ impl<F: Format> Chain<F> {
         if missing.is_empty() { Ok(runs) } else { Err(missing) }
     }
 
+    /// The same of the whole disk, if the leaf alone tells: it has all bytes of `span`, or there is no layer below, and
+    /// nothing has to be loaded. Looks no further than to the first byte that it has not.
+    pub fn map_of_leaf(&mut self, span: Span) -> Option<Vec<Run>> {
+        let Some((leaf, below)) = self.layers.split_first_mut() else { unreachable!("a chain has a leaf") };
+        if span.end() > DiskOffset(leaf.len()) {
+            return None;
+        }
+        let (mut runs, mut missing) = (Vec::new(), Missing::new());
+        let mut at = span.at;
+        while at < span.end() {
+            let (place, part) = leaf.look_up(span.tail_from(at), &mut missing);
+            if !missing.is_empty() {
+                return None;
+            }
+            let place = location(leaf.file, place).or(below.is_empty().then_some(Location::Zero))?;
+            append(&mut runs, Run { span: part, place });
+            at = part.end();
+        }
+        Some(runs)
+    }
+
     /// How many of the first bytes of `span` one layer provides, and which: 1 for the leaf, 0 for none. `Err` names
     /// metadata to be loaded first.
     pub fn provider(&mut self, span: Span) -> Result<(u64, u32), Missing> {
@@ -302,18 +323,23 @@ fn walk<F: Format>(layers: &mut [Layer<F>], span: Span, runs: &mut Vec<Run>, mis
         };
         let (place, part) = layer.look_up(inside, missing);
         at = part.end();
-        let place = match place {
-            Mapping::Data { at, .. } => Location::Data { file, at },
-            Mapping::Compressed { .. } => Location::Compressed { file },
-            Mapping::Shared { at, .. } => Location::Shared { file, at },
-            Mapping::Damaged { .. } => Location::Damaged { file },
-            Mapping::Zero { .. } => Location::Zero,
-            Mapping::Parent { .. } => {
-                walk(below, part, runs, missing);
-                continue;
-            }
+        let Some(place) = location(file, place) else {
+            walk(below, part, runs, missing);
+            continue;
         };
         append(runs, Run { span: part, place });
+    }
+}
+
+/// Where bytes live that the layer of `file` maps there; `None` where it leaves them to the layers below.
+fn location(file: FileId, place: Mapping) -> Option<Location> {
+    match place {
+        Mapping::Data { at, .. } => Some(Location::Data { file, at }),
+        Mapping::Compressed { .. } => Some(Location::Compressed { file }),
+        Mapping::Shared { at, .. } => Some(Location::Shared { file, at }),
+        Mapping::Damaged { .. } => Some(Location::Damaged { file }),
+        Mapping::Zero { .. } => Some(Location::Zero),
+        Mapping::Parent { .. } => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use super::chain::Chain;
 use super::layer::Missing;
-use crate::chain_map::{ChainMap, Location};
+use crate::chain_map::{ChainMap, Location, Run};
 use crate::format::Format;
 use crate::{DiskOffset, Span};
 
@@ -14,6 +14,8 @@ use crate::{DiskOffset, Span};
 const DAMAGED_MAX: usize = 256;
 /// Bytes of a damaged chunk that are mapped together.
 const PAGE: u64 = 4096;
+/// Writes in place to chunks that are not known for each of them that is mapped, since that may find nothing.
+const WRITES_A_LOOK: u32 = 8;
 
 /// What is known of where bytes live.
 #[derive(Debug)]
@@ -25,12 +27,15 @@ pub(super) struct DiskMap {
     damaged: VecDeque<DiskOffset>,
     /// Bytes of metadata cached since the caches were last dropped.
     cached_bytes: usize,
+    /// Writes in place to chunks that are not known, since one was last mapped.
+    written: u32,
 }
 
 impl DiskMap {
     /// Of a disk of `len` bytes.
     pub fn new(len: u64, budget: usize) -> DiskMap {
-        DiskMap { known: ChainMap::new(len, budget), budget, damaged: VecDeque::new(), cached_bytes: 0 }
+        let known = ChainMap::new(len, budget);
+        DiskMap { known, budget, damaged: VecDeque::new(), cached_bytes: 0, written: 0 }
     }
 
     /// Where byte `at` lives, and for how many bytes, if that is known.
@@ -47,17 +52,37 @@ impl DiskMap {
         let chunk = ChainMap::chunk_of(at);
         let damaged = self.damaged.contains(&chunk.at);
         let wanted = if damaged { Span { at: at.align_down(PAGE), len: PAGE } } else { chunk };
-        let inside = wanted.intersection(Span { at: DiskOffset(0), len: chain.geometry().len }).unwrap_or(wanted);
-        let runs = chain.map(0, inside)?;
+        let runs = chain.map(0, inside(wanted, chain))?;
         let Some(run) = runs.iter().find(|run| at < run.span.end()) else {
             unreachable!("the walk covers the span without gaps")
         };
         let found = (run.place.advanced(at - run.span.at), run.span.end() - at);
         if !damaged {
-            self.known.insert(chunk, &runs);
-            self.cached_bytes += size_of_val(runs.as_slice());
+            self.keep(chunk, &runs);
         }
         Ok(found)
+    }
+
+    /// Byte `at` is overwritten where the leaf has it. A chunk is not mapped for a write alone, as that may take loads
+    /// of all layers; but a guest that only writes gets to know the chunks of which the leaf has everything.
+    pub fn written_in_place<F: Format>(&mut self, at: DiskOffset, chain: &mut Chain<F>) {
+        if self.known.lookup(at).is_some() {
+            return;
+        }
+        self.written += 1;
+        if self.written < WRITES_A_LOOK {
+            return;
+        }
+        self.written = 0;
+        let chunk = ChainMap::chunk_of(at);
+        if let Some(runs) = chain.map_of_leaf(inside(chunk, chain)) {
+            self.keep(chunk, &runs);
+        }
+    }
+
+    fn keep(&mut self, chunk: Span, runs: &[Run]) {
+        self.known.insert(chunk, runs);
+        self.cached_bytes += size_of_val(runs);
     }
 
     /// Extends a run of which `len` bytes are known into the following chunks, up to `left` bytes.
@@ -117,6 +142,11 @@ impl DiskMap {
     }
 }
 
+/// The part of a span that is on the disk.
+fn inside<F: Format>(span: Span, chain: &Chain<F>) -> Span {
+    span.intersection(Span { at: DiskOffset(0), len: chain.geometry().len }).unwrap_or(span)
+}
+
 #[cfg(test)]
 mod test {
     use super::super::layer::Layer;
@@ -159,6 +189,34 @@ mod test {
         assert!(map.cached_bytes() > 0);
         map.forget(DiskOffset(0));
         assert_eq!(map.lookup(DiskOffset(CLUSTER)), None);
+    }
+
+    /// Whether the map gets to know the chunk around a byte by writes to it.
+    fn learns(map: &mut DiskMap, chain: &mut Chain<Clusters>, at: u64) -> bool {
+        (0..WRITES_A_LOOK).for_each(|_| map.written_in_place(DiskOffset(at), chain));
+        map.lookup(DiskOffset(at)).is_some()
+    }
+
+    #[test]
+    fn a_guest_that_only_writes_gets_to_know_the_chunks_that_the_leaf_has() {
+        let mut leaf = Clusters::new(LEN);
+        (0..CHUNK / CLUSTER).for_each(|cluster| leaf.put(&mut Vec::new(), cluster, 7));
+        leaf.put(&mut Vec::new(), CHUNK / CLUSTER, 7);
+        let geometry = leaf.geometry();
+        let layers = [(FileId(0), leaf), (FileId(1), Clusters::new(LEN))];
+        let mut chain = Chain::new(layers.map(|(file, layer)| Layer::new(file, layer)).into(), geometry);
+        let mut map = DiskMap::new(LEN, 1 << 20);
+        assert!(!learns(&mut map, &mut chain, 0), "its metadata is not loaded");
+        while let Err(missing) = chain.allocated(0..1, Span { at: DiskOffset(0), len: LEN }) {
+            let (file, block) = missing[0];
+            assert!(chain.of(file).load(block, vec![0; 512]));
+        }
+        assert!(learns(&mut map, &mut chain, CLUSTER));
+        assert_eq!(map.lookup(DiskOffset(CLUSTER)), map.resolve(DiskOffset(CLUSTER), &mut chain).ok());
+        assert!(!learns(&mut map, &mut chain, CHUNK), "the rest of it is in the layer below");
+        chain.layers_mut().pop();
+        assert!(learns(&mut map, &mut chain, CHUNK));
+        assert_eq!(map.lookup(DiskOffset(CHUNK + CLUSTER)), Some((Location::Zero, CHUNK - CLUSTER)));
     }
 
     #[test]

@@ -54,7 +54,11 @@ impl<F: Format> Disk<F> {
             let len = self.map.coalesce(span.at, place, len.min(span.len), span.len);
             return Ok(Reserved { at, len, ticket: None, fill: None });
         }
-        self.chain.ask(file, |format| format.reserve(span))
+        let reserved = self.chain.ask(file, |format| format.reserve(span))?;
+        if reserved.ticket.is_none() && file == self.chain.leaf() && self.routing.is_to_leaf() {
+            self.map.written_in_place(span.at, &mut self.chain);
+        }
+        Ok(reserved)
     }
 
     /// Writes `from` to a reservation for the bytes from `at` of the disk on, together with what is to be written

@@ -4,8 +4,8 @@
 //! completions for a while: longer when that has been worthwhile, not at all when it has not. What it waits for are two
 //! different things, each with a budget of its own: a peer that has its answers and nothing in flight, and storage. A
 //! budget is there when sleeps are so short that polling may be in their place, and shrinks when polling finds
-//! nothing; after a few misses it is zero, and tried more and more rarely. A disk that is idle or used occasionally
-//! pays nothing.
+//! nothing; after a few misses it is zero, and tried more and more rarely. Hits pay for misses: one in a few looks may
+//! find nothing, as a peer is held up now and then. A disk that is idle or used occasionally pays nothing.
 //!
 //! Storage takes longer than it is sensible to look for, but about as long each time ([`Forecast`]). So a busy disk
 //! sleeps for most of that time, and looks for the rest: the wake-up of a halted processor falls into the time in which
@@ -27,6 +27,9 @@ pub use forecast::Nap;
 
 /// The budget below which polling is given up: less than a sleep and a wake-up cost.
 const LEAST: u64 = 4_000;
+/// Hits that pay for a miss, and how many are remembered.
+const MISS: u32 = 4;
+const HITS_MAX: u32 = 16;
 /// Short sleeps in place of which nothing is tried, at most.
 const SKIPPED_MAX: u32 = 256;
 
@@ -71,17 +74,23 @@ struct Budget {
     /// Short sleeps before it is tried again, and how many there will be the next time.
     skip: u32,
     skip_next: u32,
+    /// Hits that have not paid for a miss.
+    hits: u32,
 }
 
 impl Budget {
     /// Polling has found something.
     #[inline]
     fn hit(&mut self, most: u64) {
-        *self = Budget { now: most, skip: 0, skip_next: 0 };
+        *self = Budget { now: most, skip: 0, skip_next: 0, hits: HITS_MAX.min(self.hits + 1) };
     }
 
     /// Polling has found nothing.
     fn missed(&mut self) {
+        if let Some(left) = self.hits.checked_sub(MISS) {
+            self.hits = left;
+            return;
+        }
         self.now /= 2;
         if self.now < LEAST {
             self.now = 0;
@@ -245,7 +254,20 @@ mod test {
         let mut polling = polling(PollingMode::Adaptive, MOST);
         wait(&mut polling, Awaited::Peer, 10_000, 10);
         let (polled, in_vain) = wait(&mut polling, Awaited::Peer, 1_000_000, 1_000);
-        assert_eq!((polled, in_vain), (50_000 + 25_000 + 12_500 + 6_250, 4));
+        // Ten hits have paid for two misses.
+        assert_eq!((polled, in_vain), (2 * 50_000 + 50_000 + 25_000 + 12_500 + 6_250, 6));
+    }
+
+    #[test]
+    fn a_peer_that_is_held_up_now_and_then_is_polled_for_all_the_same() {
+        let mut polling = polling(PollingMode::Adaptive, MOST);
+        wait(&mut polling, Awaited::Peer, 20_000, 20);
+        for _ in 0..100 {
+            assert_eq!(wait(&mut polling, Awaited::Peer, 300_000, 1), (50_000, 1));
+            assert_eq!(wait(&mut polling, Awaited::Peer, 20_000, 4), (80_000, 0));
+        }
+        let (_, in_vain) = wait(&mut polling, Awaited::Peer, 300_000, 100);
+        assert_eq!(in_vain, 4 + 4, "and no longer when it has changed");
     }
 
     #[test]

@@ -6,7 +6,10 @@
 //! times as long as the look took: others lose what it takes to find out, two in a hundred. How long threads wait for
 //! processors (/proc/pressure/cpu, schedstat) is of no use here: the wake-up of a halted processor counts as waiting.
 //!
-//! It knows nothing about what is polled. Invariant: while nothing takes too long, the kernel is not asked.
+//! Of a guest, the host takes processors as well, which looks the same but for the kernel's answer; so it must be the
+//! answer for that look, and not for all the time since the last that took too long: the kernel is asked now and then.
+//!
+//! It knows nothing about what is polled.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,6 +21,9 @@ const INTERRUPTED: u64 = 500_000;
 const GIVEN_UP: u64 = 64;
 /// And for no longer than this.
 const GIVEN_UP_MAX: u64 = 2_000_000_000;
+
+/// The kernel is asked so often while nothing takes too long.
+const ASKED: u64 = 5_000_000;
 
 /// What the kernel says of the thread that polls.
 static STATUS: OnceLock<File> = OnceLock::new();
@@ -33,8 +39,9 @@ pub fn prepare() {
 pub struct Contention {
     /// Asks how often the processor was taken from the thread so far.
     switches: Box<dyn FnMut() -> Option<u64> + Send>,
-    /// The last answer.
+    /// The last answer, and when it was given.
     before: u64,
+    asked: u64,
     /// Until then polling is given up.
     until: u64,
 }
@@ -47,7 +54,7 @@ impl Contention {
 
     fn by(mut switches: Box<dyn FnMut() -> Option<u64> + Send>) -> Contention {
         let before = switches().unwrap_or(0);
-        Contention { switches, before, until: 0 }
+        Contention { switches, before, asked: 0, until: 0 }
     }
 
     /// There is never any.
@@ -66,18 +73,24 @@ impl Contention {
     #[inline]
     pub fn has_interrupted(&mut self, before: u64, now: u64) -> bool {
         let time = now.saturating_sub(before);
-        time >= INTERRUPTED && self.ask(time, now)
+        let interrupted = time >= INTERRUPTED;
+        if !interrupted && now.saturating_sub(self.asked) < ASKED {
+            return false;
+        }
+        if !self.ask(now) || !interrupted {
+            return false;
+        }
+        self.until = now.saturating_add(time.saturating_mul(GIVEN_UP).min(GIVEN_UP_MAX));
+        true
     }
 
+    /// Whether the processor was taken from the thread since the kernel was last asked. If not, a look that took too
+    /// long has waited for something else: a page of memory, the host of a virtual machine.
     #[cold]
-    fn ask(&mut self, time: u64, now: u64) -> bool {
+    fn ask(&mut self, now: u64) -> bool {
+        self.asked = now;
         let Some(switches) = (self.switches)() else { return false };
-        // Or else it has waited for something else: a page of memory, the host of a virtual machine.
-        let interrupted = switches > std::mem::replace(&mut self.before, switches);
-        if interrupted {
-            self.until = now.saturating_add(time.saturating_mul(GIVEN_UP).min(GIVEN_UP_MAX));
-        }
-        interrupted
+        switches > std::mem::replace(&mut self.before, switches)
     }
 }
 
@@ -131,13 +144,19 @@ mod test {
         count.store(1, Ordering::Relaxed);
         assert!(contention.has_interrupted(0, 3 * MS) && !contention.has_interrupted(0, 3 * MS));
         assert!(!Contention::of_nobody().has_interrupted(0, 3 * MS));
+        // A moment of another thread is not what a later look has waited for.
+        count.store(2, Ordering::Relaxed);
+        assert!(!contention.has_interrupted(1_000 * MS, 1_000 * MS + 1));
+        assert!(!contention.has_interrupted(1_001 * MS, 1_004 * MS) && !contention.is_there(1_004 * MS));
     }
 
     #[test]
-    fn a_look_that_is_short_asks_nothing() {
+    fn looks_that_are_short_ask_rarely() {
         let mut contention = Contention::by(Box::new(|| None));
+        assert!(!contention.has_interrupted(0, ASKED));
         contention.switches = Box::new(|| panic!("it was asked"));
-        assert!(!contention.has_interrupted(0, INTERRUPTED - 1));
+        assert!(!contention.has_interrupted(ASKED, ASKED + INTERRUPTED - 1));
+        assert!(!contention.has_interrupted(2 * ASKED - 2, 2 * ASKED - 1));
     }
 
     #[test]

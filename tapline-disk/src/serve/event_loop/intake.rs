@@ -16,8 +16,11 @@ use crate::fault;
 /// count.
 pub(super) const BATCH: usize = 16;
 
-/// The same while the storage has nothing to do, and will not be done at once: it begins with these while we are at the
-/// next.
+/// Bytes of them, after which no more are taken in: copying these takes longer than a batch of small ones.
+const BATCH_BYTES: u64 = 256 << 10;
+
+/// The same number while the storage has nothing to do, and will not be done at once: it begins with these while we are
+/// at the next.
 const FIRST: usize = 4;
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -35,16 +38,19 @@ impl<S: Server + Disclose> EventLoop<S> {
             0 if self.polling.storage_takes_time(looked) => FIRST,
             _ => BATCH,
         };
-        for came in 0..most {
+        let (mut came, mut bytes) = (0, 0);
+        while came < most && bytes < BATCH_BYTES {
             let Some(request) = self.server.pop(&self.geometry) else { return came };
             if came == 0 {
                 self.note_in_flight(self.disk.in_flight() + BATCH);
             }
+            bytes += request.span().len;
             self.begin(request, seen, came == 0);
+            came += 1;
         }
         // There may be more, which could have been seen by now.
         self.seen = Some(looked);
-        most
+        came
     }
 
     /// Begins a request that has come and could have been seen at `seen`, or keeps it until there is space.

@@ -1,9 +1,10 @@
 //! The Linux AIO engine: for machines where io_uring is forbidden, and for files on which io_uring would need a thread
 //! for every transfer.
 //!
-//! Pushed requests go to the kernel in one `io_submit`; completions are read from the ring that the kernel shares. On
-//! files whose I/O completes inside `io_submit` (tmpfs), a request costs only that one call. What AIO cannot do is done
-//! inline in `reap`: deallocation and the write of an unaligned file end always, syncs on kernels before 4.18.
+//! Pushed requests go to the kernel in one `io_submit`; completions are read from the ring that the kernel shares. What
+//! would complete inside `io_submit` (tmpfs) is read and written by plain calls, which cost less. What AIO cannot do is
+//! done inline in `reap` as well: deallocation and the write of an unaligned file end always, syncs on kernels before
+//! 4.18.
 //!
 //! **One wait.** Watched descriptors are in an inner epoll. With no request in flight the thread sleeps in
 //! `epoll_wait`. Otherwise it sleeps in `io_getevents`, with an `IOCB_CMD_POLL` on the epoll as one more request. That
@@ -185,6 +186,10 @@ impl Aio {
         let Some(file) = self.files.get(file) else { unreachable!("`push` has checked that the file exists") };
         let (fd, data) = (file.as_fd().as_raw_fd(), u64::from(slot));
         let iocb = match step {
+            Step::Read { .. } | Step::Write { .. } if file.is_in_memory() => {
+                // SAFETY: the file is open; the parts and the memory stay in the slab (`flight_slab`) during the call.
+                return Some(unsafe { Call::of(fd, &step).run() });
+            }
             Step::Read { at, parts, .. } => Iocb::read(at, parts, fd, data),
             Step::Write { at, parts } => Iocb::write(at, parts, fd, data),
             // SAFETY: the file is open; the parts and the memory stay in the slab (`flight_slab`) during the call.
@@ -425,6 +430,15 @@ mod test {
     use super::*;
     use crate::OpenOptions;
 
+    /// As on storage that completes whatever it is asked for at once.
+    fn engine(depth: usize) -> (Aio, TempDir) {
+        let (mut aio, directory) = engine_on_tmpfs(depth);
+        let mut file = aio.remove(FileId(0)).unwrap();
+        file.forget_memory();
+        assert_eq!(aio.add(file).unwrap(), FileId(0));
+        (aio, directory)
+    }
+
     fn engine_on_tmpfs(depth: usize) -> (Aio, TempDir) {
         let directory = TempDir::new_in("/dev/shm").unwrap();
         let path = directory.path().join("image");
@@ -440,8 +454,8 @@ mod test {
 
     /// The loop of a disk at queue depth 1: sleep for a kick, read, reply. Besides the sleep there is one system call.
     #[test]
-    fn a_request_on_tmpfs_costs_one_io_submit() {
-        let (mut aio, _directory) = engine_on_tmpfs(8);
+    fn a_request_costs_one_io_submit() {
+        let (mut aio, _directory) = engine(8);
         let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         aio.watch(kick.as_fd(), false, 7).unwrap();
         let (mut done, mut ready) = (Vec::new(), Vec::new());
@@ -463,12 +477,36 @@ mod test {
 
     #[test]
     fn a_batch_costs_one_io_submit() {
-        let (mut aio, _directory) = engine_on_tmpfs(32);
+        let (mut aio, _directory) = engine(32);
         let before = aio.context.submits;
         (0..32).for_each(|_| push_read(&mut aio));
         let mut done = Vec::new();
         aio.reap(Until::Any, &mut done).unwrap();
         assert_eq!((done.len(), aio.context.submits - before), (32, 1));
+    }
+
+    #[test]
+    fn what_is_in_memory_is_not_submitted() {
+        let (mut aio, _directory) = engine_on_tmpfs(8);
+        let before = aio.context.submits;
+        let write = Action::Write { at: FileOffset(512), from: Segments::copy_of(&[7; 4096]) };
+        aio.push(FileOp { id: OpId(0), file: FileId(0), action: write }).unwrap();
+        let mut done = Vec::new();
+        aio.reap(Until::Any, &mut done).unwrap();
+        // To the end of the file and beyond it, in two parts.
+        let into = Segments::joined(vec![Segments::zeroed(512), Segments::zeroed(1024)]);
+        let read = Action::Read { at: FileOffset((1 << 20) - 512), into: into.clone() };
+        aio.push(FileOp { id: OpId(1), file: FileId(0), action: read }).unwrap();
+        push_read(&mut aio);
+        while done.len() < 3 {
+            aio.reap(Until::Any, &mut done).unwrap();
+        }
+        assert!(done.iter().all(|done| done.result == Ok(())), "{done:?}");
+        assert_eq!(into.to_vec(), [[1; 512], [0; 512], [0; 512]].concat());
+        // The other one takes another call, for what is beyond the end.
+        let Action::Read { into, .. } = &done[1].op.action else { panic!("{done:?}") };
+        assert_eq!(into.to_vec(), [vec![1; 512], vec![7; 4096 - 512]].concat());
+        assert_eq!(aio.context.submits, before);
     }
 
     /// Once the poll is armed, an idle check costs no system call at all.
@@ -510,7 +548,7 @@ mod test {
     /// Kernels before 4.18, and rings with an unknown layout, are served by the slower calls.
     #[test]
     fn the_fallback_calls_work() {
-        let (mut aio, _directory) = engine_on_tmpfs(8);
+        let (mut aio, _directory) = engine(8);
         aio.sync_inline = true;
         aio.context.forget_ring();
         let mut done = Vec::new();

@@ -15,7 +15,7 @@ pub struct Alignment {
 }
 
 /// `TMPFS_MAGIC` of linux/magic.h.
-const TMPFS: i64 = 0x0102_1994;
+pub(crate) const TMPFS: i64 = 0x0102_1994;
 
 /// `XFS_SUPER_MAGIC` of linux/magic.h.
 const XFS: i64 = 0x5846_5342;

@@ -21,11 +21,37 @@ pub(crate) struct Call {
 
 #[derive(Clone, Copy)]
 enum CallKind {
-    Read { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
-    Write { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
-    WriteCached { at: libc::off_t, parts: *const libc::iovec, count: libc::c_int },
+    /// Into one part of memory, as nearly all are: the kernel has no list to read.
+    ReadOne {
+        at: libc::off_t,
+        base: *mut libc::c_void,
+        len: libc::size_t,
+    },
+    WriteOne {
+        at: libc::off_t,
+        base: *const libc::c_void,
+        len: libc::size_t,
+    },
+    Read {
+        at: libc::off_t,
+        parts: *const libc::iovec,
+        count: libc::c_int,
+    },
+    Write {
+        at: libc::off_t,
+        parts: *const libc::iovec,
+        count: libc::c_int,
+    },
+    WriteCached {
+        at: libc::off_t,
+        parts: *const libc::iovec,
+        count: libc::c_int,
+    },
     SyncData,
-    Deallocate { at: libc::off_t, len: libc::off_t },
+    Deallocate {
+        at: libc::off_t,
+        len: libc::off_t,
+    },
 }
 
 // SAFETY: addresses may go to another thread; that they are valid where they are used is the contract of `run`.
@@ -38,6 +64,12 @@ impl Call {
         // At most 1024.
         let count = |parts: usize| libc::c_int::try_from(parts).unwrap_or(libc::c_int::MAX);
         let kind = match *step {
+            Step::Read { at, parts: [part], .. } => {
+                CallKind::ReadOne { at: offset(at), base: part.base().cast(), len: part.len() }
+            }
+            Step::Write { at, parts: [part] } => {
+                CallKind::WriteOne { at: offset(at), base: part.base().cast_const().cast(), len: part.len() }
+            }
             Step::Read { at, parts, .. } => {
                 CallKind::Read { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
@@ -61,6 +93,8 @@ impl Call {
         // SAFETY: this function's contract.
         let result = unsafe {
             match self.kind {
+                CallKind::ReadOne { at, base, len } => libc::pread(self.fd, base, len, at),
+                CallKind::WriteOne { at, base, len } => libc::pwrite(self.fd, base, len, at),
                 CallKind::Read { at, parts, count } => libc::preadv(self.fd, parts, count, at),
                 CallKind::Write { at, parts, count } => libc::pwritev(self.fd, parts, count, at),
                 CallKind::WriteCached { at, parts, count } => {

@@ -14,7 +14,7 @@ use disk::{Allocation, FileOffset};
 use rustix::fs::{MemfdFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::alignment::is_on;
+use crate::alignment::{TMPFS, is_on};
 use crate::lock::{self, NotLocked};
 use crate::{AccessMode, Alignment, FileOpenError};
 
@@ -63,6 +63,7 @@ pub struct ImageFile {
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
     waits_for_pages: bool,
+    is_in_memory: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
     data: Option<Box<ImageFile>>,
 }
@@ -154,7 +155,9 @@ impl ImageFile {
         // Block devices read as these file systems do.
         let waits_for_pages = options.cache == Cache::Writeback
             && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
-        ImageFile { file: Arc::new(file), path, options, alignment, device_len, waits_for_pages, data: None }
+        let is_in_memory = device_len.is_none() && is_on(file.as_fd(), TMPFS);
+        let file = Arc::new(file);
+        ImageFile { file, path, options, alignment, device_len, waits_for_pages, is_in_memory, data: None }
     }
 
     /// Attaches the data file of an image.
@@ -236,9 +239,9 @@ impl ImageFile {
 
     /// The same file under the same descriptor, which is closed with the last of these values. Without a data file.
     pub(crate) fn shared(&self) -> ImageFile {
-        let ImageFile { options, alignment, device_len, waits_for_pages, .. } = *self;
+        let ImageFile { options, alignment, device_len, waits_for_pages, is_in_memory, .. } = *self;
         let (file, path) = (self.file.clone(), self.path.clone());
-        ImageFile { file, path, options, alignment, device_len, waits_for_pages, data: None }
+        ImageFile { file, path, options, alignment, device_len, waits_for_pages, is_in_memory, data: None }
     }
 
     /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].
@@ -260,6 +263,17 @@ impl ImageFile {
     /// (FMODE_BUF_RASYNC). No call tells; these are the file systems that do (Linux 5.9 and later).
     pub(crate) fn waits_for_pages(&self) -> bool {
         self.waits_for_pages
+    }
+
+    /// Whether a transfer is a copy in memory, which is over when the call that begins it returns, whatever call it is.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.is_in_memory
+    }
+
+    /// Takes it for a file on storage.
+    #[cfg(test)]
+    pub(crate) fn forget_memory(&mut self) {
+        self.is_in_memory = false;
     }
 
     /// Whether every transfer on this file would need a thread with io_uring, because the file system cannot do I/O

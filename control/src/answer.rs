@@ -182,6 +182,9 @@ pub struct Shape {
     pub redone: u64,
 }
 
+/// How the reason begins of a policy that is there and not followed.
+pub const NOT_FOLLOWED: &str = "it is not followed: ";
+
 /// A policy for the sizes of transfers, and what it follows from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -62,7 +62,7 @@ pub enum PageError {
         source: io::Error,
     },
     /// It is somebody's file.
-    #[error("it is not empty, and not a page of shares: nothing is written there")]
+    #[error("it is not a page of shares, nor an empty file: nothing is written there")]
     NotAPage,
     /// It is of another version.
     #[error("it is of version {0}, and this program knows version {VERSION}")]
@@ -158,9 +158,9 @@ impl Page {
 
     /// The one in `file`, which is open for reading and writing. An empty file becomes a page.
     pub fn open(file: File) -> Result<Page, PageError> {
-        let len = file.metadata().map_err(failed("measure"))?.len();
-        let is_whole = len == PAGE_LEN as u64;
-        if len > 0 && !is_whole {
+        let metadata = file.metadata().map_err(failed("measure"))?;
+        let is_whole = metadata.len() == PAGE_LEN as u64;
+        if !metadata.is_file() || metadata.len() > 0 && !is_whole {
             return Err(PageError::NotAPage);
         }
         if !is_whole {

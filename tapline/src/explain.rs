@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use control::answer::{self, PolicyNote};
+use control::answer::{self, NOT_FOLLOWED, PolicyNote};
 use control::size::readable;
 use control::{Error, Kind, SizeRule, ask, printable};
 use serde_json::json;
@@ -274,7 +274,11 @@ fn shaped(shape: &answer::Shape) -> Finding {
     let (why, advice) = match &shape.policy {
         Some(policy) if auto => {
             let PolicyNote { measured, device, why, .. } = policy;
-            (format!("by the policy {}, measured {measured} on {device}: {why}", policy.name()), None)
+            let why = match why.strip_prefix(NOT_FOLLOWED) {
+                Some(why) => format!("as {why}"),
+                None => format!("by the policy {}, measured {measured} on {device}: {why}", policy.name()),
+            };
+            (why, None)
         }
         Some(policy) => (format!("as was asked for; the policy {} is not in force", policy.name()), None),
         None if parts.is_empty() => {
@@ -393,9 +397,9 @@ mod test {
         let recorded = PolicyNote { file: String::new(), repository: Some("7d0f".into()), ..policy.clone() };
         let auto = answer::Shape { split: SizeRule::Auto, policy: Some(recorded.clone()), ..split.clone() };
         assert!(shaped(&auto).text.contains("by the policy of repository 7d0f"), "{auto:?}");
-        let unused = PolicyNote { why: "it is not followed: it was measured on sdz".into(), ..recorded };
+        let unused = PolicyNote { why: format!("{NOT_FOLLOWED}it was measured on sdz"), ..recorded };
         let unused = shaped(&answer::Shape { split_bytes: None, policy: Some(unused), ..auto });
-        assert!(unused.text.starts_with("Transfers are left as they are") && unused.text.contains("sdz"), "{unused:?}");
+        assert_eq!(unused.text, "Transfers are left as they are, as it was measured on sdz.");
         let other = shaped(&answer::Shape { policy: Some(policy), ..split });
         assert!(other.text.contains("/p is not in force"), "{other:?}");
     }

@@ -49,8 +49,8 @@ pub struct Sharing {
     place: Option<(Page, usize)>,
     owner: Owner,
     said: shares::Slot,
-    /// It has been said that there is no slot.
-    said_none: bool,
+    /// Its slot was taken by another process, and there is no other one: it is served alone.
+    has_none: bool,
 }
 
 /// The page of the command line, or the one that was handed over, and the weight; `None` where the storage is not
@@ -94,7 +94,7 @@ impl Sharing {
             None => page.claim(owner, Usable::Abandoned).map_err(|error| in_full(&error))?,
         };
         let said = shares::Slot::default();
-        Ok(Sharing { share: Share::new(weight, time), place: Some((page, slot)), owner, said, said_none: false })
+        Ok(Sharing { share: Share::new(weight, time), place: Some((page, slot)), owner, said, has_none: false })
     }
 
     /// The process before this one, if there was one, has let go.
@@ -117,6 +117,7 @@ impl Sharing {
         self.share = Share::new(self.share.weight(), 0);
         self.said = shares::Slot::default();
         self.place = Some((page, slot));
+        self.has_none = false;
         Ok(())
     }
 
@@ -148,9 +149,9 @@ impl Sharing {
         &self.share
     }
 
-    /// The depth that the page has now, which counts from the next look on; `None` without a page.
+    /// The depth that the page has now, which counts from the next look on; `None` without a slot in a page.
     pub fn depth(&self) -> Option<u32> {
-        let (page, _) = self.place.as_ref().filter(|(page, _)| !page.is_lost())?;
+        let (page, _) = self.place.as_ref().filter(|(page, _)| !page.is_lost() && !self.has_none)?;
         Some(page.depth().unwrap_or(shares::DEPTH))
     }
 
@@ -183,7 +184,7 @@ impl Sharing {
         // A disk that nobody shares with has nobody to tell but those that come.
         self.look(now);
         let said = self.share.slot(count(in_flight), waits);
-        if let Some((page, slot)) = self.place.as_ref().filter(|_| said != self.said) {
+        if let Some((page, slot)) = self.place.as_ref().filter(|_| said != self.said && !self.has_none) {
             page.say(*slot, said, self.share.weight());
             self.said = said;
         }
@@ -196,6 +197,9 @@ impl Sharing {
         }
         self.keep_place();
         let Some((page, slot)) = &self.place else { return };
+        if self.has_none {
+            return self.share.look(now, shares::DEPTH, std::iter::empty());
+        }
         self.share.look(now, page.depth().unwrap_or(shares::DEPTH), page.others(*slot));
     }
 
@@ -208,16 +212,22 @@ impl Sharing {
             return say_none("the file of its page was made shorter");
         }
         let Some((page, slot)) = &mut self.place else { return };
-        if page.keep(*slot, self.owner) {
+        if page.keep(*slot, self.owner) && !self.has_none {
             return;
         }
-        match page.claim(self.owner, Usable::Free) {
+        let had_none = self.has_none;
+        let claimed = page.claim(self.owner, Usable::Free);
+        self.has_none = claimed.is_err();
+        match claimed {
             Ok(other) => *slot = other,
-            Err(why) if !self.said_none => {
-                self.said_none = true;
+            Err(why) if !had_none => {
                 say_none(&format!("its slot was taken by another process: {}", in_full(&why)));
+                self.share = Share::new(self.share.weight(), 0);
             }
             Err(_) => {}
+        }
+        if had_none && !self.has_none {
+            say("the storage is shared with other disks again: there is a slot");
         }
         self.said = shares::Slot::default();
     }

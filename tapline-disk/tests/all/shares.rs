@@ -320,13 +320,19 @@ fn a_disk_serves_while_its_page_is_filled_with_anything() {
         }
         file.write_all_at(&bytes, 0).unwrap();
     });
-    for round in 1..=50 {
-        write(&mut nbd, round);
-        assert_eq!(share(&mut control)["shared"], true);
-    }
+    (1..=50).for_each(|round| write(&mut nbd, round));
     vandal.end();
-    write(&mut nbd, 51);
-    assert_eq!(disk.stop().0, Some(0));
+    // All slots are somebody's, and then none is.
+    let file = File::options().write(true).open(room.file("page")).unwrap();
+    for (byte, is_shared) in [(0x5a, false), (0, true)] {
+        file.write_all_at(&vec![byte; PAGE_LEN], 0).unwrap();
+        while share(&mut control)["shared"] != is_shared {
+            write(&mut nbd, 51);
+        }
+    }
+    let (code, said) = disk.stop();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("shared with other disks again"), "{said}");
     assert_holds(&room, "a", 51);
 }
 

@@ -5,7 +5,7 @@
 //! The catalogue has it before, so repeating it does no harm. Invariants: the last that a process is told is what the
 //! catalogue has; a policy of other storage than the repository is on is never followed.
 
-use ::control::answer::PolicyNote;
+use ::control::answer::{NOT_FOLLOWED, PolicyNote};
 use ::control::{Kind, SizeRule, ask};
 use api::{Problem, Sr, SrPolicy};
 use uuid::Uuid;
@@ -65,7 +65,7 @@ fn asked(sr: &Sr) -> ask::Shape {
             let unused = |policy: &SrPolicy| PolicyNote {
                 split: None,
                 merge: None,
-                why: format!("it is not followed: {}", problem.detail),
+                why: format!("{NOT_FOLLOWED}{}", problem.detail),
                 ..note(sr.uuid, policy)
             };
             (sr.policy.as_ref().map(unused), true)

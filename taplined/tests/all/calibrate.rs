@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -183,6 +184,30 @@ fn a_policy_of_other_storage_is_not_followed_and_both_are_named() {
     assert!(why.contains("sdz (Other, 1 GiB)") && why.contains(own), "{why}");
     assert!(daemon.log().contains("was measured on sdz (Other, 1 GiB)"), "{}", daemon.log());
     unplug(&daemon, &a);
+}
+
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        Command::new("umount").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn what_is_mounted_over_a_repository_is_not_taken_for_its_storage() {
+    let (daemon, _) = with_disks("", &["a"]);
+    let place = daemon.room().join("disks");
+    if !Command::new("mount").args(["-t", "tmpfs", "other"]).arg(&place).status().is_ok_and(|code| code.success()) {
+        return harness::not_run("a test that mounts: only root can");
+    }
+    let mounted = Mounted(place);
+    // The daemon may have noticed already that the repository is lost.
+    let (status, begun) = calibrate(&daemon, json!({ "seconds": 1 }));
+    let refused = if status == 202 { daemon.wait(&begun)["problem"].take() } else { begun };
+    assert_eq!(refused["code"], "state", "{status}: {refused}");
+    drop(mounted);
+    assert_eq!(daemon.get(&sr(&daemon)).1.get("policy"), None);
 }
 
 #[test]

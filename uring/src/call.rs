@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 
+use memory::Part;
 use rustix::fs::OFlags;
 
 use crate::flight::Step;
@@ -24,13 +25,11 @@ enum CallKind {
     /// Into one part of memory, as nearly all are: the kernel has no list to read.
     ReadOne {
         at: libc::off_t,
-        base: *mut libc::c_void,
-        len: libc::size_t,
+        part: Part,
     },
     WriteOne {
         at: libc::off_t,
-        base: *const libc::c_void,
-        len: libc::size_t,
+        part: Part,
     },
     Read {
         at: libc::off_t,
@@ -64,12 +63,8 @@ impl Call {
         // At most 1024.
         let count = |parts: usize| libc::c_int::try_from(parts).unwrap_or(libc::c_int::MAX);
         let kind = match *step {
-            Step::Read { at, parts: [part], .. } => {
-                CallKind::ReadOne { at: offset(at), base: part.base().cast(), len: part.len() }
-            }
-            Step::Write { at, parts: [part] } => {
-                CallKind::WriteOne { at: offset(at), base: part.base().cast_const().cast(), len: part.len() }
-            }
+            Step::Read { at, parts: &[part], .. } => CallKind::ReadOne { at: offset(at), part },
+            Step::Write { at, parts: &[part] } => CallKind::WriteOne { at: offset(at), part },
             Step::Read { at, parts, .. } => {
                 CallKind::Read { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
@@ -93,8 +88,8 @@ impl Call {
         // SAFETY: this function's contract.
         let result = unsafe {
             match self.kind {
-                CallKind::ReadOne { at, base, len } => libc::pread(self.fd, base, len, at),
-                CallKind::WriteOne { at, base, len } => libc::pwrite(self.fd, base, len, at),
+                CallKind::ReadOne { at, part } => libc::pread(self.fd, part.base().cast(), part.len(), at),
+                CallKind::WriteOne { at, part } => libc::pwrite(self.fd, part.base().cast(), part.len(), at),
                 CallKind::Read { at, parts, count } => libc::preadv(self.fd, parts, count, at),
                 CallKind::Write { at, parts, count } => libc::pwritev(self.fd, parts, count, at),
                 CallKind::WriteCached { at, parts, count } => {

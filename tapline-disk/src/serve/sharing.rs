@@ -215,19 +215,19 @@ impl Sharing {
         if page.keep(*slot, self.owner) && !self.has_none {
             return;
         }
-        let had_none = self.has_none;
-        let claimed = page.claim(self.owner, Usable::Free);
-        self.has_none = claimed.is_err();
-        match claimed {
-            Ok(other) => *slot = other,
-            Err(why) if !had_none => {
-                say_none(&format!("its slot was taken by another process: {}", in_full(&why)));
+        match page.claim(self.owner, Usable::Free) {
+            Ok(other) => {
+                *slot = other;
+                if std::mem::take(&mut self.has_none) {
+                    say("the storage is shared with other disks again: there is a slot");
+                }
+            }
+            Err(why) if !self.has_none => {
+                self.has_none = true;
                 self.share = Share::new(self.share.weight(), 0);
+                say_none(&format!("its slot was taken by another process: {}", in_full(&why)));
             }
             Err(_) => {}
-        }
-        if had_none && !self.has_none {
-            say("the storage is shared with other disks again: there is a slot");
         }
         self.said = shares::Slot::default();
     }

@@ -7,7 +7,6 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use api::{
@@ -118,7 +117,9 @@ async fn prepare(daemon: &Daemon, uuid: Uuid, asked: &SrCalibrate) -> Result<Mea
         .srs
         .patience
         .ask(uuid, "prepare a calibration", move || {
-            let device = storage_of(&directory)?;
+            // The storage is named by the path, and measured by the directory, over which something may be mounted.
+            directory.still_there()?;
+            let device = super::attach::storage_of(directory.path())?;
             let (path, file) = match (write, chosen) {
                 (true, _) => (directory.path().join(SCRATCH), directory.scratch()?),
                 (false, Some(image)) => open(&directory, &image.file)?,
@@ -127,17 +128,6 @@ async fn prepare(daemon: &Daemon, uuid: Uuid, asked: &SrCalibrate) -> Result<Mea
             Ok(Measure { path, file, write, seconds, device })
         })
         .await
-}
-
-/// The storage of the directory that is attached, if that is the one at its path: something may be mounted over it.
-fn storage_of(directory: &Directory) -> Result<Storage, Problem> {
-    let path = directory.path();
-    let there = path.metadata().map_err(|error| Problem::failed(format_args!("look at {}", path.display()), error))?;
-    if there.dev() != directory.device() {
-        let what = format!("another file system was mounted at {} since the repository was attached", path.display());
-        return Err(Problem::new(Code::State, what).advise("unmount it, or detach the repository and attach it again"));
-    }
-    super::attach::storage_of(path)
 }
 
 fn open(directory: &Directory, name: &str) -> Result<(PathBuf, File), Problem> {

@@ -142,6 +142,11 @@ impl Segments {
         self.len == 0
     }
 
+    /// Whether nothing else keeps this memory: no other list, and nothing that is still to be done with it.
+    pub fn is_sole_owner(&mut self) -> bool {
+        self.owner.as_mut().is_some_and(|owner| Arc::get_mut(owner).is_some())
+    }
+
     /// The parts, none of them empty.
     pub fn parts(&self) -> &[Part] {
         &self.parts
@@ -284,6 +289,16 @@ mod test {
         assert_eq!(list.slice(3, 5).to_vec(), b"lo, w");
         assert_eq!(list.slice(5, 7).parts().len(), 1);
         assert!(list.slice(12, 0).is_empty());
+    }
+
+    #[test]
+    fn a_slice_elsewhere_is_another_owner() {
+        let mut list = Segments::zeroed(8);
+        let slice = list.slice(2, 1);
+        assert!(!list.is_sole_owner());
+        drop(slice);
+        assert!(list.is_sole_owner());
+        assert!(!Segments::zeroes(8).is_sole_owner());
     }
 
     #[test]

@@ -130,6 +130,14 @@ pub trait Server: disk::Transport {
         None
     }
 
+    /// Whether it keeps so much memory for the next requests that an idle disk should free it.
+    fn keeps_memory(&self) -> bool {
+        false
+    }
+
+    /// Frees the memory kept for the next requests.
+    fn free_kept_memory(&mut self) {}
+
     /// The number of peers that use the disk now.
     fn peers(&self) -> usize;
 

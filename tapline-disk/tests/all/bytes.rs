@@ -111,3 +111,23 @@ fn a_raw_file_that_ends_inside_a_sector_is_a_disk_that_ends_with_it() {
         assert_eq!(room.read("a"), [&[7; 4097][..], &[0; 503], &[9; 8]].concat());
     }
 }
+
+/// The memory of a request is used again for the next: nothing of what it held may come out as the disk's content.
+#[test]
+fn a_hole_reads_as_zeroes_in_memory_that_held_data() {
+    for image in ["raw:a.raw", "vhd:a.vhd", "qcow2:a.qcow2"] {
+        let room = Room::new();
+        room.done(&format!("image create {image} --size 64M"));
+        let disk = Disk::serve(&room, &format!("{image} --nbd nbd.sock"));
+        let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+        for len in [4096, 64 << 10] {
+            nbd.write(8 * MIB, &vec![0xa5; len]).unwrap();
+            for at in [48 * MIB, 8 * MIB, 56 * MIB] {
+                let read = nbd.read(at, len).unwrap();
+                let expected = if at == 8 * MIB { 0xa5 } else { 0 };
+                assert!(read.iter().all(|&byte| byte == expected), "{image}: {len} bytes at {at}");
+            }
+        }
+        assert_eq!(disk.stop().0, Some(0));
+    }
+}

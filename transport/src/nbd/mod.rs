@@ -7,7 +7,8 @@
 //!
 //! Modules: `wire` the protocol's bytes; `option`, `handshake` the negotiation; `command`, `reply`, `transmission` the
 //! requests; [`Session`] one session, all of it pure; `listener`, `connection` the sockets; `handover` the state of a
-//! client for a successor process; [`Server`] all clients and the disk's side of them.
+//! client for a successor process; `spare_memory` what answered requests leave to the next; [`Server`] all clients and
+//! the disk's side of them.
 
 mod command;
 mod connection;
@@ -22,6 +23,7 @@ mod outgoing;
 mod reply;
 mod server;
 mod session;
+mod spare_memory;
 mod transmission;
 mod wire;
 

@@ -6,6 +6,12 @@
 use std::collections::VecDeque;
 
 use memory::Segments;
+use smallvec::SmallVec;
+
+use super::spare_memory::SpareMemory;
+
+/// The bytes of a reply before the data of a read: as a rule a header and an offset, which need no memory of their own.
+pub(super) type Head = SmallVec<[u8; 32]>;
 
 /// Replies that have not been sent completely.
 #[derive(Debug, Default)]
@@ -14,11 +20,13 @@ pub struct Outgoing {
     /// Bytes of the first reply that have been sent.
     sent: usize,
     held: usize,
+    /// What sent replies leave.
+    spare: SpareMemory,
 }
 
 #[derive(Debug)]
 struct Reply {
-    head: Vec<u8>,
+    head: Head,
     data: Segments,
 }
 
@@ -29,7 +37,8 @@ impl Reply {
 }
 
 impl Outgoing {
-    pub(super) fn push(&mut self, head: Vec<u8>, data: Segments) {
+    pub(super) fn push(&mut self, head: impl Into<Head>, data: Segments) {
+        let head = head.into();
         if head.is_empty() {
             return;
         }
@@ -50,6 +59,15 @@ impl Outgoing {
 
     pub(super) fn replies(&self) -> usize {
         self.replies.len()
+    }
+
+    /// The memory that sent replies have left.
+    pub(super) fn spare(&self) -> &SpareMemory {
+        &self.spare
+    }
+
+    pub(super) fn spare_mut(&mut self) -> &mut SpareMemory {
+        &mut self.spare
     }
 
     /// Copies the next bytes to send to the front of `bytes`; returns their number.
@@ -94,7 +112,9 @@ impl Outgoing {
             let Some(rest) = self.sent.checked_sub(len) else { return };
             self.sent = rest;
             self.held -= len;
-            self.replies.pop_front();
+            if let Some(Reply { data, .. }) = self.replies.pop_front() {
+                self.spare.keep(data);
+            }
         }
     }
 }

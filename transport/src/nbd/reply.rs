@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 use super::command::ErrorReply;
 use super::export::Negotiated;
 use super::handshake::{ALLOCATION_ID, DEPTH_ID};
+use super::outgoing::Head;
 use super::wire::{self, ChunkHeader, Descriptor, Errno, SimpleReply};
 
 /// 64 KiB of reply. The client repeats the request for the rest.
@@ -27,12 +28,12 @@ pub(super) fn error_reply(status: Status) -> Option<ErrorReply> {
 }
 
 /// Success without data.
-pub(super) fn done(negotiated: Negotiated, reads: bool, cookie: u64) -> Vec<u8> {
+pub(super) fn done(negotiated: Negotiated, reads: bool, cookie: u64) -> Head {
     if negotiated.structured && reads { chunk(wire::CHUNK_NONE, cookie, &[], 0) } else { simple(cookie, 0) }
 }
 
 /// An error.
-pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply) -> Vec<u8> {
+pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply) -> Head {
     let errno = error_reply.errno.number();
     if !negotiated.structured {
         return simple(cookie, errno);
@@ -46,7 +47,7 @@ pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply
 }
 
 /// Success of a read; `span.len` bytes of data follow.
-pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Vec<u8> {
+pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Head {
     if negotiated.structured {
         chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.0.to_be_bytes(), span.len)
     } else {
@@ -55,17 +56,17 @@ pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Vec<u8> {
 }
 
 /// The allocation of `span`: a chunk for each negotiated context.
-pub(super) fn extents(negotiated: Negotiated, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Vec<u8> {
+pub(super) fn extents(negotiated: Negotiated, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Head {
     let contexts = [
         negotiated.allocation.then_some((ALLOCATION_ID, allocation as fn(&Extent) -> u32)),
         negotiated.depth.then_some((DEPTH_ID, |extent| extent.depth)),
     ];
     let mut contexts = contexts.into_iter().flatten().peekable();
-    let mut bytes = Vec::new();
+    let mut bytes = Head::new();
     while let Some((id, state)) = contexts.next() {
         let flags = if contexts.peek().is_some() { 0 } else { wire::CHUNK_DONE };
         let payload = context(id, span, extents, one, state);
-        bytes.extend(chunk_of(flags, wire::CHUNK_BLOCK_STATUS, cookie, &payload, 0));
+        bytes.extend_from_slice(&chunk_of(flags, wire::CHUNK_BLOCK_STATUS, cookie, &payload, 0));
     }
     bytes
 }
@@ -97,18 +98,18 @@ fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent
     payload
 }
 
-fn simple(cookie: u64, error: u32) -> Vec<u8> {
+fn simple(cookie: u64, error: u32) -> Head {
     let reply = SimpleReply { magic: wire::SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: cookie.into() };
-    reply.as_bytes().to_vec()
+    Head::from_slice(reply.as_bytes())
 }
 
 /// A chunk that is the whole reply; `follow` bytes come after `payload`.
-fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
+fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Head {
     chunk_of(wire::CHUNK_DONE, kind, cookie, payload, follow)
 }
 
 /// One chunk of a reply; the last has the DONE flag.
-fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Vec<u8> {
+fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Head {
     let len = u64::try_from(payload.len()).unwrap_or(u64::MAX).saturating_add(follow);
     let header = ChunkHeader {
         magic: wire::CHUNK_MAGIC.into(),
@@ -118,7 +119,7 @@ fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> 
         // At most REQUEST_MAX and a few bytes.
         len: u32::try_from(len).unwrap_or(u32::MAX).into(),
     };
-    let mut bytes = header.as_bytes().to_vec();
+    let mut bytes = Head::from_slice(header.as_bytes());
     bytes.extend_from_slice(payload);
     bytes
 }

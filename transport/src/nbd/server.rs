@@ -393,6 +393,14 @@ impl crate::Server for Server {
         Ok(Handover { listener, bound: self.listener.bound(), peers })
     }
 
+    fn keeps_memory(&self) -> bool {
+        self.connections.iter().flatten().any(|connection| connection.session.keeps_memory())
+    }
+
+    fn free_kept_memory(&mut self) {
+        self.connections.iter_mut().flatten().for_each(|connection| connection.session.free_kept_memory());
+    }
+
     fn peers(&self) -> usize {
         self.connections.iter().flatten().filter(|connection| !connection.has_ended()).count()
     }

@@ -13,6 +13,7 @@ use super::export::Export;
 use super::handshake::{self, Handshake, Progress};
 use super::memory_quota::MemoryQuota;
 use super::outgoing::Outgoing;
+use super::spare_memory::SpareMemory;
 use super::transmission::{InputProgress, Transmission};
 
 /// The result of processing received bytes.
@@ -197,6 +198,16 @@ impl Session {
                 request.retire();
             }
         }
+    }
+
+    /// Whether memory is kept for the next requests that an idle client should not have.
+    pub fn keeps_memory(&self) -> bool {
+        self.outgoing.spare().is_much()
+    }
+
+    /// Frees the memory that is kept for the next requests.
+    pub fn free_kept_memory(&mut self) {
+        *self.outgoing.spare_mut() = SpareMemory::default();
     }
 
     /// The client is gone: frees everything held for it, except requests in the disk.

@@ -14,7 +14,7 @@ use super::command::{DiskRequest, ErrorReply, Verdict, validate};
 use super::error::ProtocolError;
 use super::export::{Negotiated, REQUEST_MAX};
 use super::memory_quota::MemoryQuota;
-use super::outgoing::Outgoing;
+use super::outgoing::{Head, Outgoing};
 use super::reply;
 use super::wire::{self, Errno, RequestHeader};
 
@@ -29,6 +29,8 @@ pub(super) struct Transmission {
     prefix: u64,
     receiving: Receiving,
     pending: Vec<Option<Pending>>,
+    /// The slots of `pending` that are free.
+    free: Vec<usize>,
     in_flight: usize,
     /// Memory held by requests that have not been answered.
     held: usize,
@@ -75,7 +77,15 @@ pub(super) enum InputProgress {
 
 impl Transmission {
     pub(super) fn new(negotiated: Negotiated, prefix: u64) -> Transmission {
-        Transmission { negotiated, prefix, receiving: Receiving::Header, pending: Vec::new(), in_flight: 0, held: 0 }
+        Transmission {
+            negotiated,
+            prefix,
+            receiving: Receiving::Header,
+            pending: Vec::new(),
+            free: Vec::new(),
+            in_flight: 0,
+            held: 0,
+        }
     }
 
     /// A transmission taken over from another process, with no request in the disk.
@@ -183,7 +193,7 @@ impl Transmission {
         requests: &mut VecDeque<Request>,
     ) {
         self.held += memory_len;
-        let memory = if memory_len > 0 { Segments::zeroed(memory_len) } else { Segments::empty() };
+        let memory = if memory_len > 0 { outgoing.spare_mut().take(memory_len) } else { Segments::empty() };
         if let Operation::Write { .. } = request.operation {
             self.receiving = Receiving::Data { cookie, request, memory, filled: 0 };
         } else {
@@ -230,6 +240,7 @@ impl Transmission {
             }
             // The geometry has changed since the header was validated.
             Err(status) => {
+                self.free.push(slot);
                 self.held -= held;
                 let reads = pending.request.operation == Operation::Read;
                 self.reply(pending.cookie, reads, reply::error_reply(status), outgoing);
@@ -275,7 +286,9 @@ impl Transmission {
             }
             (None, _) => outgoing.push(reply::done(self.negotiated, false, pending.cookie), Segments::empty()),
         }
+        let written = request.operation().is_write().then(|| request.asked_memory());
         request.retire();
+        written.into_iter().for_each(|memory| outgoing.spare_mut().keep(memory));
     }
 
     /// Replies to a request that the disk will not see because the server is stopping.
@@ -299,6 +312,7 @@ impl Transmission {
         let pending = self.pending.get_mut(slot).and_then(Option::take);
         debug_assert!(pending.is_some(), "a completion of an unknown request: {:?}", request.token());
         if pending.is_some() {
+            self.free.push(slot);
             self.in_flight -= 1;
             self.held -= pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request)));
         }
@@ -321,7 +335,7 @@ impl Transmission {
     }
 
     fn free_slot(&mut self) -> usize {
-        self.pending.iter().position(Option::is_none).unwrap_or_else(|| {
+        self.free.pop().unwrap_or_else(|| {
             self.pending.push(None);
             self.pending.len().saturating_sub(1)
         })
@@ -358,7 +372,7 @@ fn error_reply(pending: &Pending, status: Status) -> Option<ErrorReply> {
     }
 }
 
-fn extents(pending: &Pending, request: &Request, negotiated: Negotiated) -> Vec<u8> {
+fn extents(pending: &Pending, request: &Request, negotiated: Negotiated) -> Head {
     // They begin at the block that contains the start of the request.
     let mut skip = request.asked().at - request.span().at;
     let asked = request.extents().iter().map(|extent| {

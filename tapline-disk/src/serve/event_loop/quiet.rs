@@ -12,7 +12,8 @@ use crate::serve::own_keys::QUIET;
 impl<S: Server + Disclose> EventLoop<S> {
     /// Has the disk looked at again in a while, if it should give something back then. To be called before sleeping.
     pub(super) fn mind_quiet(&mut self) {
-        if self.quiet.is_waiting() || !(self.disk.is_trim_due() || self.has_lanes_to_end()) {
+        let due = || self.disk.is_trim_due() || self.has_lanes_to_end() || self.server.keeps_memory();
+        if self.quiet.is_waiting() || !due() {
             return;
         }
         let waits = self.quiet.begin(self.stats.come(), &mut EngineWatch(&mut self.engine), QUIET);
@@ -25,6 +26,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             Ok(false) => {}
             Ok(true) => {
                 self.disk.drop_caches();
+                self.server.free_kept_memory();
                 self.end_idle_lanes();
                 memory::give_back_freed();
                 self.stats.memory_given_back();

@@ -180,6 +180,14 @@ impl Server for Emulated {
         }
     }
 
+    fn keeps_memory(&self) -> bool {
+        self.nbd.keeps_memory()
+    }
+
+    fn free_kept_memory(&mut self) {
+        self.nbd.free_kept_memory();
+    }
+
     fn peers(&self) -> usize {
         self.guest.peers() + self.nbd.peers()
     }

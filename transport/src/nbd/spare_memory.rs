@@ -1,0 +1,83 @@
+//! Memory of answered requests, kept for the next requests of the same client.
+//!
+//! It is not zeroed again: what it holds was read or written by this client, and a read is answered with data only when
+//! all of it has been filled (by every disk but one without a file, which leaves memory as it is). Invariants: kept
+//! memory is referenced from nowhere else; a connection keeps at most [`KEPT_MAX`] bytes, and one that is idle for a
+//! while [`MUCH`].
+
+use memory::{PAGE, Segments};
+
+/// Bytes kept while requests are in progress: the requests of a busy client, as long as they are small.
+const KEPT_MAX: usize = 512 << 10;
+/// More than a client of one request at a time will need; no disk wakes up to free less.
+const MUCH: usize = 64 << 10;
+
+/// The spare memory of one client.
+#[derive(Debug, Default)]
+pub(super) struct SpareMemory {
+    kept: Vec<Segments>,
+    bytes: usize,
+}
+
+impl SpareMemory {
+    /// Page-aligned memory with undefined contents. Clients mostly have requests of one length.
+    pub(super) fn take(&mut self, len: usize) -> Segments {
+        if self.kept.last().is_none_or(|last| last.len() != len) {
+            return Segments::zeroed(len);
+        }
+        self.bytes -= len;
+        self.kept.pop().unwrap_or_default()
+    }
+
+    /// Keeps `memory`, unless something else refers to it still, or there is enough.
+    pub(super) fn keep(&mut self, mut memory: Segments) {
+        let len = memory.len();
+        if len > 0 && self.bytes + len <= KEPT_MAX && memory.aligned_to(PAGE) && memory.is_sole_owner() {
+            self.bytes += len;
+            self.kept.push(memory);
+        }
+    }
+
+    /// Whether an idle client should not have it.
+    pub(super) fn is_much(&self) -> bool {
+        self.bytes > MUCH
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn memory_in_use_elsewhere_is_not_kept() {
+        let mut spare = SpareMemory::default();
+        let memory = Segments::zeroed(PAGE);
+        let elsewhere = memory.clone();
+        spare.keep(memory);
+        assert!(spare.kept.is_empty());
+        let base = elsewhere.parts()[0].base();
+        spare.keep(elsewhere);
+        assert_eq!(spare.take(PAGE).parts()[0].base(), base);
+    }
+
+    #[test]
+    fn only_whole_aligned_pages_of_the_same_length_are_reused() {
+        let mut spare = SpareMemory::default();
+        spare.keep(Segments::zeroed(512));
+        spare.keep(Segments::zeroed(2 * PAGE).slice(512, PAGE));
+        assert!(spare.kept.is_empty());
+        spare.keep(Segments::zeroed(2 * PAGE));
+        assert_eq!(spare.take(PAGE).len(), PAGE);
+        assert_eq!(spare.bytes, 2 * PAGE);
+    }
+
+    #[test]
+    fn a_client_keeps_a_limited_amount() {
+        let mut spare = SpareMemory::default();
+        for _ in 0..=KEPT_MAX / PAGE {
+            spare.keep(Segments::zeroed(PAGE));
+        }
+        assert_eq!(spare.bytes, KEPT_MAX);
+        assert!(spare.is_much());
+    }
+}

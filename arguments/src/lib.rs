@@ -280,7 +280,7 @@ pub struct Access {
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: CacheMode,
     /// The kernel's I/O interface [default: uring; aio with --grants map, and for files for which io_uring would need a
-    /// thread per request]
+    /// thread per request; the other one where the system refuses it, with a line in the log]
     #[arg(long, value_name = "ENGINE")]
     pub io_engine: Option<IoEngine>,
 }

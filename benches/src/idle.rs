@@ -35,8 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let own = watch("tapline vhd", arguments, |place| {
         let image = format!("vhd:{}", place.join("disk.vhd").display());
         tapline(&["image", "create", &image, "--size", "10G"])?;
-        // The engine that a disk has if nothing is said. Hundreds with Linux AIO need a higher fs.aio-max-nr: tmpfs has
-        // no other one, so that --dir must be on another file system then.
+        // The engine that a disk has if nothing is said: on tmpfs Linux AIO, and io_uring beyond fs.aio-max-nr.
         let socket = place.join("server.sock");
         let mut command = Command::new(program("tapline-disk"));
         command.arg("serve").arg(&image).arg("--vhost-user").arg(&socket);

@@ -41,8 +41,24 @@ pub struct Layers {
     /// What becomes of a vhost-user guest's requests when the process dies.
     #[serde(default)]
     pub inflight: Option<InFlight>,
+    /// What does its I/O.
+    #[serde(default)]
+    pub engine: Option<IoEngine>,
     /// From the leaf down.
     pub layers: Vec<Layer>,
+}
+
+/// What does the I/O of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoEngine {
+    /// io_uring.
+    Uring,
+    /// Linux AIO.
+    Aio,
+    /// None: the disk stores nothing.
+    #[serde(other)]
+    None,
 }
 
 /// What becomes of requests in flight.

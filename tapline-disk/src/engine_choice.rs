@@ -1,5 +1,5 @@
-//! The I/O engine of a disk: the requested one, or the one that suits the files and the memory. Automatic choices are
-//! reported.
+//! The I/O engine of a disk: the requested one, or the one that suits the files and the memory, or else the one that
+//! the system grants. Automatic choices are reported.
 //!
 //! If the storage itself reads and writes the pages of a Xen guest (`--grants map`), Linux AIO is used. When a process
 //! is killed, the kernel first waits for its AIO and then unmaps its memory. For io_uring it does not wait: it unmaps
@@ -8,7 +8,7 @@
 //! last request on it has completed.
 
 use control::ImageName;
-use uring::{Cache, EngineKind, ImageFile};
+use uring::{Cache, Engine, EngineError, EngineKind, ImageFile};
 
 use crate::failure::Failure;
 use crate::fileless;
@@ -42,20 +42,64 @@ struct Seen<'a> {
     data: Data,
 }
 
-/// The engine of the disk of that name on `files`: the one that was asked for, if any, or the one that suits; one that
-/// was chosen with a reason is reported.
-pub fn kind_of(
+/// The engine of the disk of that name on `files`: the one that was asked for, if any; or the one that suits, or the
+/// other where the system refuses that one to this process. One that was chosen with a reason is reported.
+pub fn open(
     name: &ImageName,
     asked: Option<EngineKind>,
-    files: &[ImageFile],
+    files: Vec<ImageFile>,
+    depth: usize,
     data: Data,
-) -> Result<EngineKind, Failure> {
+) -> Result<Engine, Failure> {
     if let Some(kind) = fileless::engine(name, asked)? {
-        return Ok(kind);
+        return Engine::open(kind, files, depth).map_err(Failure::said);
     }
-    let choice = choose(asked, files, data);
-    choice.note.iter().for_each(say);
-    Ok(choice.kind)
+    let choice = choose(asked, &files, data);
+    let again = files.clone();
+    let refused = match Engine::open(choice.kind, files, depth) {
+        Ok(engine) => {
+            choice.note.iter().for_each(say);
+            return Ok(engine);
+        }
+        Err(refused) => refused,
+    };
+    let other = refused.other().filter(|&other| asked.is_none() && may_replace(other, &again, data));
+    let Some((other, Ok(engine))) = other.map(|other| (other, Engine::open(other, again, depth))) else {
+        return Err(failure_of(refused));
+    };
+    let remedy = refused.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
+    say(format_args!("{} is used, although it suits this disk less: {refused}{remedy}", words(other)));
+    Ok(engine)
+}
+
+/// Whether a disk may do with this engine, which suits it less.
+fn may_replace(other: EngineKind, files: &[ImageFile], data: Data) -> bool {
+    match other {
+        EngineKind::Aio => !are_cached(files),
+        EngineKind::Uring => data == Data::Own || are_cached(files),
+        EngineKind::Null | EngineKind::Model(_) => false,
+    }
+}
+
+/// The engine was refused to this disk.
+fn failure_of(refused: EngineError) -> Failure {
+    let remedy = refused.remedy().map(str::to_owned);
+    let other = refused.other().map(|other| match other {
+        EngineKind::Aio => "use --io-engine aio".to_owned(),
+        _ => "use --io-engine uring".to_owned(),
+    });
+    let advice: Vec<String> = [remedy, other].into_iter().flatten().collect();
+    let failure = Failure::said(refused);
+    if advice.is_empty() { failure } else { failure.advise(advice.join(", or ")) }
+}
+
+/// What people call it.
+pub fn words(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Uring => "io_uring",
+        EngineKind::Aio => "Linux AIO",
+        EngineKind::Null | EngineKind::Model(_) => "no I/O",
+    }
 }
 
 /// Chooses for `files`. A named engine is taken as it is.
@@ -63,8 +107,11 @@ pub fn choose(named: Option<EngineKind>, files: &[ImageFile], data: Data) -> Cho
     let mut all = files.iter().flat_map(ImageFile::all_files);
     let slow = all.find(|file| file.uring_needs_workers());
     let path = slow.map(|file| file.path().display().to_string());
-    let cached = files.iter().any(|file| file.options().cache == Cache::Writeback);
-    decide(named, Seen { slow: path.as_deref(), cached, data })
+    decide(named, Seen { slow: path.as_deref(), cached: are_cached(files), data })
+}
+
+fn are_cached(files: &[ImageFile]) -> bool {
+    files.iter().any(|file| file.options().cache == Cache::Writeback)
 }
 
 fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> Choice {

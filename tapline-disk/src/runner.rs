@@ -19,7 +19,7 @@ use transport::Timer;
 use uring::{Engine, EngineKind, ImageFile};
 
 use crate::damage;
-use crate::engine_choice::{Data, kind_of};
+use crate::engine_choice::{self, Data};
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::layers::{self, Layers};
@@ -60,11 +60,10 @@ impl Runner {
     /// A disk over `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
         let Layers { name, from, names, files, images, logs, unsettled, .. } = layers;
-        let kind = kind_of(&name, kind, &files, Data::Own)?;
         let block = disk::Options::default().block;
         let disk =
             layers::disk_of(images, logs, &unsettled, block).map_err(|error| crate::failure::explain(&name, error))?;
-        let engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
+        let engine = engine_choice::open(&name, kind, files, DEPTH, Data::Own)?;
         Ok(Runner {
             from,
             geometry: disk.geometry(),

@@ -35,7 +35,7 @@ use uring::{Engine, EngineKind, ImageFile};
 use vm::paste::{self, Served};
 
 use crate::access;
-use crate::engine_choice::{Data, kind_of};
+use crate::engine_choice::{self, Data};
 use crate::failure::{Exit, Failure, explain, only_read};
 use crate::fileless;
 use crate::files::Files;
@@ -85,13 +85,12 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     from.forget();
-    let kind = engine_kind(serve, &name, &files)?;
     let disk = layers::disk_of(images, logs, &unsettled, block).map_err(|error| {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
-    let engine = engine(kind, files, &shaping)?;
-    say(describe(&name, &disk, kind));
+    let engine = engine(serve, &name, files, &shaping)?;
+    say(describe(&name, &disk, engine.kind()));
     shaping.line().iter().for_each(say);
     let polling = polling(serve, &counters);
     let threads = threads(serve, &counters);
@@ -126,19 +125,14 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     }
 }
 
-/// The engine, whose choice is reported.
-fn engine_kind(serve: &Serve, name: &ImageName, files: &[ImageFile]) -> Result<EngineKind, Failure> {
-    let kind = kind_of(name, access::engine(serve.access), files, data(serve))?;
-    if kind.stores_nothing() {
+/// The engine, with the lanes that a test wants.
+fn engine(serve: &Serve, name: &ImageName, files: Vec<ImageFile>, shaping: &Shaping) -> Result<Engine, Failure> {
+    let mut engine = engine_choice::open(name, access::engine(serve.access), files, DEPTH, data(serve))?;
+    let stores_nothing = engine.kind().stores_nothing();
+    if stores_nothing {
         say(format_args!("{name} is for measurements: {}", fileless::WARNING));
     }
-    Ok(kind)
-}
-
-/// The engine, with the lanes that a test wants.
-fn engine(kind: EngineKind, files: Vec<ImageFile>, shaping: &Shaping) -> Result<Engine, Failure> {
-    let mut engine = Engine::open(kind, files, DEPTH).map_err(Failure::said)?;
-    let lanes = if kind.stores_nothing() { 0 } else { threads::forced().unwrap_or(1).saturating_sub(1) };
+    let lanes = if stores_nothing { 0 } else { threads::forced().unwrap_or(1).saturating_sub(1) };
     for _ in 0..lanes {
         engine.start_lane().map_err(Failure::said)?;
     }
@@ -287,12 +281,7 @@ fn describe(name: &ImageName, disk: &Disk<Image>, kind: EngineKind) -> String {
         2 => ", on 1 parent".into(),
         layers => format!(", on {} parents", layers - 1),
     };
-    let engine = match kind {
-        EngineKind::Uring => "io_uring",
-        EngineKind::Aio => "Linux AIO",
-        EngineKind::Null | EngineKind::Model(_) => "no I/O",
-    };
-    format!("{name}: {}{parents}, {access}, {engine}", readable(geometry.len))
+    format!("{name}: {}{parents}, {access}, {}", readable(geometry.len), engine_choice::words(kind))
 }
 
 fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving: Serving) -> Result<Exit, Failure> {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use disk::FileId;
 
+use crate::EngineKind;
+
 /// An engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -12,13 +14,13 @@ pub enum EngineError {
     #[error("a disk that stores nothing has no I/O that another thread could do")]
     NoLanes,
     /// io_uring is not available to this process: a sysctl, a seccomp filter, or a kernel without it.
-    #[error("cannot set up io_uring: it is forbidden here ({reason}); use --io-engine aio")]
+    #[error("cannot set up io_uring: it is forbidden here ({reason})")]
     UringForbidden {
         /// What forbids it, as far as that can be determined.
         reason: String,
     },
     /// The kernel's io_uring is too old.
-    #[error("cannot use the io_uring of this kernel: it lacks {missing}; use --io-engine aio")]
+    #[error("cannot use the io_uring of this kernel: it lacks {missing}")]
     UringTooOld {
         /// What is missing, and which kernel introduced it.
         missing: &'static str,
@@ -26,7 +28,7 @@ pub enum EngineError {
     /// The rings count as locked memory of the user, and its limit is used up.
     #[error(
         "cannot set up io_uring: no memory for its rings, or this user's locked-memory limit (ulimit -l, \
-         RLIMIT_MEMLOCK) is exhausted; raise the limit, or use --io-engine aio"
+         RLIMIT_MEMLOCK) is exhausted"
     )]
     UringNoMemory(#[source] io::Error),
     /// Linux AIO on a file that is open through the page cache, where it would block.
@@ -40,10 +42,7 @@ pub enum EngineError {
         path: PathBuf,
     },
     /// fs.aio-max-nr is used up.
-    #[error(
-        "cannot set up Linux AIO for {wanted} requests: the system limit fs.aio-max-nr{limit} is nearly exhausted; \
-         raise it with sysctl -w fs.aio-max-nr=NUMBER, or use --io-engine uring"
-    )]
+    #[error("cannot set up Linux AIO for {wanted} requests: the system limit fs.aio-max-nr{limit} is nearly exhausted")]
     AioExhausted {
         /// The number of requests needed.
         wanted: u32,
@@ -51,7 +50,7 @@ pub enum EngineError {
         limit: String,
     },
     /// A kernel without Linux AIO, or with an old one.
-    #[error("cannot use the Linux AIO of this kernel: it lacks {missing}; use --io-engine uring")]
+    #[error("cannot use the Linux AIO of this kernel: it lacks {missing}")]
     AioMissing {
         /// What is missing.
         missing: &'static str,
@@ -90,6 +89,26 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// The other engine, where the system withholds this one from the process and not from every process.
+    pub fn other(&self) -> Option<EngineKind> {
+        match self {
+            EngineError::UringForbidden { .. } | EngineError::UringTooOld { .. } | EngineError::UringNoMemory(_) => {
+                Some(EngineKind::Aio)
+            }
+            EngineError::AioExhausted { .. } | EngineError::AioMissing { .. } => Some(EngineKind::Uring),
+            _ => None,
+        }
+    }
+
+    /// How the system could be made to grant this engine.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            EngineError::UringNoMemory(_) => Some("raise the limit"),
+            EngineError::AioExhausted { .. } => Some("raise it with sysctl -w fs.aio-max-nr=NUMBER"),
+            _ => None,
+        }
+    }
+
     pub(crate) fn failed(tried: &'static str, cause: impl Into<io::Error>) -> EngineError {
         EngineError::Failed { tried, source: cause.into() }
     }

@@ -52,8 +52,8 @@ impl OpenOptions {
 /// linux/magic.h. XFS could, but a read of it waits for those that write to the file, in the thread that submits it.
 const WAITING: [i64; 2] = [0xef53, 0x9123_683e];
 
-/// An open image file.
-#[derive(Debug)]
+/// An open image file; a clone is the same open file.
+#[derive(Clone, Debug)]
 pub struct ImageFile {
     /// Shared with the engine's threads that are using it.
     file: Arc<File>,

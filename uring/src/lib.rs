@@ -9,8 +9,8 @@
 //! Invariant: memory, iovec and operation belong to the engine's slab from `push` until the operation is handed back;
 //! the kernel never holds an address of anything that may be freed or moved.
 //!
-//! Nothing here knows about images, guests or requests. There are no silent fallbacks: a file system that refuses
-//! O_DIRECT or a kernel that refuses io_uring is an error that says what to do.
+//! Nothing here knows about images, guests or requests. There are no fallbacks: a file system that refuses O_DIRECT or
+//! a kernel that refuses io_uring is an error, which names the other engine where that one may do.
 //!
 //! A process that writes to files should ignore SIGXFSZ: the kernel sends it along with EFBIG.
 

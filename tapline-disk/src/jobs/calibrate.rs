@@ -15,10 +15,10 @@ use control::{FormatName, ImageName, Kind};
 use device::fit;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
-use uring::{Cache, Engine, FileOpenError, ImageFile, OpenOptions};
+use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::access;
-use crate::engine_choice::{Data, kind_of};
+use crate::engine_choice::{self, Data};
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
 use crate::output;
@@ -62,8 +62,7 @@ pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let operation = if calibrate.write { "write" } else { "read" };
     let len = name.len_without_file().unwrap_or_else(|| disk::Source::len(&opened));
     let asked = access::engine(Access { cache: CacheMode::None, io_engine: calibrate.io_engine });
-    let kind = kind_of(name, asked, std::slice::from_ref(&opened), Data::Own)?;
-    let engine = Engine::open(kind, vec![opened], DEPTH).map_err(Failure::said)?;
+    let engine = engine_choice::open(name, asked, vec![opened], DEPTH, Data::Own)?;
     let mut probe = Probe::new(engine, name, len, stop);
     let mut progress: Option<Progress> = None;
     let fitted = fit(calibrate.write, ROUNDS, |load, policy, at| {

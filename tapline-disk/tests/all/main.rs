@@ -34,6 +34,7 @@ mod log;
 mod page;
 mod page_accuracy;
 mod probes;
+mod refused_engine;
 mod rest;
 mod serve;
 mod shape;

@@ -1,8 +1,8 @@
 //! A disk's answers, for people, in lines. What is missing is left out.
 
 use control::answer::{
-    Clone, Condition, InFlight, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused, Polling, Resize,
-    Revert, Shape, Shared, Snapshot, Stats, Threads, Upgrade, Version,
+    Clone, Condition, InFlight, IoEngine, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused,
+    Polling, Resize, Revert, Shape, Shared, Snapshot, Stats, Threads, Upgrade, Version,
 };
 use control::size::readable;
 use control::{SizeRule, printable};
@@ -174,7 +174,12 @@ pub fn upgrade(answer: &Upgrade) -> Vec<String> {
 
 /// `layers`.
 pub fn layers(answer: &Layers) -> Vec<String> {
-    let mut lines = vec![format!("{} disk", readable(answer.size))];
+    let engine = match answer.engine {
+        Some(IoEngine::Uring) => ", by io_uring",
+        Some(IoEngine::Aio) => ", by Linux AIO",
+        Some(IoEngine::None) | None => "",
+    };
+    let mut lines = vec![format!("{} disk{engine}", readable(answer.size))];
     lines.extend(answer.layers.iter().map(layer));
     match answer.inflight {
         Some(InFlight::Recorded) => lines.push("the guest's front-end records requests in flight".into()),

@@ -3,10 +3,10 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use control::answer::{self, InFlight};
+use control::answer::{self, InFlight, IoEngine};
 use control::{FormatName, Kind, POLLING_MAX_US, THREADS_MAX, VERBS, VERSION, ask};
 use disk::Format;
-use uring::ImageFile;
+use uring::{EngineKind, ImageFile};
 
 use super::work::{Work, absolute};
 use crate::failure::Failure;
@@ -172,6 +172,11 @@ pub fn layers(work: &Work<'_>) -> answer::Layers {
         condition: work.condition(),
         peers: Some(work.server.peers()),
         inflight: work.server.records_in_flight().map(in_flight),
+        engine: Some(match work.engine.kind() {
+            EngineKind::Uring => IoEngine::Uring,
+            EngineKind::Aio => IoEngine::Aio,
+            EngineKind::Null | EngineKind::Model(_) => IoEngine::None,
+        }),
         layers: layers.collect(),
     }
 }

@@ -1,0 +1,83 @@
+//! What does the I/O of a disk where the system refuses the engine that suits it, as in a container.
+
+use std::path::Path;
+
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+use serde_json::json;
+
+use crate::tool::Room;
+use crate::tool::control::Control;
+use crate::tool::nbd::Nbd;
+use crate::tool::served::Disk;
+
+/// In a thread that the system refuses `call`, as it does to the processes that it starts.
+fn where_refused(call: i64, errno: u32, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let machine = std::env::consts::ARCH.try_into().unwrap();
+            let refused = [(call, Vec::new())].into_iter().collect();
+            let filter = SeccompFilter::new(refused, SeccompAction::Allow, SeccompAction::Errno(errno), machine);
+            apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
+            work();
+        });
+    });
+}
+
+/// In memory, where Linux AIO suits, and on a disk, where io_uring does.
+fn rooms() -> [Room; 2] {
+    [Room::below(Path::new("/dev/shm")), Room::new()]
+}
+
+#[test]
+fn a_disk_takes_the_engine_that_is_granted_and_says_so() {
+    let refused = [
+        (libc::SYS_io_uring_setup, libc::EPERM, "aio", "Linux AIO is used"),
+        (libc::SYS_io_setup, libc::EAGAIN, "uring", "fs.aio-max-nr"),
+    ];
+    for (call, errno, granted, said) in refused {
+        where_refused(call, errno.unsigned_abs(), || {
+            for room in rooms() {
+                room.done("image create vhd:a.vhd --size 64M");
+                let disk = Disk::serve(&room, "vhd:a.vhd --nbd nbd.sock --control control.sock");
+                let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+                nbd.write(1 << 20, &[7; 4096]).unwrap();
+                nbd.flush().unwrap();
+                assert_eq!(nbd.read(1 << 20, 4096).unwrap(), [7; 4096]);
+                let layers = Control::connect(&room.file("control.sock")).done(&json!({"verb": "layers"}));
+                assert_eq!(layers["engine"], granted);
+                let was_refused = disk.said.contains("suits this disk less");
+                assert!(!was_refused || disk.said.contains(said), "{}", disk.said);
+                assert_eq!(disk.stop().0, Some(0));
+            }
+        });
+    }
+}
+
+#[test]
+fn an_engine_that_was_asked_for_is_not_replaced() {
+    let refused = [
+        (libc::SYS_io_uring_setup, libc::EPERM, "uring", "use --io-engine aio"),
+        (libc::SYS_io_setup, libc::EAGAIN, "aio", "sysctl -w fs.aio-max-nr=NUMBER, or use --io-engine uring"),
+    ];
+    for (call, errno, asked, advice) in refused {
+        where_refused(call, errno.unsigned_abs(), || {
+            let room = Room::new();
+            room.done("image create raw:a.raw --size 1M");
+            let said = room.tapline(&format!("serve raw:a.raw --nbd nbd.sock --io-engine {asked}"));
+            assert_ne!(said.code, Some(0), "{said:?}");
+            assert!(said.err.contains(advice), "{said:?}");
+        });
+    }
+}
+
+/// Linux AIO blocks on files in the page cache: there is nothing that could take the place of io_uring.
+#[test]
+fn files_in_the_page_cache_need_io_uring() {
+    where_refused(libc::SYS_io_uring_setup, libc::EPERM.unsigned_abs(), || {
+        let room = Room::new();
+        room.write("a.raw", &[0; 1 << 20]);
+        let said = room.tapline("serve raw:a.raw --nbd nbd.sock --cache writeback");
+        assert_ne!(said.code, Some(0), "{said:?}");
+        assert!(said.err.contains("forbidden here"), "{said:?}");
+    });
+}

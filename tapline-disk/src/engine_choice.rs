@@ -63,11 +63,16 @@ pub fn open(
         }
         Err(refused) => refused,
     };
-    let other = refused.other().filter(|&other| asked.is_none() && may_replace(other, &again, data));
-    let Some((other, Ok(engine))) = other.map(|other| (other, Engine::open(other, again, depth))) else {
-        return Err(failure_of(refused));
-    };
+    let Some(other) = refused.other() else { return Err(Failure::said(refused)) };
+    if asked.is_some() || !may_replace(other, &again, data) {
+        let instead = instead(other, are_cached(&again), data);
+        return Err(failure_of(refused, Some(instead)));
+    }
     let remedy = refused.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
+    let engine = Engine::open(other, again, depth).map_err(|also| {
+        say(format_args!("{} is tried, although it suits this disk less: {refused}{remedy}", words(other)));
+        failure_of(also, None)
+    })?;
     say(format_args!("{} is used, although it suits this disk less: {refused}{remedy}", words(other)));
     Ok(engine)
 }
@@ -81,14 +86,19 @@ fn may_replace(other: EngineKind, files: &[ImageFile], data: Data) -> bool {
     }
 }
 
-/// The engine was refused to this disk.
-fn failure_of(refused: EngineError) -> Failure {
-    let remedy = refused.remedy().map(str::to_owned);
-    let other = refused.other().map(|other| match other {
-        EngineKind::Aio => "use --io-engine aio".to_owned(),
-        _ => "use --io-engine uring".to_owned(),
-    });
-    let advice: Vec<String> = [remedy, other].into_iter().flatten().collect();
+/// What people can do to have `other` in place of the engine that was refused.
+fn instead(other: EngineKind, cached: bool, data: Data) -> &'static str {
+    match other {
+        EngineKind::Aio if cached => "use --cache none",
+        EngineKind::Aio => "use --io-engine aio",
+        _ if data == Data::Granted && !cached => "use other --grants",
+        _ => "use --io-engine uring",
+    }
+}
+
+/// An engine was refused to this disk.
+fn failure_of(refused: EngineError, instead: Option<&str>) -> Failure {
+    let advice: Vec<&str> = [refused.remedy(), instead].into_iter().flatten().collect();
     let failure = Failure::said(refused);
     if advice.is_empty() { failure } else { failure.advise(advice.join(", or ")) }
 }

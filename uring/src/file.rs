@@ -62,6 +62,8 @@ pub struct ImageFile {
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
+    /// Reads that meet its end before this are errors.
+    least_len: u64,
     waits_for_pages: bool,
     is_in_memory: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
@@ -157,7 +159,8 @@ impl ImageFile {
             && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
         let is_in_memory = device_len.is_none() && is_on(file.as_fd(), TMPFS);
         let file = Arc::new(file);
-        ImageFile { file, path, options, alignment, device_len, waits_for_pages, is_in_memory, data: None }
+        let least_len = 0;
+        ImageFile { file, path, options, alignment, device_len, least_len, waits_for_pages, is_in_memory, data: None }
     }
 
     /// Attaches the data file of an image.
@@ -209,6 +212,21 @@ impl ImageFile {
         self.device_len
     }
 
+    /// From now on a read that meets the end of the file before `len` is an error: what was there was cut off. Other
+    /// reads behind the end find zeroes, as of a hole.
+    pub fn must_reach(&mut self, len: u64) {
+        self.least_len = len;
+    }
+
+    pub(crate) fn least_len(&self) -> u64 {
+        self.least_len
+    }
+
+    /// Whether another program has cut off a part that must be there ([`ImageFile::must_reach`]).
+    pub fn is_cut_short(&self) -> bool {
+        self.least_len > 0 && self.current_len().is_ok_and(|len| len < self.least_len)
+    }
+
     /// The current length in bytes.
     pub(crate) fn current_len(&self) -> io::Result<u64> {
         match self.device_len {
@@ -239,9 +257,7 @@ impl ImageFile {
 
     /// The same file under the same descriptor, which is closed with the last of these values. Without a data file.
     pub(crate) fn shared(&self) -> ImageFile {
-        let ImageFile { options, alignment, device_len, waits_for_pages, is_in_memory, .. } = *self;
-        let (file, path) = (self.file.clone(), self.path.clone());
-        ImageFile { file, path, options, alignment, device_len, waits_for_pages, is_in_memory, data: None }
+        ImageFile { data: None, ..self.clone() }
     }
 
     /// Whether the file system holds data or a hole at `at`; see [`disk::Io::allocated`].

@@ -21,6 +21,7 @@ const PARTS_MAX: usize = 1024;
 pub(crate) struct IoConstraints {
     pub(crate) alignment: Alignment,
     pub(crate) device_len: Option<u64>,
+    pub(crate) least_len: u64,
     pub(crate) waits_for_pages: bool,
 }
 
@@ -29,6 +30,7 @@ impl IoConstraints {
         IoConstraints {
             alignment: file.alignment(),
             device_len: file.device_len(),
+            least_len: file.least_len(),
             waits_for_pages: file.waits_for_pages(),
         }
     }
@@ -74,7 +76,8 @@ pub(crate) struct Flight {
 impl Flight {
     /// An empty slot.
     pub(crate) fn empty() -> Flight {
-        let constraints = IoConstraints { alignment: Alignment::NONE, device_len: None, waits_for_pages: false };
+        let constraints =
+            IoConstraints { alignment: Alignment::NONE, device_len: None, least_len: 0, waits_for_pages: false };
         Flight { op: None, constraints, moved: 0, buffer: StepBuffer::Whole }
     }
 
@@ -181,7 +184,7 @@ impl Flight {
 
     /// `count` bytes were read.
     fn read_completed(&mut self, count: usize, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
-        let Some(FileOp { action: Action::Read { into, .. }, .. }) = &self.op else { return None };
+        let Some(FileOp { action: Action::Read { at, into }, .. }) = &self.op else { return None };
         if let StepBuffer::Bounced(bounce) = &mut self.buffer {
             bounce.unload(&into.slice(self.moved, count));
         }
@@ -192,6 +195,9 @@ impl Flight {
         }
         // Direct I/O stops between blocks only at the end of the file, and cannot be continued from there.
         if count == 0 || self.moved % self.constraints.alignment.offset != 0 {
+            if at.0.saturating_add(as_u64(self.moved)) < self.constraints.least_len {
+                return Some(Err(FileError::Failed(libc::EIO)));
+            }
             into.slice(self.moved, left).fill_zero();
             return Some(Ok(()));
         }
@@ -298,10 +304,14 @@ mod test {
 
     use super::*;
 
-    const DIRECT: IoConstraints =
-        IoConstraints { alignment: Alignment { memory: 512, offset: 512 }, device_len: None, waits_for_pages: false };
+    const DIRECT: IoConstraints = IoConstraints {
+        alignment: Alignment { memory: 512, offset: 512 },
+        device_len: None,
+        least_len: 0,
+        waits_for_pages: false,
+    };
     const BUFFERED: IoConstraints =
-        IoConstraints { alignment: Alignment::NONE, device_len: None, waits_for_pages: false };
+        IoConstraints { alignment: Alignment::NONE, device_len: None, least_len: 0, waits_for_pages: false };
 
     fn flight(action: Action, constraints: IoConstraints) -> (Flight, BouncePool) {
         let mut pool = BouncePool::default();
@@ -346,6 +356,16 @@ mod test {
     }
 
     #[test]
+    fn the_end_of_a_file_that_was_cut_off_is_an_error() {
+        for (least_len, expected) in [(4608, Some(Ok(()))), (4609, Some(Err(FileError::Failed(libc::EIO))))] {
+            let (mut flight, mut pool) =
+                flight(read_into(&Segments::zeroed(4096)), IoConstraints { least_len, ..DIRECT });
+            assert_eq!(flight.settle(512, &mut pool), None);
+            assert_eq!(flight.settle(0, &mut pool), expected);
+        }
+    }
+
+    #[test]
     fn a_short_direct_write_is_continued_at_a_block_boundary() {
         let action = Action::Write { at: FileOffset(0), from: Segments::zeroed(4096) };
         let (mut flight, mut pool) = flight(action, DIRECT);
@@ -360,6 +380,7 @@ mod test {
         let constraints = IoConstraints {
             alignment: Alignment { memory: 512, offset: 4096 },
             device_len: None,
+            least_len: 0,
             waits_for_pages: false,
         };
         let (mut flight, mut pool) =

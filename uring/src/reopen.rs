@@ -111,7 +111,10 @@ impl ImageFile {
 
     /// What is known about this file also holds for another description of it.
     fn with_file(&self, file: File, options: OpenOptions) -> ImageFile {
-        ImageFile::from_parts(file, self.path().to_owned(), options, self.alignment(), self.device_len())
+        let path = self.path().to_owned();
+        let mut other = ImageFile::from_parts(file, path, options, self.alignment(), self.device_len());
+        other.must_reach(self.least_len());
+        other
     }
 }
 

@@ -131,3 +131,22 @@ fn a_hole_reads_as_zeroes_in_memory_that_held_data() {
         assert_eq!(disk.stop().0, Some(0));
     }
 }
+
+#[test]
+fn a_raw_file_that_another_program_cuts_off_fails_reads_and_is_reported() {
+    for engine in ["uring", "aio"] {
+        let room = Room::new();
+        room.make_raw("a", MIB);
+        let disk = Disk::serve(&room, &format!("raw:a --nbd nbd.sock --io-engine {engine}"));
+        let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+        let before = nbd.read(MIB / 2 - 4096, 4096).unwrap();
+        std::fs::File::options().write(true).open(room.file("a")).unwrap().set_len(MIB / 2).unwrap();
+        for (at, len) in [(MIB / 2, 4096), (MIB / 2 - 4096, 8192), (MIB - 512, 512)] {
+            assert!(nbd.read(at, len).is_err(), "{engine}: {len} bytes at {at}");
+        }
+        assert!(nbd.read(MIB / 2 - 4096, 4096).unwrap() == before);
+        let (code, said) = disk.stop();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("another program has cut off the end of"), "{said}");
+    }
+}

@@ -78,6 +78,22 @@ fn files_in_the_page_cache_need_io_uring() {
         room.write("a.raw", &[0; 1 << 20]);
         let said = room.tapline("serve raw:a.raw --nbd nbd.sock --cache writeback");
         assert_ne!(said.code, Some(0), "{said:?}");
-        assert!(said.err.contains("forbidden here"), "{said:?}");
+        assert!(said.err.contains("forbidden here") && said.err.contains("use --cache none"), "{said:?}");
+    });
+}
+
+#[test]
+fn where_both_engines_are_refused_both_reasons_are_told() {
+    where_refused(libc::SYS_io_uring_setup, libc::EPERM.unsigned_abs(), || {
+        where_refused(libc::SYS_io_setup, libc::EAGAIN.unsigned_abs(), || {
+            for room in rooms() {
+                room.done("image create raw:a.raw --size 1M");
+                let said = room.tapline("serve raw:a.raw --nbd nbd.sock");
+                assert_ne!(said.code, Some(0), "{said:?}");
+                for reason in ["is forbidden here", "fs.aio-max-nr"] {
+                    assert!(said.err.contains(reason), "{said:?}");
+                }
+            }
+        });
     });
 }

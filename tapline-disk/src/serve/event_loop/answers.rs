@@ -58,11 +58,20 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         if let Some(why) = worth_a_line(status) {
             let Span { at, len } = request.span();
-            let cause = self.disk.take_damage(request.span()).map(of_damage).unwrap_or_default();
+            let damage = self.disk.take_damage(request.span()).map(of_damage);
+            let cause = damage.or_else(|| self.cut_short()).unwrap_or_default();
             self.log
                 .caused(format_args!("{} of {len} bytes at {at} failed{why}{cause}", in_words(request.operation())));
         }
         self.server.complete(request, status);
+    }
+
+    /// A layer whose file another program has made shorter, as what a request has failed of.
+    #[cold]
+    fn cut_short(&self) -> Option<String> {
+        let files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let cut = files.into_iter().find(|file| file.is_cut_short())?;
+        Some(format!(": another program has cut off the end of {}", cut.path().display()))
     }
 
     /// Lets the server's peers see their answers.

@@ -142,9 +142,11 @@ impl Segments {
         self.len == 0
     }
 
-    /// Whether nothing else keeps this memory: no other list, and nothing that is still to be done with it.
-    pub fn is_sole_owner(&mut self) -> bool {
-        self.owner.as_mut().is_some_and(|owner| Arc::get_mut(owner).is_some())
+    /// Whether this is all of a [`Buffer`] that nothing else refers to: no other list, and nothing that is still to be
+    /// done with it. Not so for a list that was joined or cut, which keeps more alive than its own bytes.
+    pub fn is_own_buffer(&mut self) -> bool {
+        let owner = self.owner.as_mut().and_then(Arc::get_mut);
+        owner.and_then(|owner| owner.downcast_ref::<Buffer>()).is_some_and(|buffer| buffer.capacity() == self.len)
     }
 
     /// The parts, none of them empty.
@@ -292,13 +294,17 @@ mod test {
     }
 
     #[test]
-    fn a_slice_elsewhere_is_another_owner() {
-        let mut list = Segments::zeroed(8);
-        let slice = list.slice(2, 1);
-        assert!(!list.is_sole_owner());
-        drop(slice);
-        assert!(list.is_sole_owner());
-        assert!(!Segments::zeroes(8).is_sole_owner());
+    fn an_own_buffer_is_whole_and_not_shared() {
+        let mut list = Segments::zeroed(8192);
+        let mut slice = list.slice(4096, 4096);
+        assert!(!list.is_own_buffer());
+        assert!(!Segments::joined(vec![list.clone()]).is_own_buffer());
+        drop(list);
+        assert!(!slice.is_own_buffer());
+        assert!(Segments::zeroed(8192).is_own_buffer());
+        assert!(!Segments::joined(vec![Segments::zeroed(4096)]).is_own_buffer());
+        assert!(!Segments::zeroes(4096).is_own_buffer());
+        assert!(!Segments::empty().is_own_buffer());
     }
 
     #[test]

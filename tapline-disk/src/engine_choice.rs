@@ -70,10 +70,10 @@ pub fn open(
     }
     let remedy = refused.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
     let engine = Engine::open(other, again, depth).map_err(|also| {
-        say(format_args!("{} is tried, although it suits this disk less: {refused}{remedy}", words(other)));
+        say(format_args!("{} is tried for {name}, although it suits it less: {refused}{remedy}", words(other)));
         failure_of(also, None)
     })?;
-    say(format_args!("{} is used, although it suits this disk less: {refused}{remedy}", words(other)));
+    say(format_args!("{} is used for {name}, although it suits it less: {refused}{remedy}", words(other)));
     Ok(engine)
 }
 

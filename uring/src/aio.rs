@@ -408,6 +408,7 @@ fn refused(cause: io::Error, wanted: u32) -> EngineError {
             },
         },
         Some(libc::ENOSYS) => EngineError::AioMissing { missing: "io_setup (CONFIG_AIO)" },
+        Some(libc::EPERM) => EngineError::AioForbidden,
         _ => EngineError::failed("set up Linux AIO", cause),
     }
 }

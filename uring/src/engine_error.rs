@@ -49,6 +49,9 @@ pub enum EngineError {
         /// The limit and its current use, in parentheses; empty in a process that may not read them.
         limit: String,
     },
+    /// A seccomp filter or a security module.
+    #[error("cannot set up Linux AIO: it is forbidden here (a seccomp or security policy refuses io_setup)")]
+    AioForbidden,
     /// A kernel without Linux AIO, or with an old one.
     #[error("cannot use the Linux AIO of this kernel: it lacks {missing}")]
     AioMissing {
@@ -95,7 +98,9 @@ impl EngineError {
             EngineError::UringForbidden { .. } | EngineError::UringTooOld { .. } | EngineError::UringNoMemory(_) => {
                 Some(EngineKind::Aio)
             }
-            EngineError::AioExhausted { .. } | EngineError::AioMissing { .. } => Some(EngineKind::Uring),
+            EngineError::AioExhausted { .. } | EngineError::AioForbidden | EngineError::AioMissing { .. } => {
+                Some(EngineKind::Uring)
+            }
             _ => None,
         }
     }

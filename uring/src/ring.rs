@@ -115,7 +115,12 @@ fn check_features(ring: &IoUring) -> Result<(), EngineError> {
         return Err(EngineError::UringTooOld { missing: "multishot IORING_OP_POLL_ADD (Linux 5.13)" });
     }
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|cause| EngineError::failed("probe io_uring", cause))?;
+    ring.submitter().register_probe(&mut probe).map_err(|cause| match cause.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+            EngineError::UringForbidden { reason: "a seccomp or security policy refuses io_uring_register".to_owned() }
+        }
+        _ => EngineError::failed("probe io_uring", cause),
+    })?;
     match OPCODES.iter().find(|&&(code, _)| !probe.is_supported(code)) {
         Some(&(_, missing)) => Err(EngineError::UringTooOld { missing }),
         None => Ok(()),

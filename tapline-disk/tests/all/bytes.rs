@@ -150,3 +150,30 @@ fn a_raw_file_that_another_program_cuts_off_fails_reads_and_is_reported() {
         assert!(said.contains("another program has cut off the end of"), "{said}");
     }
 }
+
+/// Those whose ends are inside of blocks are widened, in memory that is put together for that.
+#[test]
+fn memory_does_not_grow_with_the_number_of_unaligned_requests() {
+    let room = Room::new();
+    room.done("image create raw:a.raw --size 4M");
+    let disk = Disk::serve(&room, "raw:a.raw --nbd nbd.sock");
+    let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    let resident = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", disk.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let mut work = |times: u64| {
+        for _ in 0..times {
+            nbd.write(100, &[5; 4096]).unwrap();
+            assert_eq!(nbd.read(100, 4096).unwrap(), [5; 4096]);
+        }
+    };
+    work(100);
+    let before = resident();
+    work(2000);
+    // One page of each request would be 16 MiB.
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 8 << 10, "{grown} KiB more than before");
+    assert_eq!(disk.stop().0, Some(0));
+}

@@ -32,7 +32,9 @@ fn rooms() -> [Room; 2] {
 fn a_disk_takes_the_engine_that_is_granted_and_says_so() {
     let refused = [
         (libc::SYS_io_uring_setup, libc::EPERM, "aio", "Linux AIO is used"),
+        (libc::SYS_io_uring_register, libc::EPERM, "aio", "Linux AIO is used"),
         (libc::SYS_io_setup, libc::EAGAIN, "uring", "fs.aio-max-nr"),
+        (libc::SYS_io_setup, libc::EPERM, "uring", "forbidden here"),
     ];
     for (call, errno, granted, said) in refused {
         where_refused(call, errno.unsigned_abs(), || {
@@ -45,7 +47,7 @@ fn a_disk_takes_the_engine_that_is_granted_and_says_so() {
                 assert_eq!(nbd.read(1 << 20, 4096).unwrap(), [7; 4096]);
                 let layers = Control::connect(&room.file("control.sock")).done(&json!({"verb": "layers"}));
                 assert_eq!(layers["engine"], granted);
-                let was_refused = disk.said.contains("suits this disk less");
+                let was_refused = disk.said.contains("although it suits it less");
                 assert!(!was_refused || disk.said.contains(said), "{}", disk.said);
                 assert_eq!(disk.stop().0, Some(0));
             }

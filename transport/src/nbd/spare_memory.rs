@@ -2,10 +2,10 @@
 //!
 //! It is not zeroed again: what it holds was read or written by this client, and a read is answered with data only when
 //! all of it has been filled (by every disk but one without a file, which leaves memory as it is). Invariants: kept
-//! memory is referenced from nowhere else; a connection keeps at most [`KEPT_MAX`] bytes, and one that is idle for a
-//! while [`MUCH`].
+//! memory is a buffer that nothing else refers to, and refers to nothing else; a connection keeps at most [`KEPT_MAX`]
+//! bytes, and one that is idle for a while [`MUCH`].
 
-use memory::{PAGE, Segments};
+use memory::Segments;
 
 /// Bytes kept while requests are in progress: the requests of a busy client, as long as they are small.
 const KEPT_MAX: usize = 512 << 10;
@@ -29,10 +29,10 @@ impl SpareMemory {
         self.kept.pop().unwrap_or_default()
     }
 
-    /// Keeps `memory`, unless something else refers to it still, or there is enough.
+    /// Keeps `memory` if it is a buffer of its own, unless there is enough.
     pub(super) fn keep(&mut self, mut memory: Segments) {
         let len = memory.len();
-        if len > 0 && self.bytes + len <= KEPT_MAX && memory.aligned_to(PAGE) && memory.is_sole_owner() {
+        if self.bytes + len <= KEPT_MAX && memory.is_own_buffer() {
             self.bytes += len;
             self.kept.push(memory);
         }
@@ -46,6 +46,8 @@ impl SpareMemory {
 
 #[cfg(test)]
 mod test {
+    use memory::PAGE;
+
     use super::*;
 
     #[test]
@@ -61,10 +63,11 @@ mod test {
     }
 
     #[test]
-    fn only_whole_aligned_pages_of_the_same_length_are_reused() {
+    fn only_whole_buffers_of_the_same_length_are_reused() {
         let mut spare = SpareMemory::default();
         spare.keep(Segments::zeroed(512));
         spare.keep(Segments::zeroed(2 * PAGE).slice(512, PAGE));
+        spare.keep(Segments::joined(vec![Segments::zeroed(PAGE)]));
         assert!(spare.kept.is_empty());
         spare.keep(Segments::zeroed(2 * PAGE));
         assert_eq!(spare.take(PAGE).len(), PAGE);

@@ -112,7 +112,8 @@ impl Host {
                 "sysctl -w kernel.io_uring_disabled=0, or put the user of disks into the group kernel.io_uring_group",
             ),
             Some(_) => bad(
-                "io_uring is forbidden (kernel.io_uring_disabled = 2): disks use Linux AIO, which is slower on some storage",
+                "io_uring is forbidden (kernel.io_uring_disabled = 2): disks use Linux AIO, which is slower on some storage \
+                 and not for --cache writeback",
                 "sysctl -w kernel.io_uring_disabled=0",
             ),
             None => unknown("whether io_uring is allowed: the kernel has no such setting (before 6.6 it always is)"),
@@ -127,7 +128,9 @@ impl Host {
         // A disk asks for 256.
         match most.saturating_sub(used) / 256 {
             0..64 => bad(
-                format!("Linux AIO has room for few more disks: {used} of {most} requests are taken"),
+                format!(
+                    "Linux AIO has room for few more disks: {used} of {most} requests are taken; others will use io_uring"
+                ),
                 "sysctl -w fs.aio-max-nr=1048576 (and in /etc/sysctl.d)",
             ),
             more => good(format!("Linux AIO has room for {more} more disks")),

@@ -88,7 +88,7 @@ fn fio(load: &Load, seconds: f64, more: &[&str]) -> Result<Seen, String> {
     let mut command = Command::new("taskset");
     command.args(["-c", "1", "fio", "--name=load", "--time_based", "--output-format=json", "--randrepeat=0"]);
     command.arg(format!("--rw={}", load.pattern)).arg(format!("--bs={}", load.block));
-    command.arg(format!("--iodepth={}", load.depth)).arg(format!("--runtime={seconds}")).args(more);
+    command.arg(format!("--iodepth={}", load.depth)).arg(format!("--runtime={:.0}ms", seconds * 1000.0)).args(more);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("fio: {error}"))?;
     if !output.status.success() {
         return Err(format!("{command:?}: {}", output.status));

@@ -64,35 +64,41 @@ pub fn open(
         Err(refused) => refused,
     };
     let Some(other) = refused.other() else { return Err(Failure::said(refused)) };
-    if asked.is_some() || !may_replace(other, &again, data) {
-        let instead = instead(other, are_cached(&again), data);
-        return Err(failure_of(refused, Some(instead)));
+    let hindrance = hindrance(other, are_cached(&again), data);
+    if asked.is_some() || hindrance.is_some() {
+        return Err(failure_of(refused, hindrance.or(option(other))));
     }
     let remedy = refused.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
-    let engine = Engine::open(other, again, depth).map_err(|also| {
-        say(format_args!("{} is tried for {name}, although it suits it less: {refused}{remedy}", words(other)));
-        failure_of(also, None)
-    })?;
-    say(format_args!("{} is used for {name}, although it suits it less: {refused}{remedy}", words(other)));
-    Ok(engine)
-}
-
-/// Whether a disk may do with this engine, which suits it less.
-fn may_replace(other: EngineKind, files: &[ImageFile], data: Data) -> bool {
-    match other {
-        EngineKind::Aio => !are_cached(files),
-        EngineKind::Uring => data == Data::Own || are_cached(files),
-        EngineKind::Null | EngineKind::Model(_) => false,
+    let report = |done| {
+        say(format_args!("{} is {done} for {name}, although it suits it less: {refused}{remedy}", words(other)));
+    };
+    match Engine::open(other, again, depth) {
+        Ok(engine) => {
+            report("used");
+            Ok(engine)
+        }
+        Err(also) => {
+            report("tried");
+            Err(failure_of(also, None))
+        }
     }
 }
 
-/// What people can do to have `other` in place of the engine that was refused.
-fn instead(other: EngineKind, cached: bool, data: Data) -> &'static str {
+/// What people would have to change before a disk may do with this engine; `None` if it may as it is.
+fn hindrance(other: EngineKind, cached: bool, data: Data) -> Option<&'static str> {
     match other {
-        EngineKind::Aio if cached => "use --cache none",
-        EngineKind::Aio => "use --io-engine aio",
-        _ if data == Data::Granted && !cached => "use other --grants",
-        _ => "use --io-engine uring",
+        EngineKind::Aio if cached => Some("use --cache none"),
+        EngineKind::Uring if data == Data::Granted && !cached => Some("use other --grants"),
+        _ => None,
+    }
+}
+
+/// How people ask for this engine.
+fn option(kind: EngineKind) -> Option<&'static str> {
+    match kind {
+        EngineKind::Uring => Some("use --io-engine uring"),
+        EngineKind::Aio => Some("use --io-engine aio"),
+        EngineKind::Null | EngineKind::Model(_) => None,
     }
 }
 

@@ -92,7 +92,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The other engine, where the system withholds this one from the process and not from every process.
+    /// The other engine, if it is the system that refuses this one.
     pub fn other(&self) -> Option<EngineKind> {
         match self {
             EngineError::UringForbidden { .. } | EngineError::UringTooOld { .. } | EngineError::UringNoMemory(_) => {

@@ -224,7 +224,7 @@ impl ImageFile {
 
     /// Whether another program has cut off a part that must be there ([`ImageFile::must_reach`]).
     pub fn is_cut_short(&self) -> bool {
-        self.least_len > 0 && self.current_len().is_ok_and(|len| len < self.least_len)
+        self.current_len().is_ok_and(|len| len < self.least_len)
     }
 
     /// The current length in bytes.

@@ -358,10 +358,11 @@ impl Lanes {
     }
 }
 
-/// An error with its causes.
+/// An error with its causes, and what can be done about it.
 fn in_words(error: &EngineError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    let remedy = error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")) + &remedy
 }
 
 fn panicked() -> EngineError {

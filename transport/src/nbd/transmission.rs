@@ -29,9 +29,8 @@ pub(super) struct Transmission {
     prefix: u64,
     receiving: Receiving,
     pending: Vec<Option<Pending>>,
-    /// The slots of `pending` that are free.
+    /// The slots of `pending` that are free. All others have a request in the disk.
     free: Vec<usize>,
-    in_flight: usize,
     /// Memory held by requests that have not been answered.
     held: usize,
 }
@@ -83,7 +82,6 @@ impl Transmission {
             receiving: Receiving::Header,
             pending: Vec::new(),
             free: Vec::new(),
-            in_flight: 0,
             held: 0,
         }
     }
@@ -99,11 +97,11 @@ impl Transmission {
 
     /// What was negotiated, and what is being received; `None` if requests are in the disk.
     pub(super) fn state(&self) -> Option<(Negotiated, &Receiving)> {
-        (self.in_flight == 0).then_some((self.negotiated, &self.receiving))
+        (self.in_flight() == 0).then_some((self.negotiated, &self.receiving))
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.pending.len() - self.free.len()
     }
 
     pub(super) fn held(&self) -> usize {
@@ -112,7 +110,7 @@ impl Transmission {
 
     /// Whether another request with `len` bytes of memory may be taken.
     pub(super) fn admits(&self, len: usize, outgoing: &Outgoing, quota: MemoryQuota) -> bool {
-        let in_progress = self.in_flight + outgoing.replies();
+        let in_progress = self.in_flight() + outgoing.replies();
         in_progress < REQUESTS_MAX && quota.admits(self.held + outgoing.held(), len)
     }
 
@@ -234,7 +232,6 @@ impl Transmission {
                 request.fast = pending.request.fast;
                 if let Some(place) = self.pending.get_mut(slot) {
                     *place = Some(pending);
-                    self.in_flight += 1;
                 }
                 requests.push_back(request);
             }
@@ -288,7 +285,9 @@ impl Transmission {
         }
         let written = request.operation().is_write().then(|| request.asked_memory());
         request.retire();
-        written.into_iter().for_each(|memory| outgoing.spare_mut().keep(memory));
+        if let Some(memory) = written {
+            outgoing.spare_mut().keep(memory);
+        }
     }
 
     /// Replies to a request that the disk will not see because the server is stopping.
@@ -313,7 +312,6 @@ impl Transmission {
         debug_assert!(pending.is_some(), "a completion of an unknown request: {:?}", request.token());
         if pending.is_some() {
             self.free.push(slot);
-            self.in_flight -= 1;
             self.held -= pending.map_or(0, |pending| memory_of(Verdict::Serve(pending.request)));
         }
         pending

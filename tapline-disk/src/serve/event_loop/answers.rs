@@ -69,8 +69,8 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// A layer whose file another program has made shorter, as what a request has failed of.
     #[cold]
     fn cut_short(&self) -> Option<String> {
-        let files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
-        let cut = files.into_iter().find(|file| file.is_cut_short())?;
+        let mut files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let cut = files.find(|file| file.is_cut_short())?;
         Some(format!(": another program has cut off the end of {}", cut.path().display()))
     }
 

@@ -9,7 +9,7 @@
 //! 2. That sync; then each batch (its writes in any order) and a sync behind it.
 //! 3. [`Format::settled`].
 
-use crate::{FileOffset, FileRange, Geometry, ImageError, Records, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, Records, Span, Stamp};
 
 /// What an image is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +273,14 @@ pub trait Format {
 
     /// From now on changes are collected.
     fn collect_records(&mut self);
+
+    /// Puts this stamp into the file, by this write. `None` if the file has no room for one, or a write under way may
+    /// concern the same place.
+    fn set_stamp(&mut self, stamp: Stamp) -> Option<MetaWrite>;
+
+    /// The next round removes the stamp from the file, so that it is again what other programs know. Only while all
+    /// else is durable.
+    fn clear_stamp(&mut self);
 
     /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places freed
     /// since, that could be used again after it.

@@ -5,7 +5,7 @@ use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, M
 use crate::qcow2::Qcow2;
 use crate::raw::Raw;
 use crate::vhd::Vhd;
-use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Span, Stamp};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -138,6 +138,14 @@ impl Format for Image {
 
     fn collect_records(&mut self) {
         each!(self, image => image.collect_records())
+    }
+
+    fn set_stamp(&mut self, stamp: Stamp) -> Option<MetaWrite> {
+        each!(self, image => image.set_stamp(stamp))
+    }
+
+    fn clear_stamp(&mut self) {
+        each!(self, image => image.clear_stamp())
     }
 
     fn dirty(&self) -> usize {

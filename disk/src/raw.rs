@@ -1,7 +1,7 @@
 //! Raw images: each byte of the disk stands at the same offset of the file.
 
 use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
-use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Records, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Records, Span, Stamp};
 
 /// One open raw file or block device.
 #[derive(Debug)]
@@ -91,6 +91,13 @@ impl Format for Raw {
     }
 
     fn collect_records(&mut self) {}
+
+    /// Nothing is logged of it that a stamp would be needed for.
+    fn set_stamp(&mut self, _stamp: Stamp) -> Option<MetaWrite> {
+        None
+    }
+
+    fn clear_stamp(&mut self) {}
 
     fn dirty(&self) -> usize {
         0

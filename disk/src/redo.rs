@@ -23,6 +23,20 @@
 //! Some changes are not logged (another header, a larger table), and the log can be full. Then there is a *gap*:
 //! nothing more is appended, and every request that writes is answered only when a round is durable. The next round
 //! that is sealed ends the gap; what is logged from then on counts once that round has settled, and not before.
+//!
+//! # Whose log it is
+//!
+//! A log with records belongs to the file that holds its stamp ([`Stamp`]), and to no other: neither to another image
+//! in the same place nor to an earlier state of the same one. Before the first record after a round (and the first of
+//! all), the file gets a new stamp:
+//!
+//! 1. The log accepts the new stamp beside the old one. *Killed here:* the file has either, and the log is of both.
+//! 2. The stamp is written to the file; nothing is appended meanwhile. *Killed here:* as before.
+//! 3. The log accepts the new stamp only, and changes are appended. *A copy of the file from before, put back:* it has
+//!    an older stamp, and the log is void.
+//!
+//! A log without records, which only says that something is unsynced or that a sync has failed, belongs to the file
+//! with its identity ([`Owner`]).
 
 mod deaths;
 mod records;
@@ -34,15 +48,16 @@ use std::fmt;
 
 use memory::Shared;
 
-pub use deaths::{Mark, Suspect};
+pub use deaths::{IN_FLIGHT, Mark, Suspect};
 pub use records::Records;
 pub use recovery::{Owed, Patched};
 
 use crate::size::{in_memory, on_disk};
+use crate::stamp::{STAMP_LEN, Stamp};
 use crate::{ImageError, ImageErrorKind, Source};
 
-/// Bytes that say whose log it is.
-pub const IDENTITY_LEN: usize = 64;
+/// Bytes that identify a file.
+pub const IDENTITY_LEN: usize = 192;
 /// Bytes in front of the records.
 pub const HEADER_LEN: usize = 4096;
 
@@ -51,7 +66,7 @@ const MAGIC: u64 = u64::from_be_bytes(*b"TAPLREDO");
 /// Changed with the layout, and with what any word means: a log of another version is not understood. The first word
 /// and this one stay where they are and mean the same in all versions, so that a program of any can tell that it does
 /// not understand.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 8;
@@ -63,13 +78,24 @@ pub const TAIL_AT: usize = 24;
 pub const UNSYNCED_AT: usize = 32;
 /// Where it stands whether a sync has failed, of the image or of one below it.
 pub const FAILED_AT: usize = 40;
-/// Where it stands when the process was last seen to write.
-const SEEN_AT: usize = 48;
-/// Where it stands for how many bytes of records there is room, which is where they begin again at the first; zero in a
-/// log of before this was noted.
+/// Offset of the bits that say which stamps count.
+pub const ACCEPTED_AT: usize = 48;
+/// Offset of the number of bytes for records, behind which they begin again at the first.
 const CAPACITY_AT: usize = 56;
-/// Where it stands whose log it is.
-pub const IDENTITY_AT: usize = 64;
+/// Offsets of the stamps. Two count while a new one is being written, three if that has failed before.
+pub const STAMPS_AT: [usize; 3] = [64, 96, 208];
+/// What stands at [`ACCEPTED_AT`] when all stamps count.
+const ALL_STAMPS: u64 = 0b111;
+/// Beside the stamps: the log is also of the file with its identity and any stamp or none. So it is from the beginning,
+/// until the file has its first stamp.
+const UNSTAMPED: u64 = 0b1000;
+/// Offset of the identity of the file.
+pub const IDENTITY_AT: usize = 256;
+/// Bytes from the beginning that say whose log it is, what requests its process had in flight, and whether there is
+/// something to be read.
+pub const PREFIX_LEN: usize = IDENTITY_AT + IDENTITY_LEN;
+const _: () = assert!(STAMPS_AT[2] + STAMP_LEN <= IDENTITY_AT && PREFIX_LEN <= HEADER_LEN);
+const _: () = assert!(STAMPS_AT[1] + STAMP_LEN <= IN_FLIGHT.start && IN_FLIGHT.end <= STAMPS_AT[2]);
 /// Bytes from the beginning that say whether there is something to be read.
 pub const STATE_LEN: usize = 64;
 
@@ -94,6 +120,15 @@ pub fn has_failed(state: &[u8; STATE_LEN]) -> bool {
 fn word_of(state: &[u8; STATE_LEN], at: usize) -> u64 {
     let bytes = state.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+/// The file for which a log is opened, and the process that opens it.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// Distinguishes the file from all others of this boot, as far as its file system can tell.
+    pub identity: [u8; IDENTITY_LEN],
+    /// Random bytes of this process, from which its stamps are made.
+    pub session: [u8; 16],
 }
 
 /// How far what is appended can be relied on.
@@ -122,6 +157,10 @@ pub struct RedoLog {
     owed: Option<Owed>,
     /// Whether a sync has failed under that process, or under us.
     failed: bool,
+    /// The last stamp that this process has made.
+    stamp: Stamp,
+    /// The region held something that belongs to another file, or to another state of this one.
+    was_void: bool,
 }
 
 impl fmt::Debug for RedoLog {
@@ -132,9 +171,10 @@ impl fmt::Debug for RedoLog {
 }
 
 impl RedoLog {
-    /// Opens the log in `region` for the image with this identity, whose file is `source`. A region that holds nothing,
-    /// or the log of another image, becomes an empty log. One that is laid out in another way is left as it is.
-    pub fn open(region: Shared, identity: &[u8; IDENTITY_LEN], source: &mut dyn Source) -> Result<RedoLog, ImageError> {
+    /// Opens the log in `region` for an image, whose file is `source`. A region that holds nothing, or the log of
+    /// another image or of another state of this one, becomes an empty log. One that is laid out in another way is left
+    /// as it is.
+    pub fn open(region: Shared, owner: &Owner, source: &mut dyn Source) -> Result<RedoLog, ImageError> {
         let capacity = region.len().checked_sub(HEADER_LEN).map(|len| len / WORD * WORD);
         let capacity = capacity.and_then(|len| u64::try_from(len).ok()).filter(|&len| len > SPARE);
         let Some(capacity) = capacity else {
@@ -149,17 +189,20 @@ impl RedoLog {
             logging: Logging::Complete,
             owed: None,
             failed: false,
+            stamp: Stamp { session: owner.session, number: 0 },
+            was_void: false,
         };
-        if log.is_of(identity)? {
+        if log.is_of(&owner.identity, source)? {
             log.resume(source)?;
         } else {
-            log.reset(identity);
+            log.was_void = log.says_something();
+            log.reset(&owner.identity);
         }
         Ok(log)
     }
 
-    /// Whether the region holds a log of the image with this identity.
-    fn is_of(&self, identity: &[u8; IDENTITY_LEN]) -> Result<bool, ImageError> {
+    /// Whether the region holds the log of this file in the state in which the file is.
+    fn is_of(&self, identity: &[u8; IDENTITY_LEN], source: &mut dyn Source) -> Result<bool, ImageError> {
         if self.word(MAGIC_AT) != MAGIC {
             return Ok(false);
         }
@@ -172,21 +215,48 @@ impl RedoLog {
             VERSION => {}
             other => return unknown(format!("of version {other}, and this program knows version {VERSION}")),
         }
-        if self.region.read(IDENTITY_AT) != Some(*identity) {
-            return Ok(false);
+        let accepted = self.word(ACCEPTED_AT);
+        let found = if accepted & ALL_STAMPS == 0 { Vec::new() } else { Stamp::find(source)? };
+        let has = |slot: &usize| self.accepted(*slot).is_some_and(|stamp| found.contains(&stamp));
+        let is_unstamped = accepted == 0 || accepted & UNSTAMPED != 0;
+        let has_records = self.word(HEAD_AT) != self.word(TAIL_AT);
+        match (0..STAMPS_AT.len()).find(has) {
+            Some(slot) => self.store(ACCEPTED_AT, 1 << slot),
+            None if is_unstamped && !has_records && self.region.read(IDENTITY_AT) == Some(*identity) => {
+                self.store(ACCEPTED_AT, 0);
+            }
+            None => return Ok(false),
         }
         match self.word(CAPACITY_AT) {
-            other if other != 0 && other != self.capacity => {
+            other if other != self.capacity => {
                 unknown(format!("made for {other} bytes of records, and this program has {}", self.capacity))
             }
             _ => Ok(true),
         }
     }
 
+    /// Whether the region holds a log with something to be read.
+    fn says_something(&self) -> bool {
+        self.region.read::<STATE_LEN>(0).is_some_and(|state| is_left(&state))
+    }
+
+    /// Whether the region held something that belongs to another file, or to another state of this one: it was
+    /// dropped.
+    pub fn was_void(&self) -> bool {
+        self.was_void
+    }
+
+    /// The stamp in this slot, if it counts.
+    fn accepted(&self, slot: usize) -> Option<Stamp> {
+        let at = STAMPS_AT.get(slot).filter(|_| self.word(ACCEPTED_AT) & (1 << slot) != 0)?;
+        let bytes: [u8; STAMP_LEN] = self.region.read(*at)?;
+        Stamp::from_bytes(&bytes)
+    }
+
     /// An empty log. Until it has its first word, the region holds none.
     fn reset(&mut self, identity: &[u8; IDENTITY_LEN]) {
         self.store(MAGIC_AT, 0);
-        for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT, SEEN_AT] {
+        for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT, ACCEPTED_AT] {
             self.store(at, 0);
         }
         self.forget_deaths();
@@ -194,6 +264,48 @@ impl RedoLog {
         self.store(CAPACITY_AT, self.capacity);
         self.region.write(IDENTITY_AT, *identity);
         self.store(MAGIC_AT, MAGIC);
+    }
+
+    /// A new stamp for the file. `None` if writing the last ones has failed, so that the file may have any of them.
+    pub fn new_stamp(&mut self) -> Option<Stamp> {
+        if self.used() == 0 && self.word(ACCEPTED_AT) & ALL_STAMPS == ALL_STAMPS {
+            // Nothing depends on which of them the file has.
+            self.store(ACCEPTED_AT, UNSTAMPED);
+        }
+        self.free_slot()?;
+        self.stamp.number += 1;
+        Some(self.stamp)
+    }
+
+    /// The new stamp is about to be written to the file: from now on the log is of the file with it, too.
+    pub fn begin_stamp(&mut self) {
+        let Some(slot) = self.free_slot() else { unreachable!("a stamp is begun that there was no room for") };
+        if let Some(&at) = STAMPS_AT.get(slot) {
+            self.region.write(at, self.stamp.to_bytes());
+        }
+        let accepted = match self.word(ACCEPTED_AT) {
+            0 => UNSTAMPED,
+            accepted => accepted,
+        };
+        self.store(ACCEPTED_AT, accepted | (1 << slot));
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        (0..STAMPS_AT.len()).find(|slot| self.word(ACCEPTED_AT) & (1 << slot) == 0)
+    }
+
+    /// The file has the last stamp that was begun: no other counts any more.
+    pub fn end_stamp(&mut self) {
+        let newest = |slot: &usize| self.accepted(*slot) == Some(self.stamp);
+        let Some(slot) = (0..STAMPS_AT.len()).find(newest) else {
+            unreachable!("a stamp was written that the log does not have")
+        };
+        self.store(ACCEPTED_AT, 1 << slot);
+    }
+
+    /// The file could not be given a stamp, or may have been: what was to be logged is not.
+    pub(crate) fn leave_gap(&mut self) {
+        self.logging = Logging::Gap;
     }
 
     /// Reads what the process before us has left.
@@ -242,17 +354,6 @@ impl RedoLog {
         self.store(FAILED_AT, 0);
     }
 
-    /// When the process before us was last seen to write, in the words of [`RedoLog::seen`]; zero if it never was.
-    pub fn last_seen(&self) -> u64 {
-        self.word(SEEN_AT)
-    }
-
-    /// This process is at work on the image; `now` is for whoever opens it next, and of no meaning here. A clock that
-    /// was set back does not count: the image would look as if somebody had changed it since.
-    pub fn seen(&self, now: u64) {
-        self.store(SEEN_AT, now.max(self.last_seen()));
-    }
-
     /// Whether something was written to the image that no sync has covered.
     pub fn is_unsynced(&self) -> bool {
         self.word(UNSYNCED_AT) != 0
@@ -266,6 +367,11 @@ impl RedoLog {
     /// Whether requests that write must be made durable before they are answered.
     pub(crate) fn has_gap(&self) -> bool {
         self.logging != Logging::Complete
+    }
+
+    /// Whether changes are appended at present.
+    pub(crate) fn appends(&self) -> bool {
+        self.logging != Logging::Gap
     }
 
     /// Bytes of records that a process after us would read.

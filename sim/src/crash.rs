@@ -27,6 +27,7 @@ use crate::oracle::{Illegal, Legal, Oracle};
 use crate::qcow2;
 use crate::random::Random;
 use crate::reader;
+use crate::restored::Copies;
 use crate::run::{Death, Next, Setup, Sight, Violation, around, run, take_over};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{SECTOR, Words, mix};
@@ -102,6 +103,8 @@ pub struct Explorer {
     pub deaths_each: u64,
     /// What was looked at so far.
     pub counts: Counts,
+    /// Copies of the files of the run under way.
+    copies: Copies,
 }
 
 impl Explorer {
@@ -119,6 +122,7 @@ impl Default for Explorer {
             at_random: 64,
             deaths_each: 1,
             counts: Counts::default(),
+            copies: Copies::default(),
         }
     }
 }
@@ -133,6 +137,12 @@ pub struct Scene<'a> {
 }
 
 impl Explorer {
+    /// A run begins.
+    pub fn begin_run(&mut self) {
+        self.counts.runs += 1;
+        self.copies = Copies::default();
+    }
+
     /// Forgets which states were seen: a search without end must not remember without end.
     pub fn forget(&mut self) {
         self.seen.clear();
@@ -169,6 +179,8 @@ impl Explorer {
     /// [`LIVES_ON`], and always where a failed sync is accepted.
     pub fn death(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let files = files_of(sight.chains);
+        self.copies.put_back(sight)?;
+        self.copies.take(sight, &files);
         let (wreck, legal) = (Wreck::new(sight.io, &files), sight.oracle.after_crash());
         let told = sight.oracle.answered_digest();
         let digest =

@@ -144,7 +144,7 @@ fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64
 
 /// Runs one case and looks at every power loss in it.
 pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Result<End, Failure> {
-    explorer.counts.runs += 1;
+    explorer.begin_run();
     let Case { setup, workload, schedule } = case;
     explorer.deaths_each = if workload.len() == COMMON { DEATHS_EACH } else { 1 };
     let looked = catch_unwind(AssertUnwindSafe(|| {

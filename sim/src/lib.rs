@@ -25,6 +25,7 @@ pub mod planted;
 pub mod qcow2;
 pub mod random;
 pub mod reader;
+mod restored;
 pub mod run;
 pub mod saboteur;
 pub mod schedule;

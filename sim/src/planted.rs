@@ -93,6 +93,12 @@ pub enum Planted {
     LogDroppedEarly,
     /// The log of another image is believed.
     LogOfAnotherImage,
+    /// A file gets a stamp from each process, and none after a round.
+    StampOncePerProcess,
+    /// The log is of a file with the old stamp too when the file has the new one.
+    OldStampKept,
+    /// While a file gets a new stamp, the log is not of it with the old one.
+    OldStampForgotten,
     /// What was left to be written below the leaf is forgotten.
     ParentsDebtForgotten,
     /// Where there is no space for what was left to be written below the leaf, it is read from the log, and no flush
@@ -170,7 +176,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 71] = [
+const NAMES: [(Planted, &str, &str); 74] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -211,6 +217,9 @@ const NAMES: [(Planted, &str, &str); 71] = [
     (Planted::LowerLayerLoggedLater, "lower-layer-logged-later", "chain"),
     (Planted::LogDroppedEarly, "log-dropped-early", "vhd"),
     (Planted::LogOfAnotherImage, "log-of-another-image", "vhd"),
+    (Planted::StampOncePerProcess, "stamp-once-per-process", "qcow2"),
+    (Planted::OldStampKept, "old-stamp-kept", "vhd"),
+    (Planted::OldStampForgotten, "old-stamp-forgotten", "qcow2"),
     (Planted::ParentsDebtForgotten, "parents-debt-forgotten", "chain"),
     (Planted::ParentsDebtOnlyRead, "parents-debt-only-read", "chain"),
     (Planted::LogNotRead, "log-not-read", "vhd"),

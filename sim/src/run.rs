@@ -226,7 +226,7 @@ impl Run {
         io.plant(setup.bug);
         io.shape(setup.subject.shape);
         let chain = (0..).map(FileId).zip(&start.forms).map(|(file, _)| file).collect();
-        let (logs, oracle) = (Logs::new(setup.log, setup.bug), Oracle::new(start.base.clone()));
+        let (logs, oracle) = (Logs::new(setup.log, setup.bug, setup.first), Oracle::new(start.base.clone()));
         Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])
     }
 

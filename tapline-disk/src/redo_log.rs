@@ -6,20 +6,20 @@
 //! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
 //! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
-//! its image; who holds a read lock, which keeps writers out, reads a copy of it. It is void after a reboot, and for
-//! another file that has got the same inode number.
+//! its image; who holds a read lock, which keeps writers out, reads a copy of it. By its name a log is found; whether it
+//! is of the image, in the state in which the image is, is proven by the stamp in the image, or where the log has no
+//! records, by an id of the file that is not given out again ([`Owner`]).
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use control::redo_name::{file_name, numbers};
+use control::redo_name::file_name;
 use control::{ImageName, Kind};
-use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN};
+use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN, IN_FLIGHT, Owner};
 use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -28,7 +28,7 @@ use uring::ImageFile;
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::log::say;
-use crate::ordered;
+use crate::{ordered, uuid};
 
 /// Bytes for records. A round begins when half of it is used: after some thousand changes.
 const CAPACITY: usize = 128 << 10;
@@ -36,9 +36,6 @@ const LEN: u64 = 132 << 10;
 
 /// Bytes of a word of a log.
 const WORD: usize = 8;
-
-/// How much later than its process was last seen an image may have changed, by writes that were under way.
-const LATE_MAX: Duration = Duration::from_secs(10);
 
 /// Where the kernel says which boot this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -80,11 +77,9 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     };
     // All of it is there from the beginning: a page that memory has no room for later would end the process.
     fallocate(&found.file, FallocateFlags::empty(), 0, LEN).map_err(|errno| failed(errno.into()))?;
-    let identity = identity(file).map_err(failed)?;
-    let log = RedoLog::open(found.region().map_err(failed)?, &identity, file)
-        .map_err(|error| found.not_understood(name, error))?;
-    found.check_unchanged(name, file, &log)?;
-    found.identity = Some(identity);
+    let owner = owner(file).map_err(failed)?;
+    let log = found.read_as(name, found.region().map_err(failed)?, &owner, file)?;
+    found.identity = Some(owner.identity);
     opened().push(found);
     Ok(Some(log))
 }
@@ -99,12 +94,10 @@ pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     let Some(found) = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left) else {
         return Ok(None);
     };
-    let identity = identity(file).map_err(failed)?;
-    let log = RedoLog::open(found.copied().map_err(failed)?, &identity, file)
-        .map_err(|error| found.not_understood(name, error))?;
-    found.check_unchanged(name, file, &log)?;
+    let owner = owner(file).map_err(failed)?;
+    let log = found.read_as(name, found.copied().map_err(failed)?, &owner, file)?;
     // A process that takes the place of this one reads it, too.
-    opened().push(LogFile { identity: Some(identity), ..found });
+    opened().push(LogFile { identity: Some(owner.identity), ..found });
     Ok((log.owed().is_some() || log.has_failed()).then_some(log))
 }
 
@@ -147,9 +140,8 @@ pub fn settle_above(
     let failed = |error: io::Error| explain_replay(name, error);
     let left = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left);
     let Some(found) = left else { return Ok(after.below) };
-    let mut log = RedoLog::open(found.region().map_err(failed)?, &identity(file).map_err(failed)?, file)
-        .map_err(|error| found.not_understood(name, error))?;
-    found.check_unchanged(name, file, &log)?;
+    let owner = owner(file).map_err(failed)?;
+    let mut log = found.read_as(name, found.region().map_err(failed)?, &owner, file)?;
     if after.below {
         log.sync_failed();
     }
@@ -234,20 +226,24 @@ fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What distinguishes an image's file from all others, and from itself before the last boot.
-fn identity(file: &ImageFile) -> io::Result<[u8; IDENTITY_LEN]> {
-    prepare();
-    let metadata = file.metadata()?;
-    let boot = BOOT.get().copied().flatten().unwrap_or_default();
-    let (device, inode) = numbers(&metadata);
-    // A device node has none that means something.
-    let born = metadata.created().ok().filter(|_| !metadata.file_type().is_block_device());
-    let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-    let mut identity = [0; IDENTITY_LEN];
-    let parts = [&boot[..], &device.to_be_bytes(), &inode.to_be_bytes(), &born.as_nanos().to_be_bytes()].concat();
-    identity.iter_mut().zip(parts).for_each(|(place, byte)| *place = byte);
-    Ok(identity)
+/// Ends the log of a file that is about to be overwritten by another image. Before the first byte of that.
+pub fn void(files: &Files, file: &ImageFile) -> io::Result<()> {
+    match LogFile::of(files, file, false)? {
+        Some(found) => found.file.set_len(0),
+        None => Ok(()),
+    }
 }
+
+/// What distinguishes an image's file from all others of this boot, and this process from all others.
+fn owner(file: &ImageFile) -> io::Result<Owner> {
+    prepare();
+    let boot = BOOT.get().copied().flatten().unwrap_or_default();
+    let mut identity = [0; IDENTITY_LEN];
+    let parts = [boot.to_vec(), file.unique_id()?].concat();
+    identity.iter_mut().zip(parts).for_each(|(place, byte)| *place = byte);
+    Ok(Owner { identity, session: uuid::new()? })
+}
+const _: () = assert!(16 + uring::UNIQUE_ID_MAX <= IDENTITY_LEN, "an id would be cut off");
 
 impl LogFile {
     fn of(files: &Files, file: &ImageFile, create: bool) -> io::Result<Option<LogFile>> {
@@ -287,7 +283,7 @@ impl LogFile {
         self.file.read_exact_at(&mut bytes, 0)?;
         let copy = Shared::of_words(bytes.len() / WORD);
         let words = (0..).step_by(WORD).zip(bytes.chunks_exact(WORD));
-        for (at, word) in words.filter(|(at, _)| !(IDENTITY_AT + IDENTITY_LEN..HEADER_LEN).contains(at)) {
+        for (at, word) in words.filter(|(at, _)| !IN_FLIGHT.contains(at)) {
             copy.store_u64_native(at, u64::from_ne_bytes(word.try_into().unwrap_or_default()));
         }
         Ok(copy)
@@ -313,20 +309,22 @@ impl LogFile {
         read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 
-    /// Somebody may have changed the image, or replaced it, since its process was last seen. The log may then not
-    /// match, and an administrator must decide.
-    fn check_unchanged(&self, name: &ImageName, file: &ImageFile, log: &RedoLog) -> Result<(), Failure> {
-        let changed = file.metadata().ok().map(|metadata| changed(&metadata)).unwrap_or_default();
-        let late = changed.saturating_sub(Duration::from_nanos(log.last_seen()));
-        if log.owed().is_none() || log.last_seen() == 0 || late <= LATE_MAX {
-            return Ok(());
+    /// Opens the log in a region for an image, and reports one that is of no use for it.
+    fn read_as(
+        &self,
+        name: &ImageName,
+        region: Shared,
+        owner: &Owner,
+        file: &mut ImageFile,
+    ) -> Result<RedoLog, Failure> {
+        let log = RedoLog::open(region, owner, file).map_err(|error| self.not_understood(name, error))?;
+        if log.was_void() {
+            say(format_args!(
+                "{name} is not in the state in which the last process here left its image (it was replaced or restored, \
+                 or another program has written to it): the redo log of that process is not used"
+            ));
         }
-        let why = format!("it was changed {} s after its last process was last seen", late.as_secs());
-        Err(Failure::new(format!("open {name}"), why).advise(format!(
-            "the redo log of that process may no longer match. Restore the image as it was, or remove {} to open it as \
-             after a power loss",
-            self.path.display()
-        )))
+        Ok(log)
     }
 
     fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
@@ -378,24 +376,4 @@ fn check_ours(directory: &Path) -> io::Result<()> {
     }
     let what = format!("{} is not a directory owned by this user and writable only by it", directory.display());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
-}
-
-/// When a file was last changed, since the beginning of 1970. A copy that is put back can be given its old time of
-/// modification, and not its time of change; of a device node that means nothing.
-fn changed(image: &std::fs::Metadata) -> Duration {
-    let time = |seconds: i64, nanos: i64| {
-        let nanos = u32::try_from(nanos).unwrap_or(0);
-        Duration::new(u64::try_from(seconds).unwrap_or(0), nanos)
-    };
-    let modified = time(image.mtime(), image.mtime_nsec());
-    match image.file_type().is_file() {
-        true => modified.max(time(image.ctime(), image.ctime_nsec())),
-        false => modified,
-    }
-}
-
-/// The time, for [`RedoLog::seen`].
-pub fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

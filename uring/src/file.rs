@@ -16,6 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::alignment::{TMPFS, is_on};
 use crate::lock::{self, NotLocked};
+use crate::unique_id::unique_id;
 use crate::{AccessMode, Alignment, FileOpenError};
 
 /// Where file data is cached between us and the storage.
@@ -301,6 +302,13 @@ impl ImageFile {
         let read = rustix::io::preadv2(&*self.file, &mut [io::IoSliceMut::new(page)], 0, ReadWriteFlags::NOWAIT);
         // preadv2(2): a file without non-blocking I/O refuses the flag; one with it answers EAGAIN, or reads.
         read == Err(Errno::OPNOTSUPP)
+    }
+}
+
+impl ImageFile {
+    /// See [`unique_id`].
+    pub fn unique_id(&self) -> io::Result<Vec<u8>> {
+        unique_id(&self.file)
     }
 }
 

@@ -46,6 +46,7 @@ mod spsc;
 mod sqe;
 mod sync;
 mod thread;
+mod unique_id;
 mod uring;
 mod workers;
 
@@ -58,4 +59,5 @@ pub use file_error::{AccessMode, FileOpenError};
 pub use file_table::FILES_MAX;
 pub use modelled::Modelled;
 pub use null::Null;
+pub use unique_id::UNIQUE_ID_MAX;
 pub use uring::Uring;

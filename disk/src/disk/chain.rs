@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use super::layer::{Layer, Missing, Reclaim};
+use super::layer::{Layer, Logged, Missing, Reclaim, Stamping};
 use crate::chain_map::{Location, Run, append};
-use crate::format::{Format, Mapping, Wait};
+use crate::format::{Format, Mapping, MetaWrite, Wait};
 use crate::redo::RedoLog;
 use crate::round::Part;
 use crate::{DiskOffset, FileId, FileRange, Geometry, ImageError, ImageErrorKind, Span};
@@ -203,18 +203,34 @@ impl<F: Format> Chain<F> {
         self.log_due
     }
 
-    /// Logs what has changed. Returns whether all of it, and all before it, is logged: if not, the change must be
-    /// durable before its request is answered.
-    pub fn log_changes(&mut self) -> bool {
-        let mut gap = false;
-        self.for_writers_upwards(|layer| gap |= layer.log_changes(gap));
-        self.log_due = gap;
-        !gap
+    /// Logs what has changed. What is left out must be durable before its request is answered.
+    pub fn log_changes(&mut self) -> Logged {
+        let mut logged = Logged::All;
+        self.for_writers_upwards(|layer| logged = logged.max(layer.log_changes(logged)));
+        self.log_due = logged != Logged::All;
+        logged
     }
 
-    /// Seals all layers that were written to, at one moment; the deepest comes first.
+    /// The writes of the stamps that are wanted.
+    pub fn begin_stamps(&mut self) -> Vec<(FileId, MetaWrite)> {
+        let mut writes = Vec::new();
+        self.for_writers_upwards(|layer| {
+            if let Some(write) = layer.begin_stamp() {
+                layer.touched();
+                writes.push((layer.file, write));
+            }
+        });
+        writes
+    }
+
+    /// Whether the stamp of some file is being written.
+    pub fn is_stamping(&self) -> bool {
+        self.logs && self.writers().any(|layer| layer.stamping == Stamping::UnderWay)
+    }
+
+    /// Seals all layers that were written to, at one moment; the deepest comes first. What has changed in them is
+    /// logged, or is left out.
     pub fn seal(&mut self) -> Vec<Part> {
-        self.log_changes();
         let mut parts = Vec::new();
         self.for_writers_upwards(|layer| {
             if layer.is_dirty() {

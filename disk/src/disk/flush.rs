@@ -42,6 +42,9 @@ impl<F: Format> Disk<F> {
     /// Begins a round, if there is a reason and none is under way. Returns whether it has.
     pub(super) fn begin_round<I: Io>(&mut self, io: &mut I) -> bool {
         let broken = self.chain.is_broken();
+        if !self.have_stamps(io) {
+            return false;
+        }
         let is_much_dirty = |layer: &Layer<F>| layer.is_much_dirty(self.options.dirty_max);
         let begins = self.rounds.may_begin(|| !broken && self.chain.writers().any(is_much_dirty));
         if begins {

@@ -1,7 +1,7 @@
 //! One image of a chain: its format, its redo log, and what is known of its file.
 //!
 //! Knows nothing of the other layers. Keeps: the changes of its last process come before its own, in what is loaded and
-//! in what a round writes.
+//! in what a round writes; nothing is logged before the file has the stamp that the log names.
 
 use crate::format::{Format, Mapping, MetaBlock, MetaWrite, Wait};
 use crate::redo::RedoLog;
@@ -16,11 +16,36 @@ pub struct Layer<F> {
     pub format: F,
     /// What the next process must know of it.
     pub(super) log: Option<RedoLog>,
+    pub(super) stamping: Stamping,
     pub(super) upkeep: Upkeep,
     /// It is open for writing, but no longer written to.
     pub(super) frozen: bool,
     /// It will be frozen when it is durable.
     pub(super) closing: bool,
+}
+
+/// Whether the file has the stamp that what is logged next follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stamping {
+    /// Not since the last round began, or the image was opened.
+    Due,
+    /// Something is to be logged that waits for it.
+    Wanted,
+    /// It is being written.
+    UnderWay,
+    /// It has.
+    Done,
+}
+
+/// What became of changes that were to be logged; of several layers the greatest counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Logged {
+    /// All of them are logged, and all before them.
+    All,
+    /// They are logged when the file has a new stamp.
+    Waits,
+    /// Some are not, and will not be.
+    Gap,
 }
 
 /// What is to be done for a layer besides requests.
@@ -65,7 +90,7 @@ pub(super) type Missing = Vec<(FileId, MetaBlock)>;
 impl<F: Format> Layer<F> {
     pub(super) fn new(file: FileId, format: F) -> Layer<F> {
         let upkeep = Upkeep::new(format.geometry().read_only);
-        Layer { file, format, log: None, upkeep, frozen: false, closing: false }
+        Layer { file, format, log: None, stamping: Stamping::Due, upkeep, frozen: false, closing: false }
     }
 
     /// Bytes of the disk that the image has.
@@ -136,21 +161,67 @@ impl<F: Format> Layer<F> {
         Ok(())
     }
 
-    /// Logs what has changed in this layer. Returns whether its log has a gap; `below`: whether one of a layer below
-    /// has.
-    pub(super) fn log_changes(&mut self, below: bool) -> bool {
+    /// Logs what has changed in this layer, if the file has the stamp for it; `below`: what became of the changes in the
+    /// layers below.
+    pub(super) fn log_changes(&mut self, below: Logged) -> Logged {
         let Some(log) = &mut self.log else { return below };
         let changes = self.format.records();
         if !changes.is_empty() {
-            log.append(changes, below);
+            let can_wait = below != Logged::Gap && log.appends() && !changes.is_incomplete();
+            if can_wait && (below == Logged::Waits || self.stamping != Stamping::Done) {
+                if self.stamping == Stamping::Due {
+                    self.stamping = Stamping::Wanted;
+                }
+                return Logged::Waits;
+            }
+            log.append(changes, below == Logged::Gap);
         }
-        log.has_gap()
+        if log.has_gap() { Logged::Gap } else { Logged::All }
+    }
+
+    /// Begins to give the file a new stamp, if that is wanted. Returns the write; if there is none, what was to be
+    /// logged is not.
+    pub(super) fn begin_stamp(&mut self) -> Option<MetaWrite> {
+        if self.stamping != Stamping::Wanted {
+            return None;
+        }
+        self.stamping = Stamping::Due;
+        let Some(log) = &mut self.log else { unreachable!("a stamp is wanted for a log") };
+        let write = log.new_stamp().and_then(|stamp| self.format.set_stamp(stamp));
+        if write.is_some() {
+            log.begin_stamp();
+            self.stamping = Stamping::UnderWay;
+        } else {
+            log.leave_gap();
+        }
+        write
+    }
+
+    /// The write of the stamp has ended. If it has failed, the file may have the new stamp or the one before.
+    pub(super) fn stamp_ended(&mut self, written: bool) {
+        let Some(log) = &mut self.log else { unreachable!("a stamp was written for a log") };
+        if written {
+            log.end_stamp();
+            self.stamping = Stamping::Done;
+        } else {
+            log.leave_gap();
+            self.stamping = Stamping::Due;
+        }
+    }
+
+    /// Removes the stamp with the next round. Only while the layer is clean.
+    pub(super) fn clear_stamp(&mut self) {
+        if std::mem::replace(&mut self.stamping, Stamping::Due) == Stamping::Done {
+            self.format.clear_stamp();
+        }
     }
 
     /// Begins a round. The changes of the last process come first, for the format does not know of them.
     pub(super) fn seal(&mut self) -> Vec<Vec<MetaWrite>> {
         self.upkeep.unsynced = false;
         let mut batches = Vec::new();
+        assert!(self.stamping != Stamping::UnderWay, "a round begins while a stamp is being written");
+        self.stamping = Stamping::Due;
         if let Some(log) = &mut self.log {
             log.seal();
             batches.extend_from_slice(log.owed().map(|owed| owed.batches()).unwrap_or_default());

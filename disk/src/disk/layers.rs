@@ -50,11 +50,6 @@ impl<F: Format> Disk<F> {
         self.layers().first().and_then(|layer| layer.log.as_ref())
     }
 
-    /// Records the time at which this process works on its images, for the next one that opens them.
-    pub fn seen(&self, now: u64) {
-        self.layers().iter().filter_map(|layer| layer.log.as_ref()).for_each(|log| log.seen(now));
-    }
-
     /// Whether there is a log.
     pub fn is_logged(&self) -> bool {
         self.chain.is_logged()

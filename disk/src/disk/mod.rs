@@ -46,6 +46,7 @@ mod read;
 mod rounds;
 mod routing;
 mod stages;
+mod stamps;
 mod unaligned;
 mod write;
 
@@ -61,6 +62,7 @@ use compressed::CompressedReads;
 use damage::MetDamage;
 use disk_map::DiskMap;
 use fill::Fills;
+use layer::Logged;
 use map_load::MapLoader;
 use merge::Merge;
 use ops::{Ended, Op, Ops};
@@ -92,6 +94,8 @@ pub struct Disk<F: Format> {
     fills: Fills,
     compressed: CompressedReads,
     rounds: Rounds,
+    /// Requests whose changes are logged when their files have a new stamp.
+    unstamped: Vec<u32>,
     merge: Option<Merge>,
     damage: MetDamage,
     /// What waits for another write to the same cluster, by file and ticket.
@@ -132,6 +136,7 @@ impl<F: Format> Disk<F> {
             fills: Fills::new(options.flight_bytes / 2),
             compressed: CompressedReads::new(options.flight_bytes / 2),
             rounds: Rounds::new(),
+            unstamped: Vec::new(),
             merge: None,
             damage: MetDamage::default(),
             busy: FxHashMap::default(),
@@ -334,6 +339,7 @@ impl<F: Format> Disk<F> {
             Op::ReadCompressed { begin } => self.compressed_read(begin, done, io),
             Op::Load { block } => self.loaded(block, done, io),
             Op::Meta => self.meta_written(done.result, io),
+            Op::Stamp => self.stamped(file, done.result),
             Op::Sync => self.synced(file, done.result, io),
             Op::ReclaimSync { range } => self.reclaim_synced((file, range), done.result, io),
         }
@@ -347,7 +353,7 @@ impl<F: Format> Disk<F> {
             }
             Op::Release { number, .. } => *number,
             Op::Fill { fill } => Some(self.fills.get(*fill).number),
-            Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Sync | Op::ReclaimSync { .. } => None,
+            Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Stamp | Op::Sync | Op::ReclaimSync { .. } => None,
         }
     }
 
@@ -476,8 +482,11 @@ impl<F: Format> Disk<F> {
             Operation::Read | Operation::Discard | Operation::Extents { .. } => false,
         };
         let is_to_log = self.chain.is_log_due() && operation.is_write() && !active.of_merge;
-        let unlogged = is_to_log && !self.chain.log_changes();
-        if (durable || unlogged) && done {
+        let logged = if is_to_log { self.chain.log_changes() } else { Logged::All };
+        if logged == Logged::Waits && done && !durable {
+            return self.wait_for_stamps(number);
+        }
+        if (durable || logged != Logged::All) && done {
             self.active.waiting.wait_begun(number);
             self.rounds.join(number);
         } else {

@@ -34,6 +34,8 @@ pub(super) enum Op {
     Load { block: MetaBlock },
     /// Metadata of a round.
     Meta,
+    /// The stamp of a file.
+    Stamp,
     /// A sync of a round.
     Sync,
     /// The sync in front of the first reclaim.

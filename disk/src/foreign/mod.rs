@@ -12,7 +12,7 @@ pub mod vhdx;
 pub mod vmdk;
 
 use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
-use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Records, Source, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Records, Source, Span, Stamp};
 
 use vhdx::Vhdx;
 use vmdk::Vmdk;
@@ -130,6 +130,13 @@ impl Format for Foreign {
     }
 
     fn collect_records(&mut self) {}
+
+    /// Nothing is logged of it that a stamp would be needed for.
+    fn set_stamp(&mut self, _stamp: Stamp) -> Option<MetaWrite> {
+        None
+    }
+
+    fn clear_stamp(&mut self) {}
 
     fn dirty(&self) -> usize {
         0

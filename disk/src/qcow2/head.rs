@@ -6,9 +6,9 @@
 use super::create::check_name;
 use super::header::Header;
 use super::info::{backing_name, record_parent};
-use super::layout::{PAGE, RawHeader, index, length};
+use super::layout::{EXTENSION_STAMP, PAGE, RawHeader, STAMP_VALID, index, length};
 use crate::format::MetaWrite;
-use crate::{FileOffset, ImageError, ImageErrorKind, Link};
+use crate::{FileOffset, ImageError, ImageErrorKind, Link, Stamp};
 
 /// Where the backing name may stand: one of the three is always free of the old name and the one before.
 const NAME_PLACES: [u64; 3] = [1024, 2048, 3072];
@@ -100,6 +100,40 @@ impl Head {
             field.copy_from_slice(&(old & kept).to_be_bytes());
         }
         Some(self.write(self.durable.clone()))
+    }
+
+    /// The write that puts a stamp into the header, in its first sector. `None` where the first sector has no room for
+    /// it, and while a round has something to write there.
+    pub fn set_stamp(&mut self, stamp: Stamp) -> Option<MetaWrite> {
+        let busy = self.sealed.is_some() || self.changes != Changes::default();
+        if busy || self.header.raw.version.get() < 3 {
+            return None;
+        }
+        let mut header = self.header.clone();
+        header.raw.autoclear = (header.raw.autoclear.get() | STAMP_VALID).into();
+        let stamp = stamp.to_bytes().to_vec();
+        match header.extensions.iter_mut().find(|extension| extension.kind == EXTENSION_STAMP) {
+            Some(extension) => extension.data = stamp,
+            None => header.set_extension(EXTENSION_STAMP, Some(stamp)),
+        }
+        let (list, sector) = header.first_sector_with_len().ok()?;
+        // A backing name may stand right behind the extensions.
+        let name_at = header.raw.backing_at.get();
+        if name_at != 0 && name_at < list {
+            return None;
+        }
+        let mut stamped = self.durable.clone();
+        let end = if name_at == 0 { stamped.len() } else { index(name_at).min(stamped.len()) };
+        stamped.get_mut(..end)?.copy_from_slice(sector.get(..end)?);
+        header.extensions_end = list;
+        (self.header, self.durable) = (header, stamped);
+        Some(self.write(self.durable.clone()))
+    }
+
+    /// The stamp does not count any more, once the next round has ended.
+    pub fn clear_stamp(&mut self) {
+        self.header.raw.autoclear = (self.header.raw.autoclear.get() & !STAMP_VALID).into();
+        self.changes.other = true;
     }
 
     /// Records another parent, or none.

@@ -10,11 +10,11 @@ use super::entry::EntryFormat;
 use super::layout::{
     BACKING_FORMAT_MAX, BACKING_NAME_MAX, CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, COMPRESSION_TYPE, CRYPT_LUKS,
     EXTENDED_L2, EXTENSION_BACKING_FORMAT, EXTENSION_BITMAPS, EXTENSION_DATA_FILE, EXTENSION_ENCRYPTION, EXTENSION_END,
-    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, EXTERNAL_DATA, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX,
+    EXTENSION_FEATURE_NAMES, EXTENSION_IDENTITY, EXTENSION_STAMP, EXTERNAL_DATA, HEADER_LEN_V2, HEADER_LEN_V3, L1_BYTES_MAX, LEN_MAX,
     MAGIC, REFCOUNT_ORDER_MAX, REFCOUNT_TABLE_BYTES_MAX, RawBitmaps, RawExtension, RawFeatureName, RawHeader,
-    RawIdentity, SECTOR, SUBCLUSTERS_BITS_MIN, index, length,
+    RawIdentity, SECTOR, STAMP_VALID, SUBCLUSTERS_BITS_MIN, index, length,
 };
-use crate::{FileOffset, ImageError, ImageErrorKind, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, Source, Stamp};
 
 /// An extension as it stands in the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,6 +159,12 @@ impl Header {
         (identity.version == RawIdentity::VERSION).then_some(identity)
     }
 
+    /// The stamp, if the image has one that counts.
+    pub fn stamp(&self) -> Option<Stamp> {
+        let counts = self.raw.version.get() >= 3 && self.raw.autoclear.get() & STAMP_VALID != 0;
+        Stamp::from_bytes(self.extension(EXTENSION_STAMP).filter(|_| counts)?)
+    }
+
     /// Names of the bits set in `bits`, of the features of a `kind` (0 incompatible, 1 compatible, 2 autoclear): ours,
     /// the image's own, or the number.
     pub fn feature_names(&self, kind: u8, bits: u64) -> Vec<String> {
@@ -180,15 +186,26 @@ impl Header {
     /// The first sector of the file: header and extensions. An extension list that does not fit loses its feature
     /// names, which are for people; if that does not help, it is the caller who must do without something.
     pub fn first_sector(&self) -> Result<Vec<u8>, ImageError> {
+        self.first_sector_with_len().map(|(_, sector)| sector)
+    }
+
+    /// The same, and where in it the extensions end.
+    pub fn first_sector_with_len(&self) -> Result<(u64, Vec<u8>), ImageError> {
         let full = self.compose(true);
         let sector = index(SECTOR);
-        let mut bytes = if full.len() <= sector { full } else { self.compose(false) };
+        // A backing name that stands in the sector stays there.
+        let room = match index(self.raw.backing_at.get()) {
+            0 => sector,
+            name => sector.min(name),
+        };
+        let mut bytes = if full.len() <= room { full } else { self.compose(false) };
         if bytes.len() > sector {
             let what = "the header extensions of other programs leave no room for a change of the parent";
             return Err(ImageError::new(ImageErrorKind::Unsupported, what));
         }
+        let len = length(bytes.len());
         bytes.resize(sector, 0);
-        Ok(bytes)
+        Ok((len, bytes))
     }
 
     fn compose(&self, with_names: bool) -> Vec<u8> {
@@ -352,6 +369,7 @@ pub fn known_name(kind: u8, bit: u8) -> Option<&'static str> {
         (1, 0) => Some("lazy refcounts"),
         (2, 0) => Some("bitmaps"),
         (2, 1) => Some("raw external data"),
+        (2, 63) => Some("in use by Tapline"),
         _ => None,
     }
 }

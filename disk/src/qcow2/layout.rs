@@ -62,6 +62,10 @@ pub const BITMAPS_VALID: u64 = 1;
 /// Autoclear: the external data file can be read as a raw image. Not to be set without [`EXTERNAL_DATA`].
 pub const RAW_EXTERNAL_DATA: u64 = 1 << 1;
 
+/// Autoclear: the stamp extension is that of the image's state. An unassigned bit of the specification, set only
+/// while a process of ours has the image: whoever else writes to the image clears it, as the specification demands.
+pub const STAMP_VALID: u64 = 1 << 63;
+
 /// Header extension: where the list of extensions ends.
 pub const EXTENSION_END: u32 = 0;
 /// Header extension: the format of the backing file.
@@ -76,6 +80,9 @@ pub const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
 pub const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 /// Header extension of our own, "TPLN": see [`RawIdentity`]. Other programs keep it and ignore it.
 pub const EXTENSION_IDENTITY: u32 = 0x5450_4c4e;
+
+/// Header extension of our own, "TPLS": a [`Stamp`](crate::Stamp), of no meaning without [`STAMP_VALID`].
+pub const EXTENSION_STAMP: u32 = 0x5450_4c53;
 
 /// "Header". What a version 2 lacks is zero, but for `refcount_order`, which is 4 then.
 #[repr(C)]

@@ -78,15 +78,24 @@ pub use decompress::Compression;
 pub use info::{Backing, Info};
 pub use repair::{Repair, repair};
 
+/// The stamp of a file, if it is a qcow2 image that has one. A file that is none has none.
+pub(crate) fn stamp(source: &mut dyn Source) -> Result<Option<Stamp>, ImageError> {
+    match Header::read_to_repair(source) {
+        Ok(header) => Ok(header.stamp()),
+        Err(error) if error.kind == ImageErrorKind::Storage => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
 use crate::format::{
     Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
-use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span, Stamp};
 
 use clusters::Clusters;
 use head::Head;
 use header::Header;
-use layout::{BITMAPS_VALID, RAW_EXTERNAL_DATA};
+use layout::{BITMAPS_VALID, RAW_EXTERNAL_DATA, STAMP_VALID};
 use open::Opening;
 
 /// One open qcow2 file.
@@ -115,7 +124,8 @@ impl Qcow2 {
         let mut first = Vec::new();
         if access == Access::ReadWrite {
             let marked = bitmaps::mark_in_use(&opening.header, opening.source);
-            let kept = if marked.is_some() { BITMAPS_VALID } else { 0 };
+            // By the stamp the redo log of the last process proves that it is of this image.
+            let kept = STAMP_VALID | if marked.is_some() { BITMAPS_VALID } else { 0 };
             // No zero of the disk is left to an entry while the data file says something else; but a parent's data is.
             let raw = if clusters.tables.format().external && !clusters.parent { RAW_EXTERNAL_DATA } else { 0 };
             first.extend(marked.into_iter().flatten());
@@ -251,6 +261,14 @@ impl Format for Qcow2 {
         if let Some(allocator) = &mut self.clusters.allocator {
             allocator.counts.records().collect();
         }
+    }
+
+    fn set_stamp(&mut self, stamp: Stamp) -> Option<MetaWrite> {
+        self.head.set_stamp(stamp)
+    }
+
+    fn clear_stamp(&mut self) {
+        self.head.clear_stamp();
     }
 
     fn dirty(&self) -> usize {

@@ -18,6 +18,8 @@ const SUSPECT_AT: usize = 168;
 const DEATHS_AT: usize = 192;
 /// Words in all, from [`IN_FLIGHT_AT`] on.
 const WORDS: usize = 9;
+/// Where all of it stands.
+pub const IN_FLIGHT: std::ops::Range<usize> = IN_FLIGHT_AT..IN_FLIGHT_AT + WORDS * 8;
 
 /// Of [`STAGE_AT`]: nothing is done alone; one is, and waits for storage; the process is at work on it.
 const NOTHING: u64 = 0;
@@ -135,7 +137,7 @@ impl RedoLog {
 mod test {
     use memory::Shared;
 
-    use super::super::{HEADER_LEN, IDENTITY_LEN};
+    use super::super::{HEADER_LEN, IDENTITY_LEN, Owner};
     use super::*;
 
     const A: Mark = Mark { kind: 2, at: 4096, len: 512 };
@@ -154,7 +156,8 @@ mod test {
         }
 
         fn open_as(&self, identity: [u8; IDENTITY_LEN]) -> RedoLog {
-            RedoLog::open(self.0.clone(), &identity, &mut [0; 512].as_slice()).unwrap()
+            let owner = Owner { identity, session: [1; 16] };
+            RedoLog::open(self.0.clone(), &owner, &mut [0; 512].as_slice()).unwrap()
         }
 
         /// A process dies at work on this one.

@@ -4,7 +4,7 @@
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::FileOffset;
+use crate::{FileOffset, Stamp};
 use crate::offset::number;
 
 /// Bytes in a sector: the unit of every offset in the block allocation table.
@@ -75,7 +75,9 @@ pub struct RawFooter {
     pub saved: u8,
     /// Not in the specification: the Xen tools mark images that no VDI refers to any more.
     pub hidden: u8,
-    pub reserved: [u8; 426],
+    pub reserved: [u8; 384],
+    /// Reserved too: [`StampField`].
+    pub stamp: [u8; 42],
 }
 const _: () = assert!(size_of::<RawFooter>() == 512);
 
@@ -128,9 +130,31 @@ pub struct RawBatmapHeader {
     pub key_cookie: u8,
     pub key_nonce: [u8; 32],
     pub key_hash: [u8; 32],
-    pub reserved: [u8; 418],
+    pub reserved: [u8; 376],
+    /// Reserved too: [`StampField`].
+    pub stamp: [u8; 42],
 }
 const _: () = assert!(size_of::<RawBatmapHeader>() == 512);
+
+/// Room for a [`Stamp`], in reserved bytes: of the batmap's header, which no program looks at; where there is none, of
+/// the copy of the footer. `vhd-util check` demands zeroes there, so they are removed when a process ends.
+pub type StampField = [u8; 42];
+
+/// In front of a stamp.
+const STAMP_COOKIE: [u8; 18] = *b"tapline log stamp\0";
+
+/// A field that holds this stamp.
+pub fn stamp_field(stamp: Stamp) -> StampField {
+    let mut field = [0; 42];
+    let bytes = STAMP_COOKIE.into_iter().chain(stamp.to_bytes());
+    field.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+    field
+}
+
+/// The stamp in a field, if it holds one.
+pub fn stamp_in(field: &StampField) -> Option<Stamp> {
+    Stamp::from_bytes(field.strip_prefix(&STAMP_COOKIE)?)
+}
 
 /// The one's complement of the sum of all bytes, which every structure carries of itself.
 pub fn checksum(bytes: &[u8]) -> u32 {
@@ -149,6 +173,15 @@ impl RawFooter {
         self.current_size = len.into();
         self.cylinders = cylinders.into();
         (self.heads, self.sectors) = (heads, sectors);
+    }
+
+    /// Without a stamp.
+    pub fn unstamped(mut self) -> RawFooter {
+        if stamp_in(&self.stamp).is_some() {
+            self.stamp = [0; 42];
+            self = self.sealed();
+        }
+        self
     }
 
     /// The checksum that the footer should carry.

@@ -33,6 +33,7 @@ mod parent;
 mod pending;
 mod space;
 mod sparse;
+mod stamp;
 mod survey;
 mod tidy;
 
@@ -47,7 +48,11 @@ pub use crate::{Problem, Severity};
 use crate::format::{
     Access, Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail, Ticket, Wait,
 };
-use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span, Stamp};
+
+#[cfg(test)]
+pub(crate) use layout::stamp_field;
+pub(crate) use stamp::stamps;
 
 use fixed::Fixed;
 use sparse::Sparse;
@@ -284,6 +289,19 @@ impl Format for Vhd {
 
     fn collect_records(&mut self) {
         self.records().collect();
+    }
+
+    fn set_stamp(&mut self, stamp: Stamp) -> Option<MetaWrite> {
+        match &mut self.body {
+            Body::Fixed(_) => None,
+            Body::Sparse(sparse) => sparse.set_stamp(stamp),
+        }
+    }
+
+    fn clear_stamp(&mut self) {
+        if let Body::Sparse(sparse) = &mut self.body {
+            sparse.clear_stamp();
+        }
     }
 
     fn dirty(&self) -> usize {

@@ -74,26 +74,26 @@ pub struct Sparse {
     loading: FxHashMap<FileOffset, Block>,
     pending: Pending,
     space: Space,
-    footer: RawFooter,
-    batmap: Option<Batmap>,
+    pub(super) footer: RawFooter,
+    pub(super) batmap: Option<Batmap>,
     dirty_bitmaps: BTreeSet<Block>,
     /// By sector of the table.
     dirty_table: BTreeSet<u32>,
-    dirty_batmap: bool,
+    pub(super) dirty_batmap: bool,
     /// In its first sector only.
     dirty_header: bool,
-    dirty_footer: bool,
+    pub(super) dirty_footer: bool,
     /// The copy of the footer at the start of the file.
-    dirty_copy: bool,
+    pub(super) dirty_copy: bool,
     /// Whether that copy was found missing, and is so still.
-    copy_lost: bool,
+    pub(super) copy_lost: bool,
     /// A generation of metadata still to be written.
-    change: Option<Change>,
+    pub(super) change: Option<Change>,
     /// Where metadata stands that a footer in the file may still lead to.
     held: Vec<Range<FileOffset>>,
     /// Slots freed since the last seal.
     forgotten: Vec<FileSector>,
-    round: Round,
+    pub(super) round: Round,
     records: Records,
 }
 

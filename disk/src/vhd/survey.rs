@@ -361,7 +361,7 @@ fn find_footer(
     let repair = |at, footer: &RawFooter| MetaWrite { at, bytes: footer.as_bytes().to_vec() };
     match (tail, copy) {
         (Found::Sound(tail), Found::Sound(copy)) if !tail.is_fixed() && !copy.is_fixed() && tail.uuid == copy.uuid => {
-            let stale = tail.as_bytes() != copy.as_bytes();
+            let stale = tail.unstamped().as_bytes() != copy.unstamped().as_bytes();
             if stale {
                 note(Severity::Unclosed, tail_at, "the footer at the end of the file is older than its copy");
                 repairs.push(repair(tail_at, &copy));

@@ -1,6 +1,6 @@
 //! What a run finds that must not be.
 
-use disk::{ImageError, Status};
+use disk::{FileId, ImageError, Status};
 
 use super::EVENTS_MAX;
 use crate::oracle::Illegal;
@@ -32,6 +32,9 @@ pub enum Violation {
     /// The image is damaged.
     #[error("after a power loss the image is damaged: {0}")]
     Damage(String),
+    /// A log was used for a file that is not in the state that the log follows.
+    #[error("a copy of file {} from before is put back, and the redo log is used for it", .0.0)]
+    Believed(FileId),
     /// A request was answered with an error for no reason.
     #[error("{op} is answered {status:?} though nothing has failed")]
     Status {

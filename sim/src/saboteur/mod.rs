@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use disk::{
     Committed, Corrupt, Discarded, FileId, FileOffset, FileRange, Format, Geometry, ImageError, Mapping, MetaBlock,
-    MetaWrite, Records, Reserved, Span, Ticket, Wait,
+    MetaWrite, Records, Reserved, Span, Stamp, Ticket, Wait,
 };
 
 use crate::cluster::{self, CLUSTER};
@@ -428,6 +428,14 @@ impl<F: Format> Format for Saboteur<F> {
 
     fn collect_records(&mut self) {
         self.inner.collect_records();
+    }
+
+    fn set_stamp(&mut self, stamp: Stamp) -> Option<MetaWrite> {
+        self.inner.set_stamp(stamp)
+    }
+
+    fn clear_stamp(&mut self) {
+        self.inner.clear_stamp();
     }
 
     fn dirty(&self) -> usize {

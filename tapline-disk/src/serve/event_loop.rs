@@ -30,7 +30,6 @@ use crate::files::Files;
 use crate::log::{Log, say};
 use crate::panics;
 use crate::polling::Polling;
-use crate::redo_log;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, Flush, Pause, Work, condition_of};
 use crate::serve::full::Full;
@@ -241,9 +240,6 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         self.reap(Until::Now)?;
         let settled = self.settle();
-        if came + settled > 0 && self.disk.is_logged() {
-            self.disk.seen(redo_log::now());
-        }
         let mut answered = self.answer() + self.see_to_space();
         self.publish();
         self.suspects_answered(answered);

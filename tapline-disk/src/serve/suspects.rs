@@ -121,7 +121,7 @@ impl Suspects {
 
 #[cfg(test)]
 mod test {
-    use disk::redo::{HEADER_LEN, IDENTITY_LEN};
+    use disk::redo::{HEADER_LEN, IDENTITY_LEN, Owner};
     use disk::{DiskOffset, Geometry, Operation, Span, Token};
     use memory::{Segments, Shared};
 
@@ -135,7 +135,8 @@ mod test {
         }
 
         fn log(&self) -> RedoLog {
-            RedoLog::open(self.0.clone(), &[7; IDENTITY_LEN], &mut [0; 512].as_slice()).unwrap()
+            let owner = Owner { identity: [7; IDENTITY_LEN], session: [1; 16] };
+            RedoLog::open(self.0.clone(), &owner, &mut [0; 512].as_slice()).unwrap()
         }
 
         /// The next process.

@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::files::Files;
 use crate::log::say;
 use crate::progress::Progress;
+use crate::redo_log;
 
 /// How much is checked at both ends to see whether a device is in use: file systems, partition tables and volume
 /// managers have their signatures there.
@@ -54,6 +55,7 @@ pub fn fill(files: &Files, name: &ImageName, device: &mut ImageFile, creation: C
     if name.format == FormatName::Raw && creation.len < len {
         say(format_args!("{name}: the disk uses all {len} bytes of its device"));
     }
+    redo_log::void(files, device).map_err(|error| Failure::new(format!("end the redo log of {name}"), error))?;
     let filled = clear_and_write(files, name, device, creation, len);
     filled.inspect_err(|_| {
         if let Err(error) = clear_ends(device, len) {

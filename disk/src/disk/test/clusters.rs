@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::*;
-use crate::{Committed, Corrupt, Discarded, DiskOffset, FileOffset, FileRange, Fill, Records, Reserved};
+use crate::{Committed, Corrupt, Discarded, DiskOffset, FileOffset, FileRange, Fill, Records, Reserved, Stamp};
 
 /// Small, so that requests meet in one cluster.
 pub const CLUSTER: u64 = 4096;
@@ -321,6 +321,12 @@ impl Format for Clusters {
     }
 
     fn collect_records(&mut self) {}
+
+    fn set_stamp(&mut self, _stamp: Stamp) -> Option<MetaWrite> {
+        None
+    }
+
+    fn clear_stamp(&mut self) {}
 
     fn dirty(&self) -> usize {
         self.changed + self.limbo.len() + self.forgotten.len()

@@ -1,7 +1,7 @@
 //! Learning the map from formats that make it hard.
 
 use super::*;
-use crate::{DiskOffset, FileOffset, FileRange, Records};
+use crate::{DiskOffset, FileOffset, FileRange, Records, Stamp};
 
 /// A layout in which every sector lives somewhere else, so that the map soon has to forget, and of which metadata is
 /// to be loaded once for every 1024 chunks.
@@ -47,6 +47,12 @@ impl Format for Scattered {
     }
 
     fn collect_records(&mut self) {}
+
+    fn set_stamp(&mut self, _stamp: Stamp) -> Option<MetaWrite> {
+        None
+    }
+
+    fn clear_stamp(&mut self) {}
 
     fn dirty(&self) -> usize {
         0

@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 
 use crate::qcow2::check::shape::{Shape, read_padded};
 use crate::qcow2::layout::{
-    BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawHeader, SECTOR, index, length,
+    BITMAPS_VALID, CORRUPT, DIRTY, EXTENSION_BITMAPS, RAW_EXTERNAL_DATA, RawHeader, SECTOR, STAMP_VALID, index, length,
 };
 use crate::{FileOffset, ImageError, MetaWrite, Source};
 
@@ -30,7 +30,7 @@ impl HeaderSector {
         read_padded(source, FileOffset(0), &mut bytes)?;
         let has_features = shape.header.raw.version.get() >= 3;
         let raw = if shape.header.entries().external { RAW_EXTERNAL_DATA } else { 0 };
-        Ok(HeaderSector { written: bytes.clone(), bytes, has_features, kept: BITMAPS_VALID | raw, elsewhere: None })
+        Ok(HeaderSector { written: bytes.clone(), bytes, has_features, kept: BITMAPS_VALID | STAMP_VALID | raw, elsewhere: None })
     }
 
     /// Clears the autoclear bits that we do not know ("Autoclear features": whoever does not know a bit clears it

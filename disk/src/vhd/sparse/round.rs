@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use zerocopy::IntoBytes;
 
-use super::super::layout::{Block, FileSector};
+use super::super::layout::{Block, FileSector, checksum};
 use super::super::survey::batmap_writes;
 use super::Sparse;
 use super::generation::Change;
@@ -24,10 +24,10 @@ pub struct Round {
     forgotten: Vec<FileSector>,
     header: bool,
     footer: bool,
-    copy: bool,
-    batmap: bool,
+    pub(in super::super) copy: bool,
+    pub(in super::super) batmap: bool,
     /// The generation that it leads to.
-    pub(super) change: Option<Change>,
+    pub(in super::super) change: Option<Change>,
 }
 
 impl Sparse {
@@ -42,7 +42,8 @@ impl Sparse {
         let mut first = self.seal_bitmaps();
         let generation = self.lay_out();
         self.round.batmap = std::mem::take(&mut self.dirty_batmap);
-        if let Some(batmap) = self.batmap.as_ref().filter(|_| self.round.batmap) {
+        if let Some(batmap) = self.batmap.as_mut().filter(|_| self.round.batmap) {
+            batmap.header.checksum = checksum(&batmap.bits).into();
             first.extend(batmap_writes(&batmap.header, batmap.header_at, &batmap.bits));
         }
         self.round.header = std::mem::take(&mut self.dirty_header);

@@ -48,6 +48,11 @@ impl<S: Server + Disclose> EventLoop<S> {
             return Err(Failure::new("flush the disk before stopping", why)
                 .advise("data whose flush was acknowledged is safe; see the kernel log"));
         }
+        if !self.geometry.read_only {
+            // What is left if this fails is of no use to anyone, and in no one's way.
+            self.disk.clear_stamps();
+            self.flush()?;
+        }
         self.end_suspecting();
         self.stats.page().leave();
         self.page.remove();

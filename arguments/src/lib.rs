@@ -272,6 +272,15 @@ pub struct Parents {
     pub accept_changed_parent: bool,
 }
 
+/// Whether images that other programs write are read.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Sharing {
+    /// Read images although another program has them open for writing: what is read may mix states of different times,
+    /// and look damaged
+    #[arg(short = 'U', long)]
+    pub force_share: bool,
+}
+
 /// How files are read and written.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Access {

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::alignment::{TMPFS, is_on};
-use crate::lock::{self, NotLocked};
+use crate::lock;
 use crate::{AccessMode, Alignment, FileOpenError};
 
 /// Where file data is cached between us and the storage.
@@ -185,10 +185,7 @@ impl ImageFile {
 
     fn lock(&self) -> Result<(), FileOpenError> {
         let wanted = self.options.wanted();
-        lock::acquire(self.file.as_fd(), wanted).map_err(|why| match why {
-            NotLocked::Conflict(held) => FileOpenError::InUse { path: self.path.clone(), wanted, held },
-            NotLocked::Failed(cause) => FileOpenError::failed("lock", &self.path, cause),
-        })
+        lock::acquire(self.file.as_fd(), wanted).map_err(|why| FileOpenError::not_locked(&self.path, wanted, why))
     }
 
     /// The path as given.

@@ -15,6 +15,7 @@ use rustix::fs::{MemfdFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::alignment::{TMPFS, is_on};
+use crate::known_len::KnownLen;
 use crate::lock;
 use crate::{AccessMode, Alignment, FileOpenError};
 
@@ -62,8 +63,8 @@ pub struct ImageFile {
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
-    /// Reads that meet its end before this are errors.
-    least_len: u64,
+    /// Reads that meet its end before this are errors. Shared by all descriptions of the file that come of this one.
+    known_len: KnownLen,
     waits_for_pages: bool,
     is_in_memory: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
@@ -142,6 +143,8 @@ impl ImageFile {
         if options.lock {
             opened.lock()?;
         }
+        // Not before: its last user may have been about to end.
+        opened.reaches(opened.current_len().map_err(|cause| FileOpenError::failed("find the size of", path, cause))?);
         Ok(opened)
     }
 
@@ -159,8 +162,8 @@ impl ImageFile {
             && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
         let is_in_memory = device_len.is_none() && is_on(file.as_fd(), TMPFS);
         let file = Arc::new(file);
-        let least_len = 0;
-        ImageFile { file, path, options, alignment, device_len, least_len, waits_for_pages, is_in_memory, data: None }
+        let known_len = KnownLen::default();
+        ImageFile { file, path, options, alignment, device_len, known_len, waits_for_pages, is_in_memory, data: None }
     }
 
     /// Attaches the data file of an image.
@@ -209,19 +212,18 @@ impl ImageFile {
         self.device_len
     }
 
-    /// From now on a read that meets the end of the file before `len` is an error: what was there was cut off. Other
-    /// reads behind the end find zeroes, as of a hole.
-    pub fn must_reach(&mut self, len: u64) {
-        self.least_len = len;
+    /// The file has been made this long: from now on it is not to be shorter.
+    pub fn reaches(&self, len: u64) {
+        self.known_len.reaches(len);
     }
 
-    pub(crate) fn least_len(&self) -> u64 {
-        self.least_len
+    pub(crate) fn known_len(&self) -> &KnownLen {
+        &self.known_len
     }
 
-    /// Whether another program has cut off a part that must be there ([`ImageFile::must_reach`]).
-    pub fn is_cut_short(&self) -> bool {
-        self.current_len().is_ok_and(|len| len < self.least_len)
+    /// The same file, of which as much is known as of `other`.
+    pub(crate) fn known_as(self, other: &ImageFile) -> ImageFile {
+        ImageFile { known_len: other.known_len.clone(), ..self }
     }
 
     /// The current length in bytes.

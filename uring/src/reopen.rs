@@ -109,9 +109,7 @@ impl ImageFile {
     /// What is known about this file also holds for another description of it.
     fn with_file(&self, file: File, options: OpenOptions) -> ImageFile {
         let path = self.path().to_owned();
-        let mut other = ImageFile::from_parts(file, path, options, self.alignment(), self.device_len());
-        other.must_reach(self.least_len());
-        other
+        ImageFile::from_parts(file, path, options, self.alignment(), self.device_len()).known_as(self)
     }
 }
 

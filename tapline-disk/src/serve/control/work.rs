@@ -265,6 +265,7 @@ impl Work<'_> {
         let synced = ended?;
         let (id, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
+        file.reaches(len);
         let failed = |error| {
             Failure::failed(format!("sync {}, which was extended", file.path().display()), &error).advise(
                 "see the kernel log; nothing is written to the disk any more, restart it when its storage is mended",

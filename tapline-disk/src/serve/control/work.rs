@@ -24,6 +24,7 @@ use crate::failure::Failure;
 use crate::files::Files;
 use crate::libvhd::Behind;
 use crate::log::say;
+use crate::parent_link;
 use crate::polling::Polling;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
@@ -287,9 +288,15 @@ impl Work<'_> {
     /// The leaf's parent is no longer written: its modification time is final, and the leaf records it with the next
     /// round. Without that nothing is lost, except that a modification of the parent would not be detected.
     pub fn record_time_of_parent(&mut self) {
-        let modified = self.file(1).ok().filter(|(_, file)| !file.options().write);
-        let modified = modified.and_then(|(_, file)| rustix::fs::fstat(file).ok());
-        let Some(modified) = modified.and_then(|found| u64::try_from(found.st_mtime).ok()) else { return };
+        let (Ok(name), Ok((_, file))) = (self.name(1), self.file(1)) else { return };
+        if file.options().write {
+            return;
+        }
+        let modified = match parent_link::modified(self.files, &name, file) {
+            Ok(Some(modified)) => modified,
+            Ok(None) => return,
+            Err(failure) => return say(format_args!("the leaf does not record when its parent was last changed: {}", failure.what())),
+        };
         let Some(leaf) = self.disk.layer_mut(0) else { return };
         let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };
         if let Err(error) = leaf.relink(Some(&disk::Link { modified: Some(modified), ..link })) {

@@ -91,10 +91,21 @@ impl Aio {
         Ok(aio)
     }
 
-    /// Arms the poll for the first time, which shows whether the kernel supports it.
+    /// Arms the poll for the first time, and looks for completions, which shows whether the kernel supports that and
+    /// grants it.
     fn arm_first(&mut self) -> Result<(), EngineError> {
-        self.arm(&mut Vec::new()).map_err(|failed| match failed.errno {
+        let forbidden = |errno| matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS);
+        let mut done = Vec::new();
+        self.arm(&mut done).map_err(|failed| match failed.errno {
             libc::EINVAL => EngineError::AioMissing { missing: "IOCB_CMD_POLL (Linux 4.18)" },
+            errno if forbidden(errno) => EngineError::AioForbidden { call: "io_submit" },
+            errno => EngineError::failed(failed.what, io::Error::from_raw_os_error(errno)),
+        })?;
+        self.sleep_limit = Some(Duration::ZERO);
+        let harvested = self.harvest(true, &mut done);
+        self.sleep_limit = None;
+        harvested.map(drop).map_err(|failed| match failed.errno {
+            errno if forbidden(errno) => EngineError::AioForbidden { call: "io_getevents" },
             errno => EngineError::failed(failed.what, io::Error::from_raw_os_error(errno)),
         })
     }
@@ -414,7 +425,7 @@ fn refused(cause: io::Error, wanted: u32) -> EngineError {
             },
         },
         Some(libc::ENOSYS) => EngineError::AioMissing { missing: "io_setup (CONFIG_AIO)" },
-        Some(libc::EPERM) => EngineError::AioForbidden,
+        Some(libc::EPERM | libc::EACCES) => EngineError::AioForbidden { call: "io_setup" },
         _ => EngineError::failed("set up Linux AIO", cause),
     }
 }

@@ -268,8 +268,8 @@ impl ImageFile {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole - at)),
                 _ => Allocation::Data(len),
             },
-            // lseek(2): no data from here to the end, or already past it.
-            Err(Errno::NXIO) => Allocation::Hole(len),
+            // lseek(2): no data from here to the end, or already past it. What was cut off is no hole: to read it fails.
+            Err(Errno::NXIO) if !self.is_cut_short() => Allocation::Hole(len),
             Err(_) => Allocation::Data(len),
         }
     }

@@ -50,7 +50,7 @@ impl ImageFile {
 
 #[cfg(test)]
 mod test {
-    use disk::FileOffset;
+    use disk::{Allocation, FileOffset};
 
     use crate::{Cache, ImageFile, OpenOptions};
 
@@ -65,6 +65,7 @@ mod test {
         image.write_at(FileOffset(4096), &[7]).unwrap();
         other.set_len(4096).unwrap();
         assert!(image.is_cut_short());
+        assert_eq!(image.allocated(FileOffset(4096), 1), Allocation::Data(1));
         other.set_len(4097).unwrap();
         assert!(!image.is_cut_short());
         image.set_len(100).unwrap();

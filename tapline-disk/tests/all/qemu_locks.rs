@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
+use crate::tool::handed::{Hand, Handed, NOWHERE};
 use crate::tool::served::Disk;
 use crate::tool::{Room, Said};
 
@@ -151,4 +152,16 @@ fn qemu_neither_reads_nor_writes_what_is_written() {
         assert!(said.code != Some(0) && said.err.contains("lock"), "{said:?}");
     }
     assert_eq!(disk.stop().0, Some(0));
+}
+
+/// As a daemon copies an image that it is asked to import.
+#[test]
+fn a_confined_copy_of_what_qemu_writes_is_in_use() {
+    let room = room();
+    let _writer = Qemu::open(&room, "-f qcow2 base");
+    let words = format!("image convert qcow2:{NOWHERE}/base raw:{NOWHERE}/copy --confine");
+    let said = Hand::to(&words).files(&[Handed::open(&room, "base", false), Handed::create(&room, "copy")]).run();
+    assert_eq!(said.code, Some(4), "{said:?}");
+    let expected = "QEMU, or a program that locks images as QEMU does, has it open for writing";
+    assert!(said.out.contains("in-use") && said.out.contains(expected), "{said:?}");
 }

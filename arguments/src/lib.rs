@@ -121,8 +121,8 @@ pub struct Serve {
     /// Number of queues offered to a virtual machine; best is one per guest processor
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u16>(1..=64))]
     pub queues: u16,
-    /// Serial number of the disk, at most 20 characters [default: 20 digits of the UUID of the image, or of its last
-    /// parent if it has one; or of a digest of the path where the format has no UUID. Clones of one image have the same]
+    /// Serial number of the disk [default: 20 digits of the UUID of the image, or of its last parent if it has one; of
+    /// a digest of the path where the format has no UUID. Clones of one image have the same]
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["nbd", "xen"], value_parser = serial)]
     pub serial: Option<String>,
     /// Sector size seen by the guest, which must not change after partitioning [default: 512, or 4096 if the image or

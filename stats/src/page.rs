@@ -6,8 +6,8 @@
 //! and after has seen one moment. Slots, errors and the counters of the whole disk are written as they change.
 //!
 //! The file has no memory for what was never counted. Memory is taken by fallocate before it is touched, so that a full
-//! file system costs a histogram and never ends the process (SIGBUS); nor does somebody who cuts the file off: then this
-//! counts in memory of its own.
+//! file system costs a histogram and never ends the process (SIGBUS). When the file is cut off, the counters continue
+//! in memory of the process's own.
 
 mod histograms;
 mod trace;

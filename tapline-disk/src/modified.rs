@@ -27,10 +27,7 @@ pub fn of_open(name: &ImageName, file: &ImageFile) -> Result<Option<SystemTime>,
 
 /// The latest time at which one of these files was changed. A device node's says nothing of what the device holds: it
 /// is that of the last boot.
-fn latest(
-    name: &ImageName,
-    files: impl Iterator<Item = io::Result<Metadata>>,
-) -> Result<Option<SystemTime>, Failure> {
+fn latest(name: &ImageName, files: impl Iterator<Item = io::Result<Metadata>>) -> Result<Option<SystemTime>, Failure> {
     let files = files.filter(|found| !found.as_ref().is_ok_and(is_device));
     let mut times = files.map(|metadata| metadata?.modified());
     let latest = times.try_fold(None, |latest, time| Ok(latest.max(Some(time?))));

@@ -119,8 +119,8 @@ pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
     }
 }
 
-/// Checks that `parent`, whose file was last modified at `modified` if that is known, is the recorded parent of `child` and unchanged
-/// since. `accept`: a modification is only reported.
+/// Checks that `parent`, whose file was last modified at `modified` if that is known, is the recorded parent of `child`
+/// and unchanged since. `accept`: a modification is only reported.
 pub fn check(
     (child, above): (&ImageName, &Image),
     (parent, below): (&ImageName, &Image),

@@ -268,7 +268,7 @@ impl ImageFile {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole - at)),
                 _ => Allocation::Data(len),
             },
-            // lseek(2): no data from here to the end, or already past it. What was cut off is no hole: to read it fails.
+            // lseek(2): no data from here to the end, or already past it. A part that was cut off is no hole.
             Err(Errno::NXIO) if !self.is_cut_short() => Allocation::Hole(len),
             Err(_) => Allocation::Data(len),
         }

@@ -1,7 +1,7 @@
 //! The files of an engine, by id.
 //!
-//! It performs no I/O, and looks at lengths only. Invariant: an id refers to one file from [`FileTable::put`] until that file is removed, and is
-//! reused only after that.
+//! Of the files themselves it reads the lengths only. Invariant: an id refers to one file from [`FileTable::put`] until
+//! that file is removed, and is reused only after that.
 
 use disk::{Action, FileDone, FileId};
 

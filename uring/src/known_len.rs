@@ -59,7 +59,8 @@ mod test {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
         std::fs::write(&path, [7; 4096]).unwrap();
-        let mut image = ImageFile::open(&path, OpenOptions { write: true, cache: Cache::Writeback, lock: true }).unwrap();
+        let mut image =
+            ImageFile::open(&path, OpenOptions { write: true, cache: Cache::Writeback, lock: true }).unwrap();
         let other = std::fs::File::options().write(true).open(&path).unwrap();
         assert!(!image.is_cut_short());
         image.write_at(FileOffset(4096), &[7]).unwrap();

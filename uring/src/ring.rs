@@ -56,7 +56,9 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     let ring = create(entries)?;
     check_features(&ring)?;
     let submitter = ring.submitter();
-    submitter.register_files(files).map_err(|cause| refused("io_uring_register", "register files with io_uring", cause))?;
+    submitter
+        .register_files(files)
+        .map_err(|cause| refused("io_uring_register", "register files with io_uring", cause))?;
     let mut restrictions: Vec<Restriction> = OPCODES.iter().map(|&(code, _)| Restriction::sqe_op(code)).collect();
     restrictions.push(Restriction::sqe_flags_allowed(FIXED_FILE));
     restrictions.push(Restriction::register_op(UNREGISTER_FILES));
@@ -66,9 +68,7 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     submitter
         .register_restrictions(&mut restrictions)
         .map_err(|cause| refused("io_uring_register", "restrict the io_uring", cause))?;
-    submitter
-        .register_enable_rings()
-        .map_err(|cause| refused("io_uring_register", "enable the io_uring", cause))?;
+    submitter.register_enable_rings().map_err(|cause| refused("io_uring_register", "enable the io_uring", cause))?;
     // Nothing is submitted and nothing is waited for: whether the call is granted is known before it is needed.
     // SAFETY: there are no entries, and there is no argument.
     let entered = unsafe { submitter.enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };

@@ -53,9 +53,10 @@ fn of_lowest(layers: &Layers) -> String {
 /// A digest of a path (FNV-1a of 128 bits, folded).
 fn of_path(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
-    let digest = path.as_os_str().as_bytes().iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |sum, &byte| {
-        (sum ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
-    });
+    let digest =
+        path.as_os_str().as_bytes().iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |sum, &byte| {
+            (sum ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
+        });
     hex((digest ^ digest >> (128 - 4 * DIGITS)) & ((1 << (4 * DIGITS)) - 1))
 }
 

@@ -182,7 +182,7 @@ fn writes_to_a_raw_file_that_was_cut_off_fail() {
 #[test]
 fn a_raw_file_cut_off_after_a_live_resize_fails_reads() {
     let room = Room::new();
-    room.write("a", &[7; MIB as usize]);
+    room.write("a", &[7; 1 << 20]);
     let disk = Disk::serve(&room, "raw:a --nbd nbd.sock --control c.sock");
     let resize = json!({"verb": "resize", "size": 2 * MIB});
     Control::connect(&room.file("c.sock")).done(&resize);
@@ -206,7 +206,7 @@ fn an_image_cut_off_in_its_data_fails_reads_and_writes() {
             let disk = Disk::serve(&room, &format!("{image} --nbd nbd.sock"));
             let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
             if grown {
-                (0..8).for_each(|n| nbd.write(n * MIB, &vec![1; MIB as usize]).unwrap());
+                (0..8).for_each(|n| nbd.write(n * MIB, &vec![1; 1 << 20]).unwrap());
                 nbd.flush().unwrap();
             }
             cut(&room, "a", room.read("a").len() as u64 / 2);

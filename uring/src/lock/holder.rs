@@ -1,8 +1,8 @@
 //! Who holds a lock that conflicts with ours, for people: whether it writes, and which program it is.
 //!
 //! The kernel does not report the process of a lock of an open file description, which has none; but it lists in
-//! /proc/PID/fdinfo what is locked through each descriptor. Another host, another user's process or a closed /proc leave
-//! the name open.
+//! /proc/PID/fdinfo what is locked through each descriptor. The name stays unknown where the holder is on another host
+//! or of another user, and where /proc is out of reach.
 
 use std::fs;
 use std::os::fd::BorrowedFd;

@@ -262,7 +262,12 @@ impl Work<'_> {
     }
 
     /// That has ended so. A sync that has failed is one of the disk: it may have lost what the guest has written.
-    pub fn lengthened(&mut self, depth: usize, len: u64, ended: Result<io::Result<()>, Failure>) -> Result<(), Failure> {
+    pub fn lengthened(
+        &mut self,
+        depth: usize,
+        len: u64,
+        ended: Result<io::Result<()>, Failure>,
+    ) -> Result<(), Failure> {
         let synced = ended?;
         let (id, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
@@ -295,7 +300,12 @@ impl Work<'_> {
         let modified = match parent_link::modified(self.files, &name, file) {
             Ok(Some(modified)) => modified,
             Ok(None) => return,
-            Err(failure) => return say(format_args!("the leaf does not record when its parent was last changed: {}", failure.what())),
+            Err(failure) => {
+                return say(format_args!(
+                    "the leaf does not record when its parent was last changed: {}",
+                    failure.what()
+                ));
+            }
         };
         let Some(leaf) = self.disk.layer_mut(0) else { return };
         let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };

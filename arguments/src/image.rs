@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use control::size::Size;
 use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
-use super::{Access, Confirm, Handing, Parents, number};
+use super::{Access, Confirm, Handing, Parents, Sharing, number};
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
@@ -137,8 +137,11 @@ pub struct Check {
     #[command(flatten)]
     pub parents: Parents,
     /// Repair what can be repaired without losing data
-    #[arg(long)]
+    #[arg(long, conflicts_with = "force_share")]
     pub repair: bool,
+    /// Whether images in use are read.
+    #[command(flatten)]
+    pub sharing: Sharing,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
@@ -158,6 +161,9 @@ pub struct Map {
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Whether images in use are read.
+    #[command(flatten)]
+    pub sharing: Sharing,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
@@ -206,12 +212,15 @@ pub struct Convert {
     #[arg(long, value_name = "N", requires = "compress", value_parser = number::<u16>(1..=256))]
     pub threads: Option<u16>,
     /// Verify the copy by reading both afterwards
-    #[arg(long)]
+    #[arg(long, conflicts_with = "force_share")]
     pub verify: bool,
     /// Copy what can be read of a damaged image, and zeroes in place of the rest, which is listed; then the exit code
     /// is 2
     #[arg(long, conflicts_with = "verify")]
     pub salvage: bool,
+    /// Whether images in use are read.
+    #[command(flatten)]
+    pub sharing: Sharing,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
@@ -256,6 +265,9 @@ pub struct Measure {
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Whether images in use are read.
+    #[command(flatten)]
+    pub sharing: Sharing,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
@@ -293,6 +305,9 @@ pub struct Compare {
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
+    /// Whether images in use are read.
+    #[command(flatten)]
+    pub sharing: Sharing,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,

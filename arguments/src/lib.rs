@@ -121,7 +121,8 @@ pub struct Serve {
     /// Number of queues offered to a virtual machine; best is one per guest processor
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u16>(1..=64))]
     pub queues: u16,
-    /// Serial number of the disk [default: the image's file name, truncated if necessary]
+    /// Serial number of the disk [default: 20 digits of the UUID of the image, or of its last parent if it has one; of
+    /// a digest of the path where the format has no UUID. Clones of one image have the same]
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["nbd", "xen"], value_parser = serial)]
     pub serial: Option<String>,
     /// Sector size seen by the guest, which must not change after partitioning [default: 512, or 4096 if the image or
@@ -270,6 +271,15 @@ pub struct Parents {
     /// Use a parent that was modified after its child was created; the child's contents may have changed with it
     #[arg(long)]
     pub accept_changed_parent: bool,
+}
+
+/// Whether images that other programs write are read.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Sharing {
+    /// Read images although another program has them open for writing: what is read may mix states of different times,
+    /// and look damaged
+    #[arg(short = 'U', long)]
+    pub force_share: bool,
 }
 
 /// How files are read and written.

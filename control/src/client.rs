@@ -5,9 +5,13 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{Ask, Error, Reply, Request};
+
+/// How long a socket may refuse connections before its process counts as gone, and how often it is tried.
+const REFUSES_FOR: Duration = Duration::from_millis(500);
+const RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// A connection to a disk.
 #[derive(Debug)]
@@ -36,9 +40,18 @@ pub enum ClientError {
 }
 
 impl Client {
-    /// Connects to the disk at a control socket.
+    /// Connects to the disk at a control socket. One that refuses is tried again for a moment.
     pub fn connect(socket: &Path) -> io::Result<Client> {
-        UnixStream::connect(socket).map(|stream| Client(BufReader::new(stream)))
+        let until = Instant::now() + REFUSES_FOR;
+        loop {
+            match UnixStream::connect(socket) {
+                // Its process is about to listen there, or has just been replaced.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < until => {
+                    std::thread::sleep(RETRY_EVERY);
+                }
+                connected => return connected.map(|stream| Client(BufReader::new(stream))),
+            }
+        }
     }
 
     /// Limits the wait for each line.

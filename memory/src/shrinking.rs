@@ -12,8 +12,9 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// A process has one, and another one while it moves from one to the other; tests have several.
-const MOST: usize = 64;
+/// A process has a page of its statistics, one of the storage that it shares, and the logs of the images that it writes
+/// to, of which there are a few while layers are merged; tests have many.
+const MOST: usize = 256;
 
 static PLACES: [Place; MOST] = [const { Place::new() }; MOST];
 

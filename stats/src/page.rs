@@ -6,7 +6,8 @@
 //! and after has seen one moment. Slots, errors and the counters of the whole disk are written as they change.
 //!
 //! The file has no memory for what was never counted. Memory is taken by fallocate before it is touched, so that a full
-//! file system costs a histogram and never ends the process (SIGBUS).
+//! file system costs a histogram and never ends the process (SIGBUS). When the file is cut off, the counters continue
+//! in memory of the process's own.
 
 mod histograms;
 mod trace;
@@ -144,7 +145,7 @@ impl Page {
         }
         // The head and the slots are written at any time.
         histograms::take_memory(&file, 0, HISTOGRAMS_AT).map_err(failed("take memory for"))?;
-        let mapping = Mapping::of_file(file.as_fd(), 0, PAGE_LEN).map_err(failed("map"))?;
+        let mapping = Mapping::of_shrinking_file(file.as_fd(), PAGE_LEN).map_err(failed("map"))?;
         let mut page = Page::over(Shared::of(mapping), Some(file));
         page.continued = page.continue_counting();
         if !page.continued {

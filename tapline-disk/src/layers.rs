@@ -399,8 +399,6 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
         FormatName::Raw => {
             mistaken::refuse(files, name, file)?;
             let len = disk::Source::len(file);
-            // In a raw image nothing else says how long the disk is.
-            file.must_reach(len);
             raw::Raw::of_file(len, !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
         FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),

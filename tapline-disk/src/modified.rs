@@ -2,9 +2,11 @@
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileTypeExt;
 use std::time::SystemTime;
 
 use control::ImageName;
+use uring::ImageFile;
 
 use crate::failure::Failure;
 use crate::files::Files;
@@ -18,20 +20,28 @@ pub struct Time {
     modified: SystemTime,
 }
 
-/// When an image was last changed of whose files this is known.
-pub fn latest_change(
-    name: &ImageName,
-    files: impl Iterator<Item = io::Result<Metadata>>,
-) -> Result<SystemTime, Failure> {
+/// When an open image was last changed. `None` where no time says so: on block devices.
+pub fn of_open(name: &ImageName, file: &ImageFile) -> Result<Option<SystemTime>, Failure> {
+    latest(name, file.all_files().map(ImageFile::metadata))
+}
+
+/// The latest time at which one of these files was changed. A device node's says nothing of what the device holds: it
+/// is that of the last boot.
+fn latest(name: &ImageName, files: impl Iterator<Item = io::Result<Metadata>>) -> Result<Option<SystemTime>, Failure> {
+    let files = files.filter(|found| !found.as_ref().is_ok_and(is_device));
     let mut times = files.map(|metadata| metadata?.modified());
-    let latest = times.try_fold(SystemTime::UNIX_EPOCH, |latest, time| Ok(latest.max(time?)));
+    let latest = times.try_fold(None, |latest, time| Ok(latest.max(Some(time?))));
     latest.map_err(|error: io::Error| Failure::new(format!("read the modification time of {name}"), error))
+}
+
+fn is_device(metadata: &Metadata) -> bool {
+    metadata.file_type().is_block_device()
 }
 
 impl Time {
     /// That of `name`, now.
     pub fn of(files: &Files, name: &ImageName) -> Result<Time, Failure> {
-        let modified = latest_change(name, name.paths().map(|path| files.metadata(path)))?;
+        let modified = latest(name, name.paths().map(|path| files.metadata(path)))?.unwrap_or(SystemTime::UNIX_EPOCH);
         Ok(Time { files: files.clone(), name: name.clone(), modified })
     }
 
@@ -52,7 +62,8 @@ impl Time {
 
     /// Gives it to another file.
     pub fn put_on(&self, name: &ImageName) -> Result<(), Failure> {
-        match name.paths().try_for_each(|path| self.files.set_modified(path, self.modified)) {
+        let mut paths = name.paths().filter(|path| !self.files.metadata(path).as_ref().is_ok_and(is_device));
+        match paths.try_for_each(|path| self.files.set_modified(path, self.modified)) {
             // Only its owner may, who has handed it, and can.
             Err(error) if self.files.are_handed() && error.kind() == ErrorKind::PermissionDenied => {
                 say(format_args!(

@@ -10,7 +10,7 @@ use uring::ImageFile;
 
 use crate::failure::{Failure, only_read};
 use crate::files::Files;
-use crate::modified::latest_change;
+use crate::modified;
 use crate::output::printable;
 use crate::target::seconds;
 use crate::unfinished::Unfinished;
@@ -34,17 +34,18 @@ pub fn record(
         relative,
         absolute,
         len: Some(image.geometry().len),
-        modified: Some(modified(files, parent, file)?),
+        modified: modified(files, parent, file)?,
     })
 }
 
 /// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves
-/// what the image shows as it was, it is not.
-pub fn modified(files: &Files, name: &ImageName, file: &ImageFile) -> Result<u64, Failure> {
-    if let Some(left) = Unfinished::find(files, name)? {
-        return Ok(seconds(left.modified()));
+/// what the image shows as it was, it is not. `None` where no time says so: on block devices.
+pub fn modified(files: &Files, name: &ImageName, file: &ImageFile) -> Result<Option<u64>, Failure> {
+    let changed = modified::of_open(name, file)?;
+    match Unfinished::find(files, name)?.filter(|_| changed.is_some()) {
+        Some(left) => Ok(Some(seconds(left.modified()))),
+        None => Ok(changed.map(seconds)),
     }
-    latest_change(name, file.all_files().map(ImageFile::metadata)).map(seconds)
 }
 
 /// The paths of the parent in a child's metadata: relative to the child's directory, and absolute.
@@ -118,12 +119,12 @@ pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
     }
 }
 
-/// Checks that `parent`, whose file was last modified at `modified`, is the recorded parent of `child` and unchanged
-/// since. `accept`: a modification is only reported.
+/// Checks that `parent`, whose file was last modified at `modified` if that is known, is the recorded parent of `child`
+/// and unchanged since. `accept`: a modification is only reported.
 pub fn check(
     (child, above): (&ImageName, &Image),
     (parent, below): (&ImageName, &Image),
-    modified: u64,
+    modified: Option<u64>,
     accept: bool,
 ) -> Result<Option<String>, Failure> {
     let tried = || format!("use {parent} as the parent of {child}");
@@ -137,7 +138,7 @@ pub fn check(
             .advise(format!("{}\n  if that is the right one: --parent {}", describe(&link), suggestion(child, &link)))
             .of_kind(Kind::Invalid));
     }
-    let error = match disk::check_parent(above, below, Some(modified)) {
+    let error = match disk::check_parent(above, below, modified) {
         Ok(note) => return Ok(note.map(|note| format!("{child} on {parent}: {note}"))),
         Err(error) => error,
     };

@@ -165,7 +165,8 @@ fn bar(done: u64, total: u64) -> String {
     (0..BAR_WIDTH).map(cell).collect()
 }
 
-fn clock(seconds: u64) -> String {
+/// A time, for people.
+pub fn clock(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{}:{:02} min", seconds / 60, seconds % 60),

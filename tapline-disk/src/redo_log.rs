@@ -273,7 +273,7 @@ impl LogFile {
 
     fn region(&self) -> io::Result<Shared> {
         let len = usize::try_from(self.file.metadata()?.len()).unwrap_or(0).min(HEADER_LEN + CAPACITY);
-        Ok(Shared::of(Mapping::of_file(self.file.as_fd(), 0, len)?))
+        Ok(Shared::of(Mapping::of_shrinking_file(self.file.as_fd(), len)?))
     }
 
     /// What is in it, in memory of this process; but for what was in flight, which is the business of who writes.

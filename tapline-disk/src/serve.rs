@@ -16,6 +16,7 @@ mod limits;
 mod own_keys;
 mod page;
 mod quiet;
+pub mod serial;
 mod shaping;
 pub mod sharing;
 pub mod suspects;
@@ -74,6 +75,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let taken = serve.take_over.then(|| Takeover::receive(from)).transpose()?;
     let handed = if taken.is_none() { Some(Sockets::find(from, serve)?) } else { None };
     let layers = open(from, serve, taken.as_ref(), !read_only)?;
+    serial::choose(serve, &layers);
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, unsettled, .. } = layers;
     let page = page::find(from, serve);
@@ -201,7 +203,7 @@ fn identity(serve: &Serve, name: &ImageName) -> String {
         "at": at,
         "control": serve.control.as_deref().map(text),
         // Only of what virtio serves is there one.
-        "serial": serve.vhost_user.as_ref().map(|_| serial_of(serve)),
+        "serial": serial::in_force(),
         "program": env!("CARGO_PKG_VERSION"),
     })
     .to_string()
@@ -288,7 +290,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
     let config = vhost_user::Config {
         path: socket.to_owned(),
         queues: serve.queues,
-        serial: serial_of(serve),
+        serial: serial::in_force().unwrap_or_default().to_owned(),
         geometry: serving.disk.geometry(),
     };
     let server = match transport {
@@ -377,7 +379,8 @@ fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
     match served {
         Served::VhostUser(socket, queues) => {
             let queues = if queues == 1 { "1 queue".into() } else { format!("{queues} queues") };
-            say(format_args!("serving vhost-user-blk at {}, {queues}", socket.display()));
+            let serial = serial::in_force().unwrap_or_default();
+            say(format_args!("serving vhost-user-blk at {}, {queues}, serial number {serial}", socket.display()));
         }
         Served::NbdUnix(socket) => {
             say(format_args!("serving NBD at nbd+unix:///?socket={}", in_uri(socket)));
@@ -411,17 +414,6 @@ fn cannot_listen(error: impl std::error::Error + 'static) -> Failure {
         .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
 }
 
-/// The serial number by which a guest knows the disk.
-fn serial_of(serve: &Serve) -> String {
-    serve.serial.clone().unwrap_or_else(|| serial(serve.image.path()))
-}
-
-/// The default serial number of the disk: the file's name, truncated if necessary.
-fn serial(path: &Path) -> String {
-    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    name.chars().filter(char::is_ascii_graphic).take(20).collect()
-}
-
 impl Disclose for vhost_user::Server {
     type Event = vhost_user::Event;
 
@@ -445,10 +437,5 @@ mod test {
     #[test]
     fn a_path_is_escaped_in_a_uri() {
         assert_eq!(in_uri(Path::new("/a/my disk&\u{e9}#1.sock")), "/a/my%20disk%26%C3%A9%231.sock");
-    }
-
-    #[test]
-    fn a_serial_number_is_short_and_printable() {
-        assert_eq!(serial(Path::new("/a/my disk\u{e9}-0123456789abcdef.vhd")), "mydisk-0123456789abc");
     }
 }

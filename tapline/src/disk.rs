@@ -108,7 +108,9 @@ fn send(socket: &Path, verb: impl Ask) -> Result<Client, Error> {
 fn not_sent(socket: &Path, error: std::io::Error) -> Error {
     let advice = match error.kind() {
         std::io::ErrorKind::NotFound => "give the socket created by `serve --control SOCKET`",
-        std::io::ErrorKind::ConnectionRefused => "the disk is no longer served there",
+        std::io::ErrorKind::ConnectionRefused => {
+            "nothing listens there: the process that made the socket has ended, and the disk is no longer served there"
+        }
         std::io::ErrorKind::PermissionDenied => "only the user that serves the disk may control it",
         std::io::ErrorKind::InvalidData => "give a path in UTF-8: it is sent as JSON",
         _ => "check that the disk is still served",

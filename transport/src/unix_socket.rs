@@ -28,6 +28,11 @@ const BACKLOG: i32 = 128;
 /// io_uring, the kernel closes it asynchronously after a kill.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long a socket must refuse connections to be one of a process that is gone: one that is about to listen refuses
+/// for a moment, too.
+const REFUSES_FOR: Duration = Duration::from_millis(100);
+const PROBE_EVERY: Duration = Duration::from_millis(10);
+
 /// Why listening failed.
 #[derive(Debug)]
 pub(crate) enum NotListening {
@@ -48,7 +53,7 @@ pub(crate) fn listen(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, B
         return Err(NotListening::PathTooLong(len));
     }
     let failed = |what| move |source| NotListening::Failed { what, source };
-    remove_stale(path, CLOSE_TIMEOUT)?;
+    remove_stale(path, CLOSE_TIMEOUT, REFUSES_FOR)?;
     let socket = match bind(path, mode) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(NotListening::InUse),
         bound => bound.map_err(failed("bind"))?,
@@ -69,8 +74,8 @@ fn bind(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Removes a socket that refuses connections, which means that no process has it open.
-fn remove_stale(path: &Path, timeout: Duration) -> Result<(), NotListening> {
+/// Removes a socket that goes on refusing connections, which means that no process has it open.
+fn remove_stale(path: &Path, timeout: Duration, refuses_for: Duration) -> Result<(), NotListening> {
     let failed = |what| move |source| NotListening::Failed { what, source };
     let meta = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -79,9 +84,11 @@ fn remove_stale(path: &Path, timeout: Duration) -> Result<(), NotListening> {
     if !meta.file_type().is_socket() {
         return Err(NotListening::NotASocket);
     }
-    let until = Instant::now() + timeout;
+    let begun = Instant::now();
+    let until = begun + timeout;
     loop {
         match probe(path) {
+            Err(Errno::CONNREFUSED) if begun.elapsed() < refuses_for => std::thread::sleep(PROBE_EVERY),
             Err(Errno::CONNREFUSED) => return fs::remove_file(path).map_err(failed("remove the stale")),
             Err(Errno::NOENT) => return Ok(()),
             Ok(connection) => match until.checked_duration_since(Instant::now()) {
@@ -128,8 +135,25 @@ mod test {
             std::thread::sleep(Duration::from_millis(100));
             drop(dying);
         });
-        let removed = remove_stale(&path, Duration::from_secs(60));
+        let removed = remove_stale(&path, Duration::from_secs(60), PROBE_EVERY);
         closes.join().unwrap();
         assert!(removed.is_ok() && !path.exists(), "{removed:?}");
+    }
+
+    #[test]
+    fn a_socket_whose_process_is_about_to_listen_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.sock");
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let listens = std::thread::spawn(move || {
+            std::thread::sleep(PROBE_EVERY);
+            rustix::net::listen(&socket, 1).unwrap();
+            socket
+        });
+        let removed = remove_stale(&path, Duration::ZERO, Duration::from_secs(60));
+        let _listener = listens.join().unwrap();
+        assert!(matches!(removed, Err(NotListening::InUse)) && path.exists(), "{removed:?}");
     }
 }

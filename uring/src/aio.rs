@@ -91,10 +91,21 @@ impl Aio {
         Ok(aio)
     }
 
-    /// Arms the poll for the first time, which shows whether the kernel supports it.
+    /// Arms the poll for the first time, and looks for completions, which shows whether the kernel supports that and
+    /// grants it.
     fn arm_first(&mut self) -> Result<(), EngineError> {
-        self.arm(&mut Vec::new()).map_err(|failed| match failed.errno {
+        let forbidden = |errno| matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS);
+        let mut done = Vec::new();
+        self.arm(&mut done).map_err(|failed| match failed.errno {
             libc::EINVAL => EngineError::AioMissing { missing: "IOCB_CMD_POLL (Linux 4.18)" },
+            errno if forbidden(errno) => EngineError::AioForbidden { call: "io_submit" },
+            errno => EngineError::failed(failed.what, io::Error::from_raw_os_error(errno)),
+        })?;
+        self.sleep_limit = Some(Duration::ZERO);
+        let harvested = self.harvest(true, &mut done);
+        self.sleep_limit = None;
+        harvested.map(drop).map_err(|failed| match failed.errno {
+            errno if forbidden(errno) => EngineError::AioForbidden { call: "io_getevents" },
             errno => EngineError::failed(failed.what, io::Error::from_raw_os_error(errno)),
         })
     }
@@ -167,6 +178,7 @@ impl Aio {
     /// Submits everything queued; what AIO cannot do is done inline.
     fn submit(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         self.batch.clear();
+        self.files.begin_batch();
         for _ in 0..self.queue.len() {
             let Some(slot) = self.queue.pop_front() else { break };
             match self.prepare(slot) {
@@ -182,6 +194,9 @@ impl Aio {
 
     /// Adds the next step of `slot` to the batch, or performs it and returns the result.
     fn prepare(&mut self, slot: Slot) -> Option<i32> {
+        if self.files.refuses(self.flights.transfer(slot)) {
+            return Some(-libc::EIO);
+        }
         let (file, step) = self.flights.step(slot);
         let Some(file) = self.files.get(file) else { unreachable!("`push` has checked that the file exists") };
         let (fd, data) = (file.as_fd().as_raw_fd(), u64::from(slot));
@@ -281,8 +296,9 @@ impl Aio {
     }
 
     fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) {
-        if self.flights.settle(slot, result, done) == Settled::Resubmit {
-            self.queue.push_back(slot);
+        match self.flights.settle(slot, result, done) {
+            Settled::Resubmit => self.queue.push_back(slot),
+            Settled::Done => self.files.note_written(done.last()),
         }
     }
 
@@ -290,7 +306,7 @@ impl Aio {
     /// Returns `false` if a signal came first, or nothing for as long as it may sleep.
     fn harvest(&mut self, sleep: bool, done: &mut Vec<FileDone>) -> Result<bool, EngineFailed> {
         let was_armed = self.armed;
-        let (flights, queue) = (&mut self.flights, &mut self.queue);
+        let (flights, queue, files) = (&mut self.flights, &mut self.queue, &self.files);
         let (armed, in_kernel, poll_slot) = (&mut self.armed, &mut self.in_kernel, self.poll_slot);
         let take = |event: Event| {
             let Ok(slot) = Slot::try_from(event.data) else { unreachable!("a request's data is its slot") };
@@ -300,8 +316,9 @@ impl Aio {
             }
             *in_kernel -= 1;
             let result = i32::try_from(event.res).unwrap_or(i32::MAX);
-            if flights.settle(slot, result, done) == Settled::Resubmit {
-                queue.push_back(slot);
+            match flights.settle(slot, result, done) {
+                Settled::Resubmit => queue.push_back(slot),
+                Settled::Done => files.note_written(done.last()),
             }
         };
         let harvested = if sleep { self.context.wait(self.sleep_limit, take) } else { self.context.harvest(take) };
@@ -408,7 +425,7 @@ fn refused(cause: io::Error, wanted: u32) -> EngineError {
             },
         },
         Some(libc::ENOSYS) => EngineError::AioMissing { missing: "io_setup (CONFIG_AIO)" },
-        Some(libc::EPERM) => EngineError::AioForbidden,
+        Some(libc::EPERM | libc::EACCES) => EngineError::AioForbidden { call: "io_setup" },
         _ => EngineError::failed("set up Linux AIO", cause),
     }
 }

@@ -50,8 +50,11 @@ pub enum EngineError {
         limit: String,
     },
     /// A seccomp filter or a security module.
-    #[error("cannot set up Linux AIO: it is forbidden here (a seccomp or security policy refuses io_setup)")]
-    AioForbidden,
+    #[error("cannot set up Linux AIO: it is forbidden here (a seccomp or security policy refuses {call})")]
+    AioForbidden {
+        /// The system call.
+        call: &'static str,
+    },
     /// A kernel without Linux AIO, or with an old one.
     #[error("cannot use the Linux AIO of this kernel: it lacks {missing}")]
     AioMissing {
@@ -98,7 +101,7 @@ impl EngineError {
             EngineError::UringForbidden { .. } | EngineError::UringTooOld { .. } | EngineError::UringNoMemory(_) => {
                 Some(EngineKind::Aio)
             }
-            EngineError::AioExhausted { .. } | EngineError::AioForbidden | EngineError::AioMissing { .. } => {
+            EngineError::AioExhausted { .. } | EngineError::AioForbidden { .. } | EngineError::AioMissing { .. } => {
                 Some(EngineKind::Uring)
             }
             _ => None,

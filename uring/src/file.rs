@@ -15,7 +15,8 @@ use rustix::fs::{MemfdFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::alignment::{TMPFS, is_on};
-use crate::lock::{self, NotLocked};
+use crate::known_len::KnownLen;
+use crate::lock;
 use crate::unique_id::unique_id;
 use crate::{AccessMode, Alignment, FileOpenError};
 
@@ -63,8 +64,8 @@ pub struct ImageFile {
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
-    /// Reads that meet its end before this are errors.
-    least_len: u64,
+    /// Reads that meet its end before this are errors. Shared by all descriptions of the file that come of this one.
+    known_len: KnownLen,
     waits_for_pages: bool,
     is_in_memory: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
@@ -143,6 +144,8 @@ impl ImageFile {
         if options.lock {
             opened.lock()?;
         }
+        // Not before: its last user may have been about to end.
+        opened.reaches(opened.current_len().map_err(|cause| FileOpenError::failed("find the size of", path, cause))?);
         Ok(opened)
     }
 
@@ -160,8 +163,8 @@ impl ImageFile {
             && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
         let is_in_memory = device_len.is_none() && is_on(file.as_fd(), TMPFS);
         let file = Arc::new(file);
-        let least_len = 0;
-        ImageFile { file, path, options, alignment, device_len, least_len, waits_for_pages, is_in_memory, data: None }
+        let known_len = KnownLen::default();
+        ImageFile { file, path, options, alignment, device_len, known_len, waits_for_pages, is_in_memory, data: None }
     }
 
     /// Attaches the data file of an image.
@@ -186,10 +189,7 @@ impl ImageFile {
 
     fn lock(&self) -> Result<(), FileOpenError> {
         let wanted = self.options.wanted();
-        lock::acquire(self.file.as_fd(), wanted).map_err(|why| match why {
-            NotLocked::Conflict(held) => FileOpenError::InUse { path: self.path.clone(), wanted, held },
-            NotLocked::Failed(cause) => FileOpenError::failed("lock", &self.path, cause),
-        })
+        lock::acquire(self.file.as_fd(), wanted).map_err(|why| FileOpenError::not_locked(&self.path, wanted, why))
     }
 
     /// The path as given.
@@ -213,19 +213,18 @@ impl ImageFile {
         self.device_len
     }
 
-    /// From now on a read that meets the end of the file before `len` is an error: what was there was cut off. Other
-    /// reads behind the end find zeroes, as of a hole.
-    pub fn must_reach(&mut self, len: u64) {
-        self.least_len = len;
+    /// The file has been made this long: from now on it is not to be shorter.
+    pub fn reaches(&self, len: u64) {
+        self.known_len.reaches(len);
     }
 
-    pub(crate) fn least_len(&self) -> u64 {
-        self.least_len
+    pub(crate) fn known_len(&self) -> &KnownLen {
+        &self.known_len
     }
 
-    /// Whether another program has cut off a part that must be there ([`ImageFile::must_reach`]).
-    pub fn is_cut_short(&self) -> bool {
-        self.current_len().is_ok_and(|len| len < self.least_len)
+    /// The same file, of which as much is known as of `other`.
+    pub(crate) fn known_as(self, other: &ImageFile) -> ImageFile {
+        ImageFile { known_len: other.known_len.clone(), ..self }
     }
 
     /// The current length in bytes.
@@ -270,8 +269,8 @@ impl ImageFile {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole - at)),
                 _ => Allocation::Data(len),
             },
-            // lseek(2): no data from here to the end, or already past it.
-            Err(Errno::NXIO) => Allocation::Hole(len),
+            // lseek(2): no data from here to the end, or already past it. A part that was cut off is no hole.
+            Err(Errno::NXIO) if !self.is_cut_short() => Allocation::Hole(len),
             Err(_) => Allocation::Data(len),
         }
     }

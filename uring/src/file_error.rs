@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::lock::{Holder, NotLocked};
+
 /// How a process uses a file: the mode of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMode {
@@ -62,7 +64,7 @@ pub enum FileOpenError {
     },
     /// Another open file description holds a conflicting lock.
     #[error(
-        "cannot open {path} for {wanted}: it is in use: another process has it open for {held}; stop that process first",
+        "cannot open {path} for {wanted}: it is in use: {by} has it open for {held}; stop that process first",
         path = path.display()
     )]
     InUse {
@@ -72,6 +74,8 @@ pub enum FileOpenError {
         wanted: AccessMode,
         /// The access of the other holder.
         held: AccessMode,
+        /// The other holder.
+        by: String,
     },
     /// `create_new` found an existing file.
     #[error("cannot create {path}: it already exists; remove it or choose another name", path = path.display())]
@@ -108,6 +112,16 @@ pub enum FileOpenError {
 impl FileOpenError {
     pub(crate) fn failed(tried: &'static str, path: &Path, cause: impl Into<io::Error>) -> FileOpenError {
         FileOpenError::Failed { tried, path: path.to_owned(), source: cause.into() }
+    }
+
+    /// The error for a lock that was not acquired.
+    pub(crate) fn not_locked(path: &Path, wanted: AccessMode, why: NotLocked) -> FileOpenError {
+        match why {
+            NotLocked::Conflict(Holder { access: held, program: by, .. }) => {
+                FileOpenError::InUse { path: path.to_owned(), wanted, held, by }
+            }
+            NotLocked::Failed(cause) => FileOpenError::failed("lock", path, cause),
+        }
     }
 
     /// The error for a failed `open` or `stat`.

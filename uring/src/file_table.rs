@@ -1,9 +1,9 @@
 //! The files of an engine, by id.
 //!
-//! It performs no I/O. Invariant: an id refers to one file from [`FileTable::put`] until that file is removed, and is
-//! reused only after that.
+//! Of the files themselves it reads the lengths only. Invariant: an id refers to one file from [`FileTable::put`] until
+//! that file is removed, and is reused only after that.
 
-use disk::FileId;
+use disk::{Action, FileDone, FileId};
 
 use crate::{EngineError, ImageFile};
 
@@ -14,6 +14,9 @@ pub const FILES_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct FileTable {
     slots: Vec<Option<ImageFile>>,
+    /// The files whose lengths were looked at for this batch, one bit each, and those that were cut short.
+    looked: u64,
+    cut: u64,
 }
 
 impl FileTable {
@@ -24,7 +27,35 @@ impl FileTable {
             return Err(EngineError::TooManyFiles);
         }
         slots.resize_with(FILES_MAX, || None);
-        Ok(FileTable { slots })
+        Ok(FileTable { slots, looked: 0, cut: 0 })
+    }
+
+    /// From now on lengths are looked at once more.
+    #[inline]
+    pub(crate) fn begin_batch(&mut self) {
+        self.looked = 0;
+    }
+
+    /// Whether a transfer is a write to a file that another program has cut short: it would hide what was lost.
+    #[inline]
+    pub(crate) fn refuses(&mut self, (id, is_write): (FileId, bool)) -> bool {
+        let bit = 1 << id.0;
+        if is_write && self.looked & bit == 0 {
+            self.looked |= bit;
+            let cut = self.get(id).is_some_and(ImageFile::is_cut_short);
+            self.cut = if cut { self.cut | bit } else { self.cut & !bit };
+        }
+        is_write && self.cut & bit != 0
+    }
+
+    /// After an operation has ended: a file that was written to is that long.
+    #[inline]
+    pub(crate) fn note_written(&self, done: Option<&FileDone>) {
+        let Some(FileDone { op, result: Ok(()) }) = done else { return };
+        let Action::Write { at, from } = &op.action else { return };
+        if let Some(file) = self.get(op.file) {
+            file.reaches(at.0.saturating_add(u64::try_from(from.len()).unwrap_or(u64::MAX)));
+        }
     }
 
     /// All files in the table.

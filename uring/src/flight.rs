@@ -30,7 +30,7 @@ impl IoConstraints {
         IoConstraints {
             alignment: file.alignment(),
             device_len: file.device_len(),
-            least_len: file.least_len(),
+            least_len: file.known_len().get(),
             waits_for_pages: file.waits_for_pages(),
         }
     }

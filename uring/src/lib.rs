@@ -32,6 +32,7 @@ mod file_error;
 mod file_table;
 mod flight;
 mod flight_slab;
+mod known_len;
 mod lanes;
 mod lock;
 mod modelled;

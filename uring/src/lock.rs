@@ -1,14 +1,22 @@
-//! The lock of an image file: one writer, or any number of readers.
+//! The lock of an image file: one writer, or any number of readers, whether they are ours or QEMU's.
 //!
-//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK) over the whole file, on the same description that I/O
-//! uses. The kernel therefore keeps the lock of a killed process until its last request in flight has ended, so that no
-//! one opens an image that old writes may still reach. That takes a moment, so [`acquire`] retries. Whole-file locks
-//! also exclude QEMU, which locks single bytes.
+//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK), on the same description that I/O uses. The kernel
+//! therefore keeps the lock of a killed process until its last request in flight has ended, so that no one opens an
+//! image that old writes may still reach. That takes a moment, so [`acquire`] retries.
 //!
-//! On SMB it is flock(2), which the kernel's client requests from the server in the same way. There, the client would
-//! drop an OFD lock as soon as any descriptor of the description is closed, yet still report it locally. And a server
-//! stacks a new lock on top of the old one instead of converting it: the old lock is released first, so converting
-//! between a writer's and a reader's lock leaves a brief gap.
+//! A writer locks the whole file exclusively. A reader does what QEMU's readers do (docs/devel of QEMU, image locking;
+//! block/file-posix.c): it holds shared locks on single bytes, 100 plus the number of a permission that it uses and 200
+//! plus the number of one that it does not grant to others, and then tests whether another description uses what it
+//! does not grant, or does not grant what it uses. A lock of the whole file that is shared is a reader of an older
+//! version of ours. Invariant: both sides take their locks first and test afterwards, so that of two that exclude each
+//! other at least one is refused.
+//!
+//! On SMB it is flock(2), which the kernel's client requests from the server in the same way, and QEMU is not seen.
+//! There, the client would drop an OFD lock as soon as any descriptor of the description is closed, yet still report it
+//! locally. And a server stacks a new lock on top of the old one instead of converting it: the old lock is released
+//! first, so converting between a writer's and a reader's lock leaves a brief gap.
+
+mod holder;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,54 +26,99 @@ use rustix::fs::FlockOperation;
 
 use crate::AccessMode;
 
+pub(crate) use holder::Holder;
+
 /// How many times, and at what interval, a conflicting lock is retried: for a second, within which the I/O of a process
 /// that was just killed ends on any healthy storage.
 const ATTEMPTS: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Byte of the permission to read a consistent state, in use; that of writing; that of resizing.
+const READS: libc::off_t = 100;
+const WRITES: libc::off_t = 101;
+const RESIZES: libc::off_t = 103;
+/// Added to the byte of a permission: it is not granted to others.
+const NOT_GRANTED: libc::off_t = 100;
+
+/// What a reader holds: it reads a consistent state, and lets nobody write or resize.
+const OF_READER: [libc::off_t; 3] = [READS, WRITES + NOT_GRANTED, RESIZES + NOT_GRANTED];
+/// What no other description may hold meanwhile.
+const AGAINST_READER: [libc::off_t; 3] = [WRITES, RESIZES, READS + NOT_GRANTED];
+
 /// Why the lock was not acquired.
 pub(crate) enum NotLocked {
     /// Another description holds a conflicting lock.
-    Conflict(AccessMode),
+    Conflict(Holder),
     /// The system call failed.
     Failed(io::Error),
 }
 
 /// Locks `file` for `wanted`.
 pub(crate) fn acquire(file: BorrowedFd<'_>, wanted: AccessMode) -> Result<(), NotLocked> {
+    for _ in 1..ATTEMPTS {
+        match attempt(file, wanted) {
+            Err(NotLocked::Conflict(_)) => std::thread::sleep(RETRY_INTERVAL),
+            ended => return ended,
+        }
+    }
+    attempt(file, wanted).map_err(|why| match why {
+        NotLocked::Conflict(holder) => NotLocked::Conflict(holder.named(file)),
+        failed => failed,
+    })
+}
+
+fn attempt(file: BorrowedFd<'_>, wanted: AccessMode) -> Result<(), NotLocked> {
     let kind = match wanted {
         AccessMode::Reading => libc::F_RDLCK,
         AccessMode::Writing => libc::F_WRLCK,
     };
-    for _ in 1..ATTEMPTS {
-        match set(file, kind) {
-            Ok(()) => return Ok(()),
-            Err(error) if is_conflict(&error) => std::thread::sleep(RETRY_INTERVAL),
-            Err(error) => return Err(NotLocked::Failed(error)),
+    let taken = match (is_on_smb(file), wanted) {
+        (true, _) => set_on_smb(file, kind),
+        (false, AccessMode::Reading) => set_reader(file),
+        (false, AccessMode::Writing) => set(file, whole_file(kind)),
+    };
+    taken.map_err(|error| match is_conflict(&error) {
+        true => NotLocked::Conflict(Holder::of(file, kind)),
+        false => NotLocked::Failed(error),
+    })?;
+    if wanted == AccessMode::Writing || is_on_smb(file) {
+        return Ok(());
+    }
+    match Holder::against_reader(file) {
+        None => Ok(()),
+        Some(holder) => {
+            // Held any longer, it would refuse others.
+            release(file).map_err(NotLocked::Failed)?;
+            Err(NotLocked::Conflict(holder))
         }
     }
-    set(file, kind).map_err(|error| match is_conflict(&error) {
-        true => NotLocked::Conflict(holder(file, kind)),
-        false => NotLocked::Failed(error),
-    })
 }
 
 /// Releases the lock.
 pub(crate) fn release(file: BorrowedFd<'_>) -> io::Result<()> {
-    set(file, libc::F_UNLCK)
+    match is_on_smb(file) {
+        true => set_on_smb(file, libc::F_UNLCK),
+        false => set(file, whole_file(libc::F_UNLCK)),
+    }
 }
 
 fn is_conflict(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
-fn whole_file(kind: libc::c_int) -> libc::flock {
+/// A lock of the bytes from `start`; a length of zero means all behind it.
+fn bytes(kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> libc::flock {
     // SAFETY: a C struct of integers, for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    // Both constants are 0, 1 or 2; a start and a length of zero mean the whole file.
+    // Both constants are 0, 1 or 2.
     lock.l_type = libc::c_short::try_from(kind).unwrap_or_default();
     lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default();
+    (lock.l_start, lock.l_len) = (start, len);
     lock
+}
+
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    bytes(kind, 0, 0)
 }
 
 /// Whether a file is on an SMB server: CIFS_SUPER_MAGIC and SMB2_SUPER_MAGIC of linux/magic.h.
@@ -83,11 +136,18 @@ fn set_on_smb(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-fn set(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
-    if is_on_smb(file) {
-        return set_on_smb(file, kind);
+/// Takes a reader's locks. A writer's lock becomes them without a gap, and the rest of it is released.
+fn set_reader(file: BorrowedFd<'_>) -> io::Result<()> {
+    OF_READER.iter().try_for_each(|&byte| set(file, bytes(libc::F_RDLCK, byte, 1)))?;
+    let mut free = 0;
+    for byte in OF_READER {
+        set(file, bytes(libc::F_UNLCK, free, byte - free))?;
+        free = byte + 1;
     }
-    let lock = whole_file(kind);
+    set(file, bytes(libc::F_UNLCK, free, 0))
+}
+
+fn set(file: BorrowedFd<'_>, lock: libc::flock) -> io::Result<()> {
     // SAFETY: the kernel reads the struct during the call only.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
         -1 => Err(io::Error::last_os_error()),
@@ -95,15 +155,11 @@ fn set(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// The access of the conflicting holder. One that has gone in the meantime is taken for a writer.
-fn holder(file: BorrowedFd<'_>, kind: libc::c_int) -> AccessMode {
-    let mut lock = whole_file(kind);
+/// A lock of another description that conflicts with `lock`. `None` also where the file system cannot tell.
+fn conflicting(file: BorrowedFd<'_>, mut lock: libc::flock) -> Option<libc::flock> {
     // SAFETY: the kernel reads and writes the struct during the call only.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-    match result == 0 && libc::c_int::from(lock.l_type) == libc::F_RDLCK {
-        true => AccessMode::Reading,
-        false => AccessMode::Writing,
-    }
+    (result == 0 && libc::c_int::from(lock.l_type) != libc::F_UNLCK).then_some(lock)
 }
 
 #[cfg(test)]
@@ -130,5 +186,68 @@ mod test {
         assert!(refused(&one, libc::F_WRLCK));
         set_on_smb(other.as_fd(), libc::F_UNLCK).unwrap();
         set_on_smb(one.as_fd(), libc::F_WRLCK).unwrap();
+    }
+
+    /// Two descriptions of one file, and the bytes that the first locks as QEMU does.
+    fn pair(directory: &tempfile::TempDir, held: &[libc::off_t]) -> (File, File) {
+        let path = directory.path().join("image");
+        std::fs::write(&path, []).unwrap();
+        let one = File::open(&path).unwrap();
+        held.iter().for_each(|&byte| set(one.as_fd(), bytes(libc::F_RDLCK, byte, 1)).unwrap());
+        (one, File::options().read(true).write(true).open(&path).unwrap())
+    }
+
+    fn refused(file: &File, wanted: AccessMode) -> Option<AccessMode> {
+        match attempt(file.as_fd(), wanted) {
+            Ok(()) => None,
+            Err(NotLocked::Conflict(holder)) => Some(holder.access),
+            Err(NotLocked::Failed(error)) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_reader_is_refused_by_what_excludes_it_and_by_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        for (held, writes) in [
+            (&[100, 101, 103, 201, 203][..], true),
+            (&[100, 101], true),
+            (&[103], true),
+            (&[200], true),
+            (&[100, 201, 203], false),
+            (&[100, 102], false),
+        ] {
+            let (_one, other) = pair(&directory, held);
+            assert_eq!(refused(&other, AccessMode::Reading), writes.then_some(AccessMode::Writing), "{held:?}");
+            let held_by = if writes && held != [200] { AccessMode::Writing } else { AccessMode::Reading };
+            assert_eq!(refused(&other, AccessMode::Writing), Some(held_by), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_reader_leaves_no_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = pair(&directory, &[101]);
+        assert!(refused(&other, AccessMode::Reading).is_some());
+        assert!(conflicting(one.as_fd(), whole_file(libc::F_WRLCK)).is_none());
+    }
+
+    #[test]
+    fn readers_of_older_versions_are_readers() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = pair(&directory, &[]);
+        set(one.as_fd(), whole_file(libc::F_RDLCK)).unwrap();
+        assert_eq!(refused(&other, AccessMode::Reading), None);
+        assert_eq!(refused(&other, AccessMode::Writing), Some(AccessMode::Reading));
+    }
+
+    #[test]
+    fn a_downgraded_lock_admits_readers_of_both_kinds_and_no_writer() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, one) = pair(&directory, &[]);
+        let other = File::open(directory.path().join("image")).unwrap();
+        assert_eq!(refused(&one, AccessMode::Writing), None);
+        assert_eq!(refused(&one, AccessMode::Reading), None);
+        assert!(AGAINST_READER.iter().all(|&byte| conflicting(other.as_fd(), bytes(libc::F_WRLCK, byte, 1)).is_none()));
+        assert!(OF_READER.iter().all(|&byte| conflicting(other.as_fd(), bytes(libc::F_WRLCK, byte, 1)).is_some()));
     }
 }

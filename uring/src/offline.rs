@@ -51,7 +51,9 @@ impl ImageFile {
         match self.options().cache {
             Cache::Writeback => self.as_file().write_all_at(bytes, at.0),
             Cache::None => self.write_aligned(at.0, bytes),
-        }
+        }?;
+        self.reaches(at.0.saturating_add(as_u64(bytes.len())));
+        Ok(())
     }
 
     /// Makes all writes durable (`fdatasync`), including those to a data file.
@@ -73,7 +75,11 @@ impl ImageFile {
     /// Sets the length of a file; new bytes read as zero. The length of a block device is fixed.
     pub fn set_len(&mut self, len: u64) -> io::Result<()> {
         match self.device_len() {
-            None => self.as_file().set_len(len),
+            None => {
+                self.as_file().set_len(len)?;
+                self.known_len().set(len);
+                Ok(())
+            }
             Some(device) if len <= device => Ok(()),
             Some(device) => {
                 let what = format!("the block device has {device} bytes; {len} are needed");

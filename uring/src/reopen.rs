@@ -9,7 +9,7 @@ use std::fs::{File, Metadata, OpenOptions as SystemOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-use crate::lock::{self, NotLocked};
+use crate::lock;
 use crate::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 impl ImageFile {
@@ -103,18 +103,13 @@ impl ImageFile {
     }
 
     fn lock_as(&self, wanted: AccessMode) -> Result<(), FileOpenError> {
-        lock::acquire(self.as_fd(), wanted).map_err(|why| match why {
-            NotLocked::Conflict(held) => FileOpenError::InUse { path: self.path().to_owned(), wanted, held },
-            NotLocked::Failed(cause) => FileOpenError::failed("lock", self.path(), cause),
-        })
+        lock::acquire(self.as_fd(), wanted).map_err(|why| FileOpenError::not_locked(self.path(), wanted, why))
     }
 
     /// What is known about this file also holds for another description of it.
     fn with_file(&self, file: File, options: OpenOptions) -> ImageFile {
         let path = self.path().to_owned();
-        let mut other = ImageFile::from_parts(file, path, options, self.alignment(), self.device_len());
-        other.must_reach(self.least_len());
-        other
+        ImageFile::from_parts(file, path, options, self.alignment(), self.device_len()).known_as(self)
     }
 }
 

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 use io_uring::register::{Probe, Restriction};
-use io_uring::{IoUring, opcode};
+use io_uring::{EnterFlags, IoUring, opcode};
 
 use crate::EngineError;
 use crate::engine_error::sysctl;
@@ -56,7 +56,9 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     let ring = create(entries)?;
     check_features(&ring)?;
     let submitter = ring.submitter();
-    submitter.register_files(files).map_err(|cause| EngineError::failed("register files with io_uring", cause))?;
+    submitter
+        .register_files(files)
+        .map_err(|cause| refused("io_uring_register", "register files with io_uring", cause))?;
     let mut restrictions: Vec<Restriction> = OPCODES.iter().map(|&(code, _)| Restriction::sqe_op(code)).collect();
     restrictions.push(Restriction::sqe_flags_allowed(FIXED_FILE));
     restrictions.push(Restriction::register_op(UNREGISTER_FILES));
@@ -65,9 +67,28 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
     restrictions.push(Restriction::register_op(REGISTER_BUFFERS_UPDATE));
     submitter
         .register_restrictions(&mut restrictions)
-        .map_err(|cause| EngineError::failed("restrict the io_uring", cause))?;
-    submitter.register_enable_rings().map_err(|cause| EngineError::failed("enable the io_uring", cause))?;
+        .map_err(|cause| refused("io_uring_register", "restrict the io_uring", cause))?;
+    submitter.register_enable_rings().map_err(|cause| refused("io_uring_register", "enable the io_uring", cause))?;
+    // Nothing is submitted and nothing is waited for: whether the call is granted is known before it is needed.
+    // SAFETY: there are no entries, and there is no argument.
+    let entered = unsafe { submitter.enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
+    entered.map_err(|cause| refused("io_uring_enter", "enter the io_uring", cause))?;
     Ok(ring)
+}
+
+/// The error of a call on a ring that was set up. Filters and emulations of Linux refuse it in these ways, and the
+/// ring is of no use without it.
+fn refused(call: &str, tried: &'static str, cause: io::Error) -> EngineError {
+    match cause.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            EngineError::UringForbidden { reason: format!("a seccomp or security policy refuses {call}") }
+        }
+        Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP) => {
+            EngineError::UringForbidden { reason: format!("{call} does not work: {cause}") }
+        }
+        Some(libc::ENOMEM) => EngineError::UringNoMemory(cause),
+        _ => EngineError::failed(tried, cause),
+    }
 }
 
 fn create(entries: u32) -> Result<IoUring, EngineError> {
@@ -115,12 +136,9 @@ fn check_features(ring: &IoUring) -> Result<(), EngineError> {
         return Err(EngineError::UringTooOld { missing: "multishot IORING_OP_POLL_ADD (Linux 5.13)" });
     }
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|cause| match cause.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
-            EngineError::UringForbidden { reason: "a seccomp or security policy refuses io_uring_register".to_owned() }
-        }
-        _ => EngineError::failed("probe io_uring", cause),
-    })?;
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|cause| refused("io_uring_register", "probe io_uring", cause))?;
     match OPCODES.iter().find(|&&(code, _)| !probe.is_supported(code)) {
         Some(&(_, missing)) => Err(EngineError::UringTooOld { missing }),
         None => Ok(()),

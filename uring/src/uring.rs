@@ -221,6 +221,7 @@ impl Uring {
 
     /// Moves queued work into the ring, or to the workers.
     fn fill(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        self.files.begin_batch();
         while !self.nothing_queued() {
             let had_room = self.fill_ring();
             while let Some(slot) = self.blocking.pop_front() {
@@ -242,8 +243,9 @@ impl Uring {
         let mut room = entries.capacity() - entries.len();
         while room > 0 {
             let entry = if let Some(slot) = self.steps.pop_front() {
-                let entry = match self.nowait_backoff.is_active()
-                    && !self.nowait_backoff.should_try(self.in_flight.transfer(slot))
+                let transfer = self.in_flight.transfer(slot);
+                let entry = match self.files.refuses(transfer)
+                    || self.nowait_backoff.is_active() && !self.nowait_backoff.should_try(transfer)
                 {
                     true => None,
                     false => sqe::build(&self.in_flight, slot, &self.registered),
@@ -272,6 +274,9 @@ impl Uring {
 
     /// Has a worker perform the step of `slot`.
     fn submit_to_worker(&mut self, slot: Slot, done: &mut Vec<FileDone>) {
+        if self.files.refuses(self.in_flight.transfer(slot)) {
+            return self.settle(slot, -libc::EIO, done);
+        }
         let (file, step) = self.in_flight.step(slot);
         let Some(file) = self.files.get(file) else { unreachable!("a file in use is not removed") };
         // SAFETY: the parts and the memory of a step stay in the slab until its result has been taken (`flight_slab`),
@@ -283,8 +288,9 @@ impl Uring {
     }
 
     fn settle(&mut self, slot: Slot, result: i32, done: &mut Vec<FileDone>) {
-        if self.in_flight.settle(slot, result, done) == Settled::Resubmit {
-            self.steps.push_back(slot);
+        match self.in_flight.settle(slot, result, done) {
+            Settled::Resubmit => self.steps.push_back(slot),
+            Settled::Done => self.files.note_written(done.last()),
         }
     }
 
@@ -416,8 +422,9 @@ impl Uring {
             if self.nowait_backoff.is_active() {
                 self.nowait_backoff.record_success(self.in_flight.transfer(slot));
             }
-            if self.in_flight.settle(slot, result, done) == Settled::Resubmit {
-                self.steps.push_back(slot);
+            match self.in_flight.settle(slot, result, done) {
+                Settled::Resubmit => self.steps.push_back(slot),
+                Settled::Done => self.files.note_written(done.last()),
             }
         }
     }

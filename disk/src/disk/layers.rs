@@ -123,6 +123,11 @@ impl<F: Format> Disk<F> {
         }
     }
 
+    /// A sync of a layer's file has failed that was not the disk's own: the disk is broken as after one of its own.
+    pub fn sync_failed(&mut self, file: FileId) {
+        self.chain.sync_failed(file);
+    }
+
     /// Whether a layer was closed for writing and is durable.
     pub fn is_frozen(&self, file: FileId) -> bool {
         self.layers().iter().any(|layer| layer.file == file && layer.frozen)

@@ -9,6 +9,7 @@ use disk::{Problem, RedoLog, Severity};
 use serde::Serialize;
 use uring::{ImageFile, OpenOptions};
 
+use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
 use crate::layers::{Layers, to_look_at};
@@ -16,7 +17,7 @@ use crate::leftovers;
 use crate::output;
 use crate::settled;
 use crate::soundness::{Examined, examine, examine_through, mend};
-use arguments::Check;
+use arguments::{Check, Sharing};
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -49,7 +50,7 @@ struct Line {
 pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
     let (mut file, log) = match check.repair {
         true => (settled::to_write(files, &check.image, OpenOptions { write: true, ..to_look_at(true) })?, None),
-        false => settled::to_read(files, &check.image, to_look_at(true))?,
+        false => to_examine(files, &check.image, check.sharing)?,
     };
     let first = match check.repair {
         true => examine(&check.image, &mut file, true)?,
@@ -77,7 +78,7 @@ pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
     drop(file);
     let own = exit;
     for parent in &check.parents.names {
-        let (mut file, log) = settled::to_read(files, parent, to_look_at(true))?;
+        let (mut file, log) = to_examine(files, parent, check.sharing)?;
         let report = examine_through(parent, &mut file, log.as_ref())?;
         found.problems.extend(lines(parent, &report.problems));
         found.unlisted += report.unlisted;
@@ -88,9 +89,18 @@ pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
         };
     }
     if !check.parents.names.is_empty() && exit != Exit::Damaged {
-        Layers::open(files, &check.image, &check.parents, to_look_at(true))?;
+        Layers::open(files, &check.image, &check.parents, access::shared(to_look_at(true), check.sharing))?;
     }
     report(check, own, exit, found)
+}
+
+/// Opens an image for reading, with the log through which it is to be read. That of an image in use changes under the
+/// reader.
+fn to_examine(files: &Files, name: &ImageName, sharing: Sharing) -> Result<(ImageFile, Option<RedoLog>), Failure> {
+    match sharing.force_share {
+        true => files.open_image(name, to_look_at(false)).map(|file| (file, None)).map_err(Failure::said),
+        false => settled::to_read(files, name, to_look_at(true)).map_err(access::advise),
+    }
 }
 
 /// Repairs what can be repaired; returns what was done, and what could not be.

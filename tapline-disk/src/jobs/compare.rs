@@ -27,8 +27,8 @@ struct Compared {
 
 /// Runs the job.
 pub fn run(files: &Files, compare: &Compare) -> Result<Exit, Failure> {
-    let options = access::options(compare.access, false);
-    let one = Layers::open(files, &compare.one, &compare.parents, options)?;
+    let options = access::shared(access::options(compare.access, false), compare.sharing);
+    let one = Layers::open(files, &compare.one, &compare.parents, options).map_err(access::advise)?;
     let others = std::iter::once(&compare.other).chain(&compare.other_parent).collect();
     let others = Chain {
         from: files,
@@ -39,7 +39,7 @@ pub fn run(files: &Files, compare: &Compare) -> Result<Exit, Failure> {
         served: None,
         settled: false,
     };
-    let other = Layers::open_chain(&others, options)?;
+    let other = Layers::open_chain(&others, options).map_err(access::advise)?;
     let size = |layers: &Layers| layers.geometry().map_or(0, |geometry| geometry.len);
     let (size_a, size_b) = (size(&one), size(&other));
     let mut found = Compared {

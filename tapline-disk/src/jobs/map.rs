@@ -29,7 +29,8 @@ pub struct Line {
 
 /// Runs the job.
 pub fn run(files: &Files, map: &Map) -> Result<Exit, Failure> {
-    let layers = Layers::open(files, &map.image, &map.parents, access::options(map.access, false))?;
+    let options = access::shared(access::options(map.access, false), map.sharing);
+    let layers = Layers::open(files, &map.image, &map.parents, options).map_err(access::advise)?;
     let mut runner = Runner::new(layers, access::engine(map.access))?;
     let lines = whole_disk(&mut runner)?;
     if map.json {

@@ -55,7 +55,8 @@ pub fn run(files: &Files, measure: &Measure) -> Result<Exit, Failure> {
 }
 
 fn runs_of(files: &Files, measure: &Measure, source: &ImageName) -> Result<(u64, Vec<Line>), Failure> {
-    let layers = Layers::open(files, source, &measure.parents, access::options(measure.access, false))?;
+    let options = access::shared(access::options(measure.access, false), measure.sharing);
+    let layers = Layers::open(files, source, &measure.parents, options).map_err(access::advise)?;
     let mut runner = Runner::new(layers, access::engine(measure.access))?;
     let lines = whole_disk(&mut runner)?;
     Ok((runner.geometry().len, lines))

@@ -162,8 +162,8 @@ fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
     layers.unless_failed(Err(failure))
 }
 
-/// Whether `child` has recorded this very parent, last modified at `modified`.
-fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: u64, link: &Link) -> bool {
+/// Whether `child` has recorded this very parent, last modified at `modified` if that is known.
+fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: Option<u64>, link: &Link) -> bool {
     let fits = parent_link::check(child, parent, modified, false).is_ok();
     // A parent without identity is recognized by its path only.
     let named = child.1.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);

@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::fs::File;
 use std::io::BufReader;
+use std::os::unix::fs::FileTypeExt;
 use std::time::{Duration, Instant};
 
 use ::stats::{Kind as Asked, Recorded, read_recording};
@@ -23,7 +24,8 @@ use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
 use crate::layers::Layers;
-use crate::progress::Progress;
+use crate::log::say;
+use crate::progress::{Progress, clock};
 use crate::runner::{Answer, Runner};
 use crate::signals::Signal;
 
@@ -37,6 +39,9 @@ const SIZE_MAX: u64 = 64 << 20;
 const WRITTEN: u8 = 0x54;
 /// How often a signal is looked for while nothing is due.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A longer wait for the next request is announced.
+const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// What is to be replayed.
 struct Plan {
@@ -111,6 +116,10 @@ pub fn run(files: &Files, replay: &Replay) -> Result<Exit, Failure> {
 /// Reads the recording.
 fn plan(replay: &Replay) -> Result<Plan, Failure> {
     let tried = || format!("replay {}", replay.recording.display());
+    let is_pipe = replay.recording.metadata().is_ok_and(|found| found.file_type().is_fifo());
+    if is_pipe {
+        say(format_args!("{} is a pipe: waiting for a recording until its writer ends", replay.recording.display()));
+    }
     let file = File::open(&replay.recording).map_err(|error| Failure::new(tried(), error))?;
     let (all, lost) =
         read_recording(&mut BufReader::with_capacity(1 << 20, file)).map_err(|error| Failure::new(tried(), error))?;
@@ -223,6 +232,15 @@ impl<'a> Issuer<'a> {
         let plan = self.plan;
         for (number, (one, depth)) in plan.requests.iter().zip(&plan.depths).enumerate() {
             let due = self.due(one);
+            let wait = due.map_or(Duration::ZERO, |due| due.saturating_duration_since(Instant::now()));
+            if wait > LONG_WAIT {
+                say(format_args!(
+                    "request {} of {} is due in {}; --speed replays faster",
+                    number + 1,
+                    plan.requests.len(),
+                    clock(wait.as_secs())
+                ));
+            }
             while !self.may_issue(one, *depth, due) {
                 if stop.take() {
                     self.wait_for_all()?;

@@ -141,7 +141,7 @@ impl Published {
         if usize::try_from(file.metadata()?.len()).is_ok_and(|found| found < len) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a file has less than {len} bytes")));
         }
-        let page = Shared::of(Mapping::of_file(file.as_fd(), 0, len)?);
+        let page = Shared::of(Mapping::of_shrinking_file(file.as_fd(), len)?);
         Ok(Published { file, page })
     }
 

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
+use serde_json::json;
+
 use crate::tool::Room;
+use crate::tool::control::Control;
 use crate::tool::nbd::{Dice, Nbd};
 use crate::tool::served::Disk;
 
@@ -148,6 +151,72 @@ fn a_raw_file_that_another_program_cuts_off_fails_reads_and_is_reported() {
         let (code, said) = disk.stop();
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("another program has cut off the end of"), "{said}");
+    }
+}
+
+/// Cuts a file off as another program does.
+fn cut(room: &Room, name: &str, len: u64) {
+    std::fs::File::options().write(true).open(room.file(name)).unwrap().set_len(len).unwrap();
+}
+
+/// What is written behind the end of a cut file would make a hole of what was lost.
+#[test]
+fn writes_to_a_raw_file_that_was_cut_off_fail() {
+    for engine in ["uring", "aio"] {
+        for threads in [1, 2] {
+            let room = Room::new();
+            room.make_raw("a", MIB);
+            let words = format!("raw:a --nbd nbd.sock --io-engine {engine} --threads {threads}");
+            let disk = Disk::serve(&room, &words);
+            let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+            nbd.write(MIB - 4096, &[1; 4096]).unwrap();
+            cut(&room, "a", MIB / 2);
+            assert!(nbd.write(MIB - 4096, &[2; 4096]).is_err(), "{engine}");
+            assert!(nbd.read(MIB / 2, 4096).is_err(), "{engine}");
+            assert_eq!(room.read("a").len() as u64, MIB / 2, "{engine}");
+            assert!(disk.stop().1.contains("another program has cut off the end of"));
+        }
+    }
+}
+
+#[test]
+fn a_raw_file_cut_off_after_a_live_resize_fails_reads() {
+    let room = Room::new();
+    room.write("a", &[7; 1 << 20]);
+    let disk = Disk::serve(&room, "raw:a --nbd nbd.sock --control c.sock");
+    let resize = json!({"verb": "resize", "size": 2 * MIB});
+    Control::connect(&room.file("c.sock")).done(&resize);
+    let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    assert_eq!(nbd.read(2 * MIB - 512, 512).unwrap(), [0; 512]);
+    cut(&room, "a", MIB);
+    assert!(nbd.read(2 * MIB - 512, 512).is_err());
+    assert_eq!(disk.stop().0, Some(0));
+}
+
+#[test]
+fn an_image_cut_off_in_its_data_fails_reads_and_writes() {
+    for format in ["qcow2", "vhd"] {
+        for grown in [false, true] {
+            let room = Room::new();
+            room.done(&format!("image create {format}:a --size 64M"));
+            let image = format!("{format}:a");
+            if !grown {
+                room.guest(&image, &["write -P 1 0 8M"]);
+            }
+            let disk = Disk::serve(&room, &format!("{image} --nbd nbd.sock"));
+            let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
+            if grown {
+                (0..8).for_each(|n| nbd.write(n * MIB, &vec![1; 1 << 20]).unwrap());
+                nbd.flush().unwrap();
+            }
+            cut(&room, "a", room.read("a").len() as u64 / 2);
+            assert_eq!(nbd.read(0, 4096).unwrap(), [1; 4096], "{format}");
+            assert!(nbd.read(7 * MIB, 4096).is_err(), "{format}, grown: {grown}");
+            assert!(nbd.write(7 * MIB, &[2; 4096]).is_err(), "{format}, grown: {grown}");
+            assert!(nbd.read(6 * MIB, 4096).is_err(), "{format}, grown: {grown}");
+            // Its metadata cannot be written.
+            assert!(disk.stop().1.contains("another program has cut off the end of"), "{format}");
+        }
     }
 }
 

@@ -165,6 +165,23 @@ fn layers_above_a_data_file_are_added_and_merged_while_served() {
     );
 }
 
+/// The parent's time is that of its data file, where that was written to last.
+#[test]
+fn a_live_vhd_snapshot_of_a_data_file_opens_again() {
+    let room = Room::new();
+    room.tool("qemu-img", "create -q -f qcow2 -o data_file=a.data,data_file_raw=on a 16M");
+    room.guest(IMAGE, &["write -P 1 0 4M"]);
+    // Whole seconds are recorded.
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_600_000_000);
+    let disk = Disk::serve(&room, &format!("{IMAGE} --nbd ./nbd.sock --control control.sock"));
+    fs::File::open(room.file("a")).unwrap().set_modified(long_ago).unwrap();
+    let leaf = format!("vhd:{}", room.file("leaf").display());
+    Control::connect(&room.file("control.sock")).done(&json!({ "verb": "snapshot", "to": leaf }));
+    room.qemu_io(&["-f", "raw", "nbd+unix:///?socket=nbd.sock"], &["write -P 2 0 64k"]);
+    assert_eq!(disk.stop().0, Some(0));
+    room.guest(&format!("vhd:leaf --parent {IMAGE}"), &["read -P 2 0 64k", "read -P 1 64k 1M"]);
+}
+
 /// As a source it frees all of its data, including its data file.
 #[test]
 fn a_layer_with_a_data_file_is_merged_into_its_parent() {

@@ -86,6 +86,24 @@ fn small_or_used_devices_are_refused_and_unchanged() {
     refused(&format!("image compact qcow2:{}", device.name), "in use");
 }
 
+/// A device node's time is that of the last boot.
+#[test]
+fn a_child_of_a_device_opens_whatever_the_time_of_its_node() {
+    let Some(device) = Large::device(24 * MIB, "512") else { return };
+    let room = &device.room;
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_600_000_000);
+    for format in ["raw", "qcow2", "vhd"] {
+        let parent = format!("{format}:{}", device.name);
+        room.done(&format!("image create {parent} --size 16M --force"));
+        room.done(&format!("image create vhd:{format}.child --parent {parent}"));
+        fs::File::open(&device.name).unwrap().set_modified(long_ago).unwrap();
+        room.guest(&format!("vhd:{format}.child --parent {parent}"), &["write -P 1 0 64k"]);
+        room.guest(&format!("vhd:{format}.child --parent {parent}"), &["read -P 1 0 64k"]);
+        let layers = room.json(&format!("image info vhd:{format}.child"));
+        assert!(layers[0]["parent"]["modified"].is_null(), "{layers}");
+    }
+}
+
 /// A conversion that finds no space leaves nothing that opens as an image.
 #[test]
 fn a_conversion_that_fails_leaves_no_image_on_the_device() {

@@ -2,10 +2,12 @@
 //! reads by the next process, and are never written to the images.
 
 use rustix::process::Signal;
+use serde_json::json;
 
-use crate::tool::Room;
+use crate::tool::control::Control;
 use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::served::Disk;
+use crate::tool::{Room, where_refused};
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
 
@@ -135,4 +137,23 @@ fn nothing_is_written_above_a_layer_whose_log_cannot_be_replayed() {
         assert!(said.code == Some(4) && said.err.contains("of version 2"), "{format}: {said:?}");
         assert!((room.read("a"), room.redo_log("a")) == before, "{format}: the child was settled first");
     }
+}
+
+/// The system fails fsync(2), which a resize uses; fdatasync(2), which flushes use, would succeed.
+#[test]
+fn a_failed_sync_of_a_resize_breaks_the_disk() {
+    where_refused(libc::SYS_fsync, libc::EIO.unsigned_abs(), || {
+        let room = Room::new();
+        room.write("a", &[0; 1 << 20]);
+        let (disk, mut client) = serve(&room, "raw:a --control c.sock");
+        client.write(0, &[1; BLOCK]).unwrap();
+        let resize = json!({"verb": "resize", "size": 2 << 20});
+        let (_, said) = Control::connect(&room.file("c.sock")).refused(&resize);
+        assert!(said.starts_with("cannot sync "), "{said}");
+        client.flush().unwrap_err();
+        client.write(0, &[2; BLOCK]).unwrap_err();
+        let (_, said) = Control::connect(&room.file("c.sock")).refused(&resize);
+        assert!(said.contains("its storage failed"), "{said}");
+        drop(disk);
+    });
 }

@@ -1,6 +1,6 @@
 //! `image replay`: recordings made by hand, on images whose contents are known.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -228,4 +228,28 @@ fn is_open(pid: u32, file: &std::path::Path) -> bool {
     let file = std::fs::canonicalize(file).unwrap();
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd"));
     fds.into_iter().flatten().flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == file))
+}
+
+/// The first line that a replay says which nothing ends.
+fn first_line(room: &Room, words: &str) -> String {
+    let mut child = room.command(TAPLINE);
+    let child = child.args(words.split_whitespace()).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    line
+}
+
+#[test]
+fn a_replay_that_waits_for_long_says_for_what() {
+    let room = Room::new();
+    room.make_raw("a", 16 * MIB);
+    recording(&room, "recorded", &[(0, "read", 0, 4096), (3_780_000, "read", 4096, 4096)]);
+    let line = first_line(&room, "image replay raw:a recorded");
+    assert!(line.contains("request 2 of 2 is due in 1:0"), "{line}");
+    room.tool("mkfifo", "pipe");
+    let line = first_line(&room, "image replay raw:a pipe");
+    assert!(line.contains("pipe is a pipe: waiting for a recording"), "{line}");
 }

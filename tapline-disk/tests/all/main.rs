@@ -34,6 +34,7 @@ mod log;
 mod page;
 mod page_accuracy;
 mod probes;
+mod qemu_locks;
 mod refused_engine;
 mod rest;
 mod serve;

@@ -8,6 +8,7 @@ use serde_json::json;
 use stats::{Kind, Reader, Snapshot, Stage};
 
 use crate::tool::control::Control;
+use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::replaced::Replaced;
 use crate::tool::ring::{self, Driver};
 use crate::tool::served::Disk;
@@ -201,4 +202,22 @@ fn a_page_that_nobody_named_goes_with_its_process() {
     assert_eq!(pages(), 2, "a page that is a moment old may be about to be begun");
     assert_eq!(disk.stop().0, Some(0));
     assert_eq!(pages(), 1);
+}
+
+#[test]
+fn a_disk_survives_a_page_and_a_log_that_are_cut_off() {
+    let room = Room::new();
+    room.done("image create vhd:a --size 64M");
+    let disk = Disk::serve(&room, "vhd:a --nbd nbd.sock --stats-page page");
+    let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
+    client.write(0, &[1; BLOCK]).unwrap();
+    let log = std::fs::read_dir(room.file("redo")).unwrap().next().unwrap().unwrap().path();
+    for path in [room.file("page"), log] {
+        std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+        client.write(4 << 20, &[2; BLOCK]).unwrap();
+        client.flush().unwrap();
+    }
+    assert_eq!(client.read(4 << 20, BLOCK).unwrap(), [2; BLOCK]);
+    assert_eq!(disk.stop().0, Some(0));
+    room.sound("vhd:a");
 }

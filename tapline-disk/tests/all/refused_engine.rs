@@ -2,26 +2,12 @@
 
 use std::path::Path;
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use serde_json::json;
 
-use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
-
-/// In a thread that the system refuses `call`, as it does to the processes that it starts.
-fn where_refused(call: i64, errno: u32, work: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let machine = std::env::consts::ARCH.try_into().unwrap();
-            let refused = [(call, Vec::new())].into_iter().collect();
-            let filter = SeccompFilter::new(refused, SeccompAction::Allow, SeccompAction::Errno(errno), machine);
-            apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
-            work();
-        });
-    });
-}
+use crate::tool::{Room, where_refused};
 
 /// In memory, where Linux AIO suits, and on a disk, where io_uring does.
 fn rooms() -> [Room; 2] {
@@ -33,8 +19,12 @@ fn a_disk_takes_the_engine_that_is_granted_and_says_so() {
     let refused = [
         (libc::SYS_io_uring_setup, libc::EPERM, "aio", "Linux AIO is used"),
         (libc::SYS_io_uring_register, libc::EPERM, "aio", "Linux AIO is used"),
+        (libc::SYS_io_uring_register, libc::EINVAL, "aio", "Linux AIO is used"),
+        (libc::SYS_io_uring_enter, libc::EPERM, "aio", "Linux AIO is used"),
         (libc::SYS_io_setup, libc::EAGAIN, "uring", "fs.aio-max-nr"),
         (libc::SYS_io_setup, libc::EPERM, "uring", "forbidden here"),
+        (libc::SYS_io_submit, libc::EPERM, "uring", "refuses io_submit"),
+        (libc::SYS_io_getevents, libc::EPERM, "uring", "refuses io_getevents"),
     ];
     for (call, errno, granted, said) in refused {
         where_refused(call, errno.unsigned_abs(), || {

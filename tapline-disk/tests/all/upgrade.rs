@@ -372,3 +372,38 @@ fn the_unneeded_process_exits() {
     let disk = Disk::serve(&room, "raw:a --nbd ./s");
     assert_eq!(disk.stop().0, Some(0));
 }
+
+/// What the disk's statistics page says by which serial number its guest knows it.
+fn serial(room: &Room) -> String {
+    // It answers when it has begun its page.
+    Control::connect(&room.file("control.sock")).done(&json!({ "verb": "version" }));
+    let identity = stats::Reader::open(&room.file("page")).unwrap().snapshot().unwrap().identity;
+    let identity: Value = serde_json::from_str(&identity).unwrap();
+    identity["serial"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_serial_number_survives_a_snapshot_an_upgrade_and_a_restart() {
+    let mut seen = Vec::new();
+    for (name, leaf) in [("vhd:production-portal-of-customer-a", "vhd"), ("qcow2:b", "qcow2"), ("raw:c", "qcow2")] {
+        let room = Room::new();
+        room.done(&format!("image create {name} --size 64M"));
+        let at = "--vhost-user vm.sock --stats-page page";
+        let mut disk = Replaced::serve(&room, &format!("{name} {at}"));
+        let first = serial(&room);
+        assert!(first.len() == 20 && disk.first.said.contains(&format!("serial number {first}")), "{first}");
+        let mut control = Control::connect(&room.file("control.sock"));
+        let to = format!("{leaf}:{}", room.file("leaf").display());
+        control.done(&json!({ "verb": "snapshot", "to": to, "method": "chain" }));
+        let answer = disk.upgrade().join().unwrap();
+        disk.replaced_by(&answer);
+        assert_eq!(serial(&room), first, "{name}");
+        disk.stop();
+        let disk = Replaced::serve(&room, &format!("{leaf}:leaf --parent {name} {at}"));
+        assert_eq!(serial(&room), first, "{name}");
+        disk.stop();
+        seen.push(first);
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 3);
+}

@@ -97,7 +97,8 @@ pub fn go_on(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure
 }
 
 fn open_image(files: &Files, convert: &Convert) -> Result<Layers, Failure> {
-    Layers::open(files, &convert.source, &convert.parents, access::options(convert.access, false))
+    let options = access::shared(access::options(convert.access, false), convert.sharing);
+    Layers::open(files, &convert.source, &convert.parents, options).map_err(access::advise)
 }
 
 /// Refuses to cut off data. What cannot be read may be data.

@@ -20,7 +20,7 @@ use super::copy;
 use super::copying::Copying;
 use super::merge::{self, Sources};
 use super::revert;
-use super::work::{Quiesce, Work};
+use super::work::{Lengthening, Quiesce, Work};
 use crate::failure::Failure;
 use crate::log::say;
 
@@ -79,7 +79,7 @@ enum Phase {
     /// A round is.
     Syncing,
     Background(BlockingTask<Result<Done, Failure>>),
-    Lengthening(BlockingTask<Result<(), Failure>>),
+    Lengthening(Lengthening),
 }
 
 /// What a background task has done.
@@ -403,11 +403,7 @@ impl Driver {
             },
         };
         match work.fetch(task) {
-            Ok(lengthened) => {
-                lengthened?;
-                work.lengthened(depth)?;
-                Ok(true)
-            }
+            Ok(ended) => work.lengthened(depth, len, ended).map(|()| true),
             Err(task) => {
                 self.phase = Phase::Lengthening(task);
                 Ok(false)

@@ -3,7 +3,7 @@
 //! It knows nothing about when that happens. Invariant: until the new process is told to go, it has written nothing and
 //! may exit at any moment.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -21,6 +21,7 @@ use crate::redo_log;
 use crate::serve::handover::{Channel, ChannelError, Said};
 use crate::serve::own_keys::SUCCESSOR;
 use crate::serve::page;
+use crate::serve::serial;
 use crate::serve::sharing;
 
 /// The new process.
@@ -188,9 +189,19 @@ impl Successor {
     }
 }
 
-/// Starts the program with the words of this one.
+/// Starts the program with the words of this one. What followed from its layers when it was started is said: they may
+/// be others now.
 fn spawn(program: PathBuf, socket: OwnedFd) -> std::io::Result<Child> {
     let word = OsString::from("--take-over");
     let words = std::env::args_os().skip(1).filter(|other| *other != word);
-    Command::new(program).args(words).arg(&word).stdin(socket).spawn()
+    let mut command = Command::new(program);
+    command.args(words).arg(&word).stdin(socket);
+    if let Some(serial) = serial::in_force().filter(|_| !std::env::args_os().any(|other| is_serial(&other))) {
+        command.args(["--serial", serial]);
+    }
+    command.spawn()
+}
+
+fn is_serial(word: &OsStr) -> bool {
+    word == "--serial" || word.as_encoded_bytes().starts_with(b"--serial=")
 }

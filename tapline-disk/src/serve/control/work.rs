@@ -24,6 +24,7 @@ use crate::failure::Failure;
 use crate::files::Files;
 use crate::libvhd::Behind;
 use crate::log::say;
+use crate::parent_link;
 use crate::polling::Polling;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
@@ -84,6 +85,9 @@ pub enum Flush {
     /// Answered.
     Answered(Status),
 }
+
+/// A file that is made longer; then how its sync has ended.
+pub type Lengthening = BlockingTask<Result<io::Result<()>, Failure>>;
 
 /// What keeps a disk from writing.
 pub fn condition_of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Condition {
@@ -232,7 +236,7 @@ impl Work<'_> {
 
     /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is
     /// shorter. Nothing else ever changes its length. A block device has the length that it has.
-    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<BlockingTask<Result<(), Failure>>>, Failure> {
+    pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Lengthening>, Failure> {
         let (_, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
         let path = file.path().to_owned();
@@ -247,18 +251,38 @@ impl Work<'_> {
         }
         let failed = move |error| Failure::failed(format!("extend {}", path.display()), &error);
         let file = file.as_fd().try_clone_to_owned().map(File::from).map_err(&failed)?;
-        let lengthen = move || match file.metadata()?.len() < len {
-            true => file.set_len(len).and_then(|()| file.sync_all()),
-            false => Ok(()),
+        let lengthen = move || -> Result<io::Result<()>, Failure> {
+            if file.metadata().map_err(&failed)?.len() < len {
+                file.set_len(len).map_err(&failed)?;
+            }
+            // Also what a process before this one has left.
+            Ok(file.sync_all())
         };
-        self.send(move || lengthen().map_err(failed)).map(Some)
+        self.send(lengthen).map(Some)
     }
 
-    /// That has been done.
-    pub fn lengthened(&mut self, depth: usize) -> Result<(), Failure> {
-        let (id, _) = self.file(depth)?;
-        self.engine.file_grew(id);
-        Ok(())
+    /// That has ended so. A sync that has failed is one of the disk: it may have lost what the guest has written.
+    pub fn lengthened(
+        &mut self,
+        depth: usize,
+        len: u64,
+        ended: Result<io::Result<()>, Failure>,
+    ) -> Result<(), Failure> {
+        let synced = ended?;
+        let (id, file) = self.file(depth)?;
+        let file = file.data_file().unwrap_or(file);
+        file.reaches(len);
+        let failed = |error| {
+            Failure::failed(format!("sync {}, which was extended", file.path().display()), &error).advise(
+                "see the kernel log; nothing is written to the disk any more, restart it when its storage is mended",
+            )
+        };
+        let synced = synced.map_err(failed);
+        match synced {
+            Ok(()) => self.engine.file_grew(id),
+            Err(_) => self.disk.sync_failed(id),
+        }
+        synced
     }
 
     /// How the leaf was opened.
@@ -269,9 +293,20 @@ impl Work<'_> {
     /// The leaf's parent is no longer written: its modification time is final, and the leaf records it with the next
     /// round. Without that nothing is lost, except that a modification of the parent would not be detected.
     pub fn record_time_of_parent(&mut self) {
-        let modified = self.file(1).ok().filter(|(_, file)| !file.options().write);
-        let modified = modified.and_then(|(_, file)| rustix::fs::fstat(file).ok());
-        let Some(modified) = modified.and_then(|found| u64::try_from(found.st_mtime).ok()) else { return };
+        let (Ok(name), Ok((_, file))) = (self.name(1), self.file(1)) else { return };
+        if file.options().write {
+            return;
+        }
+        let modified = match parent_link::modified(self.files, &name, file) {
+            Ok(Some(modified)) => modified,
+            Ok(None) => return,
+            Err(failure) => {
+                return say(format_args!(
+                    "the leaf does not record when its parent was last changed: {}",
+                    failure.what()
+                ));
+            }
+        };
         let Some(leaf) = self.disk.layer_mut(0) else { return };
         let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };
         if let Err(error) = leaf.relink(Some(&disk::Link { modified: Some(modified), ..link })) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use disk::{Request, Span, Status, Times};
 use transport::Server;
+use uring::ImageFile;
 
 use super::words::{in_words, of_damage, worth_a_line};
 use super::{Disclose, EventLoop};
@@ -69,7 +70,8 @@ impl<S: Server + Disclose> EventLoop<S> {
     /// A layer whose file another program has made shorter, as what a request has failed of.
     #[cold]
     fn cut_short(&self) -> Option<String> {
-        let mut files = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let layers = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
+        let mut files = layers.flat_map(ImageFile::all_files);
         let cut = files.find(|file| file.is_cut_short())?;
         Some(format!(": another program has cut off the end of {}", cut.path().display()))
     }

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use ::control::redo_name;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 /// The program under test.
 pub const TAPLINE: &str = env!("CARGO_BIN_EXE_tapline-disk");
@@ -190,6 +191,19 @@ impl Room {
             std::os::unix::fs::FileExt::write_all_at(&file, &pattern, at).unwrap();
         }
     }
+}
+
+/// In a thread that the system refuses `call`, as it does to the processes that it starts.
+pub fn where_refused(call: i64, errno: u32, work: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let machine = std::env::consts::ARCH.try_into().unwrap();
+            let refused = [(call, Vec::new())].into_iter().collect();
+            let filter = SeccompFilter::new(refused, SeccompAction::Allow, SeccompAction::Errno(errno), machine);
+            apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
+            work();
+        });
+    });
 }
 
 /// A number that can be set in the environment of the tests.

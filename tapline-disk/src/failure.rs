@@ -198,6 +198,9 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
         ImageErrorKind::OutOfLimits => None,
         ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
     };
+    // What the formats advise to type names the file so.
+    let error = ImageError { what: error.what.replace(" FILE ", &format!(" {} ", name.path().display())), ..error };
+    let error = ImageError { what: error.what.replace(" FILE`", &format!(" {}`", name.path().display())), ..error };
     let failure = Failure::new(format!("open {name}"), error);
     match advice {
         Some(advice) => failure.advise(advice),

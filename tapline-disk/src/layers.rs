@@ -9,7 +9,7 @@ use disk::foreign::Foreign;
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;
-use disk::{Access, Disk, Format, Geometry, Image, ImageError, LAYERS_MAX, RedoLog, raw};
+use disk::{Access, Disk, Format, Geometry, Image, ImageError, LAYERS_MAX, RedoLog, Source, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Failure, explain, only_read};
@@ -398,22 +398,31 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
     match name.format {
         FormatName::Raw => {
             mistaken::refuse(files, name, file)?;
-            let len = disk::Source::len(file);
+            let len = Source::len(file);
             // In a raw image nothing else says how long the disk is.
             file.must_reach(len);
             raw::Raw::of_file(len, !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
-        FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
+        FormatName::Vhd => open_vhd(file, write)
+            .map(|image| Image::Vhd(Box::new(image)))
+            .map_err(|error| mistaken::explain(name, file, error)),
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
         FormatName::Vmdk | FormatName::Vhdx if write => Err(only_read(format!("open {name} for writing"), name)),
         FormatName::Null | FormatName::Model => unreachable!("it is opened by `fileless`"),
-        FormatName::Vmdk => open_foreign(name, Foreign::open_vmdk(file)),
-        FormatName::Vhdx => open_foreign(name, Foreign::open_vhdx(file)),
+        FormatName::Vmdk => open_foreign(name, file, Foreign::open_vmdk),
+        FormatName::Vhdx => open_foreign(name, file, Foreign::open_vhdx),
     }
 }
 
-fn open_foreign(name: &ImageName, opened: Result<Foreign, ImageError>) -> Result<Image, Failure> {
-    opened.map(|image| Image::Foreign(Box::new(image))).map_err(|error| explain(name, error))
+fn open_foreign(
+    name: &ImageName,
+    file: &mut ImageFile,
+    open: impl FnOnce(&mut dyn Source) -> Result<Foreign, ImageError>,
+) -> Result<Image, Failure> {
+    let image = open(file).map_err(|error| mistaken::explain(name, file, error))?;
+    // Its tables are checked against the length that the file has now.
+    file.must_reach(Source::len(file));
+    Ok(Image::Foreign(Box::new(image)))
 }
 
 fn access(write: bool) -> Access {
@@ -429,7 +438,8 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     let tail = tail(file);
     if write {
         // As in QEMU: clusters must not be allocated with refcounts that may be wrong.
-        let found = Qcow2::open(file, Access::ReadOnly, tail).map_err(|error| explain(name, error))?;
+        let found = Qcow2::open(file, Access::ReadOnly, tail);
+        let found = found.map_err(|error| mistaken::explain(name, file, error))?;
         if found.info().dirty {
             let done = soundness::close(name, file)?;
             say(format_args!(
@@ -438,7 +448,8 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
             ));
         }
     }
-    let image = Qcow2::open(file, access(write), tail).map_err(|error| explain(name, error))?;
+    let opened = Qcow2::open(file, access(write), tail);
+    let image = opened.map_err(|error| mistaken::explain(name, file, error))?;
     if write {
         ordered::write(file, &[image.first_writes()])
             .map_err(|error| Failure::new(format!("open {name} for writing"), error))?;
@@ -447,8 +458,12 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     Ok(image)
 }
 
-/// Checks that the data file is large enough for the disk.
-fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<(), Failure> {
+/// Checks that the data file is large enough for the disk. Where a file is not, what is stored behind its end cannot be
+/// read.
+fn check_data_file(name: &ImageName, file: &mut ImageFile, image: &Image) -> Result<(), Failure> {
+    if let Some(data) = file.data_file_mut() {
+        data.must_reach(image.geometry().len);
+    }
     let (len, device) = (image.geometry().len, file.data_file().and_then(ImageFile::device_len));
     match device {
         Some(device) if device < len => {

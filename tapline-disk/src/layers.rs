@@ -179,13 +179,13 @@ impl Layers {
         }
     }
 
-    /// The default logical block size of the guest: that of the storage if the lowest layer is raw, because the disk
-    /// was partitioned with it; layers above have the same.
+    /// The logical block size with which the disk was partitioned: that of the storage if the lowest layer is raw, and
+    /// what a VHDX says. Guests have it by default; layers above have the same.
     pub fn block(&self) -> u32 {
-        let base = self.images.last().zip(self.files.last());
-        match base.is_some_and(|(image, file)| matches!(image, Image::Raw(_)) && file.alignment().offset == LARGE) {
-            true => 4096,
-            false => 512,
+        match self.images.last().zip(self.files.last()) {
+            Some((Image::Raw(_), file)) if file.alignment().offset == LARGE => 4096,
+            Some((Image::Foreign(image), _)) => image.logical_sector(),
+            _ => 512,
         }
     }
 

@@ -58,6 +58,14 @@ impl Foreign {
         Foreign { geometry, body, records: Records::default() }
     }
 
+    /// Bytes of a sector as the guest of the disk has them: by these its partitions are found.
+    pub fn logical_sector(&self) -> u32 {
+        match &self.body {
+            Body::Vhdx(vhdx) if vhdx.logical_sector() == 4096 => 4096,
+            Body::Vhdx(_) | Body::Vmdk(_) => 512,
+        }
+    }
+
     /// What it is.
     pub fn body(&self) -> &Body {
         &self.body

@@ -339,3 +339,24 @@ fn a_grain_with_too_few_bytes_is_named_and_salvaged() {
     assert!(said.code == Some(2) && said.out.contains("bytes 1048576 to 1049599"), "{said:?}");
     assert!(room.read("b")[..1 << 20] == disk[..1 << 20]);
 }
+
+/// By these sectors the guest that wrote the disk finds its partitions.
+#[test]
+fn a_conversion_that_loses_the_size_of_sectors_says_so() {
+    let room = Room::new();
+    room.make_raw("a.raw", 16 * MIB);
+    room.tool("qemu-img", "convert -f raw -O vhdx a.raw a");
+    let mut file = room.read("a");
+    let find = |what: &[u8]| file.windows(what.len()).position(|bytes| bytes == what).unwrap();
+    let (table, item) = (find(b"metadata"), find(&[0x1d, 0xbf, 0x41, 0x81, 0x6f, 0xa9, 0x09, 0x47]));
+    let at = table + usize::try_from(u32::from_le_bytes(file[item + 16..item + 20].try_into().unwrap())).unwrap();
+    let said = room.tapline("image convert vhdx:a qcow2:b");
+    assert!(said.code == Some(0) && !said.err.contains("sectors"), "{said:?}");
+    assert_eq!(file[at..at + 4], 512u32.to_le_bytes());
+    file[at..at + 4].copy_from_slice(&4096u32.to_le_bytes());
+    room.write("a", &file);
+    for target in ["raw:b", "qcow2:b", "vhd:b", "qcow2:b --compress"] {
+        let said = room.tapline(&format!("image convert vhdx:a {target} --force"));
+        assert!(said.code == Some(0) && said.err.contains("--logical-block-size 4096"), "{target}: {said:?}");
+    }
+}

@@ -88,8 +88,8 @@ pub fn revert(to: usize) -> Plan {
 }
 
 /// The disk of these layers, the leaf first, becomes larger, and what is new reads as zeroes. If its data is in a file
-/// at the same offsets, that becomes longer first, while no one reads behind its old end. Refused if something below the
-/// leaf would be exposed.
+/// at the same offsets, that becomes longer first, while no one reads behind its old end. Refused if something below
+/// the leaf would be exposed.
 ///
 /// After a crash the disk has either size. The guest is notified when the new one is durable, since it may use the new
 /// space at once.

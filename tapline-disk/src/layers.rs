@@ -403,9 +403,9 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
             file.must_reach(len);
             raw::Raw::of_file(len, !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
-        FormatName::Vhd => open_vhd(file, write)
-            .map(|image| Image::Vhd(Box::new(image)))
-            .map_err(|error| mistaken::explain(name, file, error)),
+        FormatName::Vhd => {
+            mistaken::open(name, file, |file| open_vhd(file, write)).map(|vhd| Image::Vhd(Box::new(vhd)))
+        }
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
         FormatName::Vmdk | FormatName::Vhdx if write => Err(only_read(format!("open {name} for writing"), name)),
         FormatName::Null | FormatName::Model => unreachable!("it is opened by `fileless`"),
@@ -414,12 +414,10 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
     }
 }
 
-fn open_foreign(
-    name: &ImageName,
-    file: &mut ImageFile,
-    open: impl FnOnce(&mut dyn Source) -> Result<Foreign, ImageError>,
-) -> Result<Image, Failure> {
-    let image = open(file).map_err(|error| mistaken::explain(name, file, error))?;
+type OpenForeign = fn(&mut dyn Source) -> Result<Foreign, ImageError>;
+
+fn open_foreign(name: &ImageName, file: &mut ImageFile, open: OpenForeign) -> Result<Image, Failure> {
+    let image = mistaken::open(name, file, |file| open(file))?;
     // Its tables are checked against the length that the file has now.
     file.must_reach(Source::len(file));
     Ok(Image::Foreign(Box::new(image)))
@@ -436,10 +434,10 @@ fn open_vhd(file: &mut ImageFile, write: bool) -> Result<Vhd, ImageError> {
 
 fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qcow2, Failure> {
     let tail = tail(file);
+    let open = |file: &mut _, access| mistaken::open(name, file, |file| Qcow2::open(file, access, tail));
     if write {
         // As in QEMU: clusters must not be allocated with refcounts that may be wrong.
-        let found = Qcow2::open(file, Access::ReadOnly, tail);
-        let found = found.map_err(|error| mistaken::explain(name, file, error))?;
+        let found = open(file, Access::ReadOnly)?;
         if found.info().dirty {
             let done = soundness::close(name, file)?;
             say(format_args!(
@@ -448,8 +446,7 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
             ));
         }
     }
-    let opened = Qcow2::open(file, access(write), tail);
-    let image = opened.map_err(|error| mistaken::explain(name, file, error))?;
+    let image = open(file, access(write))?;
     if write {
         ordered::write(file, &[image.first_writes()])
             .map_err(|error| Failure::new(format!("open {name} for writing"), error))?;

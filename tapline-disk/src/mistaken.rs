@@ -104,8 +104,17 @@ pub fn refusal(name: &ImageName, (found, place): (Found, &str)) -> Failure {
     Failure::of(Kind::Invalid, what).advise(format!("{advice}{really_raw}"))
 }
 
+/// Opens an image. If the file has another format, the error says what it is and what to do about that.
+pub fn open<T>(
+    name: &ImageName,
+    file: &mut ImageFile,
+    open: impl FnOnce(&mut ImageFile) -> Result<T, ImageError>,
+) -> Result<T, Failure> {
+    open(file).map_err(|error| explain(name, file, error))
+}
+
 /// An image error of a file; if it has another format, with what it is and what to do about that.
-pub fn explain(name: &ImageName, file: &mut ImageFile, error: ImageError) -> Failure {
+fn explain(name: &ImageName, file: &mut ImageFile, error: ImageError) -> Failure {
     if error.kind != ImageErrorKind::WrongFormat {
         return failure::explain(name, error);
     }

@@ -3,8 +3,8 @@
 //! Sections are those of Microsoft's specification \[MS-VHDX\]. A disk is cut into payload blocks; the block allocation
 //! table (BAT) says of each where it is. Numbers are little-endian.
 //!
-//! Changes of metadata go through a log ([`log`]). An image whose log holds an entry was not closed, and is refused: what
-//! is in the tables is not what its writer had written.
+//! Changes of metadata go through a log ([`log`]). An image whose log holds an entry was not closed, and is refused:
+//! what is in the tables is not what its writer had written.
 
 mod log;
 

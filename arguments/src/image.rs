@@ -438,6 +438,9 @@ pub struct Flatten {
 pub struct Resize {
     /// The image; new space reads as zeroes
     pub image: ImageName,
+    /// Its parents.
+    #[command(flatten)]
+    pub parents: Parents,
     /// The new size, at least the current one
     #[arg(long, allow_hyphen_values = true)]
     pub size: Size,

@@ -77,6 +77,15 @@ pub enum Mapping {
         /// Number of bytes.
         len: u64,
     },
+    /// Not to be had: the file has been cut off in front of them.
+    Missing {
+        /// Offset in the file at which they should be.
+        at: FileOffset,
+        /// Bytes that the file has.
+        has: u64,
+        /// Number of bytes.
+        len: u64,
+    },
     /// Nowhere: they read as zero, whatever a parent holds.
     Zero {
         /// Number of bytes.
@@ -98,6 +107,7 @@ impl Mapping {
             | Mapping::Compressed { len, .. }
             | Mapping::Shared { len, .. }
             | Mapping::Damaged { len, .. }
+            | Mapping::Missing { len, .. }
             | Mapping::Zero { len }
             | Mapping::Parent { len } => len,
         }

@@ -62,7 +62,7 @@ fn bytes_of(image: &Foreign, file: &[u8], mapping: Mapping) -> Option<Vec<u8>> {
     match mapping {
         Mapping::Data { at, len } => Some(piece(file, at.0, len)),
         Mapping::Zero { len } | Mapping::Parent { len } => Some(vec![0; usize::try_from(len).unwrap()]),
-        Mapping::Damaged { .. } => None,
+        Mapping::Damaged { .. } | Mapping::Missing { .. } => None,
         Mapping::Compressed { at, size, lead, skip, len } => {
             let bytes = piece(file, at.0, size);
             let grain = image.decompress(&bytes[usize::try_from(lead).unwrap()..]).ok()?;
@@ -182,10 +182,11 @@ fn a_file_that_is_cut_off_is_refused_or_read_inside_of_it() {
 fn a_damaged_entry_costs_its_grain_and_is_named() {
     let sample = vmdk(&disk(), 64 << 10, false);
     let (table, mut file) = (21 * 512 + 512, sample.clone());
+    let has = sample.len() as u64;
     file[table + 80 * 4..][..4].fill(0xff);
     let mut image = open_vmdk(&file).unwrap();
     let mapping = map(&mut image, &file, Span { at: DiskOffset(80 << 16), len: 512 });
-    assert_eq!(mapping, Mapping::Damaged { at: disk::FileOffset(table as u64 + 320), raw: 0xffff_ffff, len: 512 });
+    assert_eq!(mapping, Mapping::Missing { at: disk::FileOffset(0xffff_ffff * 512), has, len: 512 });
     assert!(contents(&mut image, &file, 80 << 16).unwrap() == disk()[..80 << 16]);
     let mut file = vhdx(&disk(), true);
     file[VHDX_BAT + 32] = 7;
@@ -209,19 +210,21 @@ fn what_is_not_read_is_refused_with_the_reason() {
         file
     };
     let (kind, why) = refused(open_vmdk, &text("parentCID=ffffffff", "parentCID=12345678"));
-    assert!(kind == ImageErrorKind::Unsupported && why.contains("on top of another one"), "{why}");
+    assert!(kind == ImageErrorKind::Unsupported && why.contains("names no other file"), "{why}");
     let (kind, why) = refused(open_vmdk, &text("\"monolithicSparse\"", "\"vmfsSparse\"      "));
     assert!(kind == ImageErrorKind::Unsupported && why.contains("vmfsSparse"), "{why}");
-    let (_, why) = refused(open_vmdk, b"# Disk DescriptorFile\nversion=1\n");
-    assert!(why.contains("in other files"), "{why}");
+    assert_eq!(refused(open_vmdk, b"# Disk DescriptorFile\nversion=1\n").0, ImageErrorKind::WrongFormat);
+    let (_, why) = refused(open_vmdk, &text("# Disk DescriptorFile", "\0Disk DescriptorFile "));
+    assert!(why.contains("one of several"), "{why}");
     assert_eq!(refused(open_vmdk, &[0; 4096]).0, ImageErrorKind::WrongFormat);
     assert_eq!(refused(open_vmdk, &[]).0, ImageErrorKind::WrongFormat);
     assert_eq!(refused(open_vhdx, b"vhd").0, ImageErrorKind::WrongFormat);
     let mut file = vhdx(&disk(), false);
-    VHDX_HEADERS.iter().for_each(|at| file[at + 50] = 9);
+    VHDX_HEADERS.iter().for_each(|at| file[at + 48..at + 64].fill(0x55));
+    file[MIB + 8192..MIB + 12288].copy_from_slice(&log_entry(0x55));
     seal(&mut file);
     let (kind, why) = refused(open_vhdx, &file);
-    assert!(kind == ImageErrorKind::Unsupported && why.contains("its log may hold changes"), "{why}");
+    assert!(kind == ImageErrorKind::Unsupported && why.contains("its log holds changes"), "{why}");
     let mut file = vhdx(&disk(), false);
     file[VHDX_METADATA + (64 << 10) + 4] = 2;
     let (kind, why) = refused(open_vhdx, &file);
@@ -239,4 +242,79 @@ fn one_sound_copy_of_what_a_vhdx_has_twice_is_enough() {
     let mut file = vhdx(&disk(), false);
     VHDX_REGIONS.iter().for_each(|at| file[at + 40] ^= 1);
     assert_eq!(refused(open_vhdx, &file).0, ImageErrorKind::Corrupt);
+}
+
+/// Cut off at any place that is behind their metadata, or, where that is at their end, in front of it.
+#[test]
+fn a_file_that_was_cut_off_shows_its_bytes_or_none() {
+    let disk = disk();
+    let samples: [(Opens, Vec<u8>); 4] = [
+        (open_vmdk, vmdk(&disk, 64 << 10, false)),
+        (open_vmdk, vmdk(&disk, 4096, false)),
+        (open_vhdx, vhdx(&disk, false)),
+        (open_vhdx, vhdx(&disk, true)),
+    ];
+    for (open, whole) in samples {
+        let mut refused = 0;
+        for cut in (512..3 * MIB / 2).step_by(133_333) {
+            let file = &whole[..whole.len() - cut];
+            let Ok(mut image) = open(file) else { continue };
+            let mut at = 0;
+            while at < disk.len() {
+                let left = (disk.len() - at) as u64;
+                let mapping = map(&mut image, file, Span { at: DiskOffset(at as u64), len: left });
+                if let Mapping::Data { at, len } = mapping {
+                    assert!(at.0 + len <= file.len() as u64, "{mapping:?}");
+                }
+                let len = usize::try_from(mapping.len()).unwrap();
+                refused += usize::from(matches!(mapping, Mapping::Missing { .. }));
+                match bytes_of(&image, file, mapping) {
+                    Some(bytes) => assert!(bytes == disk[at..at + len], "{cut}: {mapping:?}"),
+                    None => assert!(matches!(mapping, Mapping::Missing { has, .. } if has == file.len() as u64)),
+                }
+                at += len;
+            }
+        }
+        assert!(refused > 3, "{refused}");
+    }
+}
+
+/// Some programs pad what they write to whole MiB.
+#[test]
+fn the_footer_of_a_padded_stream_is_found() {
+    let disk = disk();
+    let mut file = vmdk(&disk, 64 << 10, true);
+    file.resize(file.len() + 1536, 0);
+    file.resize(file.len().next_multiple_of(64 << 10), 0);
+    let mut image = open_vmdk(&file).unwrap();
+    walk(&mut image, &file, u64::MAX);
+}
+
+/// The writer of a log names it in the header before its first entry; an entry of another log counts for nothing.
+#[test]
+fn a_named_log_without_entries_is_not_replayed() {
+    let mut file = vhdx(&disk(), false);
+    for at in VHDX_HEADERS {
+        file[at + 48..at + 64].fill(0x55);
+    }
+    seal(&mut file);
+    open_vhdx(&file).unwrap();
+    file[MIB + 8192..MIB + 12288].copy_from_slice(&log_entry(0x44));
+    open_vhdx(&file).unwrap();
+    file[MIB + 8192..MIB + 12288].copy_from_slice(&log_entry(0x55));
+    assert!(open_vhdx(&file).unwrap_err().what.contains("its log holds changes"));
+    file[MIB + 8196] ^= 1;
+    open_vhdx(&file).unwrap();
+}
+
+/// A valid entry of a log with this name, without changes.
+fn log_entry(log: u8) -> Vec<u8> {
+    let mut entry = vec![0; 4096];
+    entry[..4].copy_from_slice(b"loge");
+    entry[8..12].copy_from_slice(&4096u32.to_le_bytes());
+    entry[16] = 1;
+    entry[32..48].fill(log);
+    let crc = sample::crc32c(&entry);
+    entry[4..8].copy_from_slice(&crc.to_le_bytes());
+    entry
 }

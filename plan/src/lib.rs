@@ -10,6 +10,7 @@
 //! - a chain opens without an operator, with all that was flushed;
 //! - a layer is not written to before its child has, durably, forgotten when it was last changed;
 //! - a file is removed only when no chain that may be opened names it;
+//! - what is new in a disk or layer that grows reads as zeroes: nothing below it is exposed;
 //! - requests that were held are released, also when a step fails.
 
 #![forbid(unsafe_code)]
@@ -19,8 +20,8 @@ mod verbs;
 use std::collections::VecDeque;
 
 pub use verbs::{
-    Layer, Merge, clone, copy, finish_merge, finish_rebase, flatten, merge, pause, rebase, relink, resize, revert,
-    snapshot,
+    Exposing, Layer, Merge, clone, copy, finish_merge, finish_rebase, flatten, merge, pause, rebase, relink, resize,
+    revert, snapshot,
 };
 
 /// One step. A driver carries it out, however long that takes, and then says how it ended.
@@ -213,10 +214,11 @@ mod test {
         let layers = [Layer { len: 8, flat: false, raw: false }, Layer { len: 4, flat: true, raw: true }];
         let deep = [layers[0], layers[0], layers[1]];
         let merges = [
-            merge(&Merge { from: 0, into: 1, layers: &layers, delete: true }),
-            merge(&Merge { from: 1, into: 2, layers: &deep, delete: true }),
+            merge(&Merge { from: 0, into: 1, layers: &layers, delete: true }).unwrap(),
+            merge(&Merge { from: 1, into: 2, layers: &deep, delete: true }).unwrap(),
         ];
-        let others = [snapshot(), revert(1), clone(1), copy(), resize(8, true), rebase(), flatten(), relink()];
+        let grown = resize(8, &layers[1..]).unwrap();
+        let others = [snapshot(), revert(1), clone(1), copy(), grown, rebase(), flatten(), relink()];
         for plan in merges.into_iter().chain(others) {
             let steps: Vec<Step> = plan.clone().into_iter().map(|planned| planned.step).collect();
             for fails_at in steps.iter().copied().map(Some).chain([None]) {
@@ -226,5 +228,63 @@ mod test {
                 assert!(held <= released, "{fails_at:?} fails: {taken:?}");
             }
         }
+    }
+
+    /// A layer: what each of its bytes holds, if it holds it.
+    type Bytes = Vec<Option<usize>>;
+
+    /// What a chain shows, the leaf first: a layer shows what it does not hold of the one below it, and zero where that
+    /// has ended.
+    fn shown(chain: &[Bytes], at: usize) -> usize {
+        let there = chain.iter().map_while(|layer| layer.get(at));
+        there.flatten().next().copied().unwrap_or(0)
+    }
+
+    /// All chains of three layers with lengths of 1 to 3, of which some hold everything.
+    fn chains() -> impl Iterator<Item = [Bytes; 3]> {
+        let layer = |n: usize, depth: usize| vec![(n / 3 == 1).then_some(depth + 1); n % 3 + 1];
+        (0..216).map(move |n| [layer(n % 6, 0), layer(n / 6 % 6, 1), layer(n / 36, 2)])
+    }
+
+    fn layers_of(chain: &[Bytes]) -> Vec<Layer> {
+        chain.iter().map(|layer| Layer { len: layer.len() as u64, flat: false, raw: false }).collect()
+    }
+
+    #[test]
+    fn a_resize_is_refused_exactly_where_it_could_expose_a_parent() {
+        for chain in chains() {
+            let mut grown = chain.clone();
+            grown[0].resize(4, None);
+            let old = chain[0].len();
+            let exposes = (old..4).any(|at| shown(&grown, at) != 0);
+            let refused = resize(4, &layers_of(&chain)).is_err();
+            assert!(refused || !exposes, "{chain:?}");
+            assert_eq!(refused, chain[1].len() > old, "{chain:?}");
+            assert_eq!(resize(old as u64, &layers_of(&chain)).err(), None, "{chain:?} does not grow");
+        }
+    }
+
+    #[test]
+    fn a_merge_that_is_not_refused_leaves_what_the_chain_shows() {
+        let mut merged = 0;
+        for (chain, (from, into)) in chains().flat_map(|chain| [(0, 1), (0, 2), (1, 2)].map(|two| (chain.clone(), two)))
+        {
+            let layers = layers_of(&chain);
+            let Ok(plan) = merge(&Merge { from, into, layers: &layers, delete: false }) else { continue };
+            merged += 1;
+            let mut grown = chain.clone();
+            for planned in plan {
+                if let Step::GrowLayer { depth, len } = planned.step {
+                    grown[depth].resize(usize::try_from(len).unwrap(), None);
+                }
+            }
+            let target = (0..grown[into].len()).map(|at| grown[from..=into].iter().find_map(|layer| layer[at]));
+            let target: Bytes = target.collect();
+            let after: Vec<Bytes> = grown[..from].iter().chain([&target]).chain(&grown[into + 1..]).cloned().collect();
+            for at in 0..chain[0].len() {
+                assert_eq!(shown(&after, at), shown(&chain, at), "{chain:?}, {from} into {into}: {at}");
+            }
+        }
+        assert!(merged > 100);
     }
 }

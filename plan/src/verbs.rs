@@ -27,6 +27,18 @@ pub struct Merge<'a> {
     pub delete: bool,
 }
 
+/// A layer that cannot grow: the one below it is longer, and what is hidden behind the end of the upper one would be
+/// shown. Such a layer stays as long as it is; a merge does not give its place to the one below it either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exposing {
+    /// The upper layer.
+    pub depth: usize,
+    /// Bytes of its disk.
+    pub len: u64,
+    /// Bytes of the disk of the one below it.
+    pub below: u64,
+}
+
 /// A new file becomes the leaf, and the old leaf its read-only parent.
 ///
 /// After a crash the new file is the leaf if it exists, and the old one otherwise: until [`PushLeaf`] the new one is
@@ -75,17 +87,28 @@ pub fn revert(to: usize) -> Plan {
     steps.into_iter().collect()
 }
 
-/// The disk becomes larger. `flat`: its data is in a file at the same offsets, which becomes longer first, while
-/// nobody looks behind its old end.
+/// The disk of these layers, the leaf first, becomes larger, and what is new reads as zeroes. If its data is in a file
+/// at the same offsets, that becomes longer first, while no one reads behind its old end. Refused if something below
+/// the leaf would be exposed.
 ///
-/// After a crash the disk has either size. The guest is told when the new one is durable, since it may use the new
+/// After a crash the disk has either size. The guest is notified when the new one is durable, since it may use the new
 /// space at once.
-pub fn resize(len: u64, flat: bool) -> Plan {
+pub fn resize(len: u64, layers: &[Layer]) -> Result<Plan, Exposing> {
+    growing(layers, 0, len)?;
     let release = [Release.into()];
-    let lengthen = flat.then(|| Lengthen { depth: 0, len }.into());
+    let lengthen = layers.first().filter(|leaf| leaf.flat).map(|_| Lengthen { depth: 0, len }.into());
     let grow =
         [HoldDurable.or(&release), Grow { len }.or(&release), Release.into(), MakeDurable.into(), Announce.into()];
-    lengthen.into_iter().chain(grow).collect()
+    Ok(lengthen.into_iter().chain(grow).collect())
+}
+
+/// Whether a layer can grow to `len` bytes: the one below it must not be longer than the layer is now.
+fn growing(layers: &[Layer], depth: usize, len: u64) -> Result<(), Exposing> {
+    let len_of = |depth: usize| layers.get(depth).map(|layer| layer.len);
+    match (len_of(depth), len_of(depth.saturating_add(1))) {
+        (Some(old), Some(below)) if len > old && below > old => Err(Exposing { depth, len: old, below }),
+        _ => Ok(()),
+    }
 }
 
 /// Requests are held until a client lets them go.
@@ -93,7 +116,8 @@ pub fn pause() -> Plan {
     [HoldDurable.or(&[Release.into()])].into_iter().collect()
 }
 
-/// Layers are merged into the one below them.
+/// Layers are merged into the one below them. Refused if something would be exposed: of a layer that is merged, or of
+/// the one below the target, which becomes as long as the first.
 ///
 /// 1. The files are opened for writing, which fails if another disk is based on one of them. Nothing is written.
 /// 2. What children record of a parent that is about to change is forgotten, from the leaf down, each durably before
@@ -103,8 +127,11 @@ pub fn pause() -> Plan {
 /// 4. Chunk by chunk the data moves down. *After a crash:* the same chain, and the merge can be begun again.
 /// 5. The sources, which hold nothing any more, leave the chain; the layer above records the target as its parent,
 ///    durably before their files are removed. *After a crash:* one of the two chains opens; for a merged leaf both do.
-pub fn merge(merge: &Merge<'_>) -> Plan {
-    let &Merge { from, into, delete, .. } = merge;
+pub fn merge(merge: &Merge<'_>) -> Result<Plan, Exposing> {
+    let &Merge { from, into, layers, delete } = merge;
+    // What is below takes the place of each source, however long that is.
+    (from..into).try_for_each(|depth| growing(layers, depth, u64::MAX))?;
+    growing(layers, into, layers.get(from).map_or(0, |first| first.len))?;
     let close: Vec<Planned> = vec![
         HoldDurable.or(&[Release.into()]),
         CloseForWriting.or(&[Release.into()]),
@@ -130,7 +157,7 @@ pub fn merge(merge: &Merge<'_>) -> Plan {
     steps.extend(from.checked_sub(1).map(|child| LinkParent { child }.or(&close)));
     steps.extend(close);
     steps.extend(delete.then(|| RemoveSources.into()));
-    steps.into_iter().collect()
+    Ok(steps.into_iter().collect())
 }
 
 /// What is left of a merge that a killed process has ended but for removing the files of the sources. That the layer

@@ -3,6 +3,8 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
 
 use control::{ImageName, Kind, printable};
 use disk::{ImageError, ImageErrorKind};
@@ -61,8 +63,9 @@ impl Failure {
 
     /// An error whose message already says what was tried and on what; its causes are added.
     pub fn said(error: impl Error + 'static) -> Failure {
-        let kind = kind_of(&error);
-        Failure(control::Error::said(error).of_kind(kind))
+        let (kind, advice) = (kind_of(&error), no_space_for_file(&error));
+        let failure = Failure(control::Error::said(error).of_kind(kind));
+        advice.into_iter().fold(failure, Failure::advise)
     }
 
     /// A step that failed with an error of the system.
@@ -111,6 +114,25 @@ impl Failure {
             Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => Exit::Usage,
             _ => Exit::Failed,
         }
+    }
+}
+
+/// What to do where a file cannot be created for want of space. Where bytes are free, something else is used up.
+fn no_space_for_file(error: &(dyn Error + 'static)) -> Option<String> {
+    let Some(FileOpenError::Failed { path, source, .. }) = error.downcast_ref() else { return None };
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let place = directory.display();
+    match source.kind() {
+        ErrorKind::QuotaExceeded => {
+            Some(format!("a quota is used up: remove files of this user in {place}, or raise it"))
+        }
+        ErrorKind::StorageFull => Some(match rustix::fs::statvfs(directory) {
+            Ok(free) if free.f_favail == 0 && free.f_files > 0 => {
+                format!("no inodes are free on the file system of {place} (df -i): remove files there")
+            }
+            _ => format!("free some space on the file system of {place}"),
+        }),
+        _ => None,
     }
 }
 
@@ -198,6 +220,9 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
         ImageErrorKind::OutOfLimits => None,
         ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
     };
+    // What the formats advise to type names the file so.
+    let error = ImageError { what: error.what.replace(" FILE ", &format!(" {} ", name.path().display())), ..error };
+    let error = ImageError { what: error.what.replace(" FILE`", &format!(" {}`", name.path().display())), ..error };
     let failure = Failure::new(format!("open {name}"), error);
     match advice {
         Some(advice) => failure.advise(advice),

@@ -9,7 +9,7 @@ use disk::foreign::Foreign;
 use disk::qcow2::Qcow2;
 use disk::redo::Patched;
 use disk::vhd::Vhd;
-use disk::{Access, Disk, Format, Geometry, Image, ImageError, LAYERS_MAX, RedoLog, raw};
+use disk::{Access, Disk, Format, Geometry, Image, ImageError, LAYERS_MAX, RedoLog, Source, raw};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Failure, explain, only_read};
@@ -179,13 +179,13 @@ impl Layers {
         }
     }
 
-    /// The default logical block size of the guest: that of the storage if the lowest layer is raw, because the disk
-    /// was partitioned with it; layers above have the same.
+    /// The logical block size with which the disk was partitioned: that of the storage if the lowest layer is raw, and
+    /// what a VHDX says. Guests have it by default; layers above have the same.
     pub fn block(&self) -> u32 {
-        let base = self.images.last().zip(self.files.last());
-        match base.is_some_and(|(image, file)| matches!(image, Image::Raw(_)) && file.alignment().offset == LARGE) {
-            true => 4096,
-            false => 512,
+        match self.images.last().zip(self.files.last()) {
+            Some((Image::Raw(_), file)) if file.alignment().offset == LARGE => 4096,
+            Some((Image::Foreign(image), _)) => image.logical_sector(),
+            _ => 512,
         }
     }
 
@@ -398,20 +398,25 @@ pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, writ
     match name.format {
         FormatName::Raw => {
             mistaken::refuse(files, name, file)?;
-            let len = disk::Source::len(file);
+            let len = Source::len(file);
             raw::Raw::of_file(len, !write).map(Image::Raw).map_err(|error| explain(name, error))
         }
-        FormatName::Vhd => open_vhd(file, write).map(|image| Image::Vhd(Box::new(image))).map_err(|e| explain(name, e)),
+        FormatName::Vhd => {
+            mistaken::open(name, file, |file| open_vhd(file, write)).map(|vhd| Image::Vhd(Box::new(vhd)))
+        }
         FormatName::Qcow2 => open_qcow2(name, file, write).map(|image| Image::Qcow2(Box::new(image))),
         FormatName::Vmdk | FormatName::Vhdx if write => Err(only_read(format!("open {name} for writing"), name)),
         FormatName::Null | FormatName::Model => unreachable!("it is opened by `fileless`"),
-        FormatName::Vmdk => open_foreign(name, Foreign::open_vmdk(file)),
-        FormatName::Vhdx => open_foreign(name, Foreign::open_vhdx(file)),
+        FormatName::Vmdk => open_foreign(name, file, Foreign::open_vmdk),
+        FormatName::Vhdx => open_foreign(name, file, Foreign::open_vhdx),
     }
 }
 
-fn open_foreign(name: &ImageName, opened: Result<Foreign, ImageError>) -> Result<Image, Failure> {
-    opened.map(|image| Image::Foreign(Box::new(image))).map_err(|error| explain(name, error))
+type OpenForeign = fn(&mut dyn Source) -> Result<Foreign, ImageError>;
+
+fn open_foreign(name: &ImageName, file: &mut ImageFile, open: OpenForeign) -> Result<Image, Failure> {
+    let image = mistaken::open(name, file, |file| open(file))?;
+    Ok(Image::Foreign(Box::new(image)))
 }
 
 fn access(write: bool) -> Access {
@@ -425,9 +430,10 @@ fn open_vhd(file: &mut ImageFile, write: bool) -> Result<Vhd, ImageError> {
 
 fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qcow2, Failure> {
     let tail = tail(file);
+    let open = |file: &mut _, access| mistaken::open(name, file, |file| Qcow2::open(file, access, tail));
     if write {
         // As in QEMU: clusters must not be allocated with refcounts that may be wrong.
-        let found = Qcow2::open(file, Access::ReadOnly, tail).map_err(|error| explain(name, error))?;
+        let found = open(file, Access::ReadOnly)?;
         if found.info().dirty {
             let done = soundness::close(name, file)?;
             say(format_args!(
@@ -436,7 +442,7 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
             ));
         }
     }
-    let image = Qcow2::open(file, access(write), tail).map_err(|error| explain(name, error))?;
+    let image = open(file, access(write))?;
     if write {
         ordered::write(file, &[image.first_writes()])
             .map_err(|error| Failure::new(format!("open {name} for writing"), error))?;

@@ -4,9 +4,12 @@
 //! is open may or may not be seen: query a range before writing there.
 
 use control::ImageName;
-use disk::{FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, RedoLog, Source, Span, Wait};
+use disk::{
+    Damage, Damaged, FileId, FileOffset, Format, Image, Mapping, MetaBlock, ReadFault, RedoLog, Source, Span, Wait,
+};
 use uring::{ImageFile, OpenOptions};
 
+use crate::damage::why_unreadable;
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::layers::open_through;
@@ -56,6 +59,13 @@ impl Presence {
             let holds = match place {
                 Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } => Holds::Data,
                 Mapping::Damaged { at, raw, .. } => return Err(self.damaged(at, raw)),
+                Mapping::Missing { at: place, has, len } => {
+                    let (span, what) = (Span { at, len: len.min(left.len) }, Damaged::Missing(has));
+                    let why = why_unreadable(Damage { file: FileId(0), span, at: place, what }, &self.name);
+                    return Err(self
+                        .failed(why)
+                        .advise("copy the file again, or what can be read of it: `tapline image convert --salvage`"));
+                }
                 Mapping::Zero { .. } => Holds::Zero,
                 Mapping::Parent { .. } => Holds::Parent,
             };

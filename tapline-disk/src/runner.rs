@@ -263,7 +263,7 @@ impl Runner {
     fn damaged(&self, tried: String, met: Damage) -> Failure {
         let name = self.names.get(usize::from(met.file.0)).unwrap_or(&self.name);
         let advice = match name.format.is_read_only() {
-            true => "copy what can be read: `tapline image convert --salvage`".into(),
+            true => format!("copy what can be read: tapline image convert {name} qcow2:NEW --salvage"),
             false => format!("the rest of the disk is intact; {}", damage::advice(met, name)),
         };
         Failure::new(tried, damage::why_unreadable(met, name)).advise(advice)

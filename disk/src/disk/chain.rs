@@ -353,7 +353,7 @@ fn location(file: FileId, place: Mapping) -> Option<Location> {
         Mapping::Data { at, .. } => Some(Location::Data { file, at }),
         Mapping::Compressed { .. } => Some(Location::Compressed { file }),
         Mapping::Shared { at, .. } => Some(Location::Shared { file, at }),
-        Mapping::Damaged { .. } => Some(Location::Damaged { file }),
+        Mapping::Damaged { .. } | Mapping::Missing { .. } => Some(Location::Damaged { file }),
         Mapping::Zero { .. } => Some(Location::Zero),
         Mapping::Parent { .. } => None,
     }
@@ -375,7 +375,11 @@ fn collect_allocated<F: Format>(
             Mapping::Parent { .. } => collect_allocated(below, part, allocated, missing),
             Mapping::Zero { .. } => join(allocated, Allocated { span: part, zero: true }),
             // A damaged part fails the copy, and so is not forgotten.
-            Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } | Mapping::Damaged { .. } => {
+            Mapping::Data { .. }
+            | Mapping::Compressed { .. }
+            | Mapping::Shared { .. }
+            | Mapping::Damaged { .. }
+            | Mapping::Missing { .. } => {
                 join(allocated, Allocated { span: part, zero: false });
             }
         }

@@ -16,7 +16,7 @@ pub struct Damage {
     pub file: FileId,
     /// The bytes, as far as they were asked for.
     pub span: Span,
-    /// Offset in the file of the damaged metadata.
+    /// Offset in the file of the damaged metadata, or of the bytes that are missing.
     pub at: FileOffset,
     /// What stands there.
     pub what: Damaged,
@@ -29,6 +29,8 @@ pub enum Damaged {
     Entry(u64),
     /// A compressed cluster that cannot be decompressed.
     Compressed,
+    /// The file has this many bytes, and should have more.
+    Missing(u64),
 }
 
 /// Damage that is kept: a client may have so many requests in flight that all fail on one entry.
@@ -52,6 +54,7 @@ impl MetDamage {
     pub fn add(&mut self, file: FileId, span: Span, place: Mapping) {
         let (at, what, len) = match place {
             Mapping::Damaged { at, raw, len } => (at, Damaged::Entry(raw), len),
+            Mapping::Missing { at, has, len } => (at, Damaged::Missing(has), len),
             Mapping::Compressed { at, lead, len, .. } => (at + lead, Damaged::Compressed, len),
             // It was overwritten meanwhile.
             Mapping::Data { .. } | Mapping::Shared { .. } | Mapping::Zero { .. } | Mapping::Parent { .. } => return,

@@ -56,7 +56,10 @@ impl<F: Format> Disk<F> {
                         self.active.waiting.wait_begun(number);
                     }
                     Some(Status::Done) => {}
-                    Some(_) => return Ok(0),
+                    Some(_) => {
+                        self.met_damage(file, span);
+                        return Ok(0);
+                    }
                 }
                 return Ok(span.len);
             }
@@ -117,13 +120,13 @@ impl<F: Format> Disk<F> {
             (Ok(()), Action::Read { into, .. }) if !moved => self.decompress(begin.0, reading.lead, &into.to_vec()),
             _ => None,
         };
-        let damaged = was_read && !moved && bytes.is_none();
         let statuses = match bytes {
             Some(bytes) => self.compressed.serve(begin, &reading.wants, bytes),
             None => vec![Status::Failed; reading.wants.len()],
         };
         for (want, status) in reading.wants.iter().zip(statuses) {
-            if damaged {
+            // It does not decompress, or to fewer bytes than the disk needs of it.
+            if was_read && !moved && status == Status::Failed {
                 self.met_damage(begin.0, want.span);
             }
             let number = match want.reader {

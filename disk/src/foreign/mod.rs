@@ -12,11 +12,13 @@ pub mod vhdx;
 pub mod vmdk;
 
 use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
+use crate::size::on_disk;
 use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Records, Source, Span, Stamp};
 
 use vhdx::Vhdx;
 use vmdk::Vmdk;
 
+const SECTOR: u64 = 512;
 /// Bytes of the largest disk: as many as a VHDX can have, and more than a VMDK.
 const LEN_MAX: u64 = 64 << 40;
 
@@ -54,6 +56,14 @@ impl Foreign {
     fn new(len: u64, body: Body) -> Foreign {
         let geometry = Geometry { len, block: 512, physical_block: 4096, discard: 4096, chs: None, read_only: true };
         Foreign { geometry, body, records: Records::default() }
+    }
+
+    /// Bytes of a sector as the guest of the disk has them: by these its partitions are found.
+    pub fn logical_sector(&self) -> u32 {
+        match &self.body {
+            Body::Vhdx(vhdx) if vhdx.logical_sector() == 4096 => 4096,
+            Body::Vhdx(_) | Body::Vmdk(_) => 512,
+        }
     }
 
     /// What it is.
@@ -149,6 +159,14 @@ impl Format for Foreign {
     fn settled(&mut self, _durable: bool) {}
 }
 
+/// Bytes that a table places at `at` of a file of `has` bytes: the part of them that is there comes first.
+fn stored(at: u64, len: u64, has: u64) -> Mapping {
+    match has.saturating_sub(at) / SECTOR * SECTOR {
+        0 => Mapping::Missing { at: FileOffset(at), has, len },
+        there => Mapping::Data { at: FileOffset(at), len: len.min(there) },
+    }
+}
+
 /// A part of the metadata that opening needs.
 fn read(source: &mut dyn Source, at: u64, len: usize, what: &str) -> Result<Vec<u8>, ImageError> {
     let mut bytes = vec![0; len];
@@ -156,7 +174,9 @@ fn read(source: &mut dyn Source, at: u64, len: usize, what: &str) -> Result<Vec<
     match source.read_at(at, &mut bytes) {
         Ok(()) => Ok(bytes),
         Err(crate::ReadFault::PastEnd(_)) => {
-            let what = format!("the {what} reaches behind the end of the file");
+            let end = at.0.saturating_add(on_disk(len));
+            let what =
+                format!("the {what} is at bytes {at} to {end}, but the file has {}: it was cut off", source.len());
             Err(ImageError::at(ImageErrorKind::Corrupt, at, what))
         }
         Err(fault) => {

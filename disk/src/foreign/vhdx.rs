@@ -3,14 +3,16 @@
 //! Sections are those of Microsoft's specification \[MS-VHDX\]. A disk is cut into payload blocks; the block allocation
 //! table (BAT) says of each where it is. Numbers are little-endian.
 //!
-//! Changes of metadata go through a log. An image whose log is not empty was not closed, and is refused: what is in the
-//! tables is not what its writer had written.
+//! Changes of metadata go through a log ([`log`]). An image whose log holds an entry was not closed, and is refused:
+//! what is in the tables is not what its writer had written.
+
+mod log;
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::pages::Pages;
-use super::{check_len, corrupt, read, unsupported};
+use super::{check_len, corrupt, read, stored, unsupported};
 use crate::format::{Mapping, MetaBlock, Wait};
 use crate::size::{in_memory, on_disk};
 use crate::{FileOffset, ImageError, ImageErrorKind, Source, Span};
@@ -128,7 +130,8 @@ impl Vhdx {
                 "the file does not begin like a VHDX",
             ));
         }
-        check_header(&current_header(source)?)?;
+        let header = current_header(source)?;
+        check_header(source, &header)?;
         let regions = regions(source)?;
         let items = Items::read(source, regions.metadata)?;
         let (block, flags) = items.file_parameters(source)?;
@@ -204,7 +207,7 @@ impl Vhdx {
         let len = span.len.min(count * self.block - from);
         Ok(match kind {
             Block::Zero => Mapping::Zero { len },
-            Block::At(at) => Mapping::Data { at: FileOffset(at + from), len },
+            Block::At(at) => stored(at + from, len, self.file_len),
             Block::Nowhere => Mapping::Damaged { at, raw: first, len },
         })
     }
@@ -227,7 +230,7 @@ impl Vhdx {
         let at = entry >> 20 << 20;
         match entry & 7 {
             NOT_PRESENT | UNDEFINED | ZERO | UNMAPPED | UNMAPPED_EARLY => Block::Zero,
-            FULLY_PRESENT if at >= MIB && at < self.file_len => Block::At(at),
+            FULLY_PRESENT if at >= MIB => Block::At(at),
             _ => Block::Nowhere,
         }
     }
@@ -248,7 +251,7 @@ impl Vhdx {
 enum Block {
     Zero,
     At(u64),
-    /// Behind the end of the file, or in a state that there is not.
+    /// In the first MiB, or in a state that there is not.
     Nowhere,
 }
 
@@ -266,17 +269,17 @@ fn current_header(source: &mut dyn Source) -> Result<RawHeader, ImageError> {
     found.map_or_else(|| corrupt(HEADERS[0], "neither of the two headers is sound"), Ok)
 }
 
-fn check_header(header: &RawHeader) -> Result<(), ImageError> {
+fn check_header(source: &mut dyn Source, header: &RawHeader) -> Result<(), ImageError> {
     if header.version.get() != 1 {
         return unsupported(format!("the image is of VHDX version {}; version 1 is known", header.version));
     }
-    if header.log != [0; 16] {
-        return unsupported(
-            "the image was not closed, and its log may hold changes: open it once in its own hypervisor, or have \
-             `qemu-img check -f vhdx -r all` replay the log",
-        );
+    if header.log == [0; 16] || !log::holds_entry(source, header)? {
+        return Ok(());
     }
-    Ok(())
+    unsupported(
+        "the image was not closed, and its log holds changes: open it once in its own hypervisor, or have \
+         `qemu-img check -f vhdx -r all FILE` replay the log",
+    )
 }
 
 /// The regions that are needed.
@@ -320,9 +323,12 @@ fn regions(source: &mut dyn Source) -> Result<Regions, ImageError> {
 /// 2.2.3.2: regions are whole MiB behind the first.
 fn check_region(source: &dyn Source, region: &RawRegion, table: u64) -> Result<(), ImageError> {
     let (at, len) = (region.at.get(), u64::from(region.len.get()));
-    let inside = at.checked_add(len).is_some_and(|end| end <= source.len());
-    if at < MIB || at % MIB != 0 || len == 0 || len % MIB != 0 || !inside {
+    let Some(end) = at.checked_add(len).filter(|_| at >= MIB && at % MIB == 0 && len > 0 && len % MIB == 0) else {
         return corrupt(table, "a region is not where it can be");
+    };
+    let has = source.len();
+    if end > has {
+        return corrupt(at, format!("a region is at bytes {at} to {end}, but the file has {has}: it was cut off"));
     }
     Ok(())
 }

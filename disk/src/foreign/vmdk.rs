@@ -13,12 +13,11 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::pages::Pages;
-use super::{check_len, corrupt, read, unsupported};
+use super::{SECTOR, check_len, corrupt, read, stored, unsupported};
 use crate::format::{Corrupt, Mapping, MetaBlock, Wait};
 use crate::size::{in_memory, on_disk};
 use crate::{FileOffset, ImageError, ImageErrorKind, Source, Span};
 
-const SECTOR: u64 = 512;
 /// Storage of 4 KiB sectors is read in such pieces.
 const PAGE: u64 = 4096;
 /// "Hosted Sparse Extents": the first bytes of the header.
@@ -29,6 +28,8 @@ const TABLE_ENTRIES: u64 = 512;
 const GRAIN_MAX: u64 = 1 << 20;
 /// Bytes of a grain directory: 2 TiB in the smallest grains, 64 TiB in the usual ones.
 const DIRECTORY_MAX: u64 = 8 << 20;
+/// Bytes at the end of a file in which its footer is looked for.
+const PADDING_MAX: u64 = 1 << 20;
 /// Bytes of a descriptor: programs leave 10 KiB for it.
 const DESCRIPTOR_MAX: u64 = 1 << 20;
 /// The place of a grain directory that only the footer at the end of the file knows.
@@ -99,7 +100,6 @@ pub struct Vmdk {
     compressed: bool,
     zero_grains: bool,
     directory: Vec<u32>,
-    directory_at: u64,
     file_len: u64,
     tables: Pages,
 }
@@ -141,7 +141,6 @@ impl Vmdk {
             compressed,
             zero_grains: flags & FLAG_ZERO_GRAINS != 0,
             directory,
-            directory_at,
             file_len: source.len(),
             tables: Pages::default(),
         })
@@ -179,8 +178,7 @@ impl Vmdk {
             return Ok(Mapping::Parent { len });
         }
         if at.saturating_add(TABLE_ENTRIES * 4) > self.file_len {
-            let at = FileOffset(self.directory_at + table * 4);
-            return Ok(Mapping::Damaged { at, raw: sector.into(), len });
+            return Ok(Mapping::Missing { at: FileOffset(at), has: self.file_len, len });
         }
         let grains = self.tables.get(MetaBlock { at: FileOffset(at), len: 2048 })?;
         let entry_of = |number: u64| le32(grains, in_memory(number * 4));
@@ -197,8 +195,7 @@ impl Vmdk {
                 let next = if entry + 1 < TABLE_ENTRIES { u64::from(entry_of(entry + 1)) * SECTOR } else { 0 };
                 self.compressed(at, next, from, len)
             }
-            Grain::At(grain) => Mapping::Data { at: FileOffset(grain + from), len },
-            Grain::Nowhere(raw) => Mapping::Damaged { at: FileOffset(at + entry * 4), raw: raw.into(), len },
+            Grain::At(grain) => stored(grain + from, len, self.file_len),
         })
     }
 
@@ -208,9 +205,7 @@ impl Vmdk {
         match entry {
             0 => Grain::None,
             ZERO_GRAIN if self.zero_grains => Grain::Zero,
-            // What is behind the end of the file, as the last grain may be in part, is zero.
-            _ if at < self.file_len => Grain::At(at),
-            _ => Grain::Nowhere(entry),
+            _ => Grain::At(at),
         }
     }
 
@@ -225,18 +220,16 @@ impl Vmdk {
 
     /// A compressed grain: how long it is stands in front of it, so more is read. `next`: where another grain begins.
     fn compressed(&self, at: u64, next: u64, skip: u64, len: u64) -> Mapping {
+        let len = len.min(self.grain - skip);
+        if at + on_disk(MARKER) >= self.file_len {
+            return Mapping::Missing { at: FileOffset(at), has: self.file_len, len };
+        }
         // Deflate makes nothing larger by more than a few bytes in each 16 KiB.
         let most = at + on_disk(MARKER) + self.grain + self.grain / 256 + 64;
         let end = if next > at { most.min(next) } else { most };
         let end = end.min(self.file_len).next_multiple_of(PAGE);
         let begin = FileOffset(at).align_down(PAGE);
-        Mapping::Compressed {
-            at: begin,
-            size: end - begin.0,
-            lead: at - begin.0,
-            skip,
-            len: len.min(self.grain - skip),
-        }
+        Mapping::Compressed { at: begin, size: end - begin.0, lead: at - begin.0, skip, len }
     }
 
     /// The grain that `bytes` begin with.
@@ -276,8 +269,6 @@ enum Grain {
     Zero,
     /// In the file.
     At(u64),
-    /// Behind the end of the file.
-    Nowhere(u32),
 }
 
 /// The header: that at the end of the file, where the first one says so.
@@ -285,12 +276,6 @@ fn header(source: &mut dyn Source) -> Result<RawHeader, ImageError> {
     let wrong = |what: &str| Err(ImageError::at(ImageErrorKind::WrongFormat, FileOffset(0), what));
     let there = in_memory(source.len().min(SECTOR));
     let first = read(source, 0, there, "header")?;
-    if first.starts_with(b"# Disk DescriptorFile") {
-        return unsupported(
-            "it describes an image that is in other files, which are not read: copy it into one file with \
-             `qemu-img convert -f vmdk -O qcow2`",
-        );
-    }
     if !first.starts_with(&MAGIC) {
         return wrong("the file does not begin like a VMDK");
     }
@@ -299,9 +284,7 @@ fn header(source: &mut dyn Source) -> Result<RawHeader, ImageError> {
     if header.directory_at.get() != AT_END {
         return Ok(header);
     }
-    // "Stream-Optimized Compressed Sparse Extents": footer marker, footer, end-of-stream marker.
-    let Some(at) = source.len().checked_sub(2 * SECTOR) else { return corrupt(56, "the footer is missing") };
-    let last = read(source, at, 512, "footer")?;
+    let (at, last) = footer(source)?;
     match RawHeader::read_from_bytes(&last) {
         Ok(footer) if footer.magic == MAGIC && footer.directory_at.get() != AT_END => {
             check_version(&footer)?;
@@ -309,6 +292,19 @@ fn header(source: &mut dyn Source) -> Result<RawHeader, ImageError> {
             Ok(RawHeader { descriptor_at: header.descriptor_at, descriptor_len: header.descriptor_len, ..footer })
         }
         _ => corrupt(at, "the footer is missing: the file was not copied whole"),
+    }
+}
+
+/// "Stream-Optimized Compressed Sparse Extents": footer marker, footer, end-of-stream marker, which is zero. What some
+/// programs pad a file with is zero as well: the footer is the last sector that is not.
+fn footer(source: &mut dyn Source) -> Result<(u64, Vec<u8>), ImageError> {
+    let end = source.len() / SECTOR * SECTOR;
+    let first = end.saturating_sub(PADDING_MAX);
+    let bytes = read(source, first, in_memory(end - first), "footer")?;
+    let sectors = bytes.chunks_exact(in_memory(SECTOR));
+    match sectors.enumerate().filter(|(_, sector)| sector.iter().any(|&byte| byte != 0)).last() {
+        Some((number, last)) => Ok((first + on_disk(number) * SECTOR, last.to_vec())),
+        None => corrupt(first, "the footer is missing: the file ends in zeroes"),
     }
 }
 
@@ -323,9 +319,7 @@ fn check_version(header: &RawHeader) -> Result<(), ImageError> {
 fn descriptor(source: &mut dyn Source, header: &RawHeader) -> Result<Kind, ImageError> {
     let (at, len) = (header.descriptor_at.get(), header.descriptor_len.get());
     if at == 0 || len == 0 {
-        return unsupported(
-            "the file is one of several of an image: copy them into one file with `qemu-img convert -f vmdk -O qcow2`",
-        );
+        return one_of_several();
     }
     let (Some(at), Some(len)) = (at.checked_mul(SECTOR), len.checked_mul(SECTOR).filter(|&len| len <= DESCRIPTOR_MAX))
     else {
@@ -334,6 +328,9 @@ fn descriptor(source: &mut dyn Source, header: &RawHeader) -> Result<Kind, Image
     let text = read(source, at, in_memory(len), "descriptor")?;
     let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(text);
+    if text.trim().is_empty() {
+        return one_of_several();
+    }
     let value = |name: &str| {
         let of = |line: &str| {
             let (key, value) = line.split_once('=')?;
@@ -341,22 +338,45 @@ fn descriptor(source: &mut dyn Source, header: &RawHeader) -> Result<Kind, Image
         };
         text.lines().find_map(of).unwrap_or_default()
     };
-    let parent = value("parentCID");
+    let (parent, hint) = (value("parentCID"), value("parentFileNameHint"));
     if !parent.is_empty() && !parent.eq_ignore_ascii_case("ffffffff") {
-        return unsupported(
-            "the image is a snapshot on top of another one: merge them first, in its own hypervisor or with \
-             `qemu-img convert -f vmdk`",
-        );
+        return unsupported(match hint.is_empty() {
+            false => format!(
+                "the image is a snapshot on top of '{}': merge them first, in its own hypervisor, or with \
+                 `qemu-img convert -f vmdk -O qcow2 FILE NEW` where the other file is beside it",
+                hint.escape_debug()
+            ),
+            true => format!(
+                "its parentCID, {}, is that of a snapshot, but it names no other file: if you know that there is none, \
+                 `qemu-img convert -f vmdk -O qcow2 FILE NEW` reads it as it is",
+                parent.escape_debug()
+            ),
+        });
     }
+    let kinds = [Kind::MonolithicSparse, Kind::StreamOptimized];
     match value("createType").as_str() {
-        "monolithicSparse" => Ok(Kind::MonolithicSparse),
-        "streamOptimized" => Ok(Kind::StreamOptimized),
-        other => unsupported(format!(
-            "the image is of the kind '{}'; those that are read are monolithicSparse and streamOptimized: \
-             `qemu-img convert -f vmdk` may read it",
-            other.escape_debug()
-        )),
+        // Markers stand in front of the grains of a stream only.
+        "" if header.flags.get() & FLAG_MARKERS != 0 => Ok(Kind::StreamOptimized),
+        "" => Ok(Kind::MonolithicSparse),
+        word => kinds.into_iter().find(|kind| kind.word().eq_ignore_ascii_case(word)).map_or_else(
+            || {
+                unsupported(format!(
+                    "the image is of the kind '{}'; those that are read are monolithicSparse and streamOptimized: \
+                     `qemu-img convert -f vmdk -O qcow2 FILE NEW` may read it",
+                    word.escape_debug()
+                ))
+            },
+            Ok,
+        ),
     }
+}
+
+/// Only the descriptor, which is in another file, says what the others are.
+fn one_of_several<T>() -> Result<T, ImageError> {
+    unsupported(
+        "the file is one of several of an image: give the descriptor, a text file, to \
+         `qemu-img convert -f vmdk -O qcow2 DESCRIPTOR NEW`",
+    )
 }
 
 fn le32(bytes: &[u8], at: usize) -> u32 {

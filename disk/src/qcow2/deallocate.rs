@@ -118,7 +118,9 @@ impl Clusters {
                 Mapping::Shared { len, .. } | Mapping::Zero { len } | Mapping::Parent { len } => {
                     Discarded::Nothing { len }
                 }
-                Mapping::Compressed { .. } | Mapping::Damaged { .. } => Discarded::Nothing { len },
+                Mapping::Compressed { .. } | Mapping::Damaged { .. } | Mapping::Missing { .. } => {
+                    Discarded::Nothing { len }
+                }
             },
             _ => Discarded::Nothing { len },
         })

@@ -121,13 +121,19 @@ pub fn vhdx(disk: &[u8], fixed: bool) -> Vec<u8> {
 pub fn seal(file: &mut [u8]) {
     for (at, len) in VHDX_HEADERS.map(|at| (at, 4096)).into_iter().chain(VHDX_REGIONS.map(|at| (at, 64 << 10))) {
         file[at + 4..at + 8].fill(0);
-        let mut crc = u32::MAX;
-        for &byte in &file[at..at + len] {
-            crc ^= u32::from(byte);
-            (0..8).for_each(|_| crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 });
-        }
-        file[at + 4..at + 8].copy_from_slice(&(!crc).to_le_bytes());
+        let crc = crc32c(&file[at..at + len]);
+        file[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
     }
+}
+
+/// CRC-32C.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for &byte in bytes {
+        crc ^= u32::from(byte);
+        (0..8).for_each(|_| crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 });
+    }
+    !crc
 }
 
 /// A GUID as it is written, as it stands in a file.

@@ -415,6 +415,8 @@ pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {
         Errno::ACCESS | Errno::PERM => {
             problem.advise("give this daemon's user write access; on an NFS server, export it with no_root_squash")
         }
+        Errno::NOSPC => problem.advise("free space on its file system; if there is some, no inodes are free (df -i)"),
+        Errno::DQUOT => problem.advise("a quota is used up: raise it, or remove files of this daemon's user"),
         _ => problem,
     }
 }

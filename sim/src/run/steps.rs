@@ -104,13 +104,11 @@ impl Run {
             Step::Snapshot => Some(plan::snapshot()),
             Step::Rebase => self.can_relink().then(plan::rebase),
             Step::Flatten => (self.can_relink() && layers.len() > 1).then(plan::flatten),
-            Step::Grow => {
-                Some(plan::resize(subject.kind.grown() * SECTOR, layers.first().is_some_and(|leaf| leaf.flat)))
-            }
+            Step::Grow => plan::resize(subject.kind.grown() * SECTOR, &layers).ok(),
             Step::Merge | Step::MergeBelow | Step::MergeAll | Step::Cancel => {
                 // The leaf's file stays, as for an administrator who removes it later.
                 let merge = |(from, into)| plan::merge(&Merge { from, into, layers: &layers, delete: from > 0 });
-                step.merged(layers.len()).map(merge)
+                step.merged(layers.len()).and_then(|merged| merge(merged).ok())
             }
         };
         let plan = plan.map(|plan| order::plant(plan, self.bug));

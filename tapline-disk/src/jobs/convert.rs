@@ -70,7 +70,7 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let mut stop = Some(Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?);
     target::must_differ(files, &convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
     let source = Source::open(files, convert, &mut stop)?;
-    let len = source.len;
+    let (len, block) = (source.len, source.block);
     let plan = plan(convert, len)?;
     let target = Target::create_anywhere(files, &convert.target, &plan, convert.force)?;
     let copied = match target::lay_out_as(target.name(), &plan)? {
@@ -84,6 +84,7 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     }
     target.keep()?;
     libvhd::tell_of_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
+    tell_of_sectors(convert, block, copied.block);
     report(convert, len, &copied)
 }
 
@@ -91,10 +92,10 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
 fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let mut output = Output::open(&convert.target)?;
     let source = Source::open(files, convert, &mut None)?;
-    let len = source.len;
+    let (len, block) = (source.len, source.block);
     let image = target::lay_out(&convert.target, &plan(convert, len)?)?;
     let mut progress = Progress::new(files, "converting", len);
-    let mut copied = Copied { written: image.len, compressed: None, lost: Vec::new() };
+    let mut copied = Copied { written: image.len, compressed: None, lost: Vec::new(), block: 512 };
     for chunk in source.chunks(convert, &mut None) {
         let chunk = chunk?;
         output.write(&chunk)?;
@@ -104,6 +105,7 @@ fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     output.finish(len, &image)?;
     progress.finish();
     say(in_words(convert, len, &copied).trim_end());
+    tell_of_sectors(convert, block, copied.block);
     Ok(copied.exit())
 }
 
@@ -176,6 +178,20 @@ struct Copied {
     compressed: Option<u64>,
     /// What could not be read, ascending.
     lost: Vec<Span>,
+    /// The logical block size that a guest of the new image has by default.
+    block: u32,
+}
+
+/// Prints a note if guests of the new image would have another logical block size than those of the old one, and so
+/// would not find its partitions: no format that is written records it.
+fn tell_of_sectors(convert: &Convert, old: Option<u32>, new: u32) {
+    let Convert { source, target, .. } = convert;
+    if let Some(old) = old.filter(|&old| old != new) {
+        say(format_args!(
+            "{source} has sectors of {old} bytes, which {target} cannot record: serve it with --logical-block-size \
+             {old}, or its guest does not find the partitions"
+        ));
+    }
 }
 
 impl Copied {
@@ -194,6 +210,7 @@ fn copy(
 ) -> Result<Copied, Failure> {
     let mut progress = Progress::new(files, "converting", source.len);
     let target = Layers::open_alone(files, target, access::options(convert.access, true))?;
+    let block = target.block();
     let mut writer = Writer { runner: Runner::new(target, access::engine(convert.access))?, written: 0 };
     let mut lost = Vec::new();
     for piece in source.chunks(convert, stop) {
@@ -204,7 +221,7 @@ fn copy(
     }
     writer.finish()?;
     progress.finish();
-    Ok(Copied { written: writer.written, compressed: None, lost })
+    Ok(Copied { written: writer.written, compressed: None, lost, block })
 }
 
 struct Writer {

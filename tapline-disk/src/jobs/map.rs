@@ -9,6 +9,7 @@ use crate::failure::{Exit, Failure};
 use crate::files::Files;
 use crate::layers::Layers;
 use crate::output;
+use crate::presence::Presence;
 use crate::runner::Runner;
 use crate::stream::extents;
 use arguments::Map;
@@ -31,6 +32,11 @@ pub struct Line {
 pub fn run(files: &Files, map: &Map) -> Result<Exit, Failure> {
     let options = access::shared(access::options(map.access, false), map.sharing);
     let layers = Layers::open(files, &map.image, &map.parents, options).map_err(access::advise)?;
+    if map.image.format.is_read_only() {
+        let whole = Span { at: DiskOffset(0), len: layers.geometry().map_or(0, |geometry| geometry.len) };
+        // Refused if something is missing that its tables say is there.
+        Presence::of(files, &map.image, options)?.runs(whole)?;
+    }
     let mut runner = Runner::new(layers, access::engine(map.access))?;
     let lines = whole_disk(&mut runner)?;
     if map.json {

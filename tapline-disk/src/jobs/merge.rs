@@ -6,7 +6,7 @@
 
 use control::size::readable;
 use control::{ImageName, IsDone, Kind};
-use disk::{Format, Image, Link};
+use disk::{Image, Link};
 use plan::{Plan, Step};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
@@ -14,14 +14,15 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::access;
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::jobs::resize::grow;
+use crate::jobs::resize;
 use crate::layers::{Chain, Layers};
+use crate::libvhd::Behind;
 use crate::log::say;
-use crate::merge_layers;
 use crate::modified::Time;
 use crate::ordered;
 use crate::output;
 use crate::parent_link;
+use crate::plan_layers;
 use crate::planned;
 use crate::progress::Progress;
 use crate::runner::Runner;
@@ -147,8 +148,7 @@ fn open(merge: &Merge, chain: &Chain<'_>) -> Result<Layers, Failure> {
 /// The order of the merge; refused if the layers cannot be merged.
 fn plan_of(merge: &Merge, chain: &Chain<'_>, layers: &Layers) -> Result<Plan, Failure> {
     let named: Vec<_> = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image)).collect();
-    let layers = merge_layers::of_chain(&named, merge.from..=merge.into)?;
-    Ok(plan::merge(&plan::Merge { from: merge.from, into: merge.into, layers: &layers, delete: merge.delete }))
+    plan_layers::merge(&named, merge.from, merge.into, merge.delete)
 }
 
 /// What the steps of a merge work on: nobody else uses the disk, so nothing has to be held or reopened.
@@ -170,7 +170,7 @@ impl Work<'_> {
         match step {
             Step::ForgetParent => self.forget_parent(0),
             Step::ForgetParents => (1..self.merge.into).try_for_each(|depth| self.forget_parent(depth)),
-            Step::GrowLayer { depth, len } | Step::Lengthen { depth, len } => self.grow(depth, len),
+            Step::GrowLayer { depth, .. } | Step::Lengthen { depth, .. } => self.grow(depth, step),
             Step::BeginMerge { from, into } => self.begin(from, into),
             Step::CopyAll => self.copy(),
             Step::HoldDurable | Step::MakeDurable => self.runner.as_mut().map_or(Ok(()), Runner::make_durable),
@@ -205,12 +205,14 @@ impl Work<'_> {
         ordered::round(file, image).map_err(|error| failed(error.into()))
     }
 
-    fn grow(&mut self, depth: usize, len: u64) -> Result<(), Failure> {
+    fn grow(&mut self, depth: usize, step: Step) -> Result<(), Failure> {
         let (name, file, image) = self.layer(depth);
-        if image.geometry().len >= len {
-            return Ok(());
-        }
-        grow(name, file, image, len).map_err(|why| Failure::new(format!("prepare {name} for merging"), why))
+        let before = Behind::of([(name.clone(), &*image)]);
+        let mut take = |step| resize::take(step, file, image);
+        let grown = take(step).and_then(|()| take(Step::MakeDurable));
+        grown.map_err(|why| Failure::new(format!("prepare {name} for merging"), why))?;
+        Behind::of([(name.clone(), &*image)]).tell_since(&before);
+        Ok(())
     }
 
     fn begin(&mut self, from: usize, into: usize) -> Result<(), Failure> {

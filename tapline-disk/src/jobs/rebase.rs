@@ -47,7 +47,7 @@ pub fn run(files: &Files, rebase: &Rebase) -> Result<Exit, Failure> {
     let Some((parent, (image, file))) = rebase.onto.first().zip(new.images.first().zip(new.files.first())) else {
         return Err(Failure::new(format!("rebase {name}"), "no new parent is given").of_kind(Kind::Invalid));
     };
-    check_size(files, name, parent, image.geometry().len)?;
+    check_size(rebase, files, parent, image.geometry().len)?;
     let link = parent_link::record(files, name.path(), parent, image, file)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
@@ -260,14 +260,16 @@ fn open_new(files: &Files, rebase: &Rebase) -> Result<Layers, Failure> {
 }
 
 /// A parent may be smaller than its child, which reads as zeroes beyond it, but not larger.
-fn check_size(files: &Files, name: &ImageName, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
+fn check_size(rebase: &Rebase, files: &Files, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
+    let name = &rebase.image;
     let len = Layers::open_alone(files, name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
     if parent_len <= len {
         return Ok(());
     }
     let why = format!("the new parent has {parent_len} bytes, but the image only {len}");
+    let parents: String = rebase.parents.names.iter().map(|parent| format!(" --parent {parent}")).collect();
     Err(Failure::new(format!("rebase {name} onto {parent}"), why)
-        .advise(format!("make the image larger first: tapline image resize {name} --size {parent_len}")))
+        .advise(format!("make the image larger first: tapline image resize {name}{parents} --size {parent_len}")))
 }
 
 fn report(json: bool, moved: &Moved, line: &str) -> Result<Exit, Failure> {

@@ -1,20 +1,26 @@
 //! `image resize`: enlarges a disk. The new space reads as zeroes, whatever was in the file beyond the old end.
 //!
-//! Only the image itself changes: its parents keep their sizes, and beyond their end a child reads as zeroes.
+//! The order is [`plan::resize`], as on a disk that is served. Only the image itself changes: its parents keep their
+//! sizes, and beyond their end a child reads as zeroes. They are opened, because one that is longer than its child must
+//! not be exposed by the growth.
 
-use control::ImageName;
+use std::error::Error;
+use std::io;
+
 use control::size::{Size, readable};
-use disk::{Format, Image};
+use disk::{Format, Image, Source};
+use plan::Step;
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::open_image;
+use crate::layers::{Chain, Layers};
 use crate::libvhd::Behind;
 use crate::ordered;
 use crate::output;
-use crate::settled;
+use crate::plan_layers;
+use crate::planned;
 use arguments::Resize;
 
 /// The result. Names and meanings are part of the interface.
@@ -29,42 +35,54 @@ struct Resized {
 pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
     let name = &resize.image;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-    let mut file = settled::to_write(files, name, options)?;
-    let mut image = open_image(files, name, &mut file, true)?;
-    let (before, Size(after)) = (image.geometry().len, resize.size);
+    let chain = Chain::of(files, name, &resize.parents);
+    let Layers { names, files: mut opened, mut images, .. } = Layers::open_chain(&chain, options)?;
+    let before = images.first().map_or(0, |image| image.geometry().len);
+    let Size(after) = resize.size;
     let tried = || format!("resize {name} from {before} to {after} bytes");
     if after < before {
         return Err(Failure::new(tried(), "a disk cannot be shrunk, because that would destroy data")
             .advise("create a smaller image and copy the data you need into it"));
     }
     if after > before {
+        let named: Vec<_> = names.into_iter().zip(&images).collect();
+        let plan = plan_layers::resize(&named, after)?;
+        let (Some(file), Some(image)) = (opened.first_mut(), images.first_mut()) else {
+            unreachable!("a chain has an image")
+        };
         if file.device_len().is_some() {
             return Err(Failure::new(tried(), "it is on a block device, which Tapline cannot resize"));
         }
-        grow(name, &mut file, &mut image, after).map_err(|why| Failure::new(tried(), why))?;
+        let behind = Behind::of([(name.clone(), &*image)]);
+        planned::carry_out(plan, |step| take(step, file, image).map_err(|why| Failure::new(tried(), why)))?;
+        Behind::of([(name.clone(), &*image)]).tell_since(&behind);
     }
     report(resize, Resized { image: name.to_string(), before, after })
 }
 
-/// Makes an image larger that has nothing in flight, durably.
-pub fn grow(
-    name: &ImageName,
-    file: &mut ImageFile,
-    image: &mut Image,
-    len: u64,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let before = Behind::of([(name.clone(), &*image)]);
-    if let Some(data) = file.data_file_mut().filter(|data| disk::Source::len(*data) < len) {
-        data.set_len(len)?;
+/// Carries out a step by which a layer grows that has nothing in flight.
+pub fn take(step: Step, file: &mut ImageFile, image: &mut Image) -> Result<(), Box<dyn Error + Send + Sync>> {
+    match step {
+        Step::Lengthen { len, .. } => lengthen(file, len)?,
+        Step::Grow { len } | Step::GrowLayer { len, .. } if image.geometry().len < len => image.grow(len)?,
+        Step::MakeDurable => ordered::round(file, image)?,
+        // Nothing is held up, and there is no guest.
+        _ => {}
     }
-    image.grow(len)?;
-    if let Image::Raw(_) = image {
-        file.set_len(len)?;
-        return Ok(file.sync()?);
-    }
-    ordered::round(file, image)?;
-    Behind::of([(name.clone(), &*image)]).tell_since(&before);
     Ok(())
+}
+
+/// Makes the file that holds an image's data longer, durably.
+fn lengthen(file: &mut ImageFile, len: u64) -> io::Result<()> {
+    let flat = file.data_file().unwrap_or(file);
+    if Source::len(flat) >= len {
+        return Ok(());
+    }
+    match file.data_file_mut() {
+        Some(data) => data.set_len(len)?,
+        None => file.set_len(len)?,
+    }
+    file.sync()
 }
 
 fn report(resize: &Resize, resized: Resized) -> Result<Exit, Failure> {

@@ -298,3 +298,20 @@ fn a_disconnected_machine_leaves_no_waiting_request() {
     assert_eq!(disk.stop().0, Some(0));
     next.check(&small.room.read("small/a"));
 }
+
+/// Bytes are free.
+#[test]
+fn a_file_system_without_inodes_is_full_and_the_advice_says_of_what() {
+    let Some(small) = Small::new(c"size=48m,nr_inodes=6") else { return };
+    small.room.done("image create qcow2:small/a --size 1M");
+    let taken = (0..10).take_while(|n| std::fs::File::create_new(small.room.file(&format!("small/{n}"))).is_ok());
+    assert!(taken.count() < 10, "there are inodes");
+    let said = small.room.tapline("image convert qcow2:small/a raw:small/b");
+    assert!(said.code == Some(4) && said.err.contains("no inodes are free on the file system of small"), "{said:?}");
+    let (disk, mut control) = small.serve("qcow2:small/a --nbd nbd.sock");
+    let snapshot =
+        serde_json::json!({ "verb": "snapshot", "to": format!("qcow2:{}", small.room.file("small/b").display()) });
+    let line = control.ask(&snapshot);
+    assert_eq!(line["error"]["kind"], "no-space", "{line}");
+    disk.stop();
+}

@@ -4,6 +4,8 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::tool::control::Control;
+use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE};
 
 const MIB: u64 = 1 << 20;
@@ -141,7 +143,7 @@ fn an_empty_leaf_is_not_merged_before_the_target_is_as_large() {
         let [leaf, base] = [format!("{format}:leaf"), format!("{format}:base")];
         room.done(&format!("image create {base} --size 16M"));
         room.done(&format!("image create {leaf} --parent {base}"));
-        room.done(&format!("image resize {leaf} --size 20M"));
+        room.done(&format!("image resize {leaf} --parent {base} --size 20M"));
         let before = room.read("base");
         let merge = format!("image merge {leaf} --parent {base} --from 0 --into 1");
         room.done(&merge);
@@ -301,7 +303,7 @@ fn a_larger_image_is_merged_into_smaller_layers_even_if_killed() {
     for formats in CHAINS {
         let room = Room::new();
         let layers = three_layers(&room, formats);
-        room.done(&format!("image resize {} --size 96M", layers[0]));
+        room.done(&format!("image resize {} --size 96M", on(&layers)));
         room.done(&format!("image resize raw:before.raw --size {}", 96 * MIB));
         let merge = format!("image merge {} --from 0 --into 2", on(&layers));
         // Less than the size of the base: the kernel kills a process that writes to its end.
@@ -327,6 +329,99 @@ fn layers_that_hide_the_end_of_a_parent_are_not_merged_into_it() {
     assert_eq!(said.code, Some(4), "{said:?}");
     assert!(said.err.contains("qcow2:base") && said.err.contains("vhd:leaf"), "{said:?}");
     assert_eq!(room.read("leaf"), before);
+}
+
+/// A child of 16 MiB, whose parent of 48 MiB holds data behind the child's end: as the parent was made larger later, or
+/// the child by another program.
+fn longer_base(room: &Room, child: &str, base: &str) {
+    room.done(&format!("image create {base} --size 16M"));
+    let modified = fs::metadata(room.file("b")).unwrap().modified().unwrap();
+    match child.starts_with("vhd") {
+        true => room.done(&format!("image create {child} --parent {base}")),
+        false => room.tool("qemu-img", &format!("create -f qcow2 -b b -F {} c 16M", base.replace(":b", ""))),
+    };
+    room.done(&format!("image resize {base} --size 48M"));
+    room.guest(base, &["write -P 5 0 48M"]);
+    fs::File::options().write(true).open(room.file("b")).unwrap().set_modified(modified).unwrap();
+}
+
+const BASES: [[&str; 2]; 4] = [["vhd:c", "raw:b"], ["qcow2:c", "raw:b"], ["vhd:c", "vhd:b"], ["qcow2:c", "qcow2:b"]];
+
+/// Refused, and the advice is followed: the child stands on nothing.
+fn is_refused_and_flattened_as_advised(room: &Room, words: &str) {
+    let said = room.tapline(words);
+    assert_eq!(said.code, Some(4), "{said:?}");
+    assert!(said.err.contains("would appear in the disk"), "{said:?}");
+    let advised = said.err.split("tapline image flatten ").nth(1).and_then(|rest| rest.lines().next());
+    room.done(&format!("image flatten {}", advised.unwrap_or_else(|| panic!("{said:?}"))));
+}
+
+/// Then all that is new reads as zero.
+fn is_refused_and_grows_as_advised(room: &Room, words: &str, child: &str, base: &str) {
+    is_refused_and_flattened_as_advised(room, words);
+    room.done(&format!("image resize {child} --size 64M"));
+    room.guest(child, &["read -P 5 0 16M", "read -P 0 16M 48M"]);
+    room.guest(base, &["read -P 5 0 48M"]);
+}
+
+#[test]
+fn resizing_a_layer_shorter_than_its_base_exposes_nothing() {
+    for [child, base] in BASES {
+        let room = Room::new();
+        longer_base(&room, child, base);
+        let on = format!("{child} --parent {base}");
+        let said = room.tapline(&format!("image resize {child} --size 64M"));
+        assert!(said.code == Some(64) && said.err.contains("--parent"), "its parent must be given: {said:?}");
+        is_refused_and_grows_as_advised(&room, &format!("image resize {on} --size 64M"), child, base);
+    }
+}
+
+#[test]
+fn merging_into_a_layer_shorter_than_its_base_exposes_nothing() {
+    for [child, base] in BASES {
+        let room = Room::new();
+        longer_base(&room, child, base);
+        let top = child.replace(":c", ":top");
+        room.done(&format!("image create {top} --size 64M --parent {child} --parent {base}"));
+        let on = format!("{top} --parent {child} --parent {base}");
+        room.guest(&on, &["read -P 5 0 16M", "read -P 0 16M 48M"]);
+        let merge = format!("image merge {on} --from 0 --into 1");
+        is_refused_and_flattened_as_advised(&room, &format!("image commit {on}"));
+        room.done(&merge.replace(&format!(" --parent {base}"), ""));
+        room.guest(child, &["read -P 5 0 16M", "read -P 0 16M 48M"]);
+    }
+}
+
+#[test]
+fn the_advice_of_a_rebase_onto_a_longer_parent_exposes_nothing() {
+    for [child, base] in BASES {
+        let room = Room::new();
+        longer_base(&room, child, base);
+        let new = base.replace(":b", ":n");
+        room.done(&format!("image create {new} --size 64M"));
+        room.guest(&new, &["write -P 9 0 64M"]);
+        let rebase = format!("image rebase {child} --parent {base} --onto {new}");
+        let said = room.tapline(&rebase);
+        let advised = said.err.split("tapline image resize ").nth(1).and_then(|rest| rest.lines().next());
+        let resize = format!("image resize {}", advised.unwrap_or_else(|| panic!("{said:?}")));
+        is_refused_and_grows_as_advised(&room, &resize, child, base);
+        room.done(&format!("image rebase {child} --onto {new}"));
+        room.guest(&format!("{child} --parent {new}"), &["read -P 5 0 16M", "read -P 0 16M 48M"]);
+    }
+}
+
+/// A served disk is refused for the same reason and with the same words.
+#[test]
+fn a_served_layer_shorter_than_its_base_exposes_nothing() {
+    for [child, base] in BASES {
+        let room = Room::new();
+        longer_base(&room, child, base);
+        let disk = Disk::serve(&room, &format!("{child} --parent {base} --nbd nbd.sock --control control.sock"));
+        let resize = serde_json::json!({ "verb": "resize", "size": 64 * MIB });
+        let (_, said) = Control::connect(&room.file("control.sock")).refused(&resize);
+        assert!(said.contains("would appear in the disk"), "{said}");
+        disk.stop();
+    }
 }
 
 #[test]

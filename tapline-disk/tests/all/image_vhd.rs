@@ -57,7 +57,7 @@ fn an_image_without_space_before_its_blocks_merges_a_larger_one() {
     let room = Room::new();
     without_room(&room);
     room.done("image create vhd:child.vhd --parent vhd:q.vhd");
-    room.done("image resize vhd:child.vhd --size 10G");
+    room.done("image resize vhd:child.vhd --parent vhd:q.vhd --size 10G");
     let said = room.tapline("image merge vhd:child.vhd --parent vhd:q.vhd --from 0 --into 1 --delete");
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.err.contains("the metadata of vhd:q.vhd had to be moved behind its blocks"), "{said:?}");

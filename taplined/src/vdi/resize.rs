@@ -101,12 +101,11 @@ impl Resize {
             return Ok(live::resize(daemon, vbd, self.size).await?);
         }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
-        // Only its own image grows; the images below read as zeroes beyond their end.
-        let leaf = Chain { images: chain.images.into_iter().take(1).collect(), ..chain };
+        // Only its own image grows. Those below are read, for what it hides of them must not be exposed.
         let mut words = vec!["resize".into()];
-        words.extend(leaf.words());
+        words.extend(chain.words());
         words.extend(["--size".into(), self.size.to_string().into()]);
-        Ok(daemon.tool.image(words, leaf.handing(1).await?).await.map(|IgnoredAny| ())?)
+        Ok(daemon.tool.image(words, chain.handing(1).await?).await.map(|IgnoredAny| ())?)
     }
 
     async fn record(&self, daemon: &Daemon, size: u64) -> Result<(), Problem> {

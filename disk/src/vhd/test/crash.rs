@@ -70,7 +70,7 @@ pub fn content(vhd: &mut Vhd, bytes: &[u8]) -> Vec<Found> {
             }
             Mapping::Zero { .. } => found.extend(std::iter::repeat_n(Found::Zero, sectors)),
             Mapping::Parent { .. } => found.extend(std::iter::repeat_n(Found::Parent, sectors)),
-            Mapping::Compressed { .. } | Mapping::Shared { .. } | Mapping::Damaged { .. } => {
+            Mapping::Compressed { .. } | Mapping::Shared { .. } | Mapping::Damaged { .. } | Mapping::Missing { .. } => {
                 panic!("there is no such place in a VHD")
             }
         }

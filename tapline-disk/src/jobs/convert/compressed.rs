@@ -84,7 +84,7 @@ pub fn copy(
         }
         let (written, stored) = writer.finish()?;
         progress.finish();
-        Ok(Copied { written, compressed: Some(stored), lost })
+        Ok(Copied { written, compressed: Some(stored), lost, block: 512 })
     })
 }
 

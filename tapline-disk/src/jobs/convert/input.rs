@@ -105,7 +105,7 @@ impl Input {
 
     /// Refuses what begins or ends like an image of another format.
     fn must_be_raw(&self, convert: &Convert, at: u64, bytes: &[u8]) -> Result<(), Failure> {
-        let first = if at == 0 { bytes } else { &[] };
+        let first = if at == 0 { bytes } else { &[0] };
         let last = if self.at == self.len { bytes.last_chunk::<512>() } else { None };
         match mistaken::looks_like(first, last.map(<[u8; 512]>::as_slice).unwrap_or_default()) {
             Some(found) if !self.trusted => Err(mistaken::refusal(&convert.source, found)),

@@ -23,6 +23,8 @@ pub struct Source {
     copied: u64,
     /// Bytes of the new disk.
     pub len: u64,
+    /// Its logical block size, if it is known.
+    pub block: Option<u32>,
 }
 
 enum From {
@@ -47,7 +49,7 @@ impl Source {
     pub fn open(files: &Files, convert: &Convert, stop: &mut Option<Signal>) -> Result<Source, Failure> {
         if convert.source.is_stream() {
             let input = Input::open(convert, files.are_trusted())?;
-            return Ok(Source { copied: input.len(), len: input.len(), from: From::Input(input) });
+            return Ok(Source { copied: input.len(), len: input.len(), block: None, from: From::Input(input) });
         }
         let layers = open_image(files, convert)?;
         let has = layers.geometry().map_or(0, |geometry| geometry.len);
@@ -55,7 +57,8 @@ impl Source {
         if len < has {
             must_be_zero(files, convert, Span { at: DiskOffset(len), len: has - len }, stop)?;
         }
-        Ok(Source { from: From::Image(Box::new(layers)), copied: len.min(has), len })
+        let block = Some(layers.block());
+        Ok(Source { from: From::Image(Box::new(layers)), copied: len.min(has), len, block })
     }
 
     /// Begins to read.

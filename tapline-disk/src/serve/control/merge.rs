@@ -6,9 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use control::answer::{self, MergeLayers, MergeState, Merged};
-use control::{ImageName, Kind, ask};
-use disk::Image;
-use plan::{Layer, Merge, Step};
+use control::{ImageName, ask};
+use plan::Step;
 
 use super::copying::{self, Copying};
 use super::driver::Driver;
@@ -19,8 +18,8 @@ use crate::file_identity::FileIdentity;
 use crate::files::Files;
 use crate::libvhd::Behind;
 use crate::log::say;
-use crate::merge_layers;
 use crate::parent_link;
+use crate::plan_layers;
 
 /// A merge, from its first preparation to its last cleaning up.
 #[derive(Debug)]
@@ -49,10 +48,9 @@ impl MergeJob {
     pub fn begin(asked: ask::Merge, work: &mut Work<'_>) -> Result<MergeJob, Failure> {
         work.must_be_writable()?;
         work.name(asked.into)?;
-        let layers = layers(&asked, work)?;
-        let plan = Merge { from: asked.from, into: asked.into, layers: &layers, delete: asked.delete };
+        let plan = plan_layers::merge(&work.chain()?, asked.from, asked.into, asked.delete)?;
         let copying = Copying::new(asked.rate, work)?;
-        let driver = Driver::copying(copying, plan::merge(&plan));
+        let driver = Driver::copying(copying, plan);
         Ok(MergeJob { asked, driver, ended: None, longest: None, measured: false, behind: work.behind() })
     }
 
@@ -169,15 +167,6 @@ pub fn done(asked: &ask::Merge, copied: u64, merged: Merged) -> answer::Merge {
         merged: Some(merged),
         ..answer::Merge::default()
     }
-}
-
-/// The layers of the disk; refused if the merge could not take them.
-fn layers(asked: &ask::Merge, work: &Work<'_>) -> Result<Vec<Layer>, Failure> {
-    let depths = 0..work.disk.layers().len();
-    let chain: Vec<(ImageName, &Image)> =
-        depths.map(|depth| Ok((work.name(depth)?, work.image(depth)?))).collect::<Result<_, Failure>>()?;
-    let layers = merge_layers::of_chain(&chain, asked.from..=asked.into);
-    layers.map_err(|failure| failure.of_kind(Kind::Unsupported))
 }
 
 /// The disk stands still: the merged layers leave the chain.

@@ -12,6 +12,7 @@ use super::driver::Driver;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::libvhd::Behind;
+use crate::plan_layers;
 
 /// A resize under way.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Resize {
             let next = size.checked_next_multiple_of(block).unwrap_or(len);
             return cannot(what, format!("the next possible size is {next} bytes"));
         }
-        let plan = plan::resize(size, work.has_flat_data(0)?);
+        let plan = plan_layers::resize(&work.chain()?, size)?;
         Ok(Resize { driver: Driver::new(plan), behind: work.behind() })
     }
 

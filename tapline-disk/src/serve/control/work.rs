@@ -222,16 +222,16 @@ impl Work<'_> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
+    /// All layers, the leaf first.
+    pub fn chain(&self) -> Result<Vec<(ImageName, &Image)>, Failure> {
+        (0..self.disk.layers().len()).map(|depth| Ok((self.name(depth)?, self.image(depth)?))).collect()
+    }
+
     /// The layers whose metadata is located behind their blocks.
     pub fn behind(&self) -> Behind {
         let layers =
             (0..self.disk.layers().len()).filter_map(|depth| Some((self.name(depth).ok()?, self.image(depth).ok()?)));
         Behind::of(layers)
-    }
-
-    /// Whether a layer's data is in its file, or its data file, at the same offsets as on the disk.
-    pub fn has_flat_data(&self, depth: usize) -> Result<bool, Failure> {
-        Ok(matches!(self.image(depth)?, Image::Raw(_)) || self.file(depth)?.1.data_file().is_some())
     }
 
     /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is

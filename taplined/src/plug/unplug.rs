@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use api::{About, Code, ObjectKind, Problem, Task, Transport, Vbd, VbdState};
+use api::{About, Code, ObjectKind, Power, Problem, Task, Transport, Vbd, VbdState};
 use control::ask;
+use repo::View;
 use repo::catalogue::NewTask;
 use rustix::process::Signal;
 use uuid::Uuid;
@@ -34,6 +35,10 @@ pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Pro
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     if now.state == VbdState::Unplugged {
         return Err(Problem::new(Code::State, format!("VBD {vbd} is not plugged")));
+    }
+    let served = matches!(now.state, VbdState::Plugged | VbdState::Restarting);
+    if served {
+        daemon.catalogue.read(move |view| must_not_be_awaited(view, vbd)).await?;
     }
     let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
     let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-unplug", about, cancellable: true, intent: None };
@@ -82,7 +87,22 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     };
     steps.insist("clear").await;
     let unplugged = clear(daemon, vbd, problem.clone()).await?;
-    problem.map_or(Ok(unplugged), Err)
+    match problem {
+        // With force it is done, whatever that has cost: the VBD says so.
+        Some(problem) if !force => Err(problem),
+        _ => Ok(unplugged),
+    }
+}
+
+/// Refuses to take a disk away from a VM that is being started: its QEMU waits for the disk, and for nothing else.
+fn must_not_be_awaited(view: &View<'_>, vbd: Uuid) -> Result<(), Problem> {
+    let Some(vm) = view.vbd(vbd)?.vm else { return Ok(()) };
+    if view.vm(vm)?.power != Power::Starting {
+        return Ok(());
+    }
+    let what = format!("VBD {vbd} was not unplugged: its VM {vm} is being started with it");
+    Err(Problem::new(Code::Busy, what)
+        .advise("wait for that task or cancel it (see 'tapline task list'), which unplugs the disk"))
 }
 
 /// Waits until no client is connected to a disk.
@@ -119,6 +139,7 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             if tx.at_work(vdi)?.is_some() {
                 return Ok(Some(vdi));
             }
+            must_not_be_awaited(tx, vbd)?;
             tx.set_vbd_state(vbd, VbdState::Unplugging, None).map(|()| None)
         });
         match recorded.await? {

@@ -149,26 +149,35 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
 }
 
+/// The same within a time limit; whether it was recorded.
+async fn begin_within(daemon: &Daemon, vbd: Uuid, limit: Duration) -> Result<bool, Problem> {
+    match tokio::time::timeout(limit, begin(daemon, vbd)).await {
+        Ok(recorded) => recorded.map(|()| true),
+        // A commit that was sent is made: this one comes after it.
+        Err(_) => daemon.catalogue.write(move |tx| Ok(tx.vbd(vbd)?.state == VbdState::Unplugging)).await,
+    }
+}
+
 /// Stops the process, which flushes first; returns its exit status, if there was a process.
 async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Duration) -> Result<Ended, Problem> {
     if !begun {
         let patience = if force { limit.min(TO_GIVE_WAY) } else { limit };
-        match tokio::time::timeout(patience, begin(daemon, vbd)).await {
-            Ok(recorded) => recorded?,
-            Err(_) if force => {
+        match begin_within(daemon, vbd, patience).await? {
+            true => {}
+            false if force => {
                 // Tasks that use an unresponsive process wait for it and end when it does.
                 if let Some(mut process) = daemon.plugs.release(vbd).await {
                     tracing::warn!(%vbd, "killing a disk process because a task does not end while it lives");
                     process.kill().await?;
                 }
-                let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
-                if let Err(problem) = recorded.unwrap_or_else(|_| Err(at_work(vbd, limit))) {
+                let recorded = begin_within(daemon, vbd, limit).await;
+                if let Err(problem) = recorded.and_then(|begun| if begun { Ok(()) } else { Err(at_work(vbd, limit)) }) {
                     // It is still plugged, and is served again.
                     supervise::begin(daemon, vbd, None);
                     return Err(problem);
                 }
             }
-            Err(_) => return Err(at_work(vbd, limit)),
+            false => return Err(at_work(vbd, limit)),
         }
     }
     let Some(mut process) = process_of(daemon, vbd).await? else { return Ok(Ended::Unknown) };

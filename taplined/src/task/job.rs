@@ -126,7 +126,7 @@ async fn run<J: Job>(job: J, daemon: &Daemon, context: Context, begun: Option<us
     for (at, name) in J::STEPS.iter().enumerate().skip(begun.unwrap_or(0)) {
         let mut recorded = false;
         while let Err(problem) = run.step(at, name, &mut recorded).await {
-            if let Err(problem) = run.failed(name, problem).await {
+            if let Err(problem) = run.retry_or_roll_back(name, problem).await {
                 return Err(problem);
             }
         }
@@ -143,7 +143,7 @@ impl<J: Job> Run<'_, J> {
         self.begun.is_some_and(|begun| begun >= J::NO_RETURN_AT)
     }
 
-    /// Does a step, of which it is `recorded` first that it begins.
+    /// Executes a step. Unless it is `recorded` already, its begin is recorded first.
     async fn step(&mut self, at: usize, name: &'static str, recorded: &mut bool) -> Result<(), Problem> {
         let kept = keep_inventory(self.job, self.daemon);
         match self.is_committed() {
@@ -163,8 +163,8 @@ impl<J: Job> Run<'_, J> {
         Ok(())
     }
 
-    /// After a step has failed: waits before it is tried again, or undoes all and returns why.
-    async fn failed(&self, name: &str, problem: Problem) -> Result<(), Problem> {
+    /// Follows up on a failed step: waits before a retry, or rolls back and returns the problem.
+    async fn retry_or_roll_back(&self, name: &str, problem: Problem) -> Result<(), Problem> {
         let (uuid, verb, committed) = (self.context.uuid(), J::VERB, self.is_committed());
         if committed && !self.job.is_hopeless(&problem) {
             tracing::error!(task = %uuid, verb, step = name, "retrying: {problem}");
@@ -181,7 +181,7 @@ impl<J: Job> Run<'_, J> {
         self.roll_back(problem).await
     }
 
-    /// Undoes what was done; returns why.
+    /// Undoes what was done; always returns the problem.
     async fn roll_back(&self, problem: Problem) -> Result<(), Problem> {
         undo_until_done(self.job, self.daemon, &self.context, None).await?;
         if let Err(late) = keep_inventory(self.job, self.daemon).await {
@@ -190,7 +190,7 @@ impl<J: Job> Run<'_, J> {
         Err(problem)
     }
 
-    /// Records all in the inventories; the result.
+    /// Brings the inventories up to date, and returns the result.
     async fn finish(&self) -> Result<Value, Problem> {
         for sr in self.job.changes() {
             // The catalogue keeps what the inventory of a repository that has gone does not have.

@@ -1,8 +1,8 @@
 //! What a step has started on threads and in processes of its own: it may end after the step, whose future was dropped
 //! when its task was cancelled.
 //!
-//! Invariant: while one of these runs, the count says so. An undo waits until it is zero: nothing changes a file, or
-//! makes one, behind its back.
+//! Invariant: each of them is counted until it has ended. An undo waits until the count is zero, so no file appears or
+//! changes after it.
 
 use std::future::Future;
 
@@ -22,7 +22,7 @@ pub struct Started(watch::Sender<usize>);
 pub struct Running(Option<Started>);
 
 impl Started {
-    /// None yet.
+    /// Nothing is started yet.
     pub fn none() -> Started {
         Started(watch::channel(0).0)
     }

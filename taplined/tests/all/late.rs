@@ -129,7 +129,7 @@ fn hesitant(names: &[&str]) -> Option<(tempfile::TempDir, Taplined, Vec<String>)
 }
 
 #[test]
-fn a_disk_of_a_starting_vm_is_not_unplugged_and_the_start_can_be_cancelled() {
+fn a_starting_vm_keeps_its_disk_and_can_be_cancelled() {
     let Some((_room, daemon, vdis)) = hesitant(&["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     let (status, task) = daemon.post(&format!("{vm}/start"), json!({}));
@@ -185,7 +185,7 @@ fn a_resume_that_qemu_obeys_late_is_recorded() {
 }
 
 #[test]
-fn a_wrong_recorded_power_is_corrected_instead_of_believed() {
+fn a_wrong_recorded_power_does_not_refuse_a_pause() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     let pid = start(&daemon, &vm)["pid"].clone();
@@ -193,4 +193,20 @@ fn a_wrong_recorded_power_is_corrected_instead_of_believed() {
     assert_eq!(daemon.get(&vm).1["pid"], pid);
     assert_eq!(daemon.done(daemon.post(&format!("{vm}/pause"), json!({})))["power"], "paused");
     shut_down(&daemon, &vm, json!({ "force": true }));
+}
+
+#[test]
+fn a_running_guest_recorded_as_paused_is_held_for_a_snapshot() {
+    let Some((mut daemon, vdis)) = begin("", &["a", "b"]) else { return };
+    let vm = machine(&daemon, &vdis);
+    start(&daemon, &vm);
+    daemon.restart_with(&[(crate::harness::ABORT_AT, "vm-snapshot:pause:after")]);
+    daemon.catalogue().execute("UPDATE vm SET power = 'paused'", []).unwrap();
+    daemon.post_and_die(&format!("{vm}/snapshot"), json!({}));
+    let held: Option<String> = daemon.catalogue().query_row("SELECT held_for FROM vm", [], |row| row.get(0)).unwrap();
+    assert!(held.is_some());
+    daemon.restart();
+    assert_eq!(power(&daemon, &vm), "running");
+    shut_down(&daemon, &vm, json!({ "force": true }));
+    nothing_leaked(&daemon);
 }

@@ -126,9 +126,7 @@ async fn run<J: Job>(job: J, daemon: &Daemon, context: Context, begun: Option<us
     for (at, name) in J::STEPS.iter().enumerate().skip(begun.unwrap_or(0)) {
         let mut recorded = false;
         while let Err(problem) = run.step(at, name, &mut recorded).await {
-            if let Err(problem) = run.retry_or_roll_back(name, problem).await {
-                return Err(problem);
-            }
+            run.retry_or_roll_back(name, problem).await?;
         }
     }
     run.finish().await

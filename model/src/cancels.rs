@@ -205,6 +205,13 @@ impl World {
         let power = if begun.is_some() { power } else { before };
         let since = Instant::now();
         while self.power_of(&vm)? != power {
+            // One whose disk died while it stood still may end itself when it resumes.
+            if self.power_of(&vm)? == Power::Halted && self.bed.places.machine(&vm).is_none() {
+                self.tell(format!("the QEMU of VM {vm} has ended itself"));
+                self.vm(&vm)?.killed = true;
+                self.follow_the_killed()?;
+                return self.check();
+            }
             if since.elapsed() > patience() / 4 {
                 return Err(format!("the QEMU of VM {vm} has obeyed a {verb} late, and the VM is not {power:?}"));
             }

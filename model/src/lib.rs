@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod bed;
+mod cancels;
 mod check;
 mod clients;
 mod content;

@@ -216,7 +216,7 @@ impl World {
         })
     }
 
-    fn start_some(&mut self) -> Result<(), String> {
+    pub fn start_some(&mut self) -> Result<(), String> {
         let Some(vm) = self.startable() else { return Ok(()) };
         let holds = self.held_by(&vm);
         let asked = Asked::post(format!("/vms/{vm}/start"), json!({}));

@@ -50,6 +50,7 @@ impl World {
             46..=47 => self.export(),
             48 => self.merge(),
             49..=55 => self.machine_step(),
+            56 if self.random_is(2) => self.cancel_soon(),
             56 => self.cancel_some(),
             57..=72 => match self.usable_vbd() {
                 // It may wait until there is space.
@@ -91,7 +92,7 @@ impl World {
         }
     }
 
-    fn create(&mut self) -> Result<(), String> {
+    pub fn create(&mut self) -> Result<(), String> {
         if !self.has_room() {
             return self.destroy();
         }
@@ -124,7 +125,7 @@ impl World {
         self.begin(Verb::Make(made), vec![of.clone()], Some(of), &asked)
     }
 
-    fn copy(&mut self) -> Result<(), String> {
+    pub fn copy(&mut self) -> Result<(), String> {
         if !self.has_room() {
             return self.destroy();
         }
@@ -158,7 +159,7 @@ impl World {
         self.begin(Verb::Revert(vdi.clone(), snapshot.clone()), vec![vdi, snapshot], None, &asked)
     }
 
-    fn destroy(&mut self) -> Result<(), String> {
+    pub fn destroy(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
         for vbd in self.vbds_of(&vdi) {
             self.delete_vbd(&vbd)?;

@@ -48,6 +48,12 @@ pub enum Favoured {
     Schedules,
     /// Limits and weights of disks.
     Limits,
+    /// Jobs that are cancelled at any moment.
+    CancelSoon,
+    /// Jobs that are cancelled, or whose daemon dies, before their first step.
+    CancelWaiting,
+    /// QEMUs that obey late.
+    ObeyLate,
 }
 
 /// Whether this process seeks a planted fault.
@@ -65,6 +71,10 @@ const ALL: &[(&str, Favoured)] = &[
     ("deep-chain", Favoured::Deepen),
     ("taken-by-hand", Favoured::Schedules),
     ("untold-weight", Favoured::Limits),
+    ("deaf-destroy", Favoured::CancelWaiting),
+    ("nothing-is-begun", Favoured::CancelWaiting),
+    ("late-is-never", Favoured::ObeyLate),
+    ("hasty-undo", Favoured::CancelSoon),
 ];
 
 /// `--planted`: one of them or all.
@@ -173,6 +183,9 @@ impl World {
             Favoured::Deepen => self.deepen(),
             Favoured::Seldom => self.seldom(),
             Favoured::Limits => self.set_qos(),
+            Favoured::CancelSoon => self.cancel_soon(),
+            Favoured::CancelWaiting => self.cancel_waiting(),
+            Favoured::ObeyLate => self.obey_late(),
             Favoured::Schedules => self.machine_step().and_then(|()| self.follow_schedule()),
         }
     }

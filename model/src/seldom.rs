@@ -24,13 +24,16 @@ const FOREIGN: &str = "notes.txt";
 impl World {
     /// Does one of these.
     pub fn seldom(&mut self) -> Result<(), String> {
-        match self.random.below(13) {
+        match self.random.below(14) {
             0..=2 => self.further_repository(),
             3..=4 => self.drain(),
             5 => self.stop_daemon(),
             6..=7 => self.stop_job(),
             8 if self.has_qemu => self.stop_machine(),
             9..=11 => self.follow_schedule(),
+            12 if self.random_is(2) => self.cancel_waiting(),
+            // Longer than QEMU is waited for.
+            12 if self.has_qemu && self.random_is(4) => self.obey_late(),
             _ => self.decide_for_nothing(),
         }
     }

@@ -206,6 +206,7 @@ impl World {
         let path = format!("/tasks/{}{}", uuid(task)?, if wait { "?wait=2" } else { "" });
         let now = self.get(&path)?;
         Ok(match now["state"].as_str() {
+            Some("done") if pending.cancelled => return Err(format!("a cancel was accepted, and it is done: {now}")),
             Some("done") => Some(Ended::Done(now["result"].clone())),
             Some("failed" | "cancelled") => {
                 let code = now["problem"]["code"].as_str().unwrap_or("no code").to_owned();

@@ -133,12 +133,14 @@ pub struct Pending {
     pub source: Option<String>,
     /// Others are at work on the same, or it is to be cancelled: it may fail for that.
     pub contested: bool,
+    /// It was cancelled, and that was accepted: it does not end as done.
+    pub cancelled: bool,
 }
 
 impl Pending {
     /// One that nobody contests.
     pub fn new(verb: Verb, holds: Vec<String>, source: Option<String>) -> Pending {
-        Pending { verb, holds, task: None, source, contested: false }
+        Pending { verb, holds, task: None, source, contested: false, cancelled: false }
     }
 }
 

@@ -38,6 +38,14 @@ pub enum Planted {
     TakenByHand,
     /// A process whose supervision begins is not told its weight.
     UntoldWeight,
+    /// A destroy that is cancelled before its first step destroys nevertheless.
+    DeafDestroy,
+    /// A job that waits before its first step when the daemon dies is resumed in that step.
+    NothingIsBegun,
+    /// A pause or resume that QEMU has not answered in time counts as not done.
+    LateIsNever,
+    /// An undo does not wait for what the undone step has started.
+    HastyUndo,
 }
 
 /// Whether a bug is reintroduced. Only daemons built for that have any.
@@ -58,6 +66,10 @@ pub fn planted(which: Planted) -> bool {
         Planted::DeepChain => "deep-chain",
         Planted::TakenByHand => "taken-by-hand",
         Planted::UntoldWeight => "untold-weight",
+        Planted::DeafDestroy => "deaf-destroy",
+        Planted::NothingIsBegun => "nothing-is-begun",
+        Planted::LateIsNever => "late-is-never",
+        Planted::HastyUndo => "hasty-undo",
     };
     std::env::var("TAPLINED_PLANTED").is_ok_and(|named| named == name)
 }

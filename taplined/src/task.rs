@@ -3,6 +3,7 @@
 
 mod attend;
 pub mod job;
+pub mod started;
 pub mod wanted;
 
 use std::collections::HashMap;
@@ -20,8 +21,10 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::job::Job;
+use self::started::{Running, Started};
 use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
+use crate::fault::{self, Planted};
 use crate::{panics, request, vdi};
 
 /// How long tasks may take to end when the daemon stops. What has not ended by then is in the journal.
@@ -29,6 +32,9 @@ const TO_STOP: Duration = Duration::from_secs(10);
 
 /// Pause before recording the end of a task is retried.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// How slow threads are with the planted fault of an undo that does not wait for them.
+const SLOW: Duration = Duration::from_millis(150);
 
 /// The running tasks.
 #[derive(Debug)]
@@ -54,6 +60,8 @@ pub struct Context {
     abandoned: watch::Receiver<Wish>,
     /// When it has last made progress.
     progressed: watch::Sender<Instant>,
+    /// What its steps have started and may not have ended.
+    started: Started,
 }
 
 /// A request to a running task.
@@ -112,7 +120,8 @@ impl Tasks {
         let requester = task.requester.clone().unwrap_or(Requester::Daemon);
         let abandoned = cancelled.clone();
         let progressed = watch::channel(Instant::now()).0;
-        let context = Context { task, catalogue: self.catalogue.clone(), cancelled, abandoned, progressed };
+        let (catalogue, started) = (self.catalogue.clone(), Started::none());
+        let context = Context { task, catalogue, cancelled, abandoned, progressed, started };
         let daemon = daemon.clone();
         tokio::spawn(panics::during(
             name,
@@ -351,12 +360,21 @@ fn add_task(tx: &mut repo::Tx<'_>, new: &NewTask, key: Option<&RequestKey>) -> R
 }
 
 /// Runs work that may wait for storage or for another program on a separate thread. `tried` is reported if that thread
-/// dies.
+/// dies. The thread goes on to its end if the caller stops waiting; an undo of its job waits for it.
 pub async fn blocking<T: Send + 'static>(
     tried: impl Display,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Problem::failed(tried, error)))
+    let running = Running::begin();
+    let counted = move || {
+        if fault::planted(Planted::HastyUndo) {
+            std::thread::sleep(SLOW);
+        }
+        let done = work();
+        drop(running);
+        done
+    };
+    tokio::task::spawn_blocking(counted).await.unwrap_or_else(|error| Err(Problem::failed(tried, error)))
 }
 
 fn cancelled() -> Problem {

@@ -34,6 +34,7 @@ mod memory;
 mod moment;
 mod network;
 mod operation;
+mod power;
 mod recover;
 mod revert;
 mod seed;

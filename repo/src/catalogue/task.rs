@@ -146,14 +146,11 @@ impl Tx<'_> {
         self.task(uuid)
     }
 
-    /// A cancelled task starts to roll back.
+    /// A cancelled task starts to roll back. Refused in the commit that begins a step of no return, and from then on.
     pub fn set_task_cancelling(&mut self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.task(uuid)?;
         if task.state.is_over() || !task.cancellable {
-            let what = format!("the task {} {uuid} cannot be cancelled now", task.verb);
-            let stuck = task.problem.and_then(|problem| problem.advice).filter(|_| task.state == TaskState::Stuck);
-            let advice = stuck.unwrap_or_else(|| "wait for it; it has ended or is about to".into());
-            return Err(Problem::new(Code::State, what).advise(advice));
+            return Err(not_cancellable(task));
         }
         self.execute(
             "UPDATE task SET state = ?2, cancellable = FALSE WHERE uuid = ?1",
@@ -231,4 +228,20 @@ impl Tx<'_> {
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         Ok(())
     }
+}
+
+/// Why a task cannot be cancelled, and what to do.
+fn not_cancellable(task: Task) -> Problem {
+    let stuck = task.problem.and_then(|problem| problem.advice).filter(|_| task.state == TaskState::Stuck);
+    let (why, advice) = match (task.state, task.step, stuck) {
+        (_, _, Some(advice)) => ("is stuck".into(), advice),
+        (state, ..) if state.is_over() => ("has ended".into(), "see its result: tapline task show".into()),
+        (TaskState::Cancelling, ..) => ("is being cancelled".into(), "wait until it is rolled back".into()),
+        (_, Some(step), _) => {
+            (format!("has begun its step '{step}', which has no rollback"), "wait for its end".into())
+        }
+        (_, None, _) => ("has no rollback".into(), "wait for its end".into()),
+    };
+    let what = format!("the task {} {} cannot be cancelled: it {why}", task.verb, task.uuid);
+    Problem::new(Code::State, what).advise(advice)
 }

@@ -282,7 +282,8 @@ impl Directory {
             Err(problem) if problem.code == Code::NotFound => return Ok(()),
             Err(problem) => return Err(problem),
         };
-        if is_used(&file) {
+        // The kernel closes the files of a killed process a moment after its end.
+        if is_held(patiently(|| rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive))) {
             let what = format!("{} was not removed: a process is using it", self.path().join(name).display());
             return Err(
                 Problem::new(Code::InUse, what).advise("find out which process has it open with lslocks or fuser")

@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use api::{Code, Problem};
 use control::Progress;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
 
 use super::control::Refused;
 use super::handing::Handing;
@@ -18,6 +19,7 @@ use super::program::{Opened, Program};
 use super::redo::RedoLogs;
 use crate::account::{As, Users};
 use crate::config::Config;
+use crate::task::started::Running;
 
 /// Bytes of a process's answer; the longest is the map of a disk.
 const OUTPUT_MAX: u64 = 64 << 20;
@@ -93,12 +95,16 @@ impl Tool {
         let (stdin, ready) = handing.prepare(&self.redo)?;
         let mut starting = self.starting(&all)?;
         starting.command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = starting.start()?;
-        child.id().into_iter().for_each(oom::make_normal);
+        let mut process = JobProcess::of(starting.start()?);
+        process.child().into_iter().filter_map(|child| child.id()).for_each(oom::make_normal);
+        let running = Running::begin();
         // Our end of its standard input stays open until it has exited.
-        let sent = tokio::task::spawn_blocking(move || ready.send());
-        let (output, words) = read_both(&mut child, told).await?;
-        let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
+        let sent = tokio::task::spawn_blocking(move || {
+            let sent = ready.send();
+            drop(running);
+            sent
+        });
+        let (output, words, status) = process.ended(told).await?;
         match status.code() {
             // A job without a result prints nothing.
             Some(0) => serde_json::from_str(if output.trim().is_empty() { "null" } else { &output })
@@ -129,6 +135,43 @@ impl Starting {
         let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
         self.runs_as.given_to(started.id());
         Ok(started)
+    }
+}
+
+/// The process of an image job. One that is dropped is killed, and runs for its task until it is reaped: it may write
+/// until then, and has its files locked.
+struct JobProcess(Option<(Child, Running)>);
+
+impl JobProcess {
+    fn of(child: Child) -> JobProcess {
+        JobProcess(Some((child, Running::begin())))
+    }
+
+    fn child(&mut self) -> Option<&mut Child> {
+        self.0.as_mut().map(|(child, _)| child)
+    }
+
+    /// Waits for its end; its output, its other words, and how it has ended.
+    async fn ended(mut self, told: impl FnMut(f64)) -> Result<(String, String, ExitStatus), Problem> {
+        let Some(child) = self.child() else { return Err(Problem::failed("wait for a disk process", "there is none")) };
+        let (output, words) = read_both(child, told).await?;
+        let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
+        self.0 = None;
+        Ok((output, words, status))
+    }
+}
+
+impl Drop for JobProcess {
+    fn drop(&mut self) {
+        let Some((mut child, running)) = self.0.take() else { return };
+        // Without a runtime the daemon ends, and the process with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        runtime.spawn(async move {
+            if let Err(error) = child.kill().await {
+                tracing::error!(%error, "a disk process cannot be killed or reaped");
+            }
+            drop(running);
+        });
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use api::{About, Code, ObjectKind, Problem, Task, Transport, Vbd, VbdState};
+use api::{About, Code, ObjectKind, Power, Problem, Task, Transport, Vbd, VbdState};
 use control::ask;
+use repo::View;
 use repo::catalogue::NewTask;
 use rustix::process::Signal;
 use uuid::Uuid;
@@ -34,6 +35,10 @@ pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Pro
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     if now.state == VbdState::Unplugged {
         return Err(Problem::new(Code::State, format!("VBD {vbd} is not plugged")));
+    }
+    let served = matches!(now.state, VbdState::Plugged | VbdState::Restarting);
+    if served {
+        daemon.catalogue.read(move |view| must_not_be_awaited(view, vbd)).await?;
     }
     let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
     let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-unplug", about, cancellable: true, intent: None };
@@ -82,7 +87,22 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     };
     steps.insist("clear").await;
     let unplugged = clear(daemon, vbd, problem.clone()).await?;
-    problem.map_or(Ok(unplugged), Err)
+    match problem {
+        // With force it is done, whatever that has cost: the VBD says so.
+        Some(problem) if !force => Err(problem),
+        _ => Ok(unplugged),
+    }
+}
+
+/// Refuses to take a disk away from a VM that is being started: its QEMU waits for the disk, and for nothing else.
+fn must_not_be_awaited(view: &View<'_>, vbd: Uuid) -> Result<(), Problem> {
+    let Some(vm) = view.vbd(vbd)?.vm else { return Ok(()) };
+    if view.vm(vm)?.power != Power::Starting {
+        return Ok(());
+    }
+    let what = format!("VBD {vbd} was not unplugged: its VM {vm} is being started with it");
+    Err(Problem::new(Code::Busy, what)
+        .advise("wait for that task or cancel it (see 'tapline task list'), which unplugs the disk"))
 }
 
 /// Waits until no client is connected to a disk.
@@ -119,6 +139,7 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             if tx.at_work(vdi)?.is_some() {
                 return Ok(Some(vdi));
             }
+            must_not_be_awaited(tx, vbd)?;
             tx.set_vbd_state(vbd, VbdState::Unplugging, None).map(|()| None)
         });
         match recorded.await? {
@@ -128,26 +149,35 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
 }
 
+/// The same within a time limit; whether it was recorded.
+async fn begin_within(daemon: &Daemon, vbd: Uuid, limit: Duration) -> Result<bool, Problem> {
+    match tokio::time::timeout(limit, begin(daemon, vbd)).await {
+        Ok(recorded) => recorded.map(|()| true),
+        // A commit that was sent is made: this one comes after it.
+        Err(_) => daemon.catalogue.write(move |tx| Ok(tx.vbd(vbd)?.state == VbdState::Unplugging)).await,
+    }
+}
+
 /// Stops the process, which flushes first; returns its exit status, if there was a process.
 async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Duration) -> Result<Ended, Problem> {
     if !begun {
         let patience = if force { limit.min(TO_GIVE_WAY) } else { limit };
-        match tokio::time::timeout(patience, begin(daemon, vbd)).await {
-            Ok(recorded) => recorded?,
-            Err(_) if force => {
+        match begin_within(daemon, vbd, patience).await? {
+            true => {}
+            false if force => {
                 // Tasks that use an unresponsive process wait for it and end when it does.
                 if let Some(mut process) = daemon.plugs.release(vbd).await {
                     tracing::warn!(%vbd, "killing a disk process because a task does not end while it lives");
                     process.kill().await?;
                 }
-                let recorded = tokio::time::timeout(limit, begin(daemon, vbd)).await;
-                if let Err(problem) = recorded.unwrap_or_else(|_| Err(at_work(vbd, limit))) {
+                let recorded = begin_within(daemon, vbd, limit).await;
+                if let Err(problem) = recorded.and_then(|begun| if begun { Ok(()) } else { Err(at_work(vbd, limit)) }) {
                     // It is still plugged, and is served again.
                     supervise::begin(daemon, vbd, None);
                     return Err(problem);
                 }
             }
-            Err(_) => return Err(at_work(vbd, limit)),
+            false => return Err(at_work(vbd, limit)),
         }
     }
     let Some(mut process) = process_of(daemon, vbd).await? else { return Ok(Ended::Unknown) };

@@ -10,6 +10,8 @@ use std::time::Duration;
 use api::{Code, Problem};
 use uuid::Uuid;
 
+use crate::task::started::Running;
+
 /// Threads that one repository may keep. All the daemon's blocking calls share 512 of them.
 const STUCK_MAX: usize = 4;
 
@@ -46,7 +48,12 @@ impl Patience {
             if patience.stuck().get(&sr).is_some_and(|stuck| *stuck >= STUCK_MAX) {
                 return Err(silent(sr, tried, "earlier requests have not been answered"));
             }
-            let mut asked = tokio::task::spawn_blocking(question);
+            let running = Running::begin();
+            let mut asked = tokio::task::spawn_blocking(move || {
+                let answer = question();
+                drop(running);
+                answer
+            });
             match tokio::time::timeout(patience.limit, &mut asked).await {
                 Ok(answer) => answer.map_err(ended)?,
                 Err(_) => {

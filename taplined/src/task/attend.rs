@@ -12,10 +12,12 @@ use jiff::Timestamp;
 
 use super::{Context, Wish};
 use crate::daemon::Daemon;
+use crate::fault::{self, Planted};
 
 impl Context {
-    /// Waits for a step. If it makes no progress for as long as storage may take to respond, the task says so until it
-    /// does; an error if the task is abandoned, and the step is dropped then.
+    /// Waits for a step, or for an undo. It begins when all that earlier ones have started has ended, on threads and in
+    /// processes that were killed. If it makes no progress for as long as storage may take to respond, the task says so
+    /// until it does; an error if the task is abandoned, and the step is dropped then.
     pub async fn attend<T>(
         &self,
         daemon: &Daemon,
@@ -25,6 +27,12 @@ impl Context {
         self.progressed.send_replace(Instant::now());
         let patience = daemon.config.storage.patience();
         let mut asked = self.abandoned.clone();
+        let work = async {
+            if !fault::planted(Planted::HastyUndo) {
+                self.started.ended().await;
+            }
+            self.started.during(work).await
+        };
         tokio::select! {
             biased;
             done = work => done,

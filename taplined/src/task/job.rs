@@ -2,14 +2,17 @@
 //!
 //! 1. The *intent* is recorded: everything needed to carry out the job or to roll it back, including the names and
 //!    identities of what it will create. *If killed before this:* nothing has happened, and nothing was promised.
-//! 2. Before each step its name is recorded; each step is idempotent. *If killed before the point of no return:* the
-//!    starting daemon rolls the job back, which removes whatever its steps may have created. *If killed after it:* the
-//!    job continues from the last recorded step.
+//! 2. Before each step its name is recorded: a job without one has begun nothing. Each step is idempotent. *If killed
+//!    before the point of no return:* the starting daemon rolls the job back, which removes whatever its steps may have
+//!    created. *If killed after it:* the job continues from the last recorded step.
 //! 3. Its end is recorded, in one commit with the release of its leases.
 //!
 //! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by this
 //! daemon or the next, until it succeeds: there is no rollback. Only an administrator can end that
 //! ([`Tasks::abandon`]).
+//!
+//! A cancel is a commit as well. The commit that begins the first step of no return refuses a cancelled task, and a
+//! cancel is refused from that commit on: one of the two wins, whatever the job waits for.
 
 use std::future::Future;
 use std::time::Duration;
@@ -21,9 +24,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::started::Started;
 use super::{Context, Tasks};
 use crate::daemon::Daemon;
-use crate::fault;
+use crate::fault::{self, Planted};
 use crate::request;
 use crate::sr;
 use crate::vdi;
@@ -40,6 +44,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     const STEPS: &'static [&'static str];
     /// The first step that cannot be rolled back.
     const NO_RETURN: &'static str;
+    /// Its index.
+    const NO_RETURN_AT: usize = index_of(Self::STEPS, Self::NO_RETURN);
     /// Whether there may be something to tidy up in the repositories that it changes when it is over.
     const TIDIES: bool = false;
 
@@ -95,7 +101,7 @@ impl Tasks {
         let task = task.await?;
         let at_work = daemon.clone();
         let tidies = tidies(&job);
-        self.run(daemon, task.clone(), tidies, move |context| async move { run(job, &at_work, context, 0).await });
+        self.run(daemon, task.clone(), tidies, move |context| async move { run(job, &at_work, context, None).await });
         Ok(task)
     }
 }
@@ -105,44 +111,98 @@ fn tidies<J: Job>(job: &J) -> Vec<Uuid> {
     if J::TIDIES { job.changes() } else { Vec::new() }
 }
 
-/// Does a job from a step on, and undoes it if that fails.
-async fn run<J: Job>(job: J, daemon: &Daemon, mut context: Context, from: usize) -> Result<Value, Problem> {
-    let no_return = index::<J>(J::NO_RETURN);
-    for (at, name) in J::STEPS.iter().enumerate().skip(from) {
-        let recorded = match keep_inventory(&job, daemon).await {
-            Ok(()) => context.step(name, at < no_return).await,
-            Err(problem) => Err(problem),
-        };
-        // Until the first of these steps is recorded there is a way back, for who has cancelled it just then too.
-        let committed = at > no_return || at == no_return && (recorded.is_ok() || from == at);
+/// How far a job is.
+struct Run<'a, J> {
+    job: &'a J,
+    daemon: &'a Daemon,
+    context: Context,
+    /// The index of the last step that is recorded as begun; none if nothing has begun.
+    begun: Option<usize>,
+}
+
+/// Does a job: all of it, or the rest from the step that is recorded as begun. Undoes it if that fails.
+async fn run<J: Job>(job: J, daemon: &Daemon, context: Context, begun: Option<usize>) -> Result<Value, Problem> {
+    let mut run = Run { job: &job, daemon, context, begun };
+    for (at, name) in J::STEPS.iter().enumerate().skip(begun.unwrap_or(0)) {
+        let mut recorded = false;
+        while let Err(problem) = run.step(at, name, &mut recorded).await {
+            run.retry_or_roll_back(name, problem).await?;
+        }
+    }
+    run.finish().await
+}
+
+impl<J: Job> Run<'_, J> {
+    /// Whether there is no rollback any more.
+    fn is_committed(&self) -> bool {
+        if fault::planted(Planted::DeafDestroy) && J::NO_RETURN_AT == 0 {
+            return true;
+        }
+        self.begun.is_some_and(|begun| begun >= J::NO_RETURN_AT)
+    }
+
+    /// Executes a step. Unless it is `recorded` already, its begin is recorded first.
+    async fn step(&mut self, at: usize, name: &'static str, recorded: &mut bool) -> Result<(), Problem> {
+        let kept = keep_inventory(self.job, self.daemon);
+        match self.is_committed() {
+            true => kept.await?,
+            false => self.context.unless_cancelled(kept).await?,
+        }
+        if !*recorded {
+            match self.context.step(name, at < J::NO_RETURN_AT).await {
+                Err(_) if fault::planted(Planted::DeafDestroy) && J::NO_RETURN_AT == 0 => {}
+                begun => begun?,
+            }
+            (*recorded, self.begun) = (true, Some(at));
+        }
         fault::point(J::VERB, name, false);
-        let done = match recorded {
-            Ok(()) => context.attend(daemon, name, job.step(name, daemon, &context)).await,
-            Err(problem) => Err(problem),
-        };
-        match done {
-            Ok(()) => fault::point(J::VERB, name, true),
-            Err(problem) if !committed || job.is_hopeless(&problem) => {
-                undo_until_done(&job, daemon, &context, None).await?;
-                if let Err(late) = keep_inventory(&job, daemon).await {
-                    tracing::warn!(task = %context.uuid(), verb = J::VERB, "the inventory is out of date: {late}");
+        self.context.attend(self.daemon, name, self.job.step(name, self.daemon, &self.context)).await?;
+        fault::point(J::VERB, name, true);
+        Ok(())
+    }
+
+    /// Follows up on a failed step: waits before a retry, or rolls back and returns the problem.
+    async fn retry_or_roll_back(&self, name: &str, problem: Problem) -> Result<(), Problem> {
+        let (uuid, verb, committed) = (self.context.uuid(), J::VERB, self.is_committed());
+        if committed && !self.job.is_hopeless(&problem) {
+            tracing::error!(task = %uuid, verb, step = name, "retrying: {problem}");
+            return self.context.rest(AGAIN_AFTER, &problem).await;
+        }
+        // Nothing has begun of a job that has nothing to undo: it waits until it can, and can be cancelled.
+        if !committed && J::NO_RETURN_AT == 0 && problem.code != Code::Cancelled {
+            tracing::warn!(task = %uuid, verb, step = name, "waiting to begin: {problem}");
+            return match self.context.unless_cancelled(self.context.rest(AGAIN_AFTER, &problem)).await {
+                Err(cancelled) if cancelled.code == Code::Cancelled => self.roll_back(cancelled).await,
+                rested => rested,
+            };
+        }
+        self.roll_back(problem).await
+    }
+
+    /// Undoes what was done; always returns the problem.
+    async fn roll_back(&self, problem: Problem) -> Result<(), Problem> {
+        undo_until_done(self.job, self.daemon, &self.context, None).await?;
+        if let Err(late) = keep_inventory(self.job, self.daemon).await {
+            tracing::warn!(task = %self.context.uuid(), verb = J::VERB, "the inventory is out of date: {late}");
+        }
+        Err(problem)
+    }
+
+    /// Brings the inventories up to date, and returns the result.
+    async fn finish(&self) -> Result<Value, Problem> {
+        for sr in self.job.changes() {
+            // The catalogue keeps what the inventory of a repository that has gone does not have.
+            while let Err(problem) = self.daemon.srs.keep_inventory(sr).await {
+                let (uuid, verb) = (self.context.uuid(), J::VERB);
+                tracing::error!(task = %uuid, verb, "the inventory is out of date: {problem}");
+                if self.daemon.srs.directory(sr).await.is_err() {
+                    break;
                 }
-                return Err(problem);
+                self.context.rest(AGAIN_AFTER, &problem).await?;
             }
-            Err(problem) => insist(&job, name, daemon, &context, problem).await?,
         }
+        Ok(self.job.result())
     }
-    for sr in job.changes() {
-        // The catalogue keeps what the inventory of a repository that has gone does not have.
-        while let Err(problem) = daemon.srs.keep_inventory(sr).await {
-            tracing::error!(task = %context.uuid(), verb = J::VERB, "the inventory is out of date: {problem}");
-            if daemon.srs.directory(sr).await.is_err() {
-                break;
-            }
-            context.rest(AGAIN_AFTER, &problem).await?;
-        }
-    }
-    Ok(job.result())
 }
 
 async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem> {
@@ -150,29 +210,6 @@ async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem>
         daemon.srs.keep_inventory(sr).await?;
     }
     Ok(())
-}
-
-/// Retries a step until it succeeds; an error only if the task was abandoned.
-async fn insist<J: Job>(
-    job: &J,
-    name: &str,
-    daemon: &Daemon,
-    context: &Context,
-    first: Problem,
-) -> Result<(), Problem> {
-    let mut problem = first;
-    loop {
-        tracing::error!(task = %context.uuid(), verb = J::VERB, step = name, "retrying: {problem}");
-        context.rest(AGAIN_AFTER, &problem).await?;
-        let done = match keep_inventory(job, daemon).await {
-            Ok(()) => context.attend(daemon, name, job.step(name, daemon, context)).await,
-            failed => failed,
-        };
-        match done {
-            Ok(()) => return Ok(()),
-            Err(again) => problem = again,
-        }
-    }
 }
 
 /// Rolls a job back; a failure is retried after a while. An error only if the task was abandoned.
@@ -198,8 +235,29 @@ async fn undo_until_done<J: Job>(
     Ok(())
 }
 
-fn index<J: Job>(step: &str) -> usize {
-    J::STEPS.iter().position(|name| *name == step).unwrap_or(0)
+/// The index of a step; none if this version has no such step.
+fn index<J: Job>(step: &str) -> Option<usize> {
+    J::STEPS.iter().position(|name| *name == step)
+}
+
+/// The index of a step that there must be, for the compiler.
+const fn index_of(steps: &[&str], sought: &str) -> usize {
+    let mut at = 0;
+    while at < steps.len() {
+        if are_equal(steps[at].as_bytes(), sought.as_bytes()) {
+            return at;
+        }
+        at += 1;
+    }
+    panic!("the point of no return is none of the steps")
+}
+
+const fn are_equal(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
 }
 
 /// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
@@ -254,7 +312,7 @@ async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<Stri
         ($($job:ty),+) => {
             match entry.task.verb.as_str() {
                 $(<$job>::VERB => match serde_json::from_value::<$job>(entry.intent) {
-                    Ok(job) => recover_as(daemon, job, entry.task).await.map(|()| None),
+                    Ok(job) => recover_as(daemon, job, entry.task).await,
                     Err(error) => Ok(Some(format!("its intent cannot be read: {error}"))),
                 },)+
                 _ => Ok(Some("this version does not know this kind of job".into())),
@@ -273,22 +331,25 @@ pub fn steps() -> String {
     lines.map(|(verb, step)| format!("{verb} {step}\n")).collect()
 }
 
-async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), Problem> {
+/// Does or undoes a job; or why that cannot be.
+async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<Option<String>, Problem> {
+    let begun = match task.step.as_deref() {
+        None if fault::planted(Planted::NothingIsBegun) => Some(0),
+        None => None,
+        Some(step) => match index::<J>(step) {
+            Some(at) => Some(at),
+            None => return Ok(Some(format!("this version does not know its step '{step}'"))),
+        },
+    };
     if task.state == TaskState::Stuck {
         daemon.catalogue.write(move |tx| tx.set_task_unstuck(task.uuid)).await?;
     }
-    let reached = task.step.as_deref().map_or(0, index::<J>);
-    if task.step.is_some() && reached >= index::<J>(J::NO_RETURN) {
+    if begun.is_some_and(|begun| begun >= J::NO_RETURN_AT) {
         tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "resuming");
         let at_work = daemon.clone();
         let tidies = tidies(&job);
-        daemon.tasks.run(
-            daemon,
-            task,
-            tidies,
-            move |context| async move { run(job, &at_work, context, reached).await },
-        );
-        return Ok(());
+        daemon.tasks.run(daemon, task, tidies, move |context| async move { run(job, &at_work, context, begun).await });
+        return Ok(None);
     }
     tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "rolling back");
     let why = match task.state {
@@ -296,8 +357,8 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         _ => Problem::new(Code::Failed, "the daemon stopped while this was in progress; it was rolled back")
             .advise("try again"),
     };
-    let patience = daemon.config.storage.patience();
-    let undone = tokio::time::timeout(patience, job.undo(daemon)).await;
+    let (patience, started) = (daemon.config.storage.patience(), Started::none());
+    let undone = tokio::time::timeout(patience, started.during(job.undo(daemon))).await;
     let undone = undone.unwrap_or_else(|_| {
         Err(Problem::new(Code::Timeout, format!("rolling back has taken more than {} s", patience.as_secs())))
     });
@@ -306,11 +367,12 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<(), P
         // the job holds does.
         let at_work = daemon.clone();
         daemon.tasks.run(daemon, task, tidies(&job), move |context| async move {
+            let context = Context { started, ..context };
             undo_until_done(&job, &at_work, &context, Some(problem)).await?;
             Err(why)
         });
-        return Ok(());
+        return Ok(None);
     }
     fault::point(J::VERB, "undo", true);
-    daemon.catalogue.write(move |tx| tx.end_task(task.uuid, Err(why))).await
+    daemon.catalogue.write(move |tx| tx.end_task(task.uuid, Err(why))).await.map(|()| None)
 }

@@ -10,15 +10,17 @@ use uuid::Uuid;
 use super::guest::Guest;
 use super::machine::{End, RunningVm};
 use super::network::Bridged;
-use super::{Operation, group, memory, new_task, start, vm_directory};
+use super::{Operation, group, memory, new_task, power, start, vm_directory};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
 
-/// Watches for the end of a machine from now on. An operation in progress on it notices the end first.
+/// Watches for the end of a machine from now on, and until then whether its guest runs. An operation in progress on it
+/// notices the end first.
 pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
+    power::follow(daemon, guest.clone());
     let daemon = daemon.clone();
     tokio::spawn(async move {
         if let Err(problem) = guest.ended().await {

@@ -1,7 +1,7 @@
 //! A running machine, for a daemon that must not block: it is controlled on a thread that may block, and its end is
 //! noticed without polling.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ::vm::qemu::machine::QemuVm;
@@ -11,7 +11,7 @@ use api::Problem;
 use repo::catalogue::{Process, VmProcess};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use super::console::Console;
@@ -28,6 +28,10 @@ pub struct Guest {
     process: Option<VmProcess>,
     machine: Mutex<RunningVm>,
     end: End,
+    /// QEMU's monitor, as far as it is readable. A domain has none.
+    monitor: Option<AsyncFd<OwnedFd>>,
+    /// A report of a stop or a resume was read with the answer to a command.
+    changed: Notify,
     /// What its guest writes to the serial port, unless that goes elsewhere.
     pub console: Option<Arc<Console>>,
     /// The port at which its guest is asked what its disks do.
@@ -49,12 +53,14 @@ impl Guest {
         // The function is deprecated for types that may return a different descriptor each time; the replacement is
         // unsafe because of those.
         #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
-        let watched =
-            machine.as_fd().try_clone_to_owned().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
+        let readable = |fd: BorrowedFd<'_>| {
+            fd.try_clone_to_owned().and_then(|owned| AsyncFd::with_interest(owned, Interest::READABLE))
+        };
+        let watched = readable(machine.as_fd()).and_then(|pidfd| Ok((pidfd, readable(machine.monitor())?)));
         let tried = format!("watch the QEMU of VM {vm}");
         let watched = watched.map_err(|error| Problem::failed(&tried, error));
-        match watched.and_then(|pidfd| Ok((pidfd, process(vm, machine.identity())?))) {
-            Ok((pidfd, process)) => {
+        match watched.and_then(|watched| Ok((watched, process(vm, machine.identity())?))) {
+            Ok(((pidfd, monitor), process)) => {
                 let console = machine.take_console().and_then(|stream| match Console::follow(stream) {
                     Ok(console) => Some(Arc::new(console)),
                     Err(error) => {
@@ -67,7 +73,8 @@ impl Guest {
                     Inside::of(stream).inspect_err(failed).ok()
                 });
                 let machine = Mutex::new(RunningVm::qemu(vm, machine));
-                Ok(Guest { vm, process: Some(process), machine, end: End::Process(pidfd), console, inside })
+                let (process, end, monitor) = (Some(process), End::Process(pidfd), Some(monitor));
+                Ok(Guest { vm, process, machine, end, monitor, changed: Notify::new(), console, inside })
             }
             Err(problem) => Err((machine, problem)),
         }
@@ -76,7 +83,8 @@ impl Guest {
     /// Wraps a domain and watches for its end.
     pub fn of_domain(vm: Uuid, domain: XenDomain) -> Guest {
         let end = End::Domain(domain::follow(vm, domain.clone()));
-        Guest { vm, process: None, machine: Mutex::new(RunningVm::xen(vm, domain)), end, console: None, inside: None }
+        let (machine, changed) = (Mutex::new(RunningVm::xen(vm, domain)), Notify::new());
+        Guest { vm, process: None, machine, end, monitor: None, changed, console: None, inside: None }
     }
 
     /// Its process, as recorded in the catalogue. A domain has none.
@@ -100,6 +108,27 @@ impl Guest {
         }
     }
 
+    /// Waits until the guest may have stopped or continued, on request or not. An error when the machine's monitor is
+    /// gone.
+    pub async fn power_changed(self: &Arc<Guest>) -> Result<(), Problem> {
+        let Some(monitor) = &self.monitor else { return std::future::pending().await };
+        loop {
+            tokio::select! {
+                () = self.changed.notified() => {}
+                ready = monitor.readable() => match ready {
+                    // Before it is read: what comes after that makes it readable again.
+                    Ok(mut ready) => ready.clear_ready(),
+                    Err(error) => {
+                        return Err(Problem::failed(format_args!("watch the monitor of VM {}", self.vm), error));
+                    }
+                },
+            }
+            if self.tell(RunningVm::has_changed).await? {
+                return Ok(());
+            }
+        }
+    }
+
     /// Runs an operation on the machine. It is completed even if the caller stops waiting.
     pub async fn tell<T: Send + 'static>(
         self: &Arc<Guest>,
@@ -107,7 +136,12 @@ impl Guest {
     ) -> Result<T, Problem> {
         let guest = self.clone();
         let told = blocking(format!("control VM {}", self.vm), move || {
-            work(&mut guest.machine.lock().unwrap_or_else(PoisonError::into_inner))
+            let mut machine = guest.machine.lock().unwrap_or_else(PoisonError::into_inner);
+            let done = work(&mut machine);
+            if machine.knows_of_change() {
+                guest.changed.notify_one();
+            }
+            done
         });
         told.await
     }

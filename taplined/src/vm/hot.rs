@@ -69,6 +69,8 @@ pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
             Ok(false) => tokio::time::sleep(LOOK_AFTER).await,
             // With QEMU all its connections have gone.
             Err(_) if tokio::time::timeout(LOOK_AFTER, guest.ended()).await.is_ok() => return Ok(()),
+            // QEMU may still pass the request on, and the guest release the disk: the next answer says so.
+            Err(late) if late.code == Code::Timeout => tracing::warn!(vbd = %vbd.uuid, "{late}"),
             Err(problem) => return Err(problem),
         }
     }

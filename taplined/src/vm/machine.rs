@@ -9,7 +9,7 @@ use ::vm::qemu::slots::Position;
 use ::vm::xen::machine::{Status as DomainStatus, XenDomain};
 use ::vm::xen::vdev::Vdev;
 use ::vm::xen::xl::Reason;
-use api::{Code, Mode, Problem, Vbd};
+use api::{Code, Mode, Power, Problem, Vbd};
 use control::in_full;
 use serde_json::json;
 use uuid::Uuid;
@@ -131,6 +131,39 @@ impl RunningVm {
             Driven::Xen(domain) => {
                 domain.status().map(|status| status == DomainStatus::Paused).map_err(by_xen(self.vm))
             }
+        }
+    }
+
+    /// Whether the guest runs or is held; none if it cannot continue.
+    pub fn power(&mut self) -> Result<Option<Power>, Problem> {
+        let vm = self.vm;
+        Ok(match &mut self.driven {
+            Driven::Qemu(machine) => match machine.status().map_err(by_qemu(vm))? {
+                QemuStatus::Running => Some(Power::Running),
+                QemuStatus::Paused => Some(Power::Paused),
+                QemuStatus::Stuck(_) => None,
+            },
+            Driven::Xen(domain) => match domain.status().map_err(by_xen(vm))? {
+                DomainStatus::Running => Some(Power::Running),
+                DomainStatus::Paused => Some(Power::Paused),
+                DomainStatus::Down(_) | DomainStatus::Gone => None,
+            },
+        })
+    }
+
+    /// Reads what the machine has reported, without waiting. Returns whether its guest may have stopped or continued.
+    pub fn has_changed(&mut self) -> Result<bool, Problem> {
+        match &mut self.driven {
+            Driven::Qemu(machine) => machine.has_changed().map_err(by_qemu(self.vm)),
+            Driven::Xen(_) => Ok(false),
+        }
+    }
+
+    /// Whether a report that was read meanwhile says so.
+    pub fn knows_of_change(&self) -> bool {
+        match &self.driven {
+            Driven::Qemu(machine) => machine.knows_of_change(),
+            Driven::Xen(_) => false,
         }
     }
 
@@ -263,6 +296,8 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
             "a disk that was plugged by an earlier version of Tapline cannot be saved under: unplug and plug it again, \
              or shut the VM down and start it",
         ),
+        late if late.is_late() => Problem::new(Code::Timeout, what)
+            .advise("what it was sent may still be done; find out why QEMU hangs, or shut the VM down with force"),
         MachineError::Start { .. } => {
             Problem::new(Code::Failed, what).advise("install QEMU and util-linux, or set qemu-program")
         }

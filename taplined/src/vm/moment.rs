@@ -79,8 +79,9 @@ impl Found {
     /// Whether the guest must be paused for the states of these disks: it runs, and writes to two of them at least.
     pub async fn must_be_held(&self, daemon: &Daemon, disks: &[State]) -> Result<bool, Problem> {
         match self.vm.power {
-            Power::Halted | Power::Paused => return Ok(false),
-            Power::Running => {}
+            Power::Halted => return Ok(false),
+            // Which of the two it is, its machine knows.
+            Power::Running | Power::Paused => {}
             // Its disks are refused before this.
             Power::Suspended => return Ok(false),
             Power::Starting | Power::Stopping => {
@@ -92,7 +93,8 @@ impl Found {
         if disks.iter().filter(is_written).count() < 2 {
             return Ok(false);
         }
-        Ok(!recover::reach(daemon, self.vm.uuid).await?.tell(RunningVm::is_paused).await?)
+        let guest = recover::reach(daemon, self.vm.uuid).await?;
+        Ok(guest.tell(RunningVm::power).await? == Some(Power::Running))
     }
 
     /// Keeps the VM reserved until the states are kept, or [`super::Vms::let_go`] is called.

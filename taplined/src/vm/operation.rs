@@ -7,9 +7,21 @@ use api::{Code, Problem};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// The operations in progress; a task that waits for the end of one holds the other side of its channel.
+/// The operations in progress.
 #[derive(Clone, Debug, Default)]
-pub struct Operations(Arc<Mutex<HashMap<Uuid, watch::Sender<()>>>>);
+pub struct Operations(Arc<Mutex<Entries>>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    /// By VM; a task that waits for the end of one holds the other side of its channel.
+    running: HashMap<Uuid, watch::Sender<()>>,
+    /// How many have begun, of all VMs.
+    begun: u64,
+}
+
+/// A moment at which no operation was in progress on a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quiet(u64);
 
 /// An operation; over when it is dropped.
 #[derive(Debug)]
@@ -20,31 +32,51 @@ pub struct Operation {
 }
 
 impl Operations {
-    fn entries(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<()>>> {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins an operation, if none is under way with the VM.
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         let mut entries = self.entries();
-        if entries.contains_key(&vm) {
+        if entries.running.contains_key(&vm) {
             let what = format!("another task is working on VM {vm}");
             return Err(Problem::new(Code::Busy, what).advise("wait for it or cancel it"));
         }
         let (ends, lives) = watch::channel(());
-        entries.insert(vm, ends);
+        entries.running.insert(vm, ends);
+        entries.begun = entries.begun.wrapping_add(1);
         Ok(Operation { vm, operations: self.clone(), _lives: lives })
     }
 
     /// Whether one is under way with the VM.
     pub fn is_busy(&self, vm: Uuid) -> bool {
-        self.entries().contains_key(&vm)
+        self.entries().running.contains_key(&vm)
+    }
+
+    /// Waits until none is under way with the VM, and begins none.
+    pub async fn quiet(&self, vm: Uuid) -> Quiet {
+        loop {
+            let other = {
+                let entries = self.entries();
+                match entries.running.get(&vm) {
+                    None => return Quiet(entries.begun),
+                    Some(other) => other.clone(),
+                }
+            };
+            other.closed().await;
+        }
+    }
+
+    /// Whether no operation has begun since, with any VM.
+    pub fn is_quiet(&self, since: Quiet) -> bool {
+        self.entries().begun == since.0
     }
 
     /// Begins an operation as soon as none is under way with the VM.
     pub async fn wait(&self, vm: Uuid) -> Operation {
         loop {
-            let other = self.entries().get(&vm).cloned();
+            let other = self.entries().running.get(&vm).cloned();
             match (other, self.begin(vm)) {
                 (_, Ok(operation)) => return operation,
                 (Some(other), Err(_)) => other.closed().await,
@@ -58,7 +90,7 @@ impl Operations {
 impl Drop for Operation {
     fn drop(&mut self) {
         // Before the receiver goes, for which the next one waits.
-        self.operations.entries().remove(&self.vm);
+        self.operations.entries().running.remove(&self.vm);
     }
 }
 
@@ -82,6 +114,9 @@ mod test {
         let second = waiting.await.unwrap();
         assert_eq!(operations.begin(vm).unwrap_err().code, Code::Busy);
         drop(second);
+        let before = operations.quiet(vm).await;
+        assert!(operations.is_quiet(before));
         operations.begin(vm).unwrap();
+        assert!(!operations.is_quiet(before));
     }
 }

@@ -26,6 +26,9 @@ use crate::task::job::Job;
 /// The time limit for the response of an adopted machine, which gets at most two requests.
 const TO_ANSWER: Duration = Duration::from_secs(5);
 
+/// How often a machine that has not answered is tried again.
+const REACH_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// For a machine whose monitor has gone to be gone itself.
 const TO_END: Duration = Duration::from_secs(3);
 
@@ -276,7 +279,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
     Guest::of_qemu(vm, machine).map(Some).map_err(|(_, problem)| problem)
 }
 
-/// From now on the end of a machine is seen that could not be spoken to.
+/// From now on the end of a machine is seen that could not be spoken to, and it is spoken to as soon as it answers.
 async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     let process = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
     let Some(mut process) = process.map(|known| DiskProcess::find(known.process)).transpose()?.flatten() else {
@@ -284,7 +287,14 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     };
     let daemon = daemon.clone();
     tokio::spawn(async move {
-        if let Err(problem) = process.ended().await {
+        let ended = loop {
+            match tokio::time::timeout(REACH_AGAIN_AFTER, process.ended()).await {
+                Ok(ended) => break ended,
+                Err(_) if daemon.vms.guest(vm).is_some() => return,
+                Err(_) => reach_again(&daemon, vm).await,
+            }
+        };
+        if let Err(problem) = ended {
             tracing::error!(%vm, "{problem}");
             return;
         }
@@ -299,6 +309,17 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
         }
     });
     Ok(())
+}
+
+/// Tries to reach a machine that has not answered, unless an operation with its VM does so itself.
+async fn reach_again(daemon: &Daemon, vm: Uuid) {
+    let Ok(_operation) = daemon.vms.begin(vm) else { return };
+    if daemon.vms.guest(vm).is_none() {
+        // Its end is seen by who waits for that.
+        if let Err(problem) = adopt(daemon, vm).await {
+            tracing::debug!(%vm, "it is still unreachable: {problem}");
+        }
+    }
 }
 
 /// A process that was killed lets go of its monitor first, and of its memory after; it is there until then.

@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::vm::qemu::account::Account;
@@ -221,14 +223,16 @@ async fn start_qemu(
     parts.hardware.accelerator = accelerator;
     let config = daemon.config.clone();
     let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
-    // Not cancelled in between: a QEMU without a record would be left.
+    // Not dropped in between: a QEMU without a record would be left. A cancel kills one that has not answered.
+    let given_up = Arc::new(AtomicBool::new(false));
+    let cancelled = given_up.clone();
     let launched = blocking(format!("start VM {vm}"), move || {
         let account = account(&runs_as);
         // Those that were plugged before the machine existed.
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
             DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
-        let machine = launch(vm, &config, &parts, account.as_ref())?;
+        let machine = launch(vm, &config, &parts, account.as_ref(), &|| cancelled.load(Ordering::Relaxed))?;
         if !machine.is_sandboxed() {
             tracing::warn!(%vm, "its QEMU was built without seccomp sandbox support and is confined only by its user");
         }
@@ -238,7 +242,16 @@ async fn start_qemu(
         }
         Ok(machine)
     });
-    let machine = launched.await?;
+    let mut launched = pin!(launched);
+    let launched = tokio::select! {
+        launched = &mut launched => launched,
+        () = context.cancelled() => {
+            given_up.store(true, Ordering::Relaxed);
+            // One that has answered just now is ended by who rolls the start back.
+            launched.await.or_else(|late| context.check().and(Err(late)))
+        }
+    };
+    let machine = launched?;
     u32::try_from(machine.identity().pid).into_iter().for_each(oom::make_normal);
     fault::point("vm-start", "start", true);
     match Guest::of_qemu(vm, machine) {
@@ -280,14 +293,21 @@ async fn make_domain(
     Ok(guest)
 }
 
-fn launch(vm: Uuid, config: &Config, parts: &Parts, account: Option<&Account>) -> Result<QemuVm, Problem> {
+fn launch(
+    vm: Uuid,
+    config: &Config,
+    parts: &Parts,
+    account: Option<&Account>,
+    given_up: &dyn Fn() -> bool,
+) -> Result<QemuVm, Problem> {
     let directory = vm_directory(config, vm);
     // What is left of a start that fails goes with the rest of the machine.
     parts.bridged.as_ref().map_or(Ok(()), |bridged| bridged.connect(account))?;
     // After the disks were plugged: they are this VM's from then on.
     let memory = parts.memory.as_ref().map(memory::open).transpose()?;
     let start = || {
-        QemuVm::start_as(account, &config.qemu_program, &parts.hardware, &directory, TO_ANSWER, memory.as_ref())
+        let (program, memory) = (&config.qemu_program, memory.as_ref());
+        QemuVm::start_as(account, program, &parts.hardware, &directory, TO_ANSWER, memory, given_up)
             .map_err(|error| machine::qemu_problem(vm, &error))
     };
     match &parts.seed {

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::RunningVm;
-use super::{Operation, end, new_task, recover, start};
+use super::{Operation, end, new_task, power, recover, start};
 use crate::catalogue;
 use crate::daemon::Daemon;
-use crate::fault;
+use crate::fault::{self, Planted};
 use crate::task::Context;
 
 /// The default number of seconds that a guest may take to power off.
@@ -115,9 +115,11 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
 async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
     let pressed = guest.tell(RunningVm::ask_to_power_off).await;
     if let Err(problem) = pressed {
-        // It has ended, or does not listen: then it is ended.
         tracing::warn!(vm = %guest.vm, "{problem}");
-        return Ok(());
+        // A QEMU that has not answered in time may press it later. Any other has ended, or does not listen.
+        if problem.code != Code::Timeout {
+            return Ok(());
+        }
     }
     match tokio::time::timeout(patience, guest.ended()).await {
         Ok(ended) => ended,
@@ -153,13 +155,26 @@ async fn change(
     work: Change,
 ) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
-    if daemon.catalogue.read(move |view| view.vm(vm)).await?.power != from {
-        return Err(wrong(vm, if from == Power::Running { "is not running" } else { "is not paused" }));
+    let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
+    let refused = || wrong(vm, if from == Power::Running { "is not running" } else { "is not paused" });
+    if !matches!(power, Power::Running | Power::Paused) {
+        return Err(refused());
     }
     let guest = recover::reach(daemon, vm).await?;
+    // Nothing is refused because of a record that its machine contradicts.
+    if power != from && guest.tell(RunningVm::power).await? != Some(from) {
+        return Err(refused());
+    }
     let at_work = daemon.clone();
     let work = move |_: Context| async move {
-        guest.tell(work).await?;
+        if let Err(problem) = guest.tell(work).await {
+            return Err(match problem.code {
+                Code::Timeout if !fault::planted(Planted::LateIsNever) => {
+                    power::in_doubt(&at_work, vm, power, &problem).await
+                }
+                _ => problem,
+            });
+        }
         let changed = catalogue::record(&at_work.catalogue, move |tx| {
             tx.set_vm_power(vm, to, None)?;
             tx.vm(vm)

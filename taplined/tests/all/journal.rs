@@ -86,3 +86,18 @@ fn a_disk_with_a_stuck_task_can_be_unplugged() {
     disks::unplug(&daemon, &vbd);
     assert_eq!(daemon.post(&format!("{vbd}/plug"), json!({})).0, 409);
 }
+
+/// A step of a newer daemon, whose name this one does not know.
+#[test]
+fn a_task_at_an_unknown_step_is_stuck() {
+    let (mut daemon, vdis) = disks::with_disks("", &["held"]);
+    plant(&mut daemon, "vdi-resize", &vdis[0], "{}");
+    assert!(daemon.stop());
+    let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
+    daemon.catalogue().execute("UPDATE task SET intent = ?1, step = 'stretch', state = 'running'", [intent]).unwrap();
+    daemon.restart();
+    let stuck = task(&daemon);
+    assert_eq!(stuck["state"], "stuck", "{stuck}");
+    assert!(stuck["problem"]["detail"].as_str().unwrap().contains("its step 'stretch'"), "{stuck}");
+    assert_eq!(resize(&daemon, &vdis[0]).0, 409);
+}

@@ -19,6 +19,7 @@ mod hosts;
 mod http;
 mod inventory;
 mod journal;
+mod late;
 mod limits;
 mod lists;
 mod names;

@@ -57,12 +57,12 @@ fn on_each(daemon: &Taplined, vdis: &[String], command: &str) {
     }
 }
 
-/// A repository in whose directory no file can be made or removed.
-struct Sealed(PathBuf);
+/// A file that cannot be changed, or a directory in which no file can be made or removed.
+pub struct Sealed(PathBuf);
 
 impl Sealed {
     /// Seals it; `None` where the file system has no such flag, which is reported.
-    fn new(path: PathBuf) -> Option<Sealed> {
+    pub fn new(path: PathBuf) -> Option<Sealed> {
         if Command::new("chattr").arg("+i").arg(&path).status().is_ok_and(|status| status.success()) {
             return Some(Sealed(path));
         }

@@ -48,7 +48,8 @@ impl Story<'_> {
             let rounds = rounds(&bed)?;
             // The descriptors have one offset, which is behind what was saved.
             std::io::Seek::rewind(&mut &file).map_err(|source| self.failed("rewind", source))?;
-            let started = QemuVm::start_as(None, qemu, &bed.hardware, &bed.directory, PATIENCE, Some(&file))?;
+            let started =
+                QemuVm::start_as(None, qemu, &bed.hardware, &bed.directory, PATIENCE, Some(&file), &|| false)?;
             bound.0.insert(started).resume()?;
             self.goes_on(&bed, &mut bound, rounds)?;
             let now = said_in(&bed.console, "boot")?;

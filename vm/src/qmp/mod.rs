@@ -23,6 +23,9 @@ use crate::socket;
 /// The limit on events that the caller has not taken: a guest must not be able to exhaust memory.
 const EVENTS_MAX: usize = 1024;
 
+/// How often it is checked whether the caller still wants the greeting of a QEMU that has not sent it.
+const SLICE: Duration = Duration::from_millis(100);
+
 /// Something that QEMU said unasked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
@@ -107,6 +110,11 @@ impl QmpError {
         matches!(self, Self::Refused { class, .. } if class == of)
     }
 
+    /// There was no answer in time: QEMU may still do it.
+    pub fn is_late(&self) -> bool {
+        matches!(self, Self::Late { .. })
+    }
+
     /// QEMU is gone, or its monitor is.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Connect { .. } | Self::Gone { .. } | Self::Broken { .. } | Self::Lost { .. })
@@ -127,16 +135,31 @@ pub struct Client {
 impl Client {
     /// Connects and agrees on the protocol, in all within `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
+        Self::connect_unless(path, timeout, &|| false)
+    }
+
+    /// The same, but only until the caller has `given_up`.
+    pub fn connect_unless(path: &Path, timeout: Duration, given_up: &dyn Fn() -> bool) -> Result<Self, QmpError> {
         let deadline = Deadline::after(timeout);
         let stream = connected(path, deadline)?;
         let mut client =
             Self { lines: Lines::new(stream), number: 0, events: VecDeque::new(), events_lost: 0, lost: None };
-        let greeting = client.line("its greeting", deadline)?;
+        let greeting = client.greeting(deadline, given_up)?;
         if greeting.get("QMP").is_none() {
             return Err(nonsense("no greeting", &greeting));
         }
         client.until("qmp_capabilities", &json!({}), None, deadline)?;
         Ok(client)
+    }
+
+    fn greeting(&mut self, deadline: Deadline, given_up: &dyn Fn() -> bool) -> Result<Value, QmpError> {
+        loop {
+            let slice = Deadline { at: deadline.at.min(Instant::now() + SLICE), ..deadline };
+            match self.line("its greeting", slice) {
+                Err(error) if error.is_late() && Instant::now() < deadline.at && !given_up() => {}
+                greeting => return greeting,
+            }
+        }
     }
 
     /// QEMU's answer to `command`.
@@ -158,6 +181,16 @@ impl Client {
     /// Received events that were not waited for.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.events.drain(..).collect()
+    }
+
+    /// Whether an event was received that was not taken and is `wanted`.
+    pub fn has_event(&self, wanted: impl FnMut(&Event) -> bool) -> bool {
+        self.events.iter().any(wanted)
+    }
+
+    /// Drops received events that are not `wanted`.
+    pub fn retain_events(&mut self, wanted: impl FnMut(&Event) -> bool) {
+        self.events.retain(wanted);
     }
 
     /// The number of the process that listens at the monitor.

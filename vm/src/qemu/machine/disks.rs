@@ -63,6 +63,10 @@ impl QemuVm {
         let device: Map<String, Value> =
             disk_device(disk, self.vcpus).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         let Err(refused) = self.client.execute("device_add", &Value::Object(device), COMMAND) else { return Ok(()) };
+        // QEMU executes commands in order: what it has now is the outcome of one that it has not answered in time.
+        if refused.is_late() && self.disks()?.contains(&disk.position) {
+            return Ok(());
+        }
         if refused.is_gone() {
             return Err(self.explained(format!("plug disk {number}"), refused));
         }

@@ -134,6 +134,13 @@ pub enum MachineError {
     },
 }
 
+impl MachineError {
+    /// QEMU has not answered in time: whether it has done what was tried, or will, is unknown.
+    pub fn is_late(&self) -> bool {
+        matches!(self, Self::Monitor { source, .. } if source.is_late())
+    }
+}
+
 /// For `map_err`: a command of the monitor, done to `what`.
 pub(super) fn monitor(what: impl Into<String>) -> impl FnOnce(QmpError) -> MachineError {
     let what = what.into();

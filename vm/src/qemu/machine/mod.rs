@@ -8,6 +8,7 @@ mod disks;
 mod ended;
 mod error;
 mod launch;
+mod run_state;
 mod save;
 
 use std::fs::File;
@@ -25,6 +26,7 @@ pub use self::ended::{Ended, Shutdown};
 pub use self::error::MachineError;
 use self::error::{monitor, process};
 use self::launch::Files;
+pub use self::run_state::Status;
 pub use self::save::{Kind, Leftover, Saving};
 use super::account::{Account, Means, NotReady};
 use super::command_line::{INCOMING, without_sandbox, words};
@@ -65,17 +67,8 @@ pub struct QemuVm {
     console: Option<UnixStream>,
     /// The connection to the guest's port, until it is taken.
     guest_port: Option<UnixStream>,
-}
-
-/// The state of a machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// The guest runs.
-    Running,
-    /// The guest is paused: it was paused, or never resumed.
-    Paused,
-    /// The guest cannot continue; QEMU's run state (`internal-error`, `guest-panicked`, …).
-    Stuck(String),
+    /// A command that stops or continues the guest, or the query of its state, has no answer yet.
+    in_doubt: bool,
 }
 
 /// How a machine has ended.
@@ -97,11 +90,12 @@ impl QemuVm {
         directory: &Path,
         patience: Duration,
     ) -> Result<Self, MachineError> {
-        Self::start_as(None, program, hardware, directory, patience, None)
+        Self::start_as(None, program, hardware, directory, patience, None, &|| false)
     }
 
     /// The same as a user that owns the directory ([`Account::own`]) and has no other permissions; `None` is the
-    /// caller's own user. With `memory`, which was saved, the guest is where it was then, and does not run yet.
+    /// caller's own user. With `memory`, which was saved, the guest is where it was then, and does not run yet. A QEMU
+    /// that has not answered when the caller has `given_up` is killed.
     pub fn start_as(
         account: Option<&Account>,
         program: &Path,
@@ -109,6 +103,7 @@ impl QemuVm {
         directory: &Path,
         patience: Duration,
         memory: Option<&File>,
+        given_up: &dyn Fn() -> bool,
     ) -> Result<Self, MachineError> {
         hardware.check()?;
         let mut files = Files::of(directory)?;
@@ -132,13 +127,13 @@ impl QemuVm {
         let incoming = memory.iter().flat_map(|_| INCOMING.map(str::to_owned));
         let said: Vec<String> = means.iter().flat_map(Means::descriptors).chain(said).chain(incoming).collect();
         let mut starting = Starting(Some(files.start(&before, program, &said)?));
-        let (client, sandboxed) = match starting.connect(&files, deadline, patience) {
+        let (client, sandboxed) = match starting.connect(&files, deadline, patience, given_up) {
             Err(MachineError::Ended { during, said: last }) => {
                 let Some(said) = without_sandbox(&said, &last) else {
                     return Err(MachineError::Ended { during, said: last });
                 };
                 starting = Starting(Some(files.start(&before, program, &said)?));
-                (starting.connect(&files, deadline, patience)?, false)
+                (starting.connect(&files, deadline, patience, given_up)?, false)
             }
             client => (client?, true),
         };
@@ -150,7 +145,8 @@ impl QemuVm {
         let console = if has_console { console::connect(directory, CONSOLE, pid) } else { None };
         let guest_port = hardware.guest_port.as_ref().and_then(|_| console::connect(directory, GUEST_PORT, pid));
         let vcpus = hardware.vcpus;
-        let mut machine = Self { process, child, client, files, vcpus, sandboxed, console, guest_port };
+        let in_doubt = false;
+        let mut machine = Self { process, child, client, files, vcpus, sandboxed, console, guest_port, in_doubt };
         let begun = match memory {
             Some(memory) => machine.load(memory, hardware.memory_mib),
             None => machine.resume(),
@@ -178,8 +174,8 @@ impl QemuVm {
         let console = console::connect(directory, CONSOLE, identity.pid);
         // One that an earlier version has started has none.
         let guest_port = console::connect(directory, GUEST_PORT, identity.pid);
-        let (child, sandboxed) = (None, true);
-        let mut machine = Self { process, child, client, files, vcpus: 0, sandboxed, console, guest_port };
+        let (child, vcpus, sandboxed, in_doubt) = (None, 0, true, false);
+        let mut machine = Self { process, child, client, files, vcpus, sandboxed, console, guest_port, in_doubt };
         let processors = machine.command("count its processors", "query-cpus-fast", &json!({}))?;
         machine.vcpus = processors.as_array().and_then(|list| u16::try_from(list.len()).ok()).unwrap_or(1);
         Ok(machine)
@@ -190,33 +186,14 @@ impl QemuVm {
         self.process.identity()
     }
 
-    /// The current state.
-    pub fn status(&mut self) -> Result<Status, MachineError> {
-        let answer = self.command("ask for its status", "query-status", &json!({}))?;
-        Ok(match answer["status"].as_str().unwrap_or("unknown") {
-            "running" => Status::Running,
-            // The last three while its memory is saved or loaded, and after that.
-            "paused" | "prelaunch" | "finish-migrate" | "postmigrate" | "inmigrate" => Status::Paused,
-            other => Status::Stuck(other.to_owned()),
-        })
-    }
-
-    /// Stops the guest's processors; its memory and its disks stay.
-    pub fn pause(&mut self) -> Result<(), MachineError> {
-        self.command("pause the guest", "stop", &json!({})).map(drop)
-    }
-
-    /// Lets the guest's processors run.
-    pub fn resume(&mut self) -> Result<(), MachineError> {
-        self.command("resume the guest", "cont", &json!({})).map(drop)
-    }
-
     /// Presses the power button and waits for the guest to power off, for at most `patience`; then ends it.
     pub fn shutdown(&mut self, patience: Duration) -> Result<Ending, MachineError> {
         match self.command("press the power button", "system_powerdown", &json!({})) {
             Ok(_) if self.wait_ended(patience)? => return Ok(Ending::Guest),
             Ok(_) => {}
             Err(MachineError::Ended { .. }) => return Ok(Ending::Guest),
+            // It may press it later.
+            Err(late) if late.is_late() && self.wait_ended(patience)? => return Ok(Ending::Guest),
             // A QEMU that does not listen has to end as well.
             Err(_) => {}
         }
@@ -333,10 +310,16 @@ impl AsFd for QemuVm {
 struct Starting(Option<Child>);
 
 impl Starting {
-    fn connect(&mut self, files: &Files, deadline: Instant, patience: Duration) -> Result<Client, MachineError> {
+    fn connect(
+        &mut self,
+        files: &Files,
+        deadline: Instant,
+        patience: Duration,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<Client, MachineError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match Client::connect(&files.monitor, left) {
+            match Client::connect_unless(&files.monitor, left, given_up) {
                 Ok(client) if self.is_its(&client)? => return Ok(client),
                 // An earlier machine's, which has not ended, or has left its socket.
                 Ok(_) | Err(QmpError::Connect { .. }) => {}
@@ -346,7 +329,7 @@ impl Starting {
             if self.ended()? {
                 return Err(MachineError::Ended { during: "its start".to_owned(), said: files.last_words() });
             }
-            if left.is_zero() {
+            if left.is_zero() || given_up() {
                 let source = QmpError::Late { during: "its greeting".to_owned(), after: patience };
                 return Err(monitor("start the VM")(source));
             }

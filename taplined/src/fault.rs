@@ -38,6 +38,12 @@ pub enum Planted {
     TakenByHand,
     /// A process whose supervision begins is not told its weight.
     UntoldWeight,
+    /// A second name of a file is added as a second disk.
+    HardLink,
+    /// Whether a clone is based on a snapshot is decided by the number of its children.
+    CountedChildren,
+    /// Schedules believe a clock that has jumped.
+    JumpedClock,
 }
 
 /// Whether a bug is reintroduced. Only daemons built for that have any.
@@ -58,6 +64,9 @@ pub fn planted(which: Planted) -> bool {
         Planted::DeepChain => "deep-chain",
         Planted::TakenByHand => "taken-by-hand",
         Planted::UntoldWeight => "untold-weight",
+        Planted::HardLink => "hard-link",
+        Planted::CountedChildren => "counted-children",
+        Planted::JumpedClock => "jumped-clock",
     };
     std::env::var("TAPLINED_PLANTED").is_ok_and(|named| named == name)
 }

@@ -143,11 +143,16 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         name: free_name(tx, sr, file)?,
         description: api::Description::default(),
         labels: api::Labels::default(),
-        read_only: fixed || base || file.ends_with(".iso"),
+        read_only: base || is_read_only(fixed, file),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
         scheduled: false,
     };
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
+}
+
+/// Whether the VDI of a file is read-only, whatever stands on it. `fixed`: its repository is.
+pub fn is_read_only(fixed: bool, file: &str) -> bool {
+    fixed || file.ends_with(".iso")
 }
 
 /// The only VDI above a base, if there is exactly one: the base is an earlier state of it. Other bases do not count.

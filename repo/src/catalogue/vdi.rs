@@ -197,7 +197,7 @@ impl Tx<'_> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config, NULL, :scheduled, NULL)",
+              :tags, :other_config, NULL, :scheduled, NULL, NULL)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Name, OtherConfig, Retention, Size, Tags, Use};
+use crate::{AbsolutePath, Description, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -49,6 +49,9 @@ pub struct Vdi {
     /// The schedule by which snapshots of it are taken, and how many are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
+    /// Why there is no snapshot by the schedule since the last one that was due; absent when one has been taken again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_problem: Option<Problem>,
     /// Whether it is a snapshot that was taken by the schedule of its VDI, which also destroys it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
@@ -304,7 +307,7 @@ pub struct VdiImport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]

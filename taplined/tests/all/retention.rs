@@ -335,6 +335,13 @@ fn deepen(bed: &Bed, depth: u64) {
     }
 }
 
+/// The metric.
+fn failed_schedules(bed: &Bed) -> f64 {
+    let metrics = bed.daemon.exchange("GET", "/metrics", &[], "").body;
+    let line = metrics.lines().find(|line| line.starts_with("tapline_failed_schedules"));
+    line.unwrap_or_else(|| panic!("{metrics}")).rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_schedule_of_a_full_chain_shows_why_it_fails_until_there_is_room() {
@@ -347,6 +354,7 @@ fn a_schedule_of_a_full_chain_shows_why_it_fails_until_there_is_room() {
     let why = &shown["retention_problem"];
     assert!(why["detail"].as_str().unwrap().contains("60 images"), "{shown}");
     assert!(why["advice"].as_str().unwrap().contains("destroy unneeded snapshots"), "{shown}");
+    assert_eq!(failed_schedules(&bed), 1.0);
     // As the advice has it.
     let snapshots = bed.daemon.get(&format!("/vdis?snapshot_of={}", bed.vdi)).1;
     let one = snapshots.as_array().unwrap().iter().find(|vdi| vdi["scheduled"] != true).unwrap();
@@ -355,6 +363,7 @@ fn a_schedule_of_a_full_chain_shows_why_it_fails_until_there_is_room() {
     let done = bed.keep_and_take(json!({ "hourly": 3 }));
     assert_eq!(done["state"], "done", "{done}");
     assert_eq!(bed.daemon.get(&vdi).1.get("retention_problem"), None);
+    assert_eq!(failed_schedules(&bed), 0.0);
 }
 
 #[test]

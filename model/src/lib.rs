@@ -12,6 +12,7 @@ mod bed;
 mod check;
 mod clients;
 mod content;
+mod images;
 mod io;
 mod limits;
 mod machines;

@@ -48,6 +48,12 @@ pub enum Favoured {
     Schedules,
     /// Limits and weights of disks.
     Limits,
+    /// Images that somebody links, moves or replaces.
+    Images,
+    /// Clones of what a schedule has taken.
+    Clones,
+    /// Clocks that jump.
+    Clocks,
 }
 
 /// Whether this process seeks a planted fault.
@@ -65,6 +71,9 @@ const ALL: &[(&str, Favoured)] = &[
     ("deep-chain", Favoured::Deepen),
     ("taken-by-hand", Favoured::Schedules),
     ("untold-weight", Favoured::Limits),
+    ("hard-link", Favoured::Images),
+    ("counted-children", Favoured::Clones),
+    ("jumped-clock", Favoured::Clocks),
 ];
 
 /// `--planted`: one of them or all.
@@ -173,6 +182,9 @@ impl World {
             Favoured::Deepen => self.deepen(),
             Favoured::Seldom => self.seldom(),
             Favoured::Limits => self.set_qos(),
+            Favoured::Images => self.meddle(),
+            Favoured::Clones => self.clone_by_schedule(),
+            Favoured::Clocks => self.clock_jumps(),
             Favoured::Schedules => self.machine_step().and_then(|()| self.follow_schedule()),
         }
     }
@@ -206,7 +218,7 @@ impl World {
         Ok(shown.first().map(|vdi| uuid(vdi).map(str::to_owned)).transpose()?)
     }
 
-    fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
+    pub fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
         let asked = Asked::delete(format!("/vdis/{vdi}"));
         self.begin(Verb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &asked)?;
         self.settle(true)

@@ -24,13 +24,16 @@ const FOREIGN: &str = "notes.txt";
 impl World {
     /// Does one of these.
     pub fn seldom(&mut self) -> Result<(), String> {
-        match self.random.below(13) {
+        match self.random.below(17) {
             0..=2 => self.further_repository(),
             3..=4 => self.drain(),
             5 => self.stop_daemon(),
             6..=7 => self.stop_job(),
             8 if self.has_qemu => self.stop_machine(),
             9..=11 => self.follow_schedule(),
+            12..=13 => self.meddle(),
+            14 => self.clone_by_schedule(),
+            15 => self.clock_jumps(),
             _ => self.decide_for_nothing(),
         }
     }

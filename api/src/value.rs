@@ -25,8 +25,8 @@ const PATH_MAX: usize = 4095;
 /// name that looks like a UUID is rejected, because it would be taken for one. Requests for a name that is taken are
 /// refused; what is found in a repository may still have the name of something else.
 ///
-/// A name that somebody chooses now must not have invisible characters either ([`FromStr`], and fields of requests); one
-/// that was recorded or found may, and is shown with [`crate::visible`].
+/// A name that somebody chooses now must not have invisible characters either ([`FromStr`], and fields of requests);
+/// one that was recorded or found may, and is shown with [`crate::visible`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);

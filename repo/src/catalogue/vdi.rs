@@ -265,8 +265,8 @@ impl Tx<'_> {
         Ok(vdi)
     }
 
-    /// Records why a snapshot of a VDI that was due by its schedule was not taken, or that one was. Not of a VDI without
-    /// a schedule: it may have ended meanwhile, and the VDI too.
+    /// Records why a snapshot of a VDI that was due by its schedule was not taken, or that one was. Not of a VDI
+    /// without a schedule: it may have ended meanwhile, and the VDI too.
     pub fn set_vdi_retention_problem(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<(), Problem> {
         let known = self.find_vdi(uuid)?.filter(|vdi| vdi.retention.is_some());
         if known.is_some_and(|vdi| vdi.retention_problem.as_ref() != problem) {

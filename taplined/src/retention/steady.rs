@@ -4,8 +4,8 @@
 //! A host whose clock was not set when it was started, or is set wrongly by a time server, has a time that is a year
 //! ahead, and back a moment later. The clock that counts since the start of the host cannot be set, so a wall clock
 //! that has advanced by another time than that one has jumped; after a restart of the host, the time that it was off is
-//! not known, and more than a day is taken for a jump. Invariant: after a jump nothing is destroyed until the wall clock
-//! has agreed with the other one for two hours.
+//! not known, and more than a day is taken for a jump. Invariant: after a jump nothing is destroyed until the wall
+//! clock has agreed with the other one for two hours.
 
 use std::time::Duration;
 

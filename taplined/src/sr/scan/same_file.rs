@@ -3,7 +3,8 @@
 //!
 //! Files are compared by device and inode number while both are open, across all attached repositories; paths decide
 //! nothing. Invariant: of the VDIs of one file, the one in use or recorded first keeps it; the others are diverged
-//! until somebody decides. A file that is already an image's never becomes a second image. Read-only VDIs may share a file.
+//! until somebody decides. A file that is already an image's never becomes a second image. Read-only VDIs may share a
+//! file.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

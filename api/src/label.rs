@@ -4,10 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, ObjectBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
+
+use crate::visible::refuse_unseen;
 
 /// Maximum characters of a tag.
 const TAG_MAX: usize = 64;
@@ -103,6 +106,20 @@ impl TryFrom<BTreeMap<String, String>> for OtherConfig {
     }
 }
 
+/// Tags that somebody gives in a request: checked more strictly than recorded ones.
+pub(crate) fn given_tags<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Tags, D::Error> {
+    let words = BTreeSet::<String>::deserialize(deserializer)?;
+    let tags = words.iter().map(|word| word.parse::<Tag>()).collect::<Result<BTreeSet<_>, _>>();
+    tags.and_then(Tags::try_from).map_err(D::Error::custom)
+}
+
+/// The same for a field that may be omitted.
+pub(crate) fn given_tags_if<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Tags>, D::Error> {
+    #[derive(Deserialize)]
+    struct Given(#[serde(deserialize_with = "given_tags")] Tags);
+    Ok(Option::<Given>::deserialize(deserializer)?.map(|given| given.0))
+}
+
 impl From<Tag> for String {
     fn from(tag: Tag) -> String {
         tag.0
@@ -125,6 +142,7 @@ impl FromStr for Tag {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Tag, String> {
+        refuse_unseen("a tag", text)?;
         text.to_owned().try_into()
     }
 }

@@ -204,6 +204,7 @@ pub struct SrCreate {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// Its name.
+    #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
     /// Its description.
     #[serde(default)]
@@ -218,7 +219,7 @@ pub struct SrCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -283,7 +284,7 @@ pub struct SrIntroduce {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
     /// Name; if omitted, the recorded one, or the one it had when it was last attached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Description; if omitted, the recorded one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -295,7 +296,7 @@ pub struct SrIntroduce {
     #[schema(maximum = 4611686018427387904_i64)]
     pub reserve: u64,
     /// Words to find it by, instead of the recorded ones.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::label::given_tags_if")]
     pub tags: Option<Tags>,
     /// Strings that programs keep with it, instead of the recorded ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -307,7 +308,7 @@ pub struct SrIntroduce {
 #[serde(deny_unknown_fields)]
 pub struct SrPatch {
     /// Its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -328,7 +329,7 @@ pub struct SrPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<SizeRule>,
     /// Words to find it by, instead of those it has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::label::given_tags_if")]
     pub tags: Option<Tags>,
     /// Strings that programs keep with it, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -46,12 +46,13 @@ pub struct TokenCreate {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// A unique name that says what the token is for.
+    #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
     /// What its holder may do; `admin` if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
     /// The tag of the objects that an operator may operate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub tag: Option<Tag>,
     /// Whether the token is read-only: the same as the role `reader`.
     #[serde(default)]

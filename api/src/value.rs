@@ -12,6 +12,8 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
+use crate::visible::refuse_unseen;
+
 /// Maximum characters of a name: more than any table shows, and less than any format's limit.
 const NAME_MAX: usize = 128;
 /// Maximum bytes of a description.
@@ -22,6 +24,9 @@ const PATH_MAX: usize = 4095;
 /// The name of an object: 1 to 128 characters without control characters, and without whitespace at either end. A
 /// name that looks like a UUID is rejected, because it would be taken for one. Requests for a name that is taken are
 /// refused; what is found in a repository may still have the name of something else.
+///
+/// A name that somebody chooses now must not have invisible characters either ([`FromStr`], and fields of requests);
+/// one that was recorded or found may, and is shown with [`crate::visible`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
@@ -62,6 +67,15 @@ impl TryFrom<String> for Name {
             _ if Uuid::parse_str(&text).is_ok() => Err("a name must not look like a UUID".into()),
             _ => Ok(Name(text)),
         }
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Name, String> {
+        refuse_unseen("a name", text)?;
+        text.to_owned().try_into()
     }
 }
 
@@ -130,6 +144,21 @@ pub(crate) fn chosen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
         }
         uuid => Ok(uuid),
     }
+}
+
+/// Text that somebody chooses in a request: checked more strictly than what was recorded earlier.
+pub(crate) fn given<'de, T: FromStr<Err = String>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}
+
+/// The same for a field that may be omitted.
+pub(crate) fn given_if<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err = String>,
+    D: Deserializer<'de>,
+{
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
 }
 
 /// A field of a change: absent means unchanged, null that there is none any more.
@@ -227,14 +256,6 @@ macro_rules! text {
             }
         }
 
-        impl FromStr for $type {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<$type, String> {
-                text.to_owned().try_into()
-            }
-        }
-
         impl Borrow<str> for $type {
             fn borrow(&self) -> &str {
                 &self.0
@@ -253,6 +274,22 @@ text!(Name);
 text!(Description);
 text!(AbsolutePath);
 
+impl FromStr for Description {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Description, String> {
+        text.to_owned().try_into()
+    }
+}
+
+impl FromStr for AbsolutePath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<AbsolutePath, String> {
+        text.to_owned().try_into()
+    }
+}
+
 #[cfg(test)]
 mod test {
     use super::*;
@@ -265,6 +302,24 @@ mod test {
             assert!(wrong.parse::<Name>().is_err(), "{wrong:?}");
         }
         assert!("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d".parse::<Name>().unwrap_err().contains("UUID"));
+    }
+
+    #[test]
+    fn an_invisible_character_is_refused_in_requests_and_read_from_records() {
+        let refused = "web\u{202e}bd".parse::<Name>().unwrap_err();
+        assert!(refused.contains("U+202E") && refused.contains("web\\u{202e}bd"), "{refused}");
+        let json = "\"web\u{200b}\"";
+        let recorded: Name = serde_json::from_str(json).unwrap();
+        assert_eq!(recorded.as_str(), "web\u{200b}");
+        let asked =
+            |name: &str| format!("{{\"sr\":\"9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d\",\"size\":512,\"name\":{name}}}");
+        assert!(serde_json::from_str::<crate::VdiCreate>(&asked("\"web\"")).is_ok());
+        let refused = serde_json::from_str::<crate::VdiCreate>(&asked(json)).unwrap_err().to_string();
+        assert!(refused.contains("U+200B"), "{refused}");
+        let patch = |field: &str| serde_json::from_str::<crate::VmPatch>(field).map_err(|error| error.to_string());
+        assert!(patch("{\"name\":\"a\u{ad}b\"}").unwrap_err().contains("U+00AD"));
+        assert!(patch("{\"tags\":[\"a\",\"b\u{2066}\"]}").unwrap_err().contains("U+2066"));
+        assert!(patch("{\"name\":null,\"tags\":[\"a\"]}").is_ok());
     }
 
     #[test]

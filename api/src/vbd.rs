@@ -177,7 +177,7 @@ pub struct VbdCreate {
     #[schema(minimum = 1, maximum = 10_000)]
     pub share_weight: Option<u32>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -193,7 +193,7 @@ pub struct VbdPatch {
     #[schema(value_type = Option<Autostart>)]
     pub autostart: Option<Option<Autostart>>,
     /// Words to find it by, instead of those it has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::label::given_tags_if")]
     pub tags: Option<Tags>,
     /// Strings that programs keep with it, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]

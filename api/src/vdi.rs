@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Name, OtherConfig, Retention, Size, Tags, Use};
+use crate::{AbsolutePath, Description, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -49,6 +49,9 @@ pub struct Vdi {
     /// The schedule by which snapshots of it are taken, and how many are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
+    /// Why there is no snapshot by the schedule since the last one that was due; absent when one has been taken again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention_problem: Option<Problem>,
     /// Whether it is a snapshot that was taken by the schedule of its VDI, which also destroys it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scheduled: bool,
@@ -145,6 +148,7 @@ pub struct VdiCreate {
     /// The repository to create it in.
     pub sr: Uuid,
     /// Its name.
+    #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
     /// Whether another VDI in the repository may have the same name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -158,7 +162,7 @@ pub struct VdiCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -170,7 +174,7 @@ pub struct VdiCreate {
 #[serde(deny_unknown_fields)]
 pub struct VdiPatch {
     /// Its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,7 +183,7 @@ pub struct VdiPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
     /// Words to find it by, instead of those it has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::label::given_tags_if")]
     pub tags: Option<Tags>,
     /// Strings that programs keep with it, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,13 +213,13 @@ pub struct VdiSnapshot {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// Name of the snapshot; if omitted, the VDI's name and the time in UTC: `web@2026-11-23T02:07`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Its description.
     #[serde(default)]
     pub description: Description,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -230,13 +234,13 @@ pub struct VdiClone {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// Name of the clone; if omitted, the VDI's name with `-clone`, and a number if that is taken.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Its description.
     #[serde(default)]
     pub description: Description,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -261,13 +265,13 @@ pub struct VdiCopy {
     /// The repository to create it in.
     pub sr: Uuid,
     /// Name of the copy; if omitted, the VDI's name, or if that is taken, the name with `-copy`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Format; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -284,6 +288,7 @@ pub struct VdiImport {
     /// The repository to create it in.
     pub sr: Uuid,
     /// Its name.
+    #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
     /// Whether another VDI in the repository may have the same name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -302,7 +307,7 @@ pub struct VdiImport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]

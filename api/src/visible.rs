@@ -11,7 +11,9 @@ use std::fmt::Write;
 fn is_unseen(char: char) -> bool {
     match char {
         '\n' | '\t' => false,
-        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' => true,
+        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' => true,
+        '\u{890}' | '\u{891}' | '\u{8e2}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' => true,
+        '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' => true,
         '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' => true,
         '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' => true,
         '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}' => true,
@@ -33,6 +35,17 @@ pub fn visible(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(shown)
+}
+
+/// Refuses text that somebody chooses with such a character, and shows it.
+pub(crate) fn refuse_unseen(what: &str, text: &str) -> Result<(), String> {
+    let Some(found) = text.chars().find(|char| is_unseen(*char)) else { return Ok(()) };
+    Err(format!(
+        "{what} must not contain control characters, invisible ones or such that change the direction of text: '{}' \
+         has U+{:04X}; remove it",
+        visible(text),
+        u32::from(found)
+    ))
 }
 
 #[cfg(test)]

@@ -191,6 +191,7 @@ pub struct VmCreate {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// Its name.
+    #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
     /// Its description.
     #[serde(default)]
@@ -215,7 +216,7 @@ pub struct VmCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<Seed>,
     /// Words to find it by.
-    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    #[serde(default, skip_serializing_if = "Tags::is_empty", deserialize_with = "crate::label::given_tags")]
     pub tags: Tags,
     /// Strings that programs keep with it.
     #[serde(default, skip_serializing_if = "OtherConfig::is_empty")]
@@ -228,7 +229,7 @@ pub struct VmCreate {
 #[serde(deny_unknown_fields)]
 pub struct VmPatch {
     /// Its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -258,7 +259,7 @@ pub struct VmPatch {
     #[schema(value_type = Option<Seed>)]
     pub seed: Option<Option<Seed>>,
     /// Words to find it by, instead of those it has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::label::given_tags_if")]
     pub tags: Option<Tags>,
     /// Strings that programs keep with it, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -55,7 +55,7 @@ pub struct VmSnapshotCreate {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// Its name; if omitted, the VM's name and the time in UTC: `web@2026-11-23T02:07`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::given_if")]
     pub name: Option<Name>,
     /// Its description.
     #[serde(default)]
@@ -87,6 +87,7 @@ pub struct VmClone {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::value::chosen")]
     pub uuid: Option<Uuid>,
     /// Its name.
+    #[serde(deserialize_with = "crate::value::given")]
     pub name: Name,
     /// Its description.
     #[serde(default)]

@@ -13,6 +13,7 @@ mod cancels;
 mod check;
 mod clients;
 mod content;
+mod images;
 mod io;
 mod limits;
 mod machines;

@@ -54,6 +54,12 @@ pub enum Favoured {
     CancelWaiting,
     /// QEMUs that obey late.
     ObeyLate,
+    /// Images that somebody links, moves or replaces.
+    Images,
+    /// Clones of what a schedule has taken.
+    Clones,
+    /// Clocks that jump.
+    Clocks,
 }
 
 /// Whether this process seeks a planted fault.
@@ -75,6 +81,9 @@ const ALL: &[(&str, Favoured)] = &[
     ("nothing-is-begun", Favoured::CancelWaiting),
     ("late-is-never", Favoured::ObeyLate),
     ("hasty-undo", Favoured::CancelSoon),
+    ("hard-link", Favoured::Images),
+    ("counted-children", Favoured::Clones),
+    ("jumped-clock", Favoured::Clocks),
 ];
 
 /// `--planted`: one of them or all.
@@ -186,6 +195,9 @@ impl World {
             Favoured::CancelSoon => self.cancel_soon(),
             Favoured::CancelWaiting => self.cancel_waiting(),
             Favoured::ObeyLate => self.obey_late(),
+            Favoured::Images => self.meddle(),
+            Favoured::Clones => self.clone_by_schedule(),
+            Favoured::Clocks => self.clock_jumps(),
             Favoured::Schedules => self.machine_step().and_then(|()| self.follow_schedule()),
         }
     }
@@ -219,7 +231,7 @@ impl World {
         Ok(shown.first().map(|vdi| uuid(vdi).map(str::to_owned)).transpose()?)
     }
 
-    fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
+    pub fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
         let asked = Asked::delete(format!("/vdis/{vdi}"));
         self.begin(Verb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &asked)?;
         self.settle(true)

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::check::text;
 use super::machines::{DISKS_MAX, Vm};
-use super::verbs::patience;
-use super::world::{Vdi, World};
+use super::verbs::{Asked, patience};
+use super::world::{Vdi, Verb, World};
 
 /// Where the daemon dies now and then while it follows one.
 const STEPS: [&str; 8] = [
@@ -88,12 +88,109 @@ impl World {
         vbds.map(|vbd| vbd.vdi.clone()).filter(|vdi| self.vdis.get(vdi).is_some_and(|vdi| !vdi.read_only)).collect()
     }
 
+    /// A clone of what a schedule has taken is all that stands on it, after the disk was reverted; it stays.
+    pub fn clone_by_schedule(&mut self) -> Result<(), String> {
+        self.rest()?;
+        let Some(of) = self.free_vdi(|world, uuid, vdi| !vdi.read_only && !world.is_plugged(uuid)) else {
+            return Ok(());
+        };
+        if !self.has_room_for(6) {
+            return Ok(());
+        }
+        self.count("clone-by-schedule");
+        let Some(first) = self.snapshot_now(&of)? else { return Ok(()) };
+        let path = format!("/vdis/{of}");
+        for _ in 0..2 {
+            self.an_hour_passes()?;
+            self.keeps(&path, "vdi-keep", &json!({ "hourly": 5 }))?;
+        }
+        self.end_schedule(&of)?;
+        let mut taken = self.scheduled_of(&of)?;
+        taken.sort();
+        let [.., (_, cloned), (_, last)] = taken.as_slice() else { return self.check() };
+        let (cloned, last, name) = (cloned.clone(), last.clone(), self.name());
+        let source = self.vdi(&cloned)?;
+        let made = source.copied(name.clone(), source.sr, None);
+        let asked = Asked::post(format!("/vdis/{cloned}/clone"), json!({ "name": name }));
+        self.begin(Verb::Make(made), vec![cloned.clone()], Some(cloned.clone()), &asked)?;
+        self.settle(true)?;
+        let is_cloned = self.vdis.values().any(|vdi| vdi.name == name);
+        let revert = Asked::post(format!("/vdis/{of}/revert"), json!({ "snapshot": first }));
+        self.begin(Verb::Revert(of.clone(), first.clone()), vec![of.clone(), first], None, &revert)?;
+        self.settle(true)?;
+        self.destroy_now(&last)?;
+        self.rest()?;
+        // Images of a repository that shares blocks do not stand on each other.
+        let depth = self.list("/vdis")?.into_iter().find(|vdi| vdi["name"] == *name).map(|vdi| vdi["depth"].clone());
+        let stands = is_cloned && depth.is_some_and(|depth| depth.as_u64() > Some(1));
+        // The clock may have been held back before.
+        for _ in 0..3 {
+            self.an_hour_passes()?;
+            self.keeps(&path, "vdi-keep", &json!({ "hourly": 1 }))?;
+        }
+        let there = self.list("/vdis")?.iter().any(|vdi| vdi["uuid"] == *cloned);
+        if stands && !there {
+            return Err(format!(
+                "the snapshot {cloned} was destroyed by its schedule, and the clone {name} stands on it"
+            ));
+        }
+        self.end_schedule(&of)?;
+        self.check()
+    }
+
+    /// The clock is a year ahead for an hour, and right again: nothing is destroyed meanwhile.
+    pub fn clock_jumps(&mut self) -> Result<(), String> {
+        self.rest()?;
+        let Some(of) = self.free_vdi(|world, uuid, vdi| !vdi.read_only && !world.is_plugged(uuid)) else {
+            return Ok(());
+        };
+        if !self.has_room_for(6) {
+            return Ok(());
+        }
+        self.count("clock-jump");
+        let path = format!("/vdis/{of}");
+        for _ in 0..3 {
+            self.an_hour_passes()?;
+            self.keeps(&path, "vdi-keep", &json!({ "hourly": 3 }))?;
+        }
+        let before = self.scheduled_of(&of)?;
+        for years in [1, 0] {
+            self.hours += 1;
+            self.clocks_say(years)?;
+            self.keeps(&path, "vdi-keep", &json!({ "hourly": 1 }))?;
+            let after = self.scheduled_of(&of)?;
+            if let Some((_, gone)) = before.iter().find(|snapshot| !after.contains(snapshot)) {
+                return Err(format!("the clock has jumped, and the snapshot {gone} was destroyed by its schedule"));
+            }
+        }
+        self.end_schedule(&of)?;
+        self.check()
+    }
+
+    fn end_schedule(&mut self, of: &str) -> Result<(), String> {
+        while !self.set(&format!("/vdis/{of}"), &json!({ "retention": null }), false)? {}
+        self.rest()?;
+        self.vdi_was_kept(of)
+    }
+
+    /// The snapshots that the schedule of a VDI has taken: the time of each, and which it is.
+    fn scheduled_of(&mut self, of: &str) -> Result<Vec<(String, String)>, String> {
+        let shown = self.list(&format!("/vdis?snapshot_of={of}"))?;
+        let scheduled = shown.iter().filter(|vdi| vdi["scheduled"] == true);
+        Ok(scheduled.map(|vdi| (text(&vdi["snapshot_time"]), text(&vdi["uuid"]))).collect())
+    }
+
     /// Sets the clock that schedules go by.
     fn an_hour_passes(&mut self) -> Result<(), String> {
         self.hours += 1;
+        self.clocks_say(0)
+    }
+
+    /// Sets both clocks, the one that can be set by so many years ahead.
+    fn clocks_say(&mut self, years: u64) -> Result<(), String> {
         // Months of four weeks: it only has to go on.
         let (days, hour) = (self.hours / 24, self.hours % 24);
-        let (year, month, day) = (2027 + days / 28 / 12, 1 + days / 28 % 12, 1 + days % 28);
+        let (year, month, day) = (2027 + years + days / 28 / 12, 1 + days / 28 % 12, 1 + days % 28);
         let at = format!("{year}-{month:02}-{day:02}T{hour:02}:30:00Z");
         self.tell(format!("for schedules it is {at}"));
         let path = self.bed.places.room.join("clock");

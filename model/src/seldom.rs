@@ -24,7 +24,7 @@ const FOREIGN: &str = "notes.txt";
 impl World {
     /// Does one of these.
     pub fn seldom(&mut self) -> Result<(), String> {
-        match self.random.below(14) {
+        match self.random.below(18) {
             0..=2 => self.further_repository(),
             3..=4 => self.drain(),
             5 => self.stop_daemon(),
@@ -34,6 +34,9 @@ impl World {
             12 if self.random_is(2) => self.cancel_waiting(),
             // Longer than QEMU is waited for.
             12 if self.has_qemu && self.random_is(4) => self.obey_late(),
+            13..=14 => self.meddle(),
+            15 => self.clone_by_schedule(),
+            16 => self.clock_jumps(),
             _ => self.decide_for_nothing(),
         }
     }

@@ -64,10 +64,13 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 16;
+const VERSION: i64 = 17;
+
+/// The version since which deleted rows are overwritten.
+const WIPED_SINCE: i64 = 17;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 16] = [
+const MIGRATIONS: [&str; 17] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -84,7 +87,11 @@ const MIGRATIONS: [&str; 16] = [
     include_str!("catalogue/schema-14.sql"),
     include_str!("catalogue/schema-15.sql"),
     include_str!("catalogue/schema-16.sql"),
+    include_str!("catalogue/schema-17.sql"),
 ];
+
+/// How long another program that reads the file may lock it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Concurrent reads by the daemon itself, and by its clients: each has a thread and a connection. More would wait for
 /// processors anyway; and however many clients there are, they take none from the daemon.
@@ -123,6 +130,8 @@ pub struct Tx<'a> {
     requester: Requester,
     touched: Vec<event::Touched>,
     noted: Vec<(Uuid, Option<inventory::Noted>)>,
+    /// A secret was deleted.
+    wipes: bool,
 }
 
 impl<'a> std::ops::Deref for Tx<'a> {
@@ -151,18 +160,23 @@ impl Catalogue {
         seal::check(path)?;
         let mut connection = Connection::open(path).map_err(failed)?;
         // Another program that reads the file may lock it for a moment.
-        connection.busy_timeout(Duration::from_secs(10)).map_err(failed)?;
+        connection.busy_timeout(PATIENCE).map_err(failed)?;
         // Before any other query.
         sound::check_pages(&connection, Look::Bounded)?;
         // A reader never waits for the writer, nor the writer for readers; a commit is durable (sqlite.org/wal.html).
         connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+        // What is deleted may be a secret: it is overwritten, and not only free space.
+        connection.pragma_update(None, "secure_delete", true).map_err(failed)?;
         let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
         if (1..VERSION).contains(&version) {
             before_change();
         }
         migrate(&mut connection, path)?;
+        if (1..WIPED_SINCE).contains(&version) {
+            wipe(&connection);
+        }
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
         reserve::keep_for_log_of(path);
@@ -172,7 +186,14 @@ impl Catalogue {
         let outbox = Arc::new(Outbox::default());
         outbox.recorded(&View { connection: &connection, event_bus: &event_bus }.inventory_heads()?);
         let location = FileLocation::of(path)?;
-        let state = State { connection, location, event_bus: event_bus.clone(), outbox: outbox.clone(), last_commit };
+        let state = State {
+            connection,
+            location,
+            event_bus: event_bus.clone(),
+            outbox: outbox.clone(),
+            last_commit,
+            wipes: false,
+        };
         let writer = Arc::new(Writer::start(state)?);
         Ok(Catalogue { writer, readers, event_bus, outbox, damage: Arc::default() })
     }
@@ -357,6 +378,15 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), Problem> {
     }
     transaction.pragma_update(None, "user_version", VERSION).map_err(failed)?;
     transaction.commit().map_err(failed)
+}
+
+/// Rewrites a catalogue in which deleted secrets were left in free space.
+fn wipe(connection: &Connection) {
+    // It is done again by nothing else, and a catalogue that is in use or on a full file system works without.
+    let wiped = connection.execute_batch("VACUUM").and_then(|()| writer::empty_log(connection));
+    if let Err(error) = wiped {
+        eprintln!("taplined: deleted cloud-init seeds may be left in free space of the catalogue: {error}");
+    }
 }
 
 /// How often the catalogue was opened: events of a later time have higher numbers.

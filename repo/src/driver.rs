@@ -8,6 +8,7 @@ mod label;
 mod last_host;
 pub mod mount;
 mod repository;
+mod same_file;
 mod scratch;
 mod unfinished;
 

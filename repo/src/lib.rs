@@ -10,5 +10,6 @@ pub mod catalogue;
 pub mod driver;
 mod hash;
 pub mod inventory;
+pub mod replace;
 
 pub use catalogue::{Catalogue, Tx, View};

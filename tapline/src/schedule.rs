@@ -36,3 +36,9 @@ impl Schedule {
             .map_err(|why| Problem::new(Code::Invalid, why))
     }
 }
+
+/// Why there is no snapshot by a schedule since the last one that was due, and what to do.
+pub fn why_none_is_taken(problem: Option<&Problem>) -> String {
+    let Some(Problem { detail, advice, .. }) = problem else { return String::new() };
+    [Some(detail.clone()), advice.clone()].into_iter().flatten().collect::<Vec<_>>().join("\n")
+}

@@ -16,6 +16,7 @@ use control::size::readable;
 use crate::column::Column;
 use crate::confirm::Confirm;
 use crate::label::{self, ChangeLabels, WithTags};
+use crate::schedule::why_none_is_taken;
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
@@ -201,18 +202,12 @@ const COLUMNS: &[Shown] = &[
     .alone(),
     Shown::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("keeps", |vm, _| vm.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
-    Shown::new("not kept", |vm, _| why_none_is_taken(vm)).alone(),
+    Shown::new("not kept", |vm, _| why_none_is_taken(vm.retention_problem.as_ref())).alone(),
     Shown::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
     Shown::new("suspended", |vm, _| vm.suspended.as_ref().map(of_memory).unwrap_or_default()).alone(),
     Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
     Shown::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
-
-/// Why there is no snapshot by the schedule since the last one that was due.
-fn why_none_is_taken(vm: &Vm) -> String {
-    let Some(Problem { detail, advice, .. }) = &vm.retention_problem else { return String::new() };
-    [Some(detail.clone()), advice.clone()].into_iter().flatten().collect::<Vec<_>>().join("\n")
-}
 
 /// The saved memory of a machine.
 fn of_memory(memory: &Suspended) -> String {

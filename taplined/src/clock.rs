@@ -29,6 +29,12 @@ pub fn now() -> Now {
     given.as_deref().and_then(parse).unwrap_or_else(|| Now { wall: Timestamp::now(), up: up() })
 }
 
+/// Which start of the host [`Now::up`] counts from.
+pub fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
 fn up() -> Duration {
     let up = clock_gettime(ClockId::Boottime);
     Duration::from_secs(u64::try_from(up.tv_sec).unwrap_or(0))

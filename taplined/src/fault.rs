@@ -46,6 +46,12 @@ pub enum Planted {
     LateIsNever,
     /// An undo does not wait for what the undone step has started.
     HastyUndo,
+    /// A second name of a file is added as a second disk.
+    HardLink,
+    /// Whether a clone is based on a snapshot is decided by the number of its children.
+    CountedChildren,
+    /// Schedules believe a clock that has jumped.
+    JumpedClock,
 }
 
 /// Whether a bug is reintroduced. Only daemons built for that have any.
@@ -70,6 +76,9 @@ pub fn planted(which: Planted) -> bool {
         Planted::NothingIsBegun => "nothing-is-begun",
         Planted::LateIsNever => "late-is-never",
         Planted::HastyUndo => "hasty-undo",
+        Planted::HardLink => "hard-link",
+        Planted::CountedChildren => "counted-children",
+        Planted::JumpedClock => "jumped-clock",
     };
     std::env::var("TAPLINED_PLANTED").is_ok_and(|named| named == name)
 }

@@ -62,6 +62,7 @@ struct Found {
     repositories: Vec<(Labels, Space)>,
     vbds: Vec<(VbdState, u64)>,
     open_tasks: u64,
+    failed_schedules: u64,
     host: Labels,
 }
 
@@ -75,16 +76,23 @@ struct Disk {
 /// All metrics.
 pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
     let disks = statistics::read(daemon, Which { layers: true, ..Which::default() }, Disk::of).await?;
-    let known = daemon.catalogue.read_for_client(|view| Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len())));
-    let (srs, vbds, tasks) = known.await?;
+    let known = daemon.catalogue.read_for_client(|view| {
+        let vdis = view.scheduled_vdis()?.into_iter().map(|vdi| vdi.retention_problem);
+        let vms = view.scheduled_vms()?.into_iter().map(|vm| vm.retention_problem);
+        let failed = vdis.chain(vms).flatten().count();
+        Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len(), failed))
+    });
+    let (srs, vbds, tasks, failed) = known.await?;
     let named = |name: String, uuid: uuid::Uuid| vec![("sr", name), ("sr_uuid", uuid.to_string())];
     let repositories =
         srs.into_iter().filter_map(|sr| Some((named(sr.name.to_string(), sr.uuid), sr.space?))).collect();
     let host = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     let open_tasks = u64::try_from(tasks).unwrap_or(u64::MAX);
+    let failed_schedules = u64::try_from(failed).unwrap_or(u64::MAX);
+    let found = Found { disks, repositories, vbds, open_tasks, failed_schedules, host };
     blocking("write metrics", move || {
         let mut registry = Registry::with_prefix("tapline");
-        registry.register_collector(Box::new(Found { disks, repositories, vbds, open_tasks, host }));
+        registry.register_collector(Box::new(found));
         let mut text = String::new();
         encode(&mut text, &registry).map_err(|error| Problem::failed("write metrics", error))?;
         Ok(text)
@@ -269,6 +277,9 @@ impl Found {
         of("vbds", "VBDs by state", None).gauges(encoder, vbds)?;
         of("open_tasks", "Tasks that have not ended", None)
             .gauges(encoder, std::iter::once((Vec::new(), float(self.open_tasks))))?;
+        let help = "Schedules of VDIs and VMs that took no snapshot when the last one was due";
+        of("failed_schedules", help, None)
+            .gauges(encoder, std::iter::once((Vec::new(), float(self.failed_schedules))))?;
         let mut build = encoder.encode_descriptor("build", "The daemon", None, MetricType::Info)?;
         build.encode_info(&self.host)
     }

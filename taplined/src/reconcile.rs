@@ -27,6 +27,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
+use crate::sr;
 use crate::vdi::{self, ServedLayer};
 use judge::{Follow, Told, Verdict, judge};
 
@@ -333,7 +334,10 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
             let what = format!("VBD {} still serves VDI {vdi} from other files", user.vbd);
             Err(Problem::new(Code::InUse, what).advise("unplug it first; the next plug uses the catalogue's files"))
         }
-        (Believed::Catalogue, None) => daemon.catalogue.write(move |tx| set_state(tx, vdi, ImageState::Ready)).await,
+        (Believed::Catalogue, None) => match sr::same_file::shared(daemon, vdi).await? {
+            Some(still) => Err(still),
+            None => daemon.catalogue.write(move |tx| set_state(tx, vdi, ImageState::Ready)).await,
+        },
     }
 }
 

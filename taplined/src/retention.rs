@@ -6,6 +6,8 @@
 
 mod keep;
 mod plan;
+mod room;
+mod steady;
 mod subject;
 
 use std::collections::{HashMap, HashSet};

@@ -34,7 +34,7 @@ pub use calibrate::{calibrate, check as check_calibration};
 pub use destroy::Destroy;
 pub use inventory::keep_inventories;
 pub use make::{Create, Given, Introduce, is_known, must_fit, new_sr};
-pub use scan::{compare_files, doubtful, scan};
+pub use scan::{compare_files, doubtful, same_file, scan};
 pub use watch::{seek_lost, watch_space};
 
 /// The repositories that are attached.
@@ -96,6 +96,13 @@ impl Srs {
 
     fn open(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Directory>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All attached repositories and their directories.
+    fn all_open(&self) -> Vec<(Uuid, Arc<Directory>)> {
+        let mut open: Vec<_> = self.open().iter().map(|(sr, directory)| (*sr, directory.clone())).collect();
+        open.sort_by_key(|(sr, _)| *sr);
+        open
     }
 
     fn logs(&self) -> MutexGuard<'_, HashMap<Uuid, inventory::Slot>> {

@@ -25,6 +25,7 @@ use rusqlite::{Connection, OpenFlags};
 use super::seal::beside;
 use super::sound::{self, Look};
 use super::{Catalogue, count_start, failed, migrate};
+use crate::replace::rename;
 
 /// The suffix of unfinished files.
 const UNFINISHED: &str = ".unfinished";
@@ -85,9 +86,8 @@ pub fn write(catalogue: &Path, directory: &Path, reason: BackupReason, kept: u32
         .and_then(|()| remove_unfinished(directory))
         .map_err(|error| Problem::failed(&tried, error))?;
     let unfinished = beside(&path, UNFINISHED);
-    let written = copy_within(catalogue, &unfinished, &tried).and_then(|()| {
-        fs::rename(&unfinished, &path).and_then(|()| sync(directory)).map_err(|error| Problem::failed(&tried, error))
-    });
+    let written = copy_within(catalogue, &unfinished, &tried)
+        .and_then(|()| rename(&unfinished, &path).map_err(|error| Problem::failed(&tried, error)));
     if let Err(problem) = written {
         // A leftover does no harm.
         fs::remove_file(&unfinished).ok();
@@ -249,7 +249,7 @@ pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem
     let aside = beside(catalogue, &format!(".before-{why}-{}", moment(Timestamp::now())));
     let mut moved = false;
     for suffix in std::iter::once("").chain(BESIDE) {
-        match fs::rename(beside(catalogue, suffix), beside(&aside, suffix)) {
+        match rename(&beside(catalogue, suffix), &beside(&aside, suffix)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Problem::failed(tried, error)),
             Ok(()) => moved = true,
@@ -262,13 +262,11 @@ pub fn set_aside(catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem
 pub fn replace(new: &Path, catalogue: &Path, why: &str) -> Result<Option<PathBuf>, Problem> {
     let tried = format!("rename {} to {}", new.display(), catalogue.display());
     let aside = set_aside(catalogue, why)?;
-    fs::rename(new, catalogue).map_err(|error| Problem::failed(&tried, error))?;
-    let directory = catalogue.parent().unwrap_or(Path::new("/"));
-    sync(directory).map_err(|error| Problem::failed(&tried, error))?;
+    rename(new, catalogue).map_err(|error| Problem::failed(&tried, error))?;
     Ok(aside)
 }
 
-/// Makes durable what a file holds, or which names a directory has.
+/// Makes durable what a file holds.
 fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }

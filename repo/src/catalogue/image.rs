@@ -154,6 +154,11 @@ impl View<'_> {
         self.rows(sql, [Id(image)], |row| Ok(row.get::<_, Id>(0)?.0))
     }
 
+    /// All images, in the order in which they were recorded.
+    pub fn images_by_age(&self) -> Result<Vec<Uuid>, Problem> {
+        self.rows("SELECT uuid FROM image ORDER BY rowid", [], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
     /// All images of a repository.
     pub fn images_of_sr(&self, sr: Uuid) -> Result<Vec<Image>, Problem> {
         self.rows(&format!("SELECT {COLUMNS} FROM image WHERE sr = ?1 ORDER BY file"), [Id(sr)], of_row)

@@ -5,8 +5,7 @@
 //! ordinary way since, or replaced by an older copy, was changed on purpose.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,6 +14,7 @@ use ring::digest;
 use serde::{Deserialize, Serialize};
 
 use super::sound::damaged;
+use crate::replace::replace_file;
 
 /// The recorded properties of a closed file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,13 +79,5 @@ pub fn check(catalogue: &Path) -> Result<(), Problem> {
 /// Seals a catalogue that is no longer written.
 pub fn write(catalogue: &Path) -> io::Result<()> {
     let text = serde_json::to_vec(&of(catalogue)?)?;
-    let unfinished = beside(catalogue, ".seal.unfinished");
-    match fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path_of(catalogue))
+    replace_file(&path_of(catalogue), &text, 0o600)
 }

@@ -1,6 +1,7 @@
 //! Cloud-init seeds of VMs.
 //!
-//! Invariant: their texts leave the catalogue only through [`View::seed`].
+//! Invariants: their texts leave the catalogue only through [`View::seed`]; one that is deleted is overwritten in the
+//! file and taken out of its log. Backups keep it until they are removed themselves.
 
 use api::{Problem, Seed};
 use rusqlite::{Row, named_params};
@@ -28,7 +29,7 @@ impl View<'_> {
 impl Tx<'_> {
     /// Gives a VM this seed instead of the one that it has, or none.
     pub fn set_seed(&mut self, vm: Uuid, seed: Option<&Seed>) -> Result<(), Problem> {
-        self.execute("DELETE FROM seed WHERE vm = ?1", [Id(vm)])?;
+        self.wipes |= self.execute("DELETE FROM seed WHERE vm = ?1", [Id(vm)])? > 0;
         let Some(seed) = seed else { return Ok(()) };
         self.execute(
             "INSERT INTO seed VALUES (:vm, :user_data, :meta_data, :network_config)",

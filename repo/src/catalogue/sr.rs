@@ -83,6 +83,12 @@ impl View<'_> {
             let what = format!("the repository {uuid} is used by VBD {vbd}, which is plugged");
             return Err(Problem::new(Code::InUse, what).advise("unplug its VBDs first"));
         }
+        let memory = "SELECT vdi.uuid FROM lease JOIN vdi ON lease.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
+                      JOIN vbd ON vbd.uuid = lease.holder JOIN vm_memory ON vm_memory.vm = vbd.vm
+                      WHERE image.sr = ?1 LIMIT 1";
+        if let Some(vdi) = self.row(memory, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))? {
+            self.check_not_of_memory(vdi, &format!("taken away with its repository {uuid}"))?;
+        }
         // In a repository that is lost a task may wait in vain: that must not prevent forgetting it.
         let jobs = "SELECT 1 FROM sr_use JOIN task ON sr_use.task = task.uuid JOIN sr ON sr_use.sr = sr.uuid
                     WHERE sr.uuid = ?1 AND sr.state = 'attached' AND task.state <> 'stuck' LIMIT 1";

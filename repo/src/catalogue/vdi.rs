@@ -54,6 +54,7 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
+        retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
         scheduled: row.get("scheduled")?,
         state: match row.get::<_, Word<ImageState>>("image_state")?.0 {
             ImageState::Ready | ImageState::Making => VdiState::Ready,
@@ -197,7 +198,7 @@ impl Tx<'_> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config, NULL, :scheduled, NULL)",
+              :tags, :other_config, NULL, :scheduled, NULL, NULL)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
@@ -254,12 +255,25 @@ impl Tx<'_> {
             },
         )?;
         if patch.retention.is_some() {
-            // A person has said so here and now.
-            self.execute("UPDATE vdi SET retention_rests = NULL WHERE uuid = ?1", [Id(uuid)])?;
+            // A person has said so now. Why the schedule before could not be followed says nothing of this one.
+            let sql = "UPDATE vdi SET retention_rests = NULL, retention_problem = NULL WHERE uuid = ?1";
+            self.execute(sql, [Id(uuid)])?;
+            vdi.retention_problem = None;
         }
         self.note_vdi(uuid)?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);
         Ok(vdi)
+    }
+
+    /// Records why a snapshot of a VDI that was due by its schedule was not taken, or that one was. Not of a VDI
+    /// without a schedule: it may have ended meanwhile, and the VDI too.
+    pub fn set_vdi_retention_problem(&mut self, uuid: Uuid, problem: Option<&Problem>) -> Result<(), Problem> {
+        let known = self.find_vdi(uuid)?.filter(|vdi| vdi.retention.is_some());
+        if known.is_some_and(|vdi| vdi.retention_problem.as_ref() != problem) {
+            self.execute("UPDATE vdi SET retention_problem = ?2 WHERE uuid = ?1", (Id(uuid), problem.map(Json)))?;
+            self.touch(ObjectKind::Vdi, uuid, Change::Changed);
+        }
+        Ok(())
     }
 
     /// Has a VDI show another image.

@@ -3,9 +3,11 @@
 //! Invariants: a refused change leaves nothing, whatever else is in the same commit; no change is answered, and no
 //! event published, before the commit is durable, in a file that is still in place.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use api::{Code, Problem, Requester};
 use rusqlite::Connection;
@@ -15,7 +17,7 @@ use super::event::EventBus;
 use super::inventory::Outbox;
 use super::last_commit::LastCommit;
 use super::location::FileLocation;
-use super::{Tx, View, failed, requester};
+use super::{PATIENCE, Tx, View, failed, requester, reserve};
 
 /// Changes that may wait; who comes then waits to be let in.
 const WAITING_MAX: usize = 1024;
@@ -40,6 +42,29 @@ pub struct State {
     pub outbox: Arc<Outbox>,
     /// Counts the commits, if they are to be counted.
     pub last_commit: Option<LastCommit>,
+    /// A secret was deleted, and may still be in the log.
+    pub wipes: bool,
+}
+
+impl State {
+    /// Empties the log if a deleted secret may be in it; while somebody reads, that is left to the next commit.
+    fn wipe(&mut self) {
+        if self.wipes && empty_log(&self.connection).is_ok() {
+            self.wipes = false;
+            self.connection.path().map(Path::new).into_iter().for_each(reserve::keep_for_log_of);
+        }
+    }
+}
+
+/// Moves what is in the log to the catalogue's file, and cuts it off. Does not wait for readers.
+pub fn empty_log(connection: &Connection) -> rusqlite::Result<()> {
+    connection.busy_timeout(Duration::ZERO)?;
+    let busy = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0));
+    connection.busy_timeout(PATIENCE)?;
+    match busy? {
+        false => Ok(()),
+        true => Err(rusqlite::Error::QueryReturnedNoRows),
+    }
 }
 
 /// A request to the thread.
@@ -152,6 +177,7 @@ fn run(mut state: State, mut waiting: mpsc::Receiver<Asking>, commits: &AtomicU6
                 start_log_again(&state.connection);
             }
             commits.fetch_add(1, Ordering::Relaxed);
+            state.wipe();
             for change in batch.drain(..) {
                 change.answer(committed.clone());
             }
@@ -186,7 +212,7 @@ fn commit(state: &mut State, batch: &mut [Box<dyn Change>]) -> Result<(), Proble
     let unchanged = connection.total_changes();
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;
     let view = View { connection: &transaction, event_bus };
-    let mut tx = Tx { view, requester: Requester::Daemon, touched: Vec::new(), noted: Vec::new() };
+    let mut tx = Tx { view, requester: Requester::Daemon, touched: Vec::new(), noted: Vec::new(), wipes: false };
     for change in batch {
         let (before, noted) = (tx.touched.len(), tx.noted.len());
         tx.execute("SAVEPOINT change", [])?;
@@ -197,6 +223,7 @@ fn commit(state: &mut State, batch: &mut [Box<dyn Change>]) -> Result<(), Proble
         }
         tx.execute("RELEASE change", [])?;
     }
+    let wipes = tx.wipes;
     let recorded = tx.record_inventories(outbox)?;
     let events = tx.events()?;
     // A commit of nothing costs no sync.
@@ -206,5 +233,6 @@ fn commit(state: &mut State, batch: &mut [Box<dyn Change>]) -> Result<(), Proble
     counts.into_iter().for_each(LastCommit::made);
     outbox.recorded(&recorded);
     event_bus.tell(events);
+    state.wipes |= wipes;
     Ok(())
 }

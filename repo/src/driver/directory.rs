@@ -39,10 +39,13 @@ pub struct Entry {
     pub foreign: bool,
     /// It was written to in the last seconds.
     pub fresh: bool,
+    /// Device and inode number: names of one file have the same ones.
+    pub numbers: FileNumbers,
 }
 
-/// The identity of a file, independent of its names: device and inode number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The identity of a file, independent of its names: device and inode number. They are given out again when the file
+/// is gone, so they prove something only of files that exist at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileNumbers {
     /// The file system.
     pub device: u64,
@@ -161,6 +164,7 @@ impl Directory {
                     len: u64::try_from(stat.st_size).unwrap_or(0),
                     foreign: !own.contains(&stat.st_uid),
                     fresh: now.saturating_sub(stat.st_mtime) < FRESH,
+                    numbers: FileNumbers { device: stat.st_dev, inode: stat.st_ino },
                 }),
                 // It has disappeared in the meantime.
                 Err(Errno::NOENT) => {}
@@ -323,7 +327,7 @@ impl Directory {
         };
         Ok(match &*super::filesystem::kind(&self.handle)? {
             kind if kind.starts_with("nfs") => there.st_ino == open.inode,
-            kind if kind.starts_with("fuse") || ["cifs", "smb3", "overlay", "9p"].contains(&kind) => true,
+            kind if super::same_file::renumbers(kind) => true,
             _ => (there.st_dev, there.st_ino) == (open.device, open.inode),
         })
     }

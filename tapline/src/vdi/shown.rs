@@ -5,6 +5,7 @@ use control::size::readable;
 
 use crate::column::{Column, Uuids};
 use crate::label;
+use crate::schedule::why_none_is_taken;
 use crate::word;
 
 type Shown = Column<Vdi>;
@@ -27,6 +28,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
     Shown::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
     Shown::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
+    Shown::new("not kept", |vdi, _| why_none_is_taken(vdi.retention_problem.as_ref())).alone(),
     Shown::new("taken by", |vdi, _| if vdi.scheduled { "its schedule".into() } else { String::new() }).alone(),
     Shown::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),
     Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),

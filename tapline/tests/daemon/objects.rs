@@ -75,6 +75,7 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
         read_only: false,
         snapshot_of: None,
         retention: None,
+        retention_problem: None,
         scheduled: false,
         snapshot_time: None,
         state: VdiState::Ready,

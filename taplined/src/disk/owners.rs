@@ -46,9 +46,7 @@ impl Owners {
         let Some(more) = users.uids().filter(|more| !all.contains(more)) else { return Ok(()) };
         all.push(more);
         let text: String = all.iter().map(|uids| format!("{} {}\n", uids.start(), uids.end())).collect();
-        // A killed daemon leaves the old file or the new one.
-        let new = path(config).with_extension("new");
-        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path(config)));
+        let written = repo::replace::replace_file(&path(config), text.as_bytes(), 0o644);
         written.map_err(|error| Problem::failed(format_args!("write {}", path(config).display()), error))
     }
 

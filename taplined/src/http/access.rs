@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use api::{Code, Problem, Role, Tags};
+use api::{Code, Problem, Role, Tags, visible};
 use axum::extract::{Request, State};
-use axum::http::HeaderValue;
 use axum::http::header::{UPGRADE, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
@@ -16,6 +16,8 @@ use uuid::Uuid;
 use super::Refusal;
 use super::asker::{Asker, is_own};
 use super::contract::Contract;
+use super::extract::whole;
+use super::listener::TO_ASK;
 use crate::daemon::Daemon;
 use crate::token::Grant;
 
@@ -97,8 +99,13 @@ pub async fn allow(
         access => access,
     };
     let (asker, uuid) = (request.extensions().get::<Asker>().cloned(), uuid_in(request.uri().path()));
-    match check(&daemon, access, asker.as_ref(), uuid).await {
-        Ok(()) => next.run(request).await,
+    let allowed = match check(&daemon, access, asker.as_ref(), uuid).await {
+        Ok(Some((grant, tags))) => must_give_only(request, grant, &tags).await,
+        Ok(None) => Ok(request),
+        Err(problem) => Err(problem),
+    };
+    match allowed {
+        Ok(request) => next.run(request).await,
         Err(problem) => {
             let is_token = matches!(asker, Some(Asker::Token(_)));
             let mut response = Refusal(problem).into_response();
@@ -111,28 +118,58 @@ pub async fn allow(
     }
 }
 
-async fn check(daemon: &Daemon, access: Access, asker: Option<&Asker>, uuid: Option<Uuid>) -> Result<(), Problem> {
+/// Refuses a request that its sender may not make. Of an operator, returns the tags of the object, which are all that
+/// it may give.
+async fn check(
+    daemon: &Daemon,
+    access: Access,
+    asker: Option<&Asker>,
+    uuid: Option<Uuid>,
+) -> Result<Option<(Grant, Vec<Tags>)>, Problem> {
     let grant = match (access, asker) {
-        (Root, asker) => return must_be_root(asker),
-        (_, Some(Asker::Local { .. })) | (Read, Some(_)) => return Ok(()),
+        (Root, asker) => return must_be_root(asker).map(|()| None),
+        (_, Some(Asker::Local { .. })) | (Read, Some(_)) => return Ok(None),
         (_, Some(Asker::Token(grant))) => grant,
         (_, None) => return Err(Problem::new(Code::Forbidden, "the caller is not known")),
     };
     match (grant.role, access) {
-        (Role::Admin, _) => Ok(()),
+        (Role::Admin, _) => Ok(None),
         (Role::Operator, Operate(kind)) => {
             // The operation may read a UUID where none is seen here: one whose digits are percent-encoded.
             let Some(uuid) = uuid else { return Err(missing(grant, "a UUID, as it is, in the path")) };
             let tags = daemon.catalogue.read_for_client(move |view| tags_of(view, kind, uuid)).await?;
             let tag = grant.tag.as_ref();
             if tags.iter().any(|tags| tags.iter().any(|known| Some(known) == tag)) {
-                return Ok(());
+                return Ok(Some((grant.clone(), tags)));
             }
             Err(missing(grant, &format!("the role operator of objects with a tag of {uuid}, or admin")))
         }
         (Role::Reader, Operate(_)) => Err(missing(grant, "the role operator of this object, or admin")),
         _ => Err(missing(grant, "the role admin")),
     }
+}
+
+/// Refuses a request of an operator that gives what it makes or changes a tag that the object does not have: by a tag,
+/// operators of other objects could use it. This holds for every operation, whatever its other fields are.
+async fn must_give_only(request: Request, grant: Grant, tags: &[Tags]) -> Result<Request, Problem> {
+    #[derive(serde::Deserialize)]
+    struct Given {
+        #[serde(default)]
+        tags: Vec<serde_json::Value>,
+    }
+    if request.method() == Method::GET {
+        return Ok(request);
+    }
+    let (parts, body) = request.into_parts();
+    let body = whole(body, TO_ASK).await?;
+    // A body that cannot be read is refused by the operation, with the reason.
+    let given = serde_json::from_slice::<Given>(&body).map(|given| given.tags).unwrap_or_default();
+    let has = |given: &str| tags.iter().flat_map(Tags::iter).any(|tag| tag.to_string() == given);
+    if let Some(other) = given.iter().filter_map(serde_json::Value::as_str).find(|given| !has(given)) {
+        let needs = format!("the role admin, to give the tag '{}', which the object does not have", visible(other));
+        return Err(missing(&grant, &needs).field("tags").advise("leave that tag out, or have an admin set it"));
+    }
+    Ok(Request::from_parts(parts, axum::body::Body::from(body)))
 }
 
 /// Refuses all but root and the daemon's own user on this host, which no token and no group can replace.

@@ -12,6 +12,7 @@ use super::supervise;
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::reconcile;
+use crate::sr;
 use crate::task::Context;
 use crate::vm::{self, domain};
 
@@ -76,7 +77,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
     };
     if let Err(problem) = begun().await {
         if problem.code != Code::InUse {
-            return Err(problem);
+            return Err(of_file(daemon, now.vdi, problem).await);
         }
         // Cleanup tasks are interrupted.
         let _want = daemon.tasks.give_way(now.vdi).await?;
@@ -97,7 +98,11 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
             vm::expect_room(daemon, &order.vbd).await?;
         }
         let _turn = daemon.plugs.workers.turn(order.request()).await;
-        serve(daemon, &order, Log::Begun, &mut steps, &mut process).await
+        match serve(daemon, &order, Log::Begun, &mut steps, &mut process).await {
+            // The lock on a file with two names: the disk process knows one of them.
+            Err(problem) if problem.code == Code::InUse => Err(of_file(daemon, order.vbd.vdi, problem).await),
+            served => served,
+        }
     };
     let served = context.unless_cancelled(begun.operation.unless_cancelled(work)).await;
     if served.is_ok() {
@@ -126,6 +131,14 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
         }
     }
     plugged
+}
+
+/// Why a VDI cannot be plugged: `problem`, unless it is because its file is also another VDI's.
+async fn of_file(daemon: &Daemon, vdi: Uuid, problem: Problem) -> Problem {
+    if !matches!(problem.code, Code::State | Code::InUse) {
+        return problem;
+    }
+    sr::same_file::shared(daemon, vdi).await.ok().flatten().unwrap_or(problem)
 }
 
 /// Records that a plug was not even started, for a caller that does not wait until the catalogue accepts that.

@@ -236,6 +236,10 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Resu
     super::start::clear(daemon, vbd, None).await?;
     super::start::forget(daemon, vbd).await;
     daemon.plugs.files().remove(&vbd);
+    // While it has the lease still: whoever writes the image next is measured as well.
+    if let Ok(Vbd { vdi, mode: api::Mode::ReadWrite, .. }) = daemon.catalogue.read(move |view| view.vbd(vbd)).await {
+        daemon.srs.measure_image_of(vdi).await;
+    }
     catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, problem.as_ref())).await
 }
 

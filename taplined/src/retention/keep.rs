@@ -1,13 +1,16 @@
 //! Takes a snapshot that is due by a schedule, and destroys those that [`super::plan`] says are superfluous then:
 //! `vdi-keep` and `vm-keep`, a task for each VDI and each VM.
 //!
+//! 0. `shorten`: only if a disk's chain can get no further image: what is superfluous already is destroyed, and hidden
+//!    images are merged.
 //! 1. `snapshot`: the job `vdi-snapshot` or `vm-snapshot`, which marks the snapshot as scheduled.
 //! 2. `destroy`: the jobs `vdi-destroy` or `vm-snapshot-destroy`, one after the other. Nothing is destroyed unless the
 //!    snapshot was taken.
 //!
 //! *If killed:* the jobs are done or undone by the next daemon; the rest is left to the next period.
 //!
-//! Invariant: only scheduled snapshots that nothing uses are destroyed.
+//! Invariants: only scheduled snapshots that nothing uses are destroyed, and none while the clock is not trusted
+//! ([`super::steady`]).
 
 use std::time::Duration;
 
@@ -16,12 +19,17 @@ use repo::catalogue::NewTask;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::room;
+use super::steady::Seen;
 use super::subject::{Scheduled, Subject, unneeded};
-use crate::clock::Now;
+use crate::clock::{self, Now};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::vdi::begin;
 use crate::vm;
+
+/// What the clocks said when a schedule was last followed, in the catalogue.
+const CLOCKS: &str = "clocks";
 
 /// For a job that waits for storage to be looked at again.
 const TO_END: Duration = Duration::from_secs(3600);
@@ -55,25 +63,63 @@ pub async fn note_lack(daemon: &Daemon, one: &Scheduled) {
     note(daemon, one.subject, Some(problem)).await;
 }
 
-/// Shows with a VM why there is no snapshot of it.
+/// Shows with a VDI or a VM why there is no snapshot of it.
 async fn note(daemon: &Daemon, subject: Subject, problem: Option<Problem>) {
-    let Subject::Vm(vm) = subject else { return };
     // Tasks are cancelled then, and the next daemon does what is due.
     if daemon.tasks.is_stopping() {
         return;
     }
-    let noted = daemon.catalogue.write(move |tx| tx.set_vm_retention_problem(vm, problem.as_ref()));
+    let noted = daemon.catalogue.write(move |tx| match subject {
+        Subject::Vdi(vdi) => tx.set_vdi_retention_problem(vdi, problem.as_ref()),
+        Subject::Vm(vm) => tx.set_vm_retention_problem(vm, problem.as_ref()),
+    });
     if let Err(problem) = noted.await {
-        tracing::warn!(%vm, "what became of a snapshot by its schedule cannot be recorded: {problem}");
+        tracing::warn!(?subject, "what became of a snapshot by its schedule cannot be recorded: {problem}");
     }
 }
 
 async fn work(daemon: &Daemon, subject: Subject, now: Now, mut context: Context) -> Result<Value, Problem> {
+    let held = held(daemon, now).await?;
+    if room::is_lacking(daemon, subject).await? {
+        context.step("shorten", true).await?;
+        if held.is_none() {
+            destroy_unneeded(daemon, subject, now, &context).await?;
+        }
+        context.unless_cancelled(room::make(daemon, subject)).await?;
+    }
     context.step("snapshot", true).await?;
     let taken = take(daemon, subject, now, &context).await;
     note(daemon, subject, taken.as_ref().err().cloned()).await;
     let uuid = taken?;
     context.step("destroy", true).await?;
+    if let Some(why) = held {
+        tracing::warn!(?subject, "nothing is destroyed by its schedule: {why}");
+        return Ok(json!({ "uuid": uuid, "destroyed": [], "held": why }));
+    }
+    let destroyed = destroy_unneeded(daemon, subject, now, &context).await?;
+    Ok(json!({ "uuid": uuid, "destroyed": destroyed }))
+}
+
+/// Why nothing may be destroyed now, because the clock has jumped. What the clocks said is recorded for the next time.
+async fn held(daemon: &Daemon, now: Now) -> Result<Option<String>, Problem> {
+    let boot = clock::boot();
+    let recorded = daemon.catalogue.write(move |tx| {
+        let before = tx.meta(CLOCKS)?.and_then(|text| serde_json::from_str::<Seen>(&text).ok());
+        let seen = Seen::after(before, &boot, now);
+        let text = serde_json::to_string(&seen).map_err(|error| Problem::failed("record the time", error))?;
+        tx.set_meta(CLOCKS, &text)?;
+        Ok(seen.why_held())
+    });
+    recorded.await
+}
+
+/// Destroys what is superfluous, one after the other.
+async fn destroy_unneeded(
+    daemon: &Daemon,
+    subject: Subject,
+    now: Now,
+    context: &Context,
+) -> Result<Vec<Uuid>, Problem> {
     let mut destroyed = Vec::new();
     for snapshot in unneeded(daemon, subject, now).await? {
         context.check()?;
@@ -91,7 +137,7 @@ async fn work(daemon: &Daemon, subject: Subject, now: Now, mut context: Context)
             Err(problem) => tracing::info!(?subject, %snapshot, "a superfluous snapshot stays for now: {problem}"),
         }
     }
-    Ok(json!({ "uuid": uuid, "destroyed": destroyed }))
+    Ok(destroyed)
 }
 
 /// Takes the snapshot; its identity.
@@ -114,7 +160,7 @@ async fn take(daemon: &Daemon, subject: Subject, now: Now, context: &Context) ->
 }
 
 /// Waits for a task, and returns why it has failed if it has.
-async fn wait(daemon: &Daemon, task: &Task) -> Result<Task, Problem> {
+pub(super) async fn wait(daemon: &Daemon, task: &Task) -> Result<Task, Problem> {
     loop {
         let now = daemon.tasks.wait(task.uuid, TO_END).await?;
         match now.state {

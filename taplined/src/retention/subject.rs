@@ -65,6 +65,17 @@ impl Subject {
         }
     }
 
+    /// Its disks: those that the guest of a VM may write.
+    pub fn disks(self, view: &View<'_>) -> Result<Vec<Vdi>, Problem> {
+        match self {
+            Subject::Vdi(vdi) => Ok(vec![view.vdi(vdi)?]),
+            Subject::Vm(vm) => {
+                let vbds = view.vbds(Some(vm), None)?.into_iter().filter(|vbd| vbd.mode == Mode::ReadWrite);
+                vbds.map(|vbd| view.vdi(vbd.vdi)).collect()
+            }
+        }
+    }
+
     fn taken(self, view: &View<'_>) -> Result<Vec<Taken>, Problem> {
         let all = fault::planted(Planted::TakenByHand);
         Ok(match self {
@@ -102,8 +113,30 @@ fn is_vdi_used(view: &View<'_>, vdi: Uuid) -> Result<bool, Problem> {
         // A merge gives way, and another schedule of the disk may have brought it about each time.
         is_held |= view.find_task(holder.holder)?.is_none_or(|task| task.verb != Merge::VERB);
     }
-    // The next image of the chain is one child; any other is a clone, or what a revert has left.
-    Ok(is_held || view.children(view.vdi_image(vdi)?)?.len() > 1)
+    Ok(is_held || has_clone(view, vdi)?)
+}
+
+/// Whether a clone is based on a snapshot. Decided by who the children of its image are: those of the disk itself and
+/// of its other snapshots are no clones, however many they are; after a revert, the only child may be one.
+fn has_clone(view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
+    let children = view.children(view.vdi_image(snapshot)?)?;
+    if fault::planted(Planted::CountedChildren) {
+        return Ok(children.len() > 1);
+    }
+    let Some(of) = view.vdi(snapshot)?.snapshot_of else { return Ok(!children.is_empty()) };
+    let is_own = |vdi: Uuid| Ok::<bool, Problem>(vdi == of || view.vdi(vdi)?.snapshot_of == Some(of));
+    for child in children {
+        // A hidden image is whose those are that are based on it; without any, a job has left it.
+        let shown = view.vdi_of_image(child.uuid)?.map_or_else(|| view.vdis_above(child.uuid), |vdi| Ok(vec![vdi]))?;
+        let mut foreign = child.kept;
+        for vdi in shown {
+            foreign |= !is_own(vdi)?;
+        }
+        if foreign {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// All that have a schedule. VMs are the first: they need more at once.
@@ -111,9 +144,8 @@ pub async fn scheduled(daemon: &Daemon) -> Result<Vec<Scheduled>, Problem> {
     let read = daemon.catalogue.read(|view| {
         let mut found = Vec::new();
         for vm in view.scheduled_vms()? {
-            let vbds = view.vbds(Some(vm.uuid), None)?.into_iter().filter(|vbd| vbd.mode == Mode::ReadWrite);
-            let vdis = vbds.map(|vbd| view.vdi(vbd.vdi)).collect::<Result<Vec<_>, _>>()?;
-            found.extend(of(view, Subject::Vm(vm.uuid), vm.retention, &vdis)?);
+            let subject = Subject::Vm(vm.uuid);
+            found.extend(of(view, subject, vm.retention, &subject.disks(view)?)?);
         }
         for vdi in view.scheduled_vdis()? {
             found.extend(of(view, Subject::Vdi(vdi.uuid), vdi.retention, std::slice::from_ref(&vdi))?);

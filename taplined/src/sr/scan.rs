@@ -9,6 +9,7 @@ mod info;
 mod listing;
 mod placement;
 mod record;
+pub mod same_file;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,8 +39,14 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     let recorded = daemon.catalogue.write(move |tx| record::record(tx, &sr, present, gone, placement));
     let mut scan = recorded.await?;
     daemon.srs.measure_now(uuid).await;
+    // Two repositories may be scanned at the same time, and a file may have got a second name since it was added.
+    let held = same_file::hold(daemon, uuid).await;
+    let held = held
+        .into_iter()
+        .filter(|held| held.image.sr == uuid)
+        .map(|held| listing::unplaced(held.image.file, held.problem));
     scan.counts = counts;
-    scan.unplaced.extend(odd.into_iter().chain(unplaced));
+    scan.unplaced.extend(odd.into_iter().chain(unplaced).chain(held));
     scan.unplaced.sort_by(|one, other| one.file.cmp(&other.file));
     Ok(scan)
 }
@@ -65,6 +72,10 @@ pub async fn compare_files(daemon: &Daemon, uuid: Uuid) -> Result<Vec<Difference
     for Unplaced { file, problem } in sorted.unplaced {
         found.push(differs(uuid, None, vec![file], Vec::new(), problem));
     }
+    let held = same_file::held(daemon, uuid).await?.into_iter().filter(|held| held.image.sr == uuid);
+    for same_file::Held { image, vdi, problem } in held {
+        found.push(differs(uuid, Some(vdi), vec![image.file.clone()], vec![image.file], problem));
+    }
     Ok(found)
 }
 
@@ -86,7 +97,10 @@ async fn list(daemon: &Daemon, uuid: Uuid, directory: &Arc<Directory>) -> Result
     let (sr, known, later) =
         daemon.catalogue.read(move |view| Ok((view.sr(uuid)?, view.images_of_sr(uuid)?, intents(view)?))).await?;
     in_hand.extend(later);
-    let sorted = listing::sort(&sr, entries, known, &in_hand);
+    let mut sorted = listing::sort(&sr, entries, known, &in_hand);
+    let (alone, linked) = same_file::take_out(daemon, &sr, directory, sorted.appeared).await?;
+    sorted.appeared = alone;
+    sorted.unplaced.extend(linked);
     Ok((sr, sorted))
 }
 

@@ -164,6 +164,25 @@ impl Srs {
         Ok(())
     }
 
+    /// Records what the image of a VDI takes whose disk has just ended: nothing measures it again while nothing writes
+    /// it. A failure is left to the next scan.
+    pub async fn measure_image_of(&self, vdi: Uuid) {
+        let measure = async {
+            let image = self.catalogue.read(move |view| view.image(view.vdi_image(vdi)?)).await?;
+            let (directory, file) = (self.directory(image.sr).await?, image.file.clone());
+            let physical =
+                self.patience.ask(image.sr, "measure an image of", move || directory.physical(&file)).await?;
+            let recorded = self.catalogue.write(move |tx| match tx.find_image(image.uuid)? {
+                Some(now) if now.physical != physical => tx.set_image(&Image { physical, ..now }),
+                _ => Ok(()),
+            });
+            recorded.await
+        };
+        if let Err(problem) = measure.await {
+            tracing::debug!(%vdi, "its image was not measured: {problem}");
+        }
+    }
+
     /// Records what the images take that are being written, and how full the repository is.
     async fn measure_written(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;

@@ -6,9 +6,10 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use api::{About, AbsolutePath, Code, ImageFormat, Problem, SourceFormat};
+use repo::replace::sync_parent;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::de::IgnoredAny;
@@ -212,21 +213,20 @@ impl Export {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         let (from, to) = (self.unfinished(), self.path.as_path());
         if !from.exists() && to.exists() {
-            // This step was done before.
-            return Ok(());
+            // This step was done before, but perhaps not in full.
+            return self.sync_name();
         }
         renameat_with(CWD, &from, CWD, to, RenameFlags::NOREPLACE).map_err(|errno| {
             let code = if errno == rustix::io::Errno::EXIST { Code::Exists } else { Code::Failed };
             Problem::new(code, format!("cannot rename the exported file {}: {errno}", self.path))
         })?;
-        sync_parent(to)
+        self.sync_name()
     }
-}
 
-fn sync_parent(path: &Path) -> Result<(), Problem> {
-    let Some(parent) = path.parent() else { return Ok(()) };
-    let synced = File::open(parent).and_then(|directory| directory.sync_all());
-    synced.map_err(|error| Problem::failed(format_args!("sync the directory {}", parent.display()), error))
+    fn sync_name(&self) -> Result<(), Problem> {
+        let failed = |error| Problem::failed(format_args!("make the name of {} durable", self.path), error);
+        sync_parent(self.path.as_path()).map_err(failed)
+    }
 }
 
 impl Job for Export {

@@ -17,7 +17,7 @@ use repo::catalogue::Image;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::create::{described, make_image, remove_unrecorded};
+use super::create::{described, make_image, physical, remove_unrecorded};
 use super::{Chain, chain, file_name, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
@@ -73,17 +73,23 @@ impl Leaf {
         .await
     }
 
-    /// The catalogue entry of the leaf.
-    pub async fn described(&self, daemon: &Daemon) -> Result<Image, Problem> {
+    /// The catalogue entries of the leaf and of the image below it, which is not written any more: what that takes by
+    /// now was written since it was last measured.
+    pub async fn described(&self, daemon: &Daemon) -> Result<(Image, Image), Problem> {
         let below = self.below;
-        let size = daemon.catalogue.read(move |view| view.image(below)).await?.size;
-        described(daemon, self.sr, self.image, self.format, size, Some(self.below)).await
+        let below = daemon.catalogue.read(move |view| view.image(below)).await?;
+        let below = Image { physical: physical(daemon, self.sr, &below.file).await?, ..below };
+        let leaf = described(daemon, self.sr, self.image, self.format, below.size, Some(self.below)).await?;
+        Ok((leaf, below))
     }
 
     /// Records it as the VDI's image, unless that was done before. The old one is hidden then.
-    pub fn record(&self, tx: &mut repo::Tx<'_>, image: &Image) -> Result<(), Problem> {
+    pub fn record(&self, tx: &mut repo::Tx<'_>, (image, below): &(Image, Image)) -> Result<(), Problem> {
         if tx.find_image(image.uuid)?.is_none() {
             tx.add_image(image)?;
+        }
+        if let Some(now) = tx.find_image(below.uuid)? {
+            tx.set_image(&Image { physical: below.physical, ..now })?;
         }
         tx.set_vdi_image(self.vdi, image.uuid)
     }
@@ -97,8 +103,8 @@ impl Leaf {
         }
         if let Some(vbd) = self.vbd {
             if self.was_made(daemon, vbd).await? {
-                let (leaf, image) = (self.clone(), self.described(daemon).await?);
-                return daemon.catalogue.write(move |tx| leaf.record(tx, &image)).await;
+                let (leaf, images) = (self.clone(), self.described(daemon).await?);
+                return daemon.catalogue.write(move |tx| leaf.record(tx, &images)).await;
             }
         }
         remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await
@@ -111,7 +117,7 @@ impl Leaf {
         }
         let mut chain = Chain::of_image(daemon, self.below).await?;
         let image = match self.described(daemon).await {
-            Ok(image) => image,
+            Ok((image, _)) => image,
             // It was not even there.
             Err(problem) if problem.code == api::Code::NotFound => return Ok(false),
             Err(problem) => return Err(problem),

@@ -70,7 +70,7 @@ pub struct Own {
 /// The images of a state that is kept, as they are recorded.
 #[derive(Clone, Debug)]
 pub struct KeptImages {
-    leaf: Option<(Leaf, Image)>,
+    leaf: Option<(Leaf, (Image, Image))>,
     own: Option<Image>,
 }
 
@@ -153,8 +153,8 @@ impl State {
             snapshot: snapshot.then_some((self.of, Some(self.at))),
             scheduled: self.scheduled,
         };
-        if let Some((leaf, image)) = &images.leaf {
-            leaf.record(tx, image)?;
+        if let Some((leaf, measured)) = &images.leaf {
+            leaf.record(tx, measured)?;
         }
         match &images.own {
             Some(own) => record_once(tx, own, Some(&vdi)),

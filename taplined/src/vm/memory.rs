@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use api::{Code, Problem};
 use control::size::readable;
 use repo::catalogue::{DiskOfMemory, ImageOfMemory, VmMemory};
+use repo::replace::rename;
 use uuid::Uuid;
 
 use crate::config::Config;
@@ -110,8 +111,7 @@ pub fn complete(config: &Config, vm: Uuid, file: &File) -> Result<(), Problem> {
     let (from, to) = (partial_of(config, vm), file_of(config, vm));
     let put = || {
         file.sync_all()?;
-        fs::rename(&from, &to)?;
-        File::open(directory(config))?.sync_all()
+        rename(&from, &to)
     };
     put().map_err(|error: io::Error| Problem::failed(format_args!("write {}", to.display()), error))
 }
@@ -219,7 +219,7 @@ pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
 fn put_aside(config: &Config, vm: Uuid) {
     remove(&partial_of(config, vm));
     let (file, aside) = (file_of(config, vm), aside_of(config, vm));
-    match fs::rename(&file, &aside) {
+    match rename(&file, &aside) {
         Ok(()) => tracing::warn!(
             %vm,
             "the memory in {} is not of a suspended VM, as far as the catalogue knows: it was renamed to {}; remove it \

@@ -34,6 +34,7 @@ mod retention;
 mod retention_vm;
 mod retries;
 mod roles;
+mod same_file;
 mod scan;
 mod seeds;
 mod shares;

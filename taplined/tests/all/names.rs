@@ -223,6 +223,7 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
         ("vdi", "retention"),
         ("vdi", "scheduled"),
         ("vdi", "retention_rests"),
+        ("vdi", "retention_problem"),
         ("task", "requester"),
         ("vm", "retention"),
         ("vbd", "limits"),

@@ -163,20 +163,25 @@ fn a_clock_that_jumps_destroys_nothing_and_makes_no_storm() {
         bed.keep_and_take_none(json!({ "hourly": 3 }));
     }
     assert_eq!(bed.taken(), [0, 1, 2]);
-    // A day ahead for an hour, and back: what was taken then takes no place from the others.
+    // A day ahead for an hour, and back: nothing is destroyed until the clock has been steady for two hours, and what
+    // was taken then takes no place from the others.
     bed.set_clock(27, 1);
-    bed.keep_and_take(json!({ "hourly": 3 }));
-    assert_eq!(bed.taken(), [1, 2, 27]);
+    let task = bed.keep_and_take(json!({ "hourly": 3 }));
+    assert!(task["result"]["held"].as_str().unwrap().contains("the clock of this host"), "{task}");
+    assert_eq!(bed.taken(), [0, 1, 2, 27]);
     bed.set_clock(4, 1);
     bed.keep_and_take(json!({ "hourly": 3 }));
-    assert_eq!(bed.taken(), [1, 2, 4, 27]);
     bed.set_clock(5, 1);
     bed.keep_and_take(json!({ "hourly": 3 }));
-    assert_eq!(bed.taken(), [2, 4, 5, 27]);
+    assert_eq!(bed.taken(), [0, 1, 2, 4, 5, 27]);
+    bed.set_clock(6, 1);
+    let task = bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(task["result"].get("held"), None, "{task}");
+    assert_eq!(bed.taken(), [4, 5, 6, 27]);
     // Ten years without the daemon.
-    bed.set_clock(10 * 365 * 24, 10 * 365 * 24);
+    bed.set_clock(10 * 365 * 24, 10 * 365 * 24 - 6);
     bed.keep_and_take(json!({ "hourly": 3 }));
-    assert_eq!(bed.taken(), [5, 27, 10 * 365 * 24]);
+    assert_eq!(bed.taken(), [6, 27, 10 * 365 * 24]);
 }
 
 #[test]
@@ -219,6 +224,31 @@ fn a_snapshot_that_is_used_stays_as_long_as_that() {
     bed.keep_and_take(json!({ "hourly": 1 }));
     assert_eq!(bed.taken(), [4]);
     assert_eq!(bed.daemon.get(&format!("/vdis/{chosen}")).0, 200);
+}
+
+#[test]
+fn a_snapshot_whose_only_child_is_a_clone_stays() {
+    let mut bed = Bed::new();
+    for hour in 0..3 {
+        bed.set_clock(hour, u64::from(hour > 0));
+        bed.keep_and_take(json!({ "hourly": 5 }));
+    }
+    let [first, cloned, last] = [0, 1, 2].map(|hour| bed.snapshot_at(hour));
+    let clone = bed.daemon.done(bed.daemon.post(&format!("/vdis/{cloned}/clone"), json!({ "name": "clone" })));
+    // The disk stands on another state now, and the clone alone on this one.
+    let revert = json!({ "snapshot": first });
+    bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), revert));
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
+    bed.daemon.settle();
+    bed.set_clock(3, 1);
+    bed.keep_and_take(json!({ "hourly": 1 }));
+    assert_eq!(bed.taken(), [1, 3]);
+    // When the clone is gone, nothing keeps it.
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", clone["uuid"].as_str().unwrap())));
+    bed.daemon.settle();
+    bed.set_clock(4, 1);
+    bed.keep_and_take(json!({ "hourly": 1 }));
+    assert_eq!(bed.taken(), [4]);
 }
 
 #[test]
@@ -268,9 +298,19 @@ fn a_schedule_from_an_inventory_destroys_nothing_for_a_day() {
     });
     assert_eq!(bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["retention"], json!({ "hourly": 1 }));
     assert_eq!(bed.taken(), [0, 1, 2, 3]);
-    bed.set_clock(30, 27);
+    // A clock that is a year ahead does not end that day.
+    let ahead = 365 * 24;
+    bed.set_clock(ahead, 1);
     bed.daemon.restart();
-    wait_until("a snapshot was taken, and others destroyed", || bed.taken() == [30]);
+    wait_until("a snapshot was taken", || bed.taken() == [0, 1, 2, 3, ahead]);
+    bed.daemon.settle();
+    assert_eq!(bed.taken(), [0, 1, 2, 3, ahead]);
+    bed.set_clock(5, 1);
+    bed.daemon.restart();
+    wait_until("a snapshot was taken", || bed.taken() == [0, 1, 2, 3, 5, ahead]);
+    bed.set_clock(30, 25);
+    bed.daemon.restart();
+    wait_until("a snapshot was taken, and others destroyed", || bed.taken() == [30, ahead]);
 }
 
 #[test]
@@ -286,4 +326,74 @@ fn an_impossible_schedule_is_refused() {
     assert_eq!(refused(json!({ "scheduled": true })), ("state".into(), json!("scheduled")));
     let read_only = json!({ "retention": { "daily": 1 }, "read_only": true });
     assert_eq!(refused(read_only), ("state".into(), json!("retention")));
+}
+
+/// Snapshots by hand until the chain has this many images.
+fn deepen(bed: &Bed, depth: u64) {
+    while bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["depth"].as_u64().unwrap() < depth {
+        bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({})));
+    }
+}
+
+/// The metric.
+fn failed_schedules(bed: &Bed) -> f64 {
+    let metrics = bed.daemon.exchange("GET", "/metrics", &[], "").body;
+    let line = metrics.lines().find(|line| line.starts_with("tapline_failed_schedules"));
+    line.unwrap_or_else(|| panic!("{metrics}")).rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[test]
+#[ignore = "slow: run by `make test-all`"]
+fn a_schedule_of_a_full_chain_shows_why_it_fails_until_there_is_room() {
+    let mut bed = Bed::new();
+    let vdi = format!("/vdis/{}", bed.vdi);
+    deepen(&bed, 60);
+    let failed = bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!((&failed["state"], &failed["problem"]["code"]), (&json!("failed"), &json!("state")), "{failed}");
+    let shown = bed.daemon.get(&vdi).1;
+    let why = &shown["retention_problem"];
+    assert!(why["detail"].as_str().unwrap().contains("60 images"), "{shown}");
+    assert!(why["advice"].as_str().unwrap().contains("destroy unneeded snapshots"), "{shown}");
+    assert_eq!(failed_schedules(&bed), 1.0);
+    // As the advice has it.
+    let snapshots = bed.daemon.get(&format!("/vdis?snapshot_of={}", bed.vdi)).1;
+    let one = snapshots.as_array().unwrap().iter().find(|vdi| vdi["scheduled"] != true).unwrap();
+    bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", one["uuid"].as_str().unwrap())));
+    bed.set_clock(1, 1);
+    let done = bed.keep_and_take(json!({ "hourly": 3 }));
+    assert_eq!(done["state"], "done", "{done}");
+    assert_eq!(bed.daemon.get(&vdi).1.get("retention_problem"), None);
+    assert_eq!(failed_schedules(&bed), 0.0);
+}
+
+#[test]
+#[ignore = "slow: run by `make test-all`"]
+fn a_schedule_of_a_full_chain_destroys_and_merges_first() {
+    let mut bed = Bed::new();
+    for hour in 0..3 {
+        bed.set_clock(hour, u64::from(hour > 0));
+        bed.keep_and_take(json!({ "hourly": 3 }));
+    }
+    deepen(&bed, 60);
+    bed.set_clock(3, 1);
+    let done = bed.keep_and_take(json!({ "hourly": 1 }));
+    assert_eq!(done["state"], "done", "{done}");
+    assert_eq!(bed.taken(), [3]);
+}
+
+#[test]
+fn a_snapshot_uses_what_the_disk_had_written() {
+    let bed = Bed::new();
+    let vbd = crate::harness::disks::vbd(&bed.daemon, &bed.vdi, "nbd");
+    crate::harness::disks::plug(&bed.daemon, &vbd);
+    let at = crate::harness::disks::nbd(&bed.daemon, &vbd);
+    let (written, said) = crate::harness::disks::io(&at, &["write -P 1 0 4M", "flush"]);
+    assert!(written, "{said}");
+    let used = |vdi: &str| bed.daemon.get(&format!("/vdis/{vdi}")).1["physical_utilisation"].as_u64().unwrap();
+    let made = bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({})));
+    assert!(used(made["uuid"].as_str().unwrap()) >= 4 << 20);
+    let (written, said) = crate::harness::disks::io(&at, &["write -P 2 0 2M", "flush"]);
+    assert!(written, "{said}");
+    crate::harness::disks::unplug(&bed.daemon, &vbd);
+    assert!(used(&bed.vdi) >= 2 << 20);
 }

@@ -102,6 +102,26 @@ fn each_operation_is_done_for_the_roles_that_may_and_refused_for_the_others() {
 }
 
 #[test]
+fn an_operator_gives_no_tag_that_the_object_does_not_have() {
+    let authority = Authority::new();
+    let daemon = authority.start("");
+    let sr = daemon.repository("disks");
+    let own = Objects::new(&daemon, &sr, "web", &json!(["web", "prod"]));
+    let (_, secret) = token(&daemon, json!({ "name": "ops", "role": "operator", "tag": "web" }));
+    let (_, vdi) = &own.0[0];
+    let snapshot = |body: Value| authority.ask(&daemon, Some(&secret), &format!("POST /vdis/{vdi}/snapshot"), &body);
+    for tags in [json!(["db"]), json!(["web", "db"])] {
+        let refused = snapshot(json!({ "tags": tags }));
+        assert_eq!((refused.status, refused.code().as_str()), (403, "missing-role"), "{refused:?}");
+        assert!(refused.json()["detail"].as_str().unwrap().contains("'db'"), "{refused:?}");
+    }
+    let made = snapshot(json!({ "tags": ["prod", "web"] }));
+    let made = daemon.done((made.status, made.json()));
+    assert_eq!(daemon.get(&format!("/vdis/{}", made["uuid"].as_str().unwrap())).1["tags"], json!(["prod", "web"]));
+    assert_eq!(snapshot(json!({ "tags": "db" })).code(), "invalid");
+}
+
+#[test]
 fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing() {
     let authority = Authority::new();
     let daemon = authority.start("");

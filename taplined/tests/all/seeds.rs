@@ -124,6 +124,40 @@ fn a_clone_has_the_seed_with_an_instance_id_of_its_own() {
 }
 
 #[test]
+fn a_deleted_seed_is_in_no_file_of_the_catalogue() {
+    let mut daemon = crate::harness::start();
+    let has_secret = |daemon: &Taplined| {
+        let files = fs::read_dir(daemon.room().join("state")).unwrap().map(|entry| entry.unwrap().path());
+        let mut files = files.filter(|path| path.is_file() && path.to_string_lossy().contains("catalogue.db"));
+        files.any(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).contains(SECRET))
+    };
+    let (vm, other) = (seeded(&daemon, "web", seed()), seeded(&daemon, "db", seed()));
+    assert!(has_secret(&daemon));
+    assert_eq!(daemon.patch(&vm, json!({ "seed": null })).0, 200);
+    assert_eq!(daemon.delete(&other).0, 204);
+    // While somebody reads, the log is left to the next commit.
+    crate::harness::wait_until("it is gone", || {
+        let words = json!({ "description": format!("{:?}", std::time::Instant::now()) });
+        assert_eq!(daemon.patch(&vm, words).0, 200);
+        !has_secret(&daemon)
+    });
+    daemon.restart();
+    assert!(!has_secret(&daemon));
+}
+
+#[test]
+fn an_invalid_seed_is_refused_without_being_shown() {
+    let daemon = crate::harness::start();
+    for seed in [json!(SECRET), json!([SECRET]), json!({ "user_data": { "password": SECRET } }), json!({ SECRET: 1 })] {
+        let asked = json!({ "name": "x", "driver": "qemu", "memory": 64 << 20, "vcpus": 1, "seed": seed });
+        let (status, problem) = daemon.post("/vms", asked);
+        assert_eq!((status, &problem["code"]), (400, &json!("invalid")), "{problem}");
+        assert!(!problem.to_string().contains(SECRET) && problem["field"].as_str().unwrap().starts_with("seed"));
+    }
+    assert!(!daemon.log().contains(SECRET));
+}
+
+#[test]
 fn an_impossible_seed_is_refused_by_its_field() {
     let Some((daemon, _)) = begin("", &[]) else { return };
     let make = |driver: &str, seed: Value| {

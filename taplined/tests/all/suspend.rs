@@ -112,6 +112,21 @@ fn said(problem: &Value) -> &str {
 }
 
 #[test]
+fn a_repository_with_a_disk_of_a_suspended_vm_is_not_detached_and_says_why() {
+    let Some(bed) = Bed::new() else { return };
+    bed.started();
+    bed.suspended();
+    let sr = bed.daemon.get("/srs").1[0]["uuid"].as_str().unwrap().to_owned();
+    let (status, refused) = bed.daemon.post(&format!("/srs/{sr}/detach"), json!({}));
+    assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
+    assert!(said(&refused).contains("is suspended") && said(&refused).contains(&sr), "{refused}");
+    // As the advice has it.
+    assert!(refused["advice"].as_str().unwrap().contains("tapline vm discard"), "{refused}");
+    assert_eq!(bed.daemon.delete(&format!("{}/memory", bed.vm)).0, 200);
+    bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/detach"), json!({})));
+}
+
+#[test]
 fn a_suspended_guest_goes_on_where_it_was() {
     let Some(bed) = Bed::new() else { return };
     let first = bed.started();

@@ -17,6 +17,7 @@ use crate::daemon::Daemon;
 
 /// Checks the files of a repository that was just attached. A failure does not stop anything else.
 pub async fn hold(daemon: &Daemon, sr: Uuid) {
+    super::same_file::hold(daemon, sr).await;
     match look(daemon, sr).await {
         Ok(held) => {
             for (vdi, file) in held {

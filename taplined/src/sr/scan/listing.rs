@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use api::{Code, ImageFormat, Problem, Sr, SrSource, Unplaced};
 use repo::catalogue::{Image, ImageState};
-use repo::driver::{Entry, LABEL, LOCK, UNFINISHED};
+use repo::driver::{Entry, FileNumbers, LABEL, LOCK, UNFINISHED};
 use repo::inventory::{DAMAGED, INVENTORY};
 use uuid::Uuid;
 
@@ -24,6 +24,8 @@ pub struct Candidate {
     pub len: u64,
     /// Its physical size.
     pub physical: u64,
+    /// Its device and inode number, if it was listed.
+    pub numbers: Option<FileNumbers>,
     /// The image that it is, if it is known.
     pub known: Option<Uuid>,
 }
@@ -32,7 +34,7 @@ impl Candidate {
     /// A file that is known.
     pub fn known(image: &Image) -> Candidate {
         let Image { uuid, file, format, size, physical, .. } = image.clone();
-        Candidate { file, format, len: size, physical, known: Some(uuid) }
+        Candidate { file, format, len: size, physical, numbers: None, known: Some(uuid) }
     }
 
     /// Whether its format has a place for an identity.
@@ -131,8 +133,9 @@ fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static st
             "odd"
         }
         None => {
-            let Entry { name, physical, len, .. } = entry;
-            sorted.appeared.push(Candidate { file: name, format, len, physical, known: None });
+            let Entry { name, physical, len, numbers, .. } = entry;
+            let candidate = Candidate { file: name, format, len, physical, numbers: Some(numbers), known: None };
+            sorted.appeared.push(candidate);
             "images"
         }
     }
@@ -162,7 +165,8 @@ mod test {
     use super::*;
 
     fn entry(name: &str) -> Entry {
-        Entry { name: name.into(), file: true, physical: 4096, len: 1024, foreign: false, fresh: false }
+        let numbers = FileNumbers { device: 1, inode: 1 };
+        Entry { name: name.into(), file: true, physical: 4096, len: 1024, foreign: false, fresh: false, numbers }
     }
 
     fn repository(source: &str) -> Sr {

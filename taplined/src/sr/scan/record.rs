@@ -143,11 +143,16 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         name: free_name(tx, sr, file)?,
         description: api::Description::default(),
         labels: api::Labels::default(),
-        read_only: fixed || base || file.ends_with(".iso"),
+        read_only: base || is_read_only(fixed, file),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
         scheduled: false,
     };
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
+}
+
+/// Whether the VDI of a file is read-only, whatever stands on it. `fixed`: its repository is.
+pub fn is_read_only(fixed: bool, file: &str) -> bool {
+    fixed || file.ends_with(".iso")
 }
 
 /// The only VDI above a base, if there is exactly one: the base is an earlier state of it. Other bases do not count.
@@ -183,7 +188,7 @@ fn free_name(tx: &Tx<'_>, sr: &Sr, file: &str) -> Result<api::Name, Problem> {
 /// The name of the file without its suffix, if that is a valid name.
 fn name(file: &str) -> Result<api::Name, Problem> {
     let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
-    let short = |text: &str| text.chars().take(NAME_MAX).collect::<String>().trim().to_owned();
+    let short = |text: &str| api::visible(text).chars().take(NAME_MAX).collect::<String>().trim().to_owned();
     let tried = [short(stem), short(file), "image".into()];
     let found = tried.into_iter().find_map(|text| api::Name::try_from(text).ok());
     found.ok_or_else(|| Problem::failed(format_args!("choose a name for the VDI of {file}"), "it has no usable part"))
@@ -200,5 +205,6 @@ mod test {
         assert_eq!(name(uuid).unwrap().as_str(), uuid);
         assert_eq!(name(&format!("{}.raw", "x".repeat(200))).unwrap().as_str(), "x".repeat(128));
         assert_eq!(name(" .raw").unwrap().as_str(), ".raw");
+        assert_eq!(name("web\u{202e}war.raw").unwrap().as_str(), "web\\u{202e}war");
     }
 }

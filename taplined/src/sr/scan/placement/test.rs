@@ -3,7 +3,7 @@
 use super::*;
 
 fn image(file: &str, format: ImageFormat) -> Found {
-    let file = Candidate { file: file.into(), format, len: 4096, physical: 4096, known: None };
+    let file = Candidate { file: file.into(), format, len: 4096, physical: 4096, numbers: None, known: None };
     Found { file, size: 1 << 30, identity: None, hidden: false, parent: None }
 }
 

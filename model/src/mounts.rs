@@ -41,6 +41,17 @@ impl Mounts {
         Ok(())
     }
 
+    /// Shows a directory at `name` as well, through FUSE.
+    pub fn show(&mut self, name: &str, directory: &Path) -> Result<(), String> {
+        let at = self.room.join(name);
+        for directory in [directory, &at] {
+            fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        }
+        run(Command::new("bindfs").arg(directory).arg(&at))?;
+        self.mounted.push(at);
+        Ok(())
+    }
+
     /// Leaves all of them mounted.
     pub fn keep(&mut self) {
         self.mounted.clear();

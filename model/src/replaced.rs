@@ -258,6 +258,14 @@ fn places(mounts: &mut Mounts, room: &std::path::Path) -> Result<Vec<(Medium, Pa
             Err(why) => println!("NOT RUN: {name}: {why}"),
         }
     }
+    if tool::locate("bindfs").is_none() {
+        println!("NOT RUN: fuse, there is no bindfs");
+    } else if places.iter().any(|(medium, _)| *medium == Medium::Ext4) {
+        match mounts.show("fuse", &room.join("ext4/fuse")) {
+            Ok(()) => places.push((Medium::Fuse, room.join("fuse"))),
+            Err(why) => println!("NOT RUN: fuse: {why}"),
+        }
+    }
     Ok(places)
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Timespec, Timestamps, fcntl_lock, utimensat};
 use testbed::tool;
 
 /// Bytes of a loop device.
@@ -44,6 +44,8 @@ pub enum Medium {
     Tmpfs,
     /// A loop device.
     Loop,
+    /// A file on FUSE, which tells no time of birth; its inode is one of ext4.
+    Fuse,
 }
 
 impl Medium {
@@ -191,8 +193,12 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
 /// Copies a file with its time of modification, which children record.
 pub fn copy_with_time(from: &Path, to: &Path) -> Result<(), String> {
     copy(from, to)?;
-    let modified = fs::metadata(from).and_then(|metadata| metadata.modified());
-    let set = modified.and_then(|time| File::options().write(true).open(to)?.set_modified(time));
+    let set = fs::metadata(from).and_then(|found| {
+        let time = Timespec { tv_sec: found.mtime(), tv_nsec: found.mtime_nsec() };
+        // Both: bindfs knows no time that stays as it is.
+        let times = Timestamps { last_access: time, last_modification: time };
+        Ok(utimensat(CWD, to, &times, AtFlags::empty())?)
+    });
     set.map_err(|error| format!("{}: {error}", to.display()))
 }
 

@@ -239,9 +239,9 @@ fn one(options: &Options, ground: &Ground, seed: u64, numbers: (u32, u32)) -> Op
 /// Places of each kind that there can be here.
 fn places(mounts: &mut Mounts, room: &std::path::Path) -> Result<Vec<(Medium, PathBuf)>, String> {
     let made: [(Medium, &str, &str, &[&str], u64); 3] = [
-        (Medium::Ext4, "ext4", "mkfs.ext4", &["-q"], 256),
-        (Medium::Xfs, "xfs", "mkfs.xfs", &["-q", "-m", "reflink=1"], 400),
-        (Medium::Btrfs, "btrfs", "mkfs.btrfs", &["-q"], 400),
+        (Medium::Ext4, "ext4", "mkfs.ext4", &["-q"], 512),
+        (Medium::Xfs, "xfs", "mkfs.xfs", &["-q", "-m", "reflink=1"], 512),
+        (Medium::Btrfs, "btrfs", "mkfs.btrfs", &["-q"], 1024),
     ];
     let mut places = vec![(Medium::Tmpfs, room.join("tmpfs"))];
     match std::path::Path::new("/dev/loop-control").exists() && tool::locate("losetup").is_some() {

@@ -33,14 +33,8 @@ fn die_if(wanted: &str, name: &str, request: &Request) {
 /// A fault that can be put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// A redo log is taken for that of an image although the image has another stamp.
-    AnyStamp,
-    /// An image that was modified after its process was killed is refused.
-    TimeDecides,
     /// A redo log is only found as long as its image has no further name.
     LinkDecides,
-    /// A redo log that was replayed by a job stays.
-    LogNotEnded,
     /// Who only reads an image does not read its redo log.
     ReaderIgnoresLog,
 }
@@ -55,10 +49,7 @@ pub const fn planted(_: Planted) -> bool {
 #[cfg(feature = "planted")]
 pub fn planted(which: Planted) -> bool {
     let name = match which {
-        Planted::AnyStamp => "any-stamp",
-        Planted::TimeDecides => "time-decides",
         Planted::LinkDecides => "link-decides",
-        Planted::LogNotEnded => "log-not-ended",
         Planted::ReaderIgnoresLog => "reader-ignores-log",
     };
     std::env::var("TAPLINE_DISK_PLANTED").is_ok_and(|named| named == name)

@@ -49,7 +49,8 @@ impl Round<'_> {
             Action::QemuCreate | Action::QemuConvert | Action::ConvertForce => true,
             Action::QemuConvertInto => by_qemu && self.is_of_first_size() && image.format != "vhd",
             Action::CreateForce => on_device,
-            Action::Resize => self.is_of_first_size() && !on_device,
+            // A raw device is larger than the disks here, and so is what stands on it.
+            Action::Resize => self.is_of_first_size() && !has_device,
             Action::Flatten | Action::Rebase => has_parents,
             Action::Merge => {
                 has_parents && !on_device && !image.parents.iter().any(|parent| site::is_device(&parent.leaf))

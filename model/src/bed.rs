@@ -5,14 +5,14 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tempfile::TempDir;
 use testbed::daemon::Daemon;
 use testbed::daemon::api::Api;
 use testbed::daemon::processes::Places;
-use testbed::tool;
+
+use super::mounts::Mounts;
 
 /// The storage of a repository that comes and goes: its name, its file system, and the format of VDIs.
 const FURTHER: (&str, &str, &str) = ("further", "ext4", "qcow2");
@@ -52,7 +52,7 @@ pub struct Bed {
     pub places: Places,
     /// Where repositories are.
     pub storages: Vec<Storage>,
-    mounted: Vec<PathBuf>,
+    mounts: Mounts,
     /// What takes the space of a file system that is full.
     filled: Vec<PathBuf>,
     room: Option<TempDir>,
@@ -71,15 +71,15 @@ impl Bed {
             api,
             places,
             storages: Vec::new(),
-            mounted: Vec::new(),
+            mounts: Mounts::below(&path),
             filled: Vec::new(),
             room: Some(room),
         };
         for name in ["state", "run", "log"] {
-            bed.mount(name, &["-t", "tmpfs", "-o", "size=48m", "tapline"], None)?;
+            bed.mounts.mount(name, &["-t", "tmpfs", "-o", "size=48m", "tapline"], None)?;
         }
-        bed.mount("ext4", &["-o", "loop"], Some(("mkfs.ext4", &["-q"], 512)))?;
-        bed.mount("xfs", &["-o", "loop"], Some(("mkfs.xfs", &["-q", "-m", "reflink=1"], 640)))?;
+        bed.mounts.mount("ext4", &["-o", "loop"], Some(("mkfs.ext4", &["-q"], 512)))?;
+        bed.mounts.mount("xfs", &["-o", "loop"], Some(("mkfs.xfs", &["-q", "-m", "reflink=1"], 640)))?;
         for (name, on, format) in
             [("chains", "ext4", "qcow2"), ("vhds", "ext4", "vhd"), ("copies", "xfs", "raw"), FURTHER]
         {
@@ -90,23 +90,6 @@ impl Bed {
         let settings = "[storage]\nlost-interval = 1\nfull-interval = 1\nmeasure-interval = 5\n";
         bed.daemon = Some(Daemon::start(programs.to_owned(), bed.places.clone(), settings)?);
         Ok(bed)
-    }
-
-    fn mount(&mut self, name: &str, words: &[&str], made: Option<(&str, &[&str], u64)>) -> Result<(), String> {
-        let at = self.places.room.join(name);
-        fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
-        let mut command = Command::new("mount");
-        command.args(words);
-        if let Some((mkfs, options, mebibytes)) = made {
-            let image = self.places.room.join(format!("{name}.image"));
-            let file = File::create(&image).and_then(|file| file.set_len(mebibytes << 20));
-            file.map_err(|error| format!("{}: {error}", image.display()))?;
-            run(Command::new(mkfs).args(options).arg(&image))?;
-            command.arg(&image);
-        }
-        run(command.arg(&at))?;
-        self.mounted.push(at);
-        Ok(())
     }
 
     /// The daemon.
@@ -161,7 +144,7 @@ impl Bed {
 
     /// Leaves all files where they are, and says where.
     pub fn keep(&mut self) -> Option<PathBuf> {
-        self.mounted.clear();
+        self.mounts.keep();
         self.room.take().map(TempDir::keep)
     }
 }
@@ -170,24 +153,5 @@ impl Drop for Bed {
     fn drop(&mut self) {
         // Kills the daemon and its disks.
         drop(self.daemon.take());
-        for at in self.mounted.iter().rev() {
-            // A killed process lets go of its files a moment later.
-            let mut left = Ok(());
-            for _ in 0..100 {
-                left = run(Command::new("umount").arg(at));
-                if left.is_ok() {
-                    break;
-                }
-                std::thread::sleep(std::time::Duration::from_millis(50));
-            }
-            if let Err(why) = left {
-                eprintln!("{why}");
-            }
-        }
     }
-}
-
-/// Runs a program that must succeed.
-fn run(command: &mut Command) -> Result<(), String> {
-    tool::text(command).map(drop).map_err(|error| error.to_string())
 }

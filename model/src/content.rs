@@ -100,10 +100,9 @@ fn unit_len() -> usize {
 }
 
 fn stamp_of(unit: u64, bytes: &[u8]) -> Result<u64, String> {
-    let mut words =
-        bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)));
-    let first = words.next().unwrap_or(0);
-    if words.any(|word| word != first) {
+    let first = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+    // All words are the same if each is as the one before it.
+    if bytes.get(8..) != bytes.get(..bytes.len().saturating_sub(8)) {
         return Err("it is torn".into());
     }
     match (first, first & ((1 << PLACE_BITS) - 1)) {

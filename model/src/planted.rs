@@ -3,7 +3,7 @@
 //! Knows which operations bring one to light, which are done more often then: the same ones as always.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -117,25 +117,33 @@ pub fn run(options: &Options, wanted: &str) -> Result<(), String> {
 /// Programs with the faults in them, beside those that have none.
 fn planted_programs(options: &Options) -> Result<PathBuf, String> {
     let plain = programs(options.bin_dir.as_deref())?;
+    let into = planted_program("taplined")?;
+    copy_program("tapline-disk", &plain, &into)?;
+    Ok(into)
+}
+
+/// The directory of a program with the faults in it; the place that all others look at has the plain one again.
+pub fn planted_program(name: &str) -> Result<PathBuf, String> {
     let built = programs(None)?;
-    let into = root().join("target/planted");
-    let failed = |error: std::io::Error| format!("{}: {error}", into.display());
-    fs::create_dir_all(&into).map_err(failed)?;
+    let into = root().join("target/planted").join(name);
+    fs::create_dir_all(&into).map_err(|error| format!("{}: {error}", into.display()))?;
+    // The same programs as always, so that all but this one is there already.
     let build_with = |more: &[&str]| {
         let mut build = cargo();
-        // The same programs as always, so that all but the daemon is there already.
         build.args(["build", "--quiet", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
         tool::text(build.args(more)).map(drop).map_err(|error| error.to_string())
     };
-    build_with(&["--features", "taplined/planted"])?;
-    // Removed first: one that somebody runs cannot be written to.
-    for (name, from) in [("taplined", built.join("taplined")), ("tapline-disk", plain.join("tapline-disk"))] {
-        fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;
-        fs::copy(from, into.join(name)).map_err(failed)?;
-    }
-    // The place that all others look at has the plain one again.
+    build_with(&["--features", &format!("{name}/planted")])?;
+    copy_program(name, &built, &into)?;
     build_with(&[])?;
     Ok(into)
+}
+
+/// Removed first: one that somebody runs cannot be written to.
+fn copy_program(name: &str, from: &Path, into: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", into.display());
+    fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;
+    fs::copy(from.join(name), into.join(name)).map(drop).map_err(failed)
 }
 
 fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
@@ -143,7 +151,7 @@ fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
 }
 
 /// Another process of this program seeks it; what it says.
-fn ask_another(options: &Options, programs: &std::path::Path, name: &str) -> Result<String, String> {
+fn ask_another(options: &Options, programs: &Path, name: &str) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut another = Command::new(program);
     another.args(["model", "--planted", name, "--seed", &options.seed.to_string(), "--bin-dir"]).arg(programs);

@@ -1,7 +1,9 @@
 //! Where tests make a request kill the process: `begin:SECTOR` when a request for that sector is about to begin,
 //! `answer:SECTOR` when it is done and about to be completed.
 //!
-//! It knows nothing about requests otherwise. Invariant: without the environment variable it does nothing.
+//! And faults that can be put in, to check that rounds of replaced images find them (`cargo xtask replaced --planted`).
+//!
+//! It knows nothing about requests otherwise. Invariant: without the environment variables it does nothing.
 
 use std::sync::LazyLock;
 
@@ -26,4 +28,29 @@ fn die_if(wanted: &str, name: &str, request: &Request) {
         // Like any of our panics, but without output.
         std::process::abort();
     }
+}
+
+/// A fault that can be put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A redo log is only found as long as its image has no further name.
+    LinkDecides,
+    /// Who only reads an image does not read its redo log.
+    ReaderIgnoresLog,
+}
+
+/// Whether a fault is put in. Only programs built for that have any.
+#[cfg(not(feature = "planted"))]
+pub const fn planted(_: Planted) -> bool {
+    false
+}
+
+/// Whether a fault is put in, according to the environment.
+#[cfg(feature = "planted")]
+pub fn planted(which: Planted) -> bool {
+    let name = match which {
+        Planted::LinkDecides => "link-decides",
+        Planted::ReaderIgnoresLog => "reader-ignores-log",
+    };
+    std::env::var("TAPLINE_DISK_PLANTED").is_ok_and(|named| named == name)
 }

@@ -26,6 +26,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use uring::ImageFile;
 
 use crate::failure::Failure;
+use crate::fault::{Planted, planted};
 use crate::files::Files;
 use crate::log::say;
 use crate::{ordered, uuid};
@@ -91,6 +92,9 @@ const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writ
 /// no right to write.
 pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(ADVICE);
+    if planted(Planted::ReaderIgnoresLog) {
+        return Ok(None);
+    }
     let Some(found) = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left) else {
         return Ok(None);
     };
@@ -251,7 +255,10 @@ impl LogFile {
     }
 
     fn find(files: &Files, image: &std::fs::Metadata, create: bool) -> io::Result<Option<LogFile>> {
-        let name = file_name(image);
+        let mut name = file_name(image);
+        if planted(Planted::LinkDecides) {
+            name = format!("{}-{name}", image.nlink());
+        }
         if files.are_handed() {
             let found = files.handed_as(&name).transpose()?;
             return Ok(found.map(|file| LogFile { file, path: PathBuf::from(name), handed: true, identity: None }));

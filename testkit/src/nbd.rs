@@ -14,6 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 const OPTION_GO: u32 = 7;
 
+/// NBD_CMD_FLAG_FUA.
+const FUA: u16 = 1;
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -71,12 +74,16 @@ impl Client {
 
     /// Sends a request ("Request message").
     pub fn send(&mut self, command: Command, at: u64, len: u64, data: &[u8]) -> io::Result<()> {
+        self.send_with(0, command, at, len, data)
+    }
+
+    fn send_with(&mut self, flags: u16, command: Command, at: u64, len: u64, data: &[u8]) -> io::Result<()> {
         self.cookie += 1;
         self.unanswered.insert(self.cookie);
         let len = u32::try_from(len).map_err(io::Error::other)?;
         let head = [
             &0x2560_9513_u32.to_be_bytes()[..],
-            &0_u16.to_be_bytes(),
+            &flags.to_be_bytes(),
             &(command as u16).to_be_bytes(),
             &self.cookie.to_be_bytes(),
             &at.to_be_bytes(),
@@ -118,6 +125,12 @@ impl Client {
     /// Writes bytes.
     pub fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
         self.ask(Command::Write, at, length(data.len()), data).map(drop)
+    }
+
+    /// Writes bytes, which are durable when it returns.
+    pub fn write_durably(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
+        self.send_with(FUA, Command::Write, at, length(data.len()), data)?;
+        self.answer(0).map(drop)
     }
 
     /// Makes durable what was answered.

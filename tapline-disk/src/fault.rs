@@ -33,6 +33,10 @@ fn die_if(wanted: &str, name: &str, request: &Request) {
 /// A fault that can be put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
+    /// A redo log is taken for that of an image although the image has another stamp.
+    AnyStamp,
+    /// An image that was modified after its process was killed is refused.
+    TimeDecides,
     /// A redo log is only found as long as its image has no further name.
     LinkDecides,
     /// Who only reads an image does not read its redo log.
@@ -49,6 +53,8 @@ pub const fn planted(_: Planted) -> bool {
 #[cfg(feature = "planted")]
 pub fn planted(which: Planted) -> bool {
     let name = match which {
+        Planted::AnyStamp => "any-stamp",
+        Planted::TimeDecides => "time-decides",
         Planted::LinkDecides => "link-decides",
         Planted::ReaderIgnoresLog => "reader-ignores-log",
     };

@@ -13,7 +13,12 @@ use crate::planted::planted_program;
 const PATIENCE: u64 = 60;
 
 /// The faults, and the actions that bring each to light.
-const ALL: &[(&str, &[Action])] = &[("link-decides", &[Action::Link]), ("reader-ignores-log", &[Action::Nothing])];
+const ALL: &[(&str, &[Action])] = &[
+    ("any-stamp", &[Action::Overwrite, Action::GiveNumber]),
+    ("time-decides", &[Action::TouchFuture]),
+    ("link-decides", &[Action::Link]),
+    ("reader-ignores-log", &[Action::Nothing]),
+];
 
 /// `--planted`: one of them or all.
 pub fn run(options: &Options, wanted: &str) -> Result<(), String> {

@@ -117,6 +117,17 @@ pub fn has_failed(state: &[u8; STATE_LEN]) -> bool {
     word(MAGIC_AT) == MAGIC && word(VERSION_AT) == VERSION && word(FAILED_AT) != 0
 }
 
+/// The stamps of which the file of a log has one, of which this is the beginning; none if it is not understood.
+pub fn stamps_of(prefix: &[u8; PREFIX_LEN]) -> Vec<Stamp> {
+    let Some(state) = prefix.first_chunk() else { return Vec::new() };
+    if word_of(state, MAGIC_AT) != MAGIC || word_of(state, VERSION_AT) != VERSION {
+        return Vec::new();
+    }
+    let counts = |slot: &usize| word_of(state, ACCEPTED_AT) & (1 << slot) != 0;
+    let bytes = |at: &usize| Stamp::from_bytes(prefix.get(*at..*at + STAMP_LEN)?);
+    STAMPS_AT.iter().enumerate().filter(|(slot, _)| counts(slot)).filter_map(|(_, at)| bytes(at)).collect()
+}
+
 fn word_of(state: &[u8; STATE_LEN], at: usize) -> u64 {
     let bytes = state.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))

@@ -45,6 +45,9 @@ const EVENTS_MAX: usize = 200_000;
 /// After each so many file operations the disk forgets all that it can, if it is at rest.
 const FORGETS: u64 = 5;
 
+/// After each so many file operations the files need new stamps, as from time to time under whoever serves the disk.
+const EXPIRES: u64 = 7;
+
 /// Operations of workloads of which all are explored.
 const SHORT: usize = 4;
 
@@ -352,6 +355,9 @@ impl Run {
 
     fn finish(&mut self, which: usize) {
         self.operations += 1;
+        if self.operations % EXPIRES == 0 {
+            self.disk.expire_stamps();
+        }
         let ended = self.io.finish(which);
         let ended: Vec<_> = ended.into_iter().filter_map(|done| self.settle_aside(done)).collect();
         let mut io = SabotagedIo { io: &mut self.io, plot: &self.plot };

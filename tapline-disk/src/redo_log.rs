@@ -10,6 +10,8 @@
 //! is of the image, in the state in which the image is, is proven by the stamp in the image, or where the log has no
 //! records, by an id of the file that is not given out again ([`Owner`]).
 
+mod place;
+
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
@@ -24,7 +26,7 @@ use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN, IN_FLIGHT, Owner};
 use disk::{ImageErrorKind, RedoLog, Stamp};
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate};
-use uring::ImageFile;
+use uring::{Cache, ImageFile};
 
 use crate::failure::Failure;
 use crate::fault::{Planted, planted};
@@ -81,6 +83,7 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     fallocate(&found.file, FallocateFlags::empty(), 0, LEN).map_err(|errno| failed(errno.into()))?;
     let owner = owner(file).map_err(failed)?;
     let log = found.read_as(name, found.region().map_err(failed)?, &owner, file)?;
+    place::hold(&found.file).map_err(failed)?;
     found.identity = Some(owner.identity);
     opened().push(found);
     Ok(Some(log))
@@ -108,15 +111,13 @@ pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
 
 /// Whether a sync of the image at this path has failed in its last process, or of one below it.
 pub fn has_failed(files: &Files, path: &Path) -> bool {
-    let found = files.metadata(path).ok().and_then(|metadata| LogFile::find(files, &metadata, false).ok().flatten());
-    let state = found.and_then(|found| found.state().ok().flatten());
+    let state = LogFile::of_path(files, path).and_then(|found| found.state().ok().flatten());
     state.is_some_and(|state| redo::has_failed(&state))
 }
 
 /// Whether a process has left something in the log of the image at this path.
 pub fn is_left(files: &Files, path: &Path) -> bool {
-    let found = files.metadata(path).ok().and_then(|metadata| LogFile::find(files, &metadata, false).ok().flatten());
-    found.is_some_and(|found| found.is_left())
+    LogFile::of_path(files, path).is_some_and(|found| found.is_left())
 }
 
 /// Replays the log of a dead process into an image, which is open for writing and locked, and ends the log. After a
@@ -232,7 +233,7 @@ fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
 }
 
 /// Ends the log of a file that is about to be overwritten by another image. Before the first byte of that.
-pub fn void(files: &Files, file: &ImageFile) -> io::Result<()> {
+pub fn void(files: &Files, file: &mut ImageFile) -> io::Result<()> {
     match LogFile::of(files, file, false)? {
         Some(found) => found.file.set_len(0),
         None => Ok(()),
@@ -251,8 +252,24 @@ fn owner(file: &ImageFile) -> io::Result<Owner> {
 const _: () = assert!(16 + uring::UNIQUE_ID_MAX <= IDENTITY_LEN, "an id would be cut off");
 
 impl LogFile {
-    fn of(files: &Files, file: &ImageFile, create: bool) -> io::Result<Option<LogFile>> {
-        LogFile::find(files, &file.metadata()?, create)
+    fn of(files: &Files, file: &mut ImageFile, create: bool) -> io::Result<Option<LogFile>> {
+        let metadata = file.metadata()?;
+        if !files.are_handed() {
+            let directory = directory();
+            check_ours(&directory)?;
+            place::find(&directory, &file_name(&metadata), file, create)?;
+        }
+        LogFile::find(files, &metadata, create)
+    }
+
+    /// The log of the image at this path, if that can be opened.
+    fn of_path(files: &Files, path: &Path) -> Option<LogFile> {
+        if files.are_handed() {
+            return LogFile::find(files, &files.metadata(path).ok()?, false).ok().flatten();
+        }
+        let look = uring::OpenOptions { write: false, cache: Cache::Writeback, lock: false };
+        let mut file = ImageFile::open(path, look).ok()?;
+        LogFile::of(files, &mut file, false).ok().flatten()
     }
 
     fn find(files: &Files, image: &std::fs::Metadata, create: bool) -> io::Result<Option<LogFile>> {

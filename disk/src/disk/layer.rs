@@ -209,11 +209,17 @@ impl<F: Format> Layer<F> {
         }
     }
 
+    /// The file gets a new stamp before the next change is logged.
+    pub(super) fn expire_stamp(&mut self) {
+        if self.stamping == Stamping::Done {
+            self.stamping = Stamping::Due;
+        }
+    }
+
     /// Removes the stamp with the next round. Only while the layer is clean.
     pub(super) fn clear_stamp(&mut self) {
-        if std::mem::replace(&mut self.stamping, Stamping::Due) == Stamping::Done {
-            self.format.clear_stamp();
-        }
+        self.stamping = Stamping::Due;
+        self.format.clear_stamp();
     }
 
     /// Begins a round. The changes of the last process come first, for the format does not know of them.

@@ -57,10 +57,16 @@ impl<F: Format> Disk<F> {
         }
     }
 
+    /// The next change that is logged needs a new stamp. To be called from time to time while requests come: a copy of the
+    /// file that was made since the last stamp cannot be told from the file.
+    pub fn expire_stamps(&mut self) {
+        self.chain.for_writers_upwards(super::layer::Layer::expire_stamp);
+    }
+
     /// Has the next round remove the stamps from the files. For the end of the process that has written them, on an
     /// idle disk of which everything is durable.
     pub fn clear_stamps(&mut self) {
-        if self.is_clean() {
+        if self.is_clean() && self.chain.is_logged() {
             self.chain.for_writers_upwards(super::layer::Layer::clear_stamp);
         }
     }

@@ -132,6 +132,9 @@ impl Head {
 
     /// The stamp does not count any more, once the next round has ended.
     pub fn clear_stamp(&mut self) {
+        if self.header.raw.autoclear.get() & STAMP_VALID == 0 {
+            return;
+        }
         self.header.raw.autoclear = (self.header.raw.autoclear.get() & !STAMP_VALID).into();
         self.changes.other = true;
     }

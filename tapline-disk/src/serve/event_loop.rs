@@ -43,6 +43,10 @@ use crate::signals::Signal;
 use crate::stats::{Counters, Stats};
 use crate::threads::Threads;
 
+/// Age in nanoseconds at which a stamp gets old: a copy that another program makes of an image in use can be told from
+/// the image after this long. A write of one sector in that time costs nothing.
+const STAMP_NS: u64 = 100_000_000;
+
 /// A disk, what is below it and where it reports.
 pub struct Serving {
     /// Where new files come from.
@@ -146,6 +150,8 @@ pub struct EventLoop<S> {
     done: Vec<FileDone>,
     /// The time, if nothing that takes long has been done since it was read.
     time: Option<u64>,
+    /// When the stamps of the images were last declared old.
+    stamped: u64,
 }
 
 /// What came of a turn.
@@ -223,6 +229,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             ready: Vec::new(),
             done: Vec::new(),
             time: None,
+            stamped: 0,
         };
         begun.begin_suspecting()?;
         Ok(begun)
@@ -232,6 +239,9 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn turn(&mut self) -> Result<Turn, Failure> {
         self.hear();
         let came = self.take_in();
+        if came > 0 {
+            self.expire_stamps();
+        }
         self.prepare_memory();
         self.at_work(true);
         if came > 0 {
@@ -273,6 +283,15 @@ impl<S: Server + Disclose> EventLoop<S> {
         }
         let one_by_one = came.max(answered).max(in_flight) <= 1;
         Ok(Turn { found, more: found && (!one_by_one || self.control_due) })
+    }
+
+    /// Has the images get new stamps for what is logged from now on, if the last ones are old.
+    fn expire_stamps(&mut self) {
+        let now = self.time();
+        if now.saturating_sub(self.stamped) >= STAMP_NS {
+            self.stamped = now;
+            self.disk.expire_stamps();
+        }
     }
 
     /// The time, to be read once for all that happens at once.

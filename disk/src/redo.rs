@@ -54,7 +54,7 @@ pub use recovery::{Owed, Patched};
 
 use crate::size::{in_memory, on_disk};
 use crate::stamp::{STAMP_LEN, Stamp};
-use crate::{ImageError, ImageErrorKind, Source};
+use crate::{FileOffset, ImageError, ImageErrorKind, Source};
 
 /// Bytes that identify a file.
 pub const IDENTITY_LEN: usize = 192;
@@ -84,6 +84,8 @@ pub const ACCEPTED_AT: usize = 48;
 const CAPACITY_AT: usize = 56;
 /// Offsets of the stamps. Two count while a new one is being written, three if that has failed before.
 pub const STAMPS_AT: [usize; 3] = [64, 96, 208];
+/// Offset of the number of bytes that the file has at least.
+const REACH_AT: usize = 232;
 /// What stands at [`ACCEPTED_AT`] when all stamps count.
 const ALL_STAMPS: u64 = 0b111;
 /// Beside the stamps: the log is also of the file with its identity and any stamp or none. So it is from the beginning,
@@ -94,7 +96,7 @@ pub const IDENTITY_AT: usize = 256;
 /// Bytes from the beginning that say whose log it is, what requests its process had in flight, and whether there is
 /// something to be read.
 pub const PREFIX_LEN: usize = IDENTITY_AT + IDENTITY_LEN;
-const _: () = assert!(STAMPS_AT[2] + STAMP_LEN <= IDENTITY_AT && PREFIX_LEN <= HEADER_LEN);
+const _: () = assert!(STAMPS_AT[2] + STAMP_LEN <= REACH_AT && REACH_AT + WORD <= IDENTITY_AT && PREFIX_LEN <= HEADER_LEN);
 const _: () = assert!(STAMPS_AT[1] + STAMP_LEN <= IN_FLIGHT.start && IN_FLIGHT.end <= STAMPS_AT[2]);
 /// Bytes from the beginning that say whether there is something to be read.
 pub const STATE_LEN: usize = 64;
@@ -267,7 +269,7 @@ impl RedoLog {
     /// An empty log. Until it has its first word, the region holds none.
     fn reset(&mut self, identity: &[u8; IDENTITY_LEN]) {
         self.store(MAGIC_AT, 0);
-        for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT, ACCEPTED_AT] {
+        for at in [HEAD_AT, TAIL_AT, UNSYNCED_AT, FAILED_AT, ACCEPTED_AT, REACH_AT] {
             self.store(at, 0);
         }
         self.forget_deaths();
@@ -326,6 +328,12 @@ impl RedoLog {
         self.failed = self.word(FAILED_AT) != 0;
         if self.head % 8 != 0 || self.tail % 8 != 0 || self.tail > self.head || self.used() > self.capacity {
             let what = format!("the image's redo log is damaged: it goes from {} to {}", self.tail, self.head);
+            return Err(ImageError::new(ImageErrorKind::Corrupt, what));
+        }
+        // What the records refer to would be zeroes, once a write behind it has made the file longer.
+        let (len, reach) = (source.len(), self.word(REACH_AT));
+        if self.head != self.tail && len < reach && !source.has_data_file() {
+            let what = format!("the file has {len} bytes, and its last process has written {reach}: it was cut off");
             return Err(ImageError::new(ImageErrorKind::Corrupt, what));
         }
         let words = (self.tail..self.head).step_by(WORD).map(|at| self.word(self.place(at)));
@@ -417,6 +425,13 @@ impl RedoLog {
             }
         }
         records.clear();
+    }
+
+    /// The file has at least so many bytes, since something was written up to there that records will refer to.
+    pub(crate) fn reaches(&mut self, end: FileOffset) {
+        if end.0 > self.word(REACH_AT) {
+            self.store(REACH_AT, end.0);
+        }
     }
 
     /// Something is being written that no sync has covered.

@@ -5,7 +5,7 @@
 
 use crate::format::{Format, Mapping, MetaBlock, MetaWrite, Wait};
 use crate::redo::RedoLog;
-use crate::{FileId, Span};
+use crate::{FileId, FileOffset, Span};
 
 /// One image of the chain, and the number of its file.
 #[derive(Debug)]
@@ -123,6 +123,13 @@ impl<F: Format> Layer<F> {
             if let Some(log) = &mut self.log {
                 log.touched();
             }
+        }
+    }
+
+    /// Records that a place in the file was written up to here.
+    pub(super) fn reaches(&mut self, end: FileOffset) {
+        if let Some(log) = &mut self.log {
+            log.reaches(end);
         }
     }
 

@@ -326,6 +326,12 @@ impl<F: Format> Disk<F> {
         if let Some(number) = self.request_of(&op) {
             self.active.waiting.wait_ended(number);
         }
+        if let (Op::Transfer { ticket: Some(_), .. } | Op::Filled { .. }, Action::Write { at, from }, Ok(())) =
+            (&op, &done.op.action, done.result)
+        {
+            let len = u64::try_from(from.len()).unwrap_or(u64::MAX);
+            self.chain.of(file).reaches(at.saturating_add(len));
+        }
         match op {
             Op::Transfer { number, ticket } => {
                 let wrote = matches!(done.op.action, Action::Write { .. });

@@ -44,6 +44,9 @@ pub struct Ground {
     pub limits: Limits,
 }
 
+/// Longer than a stamp of an image in use gets old.
+const STAMP: std::time::Duration = std::time::Duration::from_millis(150);
+
 /// The image of a round, as it is at its place now.
 #[derive(Debug)]
 pub struct State {
@@ -201,6 +204,8 @@ impl<'a> Round<'a> {
         let mut keep = |oracle: &Oracle| {
             let mut stored = this.keep("served", is_atomic)?;
             stored.content = if is_atomic { oracle.lossy.clone() } else { oracle.live.clone() };
+            // From then on the copy can be told from the image (decision 0054, "Not covered").
+            std::thread::sleep(STAMP);
             kept = Some(stored);
             Ok(())
         };

@@ -28,6 +28,9 @@ const FOREIGN: &str = "another program has changed it while its log had somethin
 /// Why a copy of it that shares its last durable state may be held.
 const SAME_STATE: &str = "a copy in its place has the metadata that its log follows";
 
+/// Bytes of a cluster of the qcow2 images here.
+const CLUSTER: u64 = 64 << 10;
+
 impl Round<'_> {
     /// Whether a step makes sense here.
     pub fn is_possible(&self, step: Step) -> bool {
@@ -57,7 +60,8 @@ impl Round<'_> {
             }
             Action::Snapshot => image.parents.len() < 3,
             Action::Compact => image.format != "raw" && !image.is_fixed && !on_device && image.data.is_none(),
-            Action::QemuWrite => by_qemu,
+            // QEMU leaves no trace in a VHD that it writes to in place (decision 0054, "Not covered").
+            Action::QemuWrite => by_qemu && !(image.format == "vhd" && self.state.owed),
             Action::QemuRepair => image.format == "qcow2" && by_qemu,
             Action::QemuSnapshot => image.format == "qcow2" && by_qemu && image.data.is_none(),
             Action::Truncate => !on_device && image.data.is_none(),
@@ -283,7 +287,11 @@ impl Round<'_> {
 
     fn resize(&mut self) -> Result<bool, Failure> {
         let units = UNITS + GROWTH;
-        self.job("resize", &["image", "resize"], &["--size", &(units * UNIT).to_string()], &[0])?;
+        let size = (units * UNIT).to_string();
+        let parents: Vec<String> = self.state.image.parents.iter().map(Layer::name).collect();
+        let mut more = vec!["--size", size.as_str()];
+        more.extend(parents.iter().flat_map(|name| ["--parent", name.as_str()]));
+        self.job("resize", &["image", "resize"], &more, &[0])?;
         self.state.image.units = units;
         Ok(true)
     }
@@ -375,7 +383,8 @@ impl Round<'_> {
         let cut = || -> std::io::Result<()> {
             let file = fs::File::options().write(true).open(path)?;
             let len = file.metadata()?.len();
-            file.set_len(len / 2 / UNIT * UNIT)
+            // A cut within a cluster cannot be told from an end that was never written.
+            file.set_len(len / 2 / CLUSTER * CLUSTER)
         };
         cut().map_err(|error| failed(path, &error))?;
         self.state.cut = true;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{Description, ImageFormat, Name, OtherConfig, Retention, Tags};
+use crate::{Description, ImageFormat, LogicalBlockSize, Name, OtherConfig, Retention, Tags};
 
 /// A repository's own record of its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -79,6 +79,9 @@ pub struct InventoryVdi {
     pub other_config: OtherConfig,
     /// Whether the VDI is read-only.
     pub read_only: bool,
+    /// The size of the sectors that its guest addresses, in bytes; absent if its storage decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<LogicalBlockSize>,
     /// The VDI of which this is a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_of: Option<Uuid>,

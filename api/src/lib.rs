@@ -57,7 +57,7 @@ pub use statistics::{
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};
-pub use value::{AbsolutePath, Description, Name, Size};
+pub use value::{AbsolutePath, Description, LogicalBlockSize, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{
     Believed, ImageFormat, SourceFormat, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport,

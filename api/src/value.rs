@@ -48,6 +48,17 @@ impl Description {
 #[serde(try_from = "u64", into = "u64")]
 pub struct Size(u64);
 
+/// The size of the sectors that a guest addresses: 512 or 4096 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub enum LogicalBlockSize {
+    /// 512 bytes.
+    #[default]
+    Small,
+    /// 4096 bytes.
+    Large,
+}
+
 /// The path of a file or directory on the host: absolute, without `.` and `..`, and without control characters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -92,6 +103,43 @@ impl TryFrom<String> for Description {
             }
             _ => Ok(Description(text)),
         }
+    }
+}
+
+impl TryFrom<u32> for LogicalBlockSize {
+    type Error = String;
+
+    fn try_from(bytes: u32) -> Result<LogicalBlockSize, String> {
+        match bytes {
+            512 => Ok(LogicalBlockSize::Small),
+            4096 => Ok(LogicalBlockSize::Large),
+            _ => Err(format!("a logical block size must be 512 or 4096, not {bytes}")),
+        }
+    }
+}
+
+impl From<LogicalBlockSize> for u32 {
+    fn from(size: LogicalBlockSize) -> u32 {
+        match size {
+            LogicalBlockSize::Small => 512,
+            LogicalBlockSize::Large => 4096,
+        }
+    }
+}
+
+impl fmt::Display for LogicalBlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        u32::from(*self).fmt(f)
+    }
+}
+
+impl FromStr for LogicalBlockSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LogicalBlockSize, String> {
+        let bytes =
+            text.parse::<u32>().map_err(|_| format!("a logical block size must be 512 or 4096, not '{text}'"))?;
+        bytes.try_into()
     }
 }
 
@@ -215,6 +263,14 @@ impl PartialSchema for Size {
     }
 }
 
+impl PartialSchema for LogicalBlockSize {
+    fn schema() -> RefOr<Schema> {
+        let number = ObjectBuilder::new().schema_type(Type::Integer).enum_values(Some([512, 4096]));
+        number.description(Some("The size of the sectors that a guest addresses, in bytes.")).into()
+    }
+}
+
+impl ToSchema for LogicalBlockSize {}
 impl ToSchema for Name {}
 impl ToSchema for Description {}
 impl ToSchema for AbsolutePath {}

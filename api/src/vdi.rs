@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
+use crate::{AbsolutePath, Description, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -29,6 +29,11 @@ pub struct Vdi {
     pub sr: Uuid,
     /// Size seen by a guest, in bytes.
     pub size: u64,
+    /// The size of the sectors by which its guest partitioned it, in bytes. Absent for a VDI of an earlier version
+    /// until it is set: then its storage decides at each plug, which is 4096 for a raw image, and what is based on one,
+    /// on storage that takes nothing smaller, and 512 for all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<LogicalBlockSize>,
     /// Space used by its own image in bytes, at the last measurement; images below it, which it may share, are not
     /// counted.
     pub physical_utilisation: u64,
@@ -158,6 +163,9 @@ pub struct VdiCreate {
     pub description: Description,
     /// Size seen by a guest, in bytes.
     pub size: Size,
+    /// Size of the sectors that a guest addresses, in bytes; 512 if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<LogicalBlockSize>,
     /// Format; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
@@ -182,6 +190,10 @@ pub struct VdiPatch {
     /// Whether the VDI is read-only; cannot be changed while it is plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
+    /// Size of the sectors that a guest addresses, in bytes; cannot be changed while it is plugged. A guest finds its
+    /// partitions only with the size with which it made them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<LogicalBlockSize>,
     /// Words to find it by, instead of those it has.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::label::given_tags_if")]
     pub tags: Option<Tags>,
@@ -303,6 +315,10 @@ pub struct VdiImport {
     /// Whether a file that is raw is taken for that although it looks like an image of another format.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub really_raw: bool,
+    /// Size of the sectors that a guest addresses, in bytes; if omitted, that which the file records, or 512 if its
+    /// format cannot record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<LogicalBlockSize>,
     /// Format of the VDI; the repository's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,

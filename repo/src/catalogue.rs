@@ -58,7 +58,7 @@ pub use take_in::TakenIn;
 pub use task::{Journalled, NewTask};
 pub use token::SecretHash;
 pub use vbd::Process;
-pub use vdi::NewVdi;
+pub use vdi::{NewVdi, must_divide};
 pub use vm::VmProcess;
 pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory, VmMemory};
 use writer::{State, Writer};

@@ -293,6 +293,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
         serial: serial::in_force().unwrap_or_default().to_owned(),
         geometry: serving.disk.geometry(),
     };
+    let block = config.geometry.block;
     let server = match transport {
         Transport::ToBind(_) => vhost_user::Server::bind(config),
         Transport::Handed(handed) => {
@@ -303,7 +304,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
         }
     };
     let server = server.map_err(cannot_listen)?;
-    announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues))?;
+    announce(serve, Served::VhostUser(&absolute(socket)?, serve.queues), block)?;
     EventLoop::new(server, serving)?.run()
 }
 
@@ -323,6 +324,7 @@ fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Servin
 
 /// A server that has begun to listen, and has said so.
 fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::Export) -> Result<nbd::Server, Failure> {
+    let block = export.geometry.block;
     let server = match transport {
         Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
         Transport::ToBind(Some(address)) => {
@@ -334,9 +336,11 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
     };
     let server = server.map_err(cannot_listen)?;
     match server.address() {
-        nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?))?,
+        nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?), block)?,
         // The port may have been the system's choice.
-        nbd::Address::Tcp(address) => announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()))?,
+        nbd::Address::Tcp(address) => {
+            announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()), block)?
+        }
     }
     Ok(server)
 }
@@ -372,9 +376,10 @@ fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
 
 /// Announces where the disk is served: prints the requested configuration on stdout, and a message for people on
 /// stderr.
-fn announce(serve: &Serve, served: Served<'_>) -> Result<(), Failure> {
+fn announce(serve: &Serve, served: Served<'_>, block: u32) -> Result<(), Failure> {
     if let Some(target) = serve.print {
-        output::print(&paste::text(target.into(), served, serve.read_only).map_err(Failure::said)?)?;
+        let disk = paste::Properties { read_only: serve.read_only, block };
+        output::print(&paste::text(target.into(), served, disk).map_err(Failure::said)?)?;
     }
     match served {
         Served::VhostUser(socket, queues) => {

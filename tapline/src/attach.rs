@@ -108,7 +108,18 @@ pub async fn make(
     let (name, sr) = (disk_name(name)?, session.sr_or_only(sr).await?);
     let (description, allow_duplicate_name) = Default::default();
     let (tags, other_config) = Default::default();
-    let asked = VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format, tags, other_config };
+    let asked = VdiCreate {
+        uuid: None,
+        sr,
+        name,
+        allow_duplicate_name,
+        description,
+        size,
+        logical_block_size: None,
+        format,
+        tags,
+        other_config,
+    };
     uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
 }
 
@@ -129,6 +140,7 @@ pub async fn import(
         path: session.path(path)?,
         source_format,
         really_raw: false,
+        logical_block_size: None,
         format: None,
         tags: Default::default(),
         other_config: Default::default(),

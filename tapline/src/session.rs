@@ -323,6 +323,9 @@ impl Session {
         if self.json {
             self.value(&task)?;
         }
+        if let Some(warning) = warning_of(&task) {
+            output::say(&format!("tapline: warning: {warning}\n"));
+        }
         match task.state {
             TaskState::Done if self.json => Ok(Outcome::Told),
             TaskState::Done => Ok(Outcome::Done(task.result.unwrap_or_default())),
@@ -345,6 +348,11 @@ impl Session {
     pub async fn did<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         self.outcome(answer, waiting).await.map(drop)
     }
+}
+
+/// What the result of a task that is done has for people besides.
+fn warning_of(task: &Task) -> Option<&str> {
+    task.result.as_ref()?.get("warning")?.as_str()
 }
 
 /// A table as it is usually printed here.

@@ -6,8 +6,8 @@ mod shown;
 mod tree;
 
 use api::{
-    Believed, Description, ImageFormat, Name, ObjectKind, Problem, VdiDestroyPlan, VdiExport, VdiPatch, VdiReconcile,
-    VdiResize, VdiRevert,
+    Believed, Description, ImageFormat, LogicalBlockSize, Name, ObjectKind, Problem, VdiDestroyPlan, VdiExport,
+    VdiPatch, VdiReconcile, VdiResize, VdiRevert,
 };
 
 use crate::attach::{Attach, Detach};
@@ -42,7 +42,7 @@ pub enum Verb {
     Tree(tree::Tree),
     /// Show a disk
     Show(Disk),
-    /// Change a disk's name, description, tags or read-only flag
+    /// Change a disk's name, description, tags, sectors or read-only flag
     Set(Set),
     /// Attach a disk to a machine, and print the block device's UUID: it is made if there is none, and plugged
     Attach(Attach),
@@ -101,7 +101,7 @@ pub enum Verb {
 
 /// Changes a disk.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "read_only", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&["name", "description", "read_only", "logical_block_size", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     #[command(flatten)]
@@ -115,6 +115,9 @@ pub struct Set {
     /// Whether the disk is read-only; cannot be changed while it is plugged
     #[arg(long, value_name = "BOOL")]
     read_only: Option<bool>,
+    /// Size in bytes of the sectors with which the disk was partitioned; cannot be changed while it is plugged
+    #[arg(long, value_name = "BYTES", value_parser = word::block_size())]
+    logical_block_size: Option<LogicalBlockSize>,
     #[command(flatten)]
     labels: ChangeLabels,
 }
@@ -215,14 +218,15 @@ async fn list(
 
 impl Set {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Set { vdi, name, description, read_only, labels } = self;
+        let Set { vdi, name, description, read_only, logical_block_size, labels } = self;
         let uuid = vdi.find(session).await?;
         let now = match labels.changes_some() {
             true => session.client.vdi(uuid).await.map(|vdi| (vdi.tags, vdi.other_config))?,
             false => Default::default(),
         };
         let (tags, other_config) = labels.of(now)?;
-        let patch = VdiPatch { name, description, read_only, tags, other_config, ..VdiPatch::default() };
+        let patch =
+            VdiPatch { name, description, read_only, logical_block_size, tags, other_config, ..VdiPatch::default() };
         let vdi = session.client.vdi_set(uuid, &patch).await?;
         if session.json() { session.value(&vdi) } else { Ok(()) }
     }

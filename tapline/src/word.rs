@@ -2,7 +2,7 @@
 //!
 //! The values are those of the API, which checks them; the words for states and kinds are the ones used in its JSON.
 
-use api::{AbsolutePath, Autostart, Problem, SrSource};
+use api::{AbsolutePath, Autostart, LogicalBlockSize, Problem, SrSource};
 use clap::ArgGroup;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use control::size;
@@ -29,6 +29,11 @@ pub fn one_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(Value::String(word)))
+}
+
+/// One of the logical block sizes.
+pub fn block_size() -> impl TypedValueParser<Value = LogicalBlockSize> {
+    PossibleValuesParser::new(["512", "4096"]).try_map(|bytes| bytes.parse::<LogicalBlockSize>())
 }
 
 /// The options of a changing verb, of which at least one is required.

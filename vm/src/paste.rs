@@ -59,24 +59,33 @@ pub enum Unspeakable {
     },
 }
 
+/// What a monitor must know of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Whether it can only be read.
+    pub read_only: bool,
+    /// Its logical block size in bytes. QEMU takes it from a vhost-user disk, and gives one over NBD 512.
+    pub block: u32,
+}
+
 /// The text for a monitor.
-pub fn text(monitor: Monitor, served: Served<'_>, read_only: bool) -> Result<String, Unspeakable> {
+pub fn text(monitor: Monitor, served: Served<'_>, disk: Properties) -> Result<String, Unspeakable> {
     match monitor {
-        Monitor::Qemu => Ok(qemu(served, read_only, Reconnect::SLOW)),
-        Monitor::Qemu92 => Ok(qemu(served, read_only, Reconnect::FAST)),
-        Monitor::Libvirt => Ok(libvirt(served, read_only)),
-        Monitor::CloudHypervisor => cloud_hypervisor(served, read_only),
+        Monitor::Qemu => Ok(qemu(served, disk, Reconnect::SLOW)),
+        Monitor::Qemu92 => Ok(qemu(served, disk, Reconnect::FAST)),
+        Monitor::Libvirt => Ok(libvirt(served, disk)),
+        Monitor::CloudHypervisor => cloud_hypervisor(served, disk.read_only),
     }
 }
 
-fn qemu(served: Served<'_>, read_only: bool, reconnect: Reconnect) -> String {
+fn qemu(served: Served<'_>, disk: Properties, reconnect: Reconnect) -> String {
     match served {
         Served::VhostUser(socket, queues) => qemu_vhost_user(socket, queues, reconnect),
         Served::NbdUnix(socket) => {
-            qemu_nbd(&format!("server.type=unix,server.path={}", qemu_value(&socket.display().to_string())), read_only)
+            qemu_nbd(&format!("server.type=unix,server.path={}", qemu_value(&socket.display().to_string())), disk)
         }
         Served::NbdTcp(host, port) => {
-            qemu_nbd(&format!("server.type=inet,server.host={},server.port={port}", qemu_value(host)), read_only)
+            qemu_nbd(&format!("server.type=inet,server.host={},server.port={port}", qemu_value(host)), disk)
         }
     }
 }
@@ -96,22 +105,24 @@ fn qemu_vhost_user(socket: &Path, queues: u16, reconnect: Reconnect) -> String {
     )
 }
 
-fn qemu_nbd(server: &str, read_only: bool) -> String {
-    let read_only = if read_only { "on" } else { "off" };
+fn qemu_nbd(server: &str, disk: Properties) -> String {
+    let read_only = if disk.read_only { "on" } else { "off" };
+    let block = match disk.block {
+        512 => String::new(),
+        block => format!(",logical_block_size={block},physical_block_size={block}"),
+    };
     let node = format!("driver=nbd,node-name=tapline0,{server},discard=unmap,read-only={read_only}");
-    format!("-blockdev {} \\\n-device virtio-blk-pci,drive=tapline0\n", shell_word(&node))
+    format!("-blockdev {} \\\n-device virtio-blk-pci,drive=tapline0{block}\n", shell_word(&node))
 }
 
-fn libvirt(served: Served<'_>, read_only: bool) -> String {
+fn libvirt(served: Served<'_>, disk: Properties) -> String {
     match served {
         Served::VhostUser(socket, queues) => libvirt_vhost_user(socket, queues),
         Served::NbdUnix(socket) => {
             let socket = xml_value(&socket.display().to_string());
-            libvirt_nbd(&format!("<host transport='unix' socket='{socket}'/>"), read_only)
+            libvirt_nbd(&format!("<host transport='unix' socket='{socket}'/>"), disk)
         }
-        Served::NbdTcp(host, port) => {
-            libvirt_nbd(&format!("<host name='{}' port='{port}'/>", xml_value(host)), read_only)
-        }
+        Served::NbdTcp(host, port) => libvirt_nbd(&format!("<host name='{}' port='{port}'/>", xml_value(host)), disk),
     }
 }
 
@@ -130,15 +141,19 @@ fn libvirt_vhost_user(socket: &Path, queues: u16) -> String {
     )
 }
 
-fn libvirt_nbd(host: &str, read_only: bool) -> String {
-    let read_only = if read_only { "  <readonly/>\n" } else { "" };
+fn libvirt_nbd(host: &str, disk: Properties) -> String {
+    let block = match disk.block {
+        512 => String::new(),
+        block => format!("  <blockio logical_block_size='{block}' physical_block_size='{block}'/>\n"),
+    };
+    let read_only = if disk.read_only { "  <readonly/>\n" } else { "" };
     format!(
         "<!-- in <devices> -->\n\
          <disk type='network' device='disk'>\n  \
          <driver name='qemu' type='raw' discard='unmap'/>\n  \
          <source protocol='nbd'>\n    {host}\n  </source>\n  \
          <target dev='vda' bus='virtio'/>\n\
-         {read_only}</disk>\n"
+         {block}{read_only}</disk>\n"
     )
 }
 
@@ -180,8 +195,12 @@ pub fn xl(layers: &[&str], vdev: &str, read_only: bool) -> Result<String, Unspea
 mod test {
     use super::*;
 
+    fn seen(read_only: bool) -> Properties {
+        Properties { read_only, block: 512 }
+    }
+
     fn vhost(monitor: Monitor, path: &str, queues: u16, read_only: bool) -> Result<String, Unspeakable> {
-        text(monitor, Served::VhostUser(Path::new(path), queues), read_only)
+        text(monitor, Served::VhostUser(Path::new(path), queues), seen(read_only))
     }
 
     #[test]
@@ -197,7 +216,7 @@ mod test {
     #[test]
     fn odd_paths_survive_every_syntax() {
         let path = "/run/it's <a>, b.sock";
-        let qemu = text(Monitor::Qemu, Served::NbdUnix(Path::new(path)), true).unwrap();
+        let qemu = text(Monitor::Qemu, Served::NbdUnix(Path::new(path)), seen(true)).unwrap();
         assert!(qemu.contains("server.path=/run/it'\\''s <a>,, b.sock,discard=unmap,read-only=on'"), "{qemu}");
         let libvirt = vhost(Monitor::Libvirt, path, 1, false).unwrap();
         assert!(libvirt.contains("path='/run/it&apos;s &lt;a>, b.sock'"), "{libvirt}");
@@ -207,9 +226,24 @@ mod test {
 
     #[test]
     fn libvirt_gets_a_network_disk_for_nbd() {
-        let text = text(Monitor::Libvirt, Served::NbdTcp("::1", 10809), true).unwrap();
+        let text = text(Monitor::Libvirt, Served::NbdTcp("::1", 10809), seen(true)).unwrap();
         assert!(text.contains("<host name='::1' port='10809'/>"), "{text}");
         assert!(text.contains("<readonly/>"), "{text}");
+    }
+
+    #[test]
+    fn sectors_of_4096_are_set_only_where_qemu_does_not_find_them() {
+        let large = Properties { read_only: false, block: 4096 };
+        let (nbd, vhost) = (Served::NbdTcp("::1", 10809), Served::VhostUser(Path::new("/a.sock"), 1));
+        let set = [
+            (Monitor::Qemu, ",logical_block_size=4096,physical_block_size=4096"),
+            (Monitor::Libvirt, "<blockio logical_block_size='4096' physical_block_size='4096'/>"),
+        ];
+        for (monitor, words) in set {
+            assert!(text(monitor, nbd, large).unwrap().contains(words));
+            assert!(!text(monitor, nbd, seen(false)).unwrap().contains("block_size"));
+            assert!(!text(monitor, vhost, large).unwrap().contains("block_size"));
+        }
     }
 
     #[test]
@@ -236,7 +270,7 @@ mod test {
     #[test]
     fn an_unsupported_transport_is_refused_with_an_alternative() {
         let nbd = Served::NbdTcp("::1", 10809);
-        let error = text(Monitor::CloudHypervisor, nbd, false).unwrap_err().to_string();
+        let error = text(Monitor::CloudHypervisor, nbd, seen(false)).unwrap_err().to_string();
         assert_eq!(error, "Cloud Hypervisor cannot use a disk served over NBD: serve it with --vhost-user");
     }
 }

@@ -602,14 +602,15 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vdis/{uuid}/copy", body=body, if_match=if_match)
 
     def vdi_create(
-        self, *, name, size, sr, allow_duplicate_name=UNSET, description=UNSET, format=UNSET, other_config=UNSET,
-        tags=UNSET, uuid=UNSET,
+        self, *, name, size, sr, allow_duplicate_name=UNSET, description=UNSET, format=UNSET, logical_block_size=UNSET,
+        other_config=UNSET, tags=UNSET, uuid=UNSET,
     ):
         """Creates an empty VDI. The task's result contains its UUID.
 
         allow_duplicate_name: Whether another VDI in the repository may have the same name.
         description: Its description.
         format: Format; the repository's default if omitted.
+        logical_block_size: Size of the sectors that a guest addresses, in bytes; 512 if omitted.
         name: Its name.
         other_config: Strings that programs keep with it.
         size: Size seen by a guest, in bytes.
@@ -620,8 +621,9 @@ class Operations(Transport):
         Returns a `Task` to wait for.
         """
         body = _given({
-            "allow_duplicate_name": allow_duplicate_name, "description": description, "format": format, "name": name,
-            "other_config": other_config, "size": size, "sr": sr, "tags": tags, "uuid": uuid,
+            "allow_duplicate_name": allow_duplicate_name, "description": description, "format": format,
+            "logical_block_size": logical_block_size, "name": name, "other_config": other_config, "size": size, "sr":
+            sr, "tags": tags, "uuid": uuid,
         })
         return self.request("POST", "/v1/vdis", body=body)
 
@@ -649,13 +651,15 @@ class Operations(Transport):
 
     def vdi_import(
         self, *, name, path, source_format, sr, allow_duplicate_name=UNSET, description=UNSET, format=UNSET,
-        other_config=UNSET, really_raw=UNSET, tags=UNSET, uuid=UNSET,
+        logical_block_size=UNSET, other_config=UNSET, really_raw=UNSET, tags=UNSET, uuid=UNSET,
     ):
         """Creates a VDI from a file on the host.
 
         allow_duplicate_name: Whether another VDI in the repository may have the same name.
         description: Its description.
         format: Format of the VDI; the repository's default if omitted.
+        logical_block_size: Size of the sectors that a guest addresses, in bytes; if omitted, that which the file
+            records, or 512 if its format cannot record it.
         name: Its name.
         other_config: Strings that programs keep with it.
         path: The file, which must not have a backing file.
@@ -668,9 +672,9 @@ class Operations(Transport):
         Returns a `Task` to wait for.
         """
         body = _given({
-            "allow_duplicate_name": allow_duplicate_name, "description": description, "format": format, "name": name,
-            "other_config": other_config, "path": path, "really_raw": really_raw, "source_format": source_format, "sr":
-            sr, "tags": tags, "uuid": uuid,
+            "allow_duplicate_name": allow_duplicate_name, "description": description, "format": format,
+            "logical_block_size": logical_block_size, "name": name, "other_config": other_config, "path": path,
+            "really_raw": really_raw, "source_format": source_format, "sr": sr, "tags": tags, "uuid": uuid,
         })
         return self.request("POST", "/v1/vdis/import", body=body)
 
@@ -706,12 +710,14 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vdis/{uuid}/merge", if_match=if_match)
 
     def vdi_patch(
-        self, uuid, *, description=UNSET, name=UNSET, other_config=UNSET, read_only=UNSET, retention=UNSET,
-        scheduled=UNSET, tags=UNSET, if_match=None,
+        self, uuid, *, description=UNSET, logical_block_size=UNSET, name=UNSET, other_config=UNSET, read_only=UNSET,
+        retention=UNSET, scheduled=UNSET, tags=UNSET, if_match=None,
     ):
         """Changes the name, description, tags, strings of programs, schedule of snapshots or read-only flag of a VDI.
 
         description: Its description.
+        logical_block_size: Size of the sectors that a guest addresses, in bytes; cannot be changed while it is plugged.
+            A guest finds its partitions only with the size with which it made them.
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         read_only: Whether the VDI is read-only; cannot be changed while it is plugged.
@@ -722,8 +728,8 @@ class Operations(Transport):
         Returns a `Vdi`.
         """
         body = _given({
-            "description": description, "name": name, "other_config": other_config, "read_only": read_only, "retention":
-            retention, "scheduled": scheduled, "tags": tags,
+            "description": description, "logical_block_size": logical_block_size, "name": name, "other_config":
+            other_config, "read_only": read_only, "retention": retention, "scheduled": scheduled, "tags": tags,
         })
         return self.request("PATCH", f"/v1/vdis/{uuid}", body=body, if_match=if_match)
 

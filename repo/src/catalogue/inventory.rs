@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::image::{Image, ImageState};
-use super::row::{Id, Json, Time, labels, text};
+use super::row::{Block, Id, Json, Time, labels, text};
 use super::{Tx, View, failed};
 use crate::inventory::{Change, Contents, Gone, Line, Words, first_head};
 
@@ -125,6 +125,7 @@ fn vdi_of_row(row: &Row<'_>) -> rusqlite::Result<InventoryVdi> {
         tags,
         other_config,
         read_only: row.get("read_only")?,
+        logical_block_size: row.get::<_, Option<Block>>("logical_block_size")?.map(|size| size.0),
         snapshot_of: row.get::<_, Option<Id>>("snapshot_of")?.map(|id| id.0),
         snapshot_time: row.get::<_, Option<Time>>("snapshot_time")?.map(|time| time.0),
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),

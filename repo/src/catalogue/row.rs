@@ -1,6 +1,6 @@
 //! Conversion of values to columns: UUIDs and times as text, words as in the API, everything else as JSON.
 
-use api::{Labels, Problem};
+use api::{Labels, LogicalBlockSize, Problem};
 use jiff::Timestamp;
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Params, Row};
@@ -19,6 +19,22 @@ pub struct Time(pub Timestamp);
 pub struct Word<T>(pub T);
 /// Anything else.
 pub struct Json<T>(pub T);
+
+/// A logical block size, stored as a number of bytes.
+pub struct Block(pub LogicalBlockSize);
+
+impl ToSql for Block {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(u32::from(self.0).into())
+    }
+}
+
+impl FromSql for Block {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Block> {
+        let bytes = u32::column_result(value)?;
+        bytes.try_into().map(Block).map_err(|why: String| FromSqlError::other(std::io::Error::other(why)))
+    }
+}
 
 impl ToSql for Id {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {

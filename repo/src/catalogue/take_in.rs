@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::image::{Image, ImageState};
 use super::inventory::Noted;
-use super::row::{Id, Json, Time};
+use super::row::{Block, Id, Json, Time};
 use super::{Tx, View};
 use crate::inventory::{Contents, Words};
 
@@ -124,10 +124,11 @@ impl Tx<'_> {
             self.execute(
                 "INSERT INTO vdi VALUES
                  (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created, :tags,
-                  :other_config, :retention, :scheduled, :rests, NULL)
+                  :other_config, :retention, :scheduled, :rests, NULL, :logical_block_size)
                  ON CONFLICT (uuid) DO UPDATE SET image = :image, name = :name, description = :description,
                  read_only = :read_only, snapshot_of = :snapshot_of, snapshot_time = :snapshot_time, created = :created,
                  tags = :tags, other_config = :other_config, scheduled = :scheduled,
+                 logical_block_size = :logical_block_size,
                  retention_rests = iif(retention IS :retention, retention_rests, :rests), retention = :retention",
                 named_params! {
                     ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
@@ -136,6 +137,7 @@ impl Tx<'_> {
                     ":created": Time(vdi.created), ":tags": Json(&vdi.tags),
                     ":other_config": Json(&vdi.other_config), ":retention": vdi.retention.map(Json),
                     ":scheduled": vdi.scheduled, ":rests": vdi.retention.map(|_| Time(rests)),
+                    ":logical_block_size": vdi.logical_block_size.map(Block),
                 },
             )?;
             match before.get(&vdi.uuid) {

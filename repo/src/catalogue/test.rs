@@ -54,6 +54,7 @@ pub(super) fn vdi(image: &Image) -> NewVdi {
         read_only: false,
         snapshot: None,
         scheduled: false,
+        logical_block_size: None,
     }
 }
 

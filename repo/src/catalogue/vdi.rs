@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use api::{Change, Code, Labels, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
+use api::{Change, Code, Labels, LogicalBlockSize, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
 use jiff::Timestamp;
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::image::ImageState;
 use super::name::Among;
-use super::row::{Id, Json, Time, Word, labels, text};
+use super::row::{Block, Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
 
 /// The columns of every VDI, and their tables.
@@ -46,6 +46,7 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         other_config,
         sr: row.get::<_, Id>("sr")?.0,
         size: row.get("size")?,
+        logical_block_size: row.get::<_, Option<Block>>("logical_block_size")?.map(|size| size.0),
         physical_utilisation: row.get("physical")?,
         format: row.get::<_, Word<_>>("format")?.0,
         file: row.get("file")?,
@@ -91,6 +92,8 @@ pub struct NewVdi {
     pub labels: Labels,
     /// Whether it may only be read.
     pub read_only: bool,
+    /// The size of the sectors that its guest addresses; `None` if its storage decides.
+    pub logical_block_size: Option<LogicalBlockSize>,
     /// The VDI whose state it keeps, and the moment of that state if that is known.
     pub snapshot: Option<(Uuid, Option<Timestamp>)>,
     /// Whether it is taken by the schedule of its VDI.
@@ -168,6 +171,18 @@ impl View<'_> {
         Err(Problem::new(Code::State, what).field("scheduled").advise(advice))
     }
 
+    /// The logical block size of the VDIs whose chains have the same lowest image as `image`, if one of them has one:
+    /// the state of one disk, at different times.
+    pub fn block_size_of_relatives(&self, image: Uuid) -> Result<Option<LogicalBlockSize>, Problem> {
+        let Some(lowest) = self.chain_of_image(image)?.pop() else { return Ok(None) };
+        for vdi in self.vdis_above(lowest.uuid)? {
+            if let Some(found) = self.vdi(vdi)?.logical_block_size {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
     /// The image that a VDI shows.
     pub fn vdi_image(&self, uuid: Uuid) -> Result<Uuid, Problem> {
         let found = self.row("SELECT image FROM vdi WHERE uuid = ?1", [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))?;
@@ -192,20 +207,42 @@ fn check_schedule(vdi: &Vdi, patch: &VdiPatch) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Refuses a logical block size that a running guest would not see, or that does not divide the disk.
+fn check_block_size(vdi: &Vdi, patch: &VdiPatch) -> Result<(), Problem> {
+    let Some(wanted) = patch.logical_block_size.filter(|wanted| Some(*wanted) != vdi.logical_block_size) else {
+        return Ok(());
+    };
+    if !vdi.users.is_empty() {
+        let what = format!("the logical block size of VDI {} cannot change while it is plugged", vdi.uuid);
+        return Err(Problem::new(Code::InUse, what).field("logical_block_size").advise("unplug it first"));
+    }
+    must_divide(wanted, vdi.size).map_err(|problem| problem.field("logical_block_size"))
+}
+
+/// Refuses a disk that has a part of a sector at its end.
+pub fn must_divide(block: LogicalBlockSize, size: u64) -> Result<(), Problem> {
+    if size.is_multiple_of(u32::from(block).into()) {
+        return Ok(());
+    }
+    let what =
+        format!("a disk of {size} bytes cannot have sectors of {block} bytes: its size must be a multiple of that");
+    Err(Problem::new(Code::Invalid, what).advise("use a multiple of 4096 for the size, or 512 as logical block size"))
+}
+
 impl Tx<'_> {
     /// Adds a VDI of an image. Its name was checked when it was chosen ([`super::name`]).
     pub fn add_vdi(&mut self, vdi: &NewVdi) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vdi VALUES
              (:uuid, :image, :name, :description, :read_only, :snapshot_of, :snapshot_time, :created,
-              :tags, :other_config, NULL, :scheduled, NULL, NULL)",
+              :tags, :other_config, NULL, :scheduled, NULL, NULL, :logical_block_size)",
             named_params! {
                 ":uuid": Id(vdi.uuid), ":image": Id(vdi.image), ":name": vdi.name.as_str(),
                 ":description": vdi.description.as_str(), ":read_only": vdi.read_only,
                 ":snapshot_of": vdi.snapshot.map(|(of, _)| Id(of)), ":snapshot_time": vdi.snapshot.and_then(|(_, at)| at).map(Time),
                 ":created": Time(Timestamp::now()),
                 ":tags": Json(&vdi.labels.tags), ":other_config": Json(&vdi.labels.other_config),
-                ":scheduled": vdi.scheduled,
+                ":scheduled": vdi.scheduled, ":logical_block_size": vdi.logical_block_size.map(Block),
             },
         )?;
         self.touch(ObjectKind::Vdi, vdi.uuid, Change::Added);
@@ -234,6 +271,7 @@ impl Tx<'_> {
             }
         }
         check_schedule(&vdi, patch)?;
+        check_block_size(&vdi, patch)?;
         self.check_kept_by_vm(uuid, patch)?;
         if let Some(name) = patch.name.as_ref().filter(|name| **name != vdi.name) {
             self.check_name_free(Among::Vdis(vdi.sr), name, &format!("rename VDI {uuid} to '{name}'"))?;
@@ -243,15 +281,18 @@ impl Tx<'_> {
         vdi.tags = patch.tags.clone().unwrap_or(vdi.tags);
         vdi.other_config = patch.other_config.clone().unwrap_or(vdi.other_config);
         vdi.read_only = patch.read_only.unwrap_or(vdi.read_only);
+        vdi.logical_block_size = patch.logical_block_size.or(vdi.logical_block_size);
         vdi.retention = patch.retention.unwrap_or(vdi.retention);
         vdi.scheduled = patch.scheduled.unwrap_or(vdi.scheduled);
         self.execute(
             "UPDATE vdi SET name = :name, description = :description, read_only = :read_only, tags = :tags,
-             other_config = :other_config, retention = :retention, scheduled = :scheduled WHERE uuid = :uuid",
+             other_config = :other_config, retention = :retention, scheduled = :scheduled,
+             logical_block_size = :logical_block_size WHERE uuid = :uuid",
             named_params! {
                 ":uuid": Id(uuid), ":name": vdi.name.as_str(), ":description": vdi.description.as_str(),
                 ":read_only": vdi.read_only, ":tags": Json(&vdi.tags), ":other_config": Json(&vdi.other_config),
                 ":retention": vdi.retention.map(Json), ":scheduled": vdi.scheduled,
+                ":logical_block_size": vdi.logical_block_size.map(Block),
             },
         )?;
         if patch.retention.is_some() {
@@ -282,6 +323,13 @@ impl Tx<'_> {
         self.execute("UPDATE vdi SET image = ?2 WHERE uuid = ?1", (Id(uuid), Id(image)))?;
         self.touch(ObjectKind::Vdi, uuid, Change::Changed);
         self.note_vdi(uuid)
+    }
+
+    /// Has a VDI show the image of a state that another VDI keeps, with the sectors that the guest of that state had.
+    pub fn revert_vdi(&mut self, uuid: Uuid, image: Uuid, snapshot: Uuid) -> Result<(), Problem> {
+        let block = self.vdi(snapshot)?.logical_block_size;
+        self.execute("UPDATE vdi SET logical_block_size = ?2 WHERE uuid = ?1", (Id(uuid), block.map(Block)))?;
+        self.set_vdi_image(uuid, image)
     }
 
     /// Forgets a VDI, which may have no VBD. Its image stays, hidden.

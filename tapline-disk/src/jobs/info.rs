@@ -48,6 +48,9 @@ struct LayerInfo {
     /// as written.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_sectors: Option<usize>,
+    /// The logical block size that its guests have by default, if it has no parent: layers above have the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logical_block_size: Option<u32>,
     /// The identity known to its children, if the format has one.
     uuid: Option<String>,
     /// Whether XenServer's storage manager marked it as an inner node of a chain, which no guest uses directly.
@@ -108,7 +111,7 @@ pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
     let described: Result<Vec<LayerInfo>, Failure> = names()
         .zip(layers.images.iter().zip(&layers.files))
         .enumerate()
-        .map(|(depth, (name, (image, file)))| describe(name, image, file, left(depth)))
+        .map(|(depth, (name, (image, file)))| describe(name, (image, file), layers.block(), left(depth)))
         .collect();
     let described = described?;
     if info.json {
@@ -138,7 +141,12 @@ fn open<'a>(files: &Files, info: &Info, mut paths: impl Iterator<Item = &'a Path
     open(false)
 }
 
-fn describe(name: &ImageName, image: &Image, file: &ImageFile, left: Option<&Owed>) -> Result<LayerInfo, Failure> {
+fn describe(
+    name: &ImageName,
+    (image, file): (&Image, &ImageFile),
+    block: u32,
+    left: Option<&Owed>,
+) -> Result<LayerInfo, Failure> {
     let (file_size, file_allocated) = sizes(name, file)?;
     let data_file = match file.data_file() {
         Some(data) => {
@@ -156,6 +164,7 @@ fn describe(name: &ImageName, image: &Image, file: &ImageFile, left: Option<&Owe
         stores_nothing: name.format.stores_nothing(),
         data_file,
         left_sectors: left.map(Owed::sectors),
+        logical_block_size: image.link().is_none().then_some(block),
         uuid: uuid::known(&image.identity()),
         hidden: matches!(image, Image::Vhd(image) if image.info().hidden),
         parent: image.link().map(|link| Parent::of(name, link)),

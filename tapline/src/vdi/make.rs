@@ -1,7 +1,8 @@
 //! The verbs that create a disk. Each prints the UUID of the new disk.
 
 use api::{
-    Description, ImageFormat, Name, Problem, Size, SourceFormat, VdiClone, VdiCopy, VdiCreate, VdiImport, VdiSnapshot,
+    Description, ImageFormat, LogicalBlockSize, Name, Problem, Size, SourceFormat, VdiClone, VdiCopy, VdiCreate,
+    VdiImport, VdiSnapshot,
 };
 
 use crate::find::Disk;
@@ -20,6 +21,9 @@ pub struct Create {
     /// Size seen by the guest
     #[arg(long, allow_hyphen_values = true, value_parser = word::size)]
     size: Size,
+    /// Size of the sectors that the guest addresses, in bytes [default: 512]
+    #[arg(long, value_name = "BYTES", value_parser = word::block_size())]
+    logical_block_size: Option<LogicalBlockSize>,
     /// Format [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
@@ -89,6 +93,9 @@ pub struct Import {
     /// Take a raw file for what it is called, even if it looks like an image of another format
     #[arg(long)]
     really_raw: bool,
+    /// Size of the sectors that the guest addresses, in bytes [default: that of a VHDX, otherwise 512]
+    #[arg(long, value_name = "BYTES", value_parser = word::block_size())]
+    logical_block_size: Option<LogicalBlockSize>,
     /// Format of the disk [default: the repository's default]
     #[arg(long, value_parser = word::one_of::<ImageFormat>(&word::FORMATS))]
     format: Option<ImageFormat>,
@@ -107,11 +114,22 @@ pub struct Import {
 impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, sr, size, format, allow_duplicate_name, description, labels, waiting } = self;
+        let Create { name, sr, size, logical_block_size, format, allow_duplicate_name, description, labels, waiting } =
+            self;
         let (tags, other_config) = labels.given()?;
         let sr = session.sr_or_only(sr.as_deref()).await?;
-        let asked =
-            VdiCreate { uuid: None, sr, name, allow_duplicate_name, description, size, format, tags, other_config };
+        let asked = VdiCreate {
+            uuid: None,
+            sr,
+            name,
+            allow_duplicate_name,
+            description,
+            size,
+            logical_block_size,
+            format,
+            tags,
+            other_config,
+        };
         session.made(session.client.vdi_create(&asked).await?, waiting).await
     }
 }
@@ -160,6 +178,7 @@ impl Import {
             sr,
             source_format,
             really_raw,
+            logical_block_size,
             format,
             allow_duplicate_name,
             description,
@@ -177,6 +196,7 @@ impl Import {
             path,
             source_format,
             really_raw,
+            logical_block_size,
             format,
             tags,
             other_config,

@@ -25,6 +25,11 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("used by", used_by).wide(),
     Shown::new("tags", |vdi, _| label::shown(&vdi.tags)).wide(),
     Shown::new("other config", |vdi, _| label::lines(&vdi.other_config)).alone(),
+    Shown::new("sectors", |vdi, _| match vdi.logical_block_size {
+        Some(size) => format!("{size} bytes"),
+        None => "the storage decides".into(),
+    })
+    .alone(),
     Shown::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
     Shown::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
     Shown::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),

@@ -1,8 +1,8 @@
 //! Objects as a daemon would return them.
 
 use api::{
-    About, Forecast, ImageFormat, Mode, ObjectKind, Space, Sr, SrSource, SrState, Task, TaskState, Transport, Use,
-    Variant, Vbd, VbdState, Vdi, VdiState, Versions, Vm,
+    About, Forecast, ImageFormat, LogicalBlockSize, Mode, ObjectKind, Space, Sr, SrSource, SrState, Task, TaskState,
+    Transport, Use, Variant, Vbd, VbdState, Vdi, VdiState, Versions, Vm,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -68,6 +68,7 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
         other_config: Default::default(),
         sr: Uuid::from_u128(SR + 1),
         size: 10 << 30,
+        logical_block_size: Some(LogicalBlockSize::Small),
         physical_utilisation: 1 << 20,
         format: ImageFormat::Qcow2,
         file: "a.qcow2".into(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Mode, Problem, Transport, Vbd};
+use api::{LogicalBlockSize, Mode, Problem, Transport, Vbd};
 use control::ImageName;
 use repo::catalogue::Image;
 use repo::driver::{Directory, FileNumbers};
@@ -35,6 +35,8 @@ const MEMORY_OF_BLOCK: u64 = 16;
 pub struct PlugSpec {
     /// The VBD.
     pub vbd: Vbd,
+    /// The sectors that its guest addresses; `None`: the disk process asks the storage.
+    block: Option<LogicalBlockSize>,
     /// From the top down.
     chain: Vec<Image>,
     /// How a process calls them.
@@ -62,7 +64,7 @@ impl PlugSpec {
         let delay = if daemon.config.plug.injected_delays { delay_in(vdi.name.as_str()) } else { Duration::ZERO };
         let names = chain.iter().map(|image| image_name(image.format, image.path(directory.path()))).collect();
         let threads = words_of_threads(&daemon.config.plug);
-        Ok(PlugSpec { names, vbd, chain, directory, disk, threads, delay })
+        Ok(PlugSpec { names, vbd, block: vdi.logical_block_size, chain, directory, disk, threads, delay })
     }
 
     /// The same for a process that takes over the files of another one: it uses the other's names for them.
@@ -138,6 +140,9 @@ impl PlugSpec {
         words.extend(["--handed".into(), "--confine".into(), "--managed".into()]);
         words.extend(["--when-full".into(), "wait".into()]);
         words.extend(self.threads.iter().cloned());
+        if let Some(block) = self.block {
+            words.extend(["--logical-block-size".into(), block.to_string().into()]);
+        }
         let limits = limits::to_process(self.vbd.limits.as_ref());
         // A program of before there were any does not know the word.
         if !limits.is_none() {

@@ -1,30 +1,29 @@
 //! Turns requests about VDIs into jobs: preconditions are checked here, and held by leases and claims from the commit
 //! that records the intent.
 
-use std::path::Path;
+mod copies;
 
 use api::{
-    AbsolutePath, Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCopy, VdiCreate,
-    VdiDestroyPlan, VdiExport, VdiImport, VdiResize, VdiRevert, VdiSnapshot, Versions,
+    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize,
+    VdiRevert, VdiSnapshot, Versions,
 };
 use control::size::readable;
 use jiff::Timestamp;
 use repo::Tx;
-use repo::catalogue::Among;
+use repo::catalogue::{Among, must_divide};
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
 use super::snapshot::{Branch, Own, State};
 use super::target::Target;
 use super::{
-    Chain, Copy, Create, Destroy, Export, Import, Resize, Revert, chain, format_for, must_be_ready, must_be_shallow,
-    must_be_unplugged, versions_for,
+    Chain, Create, Destroy, Resize, Revert, format_for, must_be_ready, must_be_shallow, must_be_unplugged, versions_for,
 };
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::reconcile;
-use crate::task::blocking;
 use crate::task::wanted::Want;
+pub use copies::{copy, export, import};
 
 /// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;
@@ -68,6 +67,8 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
     let sr = daemon.catalogue.read(move |view| view.sr(sr)).await.map_err(|problem| problem.field("sr"))?;
     let format = format_for(&sr, asked.format)?;
     must_hold(format, asked.size.bytes())?;
+    let block = asked.logical_block_size.unwrap_or_default();
+    must_divide(block, asked.size.bytes()).map_err(|problem| problem.field("size"))?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
     let chosen = asked.uuid;
     let job = Create(Target {
@@ -80,6 +81,7 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
         labels: Labels { tags: asked.tags, other_config: asked.other_config },
         size: asked.size.bytes(),
         format,
+        logical_block_size: Some(block),
     });
     let unique = !asked.allow_duplicate_name;
     let held = move |job: &Create, task, tx: &mut Tx<'_>| {
@@ -119,12 +121,6 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
     }
 }
 
-/// Keeps a VDI that is read as it is, and where it is: its repository may be another than those that the job changes.
-fn hold_source(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid) -> Result<(), Problem> {
-    tx.attached_sr(tx.vdi(vdi)?.sr)?;
-    tx.take_lease(vdi, task, Mode::ReadOnly)
-}
-
 /// `vdi-resize`.
 pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
@@ -141,6 +137,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
             .advise("create a smaller VDI and copy its contents there"));
     }
     must_hold(vdi.format, size)?;
+    must_divide(vdi.logical_block_size.unwrap_or_default(), size).map_err(|problem| problem.field("size"))?;
     let vbd = writer_of(&vdi);
     let job = Resize { vdi: uuid, sr: Some(vdi.sr), size, vbd };
     daemon.tasks.start_job(daemon, job, move |job, task, tx| hold(tx, job.vdi, task, vbd)).await
@@ -280,108 +277,6 @@ pub async fn plan_revert(daemon: &Daemon, uuid: Uuid, kept: Uuid) -> Result<(Rev
         reflink,
     };
     Ok((job, [want, wanted_too]))
-}
-
-/// The target of a copy, for which there is room if it were full of what `takes` says.
-async fn target(
-    daemon: &Daemon,
-    sr: Uuid,
-    name: api::Name,
-    (description, labels): (api::Description, Labels),
-    format: Option<ImageFormat>,
-    (size, takes): (u64, u64),
-) -> Result<Target, Problem> {
-    let sr = daemon.catalogue.read(move |view| view.sr(sr)).await.map_err(|problem| problem.field("sr"))?;
-    let format = format_for(&sr, format)?;
-    must_hold(format, size)?;
-    daemon.srs.room(sr.uuid, takes.saturating_add(EMPTY)).await?;
-    let (vdi, image) = (Uuid::new_v4(), Uuid::new_v4());
-    Ok(Target { vdi, image, sr: sr.uuid, name, name_is_default: false, description, labels, format, size })
-}
-
-/// The space of a VDI with its whole chain: a copy takes no more, apart from the overhead of another format.
-async fn takes(daemon: &Daemon, vdi: Uuid) -> Result<u64, Problem> {
-    let chain = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
-    Ok(chain.iter().fold(0, |sum, image| image.physical.saturating_add(sum)))
-}
-
-/// Refuses a VDI that could change while it is copied.
-fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
-    match writer_of(vdi) {
-        None => Ok(()),
-        Some(vbd) => {
-            let what = format!("VDI {} is being written through VBD {vbd}", vdi.uuid);
-            Err(Problem::new(Code::InUse, what).advise("take a snapshot and use that"))
-        }
-    }
-}
-
-/// `vdi-copy`.
-pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, Problem> {
-    let (vdi, _, _, _want) = find(daemon, uuid).await?;
-    must_be_ready(&vdi)?;
-    must_stand_still(&vdi)?;
-    let sizes = (vdi.size, takes(daemon, uuid).await?);
-    let name_is_default = asked.name.is_none();
-    let name = asked.name.unwrap_or(vdi.name);
-    let labels = Labels { tags: asked.tags, other_config: asked.other_config };
-    let target = target(daemon, asked.sr, name, (vdi.description, labels), asked.format, sizes).await?;
-    let chosen = asked.uuid;
-    let target = Target { vdi: chosen.unwrap_or(target.vdi), name_is_default, ..target };
-    let job = Copy { source: uuid, target };
-    let held = move |job: &Copy, task, tx: &mut Tx<'_>| {
-        take(tx, chosen, task)?;
-        let Target { sr, name, .. } = &job.target;
-        if !name_is_default {
-            tx.take_name(Among::Vdis(*sr), name, task, &format!("copy VDI {} to '{name}'", job.source))?;
-        }
-        hold_source(tx, job.source, task)
-    };
-    daemon.tasks.start_job(daemon, job, held).await
-}
-
-/// `vdi-import`.
-pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> {
-    let path = asked.path.clone();
-    let file = blocking("open a file", move || super::copy::open_source(&path)).await?;
-    let (size, takes) = chain::look_at(daemon, &asked.path, asked.source_format, asked.really_raw, file).await?;
-    let words = (asked.description, Labels { tags: asked.tags, other_config: asked.other_config });
-    let target = target(daemon, asked.sr, asked.name, words, asked.format, (size, takes)).await?;
-    let chosen = asked.uuid;
-    let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
-    let job = Import { path: asked.path, format: asked.source_format, target };
-    let unique = !asked.allow_duplicate_name;
-    let held = move |job: &Import, task, tx: &mut Tx<'_>| {
-        take(tx, chosen, task)?;
-        let Import { path, target: Target { sr, name, .. }, .. } = job;
-        if unique { take_new_name(tx, *sr, name, task, &format!("import {path} as VDI '{name}'")) } else { Ok(()) }
-    };
-    daemon.tasks.start_job(daemon, job, held).await
-}
-
-/// `vdi-export`.
-pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Task, Problem> {
-    let (vdi, _, _, _want) = find(daemon, uuid).await?;
-    must_be_ready(&vdi)?;
-    must_stand_still(&vdi)?;
-    must_hold(asked.format, vdi.size)?;
-    let path = asked.path.clone();
-    blocking("look at the path of an export", move || can_be_created(&path)).await?;
-    let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4() };
-    daemon.tasks.start_job(daemon, job, |job, task, tx| hold_source(tx, job.source, task)).await
-}
-
-/// Refuses to export to a path that exists, or whose directory does not.
-fn can_be_created(path: &AbsolutePath) -> Result<(), Problem> {
-    let refused = |code, what: String, advice| Err(Problem::new(code, what).field("path").advise(advice));
-    if path.as_path().symlink_metadata().is_ok() {
-        return refused(Code::Exists, format!("{path} already exists"), "remove it, or choose another name");
-    }
-    if !path.as_path().parent().is_some_and(Path::is_dir) {
-        let what = format!("cannot export to {path}: there is no such directory");
-        return refused(Code::NotFound, what, "create it first, or give another path on the daemon's host");
-    }
-    Ok(())
 }
 
 /// `vdi-merge`: the first run in the chain of a VDI.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::{Problem, SourceFormat};
+use api::{LogicalBlockSize, Problem, SourceFormat};
 use control::{FormatName, ImageName};
 use repo::catalogue::Image;
 use repo::driver::Directory;
@@ -124,27 +124,59 @@ pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
 #[derive(Debug, Deserialize)]
 pub struct Info {
     /// Bytes of the disk that it shows.
-    size: u64,
+    pub size: u64,
     /// Bytes that its file takes.
-    file_allocated: u64,
+    pub file_allocated: u64,
+    /// Of the lowest image: the logical block size of its guests unless another one is recorded.
+    #[serde(default)]
+    logical_block_size: Option<LogicalBlockSize>,
+    /// What only a VHDX has.
+    #[serde(default)]
+    vhdx: Option<Vhdx>,
+}
+
+/// The fields of a VHDX.
+#[derive(Debug, Deserialize)]
+struct Vhdx {
+    logical_sector_size: LogicalBlockSize,
+}
+
+impl Info {
+    /// The logical block size that the image itself records, which only a VHDX does: that of its storage is no property
+    /// of the disk.
+    pub fn recorded_block_size(&self) -> Option<LogicalBlockSize> {
+        self.vhdx.as_ref().map(|vhdx| vhdx.logical_sector_size)
+    }
 }
 
 /// The metadata of a chain's first image.
 pub async fn info(daemon: &Daemon, chain: &Chain) -> Result<Info, Problem> {
-    let mut words = vec!["info".into()];
-    words.extend(chain.words());
-    let layers: Vec<Info> = daemon.tool.image(words, chain.handing(0).await?).await?;
-    layers.into_iter().next().ok_or_else(|| Problem::failed("examine an image", "nothing was said about it"))
+    layers(daemon, chain)
+        .await?
+        .into_iter()
+        .next()
+        .ok_or_else(|| Problem::failed("examine an image", "nothing was said about it"))
 }
 
-/// The virtual and physical size of an image file of the host that has no parent.
+async fn layers(daemon: &Daemon, chain: &Chain) -> Result<Vec<Info>, Problem> {
+    let mut words = vec!["info".into()];
+    words.extend(chain.words());
+    Ok(daemon.tool.image(words, chain.handing(0).await?).await?)
+}
+
+/// The logical block size of a chain whose VDI has none recorded.
+pub async fn block_size(daemon: &Daemon, chain: &Chain) -> Result<LogicalBlockSize, Problem> {
+    Ok(layers(daemon, chain).await?.pop().and_then(|lowest| lowest.logical_block_size).unwrap_or_default())
+}
+
+/// The metadata of an image file of the host that has no parent.
 pub async fn look_at(
     daemon: &Daemon,
     path: &api::AbsolutePath,
     format: SourceFormat,
     really_raw: bool,
     file: std::fs::File,
-) -> Result<(u64, u64), Problem> {
+) -> Result<Info, Problem> {
     let mut handing = Handing::default();
     handing.file(path.as_path(), false, file);
     let mut words = vec!["info".into(), image_name(format, path.as_path().to_owned()).word()];
@@ -159,8 +191,8 @@ pub async fn look_at(
         let problem = Problem::from(refused);
         if wrong { Problem { code: api::Code::Invalid, ..problem }.field("path") } else { problem }
     })?;
-    match layers.first() {
-        Some(info) if info.size > 0 => Ok((info.size, info.file_allocated)),
+    match layers.into_iter().next() {
+        Some(info) if info.size > 0 => Ok(info),
         _ => Err(Problem::new(api::Code::Invalid, format!("{path} contains no disk image")).field("path")),
     }
 }

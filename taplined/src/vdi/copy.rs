@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use api::{About, AbsolutePath, Code, ImageFormat, Problem, SourceFormat};
+use api::{About, AbsolutePath, Code, ImageFormat, LogicalBlockSize, Problem, SourceFormat};
 use repo::replace::sync_parent;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -55,6 +55,9 @@ pub struct Export {
     pub format: ImageFormat,
     /// Distinguishes the unfinished file from all others.
     pub token: Uuid,
+    /// The logical block size of the VDI; absent in jobs begun by an earlier version of the daemon.
+    #[serde(default)]
+    pub block: Option<LogicalBlockSize>,
 }
 
 impl Target {
@@ -208,6 +211,17 @@ impl Export {
         convert(daemon, context, source, name, made.await?).await
     }
 
+    /// What of the disk the file cannot say. No format that is written has a field for it.
+    fn warning(&self) -> Option<String> {
+        self.block.filter(|block| *block != LogicalBlockSize::default()).map(|block| {
+            format!(
+                "the disk has sectors of {block} bytes, which a {} image cannot record: whoever serves {} must set them, \
+                 as with vdi import --logical-block-size {block}, or its guest does not find the partitions",
+                self.format, self.path
+            )
+        })
+    }
+
     /// Gives the file its name, in the place of nothing, durably.
     fn name(&self) -> Result<(), Problem> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -269,6 +283,10 @@ impl Job for Export {
     }
 
     fn result(&self) -> Value {
-        json!({ "uuid": self.source, "path": self.path })
+        let mut result = json!({ "uuid": self.source, "path": self.path });
+        if let Some(warning) = self.warning() {
+            result["warning"] = warning.into();
+        }
+        result
     }
 }

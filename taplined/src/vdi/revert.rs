@@ -97,7 +97,7 @@ impl Revert {
             return Ok(());
         }
         tx.add_image(image)?;
-        tx.set_vdi_image(self.vdi, image.uuid)
+        tx.revert_vdi(self.vdi, image.uuid, self.snapshot)
     }
 
     /// Removes the old image, if none is based on it.

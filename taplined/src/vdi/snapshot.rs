@@ -152,6 +152,7 @@ impl State {
             read_only: snapshot,
             snapshot: snapshot.then_some((self.of, Some(self.at))),
             scheduled: self.scheduled,
+            logical_block_size: tx.vdi(self.of)?.logical_block_size,
         };
         if let Some((leaf, measured)) = &images.leaf {
             leaf.record(tx, measured)?;

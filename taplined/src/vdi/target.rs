@@ -1,6 +1,6 @@
 //! A planned VDI whose image has no parent: what a job must know to create it or roll that back.
 
-use api::{Description, ImageFormat, Labels, Name, Problem};
+use api::{Description, ImageFormat, Labels, LogicalBlockSize, Name, Problem};
 use repo::catalogue::{Among, NewVdi};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -32,6 +32,9 @@ pub struct Target {
     pub format: ImageFormat,
     /// Its size in bytes.
     pub size: u64,
+    /// The size of the sectors that its guest addresses; absent in jobs begun by an earlier version of the daemon.
+    #[serde(default)]
+    pub logical_block_size: Option<LogicalBlockSize>,
 }
 
 impl Target {
@@ -47,6 +50,7 @@ impl Target {
             read_only: false,
             snapshot: None,
             scheduled: false,
+            logical_block_size: self.logical_block_size,
         };
         let name_is_default = self.name_is_default;
         let recorded = daemon.catalogue.write(move |tx| {

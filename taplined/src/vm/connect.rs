@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use ::vm::paste::{self, Monitor, Served, Unspeakable};
+use ::vm::paste::{self, Monitor, Properties, Served, Unspeakable};
 use ::vm::xen::vdev::Vdev;
-use api::{Code, Mode, Problem, Transport, VbdState};
+use api::{Code, LogicalBlockSize, Mode, Problem, Transport, VbdState};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -41,7 +41,12 @@ pub async fn connect(daemon: &Daemon, vbd: Uuid, reader: Reader) -> Result<Strin
 
 /// For a monitor that connects to where it is served.
 async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, Problem> {
-    let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    let found = daemon.catalogue.read(move |view| {
+        let vbd = view.vbd(vbd)?;
+        let block = view.vdi(vbd.vdi)?.logical_block_size;
+        Ok((vbd, block))
+    });
+    let (vbd, block) = found.await?;
     let (VbdState::Plugged | VbdState::Restarting, Some(socket)) = (vbd.state, &vbd.socket) else {
         let what = format!("VBD {} is not plugged, so it has no socket to connect to", vbd.uuid);
         return Err(Problem::new(Code::State, what).advise("plug it first"));
@@ -55,22 +60,28 @@ async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, 
             return Err(Problem::new(Code::Unsupported, what).advise("no configuration is needed"));
         }
     };
-    paste::text(monitor, served, vbd.mode == Mode::ReadOnly).map_err(|error| unspeakable(&error))
+    let disk = Properties { read_only: vbd.mode == Mode::ReadOnly, block: block.unwrap_or_default().into() };
+    paste::text(monitor, served, disk).map_err(|error| unspeakable(&error))
 }
 
 /// For xl, whose block script serves the image itself, so the daemon must not.
 async fn by_xl(daemon: &Daemon, vbd: Uuid) -> Result<String, Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;
-        let (sr, chain) = (view.vdi(vbd.vdi)?.sr, view.chain(vbd.vdi)?);
-        Ok((vbd, sr, chain))
+        let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
+        Ok((vbd, vdi, chain))
     });
-    let (vbd, sr, chain) = found.await?;
+    let (vbd, vdi, chain) = found.await?;
     if vbd.state != VbdState::Unplugged {
         let what = format!("VBD {} is plugged, but with xl the image is served by xl's own disk process", vbd.uuid);
         return Err(Problem::new(Code::State, what).advise("unplug it first"));
     }
-    let directory = daemon.srs.directory(sr).await?;
+    if vdi.logical_block_size == Some(LogicalBlockSize::Large) {
+        let what = format!("VDI {} has sectors of 4096 bytes, which xl's configuration cannot say", vdi.uuid);
+        let advice = "have the daemon serve it to the guest: tapline vdi attach, to a VM whose driver is xen";
+        return Err(Problem::new(Code::Unsupported, what).advise(advice));
+    }
+    let directory = daemon.srs.directory(vdi.sr).await?;
     let layers = chain.iter().map(|image| format!("{}:{}", image.format, image.path(directory.path()).display()));
     let layers: Vec<String> = layers.collect();
     let layers: Vec<&str> = layers.iter().map(String::as_str).collect();

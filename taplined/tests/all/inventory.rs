@@ -30,7 +30,10 @@ fn bed() -> Bed {
     bed.verb("clone", json!({ "name": "try" }));
     bed.verb("snapshot", json!({ "name": "after" }));
     let other = bed.create("template");
-    assert_eq!(bed.daemon.patch(&format!("/vdis/{other}"), json!({ "read_only": true })).0, 200);
+    assert_eq!(
+        bed.daemon.patch(&format!("/vdis/{other}"), json!({ "read_only": true, "logical_block_size": 4096 })).0,
+        200
+    );
     let labels = json!({ "tags": ["ssd", "prod"], "other_config": { "backup": "nightly" } });
     assert_eq!(bed.daemon.patch(&format!("/vdis/{other}"), labels.clone()).0, 200);
     assert_eq!(bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "description": "fast" })).0, 200);

@@ -36,6 +36,7 @@ mod retries;
 mod roles;
 mod same_file;
 mod scan;
+mod sectors;
 mod seeds;
 mod shares;
 mod sr;

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use api::{AbsolutePath, Code, ImageFormat, Sr, SrSource, SrState, VdiPatch};
+use api::{AbsolutePath, Code, ImageFormat, LogicalBlockSize, Sr, SrSource, SrState, VdiPatch};
 use jiff::Timestamp;
 
 use super::*;
@@ -68,6 +68,7 @@ fn vdi(n: u128, image: u128, of: Option<u128>) -> NewVdi {
         read_only: of.is_some(),
         snapshot: of.map(|of| (Uuid::from_u128(1000 + of), Some(Timestamp::UNIX_EPOCH))),
         scheduled: false,
+        logical_block_size: None,
     }
 }
 
@@ -137,6 +138,7 @@ impl Room {
                     name: Some("web".parse().unwrap()),
                     tags: Some(tags),
                     other_config: Some(other_config),
+                    logical_block_size: Some(LogicalBlockSize::Large),
                     ..VdiPatch::default()
                 };
                 let patched = move |tx: &mut Tx<'_>| {

@@ -146,6 +146,8 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         read_only: base || is_read_only(fixed, file),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
         scheduled: false,
+        // A file says nothing of it, but another disk of its chain may.
+        logical_block_size: Some(tx.block_size_of_relatives(image)?.unwrap_or_default()),
     };
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
 }

@@ -65,6 +65,7 @@ async fn disk(daemon: &Daemon, sr: Uuid) -> (Uuid, Uuid) {
         read_only: false,
         snapshot: None,
         scheduled: false,
+        logical_block_size: None,
     };
     let vbd = Vbd::unplugged(vdi.uuid, Transport::VhostUser);
     let made = (image.uuid, vbd.uuid);

@@ -96,7 +96,8 @@ pub const IDENTITY_AT: usize = 256;
 /// Bytes from the beginning that say whose log it is, what requests its process had in flight, and whether there is
 /// something to be read.
 pub const PREFIX_LEN: usize = IDENTITY_AT + IDENTITY_LEN;
-const _: () = assert!(STAMPS_AT[2] + STAMP_LEN <= REACH_AT && REACH_AT + WORD <= IDENTITY_AT && PREFIX_LEN <= HEADER_LEN);
+const _: () =
+    assert!(STAMPS_AT[2] + STAMP_LEN <= REACH_AT && REACH_AT + WORD <= IDENTITY_AT && PREFIX_LEN <= HEADER_LEN);
 const _: () = assert!(STAMPS_AT[1] + STAMP_LEN <= IN_FLIGHT.start && IN_FLIGHT.end <= STAMPS_AT[2]);
 /// Bytes from the beginning that say whether there is something to be read.
 pub const STATE_LEN: usize = 64;

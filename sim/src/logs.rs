@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use disk::redo::{
-    self, ACCEPTED_AT, FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN, Owner, PREFIX_LEN, STAMPS_AT, TAIL_AT,
-    UNSYNCED_AT,
+    self, ACCEPTED_AT, FAILED_AT, HEAD_AT, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN, Owner, PREFIX_LEN, STAMPS_AT,
+    TAIL_AT, UNSYNCED_AT,
 };
 use disk::{FileId, FileOffset, ImageError, Records, RedoLog, Stamp};
 use memory::Shared;
@@ -71,7 +71,9 @@ impl Logs {
             (Some(Planted::LogOfAnotherImage), Some(stamp)) if has_any => believe(region, *stamp),
             (Some(Planted::StampOncePerProcess), Some(stamp)) if is_of_process => believe(region, *stamp),
             (Some(Planted::OldStampKept), _) if accepted != 0 => set(region, ACCEPTED_AT, 0b111),
-            (Some(Planted::OldStampForgotten), _) if accepted != 0 => set(region, ACCEPTED_AT, newest.unwrap_or(accepted)),
+            (Some(Planted::OldStampForgotten), _) if accepted != 0 => {
+                set(region, ACCEPTED_AT, newest.unwrap_or(accepted))
+            }
             _ => {}
         }
     }

@@ -359,7 +359,9 @@ impl<F: Format> Disk<F> {
             }
             Op::Release { number, .. } => *number,
             Op::Fill { fill } => Some(self.fills.get(*fill).number),
-            Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Stamp | Op::Sync | Op::ReclaimSync { .. } => None,
+            Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Stamp | Op::Sync | Op::ReclaimSync { .. } => {
+                None
+            }
         }
     }
 

@@ -4,8 +4,8 @@
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FileOffset, Stamp};
 use crate::offset::number;
+use crate::{FileOffset, Stamp};
 
 /// Bytes in a sector: the unit of every offset in the block allocation table.
 pub const SECTOR: u64 = 512;

@@ -4,7 +4,9 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::layout::{BATMAP_COOKIE, FOOTER_COOKIE, RawBatmapHeader, RawFooter, RawHeader, SECTOR, stamp_field, stamp_in};
+use super::layout::{
+    BATMAP_COOKIE, FOOTER_COOKIE, RawBatmapHeader, RawFooter, RawHeader, SECTOR, stamp_field, stamp_in,
+};
 use super::sparse::Sparse;
 use crate::format::MetaWrite;
 use crate::{FileOffset, ImageError, ImageErrorKind, ReadFault, Source, Stamp};

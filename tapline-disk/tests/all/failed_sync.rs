@@ -131,7 +131,7 @@ fn nothing_is_written_above_a_layer_whose_log_cannot_be_replayed() {
             client.write(ANSWERED * BLOCK as u64, &[2; BLOCK]).unwrap();
             kill(&room, disk);
         }
-        room.write_redo_log("p", VERSION_AT, &2u64.to_ne_bytes());
+        room.write_redo_log("p", VERSION_AT, &3u64.to_ne_bytes());
         let before = (room.read("a"), room.redo_log("a"));
         let said = room.tapline(&format!("image convert {format}:a raw:b --parent {format}:p --accept-changed-parent"));
         assert!(said.code == Some(4) && said.err.contains("of version 2"), "{format}: {said:?}");

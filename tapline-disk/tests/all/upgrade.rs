@@ -179,7 +179,7 @@ fn a_program_that_does_not_start_changes_nothing() {
         driver.drain();
     }
     // A new process with another version of the redo log than the process that owns the log.
-    room.write_redo_log("a", 8, &2u64.to_ne_bytes());
+    room.write_redo_log("a", 8, &3u64.to_ne_bytes());
     let upgrade = disk.upgrade_to(TAPLINE);
     while !upgrade.is_finished() {
         driver.work(|below| dice.throw(below));
@@ -187,7 +187,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     let answer = upgrade.join().unwrap();
     assert_eq!(answer["error"]["kind"], "failed", "{answer}");
     driver.drain();
-    room.write_redo_log("a", 8, &1u64.to_ne_bytes());
+    room.write_redo_log("a", 8, &2u64.to_ne_bytes());
     let mut control = Control::connect(&room.file("control.sock"));
     // A new process that has taken everything over, but too late: it is told to stop, and removes no socket.
     let line = json!({ "verb": "upgrade", "program": TAPLINE, "pause_max": 1 });

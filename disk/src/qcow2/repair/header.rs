@@ -30,7 +30,13 @@ impl HeaderSector {
         read_padded(source, FileOffset(0), &mut bytes)?;
         let has_features = shape.header.raw.version.get() >= 3;
         let raw = if shape.header.entries().external { RAW_EXTERNAL_DATA } else { 0 };
-        Ok(HeaderSector { written: bytes.clone(), bytes, has_features, kept: BITMAPS_VALID | STAMP_VALID | raw, elsewhere: None })
+        Ok(HeaderSector {
+            written: bytes.clone(),
+            bytes,
+            has_features,
+            kept: BITMAPS_VALID | STAMP_VALID | raw,
+            elsewhere: None,
+        })
     }
 
     /// Clears the autoclear bits that we do not know ("Autoclear features": whoever does not know a bit clears it

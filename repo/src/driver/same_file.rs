@@ -22,8 +22,16 @@ pub(super) fn renumbers(kind: &str) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     numbers: FileNumbers,
-    /// Size, and times of birth and of the last change, where the numbers are not proof enough.
-    more: Option<(u64, (i64, u32), (i64, u32))>,
+    /// Where the numbers are not proof enough.
+    more: Option<Attributes>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Attributes {
+    size: u64,
+    /// Seconds and nanoseconds.
+    born: (i64, u32),
+    changed: (i64, u32),
 }
 
 impl Seen {
@@ -34,7 +42,12 @@ impl Seen {
         let more = closely.then(|| rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)).transpose();
         let more = more.map_err(|errno| failed(errno.into()))?;
         let time = |at: rustix::fs::StatxTimestamp| (at.tv_sec, at.tv_nsec);
-        Ok(Seen { numbers, more: more.map(|stat| (stat.stx_size, time(stat.stx_btime), time(stat.stx_ctime))) })
+        let more = more.map(|stat| Attributes {
+            size: stat.stx_size,
+            born: time(stat.stx_btime),
+            changed: time(stat.stx_ctime),
+        });
+        Ok(Seen { numbers, more })
     }
 }
 

@@ -2,10 +2,10 @@
 
 use crate::foreign::Foreign;
 use crate::format::{Committed, Corrupt, Discarded, Format, Mapping, MetaBlock, MetaWrite, Reserved, Ticket, Wait};
-use crate::qcow2::Qcow2;
+use crate::qcow2::{self, Qcow2};
 use crate::raw::Raw;
-use crate::vhd::Vhd;
-use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Span, Stamp};
+use crate::vhd::{self, Vhd};
+use crate::{FileOffset, FileRange, Geometry, ImageError, ImageErrorKind, Link, Records, Source, Span, Stamp};
 
 /// An open image file of any format.
 #[derive(Debug)]
@@ -73,6 +73,14 @@ impl Image {
             Image::Qcow2(_) => true,
         }
     }
+}
+
+/// The stamps in a file, of whatever format it is. Bytes that a guest wrote may look like one: a stamp proves something
+/// only where it equals one that was drawn at random.
+pub fn stamps_in(source: &mut dyn Source) -> Result<Vec<Stamp>, ImageError> {
+    let mut found = vhd::stamps(source)?;
+    found.extend(qcow2::stamp(source)?);
+    Ok(found)
 }
 
 impl Format for Image {

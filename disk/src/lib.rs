@@ -43,7 +43,7 @@ pub use format::{
     Access, Committed, Corrupt, Creation, Discarded, Fill, Format, Mapping, MetaBlock, MetaWrite, Reserved, Tail,
     Ticket, Wait,
 };
-pub use image::Image;
+pub use image::{Image, stamps_in};
 pub use io::{
     Action, Allocation, EngineFailed, FileDone, FileError, FileId, FileOp, Io, OpId, ReadFault, Source, Until,
 };

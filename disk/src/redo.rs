@@ -137,10 +137,12 @@ fn word_of(state: &[u8; STATE_LEN], at: usize) -> u64 {
 }
 
 /// The file for which a log is opened, and the process that opens it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Owner {
     /// Distinguishes the file from all others of this boot, as far as its file system can tell.
     pub identity: [u8; IDENTITY_LEN],
+    /// The stamps that the file has.
+    pub stamps: Vec<Stamp>,
     /// Random bytes of this process, from which its stamps are made.
     pub session: [u8; 16],
 }
@@ -206,7 +208,7 @@ impl RedoLog {
             stamp: Stamp { session: owner.session, number: 0 },
             was_void: false,
         };
-        if log.is_of(&owner.identity, source)? {
+        if log.is_of(owner)? {
             log.resume(source)?;
         } else {
             log.was_void = log.says_something();
@@ -216,7 +218,7 @@ impl RedoLog {
     }
 
     /// Whether the region holds the log of this file in the state in which the file is.
-    fn is_of(&self, identity: &[u8; IDENTITY_LEN], source: &mut dyn Source) -> Result<bool, ImageError> {
+    fn is_of(&self, owner: &Owner) -> Result<bool, ImageError> {
         if self.word(MAGIC_AT) != MAGIC {
             return Ok(false);
         }
@@ -230,13 +232,12 @@ impl RedoLog {
             other => return unknown(format!("of version {other}, and this program knows version {VERSION}")),
         }
         let accepted = self.word(ACCEPTED_AT);
-        let found = if accepted & ALL_STAMPS == 0 { Vec::new() } else { Stamp::find(source)? };
-        let has = |slot: &usize| self.accepted(*slot).is_some_and(|stamp| found.contains(&stamp));
+        let has = |slot: &usize| self.accepted(*slot).is_some_and(|stamp| owner.stamps.contains(&stamp));
         let is_unstamped = accepted == 0 || accepted & UNSTAMPED != 0;
         let has_records = self.word(HEAD_AT) != self.word(TAIL_AT);
         match (0..STAMPS_AT.len()).find(has) {
             Some(slot) => self.store(ACCEPTED_AT, 1 << slot),
-            None if is_unstamped && !has_records && self.region.read(IDENTITY_AT) == Some(*identity) => {
+            None if is_unstamped && !has_records && self.region.read(IDENTITY_AT) == Some(owner.identity) => {
                 self.store(ACCEPTED_AT, 0);
             }
             None => return Ok(false),

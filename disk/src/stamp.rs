@@ -7,8 +7,6 @@
 //! Knows nothing about logs. Invariant: no two stamps that are ever written are equal, because each process draws a
 //! session of its own at random and counts within it.
 
-use crate::{ImageError, Source, qcow2, vhd};
-
 /// Bytes of a stamp in a file.
 pub const STAMP_LEN: usize = 24;
 
@@ -34,13 +32,5 @@ impl Stamp {
     pub fn from_bytes(bytes: &[u8]) -> Option<Stamp> {
         let (session, number) = bytes.split_first_chunk()?;
         Some(Stamp { session: *session, number: u64::from_be_bytes(number.try_into().ok()?) })
-    }
-
-    /// The stamps in a file of any format. Bytes that a guest wrote may look like one: a stamp proves something only
-    /// where it equals one that was drawn at random.
-    pub fn find(source: &mut dyn Source) -> Result<Vec<Stamp>, ImageError> {
-        let mut found = vhd::stamps(source)?;
-        found.extend(qcow2::stamp(source)?);
-        Ok(found)
     }
 }

@@ -19,7 +19,7 @@ use crate::sector::mix;
 /// Bytes for the records of a log into which all of a short workload goes.
 pub const ROOMY: usize = 16 << 10;
 /// An image that is gone.
-const GONE: Owner = Owner { identity: [0xee; IDENTITY_LEN], session: [0xee; 16] };
+const GONE: Owner = Owner { identity: [0xee; IDENTITY_LEN], stamps: Vec::new(), session: [0xee; 16] };
 
 /// Logs by the number of their file.
 pub struct Logs {
@@ -49,10 +49,11 @@ impl Logs {
         if self.bug == Some(Planted::FailedSyncForgotten) {
             set(region, FAILED_AT, 0);
         }
-        self.sabotage(region, &Stamp::find(media)?);
+        let stamps = disk::stamps_in(media)?;
+        self.sabotage(region, &stamps);
         self.opened += 1;
         let session = (u128::from(self.life) << 64 | u128::from(self.opened)).to_be_bytes();
-        let mut log = RedoLog::open(region.clone(), &Owner { identity: identity(file), session }, media)?;
+        let mut log = RedoLog::open(region.clone(), &Owner { identity: identity(file), stamps, session }, media)?;
         if self.accepts {
             log.accept_failure();
         }
@@ -149,8 +150,9 @@ impl Logs {
     /// Whether the log of a file would be used for what `media` holds, and has something to be written to it.
     pub fn believes(&self, file: FileId, media: &mut Media) -> Result<bool, ImageError> {
         let Some(region) = self.regions.get(&file).map(copy_of) else { return Ok(false) };
-        self.sabotage(&region, &Stamp::find(media)?);
-        let owner = Owner { identity: identity(file), session: [0xdd; 16] };
+        let stamps = disk::stamps_in(media)?;
+        self.sabotage(&region, &stamps);
+        let owner = Owner { identity: identity(file), stamps, session: [0xdd; 16] };
         Ok(RedoLog::open(region, &owner, media)?.owed().is_some())
     }
 

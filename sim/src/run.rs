@@ -14,6 +14,7 @@ mod rebase;
 mod steps;
 mod takeover;
 mod violation;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
@@ -38,6 +39,7 @@ use opening::Opening;
 use steps::Verb;
 pub use takeover::{Death, Next, take_over};
 pub use violation::Violation;
+pub use windows::around;
 
 /// More events than any workload has: a run that goes on is one that never ends.
 const EVENTS_MAX: usize = 200_000;
@@ -478,23 +480,6 @@ impl Run {
         self.answers()?;
         if self.in_flight.is_empty() { Ok(()) } else { Err(Violation::Unanswered(self.in_flight.len())) }
     }
-}
-
-/// The sectors around some borders, on a disk of so many, from the first on and each once.
-pub fn around(borders: impl Iterator<Item = u64>, disk: u64) -> Vec<Range<u64>> {
-    /// Sectors on each side.
-    const AROUND: u64 = 8;
-    let window = |at: u64| at.saturating_sub(AROUND)..(at + AROUND).min(disk);
-    let mut windows: Vec<Range<u64>> = borders.map(window).filter(|window| !window.is_empty()).collect();
-    windows.sort_unstable_by_key(|window| window.start);
-    let mut merged: Vec<Range<u64>> = Vec::new();
-    for window in windows {
-        match merged.last_mut() {
-            Some(last) if window.start <= last.end => last.end = last.end.max(window.end),
-            _ => merged.push(window),
-        }
-    }
-    merged
 }
 
 /// What a guest writes as one version of some parts of sectors.

@@ -5,10 +5,10 @@
 //! directory of the user: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo` below
 //! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
-//! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
-//! its image; who holds a read lock, which keeps writers out, reads a copy of it. By its name a log is found; whether it
-//! is of the image, in the state in which the image is, is proven by the stamp in the image, or where the log has no
-//! records, by an id of the file that is not given out again ([`Owner`]).
+//! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock
+//! of its image; a process with a read lock, which keeps writers out, reads a copy of it. By its name a log is found;
+//! whether it is of the image, in the state in which the image is, is proven by the stamp in the image, or where the
+//! log has no records, by an id of the file that is not given out again ([`Owner`]).
 
 mod place;
 
@@ -23,7 +23,7 @@ use std::time::SystemTime;
 use control::redo_name::file_name;
 use control::{ImageName, Kind};
 use disk::redo::{self, HEADER_LEN, IDENTITY_AT, IDENTITY_LEN, IN_FLIGHT, Owner};
-use disk::{ImageErrorKind, RedoLog, Stamp};
+use disk::{ImageErrorKind, RedoLog};
 use memory::{Mapping, Shared};
 use rustix::fs::{FallocateFlags, fallocate};
 use uring::{Cache, ImageFile};
@@ -241,13 +241,14 @@ pub fn void(files: &Files, file: &mut ImageFile) -> io::Result<()> {
 }
 
 /// What distinguishes an image's file from all others of this boot, and this process from all others.
-fn owner(file: &ImageFile) -> io::Result<Owner> {
+fn owner(file: &mut ImageFile) -> io::Result<Owner> {
     prepare();
     let boot = BOOT.get().copied().flatten().unwrap_or_default();
     let mut identity = [0; IDENTITY_LEN];
     let parts = [boot.to_vec(), file.unique_id()?].concat();
     identity.iter_mut().zip(parts).for_each(|(place, byte)| *place = byte);
-    Ok(Owner { identity, session: uuid::new()? })
+    let stamps = disk::stamps_in(file).map_err(io::Error::other)?;
+    Ok(Owner { identity, stamps, session: uuid::new()? })
 }
 const _: () = assert!(16 + uring::UNIQUE_ID_MAX <= IDENTITY_LEN, "an id would be cut off");
 
@@ -390,7 +391,7 @@ impl LogFile {
 
 /// Has a log belong to an image whatever its stamp, for those who plant that.
 fn accept_any(region: &Shared, file: &mut ImageFile) {
-    let found = Stamp::find(file).ok().and_then(|found| found.into_iter().next());
+    let found = disk::stamps_in(file).ok().and_then(|found| found.into_iter().next());
     if let (Some(stamp), Some(at)) = (found, redo::STAMPS_AT.first()) {
         region.write(*at, stamp.to_bytes());
         region.store_u64_native(redo::ACCEPTED_AT, 1);

@@ -168,8 +168,8 @@ impl<F: Format> Layer<F> {
         Ok(())
     }
 
-    /// Logs what has changed in this layer, if the file has the stamp for it; `below`: what became of the changes in the
-    /// layers below.
+    /// Logs what has changed in this layer, if the file has the stamp for it; `below`: what became of the changes in
+    /// the layers below.
     pub(super) fn log_changes(&mut self, below: Logged) -> Logged {
         let Some(log) = &mut self.log else { return below };
         let changes = self.format.records();

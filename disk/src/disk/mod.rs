@@ -41,6 +41,7 @@ mod merge_steps;
 mod ops;
 mod options;
 mod overlap;
+mod purpose;
 mod queue;
 mod read;
 mod rounds;
@@ -326,12 +327,7 @@ impl<F: Format> Disk<F> {
         if let Some(number) = self.request_of(&op) {
             self.active.waiting.wait_ended(number);
         }
-        if let (Op::Transfer { ticket: Some(_), .. } | Op::Filled { .. }, Action::Write { at, from }, Ok(())) =
-            (&op, &done.op.action, done.result)
-        {
-            let len = u64::try_from(from.len()).unwrap_or(u64::MAX);
-            self.chain.of(file).reaches(at.saturating_add(len));
-        }
+        self.note_reach(&op, &done);
         match op {
             Op::Transfer { number, ticket } => {
                 let wrote = matches!(done.op.action, Action::Write { .. });
@@ -348,28 +344,6 @@ impl<F: Format> Disk<F> {
             Op::Stamp => self.stamped(file, done.result),
             Op::Sync => self.synced(file, done.result, io),
             Op::ReclaimSync { range } => self.reclaim_synced((file, range), done.result, io),
-        }
-    }
-
-    /// The request that waits for an operation, if it is for one only.
-    fn request_of(&mut self, op: &Op) -> Option<u32> {
-        match op {
-            Op::Transfer { number, .. } | Op::Filled { number, .. } | Op::Zero { number, .. } | Op::Trim { number } => {
-                Some(*number)
-            }
-            Op::Release { number, .. } => *number,
-            Op::Fill { fill } => Some(self.fills.get(*fill).number),
-            Op::ReadCompressed { .. } | Op::Load { .. } | Op::Meta | Op::Stamp | Op::Sync | Op::ReclaimSync { .. } => {
-                None
-            }
-        }
-    }
-
-    /// The request that something parked is a part of.
-    fn request_of_parked(&mut self, parked: Parked) -> u32 {
-        match parked {
-            Parked::Request { number, .. } => number,
-            Parked::Fill { fill, .. } => self.fills.get(fill).number,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Gives files their stamps, and holds requests back meanwhile ([`crate::redo`], "Whose log it is").
 //!
-//! Keeps: no request is answered whose changes a log has that may be of another state of its file; no round begins while
-//! a stamp is being written, so that two writes never concern one place.
+//! Keeps: no request is answered whose changes a log has that may be of another state of its file; no round begins
+//! while a stamp is being written, so that two writes never concern one place.
 
 use memory::Segments;
 
@@ -57,8 +57,8 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// The next change that is logged needs a new stamp. To be called from time to time while requests come: a copy of the
-    /// file that was made since the last stamp cannot be told from the file.
+    /// The next change that is logged needs a new stamp. To be called from time to time while requests come: a copy of
+    /// the file that was made since the last stamp cannot be told from the file.
     pub fn expire_stamps(&mut self) {
         self.chain.for_writers_upwards(super::layer::Layer::expire_stamp);
     }

@@ -156,7 +156,7 @@ mod test {
         }
 
         fn open_as(&self, identity: [u8; IDENTITY_LEN]) -> RedoLog {
-            let owner = Owner { identity, session: [1; 16] };
+            let owner = Owner { identity, stamps: Vec::new(), session: [1; 16] };
             RedoLog::open(self.0.clone(), &owner, &mut [0; 512].as_slice()).unwrap()
         }
 

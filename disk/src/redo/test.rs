@@ -6,7 +6,7 @@ use super::*;
 use crate::FileOffset;
 use crate::format::MetaWrite;
 
-const OWNER: Owner = Owner { identity: [7; IDENTITY_LEN], session: [1; 16] };
+const OWNER: Owner = Owner { identity: [7; IDENTITY_LEN], stamps: Vec::new(), session: [1; 16] };
 const CAPACITY: usize = 256;
 /// Bytes in front of what the tests change: a sector with the stamp.
 const STAMPED: u64 = 512;
@@ -47,7 +47,8 @@ impl Bed {
 
     fn try_open(&self) -> Result<RedoLog, ImageError> {
         self.sessions.set(self.sessions.get() + 1);
-        let owner = Owner { session: [self.sessions.get(); 16], ..OWNER };
+        let stamps = crate::stamps_in(&mut self.file.as_slice()).unwrap();
+        let owner = Owner { session: [self.sessions.get(); 16], stamps, ..OWNER };
         RedoLog::open(self.region.clone(), &owner, &mut self.file.as_slice())
     }
 

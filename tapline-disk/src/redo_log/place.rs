@@ -25,7 +25,7 @@ const ENDING: &str = "redo";
 /// is about to begin a log of that name: one of another image is set aside.
 pub fn find(directory: &Path, name: &str, image: &mut ImageFile, create: bool) -> io::Result<()> {
     let own = directory.join(name);
-    let stamps = Stamp::find(image).map_err(io::Error::other)?;
+    let stamps = disk::stamps_in(image).map_err(io::Error::other)?;
     let there = Log::read(&own)?.filter(Log::says_something);
     if there.as_ref().is_some_and(|log| log.has_any_of(&stamps)) {
         return Ok(());

@@ -135,7 +135,7 @@ mod test {
         }
 
         fn log(&self) -> RedoLog {
-            let owner = Owner { identity: [7; IDENTITY_LEN], session: [1; 16] };
+            let owner = Owner { identity: [7; IDENTITY_LEN], stamps: Vec::new(), session: [1; 16] };
             RedoLog::open(self.0.clone(), &owner, &mut [0; 512].as_slice()).unwrap()
         }
 

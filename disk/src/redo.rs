@@ -234,9 +234,13 @@ impl RedoLog {
         let accepted = self.word(ACCEPTED_AT);
         let has = |slot: &usize| self.accepted(*slot).is_some_and(|stamp| owner.stamps.contains(&stamp));
         let is_unstamped = accepted == 0 || accepted & UNSTAMPED != 0;
+        let failed = self.word(FAILED_AT) != 0;
         let has_records = self.word(HEAD_AT) != self.word(TAIL_AT);
         match (0..STAMPS_AT.len()).find(has) {
+            Some(slot) if failed => self.store(ACCEPTED_AT, 1 << slot | UNSTAMPED),
             Some(slot) => self.store(ACCEPTED_AT, 1 << slot),
+            // With a failed sync the stamp may be lost, too.
+            None if failed && self.region.read(IDENTITY_AT) == Some(owner.identity) => {}
             None if is_unstamped && !has_records && self.region.read(IDENTITY_AT) == Some(owner.identity) => {
                 self.store(ACCEPTED_AT, 0);
             }
@@ -332,14 +336,14 @@ impl RedoLog {
             let what = format!("the image's redo log is damaged: it goes from {} to {}", self.tail, self.head);
             return Err(ImageError::new(ImageErrorKind::Corrupt, what));
         }
+        let words = (self.tail..self.head).step_by(WORD).map(|at| self.word(self.place(at)));
+        let (owed, count) = Owed::of(&words.collect::<Vec<_>>(), source)?;
         // What the records refer to would be zeroes, once a write behind it has made the file longer.
         let (len, reach) = (source.len(), self.word(REACH_AT));
-        if self.head != self.tail && len < reach && !source.has_data_file() {
+        if !self.failed && owed.is_some() && len < reach && !source.has_data_file() {
             let what = format!("the file has {len} bytes, and its last process has written {reach}: it was cut off");
             return Err(ImageError::new(ImageErrorKind::Corrupt, what));
         }
-        let words = (self.tail..self.head).step_by(WORD).map(|at| self.word(self.place(at)));
-        let (owed, count) = Owed::of(&words.collect::<Vec<_>>(), source)?;
         self.owed = owed;
         // Behind a gap that no round has ended, nothing counts, and nothing is to be appended.
         let len = u64::try_from(count * WORD).unwrap_or(u64::MAX);

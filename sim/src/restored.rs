@@ -38,7 +38,8 @@ impl Copies {
 
     /// Puts each copy back in place of the files as they are, and holds it against the logs.
     pub fn put_back(&self, sight: &Sight<'_>) -> Result<(), Violation> {
-        for (file, media) in self.copies.iter().flatten() {
+        // Behind a failed sync a log is of the file whatever stamp that has: the stamp may be among what was lost.
+        for (file, media) in self.copies.iter().flatten().filter(|(file, _)| !sight.logs.has_failed(*file)) {
             if sight.logs.believes(*file, &mut media.clone()).map_err(Violation::Open)? {
                 return Err(Violation::Believed(*file));
             }

@@ -19,7 +19,8 @@ pub fn merge(chain: &Named<'_>, from: usize, into: usize, delete: bool) -> Resul
         if matches!(above, Image::Qcow2(qcow2) if qcow2.info().snapshots > 0) {
             let why = "it has internal snapshots, whose contents would change";
             return Err(Failure::new(format!("merge {upper} into {lower}"), why)
-                .advise("delete them, or copy the disk: tapline image convert"));
+                .advise("delete them, or copy the disk: tapline image convert")
+                .of_kind(Kind::Unsupported));
         }
     }
     let plan = plan::merge(&plan::Merge { from, into, layers: &layers(chain), delete });

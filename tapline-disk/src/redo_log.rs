@@ -348,10 +348,7 @@ impl LogFile {
         }
         let log = RedoLog::open(region, owner, file).map_err(|error| self.not_understood(name, error))?;
         if log.was_void() {
-            say(format_args!(
-                "{name} is not in the state in which the last process here left its image (it was replaced or restored, \
-                 or another program has written to it): the redo log of that process is not used"
-            ));
+            say(not_used(name));
         }
         if planted(Planted::TimeDecides) && log.owed().is_some() {
             let late = file.metadata().and_then(|found| found.modified()).is_ok_and(|time| time > SystemTime::now());
@@ -387,6 +384,14 @@ impl LogFile {
             say(format_args!("the empty redo log {} could not be removed: {error}", self.path.display()));
         }
     }
+}
+
+/// What is said of a log that is of no use for an image.
+fn not_used(image: impl std::fmt::Display) -> String {
+    format!(
+        "{image} is not in the state in which the last process here left its image (it was replaced or restored, or \
+         another program has written to it): the redo log of that process is not used"
+    )
 }
 
 /// Has a log belong to an image whatever its stamp, for those who plant that.

@@ -15,6 +15,9 @@ use disk::redo::{self, PREFIX_LEN};
 use rustix::fs::FlockOperation;
 use uring::ImageFile;
 
+use super::not_used;
+use crate::log::say;
+
 /// Logs that are set aside, at most: each takes 132 KiB of memory. Beyond that the oldest are removed.
 const ASIDE_MAX: usize = 16;
 /// What their names begin with, and what all names of logs end with.
@@ -35,6 +38,7 @@ pub fn find(directory: &Path, name: &str, image: &mut ImageFile, create: bool) -
     let is_of_another = |log: Log| moved.is_some() || create && !log.is_unstamped();
     if there.is_some_and(is_of_another) {
         set_aside(directory, &own)?;
+        say(not_used(image.path().display()));
     }
     match moved {
         Some(from) => std::fs::rename(from, own),

@@ -471,7 +471,7 @@ fn a_log_that_now_belongs_to_another_image_is_not_touched() {
         let len = log.metadata().unwrap().len();
         assert!(len > 0);
         if !own {
-            std::os::unix::fs::FileExt::write_all_at(&log, &[7; 64], 64).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&log, &[7; 64], 256).unwrap();
         }
         assert_eq!(disk.stop().0, Some(0));
         assert_eq!(log.metadata().unwrap().len(), if own { 0 } else { len }, "own: {own}");

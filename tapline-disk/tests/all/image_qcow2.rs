@@ -391,9 +391,10 @@ fn a_wrong_format_is_refused() {
     room.make_raw("a.raw", MIB);
     room.done("image create qcow2:base.q --size 16M");
     room.done("image create qcow2:child.q --parent qcow2:base.q");
-    for image in ["qcow2:a.raw", "vhd:base.q"] {
+    for (image, advice) in [("qcow2:a.raw", "give the file's actual format"), ("vhd:base.q", "give it as qcow2:base.q")]
+    {
         let said = room.tapline(&format!("image info {image}"));
-        assert!(said.code == Some(4) && said.err.contains("give the file's actual format"), "{said:?}");
+        assert!(said.code == Some(4) && said.err.contains(advice), "{said:?}");
     }
     // Opened as raw, its metadata would be visible to the guest.
     let said = room.tapline("image map qcow2:child.q --parent raw:base.q");

@@ -302,7 +302,7 @@ fn footer(source: &mut dyn Source) -> Result<(u64, Vec<u8>), ImageError> {
     let first = end.saturating_sub(PADDING_MAX);
     let bytes = read(source, first, in_memory(end - first), "footer")?;
     let sectors = bytes.chunks_exact(in_memory(SECTOR));
-    match sectors.enumerate().filter(|(_, sector)| sector.iter().any(|&byte| byte != 0)).next_back() {
+    match sectors.enumerate().rfind(|(_, sector)| sector.iter().any(|&byte| byte != 0)) {
         Some((number, last)) => Ok((first + on_disk(number) * SECTOR, last.to_vec())),
         None => corrupt(first, "the footer is missing: the file ends in zeroes"),
     }

@@ -212,7 +212,7 @@ fn an_image_with_internal_snapshots_is_written_and_they_stay() {
     room.guest("qcow2:c.q --parent qcow2:a.q --parent raw:base.raw", &["write -P 4 9M 64k"]);
     room.done("image merge qcow2:c.q --parent qcow2:a.q --parent raw:base.raw --from 0 --into 1 --delete");
     room.guest("qcow2:a.q --parent raw:base.raw", &["read -P 4 9M 64k"]);
-    room.done("image resize qcow2:a.q --size 32M");
+    room.done("image resize qcow2:a.q --parent raw:base.raw --size 32M");
     room.tool("qemu-img", "check -U -f qcow2 a.q");
     room.tool("qemu-img", "convert -f qcow2 -l kept -O raw a.q after.raw");
     // QEMU shows it with the size that the disk has now.

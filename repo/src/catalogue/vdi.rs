@@ -221,7 +221,7 @@ fn check_block_size(vdi: &Vdi, patch: &VdiPatch) -> Result<(), Problem> {
 
 /// Refuses a disk that has a part of a sector at its end.
 pub fn must_divide(block: LogicalBlockSize, size: u64) -> Result<(), Problem> {
-    if size.is_multiple_of(u32::from(block).into()) {
+    if size % u64::from(u32::from(block)) == 0 {
         return Ok(());
     }
     let what =

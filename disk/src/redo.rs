@@ -122,13 +122,49 @@ pub fn has_failed(state: &[u8; STATE_LEN]) -> bool {
 
 /// The stamps of which the file of a log has one, of which this is the beginning; none if it is not understood.
 pub fn stamps_of(prefix: &[u8; PREFIX_LEN]) -> Vec<Stamp> {
-    let Some(state) = prefix.first_chunk() else { return Vec::new() };
-    if word_of(state, MAGIC_AT) != MAGIC || word_of(state, VERSION_AT) != VERSION {
+    if !is_understood(prefix) {
         return Vec::new();
     }
-    let counts = |slot: &usize| word_of(state, ACCEPTED_AT) & (1 << slot) != 0;
-    let bytes = |at: &usize| Stamp::from_bytes(prefix.get(*at..*at + STAMP_LEN)?);
-    STAMPS_AT.iter().enumerate().filter(|(slot, _)| counts(slot)).filter_map(|(_, at)| bytes(at)).collect()
+    (0..STAMPS_AT.len()).filter_map(|slot| stamp_of(prefix, slot)).collect()
+}
+
+/// Whether a log, of which this is the beginning, is understood, and of another file or of another state of it.
+pub fn is_void(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> bool {
+    is_understood(prefix) && accepted_of(prefix, owner).is_none()
+}
+
+fn is_understood(prefix: &[u8; PREFIX_LEN]) -> bool {
+    let word = |at: usize| word_of_prefix(prefix, at);
+    word(MAGIC_AT) == MAGIC && word(VERSION_AT) == VERSION
+}
+
+/// The stamp in this slot, if it counts.
+fn stamp_of(prefix: &[u8; PREFIX_LEN], slot: usize) -> Option<Stamp> {
+    let at = *STAMPS_AT.get(slot).filter(|_| word_of_prefix(prefix, ACCEPTED_AT) & (1 << slot) != 0)?;
+    Stamp::from_bytes(prefix.get(at..at + STAMP_LEN)?)
+}
+
+/// What the log accepts from now on, if it is of the owner's file in the state in which the file is.
+fn accepted_of(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> Option<u64> {
+    let word = |at: usize| word_of_prefix(prefix, at);
+    let has = |slot: &usize| stamp_of(prefix, *slot).is_some_and(|stamp| owner.stamps.contains(&stamp));
+    let accepted = word(ACCEPTED_AT);
+    let failed = word(FAILED_AT) != 0;
+    if let Some(slot) = (0..STAMPS_AT.len()).find(has) {
+        return Some(1 << slot | if failed { UNSTAMPED } else { 0 });
+    }
+    let is_same_file = prefix.get(IDENTITY_AT..) == Some(owner.identity.as_slice());
+    let is_unstamped = accepted == 0 || accepted & UNSTAMPED != 0;
+    match (is_same_file, failed) {
+        // With a failed sync the stamp may be lost, too.
+        (true, true) => Some(accepted),
+        (true, false) if is_unstamped && word(HEAD_AT) == word(TAIL_AT) => Some(0),
+        _ => None,
+    }
+}
+
+fn word_of_prefix(prefix: &[u8; PREFIX_LEN], at: usize) -> u64 {
+    prefix.first_chunk().map_or(0, |state| word_of(state, at))
 }
 
 fn word_of(state: &[u8; STATE_LEN], at: usize) -> u64 {
@@ -231,21 +267,9 @@ impl RedoLog {
             VERSION => {}
             other => return unknown(format!("of version {other}, and this program knows version {VERSION}")),
         }
-        let accepted = self.word(ACCEPTED_AT);
-        let has = |slot: &usize| self.accepted(*slot).is_some_and(|stamp| owner.stamps.contains(&stamp));
-        let is_unstamped = accepted == 0 || accepted & UNSTAMPED != 0;
-        let failed = self.word(FAILED_AT) != 0;
-        let has_records = self.word(HEAD_AT) != self.word(TAIL_AT);
-        match (0..STAMPS_AT.len()).find(has) {
-            Some(slot) if failed => self.store(ACCEPTED_AT, 1 << slot | UNSTAMPED),
-            Some(slot) => self.store(ACCEPTED_AT, 1 << slot),
-            // With a failed sync the stamp may be lost, too.
-            None if failed && self.region.read(IDENTITY_AT) == Some(owner.identity) => {}
-            None if is_unstamped && !has_records && self.region.read(IDENTITY_AT) == Some(owner.identity) => {
-                self.store(ACCEPTED_AT, 0);
-            }
-            None => return Ok(false),
-        }
+        let prefix = self.region.read(0).and_then(|prefix| accepted_of(&prefix, owner));
+        let Some(accepted) = prefix else { return Ok(false) };
+        self.store(ACCEPTED_AT, accepted);
         match self.word(CAPACITY_AT) {
             other if other != self.capacity => {
                 unknown(format!("made for {other} bytes of records, and this program has {}", self.capacity))
@@ -263,13 +287,6 @@ impl RedoLog {
     /// dropped.
     pub fn was_void(&self) -> bool {
         self.was_void
-    }
-
-    /// The stamp in this slot, if it counts.
-    fn accepted(&self, slot: usize) -> Option<Stamp> {
-        let at = STAMPS_AT.get(slot).filter(|_| self.word(ACCEPTED_AT) & (1 << slot) != 0)?;
-        let bytes: [u8; STAMP_LEN] = self.region.read(*at)?;
-        Stamp::from_bytes(&bytes)
     }
 
     /// An empty log. Until it has its first word, the region holds none.
@@ -315,10 +332,8 @@ impl RedoLog {
 
     /// The file has the last stamp that was begun: no other counts any more.
     pub fn end_stamp(&mut self) {
-        let newest = |slot: &usize| self.accepted(*slot) == Some(self.stamp);
-        let Some(slot) = (0..STAMPS_AT.len()).find(newest) else {
-            unreachable!("a stamp was written that the log does not have")
-        };
+        let slot = STAMPS_AT.iter().position(|&at| self.region.read(at) == Some(self.stamp.to_bytes()));
+        let Some(slot) = slot else { unreachable!("a stamp was written that the log does not have") };
         self.store(ACCEPTED_AT, 1 << slot);
     }
 

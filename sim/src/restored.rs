@@ -39,7 +39,9 @@ impl Copies {
     /// Puts each copy back in place of the files as they are, and holds it against the logs.
     pub fn put_back(&self, sight: &Sight<'_>) -> Result<(), Violation> {
         // Behind a failed sync a log is of the file whatever stamp that has: the stamp may be among what was lost.
-        for (file, media) in self.copies.iter().flatten().filter(|(file, _)| !sight.logs.has_failed(*file)) {
+        // An empty log has nothing to be used.
+        let may_be_used = |file: FileId| !sight.logs.has_failed(file) && !sight.logs.is_empty(file);
+        for (file, media) in self.copies.iter().flatten().filter(|(file, _)| may_be_used(*file)) {
             if sight.logs.believes(*file, &mut media.clone()).map_err(Violation::Open)? {
                 return Err(Violation::Believed(*file));
             }

@@ -73,7 +73,8 @@ pub fn prepare() {
 /// handed over, and no log was.
 pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
-    let Some(mut found) = LogFile::of(files, file, true).map_err(failed)? else {
+    let owner = owner(file).map_err(failed)?;
+    let Some(mut found) = LogFile::of(files, file, &owner, true).map_err(failed)? else {
         say(format_args!(
             "no redo log was passed for {name}: if this process dies, data not flushed by the guest is lost"
         ));
@@ -81,7 +82,6 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     };
     // All of it is there from the beginning: a page that memory has no room for later would end the process.
     fallocate(&found.file, FallocateFlags::empty(), 0, LEN).map_err(|errno| failed(errno.into()))?;
-    let owner = owner(file).map_err(failed)?;
     let log = found.read_as(name, found.region().map_err(failed)?, &owner, file)?;
     place::hold(&found.file).map_err(failed)?;
     found.identity = Some(owner.identity);
@@ -99,10 +99,10 @@ pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
     if planted(Planted::ReaderIgnoresLog) {
         return Ok(None);
     }
-    let Some(found) = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left) else {
+    let owner = owner(file).map_err(failed)?;
+    let Some(found) = LogFile::of(files, file, &owner, false).map_err(failed)?.filter(LogFile::is_left) else {
         return Ok(None);
     };
-    let owner = owner(file).map_err(failed)?;
     let log = found.read_as(name, found.copied().map_err(failed)?, &owner, file)?;
     // A process that takes the place of this one reads it, too.
     opened().push(LogFile { identity: Some(owner.identity), ..found });
@@ -144,9 +144,9 @@ pub fn settle_above(
     after: AfterFailure,
 ) -> Result<bool, Failure> {
     let failed = |error: io::Error| explain_replay(name, error);
-    let left = LogFile::of(files, file, false).map_err(failed)?.filter(LogFile::is_left);
-    let Some(found) = left else { return Ok(after.below) };
     let owner = owner(file).map_err(failed)?;
+    let left = LogFile::of(files, file, &owner, false).map_err(failed)?.filter(LogFile::is_left);
+    let Some(found) = left else { return Ok(after.below) };
     let mut log = found.read_as(name, found.region().map_err(failed)?, &owner, file)?;
     if after.below {
         log.sync_failed();
@@ -234,7 +234,8 @@ fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
 
 /// Ends the log of a file that is about to be overwritten by another image. Before the first byte of that.
 pub fn void(files: &Files, file: &mut ImageFile) -> io::Result<()> {
-    match LogFile::of(files, file, false)? {
+    let owner = owner(file)?;
+    match LogFile::of(files, file, &owner, false)? {
         Some(found) => found.file.set_len(0),
         None => Ok(()),
     }
@@ -253,12 +254,12 @@ fn owner(file: &mut ImageFile) -> io::Result<Owner> {
 const _: () = assert!(16 + uring::UNIQUE_ID_MAX <= IDENTITY_LEN, "an id would be cut off");
 
 impl LogFile {
-    fn of(files: &Files, file: &mut ImageFile, create: bool) -> io::Result<Option<LogFile>> {
+    fn of(files: &Files, file: &ImageFile, owner: &Owner, create: bool) -> io::Result<Option<LogFile>> {
         let metadata = file.metadata()?;
         if !files.are_handed() {
             let directory = directory();
             check_ours(&directory)?;
-            place::find(&directory, &file_name(&metadata), file, create)?;
+            place::find(&directory, &file_name(&metadata), file, owner, create)?;
         }
         LogFile::find(files, &metadata, create)
     }
@@ -270,7 +271,8 @@ impl LogFile {
         }
         let look = uring::OpenOptions { write: false, cache: Cache::Writeback, lock: false };
         let mut file = ImageFile::open(path, look).ok()?;
-        LogFile::of(files, &mut file, false).ok().flatten()
+        let owner = owner(&mut file).ok()?;
+        LogFile::of(files, &file, &owner, false).ok().flatten()
     }
 
     fn find(files: &Files, image: &std::fs::Metadata, create: bool) -> io::Result<Option<LogFile>> {

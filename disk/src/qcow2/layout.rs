@@ -63,7 +63,7 @@ pub const BITMAPS_VALID: u64 = 1;
 pub const RAW_EXTERNAL_DATA: u64 = 1 << 1;
 
 /// Autoclear: the stamp extension is that of the image's state. An unassigned bit of the specification, set only
-/// while a process of ours has the image: whoever else writes to the image clears it, as the specification demands.
+/// while a process of ours has the image: any other writer clears it, as the specification demands.
 pub const STAMP_VALID: u64 = 1 << 63;
 
 /// Header extension: where the list of extensions ends.

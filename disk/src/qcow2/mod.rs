@@ -78,7 +78,7 @@ pub use decompress::Compression;
 pub use info::{Backing, Info};
 pub use repair::{Repair, repair};
 
-/// The stamp of a file, if it is a qcow2 image that has one. A file that is none has none.
+/// The stamp of a file, if it is a qcow2 image that has one.
 pub(crate) fn stamp(source: &mut dyn Source) -> Result<Option<Stamp>, ImageError> {
     match Header::read_to_repair(source) {
         Ok(header) => Ok(header.stamp()),

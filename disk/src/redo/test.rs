@@ -157,6 +157,20 @@ fn a_log_without_records_belongs_to_the_file_with_its_identity() {
 }
 
 #[test]
+fn a_failed_sync_is_remembered_when_the_stamp_is_lost() {
+    let mut bed = Bed::new();
+    let mut log = bed.open();
+    append(&mut log, |changes| changes.bytes(0, at(0), &[1]));
+    log.sync_failed();
+    bed.file = [vec![0; 512], file()].concat();
+    let prefix = bed.region.read(0).unwrap();
+    assert!(!is_void(&prefix, &OWNER));
+    assert!(is_void(&prefix, &Owner { identity: [8; IDENTITY_LEN], ..OWNER }));
+    let next = bed.open();
+    assert!(next.has_failed() && !next.was_void());
+}
+
+#[test]
 fn while_a_stamp_is_written_the_log_is_of_the_file_with_either() {
     let mut bed = Bed::new();
     let mut log = bed.open();

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use disk::Stamp;
-use disk::redo::{self, PREFIX_LEN};
+use disk::redo::{self, Owner, PREFIX_LEN};
 use rustix::fs::FlockOperation;
 use uring::ImageFile;
 
@@ -26,17 +26,14 @@ const ENDING: &str = "redo";
 
 /// Puts the log of `image` into `directory` under `name`, if it is there under another name. With `create`, the caller
 /// is about to begin a log of that name: one of another image is set aside.
-pub fn find(directory: &Path, name: &str, image: &mut ImageFile, create: bool) -> io::Result<()> {
+pub fn find(directory: &Path, name: &str, image: &ImageFile, owner: &Owner, create: bool) -> io::Result<()> {
     let own = directory.join(name);
-    let stamps = disk::stamps_in(image).map_err(io::Error::other)?;
     let there = Log::read(&own)?.filter(Log::says_something);
-    if there.as_ref().is_some_and(|log| log.has_any_of(&stamps)) {
+    if there.as_ref().is_some_and(|log| !redo::is_void(&log.prefix, owner)) {
         return Ok(());
     }
-    let moved = if stamps.is_empty() { None } else { other_with(directory, &own, &stamps)? };
-    // A log without a stamp may be of the image whatever stamp that has from an earlier process.
-    let is_of_another = |log: Log| moved.is_some() || create && !log.is_unstamped();
-    if there.is_some_and(is_of_another) {
+    let moved = if owner.stamps.is_empty() { None } else { other_with(directory, &own, &owner.stamps)? };
+    if there.is_some() && (create || moved.is_some()) {
         set_aside(directory, &own)?;
         say(not_used(image.path().display()));
     }
@@ -110,11 +107,6 @@ impl Log {
 
     fn has_any_of(&self, stamps: &[Stamp]) -> bool {
         redo::stamps_of(&self.prefix).iter().any(|stamp| stamps.contains(stamp))
-    }
-
-    /// Whether it belongs to a file by its identity.
-    fn is_unstamped(&self) -> bool {
-        redo::stamps_of(&self.prefix).is_empty()
     }
 
     /// Whether no process holds it ([`hold`]).

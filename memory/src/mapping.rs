@@ -162,10 +162,13 @@ mod test {
         // SAFETY: a byte of a mapping.
         unsafe { mapped[0].base().write_volatile(7) };
         drop(mapped);
-        // Its place in the table is free again.
-        for _ in 0..200 {
-            Mapping::of_shrinking_file(whole.as_fd(), 4096).unwrap();
-        }
+        // The oldest of many is found as well.
+        let many: Vec<Mapping> =
+            (0..300).map(|_| Mapping::of_shrinking_file(whole.as_fd(), 2 * 4096).unwrap()).collect();
+        ftruncate(&whole, 4096).unwrap();
+        assert_eq!(at(&many[0]), [0; 4]);
+        let lost: Vec<usize> = (0..many.len()).filter(|&number| many[number].is_lost()).collect();
+        assert_eq!(lost, [0]);
     }
 
     #[test]

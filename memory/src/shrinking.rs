@@ -12,11 +12,8 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// A process has a page of its statistics, one of the storage that it shares, and the logs of the images that it writes
-/// to, of which there are a few while layers are merged; tests have many.
-const MOST: usize = 256;
-
-static PLACES: [Place; MOST] = [const { Place::new() }; MOST];
+/// The newest of all places. They are never freed, as a handler may be reading them at any time, but used again.
+static PLACES: AtomicPtr<Place> = AtomicPtr::new(null_mut());
 
 /// What handled SIGBUS before; why nothing here does, if that is so.
 static BEFORE: OnceLock<Result<Before, i32>> = OnceLock::new();
@@ -35,17 +32,45 @@ struct Place {
     /// Zero while nothing is registered.
     len: AtomicUsize,
     lost: AtomicBool,
+    /// Written before the place is in the list.
+    older: Option<&'static Place>,
 }
 
 impl Place {
-    const fn new() -> Place {
-        Place {
-            taken: AtomicBool::new(false),
+    /// A place that is taken by the caller.
+    fn take() -> &'static Place {
+        places().find(|place| !place.taken.swap(true, Ordering::AcqRel)).unwrap_or_else(Place::add)
+    }
+
+    fn add() -> &'static Place {
+        let mut place = Box::new(Place {
+            taken: AtomicBool::new(true),
             base: AtomicPtr::new(null_mut()),
             len: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
+            older: None,
+        });
+        let mut newest = PLACES.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or a place that is never freed.
+            place.older = unsafe { newest.as_ref() };
+            let added = Box::into_raw(place);
+            match PLACES.compare_exchange(newest, added, Ordering::AcqRel, Ordering::Acquire) {
+                // SAFETY: it is never freed, and only its atomics change from now on.
+                Ok(_) => return unsafe { &*added },
+                Err(changed) => newest = changed,
+            }
+            // SAFETY: made of a box above, and no one else has seen it.
+            place = unsafe { Box::from_raw(added) };
         }
     }
+}
+
+/// All places; nothing here takes a lock or allocates, so a signal handler may walk along it.
+fn places() -> impl Iterator<Item = &'static Place> {
+    // SAFETY: null, or a place that is never freed.
+    let newest = unsafe { PLACES.load(Ordering::Acquire).as_ref() };
+    std::iter::successors(newest, |place| place.older)
 }
 
 /// A registered mapping; dropped before it is unmapped.
@@ -55,8 +80,7 @@ impl Registered {
     /// Registers `len` mapped bytes.
     pub fn new(base: *mut u8, len: usize) -> io::Result<Registered> {
         BEFORE.get_or_init(handle).as_ref().map_err(|errno| io::Error::from_raw_os_error(*errno))?;
-        let free = PLACES.iter().find(|place| !place.taken.swap(true, Ordering::AcqRel));
-        let place = free.ok_or_else(|| io::Error::other("too many files are mapped that may be made shorter"))?;
+        let place = Place::take();
         place.lost.store(false, Ordering::Relaxed);
         place.base.store(base, Ordering::Relaxed);
         place.len.store(len, Ordering::Release);
@@ -96,7 +120,7 @@ fn handle() -> Result<Before, i32> {
 extern "C" fn on_fault(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: the kernel hands a valid one to a handler with SA_SIGINFO, and for SIGBUS it has an address.
     let at = unsafe { (*info).si_addr() }.addr();
-    for place in &PLACES {
+    for place in places() {
         let len = place.len.load(Ordering::Acquire);
         let base = place.base.load(Ordering::Relaxed);
         if at.checked_sub(base.addr()).is_some_and(|offset| offset < len) && replace(base, len) {

@@ -111,6 +111,7 @@ impl Tapline {
         let socket = format!("disk-{number}.sock");
         let statistics = format!("disk-{number}.stats");
         let control = format!("disk-{number}.control");
+        let serial = format!("disk-{number}");
         let log = self.work.join(format!("disk-{number}.log"));
         let mut command = tool::bound_to_us(&self.program);
         command.arg("serve");
@@ -118,7 +119,7 @@ impl Tapline {
             command.args((depth > 0).then_some("--parent")).arg(layer);
         }
         command.args(["--vhost-user", &socket, "--queues", &queues.to_string(), "--stats", &statistics]);
-        command.args(["--control", &control]);
+        command.args(["--control", &control, "--serial", &serial]);
         command.args((access == Access::ReadOnly).then_some("--read-only"));
         let errors = File::create(&log).map_err(|source| file_error("create", &log, source))?;
         let printed = errors.try_clone().map_err(|source| file_error("share", &log, source))?;
@@ -128,7 +129,7 @@ impl Tapline {
         let spawned = command.spawn();
         let child = spawned.map_err(|source| TaplineError::Start { command: tool::line_of(&command), source })?;
         let statistics = self.work.join(statistics);
-        let mut disk = DiskProcess { child, socket, control, statistics, log, stated: 0 };
+        let mut disk = DiskProcess { child, socket, control, serial, statistics, log, stated: 0 };
         let listens = self.work.join(&disk.socket);
         disk.wait_until("open its socket", |_| Ok(listens.exists()))?;
         Ok(disk)
@@ -140,6 +141,7 @@ pub struct DiskProcess {
     child: Child,
     socket: String,
     control: String,
+    serial: String,
     statistics: PathBuf,
     log: PathBuf,
     /// Lines of statistics read so far.
@@ -150,6 +152,11 @@ impl DiskProcess {
     /// The name of its socket in the demo's directory.
     pub fn socket(&self) -> &str {
         &self.socket
+    }
+
+    /// The serial number that the guest sees; no other disk of this directory has it.
+    pub fn serial(&self) -> &str {
+        &self.serial
     }
 
     /// What it counts at this moment.

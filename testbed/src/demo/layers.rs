@@ -72,7 +72,7 @@ impl Story<'_> {
         let way = ShortWay::to(self.work)?;
         let mut sources = Sources {
             port: GuestPort::new(&way.0.join(PORT)),
-            serial: "layers".to_owned(),
+            serial: disk.serial().to_owned(),
             page: page_of(&self.work.join(disk.socket()))?,
         };
         let depths = DEPTHS.map(|depth| depth.to_string()).join(" ");

@@ -154,11 +154,11 @@ impl Story<'_> {
 
     /// A disk with an image of its own, served.
     fn served(&self, bed: &mut Bed, number: u8) -> Result<Disk, Failure> {
-        let image = self.work.join(format!("{}.raw", serial(number)));
+        let file = format!("position-{number}.raw");
+        let image = self.work.join(&file);
         let failed = |source| Failure::File { what: "create", path: image.clone(), source };
         File::create(&image).and_then(|file| file.set_len(bed.len)).map_err(failed)?;
-        let name = format!("raw:{}.raw", serial(number));
-        let served = self.tapline.serve(&[&name], Access::ReadWrite, 4)?;
+        let served = self.tapline.serve(&[&format!("raw:{file}")], Access::ReadWrite, 4)?;
         let position = position(number)?;
         let disk = Disk { position, socket: bed.sockets.0.join(served.socket()), queues: None, bootable: false };
         bed.disks.insert(number, served);
@@ -209,8 +209,8 @@ impl Story<'_> {
     /// Waits until the guest says that it has exactly the disks that are served, and the seed.
     fn sees(&mut self, bed: &Bed, machine: &mut QemuVm, claim: &str) -> Result<(), Failure> {
         let seed = (at(SEED_SLOT), seed::LABEL.to_owned());
-        let mut expected: Seen =
-            bed.disks.keys().map(|&number| Ok((place(number)?, serial(number)))).collect::<Result<_, Failure>>()?;
+        let served = bed.disks.iter().map(|(&number, disk)| Ok((place(number)?, disk.serial().to_owned())));
+        let mut expected: Seen = served.collect::<Result<_, Failure>>()?;
         expected.extend([seed]);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -240,11 +240,6 @@ fn place(number: u8) -> Result<String, Failure> {
 
 fn at(slot: PciSlot) -> String {
     format!("{:02x}.{:02x}", FIRST_BRIDGE_SLOT + slot.bridge, slot.slot)
-}
-
-/// The name of the image, by which our disks give their serial numbers.
-fn serial(number: u8) -> String {
-    format!("position-{number}")
 }
 
 /// `3: 10.01=position-0 …`

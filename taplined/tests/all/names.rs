@@ -224,6 +224,7 @@ fn an_old_catalogue_with_duplicate_names_still_works() {
         ("vdi", "scheduled"),
         ("vdi", "retention_rests"),
         ("vdi", "retention_problem"),
+        ("vdi", "logical_block_size"),
         ("task", "requester"),
         ("vm", "retention"),
         ("vbd", "limits"),

@@ -119,7 +119,8 @@ pub fn pause() -> Plan {
 /// Layers are merged into the one below them. Refused if something would be exposed: of a layer that is merged, or of
 /// the one below the target, which becomes as long as the first.
 ///
-/// 1. The files are opened for writing, which fails if another disk is based on one of them. Nothing is written.
+/// 1. What a killed process has left is made durable. The files are opened for writing, which fails if another disk is
+///    based on one of them. Nothing else is written.
 /// 2. What children record of a parent that is about to change is forgotten, from the leaf down, each durably before
 ///    its parent changes, if only because that forgets its own parent. *After a crash:* the same chain opens.
 /// 3. The disk uses the files; the layers get the size of the first, from the top down, each durably before the next:
@@ -142,6 +143,7 @@ pub fn merge(merge: &Merge<'_>) -> Result<Plan, Exposing> {
     let untouched = [ReopenReadOnly.into(), RecordParentTime.into()];
     let give_up: Vec<Planned> = [CancelMerge.into()].into_iter().chain(close.clone()).collect();
     let mut steps = vec![
+        MakeDurable.into(),
         OpenForWriting { last: into }.into(),
         ForgetParent.or(&untouched),
         MakeDurable.or(&untouched),
@@ -184,7 +186,7 @@ pub fn flatten() -> Plan {
 
 /// The leaf gets other parents, of which somebody else knows that they show the same: nothing is copied.
 pub fn relink() -> Plan {
-    [LinkParent { child: 0 }.into(), MakeDurable.into()].into_iter().collect()
+    [MakeDurable, LinkParent { child: 0 }, MakeDurable].into_iter().map(Planned::from).collect()
 }
 
 /// What is left of a rebase or flatten that a killed process has ended. That the leaf stands elsewhere may be known to

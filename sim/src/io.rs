@@ -455,11 +455,15 @@ impl SimIo {
             done.extend(self.misaligned.settle(ended, &mut self.aligner, &mut self.storage));
         }
         let done: Vec<_> = done.into_iter().filter_map(|done| self.data_files.settle(done)).collect();
-        // An engine that was full once has room now.
+        self.retry();
+        self.settle_shaped(done)
+    }
+
+    /// Pushes again what an engine had no room for that was full once: also where nothing is under way that could end.
+    pub fn retry(&mut self) {
         self.aligner.retry(&mut self.storage);
         let (data_files, mut below) = self.parts();
         data_files.retry(&mut below);
-        self.settle_shaped(done)
     }
 }
 

@@ -149,6 +149,8 @@ pub enum Planted {
     LinkNotDurable,
     /// They are removed by the process that takes over, which finds it recorded, and does not make it durable.
     FinishedUndurably,
+    /// A merge changes what the leaf records before what the last process has left is durable.
+    MergedBeforeReplay,
     /// The leaf still records when its parent was last changed when that changes.
     ParentNeverForgotten,
     /// The same below the leaf.
@@ -176,7 +178,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 74] = [
+const NAMES: [(Planted, &str, &str); 75] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -244,6 +246,7 @@ const NAMES: [(Planted, &str, &str); 74] = [
     (Planted::SourcesRemovedFirst, "sources-removed-first", "chain"),
     (Planted::LinkNotDurable, "link-not-durable", "chain"),
     (Planted::FinishedUndurably, "finished-undurably", "chain"),
+    (Planted::MergedBeforeReplay, "merged-before-replay", "chain"),
     (Planted::ParentNeverForgotten, "parent-never-forgotten", "chain"),
     (Planted::ParentsNeverForgotten, "parents-never-forgotten", "chain"),
     (Planted::ParentForgottenLate, "parent-forgotten-late", "chain"),

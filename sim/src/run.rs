@@ -384,6 +384,7 @@ impl Run {
     fn retry(&mut self) -> bool {
         self.disk.retry(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
         self.retry_aside();
+        self.io.retry();
         self.io.pending() > 0
     }
 

@@ -104,10 +104,9 @@ impl Runner {
     /// nothing may be asked for but that: what is known of the old parents is not forgotten.
     pub fn relink(&mut self, depth: usize, link: Option<&Link>) -> Result<(), Failure> {
         let name = self.disk.layers().get(depth).and_then(|layer| self.names.get(usize::from(layer.file.0)));
-        let (Some(name), Some(layer)) = (name, self.disk.layer_mut(depth)) else {
-            unreachable!("the chain has a layer {depth}")
-        };
-        layer.relink(link).map_err(|error| Failure::new(record(name, link), error))
+        let Some(name) = name else { unreachable!("the chain has a layer {depth}") };
+        let relinked = self.disk.layer_mut(depth).and_then(|layer| layer.relink(link));
+        relinked.map_err(|error| Failure::new(record(name, link), error))
     }
 
     /// The layers with their metadata behind their blocks.

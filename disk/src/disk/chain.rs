@@ -203,12 +203,17 @@ impl<F: Format> Chain<F> {
         self.log_due
     }
 
-    /// Logs what has changed. What is left out must be durable before its request is answered.
+    /// Logs what has changed. What is left out must be durable before its request is answered. If one layer waits for
+    /// its stamp, so does the whole, even where another one has a gap: a round would take its changes unlogged.
     pub fn log_changes(&mut self) -> Logged {
-        let mut logged = Logged::All;
-        self.for_writers_upwards(|layer| logged = logged.max(layer.log_changes(logged)));
-        self.log_due = logged != Logged::All;
-        logged
+        let (mut below, mut waits) = (Logged::All, false);
+        self.for_writers_upwards(|layer| {
+            let logged = layer.log_changes(below);
+            waits |= logged == Logged::Waits;
+            below = below.max(logged);
+        });
+        self.log_due = below != Logged::All;
+        if waits { Logged::Waits } else { below }
     }
 
     /// The writes of the stamps that are wanted.

@@ -243,10 +243,13 @@ impl<F: Format> Disk<F> {
         Err(ImageError::new(ImageErrorKind::Mismatch, what))
     }
 
-    /// The image of a layer, for changes that affect neither where bytes live nor how many there are.
-    pub fn layer_mut(&mut self, depth: usize) -> Option<&mut F> {
+    /// The image of a layer, for changes that affect neither where bytes live nor how many there are. Refused while
+    /// changes of its last process are not durable.
+    pub fn layer_mut(&mut self, depth: usize) -> Result<&mut F, ImageError> {
+        self.require_nothing_owed(depth)?;
         self.chain.may_change();
-        self.chain.layers_mut().get_mut(depth).map(|layer| &mut layer.format)
+        let layer = self.chain.layers_mut().get_mut(depth).ok_or_else(|| no_layer(depth))?;
+        Ok(&mut layer.format)
     }
 
     /// Layers were opened, frozen or taken off.

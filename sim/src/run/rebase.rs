@@ -170,7 +170,7 @@ impl Run {
             image.map(|image| link::to(&image, file, Some(modified))).map_err(Violation::Open)
         };
         let link = new.map(|file| parent(self, file)).transpose()?;
-        let Some(leaf) = self.disk.layer_mut(0) else { unreachable!("a disk has a leaf") };
+        let leaf = self.disk.layer_mut(0).map_err(refused)?;
         leaf.inner_mut().relink(link.as_ref()).map_err(refused)?;
         let old = self.chains.swap_remove(0);
         self.chains = vec![old.first().copied().into_iter().chain(new).collect(), old];

@@ -119,11 +119,22 @@ impl Run {
     pub(super) fn finish_merge(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         let plan = order::plant(plan::finish_merge(true), self.bug);
         self.verb = Some(Verb::new(Step::MergeBelow, plan));
-        while self.verb.is_some() {
+        self.end_of_verb(subject, watch)
+    }
+
+    /// Begins a verb, unless this disk cannot do it, and waits for its end.
+    pub(super) fn do_verb(&mut self, step: Step, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        self.begin(step, subject);
+        self.end_of_verb(subject, watch)
+    }
+
+    fn end_of_verb(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
+        while let Some(verb) = &self.verb {
+            let step = verb.plan.step();
             match self.can_go_on() {
                 true => self.go_on(subject, watch)?,
                 false if self.io.pending() > 0 || self.retry() => self.finish(0),
-                false => return Err(Violation::Step("what a merge has left is not removed".into())),
+                false => return Err(Violation::Step(format!("{step:?} never ends, after a process that has died"))),
             }
             self.answers()?;
             watch(&self.sight())?;
@@ -352,7 +363,7 @@ impl Run {
 
     /// Has a layer record something else of its parent, if it has one.
     fn relink(&mut self, depth: usize, change: impl FnOnce(disk::Link) -> Option<disk::Link>) -> Result<(), Violation> {
-        let Some(layer) = self.disk.layer_mut(depth) else { unreachable!("the disk has no layer {depth}") };
+        let layer = self.disk.layer_mut(depth).map_err(refused)?;
         link::change(layer.inner_mut(), change).map(drop).map_err(refused)
     }
 

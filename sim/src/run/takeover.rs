@@ -27,7 +27,7 @@ use crate::logs::Logs;
 use crate::planted::Planted;
 use crate::saboteur::{SabotagedIo, SyncFate};
 use crate::subject::{Form, Subject};
-use crate::workload::{Op, Sectors};
+use crate::workload::{Op, Sectors, Step};
 
 /// How a process has died.
 #[derive(Clone, Debug)]
@@ -128,12 +128,15 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     if death.lives_on && death.other.is_some() && sight.chains.first().is_some_and(|first| first == death.chain) {
         run.finish_merge(&setup.subject, watch)?;
     }
+    if death.lives_on && death.reached && death.other.is_none() && death.next == Next::Serves {
+        run.do_verb(Step::MergeAll, &setup.subject, watch)?;
+    }
     let reads = death.reads();
     if death.next == Next::WithoutSpace {
         run.without_space(&reads, watch)?;
     }
     let parse = |text| crate::workload::parse(text).unwrap_or_default();
-    // A write that comes first finds what is owed not yet durable, and waits for it.
+    // A write that comes first finds what is owed not yet durable, and waits for it. So does a merge.
     let (first, later, again) = match death.lives_on {
         true => (parse("w1026+2"), parse("f w2+1 f"), reads.as_slice()),
         false => (Vec::new(), parse("f"), [].as_slice()),

@@ -24,8 +24,10 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
                 steps.drain(link + 1..=round + 1);
             }
         }
-        // Of no other plan is that the first step.
-        Some(Planted::FinishedUndurably) if steps.first().is_some_and(|step| step.step == Do::MakeDurable) => {
+        Some(Planted::FinishedUndurably) if begins_durable(&steps) && !opens(&steps) => {
+            steps.remove(0);
+        }
+        Some(Planted::MergedBeforeReplay) if begins_durable(&steps) && opens(&steps) => {
             steps.remove(0);
         }
         Some(Planted::ParentNeverForgotten) => steps.retain(|step| step.step != Do::ForgetParent),
@@ -50,6 +52,15 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
         _ => {}
     }
     steps.into_iter().collect()
+}
+
+fn begins_durable(steps: &[Step]) -> bool {
+    steps.first().is_some_and(|step| step.step == Do::MakeDurable)
+}
+
+/// Whether it is a merge from its beginning.
+fn opens(steps: &[Step]) -> bool {
+    steps.iter().any(|step| matches!(step.step, Do::OpenForWriting { .. }))
 }
 
 fn is_link(step: Do) -> bool {

@@ -214,7 +214,7 @@ impl Driver {
             Step::OpenForWriting { last } => return self.open_for_writing(last, work),
             Step::ForgetParents => return self.forget_parents(work),
             Step::CopyAll => return self.progress_mut().advance(work),
-            Step::ForgetParent => drop(access::forget(leaf(work))?),
+            Step::ForgetParent => drop(access::forget(leaf(work)?)?),
             Step::UseWritable => self.use_writable(work)?,
             Step::GrowLayer { depth, len } => work.disk.grow_layer(depth, len)?,
             Step::BeginMerge { from, into } => {
@@ -478,9 +478,8 @@ fn all_or_none<T>(opened: Result<Vec<T>, (Failure, Lowered)>, work: &mut Work<'_
     })
 }
 
-fn leaf<'a>(work: &'a mut Work<'_>) -> &'a mut Image {
-    let Some(leaf) = work.disk.layer_mut(0) else { unreachable!("every disk has a leaf") };
-    leaf
+fn leaf<'a>(work: &'a mut Work<'_>) -> Result<&'a mut Image, Failure> {
+    Ok(work.disk.layer_mut(0)?)
 }
 
 fn close_for_writing(work: &mut Work<'_>) -> Result<(), Failure> {

@@ -197,8 +197,7 @@ pub fn link(child: usize, work: &mut Work<'_>) -> Result<(), Failure> {
     let mut link =
         parent_link::record(work.files, name.path(), &target, work.image(child + 1)?, work.file(child + 1)?.1)?;
     link.modified = None;
-    let Some(image) = work.disk.layer_mut(child) else { unreachable!("layer {child} has a name") };
-    Ok(image.relink(Some(&link))?)
+    Ok(work.disk.layer_mut(child)?.relink(Some(&link))?)
 }
 
 impl Sources {

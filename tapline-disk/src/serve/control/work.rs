@@ -307,7 +307,8 @@ impl Work<'_> {
                 ));
             }
         };
-        let Some(leaf) = self.disk.layer_mut(0) else { return };
+        // What is not durable yet is replayed by the next process, which then records it.
+        let Ok(leaf) = self.disk.layer_mut(0) else { return };
         let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };
         if let Err(error) = leaf.relink(Some(&disk::Link { modified: Some(modified), ..link })) {
             say(format_args!("the leaf does not record when its parent was last changed: {error}"));

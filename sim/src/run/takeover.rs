@@ -27,6 +27,7 @@ use crate::logs::Logs;
 use crate::planted::Planted;
 use crate::saboteur::{SabotagedIo, SyncFate};
 use crate::subject::{Form, Subject};
+use crate::theme::Theme;
 use crate::workload::{Op, Sectors, Step};
 
 /// How a process has died.
@@ -128,7 +129,8 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     if death.lives_on && death.other.is_some() && sight.chains.first().is_some_and(|first| first == death.chain) {
         run.finish_merge(&setup.subject, watch)?;
     }
-    if death.lives_on && death.reached && death.other.is_none() && death.next == Next::Serves {
+    let merges = setup.subject.kind.theme() == Theme::Chain && death.other.is_none() && death.next == Next::Serves;
+    if merges && death.lives_on && death.reached {
         run.do_verb(Step::MergeAll, &setup.subject, watch)?;
     }
     let reads = death.reads();

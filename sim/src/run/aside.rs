@@ -4,8 +4,9 @@ use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, O
 
 use crate::io::SimIo;
 
-/// The numbers begin here: above all of the guest's disk, below those of aligners and of data files.
-const ASIDE: u64 = 1 << 60;
+/// The numbers begin here: above all of the guest's disk and of what splits and merges, below those of aligners and of
+/// data files.
+const ASIDE: u64 = 1 << 61;
 
 /// The file, of which the disk beside thinks that it is file 0.
 pub(super) struct Aside<'a> {

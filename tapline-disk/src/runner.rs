@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use control::ImageName;
 use disk::{
-    Damage, Disk, DiskOffset, Extent, FileDone, Geometry, Image, Io, Layer, Link, Operation, Request, ShapePolicy,
+    Damage, Disk, DiskOffset, Extent, FileDone, Format, Geometry, Image, Io, Layer, Link, Operation, Request, ShapePolicy,
     Span, Status, Token, Until,
 };
 use memory::Segments;
@@ -25,6 +25,7 @@ use crate::files::Files;
 use crate::layers::{self, Layers};
 use crate::libvhd::Behind;
 use crate::log::say;
+use crate::redo_log;
 
 /// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
 const DEPTH: usize = 64;
@@ -281,6 +282,11 @@ impl Drop for Runner {
                 // A failure of the engine is seen by the loop's condition.
                 None => drop(self.step()),
             }
+        }
+        if self.disk.is_broken() {
+            let written = self.disk.layers().iter().filter(|layer| !layer.format.geometry().read_only);
+            let names = written.filter_map(|layer| self.names.get(usize::from(layer.file.0)));
+            names.for_each(|name| redo_log::record_failed_sync(&self.from, name));
         }
         if self.broken {
             // Nothing will ever come back; the process ends with the failure that `step` has returned.

@@ -14,9 +14,8 @@
 //! what it writes may change the contents. Other programs know nothing about the marker, and must leave the image alone
 //! while it exists.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -32,8 +31,9 @@ use crate::modified::Time;
 struct Note {
     /// The command that finishes what was begun.
     command: String,
-    /// The file that it is about. Another one of that name has nothing to do with it.
-    inode: u64,
+    /// The file that it is about ([`uring::id_in_file_system`]), in hexadecimal digits. Another one of that name has
+    /// nothing to do with it, even if it was given the same inode number.
+    file: String,
     /// When that was last changed, since 1970.
     seconds: u64,
     nanoseconds: u32,
@@ -53,11 +53,11 @@ impl Unfinished {
     /// Makes a note that `command` is about to change the image `name`, which the caller has locked.
     pub fn begin(files: &Files, name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
         settle(files, name)?;
-        let (path, metadata) = place(name)?;
+        let (path, file) = place(name)?;
         let tried = || format!("create the marker file of {name}");
         let since = Time::of(files, name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
-        let note = Note { command: command.to_owned(), inode: metadata.ino(), seconds, nanoseconds };
+        let note = Note { command: command.to_owned(), file, seconds, nanoseconds };
         if let Some(path) = &path {
             write(path, &note).map_err(|error| {
                 let advice = format!("{} must be writable, in the image's directory", path.display());
@@ -73,7 +73,7 @@ impl Unfinished {
         if files.are_handed() {
             return Ok(None);
         }
-        let (Some(path), metadata) = place(name)? else { return Ok(None) };
+        let (Some(path), file) = place(name)? else { return Ok(None) };
         let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
             Failure::new(format!("read {}, the marker of an unfinished change to {name}", path.display()), why)
         };
@@ -85,8 +85,7 @@ impl Unfinished {
         let note: Note = serde_json::from_slice(&bytes).map_err(|error| {
             failed(error.into()).advise("remove it; children of the image may then need --accept-changed-parent")
         })?;
-        let ours = note.inode == metadata.ino();
-        Ok(ours.then(|| Unfinished { files: files.clone(), name: name.clone(), path: Some(path), note }))
+        Ok((note.file == file).then(|| Unfinished { files: files.clone(), name: name.clone(), path: Some(path), note }))
     }
 
     /// When the image was last changed in what it shows.
@@ -125,14 +124,20 @@ fn write(path: &Path, note: &Note) -> std::io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-/// The path of an image's marker, if the image is in a file; and the file's metadata.
-fn place(name: &ImageName) -> Result<(Option<PathBuf>, Metadata), Failure> {
-    let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
-    let (path, metadata) = find(name.path())
-        .map_err(|error: std::io::Error| Failure::new(format!("resolve the path of {name}"), error))?;
-    let mut path = path.into_os_string();
-    path.push(".unfinished");
-    Ok((metadata.is_file().then(|| path.into()), metadata))
+/// The path of an image's marker, if the image is in a file; and the file's id.
+fn place(name: &ImageName) -> Result<(Option<PathBuf>, String), Failure> {
+    find_place(name.path()).map_err(|error| Failure::new(format!("resolve the path of {name}"), error))
+}
+
+fn find_place(image: &Path) -> std::io::Result<(Option<PathBuf>, String)> {
+    // Not opened: a FIFO would wait for its writer.
+    if !image.metadata()?.is_file() {
+        return Ok((None, String::new()));
+    }
+    let mut marker = image.canonicalize()?.into_os_string();
+    marker.push(".unfinished");
+    let id = uring::id_in_file_system(&File::open(image)?)?;
+    Ok((Some(marker.into()), id.iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
 #[cfg(test)]
@@ -172,7 +177,8 @@ mod test {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
         Unfinished::begin(&Files::of_system(), &name, "the command").unwrap();
-        std::fs::rename(name.path(), room.path().join("elsewhere")).unwrap();
+        // On tmpfs and ext4, the new file often has the same inode number.
+        std::fs::remove_file(name.path()).unwrap();
         std::fs::write(name.path(), [2; 512]).unwrap();
         let now = time(&name);
         assert!(Unfinished::find(&Files::of_system(), &name).unwrap().is_none());

@@ -70,6 +70,8 @@ pub struct ImageFile {
     is_in_memory: bool,
     /// The data file of an image that keeps its data in a separate file; open in the same mode.
     data: Option<Box<ImageFile>>,
+    /// A sync by [`ImageFile::sync`] has failed.
+    pub(crate) sync_failed: bool,
 }
 
 impl ImageFile {
@@ -163,8 +165,18 @@ impl ImageFile {
             && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
         let is_in_memory = device_len.is_none() && is_on(file.as_fd(), TMPFS);
         let file = Arc::new(file);
-        let known_len = KnownLen::default();
-        ImageFile { file, path, options, alignment, device_len, known_len, waits_for_pages, is_in_memory, data: None }
+        ImageFile {
+            file,
+            path,
+            options,
+            alignment,
+            device_len,
+            known_len: KnownLen::default(),
+            waits_for_pages,
+            is_in_memory,
+            data: None,
+            sync_failed: false,
+        }
     }
 
     /// Attaches the data file of an image.

@@ -60,5 +60,5 @@ pub use file_error::{AccessMode, FileOpenError};
 pub use file_table::FILES_MAX;
 pub use modelled::Modelled;
 pub use null::Null;
-pub use unique_id::UNIQUE_ID_MAX;
+pub use unique_id::{UNIQUE_ID_MAX, id_in_file_system};
 pub use uring::Uring;

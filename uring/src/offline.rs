@@ -58,7 +58,15 @@ impl ImageFile {
 
     /// Makes all writes durable (`fdatasync`), including those to a data file.
     pub fn sync(&mut self) -> io::Result<()> {
-        self.all_files().try_for_each(|file| file.as_file().sync_data())
+        let synced = self.all_files().try_for_each(|file| file.as_file().sync_data());
+        self.sync_failed |= synced.is_err();
+        synced
+    }
+
+    /// Whether [`ImageFile::sync`] has ever failed: what it should have made durable may be lost, and no later sync
+    /// tells.
+    pub fn sync_has_failed(&self) -> bool {
+        self.sync_failed
     }
 
     /// After a failed sync the page cache may hold data that never reached the storage, and consider it clean: a later

@@ -40,7 +40,15 @@ pub fn unique_id(file: &File) -> io::Result<Vec<u8>> {
         return Ok(id);
     }
     id.extend(metadata.dev().to_be_bytes());
-    id.extend(metadata.ino().to_be_bytes());
+    id.extend(id_in_file_system(file)?);
+    Ok(id)
+}
+
+/// The id of an open file among all that its file system has ever had. It survives a reboot, after which the file
+/// system may have another device number.
+pub fn id_in_file_system(file: &File) -> io::Result<Vec<u8>> {
+    let metadata = file.metadata()?;
+    let mut id = metadata.ino().to_be_bytes().to_vec();
     match handle(file, libc::AT_EMPTY_PATH | AT_HANDLE_FID).or_else(|| handle(file, libc::AT_EMPTY_PATH)) {
         Some(Handle { len, kind, bytes }) => {
             id.extend(kind.to_be_bytes());

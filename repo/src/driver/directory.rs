@@ -247,7 +247,7 @@ impl Directory {
         self.remove_image(&beside)?;
         let mut target = self.create_image(&beside)?;
         let filled = fill(&mut target);
-        let filled = filled.and_then(|()| target.sync_all().map_err(|error| Problem::failed(tried, error)));
+        let filled = filled.and_then(|()| target.sync_all().map_err(|error| file_failed(tried, &error)));
         let named = filled.and_then(|()| self.name(&beside, name, tried));
         if let Err(problem) = named {
             self.remove_image(&beside)?;
@@ -367,7 +367,7 @@ impl Directory {
 
     /// Makes the directory's entries durable.
     pub(super) fn sync(&self, tried: &str) -> Result<(), Problem> {
-        self.handle.sync_all().map_err(|error| Problem::failed(tried, error))
+        self.handle.sync_all().map_err(|error| file_failed(tried, &error))
     }
 }
 
@@ -403,6 +403,11 @@ pub fn is_used(file: &File) -> bool {
     // Open file description locks of other processes conflict with this one (fcntl(2)). Where they are not supported,
     // this cannot be determined.
     is_held(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive))
+}
+
+/// The same of an error of the standard library.
+pub(super) fn file_failed(tried: &str, error: &std::io::Error) -> Problem {
+    open_failed(tried, Errno::from_io_error(error).unwrap_or(Errno::IO))
 }
 
 pub(super) fn open_failed(tried: &str, errno: Errno) -> Problem {

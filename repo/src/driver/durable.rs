@@ -6,9 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use api::{Code, Problem};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
-use rustix::io::Errno;
 
-use super::directory::{Directory, UNFINISHED, open_failed};
+use super::directory::{Directory, UNFINISHED, file_failed, open_failed};
 
 /// Space reserved by such a file beyond its contents, so that it can grow when guests have filled the file system:
 /// operations that free space must be recorded first.
@@ -25,16 +24,12 @@ pub enum Appended {
     Another(Problem),
 }
 
-fn why(tried: &str, error: &std::io::Error) -> Problem {
-    open_failed(tried, Errno::from_io_error(error).unwrap_or(Errno::IO))
-}
-
 impl Directory {
     /// Appends to a file whose valid contents are `len` bytes and end with `end`: anything after that, from a failed or
     /// killed append, is cut off. A file with other contents is not touched: it has replaced ours.
     pub fn append_file(&self, name: &str, len: u64, end: &[u8], bytes: &[u8]) -> Result<(), Appended> {
         let tried = format!("append to {}", self.path().join(name).display());
-        let nothing = |error: std::io::Error| Appended::Nothing(why(&tried, &error));
+        let nothing = |error: std::io::Error| Appended::Nothing(file_failed(&tried, &error));
         let file = self.open_image(name, true).map_err(|problem| match problem.code {
             Code::NotFound => Appended::Another(problem),
             _ => Appended::Nothing(problem),
@@ -53,7 +48,7 @@ impl Directory {
         file.write_all_at(bytes, len).map_err(nothing)?;
         keep_room(&file, len.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX)));
         // After a failed sync it is unknown what is on the disk: a retry would prove nothing.
-        file.sync_data().map_err(|error| Appended::Doubtful(why(&tried, &error)))
+        file.sync_data().map_err(|error| Appended::Doubtful(file_failed(&tried, &error)))
     }
 
     /// Writes a file in the place of the one that has the name, if one has: in full or not at all.
@@ -65,9 +60,9 @@ impl Directory {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(self.handle(), &beside, flags, Mode::from_raw_mode(0o600));
         let mut file = File::from(made.map_err(|errno| open_failed(&tried, errno))?);
-        let written = file.write_all(bytes).map_err(|error| why(&tried, &error)).and_then(|()| {
+        let written = file.write_all(bytes).map_err(|error| file_failed(&tried, &error)).and_then(|()| {
             keep_room(&file, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
-            file.sync_all().map_err(|error| why(&tried, &error))
+            file.sync_all().map_err(|error| file_failed(&tried, &error))
         });
         match written {
             Ok(()) => self.rename_over(&beside, name),

@@ -25,6 +25,7 @@ use crate::parent_link;
 use crate::plan_layers;
 use crate::planned;
 use crate::progress::Progress;
+use crate::redo_log;
 use crate::runner::Runner;
 use crate::signals::Signal;
 use crate::stale_layers::{self, StaleLayers};
@@ -75,7 +76,7 @@ pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
     let (chain, layers) = (&chain, Some(prepared));
     let mut work = Work { merge, chain, layers, runner: None, stop: &mut stop, copied: 0, time };
     // If a step fails, what follows it leaves the chain valid, and the same command continues.
-    planned::carry_out(plan, |step| work.step(step, &sources))?;
+    planned::carry_out(plan, |step| work.step(step, &sources)).inspect_err(|_| work.record_failed_syncs())?;
     report(merge, target, &sources, work.copied)
 }
 
@@ -203,6 +204,14 @@ impl Work<'_> {
         let changing = Link { modified: None, len: None, ..link };
         image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;
         ordered::round(file, image).map_err(|error| failed(error.into()))
+    }
+
+    /// Remembers syncs that have failed while no disk was open, for whoever opens the images next.
+    fn record_failed_syncs(&self) {
+        let layers = self.layers.iter().flat_map(|layers| layers.names.iter().zip(&layers.files));
+        layers
+            .filter(|(_, file)| file.sync_has_failed())
+            .for_each(|(name, _)| redo_log::record_failed_sync(self.chain.from, name));
     }
 
     fn grow(&mut self, depth: usize, step: Step) -> Result<(), Failure> {

@@ -21,6 +21,7 @@ use crate::ordered;
 use crate::output;
 use crate::plan_layers;
 use crate::planned;
+use crate::redo_log;
 use arguments::Resize;
 
 /// The result. Names and meanings are part of the interface.
@@ -54,7 +55,11 @@ pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
             return Err(Failure::new(tried(), "it is on a block device, which Tapline cannot resize"));
         }
         let behind = Behind::of([(name.clone(), &*image)]);
-        planned::carry_out(plan, |step| take(step, file, image).map_err(|why| Failure::new(tried(), why)))?;
+        let taken = planned::carry_out(plan, |step| take(step, file, image).map_err(|why| Failure::new(tried(), why)));
+        if file.sync_has_failed() {
+            redo_log::record_failed_sync(files, name);
+        }
+        taken?;
         Behind::of([(name.clone(), &*image)]).tell_since(&behind);
     }
     report(resize, Resized { image: name.to_string(), before, after })

@@ -157,3 +157,23 @@ fn a_failed_sync_of_a_resize_breaks_the_disk() {
         drop(disk);
     });
 }
+
+/// Growing at rest syncs by itself, a merge through a disk. The next command must not believe a sync that succeeds.
+#[test]
+fn a_failed_sync_of_a_job_is_known_to_the_next_process() {
+    for job in ["resize qcow2:a --size 128M", "merge qcow2:a --from 0 --into 1"] {
+        let room = Room::new();
+        room.done("image create qcow2:p --size 64M");
+        room.done("image create qcow2:a --parent qcow2:p --size 64M");
+        let job = format!("image {job} --parent qcow2:p");
+        where_refused(libc::SYS_fdatasync, libc::EIO.unsigned_abs(), || {
+            let said = room.tapline(&job);
+            assert!(said.code != Some(0) && said.err.contains("Input/output error"), "{job}: {said:?}");
+        });
+        let said = room.tapline(&job);
+        let known = "a sync of qcow2:a or of an image below it failed in its last process";
+        assert!(said.code == Some(0) && said.err.contains(known), "{job}: {said:?}");
+        let said = room.tapline(&job);
+        assert!(!said.err.contains(known), "{job}: {said:?}");
+    }
+}

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use control::ImageName;
 use disk::{
-    Damage, Disk, DiskOffset, Extent, FileDone, Format, Geometry, Image, Io, Layer, Link, Operation, Request, ShapePolicy,
-    Span, Status, Token, Until,
+    Damage, Disk, DiskOffset, Extent, FileDone, Format, Geometry, Image, Io, Layer, Link, Operation, Request,
+    ShapePolicy, Span, Status, Token, Until,
 };
 use memory::Segments;
 use transport::Timer;

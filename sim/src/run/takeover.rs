@@ -114,41 +114,13 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     unsettled.iter().for_each(|file| io.let_write(*file, true));
     let only_read = setup.bug == Some(Planted::ParentsDebtOnlyRead);
     let opening = Opening::Served { unsettled: &unsettled, only_read };
-    let mut run = Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?;
+    let run = Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?;
     if setup.bug == Some(Planted::OwedWithoutSyncs) {
         // The one between the first batch of what is owed and the second.
         run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());
     }
-    if death.accepts {
-        run.sync_alone(watch)?;
-        drop(ManuallyDrop::into_inner(run.disk));
-        return Ok(());
-    }
-    // The first is what there is to be in the end. What is left of a rebase is the same but that somebody else removes
-    // the old parents.
-    if death.lives_on && death.other.is_some() && sight.chains.first().is_some_and(|first| first == death.chain) {
-        run.finish_merge(&setup.subject, watch)?;
-    }
-    let merges = setup.subject.kind.theme() == Theme::Chain && death.other.is_none() && death.next == Next::Serves;
-    if merges && death.lives_on && death.reached {
-        run.do_verb(Step::MergeAll, &setup.subject, watch)?;
-    }
-    let reads = death.reads();
-    if death.next == Next::WithoutSpace {
-        run.without_space(&reads, watch)?;
-    }
-    let parse = |text| crate::workload::parse(text).unwrap_or_default();
-    // A write that comes first finds what is owed not yet durable, and waits for it. So does a merge.
-    let (first, later, again) = match death.lives_on {
-        true => (parse("w1026+2"), parse("f w2+1 f"), reads.as_slice()),
-        false => (Vec::new(), parse("f"), [].as_slice()),
-    };
-    for op in first.iter().chain(&reads).chain(&later).chain(again) {
-        run.do_alone(*op, watch)?;
-    }
-    // Every request is answered.
-    drop(ManuallyDrop::into_inner(run.disk));
-    Ok(())
+    let keeps_chain = sight.chains.first().is_some_and(|first| first == death.chain);
+    run.follow(setup, death, keeps_chain, watch)
 }
 
 /// Makes durable what the process has left to be written to a file below the leaf; whether it is.
@@ -197,6 +169,45 @@ impl Death<'_> {
 }
 
 impl Run {
+    /// Does what the next process does. `keeps_chain`: its chain is the one that there is to be in the end.
+    fn follow(
+        mut self,
+        setup: &Setup,
+        death: &Death<'_>,
+        keeps_chain: bool,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), Violation> {
+        if death.accepts {
+            self.sync_alone(watch)?;
+            drop(ManuallyDrop::into_inner(self.disk));
+            return Ok(());
+        }
+        // What is left of a rebase is the same as of a merge, but that somebody else removes the old parents.
+        if death.lives_on && death.other.is_some() && keeps_chain {
+            self.finish_merge(&setup.subject, watch)?;
+        }
+        let merges = setup.subject.kind.theme() == Theme::Chain && death.other.is_none() && death.next == Next::Serves;
+        if merges && death.lives_on && death.reached {
+            self.do_verb(Step::MergeAll, &setup.subject, watch)?;
+        }
+        let reads = death.reads();
+        if death.next == Next::WithoutSpace {
+            self.without_space(&reads, watch)?;
+        }
+        let parse = |text| crate::workload::parse(text).unwrap_or_default();
+        // A write that comes first finds what is owed not yet durable, and waits for it. So does a merge.
+        let (first, later, again) = match death.lives_on {
+            true => (parse("w1026+2"), parse("f w2+1 f"), reads.as_slice()),
+            false => (Vec::new(), parse("f"), [].as_slice()),
+        };
+        for op in first.iter().chain(&reads).chain(&later).chain(again) {
+            self.do_alone(*op, watch)?;
+        }
+        // Every request is answered.
+        drop(ManuallyDrop::into_inner(self.disk));
+        Ok(())
+    }
+
     /// Reads, and nothing else.
     fn only_read(mut self, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
         death.reads().into_iter().try_for_each(|op| self.do_alone(op, watch))?;

@@ -113,7 +113,7 @@ struct Counted {
 pub fn run(options: &Options) -> Result<(), String> {
     let plan = options.plan();
     let progress = Progress::start();
-    let programs = build_programs(&[]).map_err(|error| in_full(&error))?;
+    let programs = build_programs().map_err(|error| in_full(&error))?;
     let modules: Vec<&str> = image::MODULES.iter().chain(DRIVERS).copied().collect();
     let cache = root().join("build").join("guest-full");
     let guest = Guest::build_of(kernel::FULL, &modules, &cache, &progress).map_err(|error| in_full(&error))?;

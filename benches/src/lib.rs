@@ -23,7 +23,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use testbed::figures::median;
 use testbed::options::{positive, whole_path};
-use testbed::programs::{released, root};
+use testbed::programs::{BUILT, released, root};
 
 use server::{Kind, Server};
 
@@ -129,7 +129,7 @@ pub fn run(bench: &Bench) -> Result<(), String> {
 }
 
 fn program(name: &str) -> PathBuf {
-    root().join("target/release").join(name)
+    root().join(BUILT).join(name)
 }
 
 /// A directory for the images, which goes away with them.

@@ -273,7 +273,9 @@ impl LogFile {
         if !files.are_handed() {
             let directory = directory();
             check_ours(&directory)?;
-            place::find(&directory, &file_name(&metadata), file, owner, create)?;
+            if !planted(Planted::AnyStamp) {
+                place::find(&directory, &file_name(&metadata), file, owner, create)?;
+            }
         }
         LogFile::find(files, &metadata, create)
     }

@@ -9,24 +9,27 @@ use control::in_full;
 
 use crate::tool::{self, ToolError};
 
+/// Where `make build` puts programs, in the source tree.
+pub const BUILT: &str = "target/built";
+
 /// The directory of the programs: one that is named, or that of those of the tests, which are built.
 pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
     match named {
         Some(directory) => Ok(directory.to_owned()),
-        None => build_programs(&[]).map_err(|failure| in_full(&failure)),
+        None => build_programs().map_err(|failure| in_full(&failure)),
     }
 }
 
-/// Builds the programs and returns their directory.
-pub fn build_programs(profile: &[&str]) -> Result<PathBuf, ToolError> {
+/// Builds the programs as tests have them, and returns their directory.
+pub fn build_programs() -> Result<PathBuf, ToolError> {
     let mut command = cargo();
-    command.args(["build", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]).args(profile);
+    command.args(["build", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
     tool::run(&mut command)?;
     // We lie in the target directory ourselves, as target/debug/xtask.
     let ours = std::env::current_exe()
         .map_err(|source| ToolError::Start { command: "the directory of xtask".to_owned(), source })?;
     let target = ours.ancestors().nth(2).unwrap_or(Path::new("target"));
-    Ok(target.join(if profile.is_empty() { "debug" } else { "release" }))
+    Ok(target.join("debug"))
 }
 
 /// The directory of released programs: one that is named, or that of our own and of the benchmarks' clients, which are
@@ -38,13 +41,25 @@ pub fn released(named: Option<&Path>) -> Result<PathBuf, String> {
     build_released(&["tapline-disk", "tapline", "taplined", "bench-client", "bench-guest"])
 }
 
-/// Builds these programs as they are released, and returns their directory.
+/// Builds these programs as `make build` does, and returns their directory.
 pub fn build_released(programs: &[&str]) -> Result<PathBuf, String> {
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--release"]);
-    build.args(programs.iter().flat_map(|program| ["--bin", program]));
-    tool::run(&mut build).map_err(|error| in_full(&error))?;
-    Ok(root().join("target/release"))
+    let (of_control, of_data): (Vec<&str>, Vec<&str>) =
+        programs.iter().partition(|program| ["tapline", "taplined"].contains(program));
+    let built = root().join(BUILT);
+    let mut install = Command::new("install");
+    install.arg("-D").arg("-t").arg(&built);
+    for (profile, directory, programs) in [("release", "target/release", of_control), ("dist", "target/dist", of_data)]
+    {
+        if !programs.is_empty() {
+            let mut build = cargo();
+            build.args(["build", "--quiet", "--profile", profile]);
+            build.args(programs.iter().flat_map(|program| ["--bin", program]));
+            tool::run(&mut build).map_err(|error| in_full(&error))?;
+        }
+        install.args(programs.iter().map(|program| root().join(directory).join(program)));
+    }
+    tool::run(&mut install).map_err(|error| in_full(&error))?;
+    Ok(built)
 }
 
 /// The top of the source tree, below which everything lies that a run makes.

@@ -36,7 +36,6 @@ enum Chore {
     #[command(subcommand)]
     Bench(bench::Bench),
     Bootstorm(testbed::bootstorm::Plan),
-    Demo(testbed::demo::Demo),
     GuestTest(testbed::demo::GuestTest),
     GuestKill(testbed::guest_kill::Options),
     Model(model::Options),
@@ -55,7 +54,6 @@ fn main() -> ExitCode {
         Chore::ApiFuzz(options) => ("api-fuzz", api_fuzz::run(options)),
         Chore::Bench(bench) => ("bench", bench::run(bench)),
         Chore::Bootstorm(plan) => ("bootstorm", testbed::bootstorm::run(plan)),
-        Chore::Demo(options) => ("demo", testbed::demo::run(options)),
         Chore::GuestTest(options) => ("guest-test", testbed::demo::guest_test(options)),
         Chore::GuestKill(options) => ("guest-kill", testbed::guest_kill::run(options)),
         Chore::Model(options) => ("model", model::run(options)),

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sim::random::Random;
+use fastrand::Rng;
 
 use crate::daemon::Daemon;
 use crate::daemon::processes::Places;
@@ -74,11 +74,11 @@ impl Killer {
 
     /// Kills until it is over.
     pub fn run(&self, daemon: &Daemon, places: &Places, seed: u64) -> Result<(), String> {
-        let mut random = Random::new(seed);
+        let mut random = Rng::with_seed(seed);
         let (mut of_part, mut part) = (0, None);
         while !self.over.load(Ordering::Relaxed) {
             let pause_max = (PAUSE_MAX + PAUSE_GROWS * of_part).min(PAUSE_LIMIT);
-            self.rest(Duration::from_millis(random.below(pause_max)), part);
+            self.rest(Duration::from_millis(random.u64(..pause_max)), part);
             // Held as long as it is at work: nobody looks at what is right in the middle of it.
             let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
             of_part = if *phase == part { of_part + 1 } else { 0 };
@@ -93,23 +93,21 @@ impl Killer {
 }
 
 /// Kills one; what it was.
-fn once(daemon: &Daemon, places: &Places, random: &mut Random) -> Result<&'static str, String> {
-    if random.below(DAEMON_EVERY) == 0 {
+fn once(daemon: &Daemon, places: &Places, random: &mut Rng) -> Result<&'static str, String> {
+    if random.u64(..DAEMON_EVERY) == 0 {
         daemon.kill()?;
-        thread::sleep(Duration::from_millis(random.below(300)));
+        thread::sleep(Duration::from_millis(random.u64(..300)));
         // Now and then the next one does not come as far as to listen.
-        if random.below(4) == 0 {
+        if random.u64(..4) == 0 {
             daemon.launch()?;
-            thread::sleep(Duration::from_millis(random.below(200)));
+            thread::sleep(Duration::from_millis(random.u64(..200)));
             daemon.kill()?;
         }
         daemon.restart()?;
         return Ok("daemon");
     }
     let disks = places.disks();
-    let count = u64::try_from(disks.len()).unwrap_or(0);
-    let chosen = usize::try_from(random.below(count)).ok().and_then(|at| disks.get(at));
-    match chosen {
+    match random.choice(&disks) {
         None => Ok("nobody"),
         Some(disk) => {
             places.kill(disk.pid)?;

@@ -1,4 +1,4 @@
-//! `cargo xtask demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a
+//! `make demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a
 //! verdict.
 //!
 //! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim
@@ -53,22 +53,22 @@ pub struct GuestTest {
     disks: u8,
 }
 
-/// The life of a thin disk, told with a real guest and released programs
+/// The life of a thin disk, told with a real guest
 #[derive(Debug, clap::Args)]
 pub struct Demo {
     #[command(flatten)]
     common: Common,
 }
 
-/// `cargo xtask demo`: the whole story, with the programs as they are released.
+/// `make demo`: the whole story.
 pub fn run(options: &Demo) -> Result<(), String> {
     let amount = Amount { fill_mib: 128, load_seconds: 10 };
-    perform("demo", &options.common, &["--release"], |story| story.whole(&amount))
+    perform("demo", &options.common, |story| story.whole(&amount))
 }
 
 /// `cargo xtask guest-test`: a short story, with the programs as tests have them.
 pub fn guest_test(options: &GuestTest) -> Result<(), String> {
-    perform("guest-test", &options.common, &[], |story| match (options.machine, options.layers) {
+    perform("guest-test", &options.common, |story| match (options.machine, options.layers) {
         (true, _) => story.only_machine(options.disks),
         (false, true) => story.only_layers(),
         (false, false) => story.short(&Amount { fill_mib: 32, load_seconds: 3 }, options.disks),
@@ -78,13 +78,12 @@ pub fn guest_test(options: &GuestTest) -> Result<(), String> {
 fn perform(
     name: &str,
     options: &Common,
-    profile: &[&str],
     tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
 ) -> Result<(), String> {
     let build = root().join("build");
     let work = build.join(format!("{name}-{}", std::process::id()));
     let progress = Progress::start();
-    match rehearse(&build, &work, &progress, options, profile, tell) {
+    match rehearse(&build, &work, &progress, options, tell) {
         Ok((findings, prepared)) => {
             let told = progress.elapsed().saturating_sub(prepared).as_secs();
             println!("\n{findings}\n  everything held: {told} s, after {} s of preparation", prepared.as_secs());
@@ -106,11 +105,10 @@ fn rehearse(
     work: &Path,
     progress: &Progress,
     options: &Common,
-    profile: &[&str],
     tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
 ) -> Result<(Findings, Duration), Failure> {
     progress.step("the programs and the guest");
-    let programs = options.bin_dir.clone().map_or_else(|| build_programs(profile), Ok)?;
+    let programs = options.bin_dir.clone().map_or_else(build_programs, Ok)?;
     let guest = Guest::build(&build.join("guest"), progress)?;
     fs::create_dir_all(work).map_err(|source| Failure::File { what: "create", path: work.to_owned(), source })?;
     let tapline = Tapline::new(programs.join("tapline"), work);

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use fastrand::Rng;
 use serde_json::{Value, json};
-use sim::random::Random;
 
 use super::chain;
 
@@ -71,7 +71,7 @@ impl Changes {
         let changer = Changer {
             work: work.to_owned(),
             control: control.to_owned(),
-            random: Random::new(seed),
+            random: Rng::with_seed(seed),
             shared: Arc::clone(&shared),
             snapshots: 0,
             merge: None,
@@ -107,7 +107,7 @@ impl Drop for Changes {
 struct Changer {
     work: PathBuf,
     control: PathBuf,
-    random: Random,
+    random: Rng,
     shared: Arc<Shared>,
     snapshots: u64,
     /// A merge that was asked for and not answered.
@@ -148,7 +148,7 @@ impl Changer {
                 Answer::Refused(why) => return Err(format!("layers: {why}")),
                 Answer::Gone => return Ok(()),
             };
-            let snapshot = layers.len() == 1 || layers.len() < LAYERS_MAX && self.random.below(2) == 0;
+            let snapshot = layers.len() == 1 || layers.len() < LAYERS_MAX && self.random.u64(..2) == 0;
             if snapshot {
                 self.snapshots += 1;
                 let to = self.work.join(chain::snapshot(self.snapshots));
@@ -158,8 +158,8 @@ impl Changer {
                 }
                 continue;
             }
-            if self.random.below(2) == 0 {
-                thread::sleep(Duration::from_millis(self.random.below(GATHERING_MAX_MS)));
+            if self.random.u64(..2) == 0 {
+                thread::sleep(Duration::from_millis(self.random.u64(..GATHERING_MAX_MS)));
             }
             let request = self.choose(&layers);
             self.merge = Some(request.clone());
@@ -173,14 +173,14 @@ impl Changer {
 
     /// A merge of some of these layers.
     fn choose(&mut self, layers: &[String]) -> Value {
-        let into = 1 + self.random.index(layers.len() - 1);
-        let from = self.random.index(into);
+        let into = 1 + self.random.usize(..layers.len() - 1);
+        let from = self.random.usize(..into);
         let mut request = json!({
             "verb": "merge", "from": from, "into": into, "follow": true, "delete": true, "expect": layers,
         });
-        if self.random.below(2) == 0 {
+        if self.random.u64(..2) == 0 {
             let (least, most) = RATE_MIB;
-            request["rate"] = ((least + self.random.below(most)) << 20).into();
+            request["rate"] = ((least + self.random.u64(..most)) << 20).into();
         }
         request
     }

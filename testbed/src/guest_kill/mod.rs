@@ -115,7 +115,7 @@ fn perform(options: &Options, work: &Path) -> Result<Report, Failure> {
     progress.step("the programs and the guest");
     let qemu = located(&options.qemu)?;
     let version = Version::of(&qemu, TO_SAY_VERSION).map_err(Failure::Claim)?;
-    let programs = options.bin_dir.clone().map_or_else(|| build_programs(&[]), Ok)?;
+    let programs = options.bin_dir.clone().map_or_else(build_programs, Ok)?;
     let guest = Guest::build(&work.with_file_name("guest"), &progress)?.under(qemu);
     fs::create_dir_all(work).map_err(Failure::file("create", work))?;
     // Sockets have short names, and redo logs lie in memory.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use sim::random::Random;
+use fastrand::Rng;
 
 /// What happens to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,19 +41,19 @@ const SERVING_US: u64 = 2_500_000;
 /// The moments of so many kills and upgrades, in a random order. One of five kills is of a process that starts, and one
 /// of three among the others of one that has just begun to serve.
 pub fn of(seed: u64, kills: u64, upgrades: u64) -> Vec<Moment> {
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let (mut kills, mut upgrades) = (kills, upgrades);
     let mut moments = Vec::new();
     while kills + upgrades > 0 {
-        let deed = if random.below(kills + upgrades) < kills { Deed::Kill } else { Deed::Upgrade };
+        let deed = if random.u64(..kills + upgrades) < kills { Deed::Kill } else { Deed::Upgrade };
         *(if deed == Deed::Kill { &mut kills } else { &mut upgrades }) -= 1;
-        let since = if deed == Deed::Kill && random.below(5) == 0 { Since::Start } else { Since::Rings };
+        let since = if deed == Deed::Kill && random.u64(..5) == 0 { Since::Start } else { Since::Rings };
         let within = match since {
             Since::Start => STARTING_US,
-            Since::Rings if random.below(3) == 0 => RETURNING_US,
+            Since::Rings if random.u64(..3) == 0 => RETURNING_US,
             Since::Rings => SERVING_US,
         };
-        moments.push(Moment { deed, since, after: Duration::from_micros(random.below(within)) });
+        moments.push(Moment { deed, since, after: Duration::from_micros(random.u64(..within)) });
     }
     moments
 }

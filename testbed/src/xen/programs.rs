@@ -16,7 +16,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The released `tapline` and `tapline-disk`, to be measured.
 pub fn released() -> Result<Vec<PathBuf>, BedError> {
-    built_static(&["build", "--release", "--bin", "tapline", "--bin", "tapline-disk"])
+    built_static(&["build", "--profile", "dist", "--bin", "tapline", "--bin", "tapline-disk"])
 }
 
 /// `tapline` and `tapline-disk`, to be tested.

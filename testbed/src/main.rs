@@ -1,0 +1,25 @@
+//! The program behind `make demo`. Small on purpose: who tries Tapline for the first time waits until it is compiled.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The life of a thin disk, told with a real guest
+#[derive(Parser)]
+#[command(name = "demo")]
+struct Line {
+    #[command(flatten)]
+    demo: testbed::demo::Demo,
+}
+
+fn main() -> ExitCode {
+    match testbed::demo::run(&Line::parse().demo) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("demo: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -10,12 +10,13 @@
 //! whether it is of the image, in the state in which the image is, is proven by the stamp in the image, or where the
 //! log has no records, by an id of the file that is not given out again ([`Owner`]).
 
+mod directory;
 mod place;
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
@@ -271,8 +272,8 @@ impl LogFile {
     fn of(files: &Files, file: &ImageFile, owner: &Owner, create: bool) -> io::Result<Option<LogFile>> {
         let metadata = file.metadata()?;
         if !files.are_handed() {
-            let directory = directory();
-            check_ours(&directory)?;
+            let directory = directory::path();
+            directory::check(&directory)?;
             if !planted(Planted::AnyStamp) {
                 place::find(&directory, &file_name(&metadata), file, owner, create)?;
             }
@@ -300,11 +301,11 @@ impl LogFile {
             let found = files.handed_as(&name).transpose()?;
             return Ok(found.map(|file| LogFile { file, path: PathBuf::from(name), handed: true, identity: None }));
         }
-        let directory = directory();
+        let directory = directory::path();
         if create {
-            DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+            directory::create(&directory)?;
         }
-        check_ours(&directory)?;
+        directory::check(&directory)?;
         let path = directory.join(name);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -419,31 +420,4 @@ fn accept_any(region: &Shared, file: &mut ImageFile) {
         region.write(*at, stamp.to_bytes());
         region.store_u64_native(redo::ACCEPTED_AT, 1);
     }
-}
-
-/// Where the logs of this user are.
-fn directory() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(directory) = set("TAPLINE_REDO_DIR") {
-        return directory;
-    }
-    let user = rustix::process::geteuid();
-    if user.is_root() {
-        return PathBuf::from("/run/tapline/redo");
-    }
-    let runtime = set("XDG_RUNTIME_DIR").map(|directory| directory.join("tapline/redo"));
-    runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/tapline-{}/redo", user.as_raw())))
-}
-
-/// A directory that others can write to, or that another user has created, may contain a forged log.
-fn check_ours(directory: &Path) -> io::Result<()> {
-    let metadata = match std::fs::symlink_metadata(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found?,
-    };
-    if metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
-        return Ok(());
-    }
-    let what = format!("{} is not a directory owned by this user and writable only by it", directory.display());
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::in_full;
+use vm::qemu::accelerator::Accelerator;
 
 use self::findings::Findings;
 use self::story::{Amount, Failure, Story};
@@ -84,9 +85,12 @@ fn perform(
     let work = build.join(format!("{name}-{}", std::process::id()));
     let progress = Progress::start();
     match rehearse(&build, &work, &progress, options, tell) {
-        Ok((findings, prepared)) => {
+        Ok((findings, prepared, accelerator)) => {
             let told = progress.elapsed().saturating_sub(prepared).as_secs();
             println!("\n{findings}\n  everything held: {told} s, after {} s of preparation", prepared.as_secs());
+            if accelerator == Accelerator::Tcg {
+                println!("  the guest was emulated (QEMU's TCG): with KVM its figures are many times better");
+            }
             clean_up(&work, options.keep)
         }
         Err(failure) => {
@@ -99,14 +103,14 @@ fn perform(
     }
 }
 
-/// Prepares and tells a story: what it found, and how long the preparation took.
+/// Prepares and tells a story: its findings, the duration of the preparation, and what has executed the guest.
 fn rehearse(
     build: &Path,
     work: &Path,
     progress: &Progress,
     options: &Common,
     tell: impl FnOnce(Story<'_>) -> Result<Findings, Failure>,
-) -> Result<(Findings, Duration), Failure> {
+) -> Result<(Findings, Duration, Accelerator), Failure> {
     progress.step("the programs and the guest");
     let programs = options.bin_dir.clone().map_or_else(build_programs, Ok)?;
     let guest = Guest::build(&build.join("guest"), progress)?;
@@ -116,7 +120,7 @@ fn rehearse(
     let findings = Findings::default();
     let story = Story { guest: &guest, tapline: &tapline, programs: &programs, progress, work, findings };
     let findings = tell(story)?;
-    Ok((findings, prepared))
+    Ok((findings, prepared, guest.accelerator()))
 }
 
 fn clean_up(work: &Path, keep: bool) -> Result<(), String> {

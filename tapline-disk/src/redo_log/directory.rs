@@ -1,0 +1,72 @@
+//! The directory of redo logs: where it is, and that nobody else can put a log there.
+//!
+//! Knows nothing about logs. Invariant: only the user whose images they are of can enter it.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where root's logs are: below the daemon's run directory.
+const OF_ROOT: &str = "/run/tapline/redo";
+
+/// The directory in which this user's processes look for logs.
+pub fn path() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(directory) = set("TAPLINE_REDO_DIR") {
+        return directory;
+    }
+    let user = rustix::process::geteuid();
+    if user.is_root() {
+        return PathBuf::from(OF_ROOT);
+    }
+    let runtime = set("XDG_RUNTIME_DIR").map(|directory| directory.join("tapline/redo"));
+    runtime.unwrap_or_else(|| PathBuf::from(format!("/tmp/tapline-{}/redo", user.as_raw())))
+}
+
+/// Creates the directory of the logs, which only this user may enter.
+pub fn create(directory: &Path) -> io::Result<()> {
+    if let Some(run) = directory.parent().filter(|_| directory == Path::new(OF_ROOT)) {
+        create_shared(run)?;
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Creates a directory that other users may enter, whatever the mask is: the daemon's sockets will be there.
+fn create_shared(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().create(directory) {
+        Ok(()) => std::fs::set_permissions(directory, Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A directory that others can write to, or that another user has created, may contain a forged log.
+pub fn check(directory: &Path) -> io::Result<()> {
+    let metadata = match std::fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    if metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let what = format!("{} is not a directory owned by this user and writable only by it", directory.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn others_may_enter_a_shared_directory_and_one_that_is_there_stays_as_it_is() {
+        let room = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let made = room.path().join("run");
+        create_shared(&made).unwrap();
+        assert_eq!(mode(&made), 0o755);
+        std::fs::set_permissions(&made, Permissions::from_mode(0o711)).unwrap();
+        create_shared(&made).unwrap();
+        assert_eq!(mode(&made), 0o711);
+    }
+}

@@ -123,13 +123,11 @@ pub fn is_left(files: &Files, path: &Path) -> bool {
 
 /// Records that a sync of an image has failed for which no log is open, and whose lock this process has: the kernel may
 /// have marked clean what it could not write, so the next process must not believe a sync that succeeds.
-pub fn record_failed_sync(files: &Files, name: &ImageName) {
+pub fn record_failed_sync(files: &Files, name: &ImageName, file: &ImageFile) {
     if files.are_handed() {
         return;
     }
-    let look = uring::OpenOptions { write: false, cache: Cache::Writeback, lock: false };
-    let opened = ImageFile::open(name.path(), look).map_err(|error| Failure::new(format!("open {name}"), error));
-    match opened.and_then(|mut file| open(files, name, &mut file)) {
+    match open(files, name, &mut file.clone()) {
         Ok(log) => log.into_iter().for_each(|mut log| log.sync_failed()),
         Err(failure) => say(format_args!("that a sync of {name} has failed is not recorded: {}", failure.what())),
     }

@@ -284,9 +284,13 @@ impl Drop for Runner {
             }
         }
         if self.disk.is_broken() {
-            let written = self.disk.layers().iter().filter(|layer| !layer.format.geometry().read_only);
-            let names = written.filter_map(|layer| self.names.get(usize::from(layer.file.0)));
-            names.for_each(|name| redo_log::record_failed_sync(&self.from, name));
+            for layer in self.disk.layers().iter().filter(|layer| !layer.format.geometry().read_only) {
+                if let (Some(name), Some(file)) =
+                    (self.names.get(usize::from(layer.file.0)), self.engine.file(layer.file))
+                {
+                    redo_log::record_failed_sync(&self.from, name, file);
+                }
+            }
         }
         if self.broken {
             // Nothing will ever come back; the process ends with the failure that `step` has returned.

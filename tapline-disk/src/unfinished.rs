@@ -53,11 +53,11 @@ impl Unfinished {
     /// Makes a note that `command` is about to change the image `name`, which the caller has locked.
     pub fn begin(files: &Files, name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
         settle(files, name)?;
-        let (path, file) = place(name)?;
+        let path = place(name)?;
         let tried = || format!("create the marker file of {name}");
         let since = Time::of(files, name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
-        let note = Note { command: command.to_owned(), file, seconds, nanoseconds };
+        let note = Note { command: command.to_owned(), file: file_of(name)?, seconds, nanoseconds };
         if let Some(path) = &path {
             write(path, &note).map_err(|error| {
                 let advice = format!("{} must be writable, in the image's directory", path.display());
@@ -73,7 +73,7 @@ impl Unfinished {
         if files.are_handed() {
             return Ok(None);
         }
-        let (Some(path), file) = place(name)? else { return Ok(None) };
+        let Some(path) = place(name)? else { return Ok(None) };
         let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
             Failure::new(format!("read {}, the marker of an unfinished change to {name}", path.display()), why)
         };
@@ -85,7 +85,8 @@ impl Unfinished {
         let note: Note = serde_json::from_slice(&bytes).map_err(|error| {
             failed(error.into()).advise("remove it; children of the image may then need --accept-changed-parent")
         })?;
-        Ok((note.file == file).then(|| Unfinished { files: files.clone(), name: name.clone(), path: Some(path), note }))
+        let ours = note.file == file_of(name)?;
+        Ok(ours.then(|| Unfinished { files: files.clone(), name: name.clone(), path: Some(path), note }))
     }
 
     /// When the image was last changed in what it shows.
@@ -124,20 +125,24 @@ fn write(path: &Path, note: &Note) -> std::io::Result<()> {
     std::fs::rename(&beside, path)
 }
 
-/// The path of an image's marker, if the image is in a file; and the file's id.
-fn place(name: &ImageName) -> Result<(Option<PathBuf>, String), Failure> {
-    find_place(name.path()).map_err(|error| Failure::new(format!("resolve the path of {name}"), error))
+/// The path of an image's marker, if the image is in a file.
+fn place(name: &ImageName) -> Result<Option<PathBuf>, Failure> {
+    let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
+    let (path, metadata) = find(name.path()).map_err(|error| unresolved(name, error))?;
+    let mut path = path.into_os_string();
+    path.push(".unfinished");
+    Ok(metadata.is_file().then(|| path.into()))
 }
 
-fn find_place(image: &Path) -> std::io::Result<(Option<PathBuf>, String)> {
-    // Not opened: a FIFO would wait for its writer.
-    if !image.metadata()?.is_file() {
-        return Ok((None, String::new()));
-    }
-    let mut marker = image.canonicalize()?.into_os_string();
-    marker.push(".unfinished");
-    let id = uring::id_in_file_system(&File::open(image)?)?;
-    Ok((Some(marker.into()), id.iter().map(|byte| format!("{byte:02x}")).collect()))
+/// The file of an image, as a [`Note`] names it.
+fn file_of(name: &ImageName) -> Result<String, Failure> {
+    let id = File::open(name.path()).and_then(|file| uring::id_in_file_system(&file));
+    let id = id.map_err(|error| unresolved(name, error))?;
+    Ok(id.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn unresolved(name: &ImageName, error: std::io::Error) -> Failure {
+    Failure::new(format!("resolve the path of {name}"), error)
 }
 
 #[cfg(test)]

@@ -206,12 +206,12 @@ impl Work<'_> {
         ordered::round(file, image).map_err(|error| failed(error.into()))
     }
 
-    /// Remembers syncs that have failed while no disk was open, for whoever opens the images next.
+    /// Records the syncs that failed while no disk was open.
     fn record_failed_syncs(&self) {
         let layers = self.layers.iter().flat_map(|layers| layers.names.iter().zip(&layers.files));
         layers
             .filter(|(_, file)| file.sync_has_failed())
-            .for_each(|(name, _)| redo_log::record_failed_sync(self.chain.from, name));
+            .for_each(|(name, file)| redo_log::record_failed_sync(self.chain.from, name, file));
     }
 
     fn grow(&mut self, depth: usize, step: Step) -> Result<(), Failure> {

@@ -57,7 +57,7 @@ pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
         let behind = Behind::of([(name.clone(), &*image)]);
         let taken = planned::carry_out(plan, |step| take(step, file, image).map_err(|why| Failure::new(tried(), why)));
         if file.sync_has_failed() {
-            redo_log::record_failed_sync(files, name);
+            redo_log::record_failed_sync(files, name, file);
         }
         taken?;
         Behind::of([(name.clone(), &*image)]).tell_since(&behind);

@@ -1,4 +1,4 @@
-//! The directory of redo logs: where it is, and that nobody else can put a log there.
+//! The directory of redo logs: its place, and the checks that no other user can put a log there.
 //!
 //! Knows nothing about logs. Invariant: only the user whose images they are of can enter it.
 

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use control::ImageName;
-use disk::{Format, Image};
+use disk::Format;
 use plan::{Plan, Step};
 use uring::ImageFile;
 
@@ -214,7 +214,7 @@ impl Driver {
             Step::OpenForWriting { last } => return self.open_for_writing(last, work),
             Step::ForgetParents => return self.forget_parents(work),
             Step::CopyAll => return self.progress_mut().advance(work),
-            Step::ForgetParent => drop(access::forget(leaf(work)?)?),
+            Step::ForgetParent => drop(access::forget(work.disk.layer_mut(0)?)?),
             Step::UseWritable => self.use_writable(work)?,
             Step::GrowLayer { depth, len } => work.disk.grow_layer(depth, len)?,
             Step::BeginMerge { from, into } => {
@@ -476,10 +476,6 @@ fn all_or_none<T>(opened: Result<Vec<T>, (Failure, Lowered)>, work: &mut Work<'_
         access::put_back(lowered, work);
         refusal
     })
-}
-
-fn leaf<'a>(work: &'a mut Work<'_>) -> Result<&'a mut Image, Failure> {
-    Ok(work.disk.layer_mut(0)?)
 }
 
 fn close_for_writing(work: &mut Work<'_>) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! The program behind `make demo`. Small on purpose: who tries Tapline for the first time waits until it is compiled.
+//! The program behind `make demo`. Small on purpose: a new user waits until it is compiled.
 
 #![forbid(unsafe_code)]
 

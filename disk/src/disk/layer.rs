@@ -37,7 +37,7 @@ pub(super) enum Stamping {
     Done,
 }
 
-/// What became of changes that were to be logged; of several layers the greatest counts.
+/// What became of changes that were to be logged. A layer depends on the greatest of those below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Logged {
     /// All of them are logged, and all before them.

@@ -16,4 +16,6 @@ pub use directory::{Capacity, Directory, Entry, FileNumbers, LOCK, UNFINISHED, i
 pub use durable::Appended;
 pub use label::{LABEL, Label};
 pub use last_host::{Last, LastHost, last_host_at, machine};
-pub use repository::{Attached, DAMAGED, INVENTORY, attach, check_empty, make, unmake};
+pub use repository::{
+    Attached, DAMAGED, INVENTORY, attach, check_empty, create_directory, make, remove_created, unmake,
+};

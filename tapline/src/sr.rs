@@ -28,7 +28,7 @@ pub use shown::location;
 /// Operations on storage repositories.
 #[derive(clap::Subcommand)]
 pub enum Verb {
-    /// Create a repository in an empty directory and attach it
+    /// Create a repository in an empty directory, or in a new one, and attach it
     Create(Create),
     /// List the repositories
     List {
@@ -247,7 +247,13 @@ impl Create {
         let (tags, other_config) = labels.given()?;
         let source = source.resolve(session)?;
         let asked = SrCreate { uuid: None, name, description, source, reserve, format, tags, other_config };
-        session.made(session.client.sr_create(&asked).await?, waiting).await
+        let Outcome::Done(sr) = session.outcome(session.client.sr_create(&asked).await?, waiting).await? else {
+            return Ok(());
+        };
+        if let Some(directory) = sr.get("created_directory").and_then(Value::as_str) {
+            say(&format!("created the directory {}\n", api::visible(directory)));
+        }
+        sr.get("uuid").and_then(Value::as_str).map_or(Ok(()), |uuid| print(&format!("{uuid}\n")))
     }
 }
 

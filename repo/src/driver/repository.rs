@@ -3,9 +3,13 @@
 //! Invariants: nothing is attached without the expected label, nor what another process has attached for writing; a
 //! directory with contents never becomes a repository unless the user says that it contains images.
 
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
 use api::{AbsolutePath, Code, ImageFormat, Problem, SrSource, Variant, Versions};
 use uuid::Uuid;
 
+use super::directory::file_failed;
 use super::{Directory, LABEL, LOCK, Label, UNFINISHED, filesystem};
 
 /// The file with a repository's own inventory.
@@ -71,6 +75,49 @@ pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
             let what = format!("{path} is not empty: it contains '{}'", entry.name.escape_debug());
             let advice = "choose an empty directory, or introduce this one with its contents";
             Err(Problem::new(Code::Exists, what).field("source").advise(advice))
+        }
+    }
+}
+
+/// Creates a directory and its missing parents, durably. Returns those that it created, the outermost first: none if the
+/// directory existed.
+pub fn create_directory(path: &AbsolutePath) -> Result<Vec<PathBuf>, Problem> {
+    let path = Path::new(path.as_str());
+    let tried = format!("create the directory {}", path.display());
+    let failed = |error: io::Error| {
+        let problem = file_failed(&tried, &error).field("source");
+        match problem.advice {
+            Some(_) => problem,
+            None => problem.advise("give a directory that can be created, or one that exists and is empty"),
+        }
+    };
+    let mut missing: Vec<&Path> = path.ancestors().take_while(|directory| !directory.exists()).collect();
+    missing.reverse();
+    let mut created = Vec::new();
+    for directory in missing {
+        match fs::create_dir(directory) {
+            Ok(()) => created.push(directory.to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => continue,
+            Err(error) => {
+                remove_created(&created);
+                return Err(failed(error));
+            }
+        }
+        let parent = directory.parent().unwrap_or(Path::new("/"));
+        if let Err(error) = fs::File::open(parent).and_then(|parent| parent.sync_all()) {
+            remove_created(&created);
+            return Err(failed(error));
+        }
+    }
+    Ok(created)
+}
+
+/// Removes the directories that [`create_directory`] returned, as far as they are empty.
+pub fn remove_created(created: &[PathBuf]) {
+    for directory in created.iter().rev() {
+        if let Err(error) = fs::remove_dir(directory) {
+            tracing::warn!("left the directory {}, which was created a moment ago: {error}", directory.display());
+            return;
         }
     }
 }

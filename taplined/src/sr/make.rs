@@ -4,8 +4,9 @@
 //!    *Rollback:* the label is removed, unless it existed before.
 //! 2. `record`: it is in the catalogue and attached. There is no rollback, because it may be in use from then on.
 
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use api::{About, Code, ImageFormat, ObjectKind, OtherConfig, Problem, Sr, SrState, Tags, Variant};
 use control::size::readable;
@@ -52,6 +53,9 @@ pub struct Make<const KEPT: bool> {
     /// This daemon has found nothing there: there is nothing to roll back, and no reason to wait for a server again.
     #[serde(skip)]
     pub unreached: Arc<AtomicBool>,
+    /// The directories that this daemon created for it, the outermost first.
+    #[serde(skip)]
+    pub created: Arc<OnceLock<Vec<PathBuf>>>,
 }
 
 /// What the request says of the repository; the rest is taken from the repository.
@@ -81,6 +85,7 @@ impl<const KEPT: bool> Make<KEPT> {
             tagged,
             configured,
             unreached: Arc::default(),
+            created: Arc::default(),
         }
     }
 
@@ -105,15 +110,33 @@ impl<const KEPT: bool> Make<KEPT> {
         !self.labelled && !matches!(self.sr.source, api::SrSource::Iso { .. })
     }
 
+    /// Creates the directory of a new repository if there is none.
+    async fn create_directory(&self, srs: &Srs) -> Result<(), Problem> {
+        let api::SrSource::Dir { path } = &self.sr.source else { return Ok(()) };
+        let path = path.clone();
+        let created = srs.patience.ask(self.sr.uuid, "create", move || driver::create_directory(&path)).await?;
+        for directory in &created {
+            tracing::info!(sr = %self.sr.uuid, "created the directory {}", directory.display());
+        }
+        // A step that is repeated finds the directories of the first attempt.
+        if !created.is_empty() {
+            self.created.set(created).unwrap_or_default();
+        }
+        Ok(())
+    }
+
     async fn label(&self, daemon: &Daemon) -> Result<(), Problem> {
         let srs = &daemon.srs;
+        if !KEPT && !self.labelled {
+            self.create_directory(srs).await?;
+        }
         let found = srs.place_of(&self.sr).await;
         self.unreached.store(found.is_err(), Ordering::Relaxed);
         let path = found?;
         if self.labels() {
             let label = Label::new(self.sr.uuid, self.sr.name.clone(), self.format);
             let made = srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await;
-            made.map_err(no_directory("create it with mkdir first"))?;
+            made.map_err(no_directory("check that its storage is mounted"))?;
         }
         // A repository that cannot be attached is refused while it can still be rolled back.
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
@@ -232,12 +255,22 @@ impl<const KEPT: bool> Job for Make<KEPT> {
                 tracing::warn!(sr = %self.sr.uuid, "its label may remain: {problem}");
             }
         }
+        if let Some(created) = self.created.get().cloned() {
+            let removed = move || {
+                driver::remove_created(&created);
+                Ok(())
+            };
+            daemon.srs.patience.ask(self.sr.uuid, "remove the directory of", removed).await?;
+        }
         daemon.srs.leave_place(&self.sr).await;
         Ok(())
     }
 
     fn result(&self) -> Value {
-        json!({ "uuid": self.sr.uuid })
+        match self.created.get().and_then(|created| created.last()) {
+            Some(directory) => json!({ "uuid": self.sr.uuid, "created_directory": directory }),
+            None => json!({ "uuid": self.sr.uuid }),
+        }
     }
 }
 

@@ -105,7 +105,9 @@ fn an_unsuitable_directory_is_refused_and_unchanged() {
     fs::write(full.join("a"), "").unwrap();
     assert_eq!(daemon.failed(daemon.post("/srs", create(&full)))["code"], "exists");
     assert_eq!(names(&full), ["a"]);
-    assert_eq!(daemon.failed(daemon.post("/srs", create(&daemon.room().join("nowhere"))))["code"], "not-found");
+    let below_a_file = full.join("a/vms");
+    assert_eq!(daemon.failed(daemon.post("/srs", create(&below_a_file)))["field"], "source");
+    assert_eq!(names(&full), ["a"]);
 
     let path = directory(&daemon, "vms");
     daemon.done(daemon.post("/srs", create(&path)));
@@ -119,6 +121,29 @@ fn an_unsuitable_directory_is_refused_and_unchanged() {
     assert_eq!(other.failed(other.post("/srs/introduce", introduced.clone()))["code"], "in-use");
     daemon.done(daemon.post(&format!("/srs/{}/detach", uuid.as_str().unwrap()), json!({})));
     other.done(other.post("/srs/introduce", introduced));
+}
+
+#[test]
+fn a_missing_directory_is_created_with_its_parents() {
+    let daemon = start();
+    let path = daemon.room().join("srv/tapline/vms");
+    let result = daemon.done(daemon.post("/srs", create(&path)));
+    assert_eq!(result["created_directory"], json!(path));
+    let uuid = result["uuid"].as_str().unwrap();
+    assert_eq!(sr(&daemon, uuid)["variant"]["path"], json!(path));
+
+    daemon.done(daemon.delete(&format!("/srs/{uuid}")));
+    assert_eq!(daemon.done(daemon.post("/srs", create(&path)))["created_directory"], Value::Null, "it exists");
+}
+
+#[test]
+fn a_failed_creation_removes_the_directories_it_created() {
+    let daemon = start();
+    let above = directory(&daemon, "srv");
+    let mut body = create(&above.join("tapline/vms"));
+    body["reserve"] = json!(1_u64 << 60);
+    assert_eq!(daemon.failed(daemon.post("/srs", body))["field"], "reserve");
+    assert!(names(&above).is_empty(), "{:?}", names(&above));
 }
 
 #[test]

@@ -79,8 +79,8 @@ pub fn check_empty(directory: &Directory) -> Result<(), Problem> {
     }
 }
 
-/// Creates a directory and its missing parents, durably. Returns those that it created, the outermost first: none if the
-/// directory existed.
+/// Creates a directory and its missing parents, durably. Returns those that it created, the outermost first: none if
+/// the directory existed.
 pub fn create_directory(path: &AbsolutePath) -> Result<Vec<PathBuf>, Problem> {
     let path = Path::new(path.as_str());
     let tried = format!("create the directory {}", path.display());

@@ -1,20 +1,23 @@
-//! The README's story, typed into a terminal as it is printed (`story.sh`).
+//! The README's examples, typed into a terminal as they are printed (`story.sh`).
 
 use std::path::Path;
 use std::process::Command;
 
-/// `story.sh` takes them from the same place.
+/// `story.sh` reads the same lines.
 #[test]
-fn the_readmes_story_has_at_most_eight_commands_with_make_install() {
+fn the_readmes_two_examples_have_four_commands_each() {
     let readme = include_str!("../../../README.md");
-    let story = readme.split("## The same by name").nth(1).and_then(|rest| rest.split("`--disk data").next()).unwrap();
-    let commands = story.lines().filter(|line| line.starts_with("    # ")).count();
-    assert!((5..=7).contains(&commands), "the story has {commands} commands");
+    let sections: Vec<_> = readme.split("\n## ").collect();
+    for title in ["A disk without a daemon", "Machines by name"] {
+        let section = sections.iter().find(|section| section.starts_with(title)).unwrap();
+        let commands = section.lines().filter(|line| line.starts_with("    # ")).count();
+        assert_eq!(commands, 4, "{title}");
+    }
 }
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn the_readmes_story_ends_with_a_machine_that_answers() {
+fn the_readmes_examples_work_one_after_the_other() {
     let room = tempfile::tempdir().unwrap();
     let image = room.path().join("guest.raw");
     let mut bytes = testkit::firmware::answers_at_the_serial_port().to_vec();

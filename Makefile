@@ -11,7 +11,7 @@ ifeq ($(wildcard target/debug/incremental/*),)
 export CARGO_INCREMENTAL = 0
 endif
 
-.PHONY: help demo test test-all test-long test-xen test-shares build install install-files deb rpm prepare clean
+.PHONY: help book demo test test-all test-long test-xen test-shares build install install-files deb rpm prepare clean
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; 8 minutes at first, then 3'
@@ -25,6 +25,7 @@ help:
 	@echo '               daemon runs, start it again and upgrade its disks under their guests'
 	@echo 'make deb       a package for Debian and Ubuntu in target/package; make rpm: for Fedora, openSUSE and the like'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'
+	@echo 'make book      the manual as a website in target/book; needs mdbook'
 	@echo
 	@echo 'TAPLINE_NO_UPGRADE=1       with make install: leave a daemon that runs, and its disks, at the old program'
 	@echo 'TAPLINE_NO_INSTALL=1       install nothing, say what is missing'
@@ -95,6 +96,11 @@ deb: build
 
 rpm: build
 	@tools/package rpm $(BUILT)
+
+# Pages and links are checked by `cargo xtask tidy`, which needs no mdbook.
+book:
+	@command -v mdbook >/dev/null || { echo 'book: there is no mdbook: cargo install --locked mdbook'; exit 1; }
+	@mdbook build docs && echo 'book: open target/book/index.html'
 
 prepare:
 	@tools/prepare test

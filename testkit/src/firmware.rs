@@ -58,29 +58,37 @@ pub fn counts_in(sector: u64) -> [u8; SECTOR] {
 }
 
 /// A boot sector that writes `ready` and a line's end to the serial port, sends back what it receives there, and powers
-/// the machine off when that is a `q`.
+/// the machine off when that is a `q` or when the power button is pressed.
 pub fn answers_at_the_serial_port() -> [u8; SECTOR] {
     let code = [
         0x31, 0xc0, // xor ax, ax
         0x8e, 0xd8, // mov ds, ax
-        0xbe, 0x41, 0x7c, // mov si, 0x7c41
+        // The power button sets its bit in the status of PM1a (0x600, bit 8) where that is enabled (0x602):
+        0xba, 0x02, 0x06, // mov dx, 0x602
+        0xb4, 0x01, // mov ah, 1
+        0xef, // out dx, ax
+        0xbe, 0x50, 0x7c, // mov si, 0x7c50
         // Each byte up to a zero:
         0xac, // lodsb
         0x84, 0xc0, // test al, al
         0x74, 0x05, // jz to what waits
-        0xe8, 0x17, 0x00, // call what writes
+        0xe8, 0x20, 0x00, // call what writes
         0xeb, 0xf6, // jmp to the lodsb
-        // What waits for a byte (line status, bit 0):
+        // What waits for the power button or a byte (line status, bit 0):
+        0xba, 0x00, 0x06, // mov dx, 0x600
+        0xed, // in ax, dx
+        0xf6, 0xc4, 0x01, // test ah, 1
+        0x75, 0x26, // jnz to what powers off
         0xba, 0xfd, 0x03, // mov dx, 0x3fd
         0xec, // in al, dx
         0xa8, 0x01, // test al, 1
-        0x74, 0xf8, // jz to what waits
+        0x74, 0xef, // jz to what waits
         0xba, 0xf8, 0x03, // mov dx, 0x3f8
         0xec, // in al, dx
         0x3c, b'q', // cmp al, 'q'
         0x74, 0x16, // je to what powers off
         0xe8, 0x02, 0x00, // call what writes
-        0xeb, 0xeb, // jmp to what waits
+        0xeb, 0xe2, // jmp to what waits
         // What writes AL when the port is ready for it (line status, bit 5):
         0x88, 0xc4, // mov ah, al
         0xba, 0xfd, 0x03, // mov dx, 0x3fd

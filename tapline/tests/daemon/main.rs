@@ -12,6 +12,7 @@ mod remote;
 mod screens;
 mod story;
 mod taplined;
+mod tasks;
 mod terminal;
 mod top;
 mod upgrade;

@@ -14,8 +14,10 @@ cd "$(dirname "$0")/../../.."
 built=$1
 image=$2
 
+bed=$(dirname "$image")/story
+rm -rf --one-file-system "$bed"
 . tapline/tests/daemon/bed.sh
-enter_bed "$built" "$(dirname "$image")/story" "$self" "$built" "$image"
+enter_bed "$built" "$bed" "$self" "$built" "$image"
 qemu-img convert -O qcow2 "$image" "$bed/debian.qcow2"
 open_terminal 120 "env PATH=$PATH PS1='# ' sh -i"
 see '#'

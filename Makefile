@@ -11,7 +11,10 @@ ifeq ($(wildcard target/debug/incremental/*),)
 export CARGO_INCREMENTAL = 0
 endif
 
-.PHONY: help book demo test test-all test-long test-xen test-shares build install install-files deb rpm prepare clean
+# Where `make install` prepares what it copies.
+STAGE = target/stage
+
+.PHONY: help book demo test test-all test-long test-xen test-shares build install install-files uninstall deb rpm prepare clean
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; 8 minutes at first, then 3'
@@ -23,6 +26,7 @@ help:
 	@echo 'make build     tapline, taplined and tapline-disk in target/built'
 	@echo 'make install   build, then copy them to $(PREFIX)/bin, with manual pages, completions and systemd units; where the'
 	@echo '               daemon runs, start it again and upgrade its disks under their guests'
+	@echo 'make uninstall remove what make install has put there; settings, the catalogue and disks stay'
 	@echo 'make deb       a package for Debian and Ubuntu in target/package; make rpm: for Fedora, openSUSE and the like'
 	@echo 'make prepare   install what the others need (packages and, if need be, cargo)'
 	@echo 'make book      the manual as a website in target/book; needs mdbook'
@@ -70,18 +74,29 @@ PREFIX ?= /usr/local
 SHARE = $(DESTDIR)$(PREFIX)/share
 UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
-# On a host on which Tapline does not run nothing is enabled or started: systemctl enable --now taplined tapline-drain. Where it runs,
-# the daemon is started again and disks get new processes, under guests that go on (tools/upgrade-running).
-install: build install-files
-	@if [ -z '$(DESTDIR)' ]; then tools/upgrade-running $(PREFIX)/bin; fi
+# On a host on which Tapline does not run nothing is enabled or started: systemctl enable --now taplined. Where it runs, the
+# daemon is started again and disks get new processes, under guests that continue (tools/upgrade-running).
+install: build
+	@if [ -n '$(DESTDIR)' ]; then $(MAKE) --no-print-directory install-files; else \
+	    rm -rf $(STAGE) && $(MAKE) --no-print-directory --silent install-files DESTDIR=$(STAGE) && \
+	    tools/installed put $(STAGE) $(PREFIX) && rm -rf $(STAGE) && tools/upgrade-running $(PREFIX)/bin; fi
+
+uninstall:
+	@tools/installed remove $(PREFIX)
+
+# Pages for users, which manual pages and messages refer to; not those about the project itself.
+PAGES = $(filter-out docs/csi.md docs/proxmox.md docs/testing.md docs/README.md docs/SUMMARY.md,$(wildcard docs/*.md))
 
 # What is installed and where, from programs that are built: packages have the same files.
 install-files:
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)
 	for section in 1 5 7 8; do install -D -m 644 -t $(SHARE)/man/man$$section docs/man/*.$$section || exit; done
-	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json docs/api.md docs/upgrade.md docs/recover.md
+	install -D -m 644 -t $(SHARE)/doc/tapline docs/taplined.toml docs/openapi.json $(PAGES)
+	install -D -m 644 -t $(SHARE)/doc/tapline/tasks docs/tasks/*.md
 	install -D -t $(SHARE)/tapline/guest packaging/guest/tapline-guest
 	install -D -m 644 -t $(SHARE)/tapline/guest packaging/guest/tapline-guest.service packaging/guest/tapline-guest.openrc
+	install -D -m 644 packaging/libvirt/apparmor $(DESTDIR)/etc/apparmor.d/abstractions/libvirt-qemu.d/tapline
+	install -D -m 644 -t $(SHARE)/tapline/libvirt packaging/libvirt/apparmor packaging/libvirt/tapline.cil
 	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	for unit in taplined tapline-drain tapline-upgrade; do \
 	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \

@@ -41,7 +41,7 @@ while read -r command <&3; do
         type_in "$command" Enter
         see 'vhost-user-blk-pci'
         ;;
-    'systemctl enable --now taplined '*)
+    'systemctl enable --now taplined')
         type_in 'taplined &' Enter
         type_in "until tapline host show >/dev/null 2>&1; do sleep 0.1; done; echo \"ended \$? with $number\"" Enter
         see "ended 0 with $number"

@@ -1,6 +1,8 @@
-//! The manual pages of the commands, generated from their definitions.
+//! The manual pages of the commands, and a page of all, generated from their definitions.
 //!
 //! Those of `tapline` itself, of `tapline-disk` and of `taplined` are written by hand.
+
+mod commands;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,13 +19,16 @@ use crate::{Arguments, EXAMPLES};
 /// `tapline-disk`, the page of `disk` would have that program's name, and the last is not for users.
 const DESCRIBED_ELSEWHERE: [&str; 4] = ["image", "serve", "disk", "manual"];
 
+/// The page of all commands, from the directory of the manual pages.
+const ALL: &str = "../commands.md";
+
 /// What roff needs once at the beginning of a page.
 const PREAMBLE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
 /// Where to write the pages.
 #[derive(clap::Args)]
 pub struct Manual {
-    /// The directory; pages of commands that no longer exist are removed from it
+    /// The directory, next to which is the page of all commands; pages of commands that no longer exist are removed
     directory: PathBuf,
 }
 
@@ -38,7 +43,8 @@ impl Manual {
                     .map_err(|error| Problem::failed(format_args!("remove {}", path.display()), error))?;
             }
         }
-        for (name, text) in pages {
+        let all = (ALL.to_owned(), all().into_bytes());
+        for (name, text) in pages.into_iter().chain([all]) {
             let path = self.directory.join(name);
             std::fs::write(&path, text)
                 .map_err(|error| Problem::failed(format_args!("write {}", path.display()), error))?;
@@ -63,15 +69,34 @@ impl Manual {
 
 /// All pages by file name.
 fn pages() -> Result<BTreeMap<String, Vec<u8>>, Problem> {
+    let mut pages = BTreeMap::new();
+    add_all(own(&tapline()), EXAMPLES, &mut pages)?;
+    add_all(tapline_disk().get_subcommands(), example::OF_IMAGES, &mut pages)?;
+    Ok(pages)
+}
+
+/// The page of all commands.
+fn all() -> String {
+    let (tapline, disk) = (tapline(), tapline_disk());
+    let passed_on = |command: &&clap::Command| disk.find_subcommand(command.get_name()).is_some();
+    commands::page(own(&tapline).filter(|command| !passed_on(command)).chain(disk.get_subcommands()))
+}
+
+fn tapline() -> clap::Command {
     let mut tapline = Arguments::command().disable_help_subcommand(true);
     tapline.build();
-    let mut pages = BTreeMap::new();
-    let own = tapline.get_subcommands().filter(|noun| !DESCRIBED_ELSEWHERE.contains(&noun.get_name()));
-    add_all(own, EXAMPLES, &mut pages)?;
+    tapline
+}
+
+fn tapline_disk() -> clap::Command {
     let mut disk = arguments::Arguments::command().name("tapline").disable_help_subcommand(true);
     disk.build();
-    add_all(disk.get_subcommands(), example::OF_IMAGES, &mut pages)?;
-    Ok(pages)
+    disk
+}
+
+/// The commands whose pages are made of the definitions here.
+fn own(tapline: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    tapline.get_subcommands().filter(|noun| !DESCRIBED_ELSEWHERE.contains(&noun.get_name()))
 }
 
 fn add_all<'a>(
@@ -140,6 +165,12 @@ mod test {
     use std::path::Path;
 
     use super::*;
+
+    #[test]
+    fn the_committed_page_of_all_commands_is_current() {
+        let committed = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/man").join(ALL));
+        assert!(committed.unwrap_or_default() == all(), "docs/commands.md is stale: run cargo xtask man");
+    }
 
     #[test]
     fn the_committed_manual_pages_are_current() {

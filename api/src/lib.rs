@@ -52,8 +52,8 @@ pub use sr::{
     SrProbe, SrSource, SrState, SrType, Unplaced, Variant, Versions,
 };
 pub use statistics::{
-    DeviceOperations, DeviceStatistics, DiskStatistics, GuestLayer, HostLayer, LatencyBucket, Operation,
-    OperationStatistics, RequestInFlight, StageInFlight, StageTimes,
+    DeviceOperations, DeviceStatistics, DiskStatistics, GuestLayer, HistoryPoint, HostLayer, LatencyBucket, Operation,
+    OperationStatistics, RequestInFlight, StageInFlight, StageTimes, VbdHistory,
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};

@@ -7,6 +7,36 @@ use uuid::Uuid;
 
 use crate::Name;
 
+/// The last day of a VBD, by minute. Minutes without requests are left out, as is the one in which it was plugged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VbdHistory {
+    /// The VBD.
+    pub vbd: Uuid,
+    /// Seconds of a step: 60.
+    pub step: u64,
+    /// The steps, the oldest first.
+    pub points: Vec<HistoryPoint>,
+}
+
+/// A step of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HistoryPoint {
+    /// When the step began.
+    pub at: Timestamp,
+    /// Read requests per second.
+    pub reads: u64,
+    /// Write requests per second.
+    pub writes: u64,
+    /// Bytes read per second.
+    pub read_bytes: u64,
+    /// Bytes written per second.
+    pub written_bytes: u64,
+    /// The average latency of all requests, in nanoseconds.
+    pub mean_ns: u64,
+    /// The latency that 99 % of the requests did not exceed, in nanoseconds.
+    pub p99_ns: u64,
+}
+
 /// The statistics of a plugged VBD. Counters grow as long as it is plugged, also while its process is restarted or
 /// upgraded; rates are differences of two readings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::directories;
 use crate::disk::Disks;
 use crate::disk::tool::Tool;
+use crate::history::History;
 use crate::http::Answers;
 use crate::plug::{self, Plugs};
 use crate::predecessors;
@@ -61,6 +62,8 @@ pub struct Parts {
     pub srs: Srs,
     /// Repositories in which there is something to tidy up later.
     pub postponed: vdi::Postponed,
+    /// The last day of each VBD.
+    pub history: History,
     /// Answers that clients have not read yet.
     pub answers: Answers,
     /// Requests that may come twice.
@@ -108,6 +111,7 @@ impl Daemon {
             vms,
             srs,
             postponed: vdi::Postponed::default(),
+            history: History::default(),
             answers: Answers::default(),
             turns: request::Turns::default(),
             host,
@@ -135,6 +139,7 @@ impl Daemon {
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
         tokio::spawn(crate::plug::look_for_hung(daemon.clone()));
         tokio::spawn(crate::retention::follow(daemon.clone()));
+        tokio::spawn(crate::history::keep(daemon.clone()));
         daemon.care.begin(&daemon);
         Ok(daemon)
     }

@@ -18,6 +18,7 @@ mod index;
 mod list;
 mod listener;
 mod origin;
+mod screen;
 mod sr;
 mod sr_policy;
 mod statistics;
@@ -27,6 +28,7 @@ mod unread;
 mod vbd;
 mod vdi;
 mod vm;
+mod websocket;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -113,6 +115,7 @@ fn routes() -> OpenApiRouter<Daemon> {
         .merge(vdi::routes())
         .merge(vbd::routes())
         .merge(vm::routes())
+        .merge(screen::routes())
         .merge(task::routes())
         .merge(token::routes())
         .merge(events::routes())

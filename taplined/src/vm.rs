@@ -37,6 +37,7 @@ mod operation;
 mod power;
 mod recover;
 mod revert;
+mod screen;
 mod seed;
 mod snapshot;
 mod start;

@@ -431,6 +431,14 @@ class Operations(Transport):
         """Removes a VBD, which must be unplugged."""
         return self.request("DELETE", f"/v1/vbds/{uuid}", if_match=if_match)
 
+    def vbd_history(self, uuid):
+        """Gets the last day of a VBD, by minute, plugged or not. Minutes without requests are left out. It survives a
+        restart of the daemon, and is lost with the VBD.
+
+        Returns a `VbdHistory`.
+        """
+        return self.request("GET", f"/v1/vbds/{uuid}/history")
+
     def vbd_limit(
         self, uuid, *, bandwidth=UNSET, burst_ms=UNSET, iops=UNSET, read_bandwidth=UNSET, read_iops=UNSET,
         write_bandwidth=UNSET, write_iops=UNSET, if_match=None,
@@ -919,6 +927,11 @@ class Operations(Transport):
         """
         body = _given({"snapshot": snapshot})
         return self.request("POST", f"/v1/vms/{uuid}/revert", body=body, if_match=if_match)
+
+    def vm_screen(self, uuid):
+        """Opens the screen of a VM: its VNC server (RFB), as a WebSocket with the subprotocol `tapline.screen`. Over
+        TCP a browser sends its token as a second subprotocol, `tapline.token.SECRET`."""
+        return self.request("GET", f"/v1/vms/{uuid}/screen")
 
     def vm_show(self, uuid):
         """Gets a VM.

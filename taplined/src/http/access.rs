@@ -28,7 +28,7 @@ pub enum Access {
     Read,
     /// The role operator of the object, or admin.
     Operate(Kind),
-    /// As [`Access::Read`] of what the guest has written; as [`Access::Operate`] to be connected with it.
+    /// As [`Access::Read`] of what the guest has written; as [`Access::Operate`] to be connected with it or its screen.
     Console,
     /// The role admin.
     Administer,
@@ -58,7 +58,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("event_follow", Read),
     ("host_show", Read), ("host_backups", Read), ("host_backup", Administer), ("host_drain", Administer),
     ("host_reconcile", Administer),
-    ("statistics_list", Read), ("vbd_statistics", Read), ("metrics", Read),
+    ("statistics_list", Read), ("vbd_statistics", Read), ("vbd_history", Read), ("metrics", Read),
     ("sr_list", Read), ("sr_show", Read), ("sr_inventory", Read), ("sr_inventory_at", Administer),
     ("sr_create", Administer), ("sr_introduce", Administer), ("sr_probe", Administer), ("sr_destroy", Administer),
     ("sr_patch", Administer), ("sr_attach", Administer), ("sr_detach", Administer), ("sr_forget", Administer),
@@ -73,7 +73,7 @@ const ACCESSES: &[(&str, Access)] = &[
     ("vdi_destroy", Administer), ("vdi_patch", Administer), ("vdi_clone", Administer), ("vdi_copy", Administer),
     ("vdi_export", Administer), ("vdi_merge", Administer), ("vdi_reconcile", Administer),
     ("vdi_resize", Operate(Kind::Vdi)), ("vdi_revert", Administer), ("vdi_snapshot", Operate(Kind::Vdi)),
-    ("vm_list", Read), ("vm_show", Read), ("vm_console", Console), ("vm_snapshot_list", Read),
+    ("vm_list", Read), ("vm_show", Read), ("vm_console", Console), ("vm_screen", Console), ("vm_snapshot_list", Read),
     ("vm_create", Administer), ("vm_destroy", Administer), ("vm_patch", Administer), ("vm_clone", Administer),
     ("vm_pause", Operate(Kind::Vm)), ("vm_resume", Operate(Kind::Vm)), ("vm_suspend", Operate(Kind::Vm)), ("vm_discard", Administer), ("vm_revert", Administer),
     ("vm_shutdown", Operate(Kind::Vm)), ("vm_snapshot", Operate(Kind::Vm)),

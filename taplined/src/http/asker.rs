@@ -25,6 +25,15 @@ pub fn is_own(uid: u32) -> bool {
 const USERS: &str = "/etc/passwd";
 
 impl Asker {
+    /// Waits until the caller may no longer continue what it began: its token is revoked or has expired. A user of this
+    /// host always may.
+    pub async fn ended(self) {
+        match self {
+            Asker::Token(grant) => grant.ended().await,
+            Asker::Local { .. } => std::future::pending().await,
+        }
+    }
+
     /// The caller, as it is recorded with what it asks for.
     pub async fn requester(&self) -> Requester {
         match self {

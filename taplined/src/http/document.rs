@@ -103,6 +103,7 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vm_revert", &[InUse, Busy, State, NoSpace]),
     ("vm_clone", &[NotFound, Exists, Busy, State, Code::Unsupported, NoSpace]),
     ("vm_console", &[State, Code::Overloaded]),
+    ("vm_screen", &[State, Code::Overloaded]),
     ("vm_resume", &[Busy, State]),
     ("vm_suspend", &[Busy, State, Code::Unsupported, NoSpace]),
     ("vm_discard", &[Busy, State]),
@@ -371,7 +372,8 @@ mod test {
             for (kind, body) in bodies.chain(contents) {
                 assert!(is_shown(body), "{id}: {kind}");
             }
-            assert!(responses.keys().any(|status| status.starts_with('2')), "{id}");
+            // A connection that becomes another protocol has 101.
+            assert!(responses.keys().any(|status| status.starts_with(['1', '2'])), "{id}");
             for status in ["400", "401", "500"] {
                 assert!(is_shown(&responses[status]["content"][PROBLEM_JSON]), "{id}: {status}");
             }
@@ -440,6 +442,7 @@ mod test {
             TokenMade,
             Vbd,
             VbdCreate,
+            VbdHistory,
             VbdPatch,
             VbdUnplug,
             Vbds,

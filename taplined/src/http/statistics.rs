@@ -1,6 +1,6 @@
 //! `/statistics`, and `/metrics` for Prometheus.
 
-use api::{DiskStatistics, Problem};
+use api::{DiskStatistics, Problem, VbdHistory};
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, HeaderName};
@@ -21,7 +21,7 @@ use crate::statistics::{self, Which};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(history))
 }
 
 /// The route that Prometheus asks by default.
@@ -70,6 +70,17 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskSta
     let which = Which { vbd: Some(uuid), layers: true, ..Which::default() };
     let shown = statistics::read(&daemon, which, |disk| disk.shown(true)).await?;
     Ok(Json(shown.into_iter().next().ok_or_else(|| statistics::none_of(uuid))?))
+}
+
+/// Gets the last day of a VBD, by minute, plugged or not. Minutes without requests are left out. It survives a restart of
+/// the daemon, and is lost with the VBD.
+#[utoipa::path(
+    get, path = "/vbds/{uuid}/history", tag = "statistics", operation_id = "vbd_history", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = VbdHistory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn history(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<VbdHistory>, Refusal> {
+    daemon.catalogue.read_for_client(move |view| view.vbd(uuid)).await?;
+    Ok(Json(daemon.history.of(uuid)))
 }
 
 /// Gets metrics of the daemon, its repositories and its disks, in the text format of OpenMetrics.

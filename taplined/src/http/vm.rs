@@ -6,7 +6,7 @@ use api::{
 };
 use axum::Json;
 use axum::body::Body as Content;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::{listed, shown};
+use super::asker::Asker;
 use super::extract::{Asked, Body, Id, Part};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Created, Refusal, begun, created, must_end};
@@ -343,6 +344,7 @@ struct Recent {
 )]
 async fn console(
     State(daemon): State<Daemon>,
+    Extension(asker): Extension<Asker>,
     Id(uuid): Id,
     Asked(Recent { recent }): Asked<Recent>,
     mut request: Request,
@@ -364,7 +366,10 @@ async fn console(
     };
     tokio::spawn(async move {
         let shown = match connection.await {
-            Ok(viewer) => console.show(TokioIo::new(viewer), recent, seat).await,
+            Ok(viewer) => tokio::select! {
+                shown = console.show(TokioIo::new(viewer), recent, seat) => shown,
+                () = asker.ended() => Ok(()),
+            },
             Err(error) => Err(std::io::Error::other(error)),
         };
         if let Err(error) = shown {

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::directory::vm_directory;
 use super::network::Bridged;
+use super::screen;
 use super::seed;
 use crate::config::Config;
 use crate::disk::paths::DiskPaths;
@@ -146,7 +147,12 @@ fn position(number: u8) -> Option<Position> {
 fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
     let memory_mib = whole_mib(vm)?;
     let pairs = vm.platform.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let (private, pairs): (Vec<_>, Vec<_>) = pairs.partition(|pair| *pair == (screen::KEY, screen::PRIVATE));
     let mut platform = Platform::parse(pairs).map_err(|error| refused(&error.into()))?;
+    if !private.is_empty() {
+        platform.vnc = Some(screen::private(config, vm.uuid));
+        platform.agree().map_err(|error| refused(&error.into()))?;
+    }
     if let Some(bridged) = Bridged::of(config, vm) {
         platform.nic = bridged.nic();
     }

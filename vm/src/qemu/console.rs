@@ -19,11 +19,16 @@ pub const CONSOLE: &str = "console";
 /// The name of the socket of the port for `tapline-guest`.
 pub const GUEST_PORT: &str = "guest";
 
-/// Connects to a socket of the QEMU with this pid; `None` if there is none, or if another program is connected to it
-/// and one more waits.
+/// Connects to a socket in the directory of the machine of the QEMU with this pid, as [`connect_to`].
 pub(super) fn connect(directory: &Path, name: &str, pid: i32) -> Option<UnixStream> {
+    connect_to(&directory.join(name), pid)
+}
+
+/// Connects to a socket of the QEMU with this pid, without blocking; `None` if it is not its socket, or if another
+/// program is connected to it and one more waits.
+pub fn connect_to(path: &Path, pid: i32) -> Option<UnixStream> {
     let connected = || {
-        let socket = socket::connect(&directory.join(name), Instant::now())?;
+        let socket = socket::connect(path, Instant::now())?;
         let listener = socket_peercred(&socket)?.pid.as_raw_nonzero().get();
         Ok::<_, Errno>((listener == pid).then_some(socket))
     };

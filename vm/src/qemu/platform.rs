@@ -154,7 +154,7 @@ const PARALLEL: &str = "none, null, file:PATH";
 const SERIAL: &str = "none, null, pty, file:PATH, unix:PATH";
 const DVD: &str = "none, empty, file:PATH";
 const VGA: &str = "none, std, cirrus, virtio";
-const VNC: &str = "none, unix:PATH";
+const VNC: &str = "none, private, unix:PATH";
 const NIC: &str =
     "none, user[/ADDRESS], bridge:BRIDGE[/ADDRESS], tap:INTERFACE/ADDRESS; an address is XX:XX:XX:XX:XX:XX";
 

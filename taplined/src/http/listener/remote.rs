@@ -12,8 +12,8 @@ use api::{Code, Problem, Secret};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::HeaderValue;
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,7 +27,7 @@ use tower::ServiceExt;
 
 use super::super::Refusal;
 use super::super::asker::Asker;
-use super::super::dashboard;
+use super::super::{dashboard, websocket};
 use super::certificate::Files;
 use super::strangers::{Stranger, Strangers};
 use super::{REST, converse, room};
@@ -45,6 +45,9 @@ const TO_ARRIVE: u32 = 60_000;
 
 /// The first byte of a handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
+
+/// The prefix of a token that a browser sends as a subprotocol of a WebSocket.
+const TOKEN_PROTOCOL: &str = "tapline.token.";
 
 /// The sockets, and the state shared by all connections.
 #[derive(Debug)]
@@ -197,7 +200,9 @@ impl Remote {
         shown: &watch::Sender<Option<Grant>>,
     ) -> Result<Grant, Response> {
         let mut headers = request.headers().get_all(AUTHORIZATION).iter();
-        let (Some(header), None) = (headers.next(), headers.next()) else {
+        let (header, other) = (headers.next(), headers.next());
+        let of_page = header.is_none().then(|| of_websocket(request.headers())).flatten();
+        let (Some(header), None) = (of_page.as_ref().or(header), other) else {
             let problem = Problem::new(
                 Code::Unauthorized,
                 "over TCP, each request must carry one token: Authorization: Bearer …",
@@ -232,6 +237,14 @@ fn bind(address: &SocketAddr) -> Result<TcpListener, Problem> {
 fn bearer(header: &HeaderValue) -> Option<Secret> {
     let (scheme, secret) = header.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim().parse().ok()).flatten()
+}
+
+/// The token of a WebSocket as its header would be. A browser cannot set that for a WebSocket: the page names the token
+/// as a subprotocol, which is no part of an address and is not logged.
+fn of_websocket(headers: &HeaderMap) -> Option<HeaderValue> {
+    websocket::accept(headers)?;
+    let secret = websocket::offered(headers).find_map(|name| name.strip_prefix(TOKEN_PROTOCOL))?;
+    HeaderValue::from_str(&format!("Bearer {secret}")).ok()
 }
 
 /// A refusal that says how to authenticate (RFC 6750, 3).

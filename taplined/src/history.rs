@@ -1,0 +1,180 @@
+//! The history of a day: rates and latencies of each plugged VBD, by minute, for plots.
+//!
+//! It knows nothing about HTTP. Invariants: memory and file are bounded ([`file`]); a minute is the difference of two
+//! readings of the same statistics page, so a disk that is plugged again has none for that minute; a minute without
+//! requests has no entry. What is lost or damaged of the history never stops the daemon.
+
+mod file;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::{HistoryPoint, VbdHistory};
+use jiff::Timestamp;
+use stats::{Histogram, Kind};
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::statistics::{self, Read, Which};
+use crate::task::blocking;
+use file::File;
+
+/// Seconds of a step.
+const STEP: i64 = 60;
+
+/// Steps that are kept: those of a day.
+const KEPT: i64 = 24 * 60;
+
+/// VBDs of which a minute is kept, the busiest ones. With 64 bytes for each, a day has 96 MB at most.
+const DISKS_MAX: usize = 1024;
+
+/// A minute of a VBD: rates a second, and latencies in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Minute(u32, u32, u64, u64, u32, u32);
+
+/// The minutes of each VBD, by their number since 1970.
+#[derive(Clone, Debug, Default)]
+pub struct History(Arc<Mutex<HashMap<Uuid, VecDeque<(i64, Minute)>>>>);
+
+/// A reading of a page, for the difference to the next one.
+#[derive(Debug)]
+struct Reading {
+    vbd: Uuid,
+    /// When the page was begun: another one has counters of its own.
+    created: u64,
+    at_ns: u64,
+    reads: u64,
+    writes: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    busy_ns: u64,
+    requests: u64,
+    latencies: Histogram,
+}
+
+impl Reading {
+    fn of(read: &Read) -> Reading {
+        let kind = |kind: Kind| read.snapshot.kind(kind);
+        let histogram = |kind| read.reader.histogram(kind, None).unwrap_or_default();
+        let all = Kind::ALL.iter().map(|one| kind(*one));
+        Reading {
+            vbd: read.disk.vbd.uuid,
+            created: read.snapshot.created,
+            at_ns: read.snapshot.read,
+            reads: kind(Kind::Read).count(),
+            writes: kind(Kind::Write).count(),
+            read_bytes: kind(Kind::Read).bytes(),
+            written_bytes: kind(Kind::Write).bytes(),
+            busy_ns: all.clone().fold(0, |sum: u64, counts| sum.saturating_add(counts.sum_of_all())),
+            requests: all.fold(0, |sum: u64, counts| sum.saturating_add(counts.count())),
+            latencies: Kind::ALL.iter().fold(Histogram::default(), |sum, kind| sum.with(&histogram(*kind))),
+        }
+    }
+
+    /// The minute between an earlier reading and this one; `None` without requests, or if they do not belong together.
+    fn since(&self, before: &Reading) -> Option<Minute> {
+        let ns = self.at_ns.checked_sub(before.at_ns).filter(|ns| *ns > 0 && self.created == before.created)?;
+        let requests = self.requests.checked_sub(before.requests).filter(|requests| *requests > 0)?;
+        let rate = |now: u64, was: u64| {
+            let product = u128::from(now.saturating_sub(was)) * 1_000_000_000;
+            u64::try_from(product.div_ceil(u128::from(ns))).unwrap_or(u64::MAX)
+        };
+        let small = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        let mean_ns = self.busy_ns.saturating_sub(before.busy_ns) / requests;
+        let p99_ns = self.latencies.since(&before.latencies).quantile(0.99).unwrap_or(mean_ns);
+        Some(Minute(
+            small(rate(self.reads, before.reads)),
+            small(rate(self.writes, before.writes)),
+            rate(self.read_bytes, before.read_bytes),
+            rate(self.written_bytes, before.written_bytes),
+            small(mean_ns / 1000),
+            small(p99_ns / 1000),
+        ))
+    }
+}
+
+impl Minute {
+    fn requests(&self) -> u64 {
+        u64::from(self.0) + u64::from(self.1)
+    }
+}
+
+impl History {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, VecDeque<(i64, Minute)>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a minute and forgets those that are older than a day. Where the clock was set back, later ones are forgotten:
+    /// they would hide what happens now.
+    fn add(&self, number: i64, minutes: &[(Uuid, Minute)]) {
+        let mut all = self.lock();
+        for known in all.values_mut() {
+            known.retain(|(at, _)| *at < number && *at + KEPT > number);
+        }
+        for (vbd, minute) in minutes {
+            all.entry(*vbd).or_default().push_back((number, *minute));
+        }
+        all.retain(|_, known| !known.is_empty());
+    }
+
+    /// The last day of a VBD. It costs a copy of 1,440 points at most.
+    pub fn of(&self, vbd: Uuid) -> VbdHistory {
+        let all = self.lock();
+        let points = all.get(&vbd).into_iter().flatten().filter_map(|(number, minute)| {
+            let Minute(reads, writes, read_bytes, written_bytes, mean_us, p99_us) = *minute;
+            Some(HistoryPoint {
+                at: Timestamp::from_second(number * STEP).ok()?,
+                reads: reads.into(),
+                writes: writes.into(),
+                read_bytes,
+                written_bytes,
+                mean_ns: u64::from(mean_us) * 1000,
+                p99_ns: u64::from(p99_us) * 1000,
+            })
+        });
+        VbdHistory { vbd, step: STEP.unsigned_abs(), points: points.collect() }
+    }
+}
+
+/// The number of the present minute, and how long it still lasts.
+fn present() -> (i64, Duration) {
+    let seconds = Timestamp::now().as_second();
+    (seconds.div_euclid(STEP), Duration::from_secs((STEP - seconds.rem_euclid(STEP)).unsigned_abs()))
+}
+
+/// Reads what an earlier daemon has kept, and then all pages at the end of each minute, for the lifetime of the daemon.
+pub async fn keep(daemon: Daemon) {
+    let directory = daemon.config.state_directory.clone();
+    let opened = blocking("read the history", move || Ok(File::open(&directory, present().0 - KEPT))).await;
+    let (mut file, kept) = match opened {
+        Ok((file, kept)) => (Some(file), kept),
+        Err(problem) => {
+            tracing::warn!("the history is not kept: {problem}");
+            (None, Vec::new())
+        }
+    };
+    for (number, minutes) in kept {
+        daemon.history.add(number, &minutes);
+    }
+    let mut before: HashMap<Uuid, Reading> = HashMap::new();
+    loop {
+        let (number, rest) = present();
+        tokio::time::sleep(rest).await;
+        let Ok(readings) = statistics::read(&daemon, Which::default(), |read| Reading::of(&read)).await else {
+            continue;
+        };
+        let mut minutes: Vec<(Uuid, Minute)> =
+            readings.iter().filter_map(|now| Some((now.vbd, now.since(before.get(&now.vbd)?)?))).collect();
+        minutes.sort_by_key(|(_, minute)| std::cmp::Reverse(minute.requests()));
+        minutes.truncate(DISKS_MAX);
+        before = readings.into_iter().map(|reading| (reading.vbd, reading)).collect();
+        if minutes.is_empty() {
+            continue;
+        }
+        daemon.history.add(number, &minutes);
+        if let Some(open) = file.take() {
+            file = blocking("write the history", move || Ok(open.append(number, &minutes))).await.ok();
+        }
+    }
+}

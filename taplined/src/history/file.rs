@@ -1,0 +1,118 @@
+//! The file of the history: a line of JSON for each minute, in two files of at most a day each.
+//!
+//! Invariant: a file has whole lines of what was measured, but for the last one, which a crash may have cut off: it is
+//! left out. A file that has anything else is set aside and begun again. Nothing is synced: a power loss costs minutes.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{DISKS_MAX, KEPT, Minute};
+
+/// The present file, and the one before.
+const NAMES: [&str; 2] = ["history.jsonl", "history.old.jsonl"];
+
+/// The longest line: a UUID and six numbers for each disk.
+const LINE_MAX: u64 = 160 * DISKS_MAX as u64;
+
+/// A line.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    minute: i64,
+    disks: Vec<(Uuid, Minute)>,
+}
+
+/// The file that is appended to.
+#[derive(Debug)]
+pub struct File {
+    directory: PathBuf,
+    /// Minutes that it has.
+    lines: i64,
+    /// A failure was logged, and is logged again only after a success.
+    is_failing: bool,
+}
+
+impl File {
+    /// The files of a directory, and what they have from a minute on, in the order in which it was written.
+    pub fn open(directory: &Path, from: i64) -> (File, Vec<(i64, Vec<(Uuid, Minute)>)>) {
+        let [now, before] = NAMES.map(|name| read(&directory.join(name)));
+        let lines = i64::try_from(now.len()).unwrap_or(i64::MAX);
+        let kept = before.into_iter().chain(now).map(|line| (line.minute, line.disks));
+        let kept = kept.filter(|(minute, _)| *minute >= from).collect();
+        (File { directory: directory.to_owned(), lines, is_failing: false }, kept)
+    }
+
+    /// Appends a minute. A failure is logged; the next minute is tried all the same.
+    #[must_use]
+    pub fn append(mut self, minute: i64, disks: &[(Uuid, Minute)]) -> File {
+        match self.try_append(minute, disks) {
+            Ok(()) => self.is_failing = false,
+            Err(error) if !self.is_failing => {
+                tracing::warn!(%error, "the history cannot be written to {}", self.directory.display());
+                self.is_failing = true;
+            }
+            Err(_) => {}
+        }
+        self
+    }
+
+    fn try_append(&mut self, minute: i64, disks: &[(Uuid, Minute)]) -> io::Result<()> {
+        let [now, before] = NAMES.map(|name| self.directory.join(name));
+        if self.lines >= KEPT {
+            fs::rename(&now, before)?;
+            self.lines = 0;
+        }
+        let mut line = serde_json::to_vec(&Line { minute, disks: disks.to_vec() })?;
+        line.push(b'\n');
+        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&now)?;
+        let len = file.metadata()?.len();
+        self.lines += 1;
+        // A part of a line would make the file one that is set aside.
+        file.write_all(&line).inspect_err(|_| file.set_len(len).unwrap_or_default())
+    }
+}
+
+/// The lines of a file. A last one that was cut off is removed, and a damaged file is set aside, with a line in the log.
+fn read(path: &Path) -> Vec<Line> {
+    let parsed = fs::File::open(path).and_then(|file| parse(BufReader::new(file)));
+    match parsed {
+        Ok((lines, len)) => {
+            let cut = || OpenOptions::new().write(true).open(path)?.set_len(len);
+            if let Err(error) = cut() {
+                tracing::warn!(%error, "the end of the history {} cannot be removed", path.display());
+            }
+            lines
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            let aside = path.with_extension("damaged");
+            let renamed = fs::rename(path, &aside);
+            tracing::warn!(%error, "the history {} is damaged and begun again; it is kept as {}{}", path.display(),
+                aside.display(), renamed.err().map(|error| format!(": {error}")).unwrap_or_default());
+            Vec::new()
+        }
+    }
+}
+
+/// The whole lines, and how many bytes they have.
+fn parse(mut file: impl BufRead) -> io::Result<(Vec<Line>, u64)> {
+    let (mut lines, mut len) = (Vec::new(), 0);
+    let mut text = Vec::new();
+    loop {
+        text.clear();
+        let read = io::Read::take(&mut file, LINE_MAX).read_until(b'\n', &mut text)?;
+        if text.last() != Some(&b'\n') {
+            let is_cut = u64::try_from(read).is_ok_and(|read| read < LINE_MAX);
+            return is_cut.then_some((lines, len)).ok_or_else(|| io::Error::other("a line is too long"));
+        }
+        lines.push(serde_json::from_slice(&text)?);
+        len += u64::try_from(read).unwrap_or(u64::MAX);
+        if i64::try_from(lines.len()).is_ok_and(|lines| lines > KEPT) {
+            return Err(io::Error::other("it has more than a day"));
+        }
+    }
+}

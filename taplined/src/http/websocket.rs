@@ -1,0 +1,161 @@
+//! The server's side of a WebSocket (RFC 6455) that carries a stream of bytes.
+//!
+//! It knows nothing about what the bytes are. Invariants: memory is bounded, whatever a client sends; a client that does
+//! not read is not read from either. Message boundaries mean nothing: a stream has none.
+
+use std::io::{self, Error, ErrorKind};
+
+use axum::http::HeaderMap;
+use axum::http::header::{HeaderValue, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE};
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+/// What is appended to a client's key (1.3).
+const KEY_SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// Kinds of frames (5.2).
+const CONTINUATION: u8 = 0;
+const BINARY: u8 = 2;
+const CLOSE: u8 = 8;
+const PING: u8 = 9;
+const PONG: u8 = 10;
+
+/// The bits of a frame's first two bytes.
+const LAST: u8 = 0x80;
+const RESERVED: u8 = 0x70;
+const MASKED: u8 = 0x80;
+
+/// The longest frame that is read: browsers cut longer messages, and noVNC sends less than 64 KiB.
+const FRAME_MAX: u64 = 1 << 20;
+
+/// The longest control frame (5.5).
+const CONTROL_MAX: u64 = 125;
+
+/// Bytes that are sent in one frame.
+const PIECE: usize = 32 << 10;
+
+/// Replies to control frames that wait to be sent.
+const REPLIES_MAX: usize = 4;
+
+/// "The endpoint is going away" (7.4.1).
+const GOING_AWAY: [u8; 2] = 1001_u16.to_be_bytes();
+
+/// The header that accepts a client's handshake (4.2.2); `None` if it is none.
+pub fn accept(headers: &HeaderMap) -> Option<HeaderValue> {
+    let is_websocket = headers.get(UPGRADE)?.as_bytes().eq_ignore_ascii_case(b"websocket");
+    let is_known = headers.get(SEC_WEBSOCKET_VERSION)?.as_bytes() == b"13";
+    let key = headers.get(SEC_WEBSOCKET_KEY).filter(|_| is_websocket && is_known)?.to_str().ok()?;
+    let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{KEY_SUFFIX}").as_bytes());
+    HeaderValue::from_str(&base64(hash.as_ref())).ok()
+}
+
+/// The subprotocols that a client offers, in its order.
+pub fn offered(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+/// Base64 with padding (RFC 4648, 4).
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0, |bits: u32, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        for digit in 0..4 {
+            let at = usize::try_from(bits >> (18 - 6 * digit) & 0x3f).unwrap_or_default();
+            text.push(if digit <= group.len() { char::from(DIGITS[at]) } else { '=' });
+        }
+    }
+    text
+}
+
+/// Relays bytes between a client and a stream until one of them ends.
+pub async fn relay(client: impl AsyncRead + AsyncWrite, stream: impl AsyncRead + AsyncWrite) -> io::Result<()> {
+    let (mut from_client, mut to_client) = tokio::io::split(client);
+    let (mut from_stream, mut to_stream) = tokio::io::split(stream);
+    let (replies, mut to_reply) = mpsc::channel::<(u8, Vec<u8>)>(REPLIES_MAX);
+    let send_all = async {
+        let mut piece = vec![0; PIECE];
+        loop {
+            tokio::select! {
+                read = from_stream.read(&mut piece) => match read? {
+                    0 => return send(&mut to_client, CLOSE, &GOING_AWAY).await,
+                    len => send(&mut to_client, BINARY, &piece[..len]).await?,
+                },
+                Some((kind, content)) = to_reply.recv() => {
+                    send(&mut to_client, kind, &content).await?;
+                    if kind == CLOSE {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    };
+    let receive_all = async {
+        while let Some((kind, content)) = receive(&mut from_client).await? {
+            match kind {
+                BINARY | CONTINUATION => to_stream.write_all(&content).await?,
+                PING => replies.send((PONG, content)).await.map_err(Error::other)?,
+                CLOSE => {
+                    replies.send((CLOSE, content)).await.map_err(Error::other)?;
+                    // The other half ends when that is sent.
+                    return std::future::pending().await;
+                }
+                PONG => {}
+                other => return Err(malformed(&format!("a frame of the kind {other}, not a binary one"))),
+            }
+        }
+        Ok(())
+    };
+    tokio::select! {
+        sent = send_all => sent,
+        received = receive_all => received,
+    }
+}
+
+fn malformed(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, format!("the client has sent {what}"))
+}
+
+/// Sends a frame. A server's are not masked (5.1).
+async fn send(to: &mut (impl AsyncWrite + Unpin), kind: u8, content: &[u8]) -> io::Result<()> {
+    let mut frame = vec![LAST | kind];
+    match (u8::try_from(content.len()), u16::try_from(content.len())) {
+        (Ok(len @ ..=125), _) => frame.push(len),
+        (_, Ok(len)) => frame.extend([&[126][..], &len.to_be_bytes()].concat()),
+        _ => frame.extend([&[127][..], &(content.len() as u64).to_be_bytes()].concat()),
+    }
+    frame.extend(content);
+    to.write_all(&frame).await?;
+    to.flush().await
+}
+
+/// The kind and the content of the next frame; `None` at the end of the connection.
+async fn receive(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(u8, Vec<u8>)>> {
+    let mut head = [0; 2];
+    if from.read(&mut head[..1]).await? == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut head[1..]).await?;
+    let [first, second] = head;
+    let kind = first & !(LAST | RESERVED);
+    if first & RESERVED != 0 || second & MASKED == 0 {
+        return Err(malformed("a frame that is not masked, or of an extension"));
+    }
+    let len = match second & !MASKED {
+        126 => from.read_u16().await?.into(),
+        127 => from.read_u64().await?,
+        len => len.into(),
+    };
+    let is_control = kind >= CLOSE;
+    if len > if is_control { CONTROL_MAX } else { FRAME_MAX } || is_control && first & LAST == 0 {
+        return Err(malformed(&format!("a frame of {len} bytes")));
+    }
+    let mut mask = [0; 4];
+    from.read_exact(&mut mask).await?;
+    let mut content = vec![0; usize::try_from(len).map_err(Error::other)?];
+    from.read_exact(&mut content).await?;
+    content.iter_mut().zip(mask.iter().cycle()).for_each(|(byte, mask)| *byte ^= mask);
+    Ok(Some((kind, content)))
+}

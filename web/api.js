@@ -61,6 +61,9 @@ export async function get(path, { signal, seconds = 10 } = {}) {
   return (await fetched(`/v1${path}`, {}, seconds, signal)).json();
 }
 
+/** The text of an answer that is no JSON. */
+export const getText = async (path) => (await fetched(`/v1${path}`, {}, 10)).text();
+
 /** A request that changes something; a key makes sure that it is done once. */
 export async function change(method, path, body) {
   const bytes = crypto.getRandomValues(new Uint8Array(16));

@@ -59,8 +59,18 @@ export function dialog(title, content, buttons) {
     const form = h("form", { method: "dialog" }, heading, content);
     const bar = h("div", { class: "bar" });
     for (const { label, value, kind } of buttons) {
-      bar.append(h("button", { type: value === null ? "button" : "submit", value: value ?? "", class: kind,
-        onclick: value === null ? () => element.close("") : undefined }, label));
+      bar.append(
+        h(
+          "button",
+          {
+            type: value === null ? "button" : "submit",
+            value: value ?? "",
+            class: kind,
+            onclick: value === null ? () => element.close("") : undefined,
+          },
+          label,
+        ),
+      );
     }
     form.append(bar);
     const element = h("dialog", { "aria-labelledby": "dialog-title" }, form);
@@ -78,7 +88,12 @@ const notes = document.getElementById("notes");
 /** Says something in the corner; good news leave by themselves. */
 export function note(kind, title, ...more) {
   const close = h("button", { type: "button", "aria-label": "Dismiss", onclick: () => element.remove() }, "×");
-  const text = h("div", {}, h("p", {}, h("strong", {}, title)), more.filter(Boolean).map((line) => h("p", {}, line)));
+  const text = h(
+    "div",
+    {},
+    h("p", {}, h("strong", {}, title)),
+    more.filter(Boolean).map((line) => h("p", {}, line)),
+  );
   const element = h("div", { class: `note ${kind}` }, text, close);
   notes.append(element);
   if (kind !== "bad") setTimeout(() => element.remove(), 8000);

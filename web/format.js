@@ -39,13 +39,28 @@ export const moment = (text) => new Date(text).toLocaleString();
 export const percent = (part) => `${Math.round(part * 100)} %`;
 export const short = (uuid) => uuid.slice(0, 8);
 
-/** When a repository will be full. */
-export function forecast(space, now = Date.now()) {
-  if (space.full) return "full: guests wait for space";
-  if (!space.forecast) return "not filling up";
+/** How long ago a moment was. */
+export function ago(text, now = Date.now()) {
+  const seconds = Math.max(0, Math.round((now - Date.parse(text)) / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  return seconds < 48 * 3600 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
+}
+
+/** When a repository will be full, in a few words. */
+export function fullIn(space, now = Date.now()) {
+  if (space.full || space.free === 0) return "now";
+  if (!space.forecast) return "not soon";
   const hours = (new Date(space.forecast.full_at) - now) / 3600e3;
-  const when = hours < 0 ? "now" : hours < 48 ? `in ${Math.round(hours)} h` : `in ${Math.round(hours / 24)} days`;
-  return `full ${when} at ${bytes(space.forecast.bytes_per_day)} a day`;
+  return hours < 0 ? "now" : hours < 48 ? `in ${Math.round(hours)} h` : `in ${Math.round(hours / 24)} days`;
+}
+
+/** When a repository will be full, and why. */
+export function forecast(space) {
+  if (space.full) return "full: guests wait for space";
+  if (space.free === 0) return "full: only the reserve is left";
+  if (!space.forecast) return "not filling up";
+  return `full ${fullIn(space)} at ${bytes(space.forecast.bytes_per_day)} a day`;
 }
 
 /** Bytes in a text such as `20G` or `512 MiB`; `null` if it is none. Units are powers of 1024, as in `tapline`. */

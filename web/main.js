@@ -1,23 +1,33 @@
-// The page: which view is shown, the keyboard, the theme, the token, and what is said while the daemon does not answer.
+// The page: which view is shown, the keyboard, the theme, the token, and the notice while the daemon does not answer.
 
 import { token } from "./api.js";
+import { draw as drawAttention } from "./attention.js";
 import { dialog, h, setText } from "./dom.js";
 import { staleFor, start, state, stop, subscribe } from "./store.js";
 import { disk } from "./view-disk.js";
-import { machines, overview, repositories, repository } from "./views.js";
+import { schedules } from "./view-schedules.js";
+import { tokens } from "./view-tokens.js";
+import { machine } from "./view-vm.js";
+import { machines } from "./view-vms.js";
+import { allDisks, allTasks, overview, repositories, repository } from "./views.js";
 
 const main = document.getElementById("main");
 const filter = document.getElementById("filter");
 const stale = document.getElementById("stale");
 let view = null;
 
+/** The views of lists, by their name in the address, and the digit that opens each. */
+const VIEWS = { vms: machines, disks: allDisks, srs: repositories, schedules, tasks: allTasks, tokens };
+const DIGITS = ["", ...Object.keys(VIEWS)];
+/** The list to which an object's view belongs. */
+const LIST_OF = { sr: "srs", vm: "vms", disk: "disks" };
+
 function viewOf(hash) {
   const [, name, ...rest] = hash.split("/").map(decodeURIComponent);
-  if (name === "srs") return repositories();
   if (name === "sr" && rest[0]) return repository(rest[0]);
   if (name === "disk" && rest[0]) return disk(...rest);
-  if (name === "vms") return machines();
-  return overview();
+  if (name === "vm" && rest[0]) return machine(rest[0]);
+  return (VIEWS[name] ?? overview)();
 }
 
 function navigate() {
@@ -29,7 +39,8 @@ function navigate() {
     view = overview();
   }
   main.replaceChildren(view.element);
-  const current = `#/${(location.hash.split("/")[1] || "").replace(/^sr$/, "srs")}`;
+  const name = location.hash.split("/")[1] || "";
+  const current = `#/${LIST_OF[name] ?? name}`;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -43,9 +54,12 @@ function drawStale() {
   document.body.classList.toggle("stale", silence > 0);
   const problem = state.problem;
   // In steps of five seconds: each text is read out by a screen reader.
-  const text = silence ? `What is shown is old: no answer for ${Math.max(4, Math.floor(silence / 5000) * 5)} s. ` +
-    `${problem?.message ?? ""} It is asked again by itself.`
-    : problem ? `${problem.message} ${problem.advice}` : "";
+  const text = silence
+    ? `The page is out of date: no answer for ${Math.max(4, Math.floor(silence / 5000) * 5)} s. ` +
+      `${problem?.message ?? ""} It retries automatically.`
+    : problem
+      ? `${problem.message} ${problem.advice}`
+      : "";
   stale.hidden = !text;
   setText(stale, text);
 }
@@ -57,12 +71,19 @@ async function askToken(problem) {
   const hadToken = Boolean(token.get());
   token.set("");
   const input = h("input", { type: "password", name: "token", autocomplete: "off", required: true, autofocus: true });
-  const content = h("div", {},
-    h("p", { class: hadToken ? "bad" : "" },
-      hadToken ? problem.message : "Over the network the daemon asks for a token."),
-    h("p", {}, "On its host, root makes one: ", h("code", {}, "tapline token create NAME"),
-      ". It is kept for this tab, until the tab is closed."),
-    h("label", {}, "Token", input));
+  const content = h(
+    "div",
+    {},
+    h("p", { class: hadToken ? "bad" : "" }, hadToken ? problem.message : "Over the network the daemon needs a token."),
+    h(
+      "p",
+      {},
+      "On its host, root creates one: ",
+      h("code", {}, "tapline token create NAME"),
+      ". It is kept for this tab, until the tab is closed.",
+    ),
+    h("label", {}, "Token", input),
+  );
   const answer = await dialog("Token", content, [{ label: "Use it", value: "do", kind: "primary" }]);
   asking = false;
   // A header has visible ASCII only.
@@ -86,13 +107,22 @@ const theme = () => {
 };
 
 function help() {
-  const keys = [["/", "filter"], ["↓ ↑", "choose a row"], ["Enter", "open the row"],
-    ["Esc", "leave the filter, a dialog, or a view for the overview"], ["?", "this help"]];
+  const keys = [
+    ["/", "filter"],
+    [`1 – ${DIGITS.length}`, "open a view, in the order of the links"],
+    ["↓ ↑", "select a row"],
+    ["Enter", "open the row"],
+    ["t", "next theme"],
+    ["Esc", "leave the filter, a dialog, or a view for the overview"],
+    ["?", "this help"],
+  ];
   const rows = keys.map(([key, what]) => h("tr", {}, h("td", {}, h("kbd", {}, key)), h("td", {}, what)));
   dialog("Keyboard", h("table", {}, h("tbody", {}, rows)), [{ label: "Close", value: "do" }]);
 }
 
 function keydown(event) {
+  // What is typed at the screen of a VM is for its guest.
+  if (event.target.closest(".screen")) return;
   if (event.ctrlKey || event.altKey || event.metaKey || document.querySelector("dialog[open]")) return;
   const inField = event.target.closest("input, select, textarea");
   if (event.key === "Escape") {
@@ -113,6 +143,10 @@ function keydown(event) {
     filter.focus();
   } else if (event.key === "?") {
     help();
+  } else if (event.key === "t") {
+    nextTheme();
+  } else if (DIGITS[Number(event.key) - 1] !== undefined) {
+    location.hash = `#/${DIGITS[Number(event.key) - 1]}`;
   } else if (["ArrowDown", "ArrowUp"].includes(event.key) && !event.target.closest(".scroll")) {
     view.table?.element.focus();
     view.table?.key(new KeyboardEventLike(event.key, view.table.element));
@@ -132,8 +166,8 @@ class KeyboardEventLike {
 }
 
 setTheme(theme());
-document.getElementById("theme").addEventListener("click", () =>
-  setTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]));
+const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+document.getElementById("theme").addEventListener("click", nextTheme);
 document.getElementById("help").addEventListener("click", help);
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
@@ -143,7 +177,13 @@ filter.addEventListener("input", () => view.draw());
 document.addEventListener("keydown", keydown);
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start(askToken)));
 window.addEventListener("hashchange", navigate);
-subscribe(() => view.draw());
+subscribe(() => {
+  view.draw();
+  document.body.classList.toggle("loaded", state.loaded);
+  // The number of what needs a person is seen in the browser's tab.
+  const troubles = drawAttention();
+  document.title = `${troubles ? `(${troubles}) ` : ""}${state.host?.name ?? "Tapline"}${state.host ? " – Tapline" : ""}`;
+});
 setInterval(drawStale, 500);
 navigate();
 start(askToken);

@@ -23,10 +23,13 @@ function stacked(data, areas) {
 /** The power of ten below or above. */
 const decade = (value, round) => 10 ** round(Math.log10(value) + (round === Math.ceil ? 0.01 : -0.01));
 
-/** A live plot of values by second. `series`: names, each a line; those before `areas` are stacked. */
+/**
+ * A plot of values over time, of `span` seconds at least. `series`: names, each a line; those before `areas` are
+ * stacked.
+ */
 export class Plot {
-  constructor(title, series, { areas = 0, value, log = false } = {}) {
-    Object.assign(this, { series, areas, value, log });
+  constructor(title, series, { areas = 0, value, log = false, span = 60 } = {}) {
+    Object.assign(this, { series, areas, value, log, span });
     this.data = [[], ...series.map(() => [])];
     this.box = h("div");
     this.element = h("section", { class: "plot", "aria-label": title }, h("h2", {}, title), this.box);
@@ -72,12 +75,14 @@ export class Plot {
       width: this.width(),
       height: 180,
       series: [{ value: (u, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "") }, ...series],
-      axes: [axis, { ...axis, size: 64, values: (u, at) => at.map((tick) => (tick === null ? "" : this.value(tick))) }],
+      axes: [axis, { ...axis, size: 76, values: (u, at) => at.map((tick) => (tick === null ? "" : this.value(tick))) }],
       scales: {
-        x: { range: (u, min, max = null) => {
-          const end = max ?? Date.now() / 1000;
-          return [Math.min(min ?? end, end - 60), end];
-        } },
+        x: {
+          range: (u, min, max = null) => {
+            const end = max ?? Date.now() / 1000;
+            return [Math.min(min ?? end, end - this.span), end];
+          },
+        },
         y: this.log
           ? { distr: 3, range: (u, low, top) => [decade(low || 1e4, Math.floor), decade(top || 1e6, Math.ceil)] }
           : { range: (u, min, max) => [0, (max || 1) * 1.1] },
@@ -95,7 +100,15 @@ export class Plot {
     if (this.plot.width !== this.width()) this.plot.setSize({ width: this.width(), height: 180 });
   }
 
+  /** Shows these series instead: the times in seconds, and the values of each series. */
+  set(data) {
+    this.data = data;
+    this.plot.setData(this.shown());
+  }
+
   add(at, values) {
+    // With a single reading uPlot would show years.
+    if (!this.data[0].length) this.data.forEach((series, index) => series.push(index ? null : at - 1));
     this.data[0].push(at);
     values.forEach((value, index) => this.data[index + 1].push(value));
     if (this.data[0].length > KEPT) for (const series of this.data) series.shift();
@@ -113,7 +126,8 @@ export class Plot {
 /** What was added to the buckets of a histogram between two readings, by upper bound. */
 export function grown(before, now) {
   const old = new Map((before || []).map((bucket) => [bucket.below_ns, bucket.count]));
-  return now.map(({ below_ns, count }) => ({ below_ns, count: count - (old.get(below_ns) ?? 0) }))
+  return now
+    .map(({ below_ns, count }) => ({ below_ns, count: count - (old.get(below_ns) ?? 0) }))
     .filter((bucket) => bucket.count > 0);
 }
 
@@ -139,12 +153,17 @@ const rowOf = (ns) => Math.min(ROWS - 1, Math.max(0, Math.floor((Math.log2(ns) -
 
 /** Latencies over time: a column for each second, darker where more requests took that long. */
 export class HeatMap {
-  constructor() {
+  constructor(...controls) {
     this.columns = [];
     this.canvas = h("canvas", { class: "heat", role: "img", width: COLUMNS * 6, height: ROWS * 4 });
     this.text = h("p", { class: "dim" });
-    this.element = h("section", { class: "plot", "aria-label": "Latency heat map" },
-      h("h2", {}, "Latency heat map"), this.canvas, this.text);
+    this.element = h(
+      "section",
+      { class: "plot", "aria-label": "Latency heat map" },
+      h("div", { class: "head" }, h("h2", {}, "Latency heat map"), controls),
+      this.canvas,
+      this.text,
+    );
     this.themes = new MutationObserver(() => this.draw());
     this.themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
   }
@@ -194,8 +213,10 @@ export class HeatMap {
       pen.fillText(duration(2 ** (LOWEST + row / 2)), 2, height - row * high - 2);
     }
     const bound = (row) => duration(2 ** (LOWEST + row / 2));
-    const said = top < 0 ? "No requests have ended while this page was open."
-      : `The last ${this.columns.length} s: between ${bound(low)} and ${bound(top + 1)}; newest on the right.`;
+    const said =
+      top < 0
+        ? "No requests have ended while this page was open."
+        : `The last ${this.columns.length} s: between ${bound(low)} and ${bound(top + 1)}; newest on the right.`;
     if (this.text.textContent !== said) this.text.textContent = said;
     setAttribute(this.canvas, "aria-label", said);
   }

@@ -2,11 +2,14 @@
 // page is visible. Views read from here and are told when something has changed.
 
 import { follow, get } from "./api.js";
+import { forgetChanges, takeChange, takeKnown } from "./events.js";
 
 const PERIOD = 1000;
 /** A silence that is told, in milliseconds. */
 const STALE = 4000;
-const EVENTS_KEPT = 50;
+/** How many events are read again after a gap, if the daemon still has them, and how many tasks are kept. */
+const EVENTS_READ = [400, 50, 10, 0];
+const TASKS_KEPT = 200;
 const LAST = "18446744073709551615";
 const LISTS = { sr: "srs", vdi: "vdis", vbd: "vbds", vm: "vms" };
 
@@ -18,8 +21,10 @@ export const state = {
   vdi: new Map(),
   vbd: new Map(),
   vm: new Map(),
+  /** Open tasks and the latest that have ended, the newest first. */
   tasks: [],
-  events: [],
+  /** The number of the last event. */
+  seq: null,
   /** The last statistics and rates by VBD. */
   disks: new Map(),
   loaded: false,
@@ -114,21 +119,24 @@ async function loadList(kind) {
 
 async function loadAll() {
   [state.host] = await Promise.all([get("/host"), ...Object.keys(LISTS).map(loadList)]);
-  state.tasks = await get("/tasks?open=true");
+  state.tasks = await get(`/tasks?limit=${TASKS_KEPT}`);
   state.loaded = true;
 }
 
-/** Takes in an event; tells whether views have to know. */
+export const isOpen = (task) => ["pending", "running", "cancelling"].includes(task.state);
+
+/** Takes in an event. One that is older than the lists is followed by those that have led to them. */
 function takeEvent(event) {
-  state.events.unshift(event);
-  state.events.length = Math.min(state.events.length, EVENTS_KEPT);
+  state.seq = event.seq;
+  takeChange(event);
+  const object = event.change === "removed" ? null : event.object;
   if (event.kind === "task") {
     state.tasks = state.tasks.filter((task) => task.uuid !== event.uuid);
-    const isOpen = ["pending", "running", "cancelling"].includes(event.object?.state);
-    if (event.change !== "removed" && isOpen) state.tasks.unshift(event.object);
+    if (object) state.tasks.push(object);
+    state.tasks.sort((a, b) => (a.created < b.created ? 1 : -1));
+    state.tasks.length = Math.min(state.tasks.length, TASKS_KEPT);
   } else if (event.kind in LISTS) {
-    const change = event.change === "removed" ? null : event.object;
-    if (change) state[event.kind].set(event.uuid, change);
+    if (object) state[event.kind].set(event.uuid, object);
     else state[event.kind].delete(event.uuid);
   }
 }
@@ -145,10 +153,14 @@ function tellSoon() {
 /** The number of the last event: what lies behind all events is answered with it. */
 async function lastEvent(signal) {
   let last = 0;
-  await follow(LAST, (name, id) => {
-    last = Number(id);
-    return false;
-  }, signal);
+  await follow(
+    LAST,
+    (name, id) => {
+      last = Number(id);
+      return false;
+    },
+    signal,
+  );
   return last;
 }
 
@@ -157,13 +169,14 @@ async function followAll(outer) {
   const inner = new AbortController();
   const signal = AbortSignal.any([outer, inner.signal]);
   const last = await lastEvent(signal);
-  const seen = state.loaded && state.events.length ? state.events[0].seq : last + 1;
+  const seen = state.loaded && state.seq !== null ? state.seq : last + 1;
   // The lists are read when the stream has begun, so that no change is between the two.
   let waiting = [];
   const load = async () => {
     await loadAll();
     for (const event of waiting) takeEvent(event);
     waiting = null;
+    for (const kind of Object.keys(LISTS)) takeKnown(state[kind].values());
     tell();
   };
   const on = (name, id, data) => {
@@ -177,9 +190,9 @@ async function followAll(outer) {
   };
   const listen = async () => {
     if (seen <= last && (await follow(seen, on, signal))) return;
-    state.events = [];
     // How far back the events are kept is not known; a stream that is known ends only with the daemon.
-    for (const back of [EVENTS_KEPT, 10, 3, 0]) {
+    for (const back of EVENTS_READ) {
+      forgetChanges();
       if (await follow(Math.max(0, last - back), on, signal)) return;
     }
   };

@@ -3,6 +3,8 @@
 //! Invariant: the files hold nothing of the host. They are therefore readable without a token; the requests that the
 //! page makes carry one where it is needed.
 
+mod vendored;
+
 use axum::Router;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
@@ -23,6 +25,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
 
 macro_rules! web {
     ($name:literal) => {
@@ -30,38 +33,56 @@ macro_rules! web {
     };
 }
 
-/// The files by path.
-const FILES: [(&str, &str, &str); 16] = [
+/// A file: its path, its content type, and its text.
+type File = (&'static str, &'static str, &'static str);
+
+/// Our own files by path.
+const FILES: &[File] = &[
     ("/", HTML, web!("index.html")),
     ("/web/style.css", CSS, web!("style.css")),
-    ("/web/main.js", JS, web!("main.js")),
+    ("/web/actions-vm.js", JS, web!("actions-vm.js")),
     ("/web/actions.js", JS, web!("actions.js")),
     ("/web/api.js", JS, web!("api.js")),
+    ("/web/attention.js", JS, web!("attention.js")),
+    ("/web/create.js", JS, web!("create.js")),
     ("/web/dom.js", JS, web!("dom.js")),
+    ("/web/events.js", JS, web!("events.js")),
     ("/web/format.js", JS, web!("format.js")),
+    ("/web/health.js", JS, web!("health.js")),
+    ("/web/history.js", JS, web!("history.js")),
     ("/web/layers.js", JS, web!("layers.js")),
+    ("/web/main.js", JS, web!("main.js")),
+    ("/web/parts.js", JS, web!("parts.js")),
     ("/web/plots.js", JS, web!("plots.js")),
+    ("/web/screen.js", JS, web!("screen.js")),
+    ("/web/snapshots.js", JS, web!("snapshots.js")),
     ("/web/store.js", JS, web!("store.js")),
     ("/web/table.js", JS, web!("table.js")),
     ("/web/view-disk.js", JS, web!("view-disk.js")),
+    ("/web/view-schedules.js", JS, web!("view-schedules.js")),
+    ("/web/view-tokens.js", JS, web!("view-tokens.js")),
+    ("/web/view-vm.js", JS, web!("view-vm.js")),
+    ("/web/view-vms.js", JS, web!("view-vms.js")),
     ("/web/views.js", JS, web!("views.js")),
-    ("/web/uplot/uPlot.iife.min.js", JS, web!("uplot/uPlot.iife.min.js")),
-    ("/web/uplot/uPlot.min.css", CSS, web!("uplot/uPlot.min.css")),
-    ("/web/uplot/LICENSE", "text/plain; charset=utf-8", web!("uplot/LICENSE")),
 ];
+
+/// All files.
+fn files() -> impl Iterator<Item = File> {
+    FILES.iter().chain(vendored::FILES).copied()
+}
 
 /// Whether a request is for one of the files, which need no token.
 pub fn is_for_file(method: &Method, uri: &Uri) -> bool {
-    matches!(*method, Method::GET | Method::HEAD) && FILES.iter().any(|(path, ..)| *path == uri.path())
+    matches!(*method, Method::GET | Method::HEAD) && files().any(|(path, ..)| path == uri.path())
 }
 
 /// The routes.
 pub fn routes() -> Router<Daemon> {
-    let add = |router: Router<Daemon>, (path, kind, text): (&'static str, &'static str, &'static str)| {
+    let add = |router: Router<Daemon>, (path, kind, text): File| {
         router.route(path, get(move || async move { ([(CONTENT_TYPE, kind)], text) }))
     };
-    let files = FILES.into_iter().fold(Router::new(), add);
-    files.route_layer(from_fn(etag::read)).route_layer(map_response(protect))
+    let all = files().fold(Router::new(), add);
+    all.route_layer(from_fn(etag::read)).route_layer(map_response(protect))
 }
 
 /// Browsers ask each time whether they have the version of this daemon: files of two versions would not fit together.
@@ -97,7 +118,7 @@ mod test {
     fn each_file_of_the_directory_is_served() {
         let mut there = files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../web"), "");
         let mut served: Vec<String> =
-            FILES.iter().map(|(path, ..)| path.strip_prefix("/web/").unwrap_or("index.html").to_owned()).collect();
+            super::files().map(|(path, ..)| path.strip_prefix("/web/").unwrap_or("index.html").to_owned()).collect();
         there.sort();
         served.sort();
         assert_eq!(served, there);
@@ -105,7 +126,7 @@ mod test {
 
     #[test]
     fn our_scripts_put_no_text_into_html_and_name_no_other_host() {
-        for (path, _, text) in FILES.iter().filter(|(path, ..)| !path.contains("uplot")) {
+        for (path, _, text) in FILES {
             let mut words = vec!["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("];
             words.extend([
                 "http://",

@@ -288,13 +288,13 @@ fn over_tcp_the_page_asks_for_a_token_and_keeps_it_out_of_addresses() {
     let daemon = authority.start("");
     let secret = any_token(&daemon);
     page.open(&format!("https://127.0.0.1:{}", port(&daemon)));
-    for (token, sees) in [("tapline_wrong", "dialog[open] .bad"), (&*secret, "dl.facts div")] {
+    for (token, sees) in [("tapline_wrong", "dialog[open] .bad"), (&*secret, "dl.tiles div")] {
         page.wait_for("the token is asked for", "document.querySelector('dialog[open] input')");
         page.value(&format!("document.querySelector('dialog input').value = {token:?}"));
         page.click("Use it");
         page.wait_for("the daemon answers", &format!("document.querySelector({sees:?})"));
     }
-    page.wait_for("the host is shown", "document.querySelector('main').innerText.includes('Version')");
+    page.wait_for("the host is shown", "document.querySelector('main').innerText.includes('processors')");
     assert_eq!(page.value("JSON.stringify(localStorage)").as_str().map(|kept| kept.contains(&secret)), Some(false));
     assert_eq!(page.value("document.cookie"), Value::from(""));
     assert!(page.requests().iter().all(|url| !url.contains(&secret)), "{:?}", page.requests());
@@ -326,11 +326,11 @@ fn the_page_does_each_action_and_says_why_one_was_refused() {
     assert_eq!(daemon.get(&format!("/vdis/{}", vdis[0])).1["size"], 32 << 20);
     page.click("Clone");
     type_in(&mut page, "disk"); // a name that is taken
-    page.click("Make the clone");
+    page.click("Create the clone");
     said(&mut page, "Clone of 'disk': not done");
     page.click("Clone");
     type_in(&mut page, "copy");
-    page.click("Make the clone");
+    page.click("Create the clone");
     said(&mut page, "Clone of 'disk': done");
     for (button, state) in [("Unplug", "unplugged"), ("Plug", "plugged")] {
         page.click(button);

@@ -11,10 +11,12 @@ mod confine_vm;
 mod daemon;
 mod damage;
 mod dashboard;
+mod dashboard_views;
 #[path = "../../../tapline-disk/tests/all/tool/ring.rs"]
 mod guest;
 mod hangs;
 mod harness;
+mod history;
 mod hosts;
 mod http;
 mod inventory;

@@ -5,10 +5,12 @@
 //! configured for: files, LDAP, a domain. The C library could do it in-process, but only with unsafe code and without a
 //! time limit.
 
+mod existing;
 pub mod numbers;
 mod users;
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,10 +28,10 @@ const TO_ANSWER: Duration = Duration::from_secs(30);
 /// The interval for checking whether it has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Bytes of an answer: a group may have many members.
-const ANSWER_MAX: u64 = 1 << 20;
+/// Bytes of an answer: all users of a large directory.
+const ANSWER_MAX: u64 = 64 << 20;
 
-/// The exit status of `getent` for an unknown name (getent(1)).
+/// The exit status of `getent` if some of the names are unknown (getent(1)); the others are printed.
 const NOT_FOUND: i32 = 2;
 
 /// The numbers of the user that a setting names.
@@ -56,13 +58,27 @@ fn found<N>(setting: &str, kind: &str, name: &str, numbers: Option<N>) -> Result
 
 /// The entry for a name in one of the system's databases, if there is one.
 fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
-    let tried = format!("look up {name} by getent {database}");
+    let found = entries(database, &[name.to_owned()])?;
+    Ok(Some(found).filter(|found| !found.is_empty()))
+}
+
+/// The entries with these names or ids in one of the system's databases, one per line; without any, all that its
+/// sources list.
+fn entries(database: &str, keys: &[String]) -> Result<String, Problem> {
+    let tried = match keys {
+        [] => format!("list getent {database}"),
+        [first, ..] => format!("look up {first} by getent {database}"),
+    };
     let failed = |why: &dyn std::fmt::Display| {
         Problem::failed(&tried, why)
             .advise("getent is part of the C library (libc-bin); check that the name service answers")
     };
+    // No pipe, which an answer could fill.
+    let answer = rustix::fs::memfd_create("getent", rustix::fs::MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
+    let mut answer = File::from(answer);
+    let output = answer.try_clone().map_err(|error| failed(&error))?;
     let mut command = Command::new("getent");
-    command.args([database, "--", name]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.args([database, "--"]).args(keys).stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(&error))?;
     let deadline = Instant::now() + TO_ANSWER;
     let status = loop {
@@ -75,16 +91,14 @@ fn look_up(database: &str, name: &str) -> Result<Option<String>, Problem> {
             None => std::thread::sleep(LOOK_AGAIN),
         }
     };
-    // A line is much smaller than the pipe's buffer, so `getent` can exit before it is read.
-    let mut line = String::new();
-    if let Some(said) = child.stdout {
-        said.take(ANSWER_MAX).read_to_string(&mut line).map_err(|error| failed(&error))?;
+    if !matches!(status.code(), Some(0 | NOT_FOUND)) {
+        return Err(failed(&status));
     }
-    match status.code() {
-        Some(0) => Ok(Some(line)),
-        Some(NOT_FOUND) => Ok(None),
-        _ => Err(failed(&status)),
-    }
+    let mut text = Vec::new();
+    answer.rewind().map_err(|error| failed(&error))?;
+    answer.take(ANSWER_MAX).read_to_end(&mut text).map_err(|error| failed(&error))?;
+    // Names in other encodings than UTF-8 still have their ids.
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]

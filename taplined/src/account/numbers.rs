@@ -12,6 +12,7 @@ use repo::catalogue::Process;
 use uuid::Uuid;
 
 use super::User;
+use super::existing::refuse_existing;
 use crate::kernel;
 
 /// Uids with a fixed meaning on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
@@ -49,6 +50,23 @@ impl Range {
         (self.first..=self.last).contains(&number)
     }
 
+    /// Whether one of these ids is in it.
+    pub fn meets_ids(self, first: u64, last: u64) -> bool {
+        first <= u64::from(self.last) && u64::from(self.first) <= last
+    }
+
+    /// At most `count` numbers of it, evenly spread, as text.
+    pub fn spread(self, count: u32) -> Vec<String> {
+        let step = ((self.last - self.first) / count.max(1)).saturating_add(1);
+        (self.first..=self.last).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(|id| id.to_string()).collect()
+    }
+
+    /// A range that may contain any uids.
+    #[cfg(test)]
+    pub fn of(first: u32, last: u32) -> Range {
+        Range { first, last }
+    }
+
     /// Whether this process may become any of them, by its map of users (user_namespaces(7)): in a container there may
     /// be fewer.
     fn is_within(self, map: &str) -> bool {
@@ -57,6 +75,12 @@ impl Range {
             let &[inside, _, count] = numbers.as_slice() else { return false };
             inside <= u64::from(self.first) && u64::from(self.last) < inside.saturating_add(count)
         })
+    }
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
     }
 }
 
@@ -110,6 +134,7 @@ impl Numbers {
             return Err(Problem::new(Code::Invalid, what)
                 .advise(format!("choose a range that exists, or set a single user: {instead} = \"nobody\"")));
         }
+        refuse_existing(setting, range)?;
         let holders = running(range)?;
         // Not the same one in every life: two daemons of one host that were not given ranges of their own seldom meet.
         let count = u128::from(range.last - range.first) + 1;
@@ -207,6 +232,8 @@ mod test {
         let range = |text| Range::parse(text).unwrap();
         assert_eq!(range("66000-81999"), Range { first: 66_000, last: 81_999 });
         assert!(range("66000-66009").meets(range("66009-66010")) && range("66000-66009").meets(range("66004-66004")));
+        assert_eq!(range("66000-66009").spread(3), ["66000", "66004", "66008"]);
+        assert_eq!(range("66000-66001").spread(64), ["66000", "66001"]);
         assert!(!range("66000-66009").meets(range("66010-66019")) && !range("66010-66019").meets(range("66000-66009")));
         for bad in ["", "66000", "a-b", "66000-", "0-10", "7-6", "60000-70000", "65535-65536", "1-4294967295", "-5--1"]
         {

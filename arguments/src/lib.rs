@@ -401,8 +401,10 @@ pub enum PrintFor {
     /// Command-line options of QEMU 9.2 and later, which reconnects faster after a restart of the disk's process.
     #[value(name = "qemu-9.2")]
     Qemu92,
-    /// Elements of libvirt's domain XML.
+    /// Elements of libvirt's domain XML. 'virsh start' waits forever if QEMU's user may not open the socket.
     Libvirt,
+    /// The disk's element alone, a file for 'virsh attach-device'.
+    LibvirtDevice,
     /// Command-line options of Cloud Hypervisor.
     CloudHypervisor,
 }
@@ -413,6 +415,7 @@ impl From<PrintFor> for vm::paste::Monitor {
             PrintFor::Qemu => Self::Qemu,
             PrintFor::Qemu92 => Self::Qemu92,
             PrintFor::Libvirt => Self::Libvirt,
+            PrintFor::LibvirtDevice => Self::LibvirtDevice,
             PrintFor::CloudHypervisor => Self::CloudHypervisor,
         }
     }

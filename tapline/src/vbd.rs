@@ -89,8 +89,11 @@ pub enum For {
     /// QEMU 9.2 and later, as command-line options: reconnects within 0.1 s after the disk's process restarts, not 1 s
     #[value(name = "qemu-9.2")]
     Qemu92,
-    /// libvirt, as domain XML
+    /// libvirt, as domain XML; 'virsh start' waits forever if QEMU's user may not open the socket (check with 'tapline
+    /// doctor')
     Libvirt,
+    /// libvirt, as a device's XML: a file for 'virsh attach-device'
+    LibvirtDevice,
     /// Cloud Hypervisor, as command-line options
     CloudHypervisor,
     /// xl, as a line of the domain's configuration
@@ -249,6 +252,7 @@ impl From<For> for Connector {
             For::Qemu => Connector::Qemu,
             For::Qemu92 => Connector::Qemu92,
             For::Libvirt => Connector::Libvirt,
+            For::LibvirtDevice => Connector::LibvirtDevice,
             For::CloudHypervisor => Connector::CloudHypervisor,
             For::Xl => Connector::Xl,
         }

@@ -3,12 +3,14 @@
 //! It only generates text; nothing need be served yet. What a monitor does not support is an error that names the
 //! alternative, never text that does not work.
 
+mod libvirt;
+
 use std::path::Path;
 
 use thiserror::Error;
 
 use crate::qemu::version::Reconnect;
-use crate::syntax::{cloud_hypervisor_value, qemu_value, shell_word, xl_value, xml_value};
+use crate::syntax::{cloud_hypervisor_value, qemu_value, shell_word, xl_value};
 
 /// The program that reads the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub enum Monitor {
     Qemu92,
     /// Elements of libvirt's domain XML.
     Libvirt,
+    /// The disk's element of it alone, for `virsh attach-device`.
+    LibvirtDevice,
     /// Arguments of Cloud Hypervisor.
     CloudHypervisor,
 }
@@ -73,7 +77,8 @@ pub fn text(monitor: Monitor, served: Served<'_>, disk: Properties) -> Result<St
     match monitor {
         Monitor::Qemu => Ok(qemu(served, disk, Reconnect::SLOW)),
         Monitor::Qemu92 => Ok(qemu(served, disk, Reconnect::FAST)),
-        Monitor::Libvirt => Ok(libvirt(served, disk)),
+        Monitor::Libvirt => Ok(libvirt::definition(served, disk)),
+        Monitor::LibvirtDevice => Ok(libvirt::device(served, disk)),
         Monitor::CloudHypervisor => cloud_hypervisor(served, disk.read_only),
     }
 }
@@ -113,48 +118,6 @@ fn qemu_nbd(server: &str, disk: Properties) -> String {
     };
     let node = format!("driver=nbd,node-name=tapline0,{server},discard=unmap,read-only={read_only}");
     format!("-blockdev {} \\\n-device virtio-blk-pci,drive=tapline0{block}\n", shell_word(&node))
-}
-
-fn libvirt(served: Served<'_>, disk: Properties) -> String {
-    match served {
-        Served::VhostUser(socket, queues) => libvirt_vhost_user(socket, queues),
-        Served::NbdUnix(socket) => {
-            let socket = xml_value(&socket.display().to_string());
-            libvirt_nbd(&format!("<host transport='unix' socket='{socket}'/>"), disk)
-        }
-        Served::NbdTcp(host, port) => libvirt_nbd(&format!("<host name='{}' port='{port}'/>", xml_value(host)), disk),
-    }
-}
-
-/// A read-only disk tells the guest so itself. libvirt uses seconds, and finds the option that its QEMU supports.
-fn libvirt_vhost_user(socket: &Path, queues: u16) -> String {
-    let socket = xml_value(&socket.display().to_string());
-    format!(
-        "<!-- in <domain>: the guest's memory is shared with the disk process -->\n\
-         <memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
-         <!-- in <devices> -->\n\
-         <disk type='vhostuser' device='disk'>\n  \
-         <driver name='qemu' type='raw' queues='{queues}'/>\n  \
-         <source type='unix' path='{socket}'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
-         <target dev='vda' bus='virtio'/>\n\
-         </disk>\n"
-    )
-}
-
-fn libvirt_nbd(host: &str, disk: Properties) -> String {
-    let block = match disk.block {
-        512 => String::new(),
-        block => format!("  <blockio logical_block_size='{block}' physical_block_size='{block}'/>\n"),
-    };
-    let read_only = if disk.read_only { "  <readonly/>\n" } else { "" };
-    format!(
-        "<!-- in <devices> -->\n\
-         <disk type='network' device='disk'>\n  \
-         <driver name='qemu' type='raw' discard='unmap'/>\n  \
-         <source protocol='nbd'>\n    {host}\n  </source>\n  \
-         <target dev='vda' bus='virtio'/>\n\
-         {block}{read_only}</disk>\n"
-    )
 }
 
 /// It refuses more queues than the guest has processors, and vhost-user without shared memory; `path` must not be

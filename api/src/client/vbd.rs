@@ -20,6 +20,8 @@ pub enum Connector {
     Qemu92,
     /// libvirt, as domain XML.
     Libvirt,
+    /// libvirt, as a device's XML for `virsh attach-device`.
+    LibvirtDevice,
     /// Cloud Hypervisor, as command-line options.
     CloudHypervisor,
     /// xl, as a line of the domain's configuration.
@@ -32,6 +34,7 @@ impl fmt::Display for Connector {
             Connector::Qemu => "qemu",
             Connector::Qemu92 => "qemu-9.2",
             Connector::Libvirt => "libvirt",
+            Connector::LibvirtDevice => "libvirt-device",
             Connector::CloudHypervisor => "cloud-hypervisor",
             Connector::Xl => "xl",
         })

@@ -66,10 +66,15 @@ impl Daemon {
 
     /// Kills it, and starts its successor.
     pub fn restart(&mut self) {
-        self.process.kill().and_then(|()| self.process.wait()).unwrap();
+        self.stop();
         let path = |name: &str| self.directory.path().join(name);
         self.process = spawn(&path("taplined.toml"), &path("stderr"));
         self.wait_for();
+    }
+
+    /// Kills it; its disks continue.
+    pub fn stop(&mut self) {
+        self.process.kill().and_then(|()| self.process.wait()).unwrap();
     }
 
     fn wait_for(&self) {
@@ -218,6 +223,8 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
     let pasted = run(&daemon.socket(), &["vdi", "attach", "data", "--print", "libvirt"]);
     assert!(err(&pasted).contains("note: only root may open ") && err(&pasted).contains("socket-group"));
     assert!(out(&pasted).contains("<disk type='vhostuser'"), "{}", out(&pasted));
+    let device = out(&run(&daemon.socket(), &["vbd", "connect", "data", "--for", "libvirt-device"]));
+    assert!(device.contains("<disk type='vhostuser'") && !device.contains("<memoryBacking>"), "{device}");
     done(&daemon, &["vdi", "resize", "data", "--size", "96M"]);
     let listed = done(&daemon, &["vbd", "list"]);
     assert!(listed.lines().nth(1).unwrap().contains("  -   data  "), "{listed}");

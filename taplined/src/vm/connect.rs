@@ -22,6 +22,8 @@ pub enum Reader {
     Qemu92,
     /// Elements of libvirt's domain XML.
     Libvirt,
+    /// The disk's element of it alone, for `virsh attach-device`.
+    LibvirtDevice,
     /// Arguments of Cloud Hypervisor.
     CloudHypervisor,
     /// A line of xl's configuration.
@@ -34,6 +36,7 @@ pub async fn connect(daemon: &Daemon, vbd: Uuid, reader: Reader) -> Result<Strin
         Reader::Qemu => served(daemon, vbd, Monitor::Qemu).await,
         Reader::Qemu92 => served(daemon, vbd, Monitor::Qemu92).await,
         Reader::Libvirt => served(daemon, vbd, Monitor::Libvirt).await,
+        Reader::LibvirtDevice => served(daemon, vbd, Monitor::LibvirtDevice).await,
         Reader::CloudHypervisor => served(daemon, vbd, Monitor::CloudHypervisor).await,
         Reader::Xl => by_xl(daemon, vbd).await,
     }

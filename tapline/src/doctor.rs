@@ -3,6 +3,8 @@
 //! It looks at the kernel's settings and at statistics pages, changes nothing, and asks no daemon. Invariant: a check
 //! that cannot be made says so, and is not taken for a good one.
 
+mod libvirt;
+
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,6 +51,7 @@ pub fn run(doctor: &Doctor, json: bool) -> Result<(), Failure> {
     let mut checks = host.checks();
     checks.extend(doctor.directories.iter().map(|path| direct_io(path)));
     checks.extend(stuck_disks());
+    checks.extend(host.libvirt());
     if json {
         let told: Vec<_> = checks
             .iter()
@@ -241,7 +244,7 @@ fn stuck_disks() -> Vec<Check> {
 mod test {
     use super::*;
 
-    fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+    pub fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
         let room = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = room.path().join(path);

@@ -97,6 +97,8 @@ install-files:
 	install -D -m 644 -t $(SHARE)/tapline/guest packaging/guest/tapline-guest.service packaging/guest/tapline-guest.openrc
 	install -D -m 644 packaging/libvirt/apparmor $(DESTDIR)/etc/apparmor.d/abstractions/libvirt-qemu.d/tapline
 	install -D -m 644 -t $(SHARE)/tapline/libvirt packaging/libvirt/apparmor packaging/libvirt/tapline.cil
+	sed 's#/usr/local/#$(PREFIX)/#' packaging/libvirt/hook >$(SHARE)/tapline/libvirt/hook
+	chmod 755 $(SHARE)/tapline/libvirt/hook
 	install -d $(UNITS) $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	for unit in taplined tapline-drain tapline-upgrade; do \
 	    sed 's#/usr/local/bin/#$(PREFIX)/bin/#' packaging/$$unit.service >$(UNITS)/$$unit.service && \

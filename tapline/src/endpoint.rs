@@ -4,7 +4,7 @@
 //! A token is never a command-line argument, because every user on a host can read those.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::client::{Client, Remote, SOCKET};
 use api::{Code, Problem, Secret};
@@ -41,6 +41,17 @@ impl EndpointOptions {
     /// Whether a daemon reached over the network is given on the command line.
     pub fn is_network_given(&self) -> bool {
         self.connect.is_some() || self.ca.is_some() || self.token_file.is_some()
+    }
+
+    /// The run directory of the daemon on this host, which contains its socket.
+    pub fn run_directory(&self) -> Result<PathBuf, Problem> {
+        if self.is_network_given() {
+            let what = "--connect, --ca and --token-file do not apply: this command needs the daemon of this host";
+            return Err(Problem::new(Code::Invalid, what).advise("leave them out"));
+        }
+        let socket = self.socket.clone().or_else(|| env::var_os("TAPLINE_SOCKET").map(PathBuf::from));
+        let socket = socket.filter(|socket| !socket.as_os_str().is_empty()).unwrap_or_else(|| SOCKET.into());
+        socket.parent().map(Path::to_owned).ok_or_else(|| Problem::new(Code::Invalid, "the socket has no directory"))
     }
 
     /// A client of the daemon, and whether it is reached over the network.

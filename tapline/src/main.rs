@@ -24,6 +24,7 @@ mod find;
 mod hand_over;
 mod host;
 mod label;
+mod libvirt_hook;
 mod manual;
 mod output;
 mod panics;
@@ -105,6 +106,9 @@ enum Command {
     Top(top::Top),
     /// Print a shell completion script for this command
     Completion(completion::Completion),
+    /// Plug the disks of a libvirt domain before it starts and unplug them after it has stopped; run by libvirt
+    #[command(hide = true)]
+    LibvirtHook(libvirt_hook::LibvirtHook),
     /// Write the manual pages of the daemon's nouns
     #[command(hide = true)]
     Manual(manual::Manual),
@@ -178,7 +182,11 @@ fn ended(failure: &Failure, json: bool) -> ExitCode {
 
 /// Runs the command; returns after how long it is to be run again, if it is to be.
 fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
-    if !matches!(command, Command::Ask(_) | Command::Top(_) | Command::Trace(_) | Command::Explain(_)) {
+    let has_endpoint = matches!(
+        command,
+        Command::Ask(_) | Command::Top(_) | Command::Trace(_) | Command::Explain(_) | Command::LibvirtHook(_)
+    );
+    if !has_endpoint {
         how.refuse_endpoint()?;
     }
     match command {
@@ -191,6 +199,7 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
         Command::Top(top) => top::run(top, how)?,
         Command::Image(_) | Command::Serve(_) | Command::Calibrate(_) => return Err(hand_over::hand_over().into()),
         Command::Completion(completion) => completion.run()?,
+        Command::LibvirtHook(hook) => libvirt_hook::run(&hook, how)?,
         Command::Manual(manual) => manual.run()?,
     }
     Ok(None)

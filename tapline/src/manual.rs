@@ -16,8 +16,8 @@ use clap_mangen::roff::{Roff, bold, roman};
 use crate::{Arguments, EXAMPLES};
 
 /// Commands that have no page made of the definitions here: the pages of the first two are made of the definitions of
-/// `tapline-disk`, the page of `disk` would have that program's name, and the last is not for users.
-const DESCRIBED_ELSEWHERE: [&str; 4] = ["image", "serve", "disk", "manual"];
+/// `tapline-disk`, the page of `disk` would have that program's name, and the last two are not for users.
+const DESCRIBED_ELSEWHERE: [&str; 5] = ["image", "serve", "disk", "libvirt-hook", "manual"];
 
 /// The page of all commands, from the directory of the manual pages.
 const ALL: &str = "../commands.md";

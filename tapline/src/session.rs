@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::client::{Answer, Client};
@@ -42,6 +43,11 @@ impl How {
 }
 
 impl How {
+    /// The run directory of the daemon on this host.
+    pub fn run_directory(&self) -> Result<PathBuf, Problem> {
+        self.endpoint.run_directory()
+    }
+
     /// A client of the daemon on this host, for what shows this host; `None` if the environment names another one.
     pub fn local_client(self) -> Result<Option<Client>, Problem> {
         if self.endpoint.is_network_given() {

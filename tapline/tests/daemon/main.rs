@@ -3,6 +3,7 @@
 mod console;
 mod follow;
 mod labels;
+mod libvirt_hook;
 mod mistakes;
 mod names;
 mod nouns;

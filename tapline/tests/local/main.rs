@@ -2,6 +2,7 @@
 
 mod disk;
 mod hand_over;
+mod installed;
 mod top;
 mod upgrade_running;
 mod xen;

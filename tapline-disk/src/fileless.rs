@@ -19,7 +19,7 @@ pub fn open(names: &[&ImageName], write: bool) -> Result<Option<(ImageName, Imag
     let Some(name) = names.iter().find(|name| name.format.stores_nothing()) else { return Ok(None) };
     let failed = |why: &str| Failure::new(format!("open {name}"), why).of_kind(Kind::Invalid);
     if names.len() > 1 {
-        return Err(failed("a disk without a file has no parents and is none").advise("remove the --parent options"));
+        return Err(failed("null: and model: disks cannot have or be parents").advise("remove the --parent options"));
     }
     let len = name.len_without_file().ok_or_else(|| failed("it has no size"))?;
     let file = ImageFile::of_nothing(name.path(), len, write).map_err(Failure::said)?;

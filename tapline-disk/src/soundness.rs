@@ -50,7 +50,7 @@ pub fn tell_of_refcounts(name: impl Display, image: &Qcow2) {
     if wrong > 0 {
         say(format_args!(
             "{name}: {wrong} of its refcount blocks are lost or wrong; nothing is placed where they count, so the file \
-             grows: `tapline image check --repair` counts anew, when nobody uses the image"
+             grows: `tapline image check --repair` recounts, while the image is not in use"
         ));
     }
 }

@@ -322,7 +322,7 @@ impl Config {
             return Err("api.listen: the API over TCP requires TLS: set api.certificate and api.key too".into());
         }
         if let Some(host) = self.api.hosts.iter().find(|host| host.is_empty() || host.contains([':', '/', '*'])) {
-            return Err(format!("api.hosts has names without scheme, port or path, and '{host}' is none"));
+            return Err(format!("api.hosts: '{host}' is not a host name; write names without scheme, port or path"));
         }
         let paths = [
             ("state-directory", Some(&self.state_directory)),

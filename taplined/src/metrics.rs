@@ -206,7 +206,7 @@ impl Found {
             .counters(encoder, self.by_disk(move |disk| seconds(count(disk, Count::ThrottledNs))))?;
         of("disk_split_transfers", "Transfers that were split on their way to the storage", None)
             .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Splits))))?;
-        of("disk_merged_transfers", "Transfers that went on as part of another one", None)
+        of("disk_merged_transfers", "Transfers that were merged into another one", None)
             .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Merges))))?;
         of("disk_shared_requests", "Requests that have waited for the disk's share of its storage", None)
             .counters(encoder, self.by_disk(move |disk| float(count(disk, Count::Shared))))?;

@@ -182,7 +182,7 @@ impl Vms {
         let guest = self.guest(vm).ok_or("its machine does not run")?;
         match &guest.inside {
             Some(inside) => inside.ask().await.map_err(|unknown| unknown.to_string()),
-            None if guest.process().is_none() => Err("Xen's guests are not asked".into()),
+            None if guest.process().is_none() => Err("Xen's guests are not queried".into()),
             None => Err("the VM was started without a port for it: by an earlier version".into()),
         }
     }

@@ -146,7 +146,7 @@ fn is_taken(name: &ImageName) -> bool {
 /// An unnamed file beside the named one, which must not exist, or be an empty file: nothing of others is written to.
 fn open_to_write(name: &ImageName) -> Result<ImageFile, Failure> {
     let path = name.path();
-    let tried = || format!("measure writes beside {name}");
+    let tried = || format!("measure writes next to {name}");
     match path.metadata() {
         Ok(found) if !found.is_file() || found.len() > 0 => {
             return Err(Failure::new(tried(), "it holds data, and nothing that exists is written to")
@@ -167,7 +167,7 @@ fn open_to_write(name: &ImageName) -> Result<ImageFile, Failure> {
 
 /// Gives an empty file what is written to.
 fn fill(mut file: ImageFile, name: &ImageName) -> Result<ImageFile, Failure> {
-    let failed = |error: std::io::Error| Failure::new(format!("measure writes beside {name}"), error);
+    let failed = |error: std::io::Error| Failure::new(format!("measure writes next to {name}"), error);
     if disk::Source::len(&file) > 0 {
         return Err(failed(std::io::Error::other("it is not empty")).of_kind(Kind::Invalid));
     }

@@ -369,7 +369,7 @@ impl Disclose for Backend {
         if self.server.is_closed() || !self.begin_to_wait() {
             return true;
         }
-        say(format_args!("stopping: asked the guest to release {}, serving it until then", self.device.vdev));
+        say(format_args!("stopping: requested the guest to release {}, serving it until then", self.device.vdev));
         false
     }
 

@@ -35,7 +35,7 @@ impl Range {
             return Err(format!("{text:?} contains no usable uids"));
         }
         if first <= *RESERVED.end() && last >= *RESERVED.start() {
-            return Err(format!("{text:?} contains the uid of nobody"));
+            return Err(format!("{text:?} contains the uid of the user 'nobody'"));
         }
         Ok(Range { first, last })
     }

@@ -27,7 +27,7 @@ pub fn tell(daemon: &Daemon, vbd: Uuid) {
 pub async fn tell_all(daemon: &Daemon, sr: Uuid) {
     match daemon.catalogue.read(move |view| view.plugged_in_sr(sr)).await {
         Ok(vbds) => vbds.into_iter().for_each(|vbd| tell(daemon, vbd)),
-        Err(problem) => tracing::error!(%sr, "its disks could not be told the sizes of their transfers: {problem}"),
+        Err(problem) => tracing::error!(%sr, "the sizes of transfers could not be sent to its disks: {problem}"),
     }
 }
 

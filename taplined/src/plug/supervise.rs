@@ -208,7 +208,7 @@ async fn revive(
 /// The problem that describes the death of a process.
 fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
     let how = match how {
-        Ok(Ended::Well) => "exited without being asked to".into(),
+        Ok(Ended::Well) => "exited unexpectedly".into(),
         Ok(Ended::Badly(how)) => how,
         Ok(Ended::Unknown) => "exit status unknown".into(),
         Err(problem) => problem.detail,

@@ -88,7 +88,7 @@ pub fn not_in_force(refused: Refused, vbd: Uuid, older: &str, recorded: &str, ot
         Refused::Disk(error) => problem(error),
         Refused::Unanswered(problem) => problem,
     };
-    let what = format!("{recorded} recorded, but not in force yet: {}", why.detail);
-    let advice = why.advice.unwrap_or_else(|| format!("the daemon goes on trying; {otherwise}"));
+    let what = format!("{recorded} saved, but not applied yet: {}", why.detail);
+    let advice = why.advice.unwrap_or_else(|| format!("the daemon retries automatically; {otherwise}"));
     Problem::new(why.code, what).advise(advice)
 }

@@ -93,7 +93,7 @@ fn silent(sr: Uuid, tried: &str, why: &str) -> Problem {
 }
 
 fn ended(error: tokio::task::JoinError) -> Problem {
-    Problem::new(Code::Internal, format!("a thread that asked the storage ended: {error}"))
+    Problem::new(Code::Internal, format!("a thread with a request to the storage ended: {error}"))
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl Counted {
 
     fn guest(&self, disk: &Plugged) -> Result<Device, String> {
         let vm = disk.vbd.vm.ok_or("no VM of this daemon has it")?;
-        let answer = self.guests.get(&vm).ok_or("guests are asked of vhost-user disks only")?;
+        let answer = self.guests.get(&vm).ok_or("guests are queried about vhost-user disks only")?;
         let answer = answer.as_ref().map_err(Clone::clone)?;
         let line = answer.disk(&serial(disk.vbd.vdi)).map_err(|not_there| not_there.to_string())?;
         Ok(Device { clock_ns: answer.uptime_ns, line: line.clone() })

@@ -75,7 +75,7 @@ impl Context {
         let uuid = self.task.uuid;
         let shown = self.catalogue.write(move |tx| tx.set_task_problem(uuid, problem.as_ref()));
         if let Err(also) = shown.await {
-            tracing::error!(task = %uuid, "why it does not go on could not be recorded: {also}");
+            tracing::error!(task = %uuid, "the reason why it does not continue could not be recorded: {also}");
         }
     }
 }

@@ -215,7 +215,7 @@ impl Export {
     fn warning(&self) -> Option<String> {
         self.block.filter(|block| *block != LogicalBlockSize::default()).map(|block| {
             format!(
-                "the disk has sectors of {block} bytes, which a {} image cannot record: whoever serves {} must set them, \
+                "the disk has sectors of {block} bytes, which a {} image cannot record: set them where {} is served, \
                  as with vdi import --logical-block-size {block}, or its guest does not find the partitions",
                 self.format, self.path
             )

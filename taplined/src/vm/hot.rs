@@ -82,7 +82,7 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
     let Some(guest) = found(daemon, vbd) else { return };
     let sought = vbd.clone();
     if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(&sought)).await {
-        tracing::warn!(vbd = %vbd.uuid, "its guest could not be asked to release it: {problem}");
+        tracing::warn!(vbd = %vbd.uuid, "its guest could not be requested to release it: {problem}");
     }
 }
 

@@ -208,7 +208,7 @@ pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
     let (known, config) = (known.await?, daemon.config.clone());
     // One that runs has gone on: nobody wants to go back.
     let (running, others): (Vec<Uuid>, Vec<Uuid>) = known.into_iter().partition(|vm| daemon.vms.guest(*vm).is_some());
-    blocking("remove memory of VMs that have gone on", move || {
+    blocking("remove memory of VMs that were resumed", move || {
         running.iter().flat_map(|vm| [partial_of(&config, *vm), file_of(&config, *vm)]).for_each(|path| remove(&path));
         others.iter().for_each(|vm| put_aside(&config, *vm));
         Ok(())
@@ -275,16 +275,16 @@ pub async fn must_match(daemon: &Daemon, vm: Uuid, memory: &VmMemory) -> Result<
     for disk in &memory.disks {
         if disk.images.is_empty() {
             let what = format!(
-                "VM {vm} cannot go on from its memory: it is not known how VDI {} was when it was suspended at {:.0}, since \
-                 its repository did not answer then",
+                "VM {vm} cannot resume from its memory: it is not known how VDI {} was when it was suspended at {:.0}, \
+                 since its repository did not answer then",
                 disk.vdi, memory.since
             );
             return Err(Problem::new(Code::State, what).advise(ADVICE_TO_DISCARD));
         }
         if images_of(daemon, disk.vdi).await? != disk.images {
             let what = format!(
-                "VM {vm} cannot go on from its memory: VDI {} was written to since it was suspended at {:.0}, as after a \
-                 backup of the catalogue or of the repository was restored",
+                "VM {vm} cannot resume from its memory: VDI {} was written to since it was suspended at {:.0}, as after \
+                 a backup of the catalogue or of the repository was restored",
                 disk.vdi, memory.since
             );
             return Err(Problem::new(Code::State, what).advise(ADVICE_TO_DISCARD));

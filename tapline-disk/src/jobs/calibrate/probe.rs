@@ -64,7 +64,7 @@ impl Probe<'_> {
 
     /// Waits for requests to end; their bytes.
     fn take_ended(&mut self, load: Load, free: &mut Vec<usize>) -> Result<u64, Failure> {
-        let tried = || format!("{} {}", if load.write { "write beside" } else { "read" }, self.name);
+        let tried = || format!("{} {}", if load.write { "write next to" } else { "read" }, self.name);
         self.engine.reap(Until::Any, &mut self.done).map_err(|error| Failure::new(tried(), error))?;
         let mut moved = 0;
         let mut failed = None;

@@ -87,7 +87,7 @@ fn parent_fields(info: &vhd::Info) -> Option<ParentFields> {
 /// The fields as people read them, a line for each.
 pub fn rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
     let created = i64::try_from(vhd.created).ok().and_then(|created| Timestamp::from_second(created).ok());
-    let created = created.map_or_else(|| "a time that is none".into(), |created| created.to_string());
+    let created = created.map_or_else(|| "an invalid time".into(), |created| created.to_string());
     let creator = format!("{} {}, at {created}", printable(&vhd.creator), vhd.creator_version);
     let mut rows = vec![
         ("kind", vhd.kind.to_owned()),

@@ -82,7 +82,7 @@ pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<a
 pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Failure> {
     let what = "trace the requests of this disk";
     if asked.seconds > TRACE_MAX {
-        let why = format!("a trace ends after {TRACE_MAX} seconds at most, and {} are asked for", asked.seconds);
+        let why = format!("a trace of {} seconds was requested; at most {TRACE_MAX} are possible", asked.seconds);
         return Err(Failure::new(what, why).of_kind(Kind::Invalid));
     }
     if work.page.file().is_none() {
@@ -103,7 +103,7 @@ pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polli
     let now = work.polling.settings();
     let max_us = asked.max_us.unwrap_or(now.most / 1000);
     if max_us > POLLING_MAX_US {
-        let why = format!("it polls for at most {POLLING_MAX_US} microseconds, and {max_us} are asked for");
+        let why = format!("polling for {max_us} microseconds was requested; at most {POLLING_MAX_US} are possible");
         return Err(Failure::new("set the polling of this disk", why).of_kind(Kind::Invalid));
     }
     let settings = Settings::new(asked.mode.unwrap_or(now.mode), Duration::from_micros(max_us));
@@ -127,7 +127,7 @@ pub fn shape(asked: ask::Shape, work: &mut Work<'_>) -> Result<answer::Shape, Fa
 pub fn threads(asked: ask::Threads, work: &mut Work<'_>) -> Result<answer::Threads, Failure> {
     if let Some(most) = asked.most {
         if !(1..=THREADS_MAX).contains(&most) {
-            let why = format!("a disk uses 1 to {THREADS_MAX} threads, and {most} are asked for");
+            let why = format!("{most} threads were requested; a disk uses 1 to {THREADS_MAX}");
             return Err(Failure::new("set the threads of this disk", why).of_kind(Kind::Invalid));
         }
         work.threads.set_most(most);

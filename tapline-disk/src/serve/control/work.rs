@@ -274,7 +274,7 @@ impl Work<'_> {
         file.reaches(len);
         let failed = |error| {
             Failure::failed(format!("sync {}, which was extended", file.path().display()), &error).advise(
-                "see the kernel log; nothing is written to the disk any more, restart it when its storage is mended",
+                "see the kernel log; the disk accepts no writes until it is restarted, after its storage is repaired",
             )
         };
         let synced = synced.map_err(failed);

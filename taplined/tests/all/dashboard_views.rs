@@ -6,7 +6,8 @@ use serde_json::json;
 
 use crate::harness::chromium::{Browser, forward};
 use crate::harness::disks::{plug, vbd, with_disks};
-use crate::harness::{start, wait_until};
+use crate::harness::{start, start_with, wait_until};
+use crate::screen::{QEMU, has_qemu, machine, private};
 
 /// Gives each VBD and each repository the health of a stopped process and of a full file system, whatever the daemon
 /// reports of them, in lists and in events.
@@ -77,9 +78,18 @@ fn no_word_is_clipped_at_any_width_in_either_theme() {
         page.open(&origin);
         for (at, view) in views.iter().enumerate() {
             page.value(&format!("location.hash = '{view}'"));
-            page.wait_for("the banner shows the disk", "attention.innerText.includes('stuck')");
-            page.wait_for("the banner shows the repository", "attention.innerText.includes('full')");
-            page.wait_for("the view is drawn", "!document.querySelector('h1').textContent.startsWith('Loading')");
+            page.wait_for(
+                "the banner shows the disk",
+                "document.getElementById('attention')?.innerText.includes('stuck')",
+            );
+            page.wait_for(
+                "the banner shows the repository",
+                "document.getElementById('attention')?.innerText.includes('full')",
+            );
+            page.wait_for(
+                "the view is drawn",
+                "document.querySelector('h1')?.textContent.startsWith('Loading') === false",
+            );
             // Numbers come a second later, and columns grow with them.
             thread::sleep(std::time::Duration::from_millis(1500));
             let wide = page.value("document.documentElement.scrollWidth - innerWidth").as_i64().unwrap();
@@ -121,7 +131,7 @@ fn a_vm_and_its_disk_are_created_and_destroyed_from_the_page() {
     let daemon = start();
     daemon.repository("disks");
     page.open(&format!("http://localhost:{}/#/vms", forward(daemon.socket())));
-    page.wait_for("the lists are read", "document.body.classList.contains('loaded')");
+    page.wait_for("the lists are read", "document.body?.classList.contains('loaded')");
     page.click("Create a VM");
     page.wait_for("the dialog is open", "document.querySelector('dialog[open] input[name=name]')");
     page.value("document.querySelector('dialog input[name=name]').value = 'web'");
@@ -149,4 +159,31 @@ fn a_vm_and_its_disk_are_created_and_destroyed_from_the_page() {
     wait_until("the VM is gone", || daemon.get("/vms").1 == json!([]));
     page.wait_for("the page says so", "document.querySelector('h1').textContent.startsWith('There is no VM')");
     assert_eq!(page.errors(), Vec::<String>::new());
+}
+
+#[test]
+fn the_screen_of_a_vm_is_shown_in_the_page() {
+    let Some(mut page) = Browser::start().filter(|_| has_qemu()) else { return };
+    let daemon = start_with(&format!("qemu-program = {QEMU:?}"), &[]);
+    let vm = machine(&daemon, private());
+    let uuid = vm.trim_start_matches("/vms/");
+    page.open(&format!("http://localhost:{}/#/vm/{uuid}", forward(daemon.socket())));
+    page.click("Open");
+    let canvas = "document.querySelector('.screen canvas')";
+    page.wait_for("the guest's resolution is known", &format!("{canvas}?.width >= 640"));
+    let pixels = format!("{canvas}.getContext('2d').getImageData(0, 0, {canvas}.width, {canvas}.height).data");
+    page.wait_for("the firmware writes", &format!("{pixels}.some((value, at) => at % 4 !== 3 && value > 0)"));
+    page.screenshot("screen");
+    // Keys at the screen are the guest's, also those that the page has a use for.
+    page.value(&format!("{canvas}.focus()"));
+    page.press("6");
+    assert_eq!(page.value("location.hash"), json!(format!("#/vm/{uuid}")));
+    page.click("Close");
+    page.wait_for("the screen is closed", "document.querySelector('.screen').hidden");
+    page.click("Open");
+    page.wait_for("it is open again", &format!("{canvas}?.width >= 640"));
+    assert_eq!(page.errors(), Vec::<String>::new());
+    // From here on noVNC reports that the connection was closed.
+    daemon.done(daemon.post(&format!("{vm}/shutdown"), json!({ "force": true })));
+    page.wait_for("it closes with the machine", "document.querySelector('.screen').hidden");
 }

@@ -38,6 +38,7 @@ mod retries;
 mod roles;
 mod same_file;
 mod scan;
+mod screen;
 mod sectors;
 mod seeds;
 mod shares;

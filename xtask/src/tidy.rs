@@ -1,15 +1,17 @@
 //! The rules of the house that no compiler holds: `cargo xtask tidy`.
 //!
 //! It reads the files of the working tree and nothing else: no cargo, no git, no network. Every finding names a
-//! file and a line; the chore fails when there is one. Lengths, and widths of comments, are held by a ratchet
+//! file and a line; the chore fails when there is one. Lengths, widths of comments and words are held by a ratchet
 //! ([`ratchet`]): what is too long today is recorded, and the record can only shrink.
 
 mod arrows;
+mod book;
 mod circles;
 mod ratchet;
 mod rules;
 mod source;
 mod tree;
+mod words;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -45,7 +47,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Check the rules of the house: dependency arrows, unsafe code, lengths, heads of files
+/// Check the rules of the house: dependency arrows, unsafe code, lengths, heads of files, links and words of pages
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Lower recorded lengths to what they are now; none is ever raised
@@ -82,7 +84,8 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
         findings.extend(rules::check(source));
     }
     findings.extend(rules::check_roots(&tree));
-    findings.extend(record.check(&tree.sources, Path::new(RECORD)));
+    findings.extend(book::check(&tree));
+    findings.extend(record.check(&tree, Path::new(RECORD)));
     findings.sort();
     Ok(findings)
 }
@@ -90,7 +93,7 @@ fn check(root: &Path) -> Result<Vec<Finding>, String> {
 fn tighten(root: &Path) -> Result<(), String> {
     let tree = Tree::read(root)?;
     let place = root.join(RECORD);
-    let record = Ratchet::read(&place)?.tightened(&tree.sources);
+    let record = Ratchet::read(&place)?.tightened(&tree);
     std::fs::write(&place, record.to_string()).map_err(|error| format!("cannot write {}: {error}", place.display()))?;
     println!("tidy: {RECORD} holds {} exceptions", record.len());
     Ok(())

@@ -131,7 +131,7 @@ mod test {
 
     fn findings(files: &[(&str, &str)]) -> Vec<String> {
         let sources = files.iter().map(|(path, text)| Source::new((*path).into(), (*text).into())).collect();
-        check(&Tree { sources, manifests: Vec::new() }).iter().map(ToString::to_string).collect()
+        check(&Tree { sources, ..Tree::default() }).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How long files and functions and how wide comments may be, and the recorded exceptions.
+//! How long files and functions and how wide comments may be, which words have no place, and the recorded exceptions.
 //!
 //! The record is always exact: what grows is a finding, and so is what has shrunk without its record being
 //! lowered. So an exception, once smaller, cannot grow back unseen; raising a number takes an edit that a
@@ -9,7 +9,8 @@ use std::fmt;
 use std::path::Path;
 
 use super::Finding;
-use super::source::Source;
+use super::tree::Tree;
+use super::words;
 
 /// Lines of code of a file, without tests, comments and blank lines: what one can keep in mind.
 const FILE_MAX: usize = 400;
@@ -22,30 +23,72 @@ const COLUMNS_MAX: usize = 120;
 
 /// A rule about something that can be counted.
 struct Rule {
+    /// The section of the record that has its exceptions.
+    section: &'static str,
     noun: &'static str,
     unit: &'static str,
-    /// So many are allowed.
+    /// The number that is allowed without an exception.
     max: usize,
     advice: &'static str,
+    measure: fn(&Tree) -> Measured,
 }
 
-const FILES: Rule = Rule { noun: "file", unit: "lines of code", max: FILE_MAX, advice: "split it by its nouns" };
-const FUNCTIONS: Rule = Rule { noun: "function", max: FUNCTION_MAX, ..FILES };
-const COMMENTS: Rule = Rule { unit: "lines of comment over 120 columns", max: 0, advice: "wrap them", ..FILES };
+/// What is longer than it may be: its line, its length and a hint.
+pub type Measured = BTreeMap<String, (usize, usize, String)>;
 
-/// The recorded exceptions.
+const FILES: Rule = Rule {
+    section: "files",
+    noun: "file",
+    unit: "lines of code",
+    max: FILE_MAX,
+    advice: "split it by its nouns",
+    measure: long_files,
+};
+
+/// By `path::function`. The longest of a name counts for all of that name in a file.
+const FUNCTIONS: Rule =
+    Rule { section: "functions", noun: "function", max: FUNCTION_MAX, measure: long_functions, ..FILES };
+
+const COMMENTS: Rule = Rule {
+    section: "comments",
+    unit: "lines of comment over 120 columns",
+    max: 0,
+    advice: "wrap them",
+    measure: wide_comments,
+    ..FILES
+};
+
+/// Words that users do not read: those of comments (`words`).
+const WORDS: Rule = Rule {
+    section: "words",
+    unit: "words in comments that the house does not use",
+    advice: "say it otherwise",
+    measure: words::in_comments,
+    ..COMMENTS
+};
+
+const MESSAGES: Rule = Rule {
+    section: "messages",
+    unit: "words in messages that the house does not use",
+    measure: words::in_messages,
+    ..WORDS
+};
+
+const PAGES: Rule = Rule {
+    section: "pages",
+    noun: "page",
+    unit: "words that the house does not use",
+    measure: words::in_pages,
+    ..WORDS
+};
+
+const RULES: [Rule; 6] = [FILES, FUNCTIONS, COMMENTS, WORDS, MESSAGES, PAGES];
+
+/// The recorded exceptions, by section and then by what is measured.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ratchet {
-    /// Lines of code, by `path`.
-    files: BTreeMap<String, usize>,
-    /// Lines of code, by `path::function`. The longest of a name counts for all of that name in a file.
-    functions: BTreeMap<String, usize>,
-    /// Lines of comment that are too wide, by `path`.
-    comments: BTreeMap<String, usize>,
+    sections: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
-
-/// What is longer than it may be: its line and its length.
-type Measured = BTreeMap<String, (usize, usize)>;
 
 impl Ratchet {
     /// Reads the record; a missing one holds no exception.
@@ -59,60 +102,60 @@ impl Ratchet {
 
     fn parse(text: &str) -> Result<Ratchet, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
-        let section = |name: &str| -> Result<BTreeMap<String, usize>, String> {
-            let entries = table.get(name).and_then(toml::Value::as_table).into_iter().flatten();
-            entries
-                .map(|(key, value)| {
-                    let lines = value.as_integer().and_then(|lines| usize::try_from(lines).ok());
-                    lines.map(|lines| (key.clone(), lines)).ok_or(format!("{name}.\"{key}\" is not a number of lines"))
-                })
-                .collect()
-        };
-        Ok(Ratchet { files: section("files")?, functions: section("functions")?, comments: section("comments")? })
+        let mut ratchet = Ratchet::default();
+        for Rule { section, .. } in RULES {
+            for (key, value) in table.get(section).and_then(toml::Value::as_table).into_iter().flatten() {
+                let limit = value.as_integer().and_then(|limit| usize::try_from(limit).ok());
+                let limit = limit.ok_or(format!("{section}.\"{key}\" is not a number"))?;
+                ratchet.sections.entry(section).or_default().insert(key.clone(), limit);
+            }
+        }
+        Ok(ratchet)
     }
 
     /// Number of exceptions.
     pub fn len(&self) -> usize {
-        self.files.len() + self.functions.len() + self.comments.len()
+        self.sections.values().map(BTreeMap::len).sum()
     }
 
     /// What is longer than the rule and the record allow, and what of the record is out of date.
-    pub fn check(&self, sources: &[Source], record: &Path) -> Vec<Finding> {
-        let mut findings = judge(&FILES, &long_files(sources), &self.files, record);
-        findings.extend(judge(&FUNCTIONS, &long_functions(sources), &self.functions, record));
-        findings.extend(judge(&COMMENTS, &wide_comments(sources), &self.comments, record));
-        findings
+    pub fn check(&self, tree: &Tree, record: &Path) -> Vec<Finding> {
+        let none = BTreeMap::new();
+        let recorded = |rule: &Rule| self.sections.get(rule.section).unwrap_or(&none);
+        RULES.iter().flat_map(|rule| judge(rule, &(rule.measure)(tree), recorded(rule), record)).collect()
     }
 
     /// The record with every number lowered to the present length, and without what has become short enough.
-    pub fn tightened(&self, sources: &[Source]) -> Ratchet {
-        let lower = |recorded: &BTreeMap<String, usize>, measured: &Measured| {
-            let kept = recorded
-                .iter()
-                .filter_map(|(key, &limit)| measured.get(key).map(|&(_, lines)| (key.clone(), limit.min(lines))));
-            kept.collect()
-        };
-        Ratchet {
-            files: lower(&self.files, &long_files(sources)),
-            functions: lower(&self.functions, &long_functions(sources)),
-            comments: lower(&self.comments, &wide_comments(sources)),
+    pub fn tightened(&self, tree: &Tree) -> Ratchet {
+        let mut sections = BTreeMap::new();
+        for rule in RULES {
+            let measured = (rule.measure)(tree);
+            let recorded = self.sections.get(rule.section).into_iter().flatten();
+            let kept: BTreeMap<_, _> = recorded
+                .filter_map(|(key, &limit)| measured.get(key).map(|&(_, now, _)| (key.clone(), limit.min(now))))
+                .collect();
+            if !kept.is_empty() {
+                sections.insert(rule.section, kept);
+            }
         }
+        Ratchet { sections }
     }
 }
 
-fn long_files(sources: &[Source]) -> Measured {
-    let lines = sources.iter().map(|source| (source.path.display().to_string(), (1, source.lines())));
-    lines.filter(|&(_, (_, lines))| lines > FILE_MAX).collect()
+fn long_files(tree: &Tree) -> Measured {
+    let lines =
+        tree.sources.iter().map(|source| (source.path.display().to_string(), (1, source.lines(), String::new())));
+    lines.filter(|(_, (_, lines, _))| *lines > FILE_MAX).collect()
 }
 
-fn long_functions(sources: &[Source]) -> Measured {
+fn long_functions(tree: &Tree) -> Measured {
     let mut found = Measured::new();
-    for source in sources {
+    for source in &tree.sources {
         for function in source.functions().into_iter().filter(|function| function.lines > FUNCTION_MAX) {
             let key = format!("{}::{}", source.path.display(), function.name);
-            let longest = found.entry(key).or_insert((function.line, function.lines));
+            let longest = found.entry(key).or_insert((function.line, function.lines, String::new()));
             if function.lines > longest.1 {
-                *longest = (function.line, function.lines);
+                *longest = (function.line, function.lines, String::new());
             }
         }
     }
@@ -120,38 +163,39 @@ fn long_functions(sources: &[Source]) -> Measured {
 }
 
 /// The first such line of a file, and how many there are.
-fn wide_comments(sources: &[Source]) -> Measured {
+fn wide_comments(tree: &Tree) -> Measured {
     let mut found = Measured::new();
-    for source in sources {
+    for source in &tree.sources {
         let lines = source.text.lines().zip(source.code.lines()).zip(1..);
         let wide = lines.filter(|((text, code), _)| text.chars().count() > COLUMNS_MAX && code.trim().is_empty());
         for (_, line) in wide {
-            found.entry(source.path.display().to_string()).or_insert((line, 0)).1 += 1;
+            found.entry(source.path.display().to_string()).or_insert((line, 0, String::new())).1 += 1;
         }
     }
     found
 }
 
 fn judge(rule: &Rule, measured: &Measured, recorded: &BTreeMap<String, usize>, record: &Path) -> Vec<Finding> {
-    let Rule { noun, unit, max, advice } = rule;
+    let Rule { noun, unit, max, advice, .. } = rule;
     let mut findings = Vec::new();
-    for (key, &(line, lines)) in measured {
+    for (key, (line, now, hint)) in measured {
         let path = Path::new(key.split("::").next().unwrap_or(key));
+        let hint = if hint.is_empty() { String::new() } else { format!("; the first is {hint}") };
         match recorded.get(key) {
             None => findings.push(Finding::new(
                 path,
-                line,
-                format!("{noun} of {lines} {unit}, {max} are allowed: {advice} ({key})"),
+                *line,
+                format!("{noun} of {now} {unit}, {max} are allowed: {advice} ({key}){hint}"),
             )),
-            Some(&limit) if lines > limit => findings.push(Finding::new(
+            Some(limit) if now > limit => findings.push(Finding::new(
                 path,
-                line,
-                format!("{noun} has grown from {limit} to {lines} {unit}; it may only shrink ({key})"),
+                *line,
+                format!("{noun} has grown from {limit} to {now} {unit}; it may only shrink ({key}){hint}"),
             )),
-            Some(&limit) if lines < limit => findings.push(Finding::new(
+            Some(limit) if now < limit => findings.push(Finding::new(
                 record,
                 1,
-                format!("{key} has shrunk from {limit} to {lines}: run `cargo xtask tidy --tighten`"),
+                format!("{key} has shrunk from {limit} to {now}: run `cargo xtask tidy --tighten`"),
             )),
             Some(_) => {}
         }
@@ -167,18 +211,20 @@ impl fmt::Display for Ratchet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "# Files and functions that are longer than tidy allows, in lines of code; and files with lines of"
+            "# What is longer than tidy allows: files and functions, in lines of code; lines of comment that are too"
         )?;
         writeln!(
             f,
-            "# comment that are wider than it allows, so many. A number here may only shrink; `cargo xtask tidy"
+            "# wide, by file; and words that the house does not use (xtask/src/tidy/words.rs), in comments, messages"
         )?;
-        writeln!(f, "# --tighten` lowers what has become shorter.")?;
-        for (section, entries) in [("files", &self.files), ("functions", &self.functions), ("comments", &self.comments)]
-        {
+        writeln!(
+            f,
+            "# and pages. A number here may only shrink; `cargo xtask tidy --tighten` lowers what has become less."
+        )?;
+        for Rule { section, .. } in RULES {
             writeln!(f, "\n[{section}]")?;
-            for (key, lines) in entries {
-                writeln!(f, "\"{key}\" = {lines}")?;
+            for (key, limit) in self.sections.get(section).into_iter().flatten() {
+                writeln!(f, "\"{key}\" = {limit}")?;
             }
         }
         Ok(())
@@ -189,17 +235,22 @@ impl fmt::Display for Ratchet {
 mod test {
     use std::path::PathBuf;
 
+    use super::super::source::Source;
     use super::*;
 
     /// A file with one function of `lines` lines of code.
-    fn one_function(lines: usize) -> Vec<Source> {
+    fn one_function(lines: usize) -> Tree {
         let body = "    g();\n".repeat(lines - 2);
-        vec![Source::new(PathBuf::from("a/src/x.rs"), format!("//! Head.\n\nfn long() {{\n{body}}}\n"))]
+        one_file(format!("//! Head.\n\nfn long() {{\n{body}}}\n"))
     }
 
-    fn findings(record: &str, sources: &[Source]) -> Vec<String> {
+    fn one_file(text: String) -> Tree {
+        Tree { sources: vec![Source::new(PathBuf::from("a/src/x.rs"), text)], ..Tree::default() }
+    }
+
+    fn findings(record: &str, tree: &Tree) -> Vec<String> {
         let ratchet = Ratchet::parse(record).unwrap();
-        ratchet.check(sources, Path::new("record.toml")).iter().map(Finding::to_string).collect()
+        ratchet.check(tree, Path::new("record.toml")).iter().map(Finding::to_string).collect()
     }
 
     #[test]
@@ -227,7 +278,7 @@ mod test {
     #[test]
     fn a_file_over_the_limit_is_found() {
         let text = format!("//! Head.\n{}", "const A: u8 = 1;\n".repeat(FILE_MAX + 1));
-        let sources = vec![Source::new(PathBuf::from("a/src/x.rs"), text)];
+        let sources = one_file(text);
         assert!(findings("", &sources)[0].starts_with("a/src/x.rs:1: file of 401 lines of code, 400 are allowed"));
         assert!(findings("[files]\n\"a/src/x.rs\" = 401\n", &sources).is_empty());
     }
@@ -236,13 +287,23 @@ mod test {
     fn a_wide_comment_is_found_and_a_wide_string_is_not() {
         let wide = "x ".repeat(60);
         let text = format!("//! Head.\n\n// {wide}\n/// {wide}y\nconst A: &str = \"{wide}\";\n");
-        let sources = vec![Source::new(PathBuf::from("a/src/x.rs"), text)];
+        let sources = one_file(text);
         let found = findings("", &sources);
         let expected = "a/src/x.rs:3: file of 2 lines of comment over 120 columns, 0 are allowed: wrap them";
         assert_eq!(found.len(), 1);
         assert!(found[0].starts_with(expected), "{found:?}");
         assert!(findings("[comments]\n\"a/src/x.rs\" = 2\n", &sources).is_empty());
         assert!(findings("[comments]\n\"a/src/x.rs\" = 1\n", &sources)[0].contains("has grown from 1 to 2"));
+    }
+
+    #[test]
+    fn a_word_is_found_with_a_better_one() {
+        let tree = one_file("//! Head.\n\n/// It is told.\nfn f() {}\n".to_owned());
+        let expected = "a/src/x.rs:3: file of 1 words in comments that the house does not use, 0 are allowed: say it otherwise \
+                        (a/src/x.rs); the first is 'told': sent, notified, printed, given";
+        assert_eq!(findings("", &tree), [expected]);
+        assert!(findings("[words]\n\"a/src/x.rs\" = 1\n", &tree).is_empty());
+        assert!(findings("[messages]\n\"a/src/x.rs\" = 1\n", &tree).len() == 2);
     }
 
     #[test]

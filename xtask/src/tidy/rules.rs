@@ -137,7 +137,7 @@ mod test {
             source("uring/src/lib.rs", "//! C.\n"),
             source("benches/client/src/main.rs", "//! D, a file of which may be unsafe.\n"),
         ];
-        let found = check_roots(&Tree { sources, manifests: Vec::new() });
+        let found = check_roots(&Tree { sources, ..Tree::default() });
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].path, Path::new("sim/src/lib.rs"));
     }

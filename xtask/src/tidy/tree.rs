@@ -1,18 +1,32 @@
-//! The files of the workspace, as tidy sees them: Rust sources and manifests.
+//! The files of the workspace, as tidy sees them: Rust sources, manifests and pages.
 //!
 //! What is hidden, built or generated is left out; everything else counts, whether committed or not.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::source::Source;
 
 /// The workspace.
+#[derive(Default)]
 pub struct Tree {
     /// Every Rust file, by path.
     pub sources: Vec<Source>,
     /// Every package's manifest, by path.
     pub manifests: Vec<Manifest>,
+    /// Every page of Markdown, by path.
+    pub pages: Vec<Page>,
+    /// All other files, by path.
+    pub others: BTreeSet<PathBuf>,
+}
+
+/// A page of Markdown.
+pub struct Page {
+    /// The file, from the root of the workspace.
+    pub path: PathBuf,
+    /// As written.
+    pub text: String,
 }
 
 /// A package's `Cargo.toml`.
@@ -30,10 +44,11 @@ pub struct Manifest {
 impl Tree {
     /// Reads everything below `root`.
     pub fn read(root: &Path) -> Result<Tree, String> {
-        let mut tree = Tree { sources: Vec::new(), manifests: Vec::new() };
+        let mut tree = Tree::default();
         tree.walk(root, Path::new(""))?;
         tree.sources.sort_by(|one, other| one.path.cmp(&other.path));
         tree.manifests.sort_by(|one, other| one.path.cmp(&other.path));
+        tree.pages.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(tree)
     }
 
@@ -53,6 +68,11 @@ impl Tree {
                 self.sources.push(Source::new(path, text));
             } else if kind.is_file() && name == "Cargo.toml" {
                 self.manifests.extend(Manifest::parse(&path, read_text(root, &path)?)?);
+            } else if kind.is_file() && name.ends_with(".md") {
+                let text = read_text(root, &path)?;
+                self.pages.push(Page { path, text });
+            } else {
+                self.others.insert(path);
             }
         }
         Ok(())

@@ -105,8 +105,8 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a minute and forgets those that are older than a day. Where the clock was set back, later ones are forgotten:
-    /// they would hide what happens now.
+    /// Adds a minute and forgets those that are older than a day. Where the clock was set back, later ones are
+    /// forgotten: they would hide what happens now.
     fn add(&self, number: i64, minutes: &[(Uuid, Minute)]) {
         let mut all = self.lock();
         for known in all.values_mut() {

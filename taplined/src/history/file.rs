@@ -76,7 +76,8 @@ impl File {
     }
 }
 
-/// The lines of a file. A last one that was cut off is removed, and a damaged file is set aside, with a line in the log.
+/// The lines of a file. A last one that was cut off is removed, and a damaged file is set aside, with a line in the
+/// log.
 fn read(path: &Path) -> Vec<Line> {
     let parsed = fs::File::open(path).and_then(|file| parse(BufReader::new(file)));
     match parsed {

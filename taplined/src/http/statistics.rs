@@ -72,8 +72,8 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskSta
     Ok(Json(shown.into_iter().next().ok_or_else(|| statistics::none_of(uuid))?))
 }
 
-/// Gets the last day of a VBD, by minute, plugged or not. Minutes without requests are left out. It survives a restart of
-/// the daemon, and is lost with the VBD.
+/// Gets the last day of a VBD, by minute, plugged or not. Minutes without requests are left out. It survives a restart
+/// of the daemon, and is lost with the VBD.
 #[utoipa::path(
     get, path = "/vbds/{uuid}/history", tag = "statistics", operation_id = "vbd_history", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = VbdHistory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -1,7 +1,7 @@
 //! The server's side of a WebSocket (RFC 6455) that carries a stream of bytes.
 //!
-//! It knows nothing about what the bytes are. Invariants: memory is bounded, whatever a client sends; a client that does
-//! not read is not read from either. Message boundaries mean nothing: a stream has none.
+//! It knows nothing about what the bytes are. Invariants: memory is bounded, whatever a client sends; a client that
+//! does not read is not read from either. Message boundaries mean nothing: a stream has none.
 
 use std::io::{self, Error, ErrorKind};
 

@@ -178,3 +178,56 @@ pub async fn keep(daemon: Daemon) {
         }
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn reading(created: u64, at_s: u64, requests: u64) -> Reading {
+        Reading {
+            vbd: Uuid::nil(),
+            created,
+            at_ns: at_s * 1_000_000_000,
+            reads: requests,
+            writes: 0,
+            read_bytes: requests * 4096,
+            written_bytes: 0,
+            busy_ns: requests * 50_000,
+            requests,
+            latencies: Histogram::of([(100, requests)]),
+        }
+    }
+
+    #[test]
+    fn a_minute_has_rates_a_second_and_the_mean_latency() {
+        let minute = reading(1, 160, 6500).since(&reading(1, 100, 500)).unwrap();
+        let Minute(reads, writes, read_bytes, written_bytes, mean_us, _) = minute;
+        assert_eq!((reads, writes, read_bytes, written_bytes, mean_us), (100, 0, 409_600, 0, 50));
+    }
+
+    #[test]
+    fn an_idle_minute_and_another_page_have_no_entry() {
+        assert_eq!(reading(1, 160, 500).since(&reading(1, 100, 500)), None);
+        assert_eq!(reading(2, 160, 6500).since(&reading(1, 100, 500)), None);
+        assert_eq!(reading(1, 160, 400).since(&reading(1, 100, 500)), None);
+        assert_eq!(reading(1, 100, 600).since(&reading(1, 100, 500)), None);
+    }
+
+    #[test]
+    fn a_day_is_kept_and_a_clock_set_back_forgets_what_is_later() {
+        let (history, vbd) = (History::default(), Uuid::from_u128(7));
+        let minute = Minute(1, 2, 3, 4, 5, 6);
+        let numbers = |history: &History| {
+            history.lock().get(&vbd).into_iter().flatten().map(|(number, _)| *number).collect::<Vec<_>>()
+        };
+        for number in 1..=KEPT + 10 {
+            history.add(number, &[(vbd, minute)]);
+        }
+        assert_eq!(numbers(&history), (11..=KEPT + 10).collect::<Vec<_>>());
+        history.add(20, &[(vbd, minute)]);
+        assert_eq!(numbers(&history), (11..=20).collect::<Vec<_>>());
+        assert_eq!(history.of(vbd).points.len(), 10);
+        history.add(KEPT * 3, &[]);
+        assert!(history.lock().is_empty(), "a VBD that is gone is forgotten");
+    }
+}

@@ -117,3 +117,62 @@ fn parse(mut file: impl BufRead) -> io::Result<(Vec<Line>, u64)> {
         }
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn minutes(kept: &[(i64, Vec<(Uuid, Minute)>)]) -> Vec<i64> {
+        kept.iter().map(|(minute, _)| *minute).collect()
+    }
+
+    fn some() -> Vec<(Uuid, Minute)> {
+        vec![(Uuid::from_u128(7), Minute(1, 2, 3, 4, 5, 6))]
+    }
+
+    #[test]
+    fn minutes_are_read_again_and_a_torn_line_is_removed() {
+        let room = tempfile::tempdir().unwrap();
+        let (file, kept) = File::open(room.path(), 0);
+        assert!(kept.is_empty());
+        drop(file.append(10, &some()).append(11, &some()));
+        let path = room.path().join(NAMES[0]);
+        let whole = fs::read(&path).unwrap();
+        for cut in [whole.len() - 1, whole.len() / 2 + 1] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            let (file, kept) = File::open(room.path(), 0);
+            assert_eq!(minutes(&kept), [10]);
+            drop(file.append(12, &some()));
+            assert_eq!(minutes(&File::open(room.path(), 0).1), [10, 12]);
+        }
+        fs::write(&path, &whole).unwrap();
+        let (_, kept) = File::open(room.path(), 11);
+        assert_eq!(kept, [(11, some())]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_set_aside_and_begun_again() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join(NAMES[0]);
+        let long = vec![b'x'; usize::try_from(LINE_MAX).unwrap() + 1];
+        for damage in [&b"{\"minute\":1,\"disks\":[]}\nnothing\n"[..], &long, b"\xff\n"] {
+            fs::write(&path, damage).unwrap();
+            let (file, kept) = File::open(room.path(), 0);
+            assert!(kept.is_empty() && !path.exists() && room.path().join("history.damaged").exists());
+            drop(file.append(3, &some()));
+            assert_eq!(minutes(&File::open(room.path(), 0).1), [3]);
+        }
+    }
+
+    #[test]
+    fn two_files_of_a_day_are_kept() {
+        let room = tempfile::tempdir().unwrap();
+        let (mut file, _) = File::open(room.path(), 0);
+        for minute in 0..3 * KEPT + 5 {
+            file = file.append(minute, &some());
+        }
+        let (_, kept) = File::open(room.path(), 0);
+        assert_eq!(minutes(&kept), (2 * KEPT..3 * KEPT + 5).collect::<Vec<_>>());
+        assert_eq!(fs::read_dir(room.path()).unwrap().count(), 2);
+    }
+}

@@ -159,3 +159,118 @@ async fn receive(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(u8, 
     content.iter_mut().zip(mask.iter().cycle()).for_each(|(byte, mask)| *byte ^= mask);
     Ok(Some((kind, content)))
 }
+
+#[cfg(test)]
+mod test {
+    use tokio::io::{DuplexStream, duplex};
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    /// A frame as a client sends it.
+    fn frame(first: u8, content: &[u8]) -> Vec<u8> {
+        let mask = [7, 0, 255, 1];
+        let mut frame = vec![first];
+        match u8::try_from(content.len()) {
+            Ok(len @ ..=125) => frame.push(MASKED | len),
+            _ => {
+                frame.push(MASKED | 126);
+                frame.extend(u16::try_from(content.len()).unwrap().to_be_bytes());
+            }
+        }
+        frame.extend(mask);
+        frame.extend(content.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask));
+        frame
+    }
+
+    fn relayed() -> (DuplexStream, DuplexStream, JoinHandle<io::Result<()>>) {
+        let ((client, near), (far, stream)) = (duplex(1 << 16), duplex(1 << 16));
+        (client, stream, tokio::spawn(relay(near, far)))
+    }
+
+    async fn read(from: &mut DuplexStream, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        from.read_exact(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    #[test]
+    fn the_handshake_of_the_rfc_is_accepted() {
+        let pairs = [("upgrade", "WebSocket"), ("sec-websocket-version", "13")];
+        let key = ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+        let headers = |pairs: &[(&'static str, &'static str)]| {
+            pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value))).collect()
+        };
+        let whole: HeaderMap = headers(&[pairs[0], pairs[1], key]);
+        assert_eq!(accept(&whole).unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        for missing in [[pairs[0], pairs[1]], [pairs[0], key], [pairs[1], key]] {
+            assert_eq!(accept(&headers(&missing)), None, "{missing:?}");
+        }
+        let mut protocols: HeaderMap = headers(&[("sec-websocket-protocol", "a, b")]);
+        protocols.append(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("c"));
+        assert_eq!(offered(&protocols).collect::<Vec<_>>(), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn base64_has_the_padding_of_the_rfc() {
+        let all = ["", "f", "fo", "foo", "foob"].map(|text| base64(text.as_bytes()));
+        assert_eq!(all, ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
+    }
+
+    #[tokio::test]
+    async fn bytes_are_relayed_in_both_directions_without_their_frames() {
+        let (mut client, mut stream, _relay) = relayed();
+        let long: Vec<u8> = (0..=255).cycle().take(1000).collect();
+        client.write_all(&frame(BINARY, b"he")).await.unwrap();
+        client.write_all(&frame(LAST | CONTINUATION, b"llo")).await.unwrap();
+        client.write_all(&frame(LAST | BINARY, &long)).await.unwrap();
+        assert_eq!(read(&mut stream, 5).await, b"hello");
+        assert_eq!(read(&mut stream, 1000).await, long);
+        stream.write_all(b"RFB").await.unwrap();
+        assert_eq!(read(&mut client, 5).await, [&[LAST | BINARY, 3][..], b"RFB"].concat());
+        stream.write_all(&long).await.unwrap();
+        assert_eq!(read(&mut client, 1004).await, [&[LAST | BINARY, 126, 3, 232][..], &long].concat());
+    }
+
+    #[tokio::test]
+    async fn a_ping_is_answered_and_a_close_ends_the_relay() {
+        let (mut client, _stream, relay) = relayed();
+        client.write_all(&frame(LAST | PING, b"x")).await.unwrap();
+        assert_eq!(read(&mut client, 3).await, [LAST | PONG, 1, b'x']);
+        client.write_all(&frame(LAST | CLOSE, &[3, 232])).await.unwrap();
+        assert_eq!(read(&mut client, 4).await, [LAST | CLOSE, 2, 3, 232]);
+        relay.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_end_of_either_side_ends_the_relay() {
+        let (mut client, stream, relay) = relayed();
+        drop(stream);
+        assert_eq!(read(&mut client, 4).await, [LAST | CLOSE, 2, 3, 233]);
+        relay.await.unwrap().unwrap();
+        let (client, _stream, relay) = relayed();
+        drop(client);
+        relay.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn malformed_frames_end_the_relay() {
+        let too_long = [&[LAST | BINARY, MASKED | 127][..], &(FRAME_MAX + 1).to_be_bytes()].concat();
+        let long_ping = [LAST | PING, MASKED | 126, 1, 0].to_vec();
+        let all = [
+            frame(LAST | 1, b"text"),
+            frame(LAST | 0x40 | BINARY, b""),
+            frame(PING, b""),
+            too_long,
+            long_ping,
+            vec![LAST | BINARY, 1, b'x'],
+            frame(LAST | 3, b""),
+        ];
+        for malformed in all {
+            let (mut client, _stream, relay) = relayed();
+            client.write_all(&malformed).await.unwrap();
+            let error = relay.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{malformed:?}: {error}");
+        }
+    }
+}

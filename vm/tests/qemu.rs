@@ -177,7 +177,7 @@ fn a_killed_machine_is_noticed_and_reported() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status.unwrap()), Some(9));
     let error = machine.status().unwrap_err();
     assert!(matches!(error, MachineError::Ended { .. }), "{error:?}");
-    assert!(error.to_string().contains("QEMU exited during ask for its status"), "{error}");
+    assert!(error.to_string().contains("cannot query its status: QEMU exited"), "{error}");
     assert_eq!(machine.shutdown(SOON).unwrap(), Ending::Guest);
 }
 
@@ -188,7 +188,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     hardware.boot = Boot::Kernel { kernel: "/no/such/kernel".into(), initrd: None, command_line: String::new() };
     let start = |hardware: &Hardware| QemuVm::start(&qemu(), hardware, room.path(), SOON).unwrap_err();
     let error = start(&hardware).to_string();
-    assert!(error.starts_with("QEMU exited during its start: "), "{error}");
+    assert!(error.starts_with("cannot start the machine: QEMU exited: "), "{error}");
     assert!(error.contains("/no/such/kernel"), "{error}");
     // The output of the previous one is not taken for its own.
     let hardware =
@@ -199,7 +199,7 @@ fn a_machine_that_cannot_start_says_why_and_leaves_nothing() {
     assert!(cause.contains("/no/such.sock"), "{cause}");
     // The output of the previous one is not taken for its own.
     let error = start(&Hardware { name: "x".into(), memory_mib: 1 << 20, ..room.hardware() }).to_string();
-    assert!(error.contains("QEMU exited during its start") && !error.contains("/no/such/kernel"), "{error}");
+    assert!(error.contains("cannot start the machine: QEMU exited") && !error.contains("/no/such/kernel"), "{error}");
     let error = QemuVm::start(Path::new("/no/such/qemu"), &room.hardware(), room.path(), SOON).unwrap_err();
     assert!(error.to_string().contains("/no/such/qemu"), "{error}");
 }

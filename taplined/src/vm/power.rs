@@ -5,6 +5,7 @@
 //! the state is queried and recorded, unless an operation is under way with the VM: that records the state itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{Code, Power, Problem};
 use uuid::Uuid;
@@ -13,6 +14,9 @@ use super::guest::Guest;
 use super::machine::RunningVm;
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
+
+/// How long QEMU may take to exit after it has closed its monitor.
+const EXIT: Duration = Duration::from_secs(1);
 
 /// Follows a guest to the end of its machine.
 pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
@@ -33,10 +37,13 @@ pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
                     return;
                 }
             };
-            if let Err(problem) = settled {
-                // A QEMU that is silent again is asked when it is not.
-                tracing::warn!(vm = %guest.vm, "whether its guest runs is unknown: {problem}");
+            let Err(problem) = settled else { continue };
+            // QEMU closes its monitor some milliseconds before it exits.
+            if tokio::time::timeout(EXIT, guest.ended()).await.is_ok() {
+                return;
             }
+            // The state is queried again when a silent QEMU answers.
+            tracing::warn!(vm = %guest.vm, "whether its guest runs is unknown: {problem}");
         }
     });
 }

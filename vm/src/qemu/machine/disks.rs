@@ -143,7 +143,7 @@ impl QemuVm {
 
     /// The version of its QEMU: an adopted machine may have been started with another than the installed one.
     pub(super) fn version(&mut self) -> Result<Version, MachineError> {
-        let answer = self.command("ask for its version", "query-version", &json!({}))?;
+        let answer = self.command("query its version", "query-version", &json!({}))?;
         Ok(Version::told(&answer).unwrap_or(Version::OLDEST))
     }
 

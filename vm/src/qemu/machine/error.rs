@@ -46,10 +46,10 @@ pub enum MachineError {
         source: io::Error,
     },
     /// QEMU has ended.
-    #[error("QEMU exited during {during}: {said}")]
+    #[error("cannot {what}: QEMU exited: {said}")]
     Ended {
         /// What was tried.
-        during: String,
+        what: String,
         /// Its last output.
         said: String,
     },

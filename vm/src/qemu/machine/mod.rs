@@ -128,9 +128,9 @@ impl QemuVm {
         let said: Vec<String> = means.iter().flat_map(Means::descriptors).chain(said).chain(incoming).collect();
         let mut starting = Starting(Some(files.start(&before, program, &said)?));
         let (client, sandboxed) = match starting.connect(&files, deadline, patience, given_up) {
-            Err(MachineError::Ended { during, said: last }) => {
+            Err(MachineError::Ended { what, said: last }) => {
                 let Some(said) = without_sandbox(&said, &last) else {
-                    return Err(MachineError::Ended { during, said: last });
+                    return Err(MachineError::Ended { what, said: last });
                 };
                 starting = Starting(Some(files.start(&before, program, &said)?));
                 (starting.connect(&files, deadline, patience, given_up)?, false)
@@ -293,7 +293,7 @@ impl QemuVm {
     /// A monitor that is gone means that QEMU has ended, which has more to say about it.
     fn explained(&mut self, what: impl Into<String>, error: QmpError) -> MachineError {
         if error.is_gone() && matches!(self.wait_ended(Duration::from_secs(1)), Ok(true)) {
-            return MachineError::Ended { during: what.into(), said: self.files.last_words() };
+            return MachineError::Ended { what: what.into(), said: self.files.last_words() };
         }
         monitor(what)(error)
     }
@@ -327,7 +327,7 @@ impl Starting {
                 Err(error) => return Err(monitor("start the VM")(error)),
             }
             if self.ended()? {
-                return Err(MachineError::Ended { during: "its start".to_owned(), said: files.last_words() });
+                return Err(MachineError::Ended { what: "start the machine".to_owned(), said: files.last_words() });
             }
             if left.is_zero() || given_up() {
                 let source = QmpError::Late { during: "its greeting".to_owned(), after: patience };

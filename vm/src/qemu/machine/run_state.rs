@@ -34,7 +34,7 @@ impl QemuVm {
     fn status_within(&mut self, timeout: Duration) -> Result<Status, MachineError> {
         let answer = self.client.execute("query-status", &json!({}), timeout);
         self.in_doubt = answer.as_ref().is_err_and(|error| error.is_late());
-        let answer = answer.map_err(|error| self.explained("ask for its status", error))?;
+        let answer = answer.map_err(|error| self.explained("query its status", error))?;
         Ok(match answer["status"].as_str().unwrap_or("unknown") {
             "running" => Status::Running,
             // The last three while its memory is saved or loaded, and after that.

@@ -69,18 +69,18 @@ pub struct Leftover(pub Position);
 impl QemuVm {
     /// What a QEMU that loads its memory must be, and be told.
     pub fn kind(&mut self) -> Result<Kind, MachineError> {
-        let what = "ask for its machine type";
+        let what = "query its machine type";
         let answer = self.command(what, "qom-get", &json!({ "path": "/machine", "property": "type" }))?;
         let machine = answer.as_str().and_then(|kind| kind.strip_suffix("-machine"));
         let machine = machine.ok_or_else(|| MachineError::NotSavable(format!("its machine type is {answer}")))?;
-        let kvm = self.command("ask for its accelerator", "query-kvm", &json!({}))?;
+        let kvm = self.command("query its accelerator", "query-kvm", &json!({}))?;
         let accelerator = if kvm["enabled"] == true { Accelerator::Kvm } else { Accelerator::Tcg };
         Ok(Kind { machine: machine.to_owned(), accelerator, version: self.version()? })
     }
 
     /// Whether its memory was saved, and the guest has not run since.
     pub fn is_saved(&mut self) -> Result<bool, MachineError> {
-        let answer = self.command("ask for its status", "query-status", &json!({}))?;
+        let answer = self.command("query its status", "query-status", &json!({}))?;
         Ok(answer["status"] == "postmigrate")
     }
 
@@ -178,7 +178,7 @@ impl QemuVm {
     }
 
     fn query(&mut self) -> Result<Value, MachineError> {
-        self.command("ask for the state of the guest's memory", "query-migrate", &json!({}))
+        self.command("query the migration of the guest's memory", "query-migrate", &json!({}))
     }
 
     /// Gives the monitor a file, by [`NAME`].

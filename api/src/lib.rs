@@ -14,6 +14,7 @@ mod calibration;
 pub mod client;
 mod disk_limits;
 mod event;
+pub mod health;
 mod host;
 mod inventory;
 mod label;
@@ -39,6 +40,7 @@ pub use calibration::{
 };
 pub use disk_limits::DiskLimits;
 pub use event::{Change, Event, ObjectKind};
+pub use health::{Health, HealthState};
 pub use host::{Backup, BackupReason, Difference, DifferenceKind, Host, HostDrain, HostReconcile, Limits};
 pub use inventory::{Inventory, InventoryImage, InventoryVdi};
 pub use label::{Labels, OtherConfig, Tag, Tags};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, ImageFormat, Name, OtherConfig, Problem, SizeRule, SrPolicy, Storage, Tags};
+use crate::{AbsolutePath, Description, Health, ImageFormat, Name, OtherConfig, Problem, SizeRule, SrPolicy, Storage, Tags};
 
 /// A storage repository.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -29,6 +29,9 @@ pub struct Sr {
     pub source: SrSource,
     /// Whether the repository can be used.
     pub state: SrState,
+    /// Whether it does its work; if not, since when, why, and what to do.
+    #[serde(default)]
+    pub health: Health,
     /// Properties of the storage; present while the repository is attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<Variant>,

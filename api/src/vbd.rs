@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Autostart, DiskLimits, OtherConfig, Problem, SHARE_WEIGHT, Tags};
+use crate::{AbsolutePath, Autostart, DiskLimits, Health, OtherConfig, Problem, SHARE_WEIGHT, Tags};
 
 /// A virtual block device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -54,6 +54,9 @@ pub struct Vbd {
     pub restarts: u32,
     /// Whether the guest is waiting for space in the repository.
     pub waits_for_space: bool,
+    /// Whether it does its work; if not, since when, why, and what to do.
+    #[serde(default)]
+    pub health: Health,
     /// Why it is not plugged although it should be, or why its process last died.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
@@ -83,6 +86,7 @@ impl Vbd {
             pid: None,
             restarts: 0,
             waits_for_space: false,
+            health: Health::healthy(),
             problem: None,
             created: Timestamp::now(),
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
+use crate::{AbsolutePath, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -62,6 +62,9 @@ pub struct Vdi {
     pub scheduled: bool,
     /// Whether the VDI can be used.
     pub state: VdiState,
+    /// Whether it can be used and those who use it are served; if not, since when, why, and what to do.
+    #[serde(default)]
+    pub health: Health,
     /// Its current users.
     pub users: Vec<Use>,
     /// When the VDI was created.

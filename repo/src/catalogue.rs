@@ -9,6 +9,7 @@
 mod autostart;
 pub mod backup;
 mod event;
+mod health;
 mod identity;
 mod image;
 mod inventory;
@@ -45,6 +46,7 @@ use uuid::Uuid;
 
 pub use autostart::ToStart;
 pub use event::{EventBus, Past};
+use health::HealthBoard;
 pub use image::{Image, ImageState, file_name};
 pub use inventory::{Outbox, Recorded};
 use last_commit::LastCommit;
@@ -181,7 +183,7 @@ impl Catalogue {
         let starts = count_start(&mut connection).map_err(failed)?;
         reserve::keep_for_log_of(path);
         let last_commit = last_commit.map(|path| LastCommit::begin(&mut connection, path)).transpose()?;
-        let event_bus = Arc::new(EventBus::new(starts));
+        let event_bus = Arc::new(EventBus::new(starts, HealthBoard::load(&connection)));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
         outbox.recorded(&View { connection: &connection, event_bus: &event_bus }.inventory_heads()?);

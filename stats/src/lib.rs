@@ -14,6 +14,8 @@
 //! | `page` | how it is written |
 //! | `place` | where pages are, and how one is opened |
 //! | `reader`, `snapshot` | how it is read, and what was read |
+//! | `delay` | whether requests take long, from several readings |
+//! | `process` | what the kernel knows of the process of a disk |
 //! | `recording` | a stream of requests in a file, to be replayed |
 //! | `kernel` | what a Linux kernel counts for a block device |
 //! | `guest` | what is asked of a guest about its disks, and its answer |
@@ -24,12 +26,14 @@
 
 mod beneath;
 mod clock;
+mod delay;
 mod guest;
 mod histogram;
 mod kernel;
 mod layout;
 mod page;
 mod place;
+mod process;
 mod reader;
 mod recording;
 mod snapshot;
@@ -37,12 +41,14 @@ mod storage;
 
 pub use beneath::{DeviceNumber, HostDevices, beneath, beneath_filesystem};
 pub use clock::{Clock, Source, monotonic};
+pub use delay::{Delay, Delays};
 pub use guest::{BadAnswer, GuestAnswer, Listening, NotThere, question};
 pub use histogram::{BUCKETS, Histogram, bucket_bounds};
 pub use kernel::{Completed, DeviceCounts, DeviceLine, DeviceRates, devices, differs};
 pub use layout::{Count, Kind, Outcome, RECORDS, SLOTS, STAGES, Stage};
 pub use page::{Page, PageError, Slot, Spent};
 pub use place::{directories, directory, of_daemon, open, pages_in};
+pub use process::{is_stopped, process_status, thread_status};
 pub use reader::{ReadError, Reader};
 pub use recording::{Recorded, RecordingError, read_recording, write_recording};
 pub use snapshot::{InFlight, KindCounts, Record, Snapshot, float};

@@ -17,6 +17,7 @@ mod daemon;
 mod directories;
 mod disk;
 mod fault;
+mod health;
 mod history;
 mod http;
 mod kernel;

@@ -79,6 +79,8 @@ pub struct Plugs {
     served: Mutex<HashMap<Uuid, Served>>,
     /// VBDs whose processes do not answer.
     doubted: Mutex<HashSet<Uuid>>,
+    /// Wakes those who wait before they check such a process again.
+    to_ask: tokio::sync::Notify,
     /// The files that their processes have open, as far as known.
     files: Mutex<HashMap<Uuid, Known>>,
     /// The group that may connect to disks.
@@ -97,6 +99,7 @@ impl Plugs {
             operations: Operations::default(),
             served: Mutex::default(),
             doubted: Mutex::default(),
+            to_ask: tokio::sync::Notify::new(),
             files: Mutex::default(),
             group,
         })
@@ -108,6 +111,11 @@ impl Plugs {
 
     fn doubted(&self) -> MutexGuard<'_, HashSet<Uuid>> {
         self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has processes that did not respond checked now: one of them may respond again.
+    pub fn ask_doubted(&self) {
+        self.to_ask.notify_waiters();
     }
 
     fn files(&self) -> MutexGuard<'_, HashMap<Uuid, Known>> {

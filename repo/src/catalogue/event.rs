@@ -13,6 +13,7 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use super::Tx;
+use super::health::HealthBoard;
 
 /// The number of events kept: as many as a burst of plugs causes while a client reconnects.
 const KEPT: usize = 8192;
@@ -33,6 +34,7 @@ pub struct Touched {
 #[derive(Debug)]
 pub struct EventBus {
     state: Mutex<State>,
+    health: HealthBoard,
     sender: broadcast::Sender<Arc<Event>>,
 }
 
@@ -66,14 +68,19 @@ pub struct News {
 
 impl EventBus {
     /// For a daemon with this start counter.
-    pub fn new(starts: u64) -> EventBus {
+    pub fn new(starts: u64, health: HealthBoard) -> EventBus {
         let next = (starts << SEQ_BITS).saturating_add(1);
         let state = State { next, past: VecDeque::new(), progress: HashMap::new() };
-        EventBus { state: Mutex::new(state), sender: broadcast::channel(KEPT).0 }
+        EventBus { state: Mutex::new(state), health, sender: broadcast::channel(KEPT).0 }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the health of objects.
+    pub(super) fn health(&self) -> &HealthBoard {
+        &self.health
     }
 
     /// Publishes events.
@@ -137,8 +144,14 @@ impl Tx<'_> {
         self.touched.push(Touched { kind, uuid, change, requester: self.requester.clone() });
     }
 
+    /// The objects that were touched.
+    pub(super) fn touched_objects(&self) -> impl Iterator<Item = (ObjectKind, Uuid, Change)> {
+        self.touched.iter().map(|touched| (touched.kind, touched.uuid, touched.change))
+    }
+
     /// The resulting events, one per object.
-    pub(super) fn events(&self) -> Result<Vec<News>, Problem> {
+    pub(super) fn events(&mut self) -> Result<Vec<News>, Problem> {
+        self.note_health()?;
         let mut order: Vec<(ObjectKind, Uuid)> = Vec::new();
         let mut changes: HashMap<(ObjectKind, Uuid), (Change, &Requester)> = HashMap::new();
         for Touched { kind, uuid, change, requester } in &self.touched {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use api::{Code, ImageFormat, Problem};
+use api::{Code, ImageFormat, Problem, VdiState};
 use rusqlite::{Row, named_params};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -50,6 +50,18 @@ pub enum ImageState {
     Damaged,
     /// A running disk and the catalogue disagree about the chain that it is part of.
     Diverged,
+}
+
+impl ImageState {
+    /// The state of a VDI whose image is in this one.
+    pub(super) fn shown(self) -> VdiState {
+        match self {
+            ImageState::Ready | ImageState::Making => VdiState::Ready,
+            ImageState::Missing => VdiState::Missing,
+            ImageState::Damaged => VdiState::Damaged,
+            ImageState::Diverged => VdiState::Diverged,
+        }
+    }
 }
 
 /// More images than a chain may have (the disk process's limit is lower): a chain of this length is a loop.

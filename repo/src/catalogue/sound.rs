@@ -8,6 +8,7 @@ use api::{Code, Problem};
 use rusqlite::{Connection, ErrorCode};
 
 use super::event::EventBus;
+use super::health::HealthBoard;
 use super::{View, failed};
 
 /// The size up to which every start also compares indexes with their tables: this takes five times as long as the check
@@ -47,7 +48,7 @@ pub fn check_pages(connection: &Connection, look: Look) -> Result<(), Problem> {
 
 /// Refuses rows that this program cannot have written.
 pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
-    let event_bus = EventBus::new(0);
+    let event_bus = EventBus::new(0, HealthBoard::default());
     let view = View { connection, event_bus: &event_bus };
     let read = || {
         for sr in view.srs()? {

@@ -1,9 +1,10 @@
 //! Storage repositories.
 
-use api::{Change, Code, Labels, ObjectKind, Problem, Space, Sr, SrCalibration, SrPatch, SrState, Variant};
+use api::{Change, Code, Health, Labels, ObjectKind, Problem, Space, Sr, SrCalibration, SrPatch, SrState, Variant};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
+use super::health::HealthBoard;
 use super::image::Image;
 use super::inventory::Noted;
 use super::name::Among;
@@ -13,9 +14,9 @@ use super::{Tx, View, not_found};
 const COLUMNS: &str = "uuid, name, description, source, state, variant, space, reserve, problem, created, tags, other_config, \
      share_depth, split, merge, policy";
 
-fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
+fn of_row(row: &Row<'_>, health: &HealthBoard) -> rusqlite::Result<Sr> {
     let Labels { tags, other_config } = labels(row)?;
-    Ok(Sr {
+    let mut sr = Sr {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
         description: text(row, "description")?,
@@ -23,6 +24,7 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
         other_config,
         source: row.get::<_, Json<_>>("source")?.0,
         state: row.get::<_, Word<_>>("state")?.0,
+        health: Health::healthy(),
         variant: row.get::<_, Option<Json<_>>>("variant")?.map(|json| json.0),
         space: row.get::<_, Option<Json<_>>>("space")?.map(|json| json.0),
         reserve: row.get("reserve")?,
@@ -32,7 +34,9 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Sr> {
         policy: row.get::<_, Option<Json<_>>>("policy")?.map(|json| json.0),
         problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
         created: row.get::<_, Time>("created")?.0,
-    })
+    };
+    sr.health = health.of_sr(&sr);
+    Ok(sr)
 }
 
 /// One that is lost cannot be used, for the reason for which it is.
@@ -51,12 +55,14 @@ fn lost(sr: &Sr) -> Problem {
 impl View<'_> {
     /// All repositories, by name.
     pub fn srs(&self) -> Result<Vec<Sr>, Problem> {
-        self.rows(&format!("SELECT {COLUMNS} FROM sr ORDER BY name, uuid"), [], of_row)
+        let sql = format!("SELECT {COLUMNS} FROM sr ORDER BY name, uuid");
+        self.rows(&sql, [], |row| of_row(row, self.event_bus.health()))
     }
 
     /// A repository, if there is one.
     pub fn find_sr(&self, uuid: Uuid) -> Result<Option<Sr>, Problem> {
-        self.row(&format!("SELECT {COLUMNS} FROM sr WHERE uuid = ?1"), [Id(uuid)], of_row)
+        let sql = format!("SELECT {COLUMNS} FROM sr WHERE uuid = ?1");
+        self.row(&sql, [Id(uuid)], |row| of_row(row, self.event_bus.health()))
     }
 
     /// A repository.

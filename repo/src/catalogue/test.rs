@@ -26,6 +26,7 @@ pub(super) fn sr() -> Sr {
         other_config: Default::default(),
         source: SrSource::Dir { path: "/srv/vms".parse().unwrap() },
         state: SrState::Attached,
+        health: Default::default(),
         variant: None,
         space: None,
         reserve: 0,

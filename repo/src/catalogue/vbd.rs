@@ -1,12 +1,16 @@
 //! Virtual block devices.
 
+use std::collections::HashMap;
+
 use api::{
-    AbsolutePath, Change, Code, DiskLimits, Driver, Labels, Mode, ObjectKind, Problem, Transport, Vbd, VbdState, Vdi,
+    AbsolutePath, Change, Code, DiskLimits, Driver, Health, HealthState, Labels, Mode, ObjectKind, Problem, Transport,
+    Vbd, VbdState, Vdi,
 };
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
 use super::autostart::check_autostart;
+use super::health::HealthBoard;
 use super::image::ImageState;
 use super::row::{Id, Json, Time, Word, labels, text};
 use super::{Tx, View, not_found};
@@ -20,10 +24,15 @@ pub struct Process {
     pub started: u64,
 }
 
-fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
+/// The columns of a VBD, and the state of its VDI's own image, which its health depends on.
+const COLUMNS: &str = "vbd.*, (SELECT image.state FROM vdi JOIN image ON image.uuid = vdi.image
+                               WHERE vdi.uuid = vbd.vdi) AS image_state";
+
+fn of_row(row: &Row<'_>, health: &HealthBoard) -> rusqlite::Result<Vbd> {
     let socket: Option<String> = row.get("socket")?;
     let Labels { tags, other_config } = labels(row)?;
-    Ok(Vbd {
+    let image: ImageState = row.get::<_, Word<_>>("image_state")?.0;
+    let mut vbd = Vbd {
         uuid: row.get::<_, Id>("uuid")?.0,
         vm: row.get::<_, Option<Id>>("vm")?.map(|id| id.0),
         vdi: row.get::<_, Id>("vdi")?.0,
@@ -42,17 +51,20 @@ fn of_row(row: &Row<'_>) -> rusqlite::Result<Vbd> {
         pid: row.get("pid")?,
         restarts: row.get("restarts")?,
         waits_for_space: row.get("waits_for_space")?,
+        health: Health::healthy(),
         problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
         created: row.get::<_, Time>("created")?.0,
-    })
+    };
+    vbd.health = health.of_vbd(&vbd, image.shown());
+    Ok(vbd)
 }
 
 impl View<'_> {
     /// All VBDs, or those of a VM or of a VDI, by machine and position.
     pub fn vbds(&self, vm: Option<Uuid>, vdi: Option<Uuid>) -> Result<Vec<Vbd>, Problem> {
-        let sql = "SELECT * FROM vbd WHERE (?1 IS NULL OR vm = ?1) AND (?2 IS NULL OR vdi = ?2)
-                   ORDER BY vm, position, uuid";
-        self.rows(sql, [vm.map(Id), vdi.map(Id)], of_row)
+        let which = "(?1 IS NULL OR vm = ?1) AND (?2 IS NULL OR vdi = ?2) ORDER BY vm, position, uuid";
+        let sql = format!("SELECT {COLUMNS} FROM vbd WHERE {which}");
+        self.rows(&sql, [vm.map(Id), vdi.map(Id)], |row| of_row(row, self.event_bus.health()))
     }
 
     /// The number of VBDs per state, without zeroes.
@@ -63,7 +75,21 @@ impl View<'_> {
 
     /// A VBD, if there is one.
     pub fn find_vbd(&self, uuid: Uuid) -> Result<Option<Vbd>, Problem> {
-        self.row("SELECT * FROM vbd WHERE uuid = ?1", [Id(uuid)], of_row)
+        let sql = format!("SELECT {COLUMNS} FROM vbd WHERE uuid = ?1");
+        self.row(&sql, [Id(uuid)], |row| of_row(row, self.event_bus.health()))
+    }
+
+    /// The worst health of the VBDs of each VDI that has one which is not healthy.
+    pub(super) fn health_of_users(&self) -> Result<HashMap<Uuid, Health>, Problem> {
+        let sql = format!("SELECT {COLUMNS} FROM vbd WHERE state <> 'unplugged' OR problem IS NOT NULL");
+        let mut worst: HashMap<Uuid, Health> = HashMap::new();
+        for vbd in self.rows(&sql, [], |row| of_row(row, self.event_bus.health()))? {
+            let known = worst.get(&vbd.vdi).map_or(HealthState::Healthy, |health| health.state);
+            if vbd.health.state > known {
+                worst.insert(vbd.vdi, vbd.health);
+            }
+        }
+        Ok(worst)
     }
 
     /// A VBD.
@@ -236,7 +262,9 @@ impl Tx<'_> {
 
     /// Records that another process serves a VBD from now on, in the same place.
     pub fn set_vbd_process(&mut self, uuid: Uuid, by: Process) -> Result<(), Problem> {
-        self.vbd(uuid)?;
+        if self.vbd(uuid)?.pid != Some(by.pid) {
+            self.event_bus.health().forget_process(uuid);
+        }
         let sql = "UPDATE vbd SET pid = ?2, pid_started = ?3 WHERE uuid = ?1";
         self.execute(sql, (Id(uuid), by.pid, by.started))?;
         self.touch(ObjectKind::Vbd, uuid, Change::Changed);
@@ -246,6 +274,7 @@ impl Tx<'_> {
     /// Records that no process serves a VBD.
     pub fn set_vbd_unserved(&mut self, uuid: Uuid) -> Result<(), Problem> {
         self.vbd(uuid)?;
+        self.event_bus.health().forget_process(uuid);
         let sql =
             "UPDATE vbd SET pid = NULL, pid_started = NULL, socket = NULL, waits_for_space = FALSE WHERE uuid = ?1";
         self.execute(sql, [Id(uuid)])?;
@@ -306,6 +335,10 @@ impl Tx<'_> {
         self.drop_leases(uuid)?;
         self.execute("DELETE FROM vbd WHERE uuid = ?1", [Id(uuid)])?;
         self.touch(ObjectKind::Vbd, uuid, Change::Removed);
+        if !vbd.health.is_healthy() {
+            // Its VDI no longer has that from it.
+            self.touch(ObjectKind::Vdi, vbd.vdi, Change::Changed);
+        }
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use api::{Change, Code, Labels, LogicalBlockSize, ObjectKind, Problem, Use, Vdi, VdiPatch, VdiState};
+use api::{Change, Code, Health, Labels, LogicalBlockSize, ObjectKind, Problem, Use, Vdi, VdiPatch};
 use jiff::Timestamp;
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
@@ -57,12 +57,8 @@ fn with(row: &Row<'_>, depth: u32, users: Vec<Use>) -> rusqlite::Result<Vdi> {
         retention: row.get::<_, Option<Json<_>>>("retention")?.map(|json| json.0),
         retention_problem: row.get::<_, Option<Json<_>>>("retention_problem")?.map(|json| json.0),
         scheduled: row.get("scheduled")?,
-        state: match row.get::<_, Word<ImageState>>("image_state")?.0 {
-            ImageState::Ready | ImageState::Making => VdiState::Ready,
-            ImageState::Missing => VdiState::Missing,
-            ImageState::Damaged => VdiState::Damaged,
-            ImageState::Diverged => VdiState::Diverged,
-        },
+        state: row.get::<_, Word<ImageState>>("image_state")?.0.shown(),
+        health: Health::healthy(),
         users,
         created: row.get::<_, Time>("created")?.0,
     })
@@ -104,10 +100,12 @@ impl View<'_> {
     /// All VDIs, or those of one repository, by name.
     pub fn vdis(&self, sr: Option<Uuid>) -> Result<Vec<Vdi>, Problem> {
         let sql = format!("SELECT {COLUMNS} FROM {FROM} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
-        let (parents, mut users) = (self.parents()?, self.users()?);
+        let (parents, mut users, health) = (self.parents()?, self.users()?, self.health_of_users()?);
         self.rows(&sql, [sr.map(Id)], |row| {
             let users = users.remove(&row.get::<_, Id>("uuid")?.0).unwrap_or_default();
-            with(row, depth(row.get::<_, Id>("image")?.0, &parents), users)
+            let mut vdi = with(row, depth(row.get::<_, Id>("image")?.0, &parents), users)?;
+            vdi.health = self.event_bus.health().of_vdi(&vdi, health.get(&vdi.uuid));
+            Ok(vdi)
         })
     }
 
@@ -133,7 +131,14 @@ impl View<'_> {
 
     /// A VDI, if there is one.
     pub fn find_vdi(&self, uuid: Uuid) -> Result<Option<Vdi>, Problem> {
-        self.row(&format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.uuid = ?1"), [Id(uuid)], of_row)
+        let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.uuid = ?1");
+        self.row(&sql, [Id(uuid)], of_row)?.map(|vdi| self.with_health(vdi)).transpose()
+    }
+
+    fn with_health(&self, mut vdi: Vdi) -> Result<Vdi, Problem> {
+        let users = self.vbds(None, Some(vdi.uuid))?;
+        vdi.health = self.event_bus.health().of_vdi(&vdi, users.iter().map(|vbd| &vbd.health));
+        Ok(vdi)
     }
 
     /// A VDI.
@@ -145,13 +150,13 @@ impl View<'_> {
     pub fn snapshots_of(&self, vdi: Uuid) -> Result<Vec<Vdi>, Problem> {
         let order = "ORDER BY snapshot_time, vdi.uuid";
         let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE snapshot_of = ?1 {order}");
-        self.rows(&sql, [Id(vdi)], of_row)
+        self.rows(&sql, [Id(vdi)], of_row)?.into_iter().map(|vdi| self.with_health(vdi)).collect()
     }
 
     /// The VDIs that have a schedule of snapshots.
     pub fn scheduled_vdis(&self) -> Result<Vec<Vdi>, Problem> {
         let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.retention IS NOT NULL ORDER BY vdi.uuid");
-        self.rows(&sql, [], of_row)
+        self.rows(&sql, [], of_row)?.into_iter().map(|vdi| self.with_health(vdi)).collect()
     }
 
     /// Until when the schedule of a VDI destroys nothing, if that was recorded.

@@ -24,6 +24,7 @@ pub fn sr(number: u128, name: &str) -> Sr {
         other_config: Default::default(),
         source: SrSource::Nfs { server: "nas".into(), export: "/srv/vms".parse().unwrap(), version: None },
         state: SrState::Attached,
+        health: Default::default(),
         variant: Some(Variant {
             filesystem: "nfs".into(),
             versions: Versions::Chain,
@@ -80,6 +81,7 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
         scheduled: false,
         snapshot_time: None,
         state: VdiState::Ready,
+        health: Default::default(),
         users: vec![Use { vbd: Uuid::from_u128(VBD + 1), mode: Mode::ReadWrite }],
         created: "2026-11-22T10:00:00Z".parse().unwrap(),
     }
@@ -106,6 +108,7 @@ pub fn vbd(number: u128) -> Vbd {
         pid: Some(77),
         restarts: 0,
         waits_for_space: false,
+        health: Default::default(),
         problem: None,
         created: "2026-11-22T10:00:00Z".parse().unwrap(),
     }

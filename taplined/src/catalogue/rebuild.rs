@@ -56,6 +56,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         other_config: api::OtherConfig::default(),
         source,
         state: SrState::Attached,
+        health: api::Health::healthy(),
         variant: Some(variant),
         space: None,
         reserve: 0,

@@ -11,7 +11,6 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::kernel::stat;
 
 /// Time to respond, and the pause before the next check, which doubles each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);
@@ -44,7 +43,11 @@ async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem>
         let Some(problem) = problem else { return Ok(()) };
         tracing::warn!(%vbd, "{problem}");
         before = Some(problem);
-        tokio::time::sleep(pause).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // It may respond again.
+            () = daemon.plugs.to_ask.notified() => {}
+        }
         pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
     }
 }
@@ -70,7 +73,7 @@ fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
 
 /// The state of a process, and where it waits in the kernel (proc_pid_stat(5), proc_pid_wchan(5)).
 fn condition(pid: u32) -> String {
-    let state = match stat(pid).and_then(|stat| stat.chars().next()) {
+    let state = match stats::process_status(pid).and_then(|stat| stat.chars().next()) {
         Some('D') => "waiting for storage",
         Some('T' | 't') => "stopped by a signal or a debugger",
         Some('R') => "running",

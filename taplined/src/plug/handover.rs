@@ -140,6 +140,7 @@ mod test {
             pid: Some(4),
             restarts: 0,
             waits_for_space: false,
+            health: Default::default(),
             problem: None,
             created: Timestamp::UNIX_EPOCH,
         }

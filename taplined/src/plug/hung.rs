@@ -11,10 +11,9 @@ use uuid::Uuid;
 
 use super::doubt::doubt;
 use crate::daemon::Daemon;
-use crate::kernel::stat_of_thread;
 use crate::task::blocking;
 
-/// Where the processor time of a thread is in what [`stat_of_thread`] returns: fields 14 and 15 of proc_pid_stat(5).
+/// Where the processor time of a thread is in what [`stats::thread_status`] returns: fields 14 and 15 of proc_pid_stat(5).
 const TIMES: std::ops::Range<usize> = 11..13;
 
 /// Threads that wait for storage, each with the processor time that it has used.
@@ -72,7 +71,7 @@ impl Threads {
         let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         for number in numbers {
             // It may have ended since.
-            let Some(stat) = stat_of_thread(pid, number) else { continue };
+            let Some(stat) = stats::thread_status(pid, number) else { continue };
             match stat.chars().next() {
                 Some('T' | 't') => threads.stopped = true,
                 Some('D') => drop(threads.waiting.insert(number, processor_time(&stat))),

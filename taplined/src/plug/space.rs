@@ -45,19 +45,26 @@ pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
 async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (now, mut watch) = daemon.disks.watch(vbd).await?;
     record(daemon, vbd, now.full).await?;
+    record_broken(daemon, vbd, now.broken).await?;
     tell_of_fatal(vbd, now.fatal);
     while let Some(event) = watch.event().await? {
         match event {
             Change::Full { .. } => record(daemon, vbd, true).await?,
             Change::Resumed { .. } => record(daemon, vbd, false).await?,
-            Change::Broken { .. } => {
-                tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes")
-            }
+            Change::Broken { .. } => record_broken(daemon, vbd, true).await?,
             Change::Fatal { fatal } => tell_of_fatal(vbd, fatal),
             Change::Other => {}
         }
     }
     Ok(())
+}
+
+/// Records whether a sync failed, so that the disk refuses to write.
+async fn record_broken(daemon: &Daemon, vbd: Uuid, broken: bool) -> Result<(), Problem> {
+    if broken {
+        tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes");
+    }
+    daemon.catalogue.write(move |tx| tx.see_vbd(vbd, |seen| seen.broken = broken)).await
 }
 
 /// Its process has died of a request, and the next one, and the next.

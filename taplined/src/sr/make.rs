@@ -303,6 +303,7 @@ pub fn new_sr(uuid: Uuid, name: api::Name, description: api::Description, source
         other_config,
         source,
         state,
+        health: api::Health::healthy(),
         variant: None,
         space: None,
         reserve,

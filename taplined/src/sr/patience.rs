@@ -3,11 +3,12 @@
 //! A thread that is blocked in a system call by an unreachable server cannot be stopped. It is abandoned, logged and
 //! counted; a repository that blocks too many threads is not accessed again until one of them has returned.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::{Code, Problem};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::task::started::Running;
@@ -20,16 +21,27 @@ const STUCK_MAX: usize = 4;
 pub struct Patience {
     limit: Duration,
     stuck: Arc<Mutex<HashMap<Uuid, usize>>>,
+    changed: Arc<Notify>,
 }
 
 impl Patience {
     /// For storage that responds within `limit`.
     pub fn new(limit: Duration) -> Patience {
-        Patience { limit, stuck: Arc::default() }
+        Patience { limit, stuck: Arc::default(), changed: Arc::default() }
     }
 
     fn stuck(&self) -> MutexGuard<'_, HashMap<Uuid, usize>> {
         self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The repositories whose storage does not respond.
+    pub fn silent(&self) -> HashSet<Uuid> {
+        self.stuck().keys().copied().collect()
+    }
+
+    /// Waits until [`Patience::silent`] may return others. Only one caller may wait.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Calls the storage of a repository. `tried` is used in the error if it does not respond.
@@ -72,6 +84,7 @@ impl Patience {
             *stuck = stuck.saturating_add(1);
             *stuck
         };
+        self.changed.notify_one();
         tracing::error!(%sr, tried, stuck, "the storage does not respond; a thread stays blocked on it");
         let patience = self.clone();
         tokio::spawn(async move {
@@ -83,6 +96,8 @@ impl Patience {
                 *stuck = stuck.saturating_sub(1);
             }
             all.retain(|_, stuck| *stuck > 0);
+            drop(all);
+            patience.changed.notify_one();
         });
     }
 }

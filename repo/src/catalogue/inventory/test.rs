@@ -27,6 +27,7 @@ fn repository(uuid: Uuid, path: &str) -> Sr {
         other_config: Default::default(),
         source: SrSource::Dir { path: path.parse().unwrap() },
         state: SrState::Attached,
+        health: Default::default(),
         variant: None,
         space: None,
         reserve: 0,

@@ -1,0 +1,201 @@
+//! The health of VBDs, VDIs and repositories, and since when each is as it is.
+//!
+//! What is shown with an object is judged anew from its row, and from what the daemon has last seen of its process or
+//! storage ([`Tx::see_vbd`], [`Tx::see_sr`]), so that it never contradicts the rest of the object. Only the writer's
+//! thread notes changes: a change of health is an event of the object, once. Since when an object is not healthy is kept
+//! in the catalogue, for a daemon that is restarted.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use api::health::{self, DiskFacts, Seen, SrFacts};
+use api::{Change, Health, HealthState, ObjectKind, Problem, Requester, Sr, Vbd, Vdi, VdiState};
+use jiff::Timestamp;
+use rusqlite::Connection;
+use uuid::Uuid;
+
+use super::{Tx, meta};
+
+/// Where the catalogue keeps since when objects are not healthy.
+const META: &str = "health";
+
+/// What is known besides the rows.
+#[derive(Debug, Default)]
+pub struct HealthBoard(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// What was last seen of the processes of VBDs, if there is anything to report.
+    vbds: HashMap<Uuid, Seen>,
+    /// Repositories whose storage does not respond.
+    silent: HashSet<Uuid>,
+    /// The objects that are not healthy, and since when.
+    since: HashMap<Uuid, (HealthState, Timestamp)>,
+}
+
+impl HealthBoard {
+    /// With what an earlier daemon has recorded. A record that cannot be read only costs the times in it.
+    pub fn load(connection: &Connection) -> HealthBoard {
+        let text = meta(connection, META).ok().flatten().unwrap_or_default();
+        let since = serde_json::from_str(&text).unwrap_or_default();
+        HealthBoard(Mutex::new(Known { since, ..Known::default() }))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn of_vbd(&self, vbd: &Vbd, vdi: VdiState) -> Health {
+        let uuid = vbd.uuid.to_string();
+        let known = self.known();
+        known.dated(
+            vbd.uuid,
+            health::of_disk(&DiskFacts {
+                name: uuid.get(..8).unwrap_or_default(),
+                supervised: true,
+                state: vbd.state,
+                vdi,
+                problem: vbd.problem.as_ref(),
+                waits_for_space: vbd.waits_for_space,
+                pid: vbd.pid,
+                seen: known.vbds.get(&vbd.uuid).copied().unwrap_or_default(),
+            }),
+        )
+    }
+
+    /// `users` is the health of the VBDs that use it.
+    pub(super) fn of_vdi<'a>(&self, vdi: &Vdi, users: impl IntoIterator<Item = &'a Health>) -> Health {
+        self.known().dated(vdi.uuid, health::of_vdi(vdi.state, &vdi.file, users))
+    }
+
+    pub(super) fn of_sr(&self, sr: &Sr) -> Health {
+        let known = self.known();
+        let read_only = sr.variant.as_ref().is_some_and(|variant| variant.read_only);
+        known.dated(
+            sr.uuid,
+            health::of_sr(&SrFacts {
+                state: sr.state,
+                read_only: read_only || matches!(sr.source, api::SrSource::Iso { .. }),
+                space: sr.space.as_ref(),
+                problem: sr.problem.as_ref(),
+                silent: known.silent.contains(&sr.uuid),
+            }),
+        )
+    }
+
+    /// Notes the health that an object has now. Returns whether it had another one.
+    fn note(&self, uuid: Uuid, state: HealthState) -> bool {
+        let mut known = self.known();
+        let before = known.since.get(&uuid).map_or(HealthState::Healthy, |(state, _)| *state);
+        match state {
+            _ if state == before => return false,
+            HealthState::Healthy => drop(known.since.remove(&uuid)),
+            _ => drop(known.since.insert(uuid, (state, Timestamp::now()))),
+        }
+        true
+    }
+
+    /// Forgets what was seen of the process of a VBD: it has ended, or another one serves.
+    pub(super) fn forget_process(&self, vbd: Uuid) {
+        self.known().vbds.remove(&vbd);
+    }
+
+    fn forget(&self, uuid: Uuid) -> bool {
+        let mut known = self.known();
+        known.vbds.remove(&uuid);
+        known.silent.remove(&uuid);
+        known.since.remove(&uuid).is_some()
+    }
+}
+
+impl Known {
+    /// With the time since when the object is in that state.
+    fn dated(&self, uuid: Uuid, health: Health) -> Health {
+        let known = self.since.get(&uuid).filter(|(state, _)| *state == health.state).map(|(_, since)| *since);
+        let since = match health.state {
+            HealthState::Healthy => None,
+            // Not noted yet: it begins now.
+            _ => Some(known.unwrap_or_else(Timestamp::now)),
+        };
+        Health { since, ..health }
+    }
+}
+
+impl Tx<'_> {
+    /// Records what was seen of the process of a VBD. There is an event if that changes its health.
+    pub fn see_vbd(&mut self, uuid: Uuid, see: impl FnOnce(&mut Seen)) -> Result<(), Problem> {
+        let Some(before) = self.find_vbd(uuid)? else { return Ok(()) };
+        {
+            let mut known = self.event_bus.health().known();
+            let mut seen = known.vbds.get(&uuid).copied().unwrap_or_default();
+            see(&mut seen);
+            match seen == Seen::default() {
+                true => drop(known.vbds.remove(&uuid)),
+                false => drop(known.vbds.insert(uuid, seen)),
+            }
+        }
+        let now = self.find_vbd(uuid)?.map(|vbd| vbd.health);
+        if now.is_some_and(|now| now.state != before.health.state || now.reason != before.health.reason) {
+            self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        }
+        Ok(())
+    }
+
+    /// Records whether the storage of a repository does not respond. There is an event if that changes its health.
+    pub fn see_sr(&mut self, uuid: Uuid, silent: bool) -> Result<(), Problem> {
+        let Some(before) = self.find_sr(uuid)? else { return Ok(()) };
+        match silent {
+            true => self.event_bus.health().known().silent.insert(uuid),
+            false => self.event_bus.health().known().silent.remove(&uuid),
+        };
+        if self.find_sr(uuid)?.is_some_and(|now| now.health.state != before.health.state) {
+            self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        }
+        Ok(())
+    }
+
+    /// Notes the health of all objects that this change has touched, and touches those whose health follows from
+    /// theirs: a VDI from its VBDs, and they from it.
+    pub(super) fn note_health(&mut self) -> Result<(), Problem> {
+        let board = self.view.event_bus.health();
+        let touched: HashMap<Uuid, (ObjectKind, Change)> =
+            self.touched_objects().map(|(kind, uuid, change)| (uuid, (kind, change))).collect();
+        let mut is_other = false;
+        let (mut vdis, mut follow) = (HashSet::new(), Vec::new());
+        for (uuid, (kind, change)) in &touched {
+            let (uuid, change) = (*uuid, *change);
+            match kind {
+                _ if change == Change::Removed => is_other |= board.forget(uuid),
+                ObjectKind::Sr => {
+                    is_other |= self.find_sr(uuid)?.is_some_and(|sr| board.note(uuid, sr.health.state));
+                }
+                ObjectKind::Vdi => drop(vdis.insert(uuid)),
+                ObjectKind::Vbd => drop(self.find_vbd(uuid)?.map(|vbd| vdis.insert(vbd.vdi))),
+                ObjectKind::Host | ObjectKind::Vm | ObjectKind::Task => {}
+            }
+        }
+        for vdi in vdis {
+            let Some(vdi) = self.find_vdi(vdi)? else { continue };
+            for vbd in self.vbds(None, Some(vdi.uuid))? {
+                if board.note(vbd.uuid, vbd.health.state) {
+                    is_other = true;
+                    follow.push((ObjectKind::Vbd, vbd.uuid));
+                }
+            }
+            if board.note(vdi.uuid, vdi.health.state) {
+                is_other = true;
+                follow.push((ObjectKind::Vdi, vdi.uuid));
+            }
+        }
+        // Whoever has changed the others did not ask for this.
+        self.requester = Requester::Daemon;
+        follow.retain(|(_, uuid)| !touched.contains_key(uuid));
+        follow.into_iter().for_each(|(kind, uuid)| self.touch(kind, uuid, Change::Changed));
+        if is_other {
+            let text = serde_json::to_string(&board.known().since);
+            let text = text.map_err(|error| Problem::failed("encode since when objects are not healthy", error))?;
+            self.set_meta(META, &text)?;
+        }
+        Ok(())
+    }
+}

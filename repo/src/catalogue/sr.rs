@@ -133,6 +133,13 @@ impl View<'_> {
         self.rows(sql, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))
     }
 
+    /// The VBDs of a repository's disks whose guests wait for space.
+    pub fn waiting_in_sr(&self, uuid: Uuid) -> Result<Vec<Uuid>, Problem> {
+        let sql = "SELECT vbd.uuid FROM vbd JOIN vdi ON vbd.vdi = vdi.uuid JOIN image ON vdi.image = image.uuid
+                   WHERE image.sr = ?1 AND vbd.waits_for_space";
+        self.rows(sql, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))
+    }
+
     /// Repositories of which a disk may be written now.
     pub fn srs_written(&self) -> Result<Vec<Uuid>, Problem> {
         let sql =
@@ -141,10 +148,14 @@ impl View<'_> {
         self.rows(sql, [], |row| Ok(row.get::<_, Id>(0)?.0))
     }
 
-    /// The images of a repository that may be written now.
+    /// The images of a repository that may be written now, and those right below them: what belongs to a snapshot may
+    /// be written shortly after it was taken.
     pub fn images_written(&self, sr: Uuid) -> Result<Vec<Image>, Problem> {
-        let sql = "SELECT image.* FROM image JOIN vdi ON vdi.image = image.uuid JOIN vbd ON vbd.vdi = vdi.uuid
-                   WHERE image.sr = ?1 AND vbd.state <> 'unplugged' AND vbd.mode = 'RW' GROUP BY image.uuid";
+        let sql = "WITH leaf AS (SELECT image.uuid, image.parent FROM image
+                       JOIN vdi ON vdi.image = image.uuid JOIN vbd ON vbd.vdi = vdi.uuid
+                       WHERE image.sr = ?1 AND vbd.state <> 'unplugged' AND vbd.mode = 'RW')
+                   SELECT image.* FROM image
+                   WHERE uuid IN (SELECT uuid FROM leaf UNION SELECT parent FROM leaf) AND sr = ?1";
         self.rows(sql, [Id(sr)], super::image::of_row)
     }
 
@@ -252,11 +263,14 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// How full a repository is.
-    pub fn set_sr_space(&mut self, uuid: Uuid, space: &Space) -> Result<(), Problem> {
-        self.sr(uuid)?;
+    /// Records how full a repository is. Only with `publish`, or if its health changes, there is an event: space changes
+    /// all the time.
+    pub fn set_sr_space(&mut self, uuid: Uuid, space: &Space, publish: bool) -> Result<(), Problem> {
+        let before = self.sr(uuid)?.health.state;
         self.execute("UPDATE sr SET space = ?2 WHERE uuid = ?1", (Id(uuid), Json(space)))?;
-        self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        if publish || self.sr(uuid)?.health.state != before {
+            self.touch(ObjectKind::Sr, uuid, Change::Changed);
+        }
         Ok(())
     }
 

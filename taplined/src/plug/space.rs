@@ -86,7 +86,16 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
         tracing::warn!(%vbd, waits, "its guest started or stopped waiting for space in the repository");
         daemon.catalogue.write(move |tx| tx.set_vbd_waits(vbd, waits)).await?;
     }
-    if waits { daemon.srs.reported_full(sr).await } else { Ok(()) }
+    if waits {
+        return daemon.srs.reported_full(sr).await;
+    }
+    if before {
+        let others = daemon.catalogue.read(move |view| view.waiting_in_sr(sr)).await?;
+        if others.is_empty() {
+            daemon.srs.no_longer_full(sr).await;
+        }
+    }
+    Ok(())
 }
 
 /// Notifies disks whose guests wait for space that there is space in their repository. Runs as long as the daemon.
@@ -105,14 +114,9 @@ pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uui
 }
 
 async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
-    let waiting = daemon.catalogue.read(move |view| {
-        let mut waiting = Vec::new();
-        for vbd in view.vbds(None, None)?.into_iter().filter(|vbd| vbd.waits_for_space) {
-            if sr.is_none_or(|sr| view.vdi(vbd.vdi).is_ok_and(|vdi| vdi.sr == sr)) {
-                waiting.push(vbd.uuid);
-            }
-        }
-        Ok(waiting)
+    let waiting = daemon.catalogue.read(move |view| match sr {
+        Some(sr) => view.waiting_in_sr(sr),
+        None => Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vbd.waits_for_space).map(|vbd| vbd.uuid).collect()),
     });
     for vbd in waiting.await? {
         let told = daemon.disks.ask(vbd, ask::Space {}, TO_TELL).await;

@@ -26,6 +26,10 @@ pub struct Watched {
     samples: Samples,
     /// Guests wait.
     full: bool,
+    /// The free bytes when that was last reported, which were not enough for a guest; `None` if not known.
+    short_with: Option<u64>,
+    /// What the last event has shown.
+    published: Option<Space>,
 }
 
 /// How often repositories are measured while one of their disks is writable.
@@ -74,7 +78,15 @@ impl Srs {
     }
 
     pub(super) fn nobody_waits(&self, sr: Uuid) {
-        self.watched(sr, |watched| watched.full = false);
+        self.watched(sr, |watched| (watched.full, watched.short_with) = (false, None));
+    }
+
+    /// No disk of the repository waits for space any more: the last one has found some by itself.
+    pub async fn no_longer_full(&self, sr: Uuid) {
+        if self.is_full(sr) {
+            self.nobody_waits(sr);
+            self.measure_now(sr).await;
+        }
     }
 
     /// A disk of the repository holds requests for want of space.
@@ -82,6 +94,9 @@ impl Srs {
         if !self.watched(sr, |watched| std::mem::replace(&mut watched.full, true)) {
             tracing::error!(%sr, "the repository is full: guests are waiting for space");
         }
+        let directory = self.directory(sr).await?;
+        let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
+        self.watched(sr, |watched| watched.short_with = Some(capacity.available));
         self.measure(sr).await
     }
 
@@ -95,7 +110,12 @@ impl Srs {
     pub(super) async fn relieve(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let capacity = self.patience.ask(sr, "read its free space", move || directory.capacity()).await?;
-        if capacity.available < ENOUGH.min(capacity.size / 100) {
+        let enough = ENOUGH.min(capacity.size / 100);
+        // With what was not enough before, guests would wait again at once. That it was freed before it was measured is
+        // left to the disk, which tries again by itself.
+        let short_with = self.watched(sr, |watched| watched.short_with);
+        let more_than = short_with.map_or(0, |short| short.saturating_add(1));
+        if capacity.available < enough.max(more_than) {
             return Ok(());
         }
         tracing::info!(%sr, available = capacity.available, "space is available again: guests continue");
@@ -129,7 +149,14 @@ impl Srs {
         if sr.state != SrState::Attached || sr.space.as_ref().is_some_and(|before| tells_no_more(before, &space)) {
             return Ok(());
         }
-        self.catalogue.write(move |tx| tx.set_sr_space(uuid, &space)).await
+        let publish = self.watched(uuid, |watched| {
+            let publish = watched.published.as_ref().is_none_or(|last| is_worth_an_event(last, &space));
+            if publish {
+                watched.published = Some(space.clone());
+            }
+            publish
+        });
+        self.catalogue.write(move |tx| tx.set_sr_space(uuid, &space, publish)).await
     }
 
     fn space(&self, sr: &Sr, capacity: Capacity, (images, virtual_allocation): (u64, u64)) -> Space {
@@ -156,6 +183,19 @@ impl Srs {
 fn tells_no_more(before: &Space, now: &Space) -> bool {
     let same = Space { measured: now.measured, forecast: now.forecast.clone(), ..before.clone() };
     same == *now && before.forecast.is_some() == now.forecast.is_some()
+}
+
+/// Whether a measurement differs from the one last published by more than what guests write all the time: by a
+/// hundredth of the repository, or in what somebody has changed.
+fn is_worth_an_event(last: &Space, now: &Space) -> bool {
+    let differs = |one: u64, other: u64| one.abs_diff(other) >= (now.physical_size / 100).max(1);
+    last.full != now.full
+        || (last.free == 0) != (now.free == 0)
+        || last.forecast.is_some() != now.forecast.is_some()
+        || last.virtual_allocation != now.virtual_allocation
+        || last.physical_size != now.physical_size
+        || differs(last.physical_utilisation, now.physical_utilisation)
+        || differs(last.free, now.free)
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ pub async fn watch_space(daemon: Daemon) {
             }
             task = wait_for(&mut events, matters) => {
                 if task {
-                    measure_all(&daemon.srs).await;
+                    measure_all(&daemon.srs, &written).await;
                 }
                 tokio::time::sleep(APART).await;
             }
@@ -124,10 +124,14 @@ async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) ->
     }
 }
 
-async fn measure_all(srs: &Srs) {
+/// Measures all repositories, and images of those that are written: a snapshot among the tasks may have ended.
+async fn measure_all(srs: &Srs, written: &[Uuid]) {
     let attached: Vec<Uuid> = srs.open().keys().copied().collect();
     for sr in attached {
-        srs.measure_now(sr).await;
+        match written.contains(&sr) {
+            true => look(srs, &[sr]).await,
+            false => srs.measure_now(sr).await,
+        }
     }
 }
 

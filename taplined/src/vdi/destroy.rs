@@ -65,7 +65,11 @@ impl Job for Destroy {
                     tracing::warn!(vdi = %self.vdi, "{problem}; retrying later");
                     Ok(())
                 }
-                removed => removed,
+                removed => {
+                    // Whoever waited for this sees the space that it has freed.
+                    daemon.srs.measure_now(self.sr).await;
+                    removed
+                }
             },
         }
     }

@@ -120,9 +120,36 @@ async fn an_unchanged_measurement_causes_no_event() {
     let mut events = room.srs.catalogue.subscribe();
     room.srs.measure(room.sr).await.unwrap();
     assert!(events.try_recv().is_err());
-    std::fs::write(small.0.path().join("file"), [1; 8192]).unwrap();
+    // What guests write all the time is recorded, and no event.
+    std::fs::write(small.0.path().join("little"), [1; 4096]).unwrap();
+    let before = room.sr().await.space.unwrap().physical_utilisation;
+    room.srs.measure(room.sr).await.unwrap();
+    assert_eq!(room.sr().await.space.unwrap().physical_utilisation, before + 4096);
+    assert!(events.try_recv().is_err());
+    std::fs::write(small.0.path().join("much"), vec![1; 64 << 10]).unwrap();
     room.srs.measure(room.sr).await.unwrap();
     assert_eq!(events.try_recv().unwrap().uuid, room.sr);
+    drop(room);
+}
+
+#[tokio::test]
+async fn space_that_was_not_enough_is_not_tried_again() {
+    let Some(small) = Small::mount() else { return };
+    let room = room(small.0.path()).await;
+    let filler = small.0.path().join("filler");
+    std::fs::write(&filler, vec![1; 1 << 20]).unwrap();
+    let mut relieved = room.srs.relieved();
+    // A guest needs more than the megabyte that is free.
+    room.srs.reported_full(room.sr).await.unwrap();
+    room.srs.relieve(room.sr).await.unwrap();
+    assert!(room.full().await && relieved.try_recv().is_err());
+    std::fs::remove_file(&filler).unwrap();
+    room.srs.relieve(room.sr).await.unwrap();
+    assert!(!room.full().await && relieved.try_recv().is_ok());
+    // The disk has found space by itself.
+    room.srs.reported_full(room.sr).await.unwrap();
+    room.srs.no_longer_full(room.sr).await;
+    assert!(!room.full().await);
     drop(room);
 }
 

@@ -27,9 +27,7 @@ pub struct Health {
 }
 
 /// States of health, from the best to the worst.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthState {
     /// It does its work, or has none to do.
@@ -236,9 +234,7 @@ fn of_process(facts: &DiskFacts<'_>) -> Option<Health> {
     };
     match seen.delay {
         Delay::None => None,
-        Delay::Slow => {
-            Some(Health::of(HealthState::Slow, "its storage takes long to answer requests", slow()))
-        }
+        Delay::Slow => Some(Health::of(HealthState::Slow, "its storage takes long to answer requests", slow())),
         Delay::AtStorage => {
             let reason = "its storage does not answer a request";
             let advice = "see the kernel log of the host, and whether the file system or its server hangs; the disk \
@@ -301,9 +297,7 @@ pub fn of_sr(facts: &SrFacts<'_>) -> Health {
     let space = facts.space.filter(|_| !facts.read_only);
     let advice = || "destroy what is not needed (tapline vdi list --sort -used) or enlarge the storage".to_owned();
     match space {
-        Some(space) if space.full => {
-            Health::of(HealthState::Full, "it is full, and guests wait for space", advice())
-        }
+        Some(space) if space.full => Health::of(HealthState::Full, "it is full, and guests wait for space", advice()),
         Some(space) if space.free == 0 => {
             let reason = "no space is left but its reserve: new disks, snapshots and copies are refused";
             Health::of(HealthState::Full, reason, advice())

@@ -8,7 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Health, ImageFormat, Name, OtherConfig, Problem, SizeRule, SrPolicy, Storage, Tags};
+use crate::{
+    AbsolutePath, Description, Health, ImageFormat, Name, OtherConfig, Problem, SizeRule, SrPolicy, Storage, Tags,
+};
 
 /// A storage repository.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::{AbsolutePath, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size, Tags, Use};
+use crate::{
+    AbsolutePath, Description, Health, LogicalBlockSize, Name, OtherConfig, Problem, Retention, Size, Tags, Use,
+};
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

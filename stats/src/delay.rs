@@ -93,12 +93,10 @@ mod test {
     /// A reading at a second, with a request in flight and some that have ended after spending so long at the storage.
     fn reading(second: u64, in_flight: Option<(Kind, u64, bool)>, ended: u64, storage_ns: u64) -> Snapshot {
         let file = tempfile::tempfile().unwrap();
-        let mut page =
-            crate::Page::begin(file.try_clone().unwrap(), crate::Source::Counter, "{}").unwrap();
+        let mut page = crate::Page::begin(file.try_clone().unwrap(), crate::Source::Counter, "{}").unwrap();
         for _ in 0..ended {
             let slot = page.came(Kind::Read, 10, 0, 512);
-            let spent =
-                crate::Spent { seen: 10, taken: 10, begun: 10, ended: 10 + storage_ns, split: 0, queue: 0 };
+            let spent = crate::Spent { seen: 10, taken: 10, begun: 10, ended: 10 + storage_ns, split: 0, queue: 0 };
             page.ended(Kind::Read, slot, 512, crate::Outcome::Done, &spent, 10 + storage_ns);
         }
         if let Some((kind, taken, at_storage)) = in_flight {

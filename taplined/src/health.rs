@@ -149,9 +149,8 @@ async fn record_silent(daemon: &Daemon, before: &mut HashSet<Uuid>) -> Result<()
     let now = daemon.srs.patience.silent();
     let changed: Vec<Uuid> = before.symmetric_difference(&now).copied().collect();
     let silent = now.clone();
-    let recorded = daemon.catalogue.write(move |tx| {
-        changed.into_iter().try_for_each(|sr| tx.see_sr(sr, silent.contains(&sr)))
-    });
+    let recorded =
+        daemon.catalogue.write(move |tx| changed.into_iter().try_for_each(|sr| tx.see_sr(sr, silent.contains(&sr))));
     recorded.await?;
     *before = now;
     Ok(())

@@ -7,7 +7,7 @@ mod layers;
 
 use std::collections::HashMap;
 
-use api::{Problem, Space, VbdState};
+use api::{Health, Name, Problem, Space, VbdState, Vdi};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -15,6 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::{Registry, Unit};
 use stats::{Count, Histogram, Kind, Outcome, Stage, float};
+use uuid::Uuid;
 
 use crate::daemon::Daemon;
 use crate::statistics::{self, Read, Which};
@@ -63,6 +64,8 @@ struct Found {
     vbds: Vec<(VbdState, u64)>,
     open_tasks: u64,
     failed_schedules: u64,
+    /// Of each plugged VBD and each repository, and of each other VBD and VDI that is not healthy.
+    health: Vec<Labels>,
     host: Labels,
 }
 
@@ -80,16 +83,16 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
         let vdis = view.scheduled_vdis()?.into_iter().map(|vdi| vdi.retention_problem);
         let vms = view.scheduled_vms()?.into_iter().map(|vm| vm.retention_problem);
         let failed = vdis.chain(vms).flatten().count();
-        Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len(), failed))
+        Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len(), failed, health(view)?))
     });
-    let (srs, vbds, tasks, failed) = known.await?;
+    let (srs, vbds, tasks, failed, health) = known.await?;
     let named = |name: String, uuid: uuid::Uuid| vec![("sr", name), ("sr_uuid", uuid.to_string())];
     let repositories =
         srs.into_iter().filter_map(|sr| Some((named(sr.name.to_string(), sr.uuid), sr.space?))).collect();
     let host = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     let open_tasks = u64::try_from(tasks).unwrap_or(u64::MAX);
     let failed_schedules = u64::try_from(failed).unwrap_or(u64::MAX);
-    let found = Found { disks, repositories, vbds, open_tasks, failed_schedules, host };
+    let found = Found { disks, repositories, vbds, open_tasks, failed_schedules, health, host };
     blocking("write metrics", move || {
         let mut registry = Registry::with_prefix("tapline");
         registry.register_collector(Box::new(found));
@@ -98,6 +101,25 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
         Ok(text)
     })
     .await
+}
+
+/// The labels of each health that is shown.
+fn health(view: &repo::View<'_>) -> Result<Vec<Labels>, Problem> {
+    let labels = |kind: &str, uuid: Uuid, name: &Name, health: &Health| {
+        let (name, state) = (name.to_string(), health.state.name().to_owned());
+        vec![("kind", kind.to_owned()), ("uuid", uuid.to_string()), ("name", name), ("state", state)]
+    };
+    let vdis: HashMap<Uuid, Vdi> = view.vdis(None)?.into_iter().map(|vdi| (vdi.uuid, vdi)).collect();
+    let mut all: Vec<Labels> = view.srs()?.iter().map(|sr| labels("sr", sr.uuid, &sr.name, &sr.health)).collect();
+    for vbd in view.vbds(None, None)? {
+        let Some(vdi) = vdis.get(&vbd.vdi) else { continue };
+        if vbd.state != VbdState::Unplugged || !vbd.health.is_healthy() {
+            all.push(labels("vbd", vbd.uuid, &vdi.name, &vbd.health));
+        }
+    }
+    let ill = vdis.values().filter(|vdi| !vdi.health.is_healthy());
+    all.extend(ill.map(|vdi| labels("vdi", vdi.uuid, &vdi.name, &vdi.health)));
+    Ok(all)
 }
 
 impl Disk {
@@ -269,6 +291,8 @@ impl Found {
         of("sr_space", "Space of a repository", Some(Unit::Bytes)).gauges(encoder, space)?;
         let full = self.repositories.iter().map(|(labels, space)| (labels.clone(), f64::from(u8::from(space.full))));
         of("sr_full", "Whether guests wait for space", None).gauges(encoder, full)?;
+        let help = "1: the health of a plugged disk or a repository, or of another VBD or VDI that is not healthy";
+        of("health", help, None).gauges(encoder, self.health.iter().map(|labels| (labels.clone(), 1.0)))?;
         let vbds = self.vbds.iter().map(|(state, count)| {
             let word = serde_json::to_value(state).ok();
             let word = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or("unknown");

@@ -199,3 +199,6 @@ impl Tx<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod test;

@@ -442,6 +442,8 @@ fn diverged() -> (Bed, String, Vec<String>) {
     bed.put_back(&backup);
     let vdi = bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1;
     assert_eq!(vdi["state"], "diverged", "{}", bed.daemon.log());
+    assert_eq!(vdi["health"]["state"], "diverged", "{vdi}");
+    assert_eq!(bed.daemon.get(&bed.vbd).1["health"]["state"], "diverged");
     (bed, snapshot, files)
 }
 

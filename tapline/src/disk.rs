@@ -90,6 +90,23 @@ pub fn ask_once<V: Ask>(socket: &Path, verb: V) -> Result<V::Answer, Error> {
     connect(socket)?.ask(verb).map_err(|why| unanswered(socket, why))
 }
 
+/// Asks a disk, and waits for the answer for at most `patience`; `None` if there is none by then. A process that is
+/// stopped may not even take a connection, so a thread of its own waits for that; it is left behind.
+pub fn ask_within<V>(socket: &Path, verb: V, patience: Duration) -> Result<Option<V::Answer>, Error>
+where
+    V: Ask + Send + 'static,
+    V::Answer: Send + 'static,
+{
+    let (sender, answers) = std::sync::mpsc::channel();
+    let asked = socket.to_owned();
+    // If nobody waits any more, the answer is of no use.
+    std::thread::spawn(move || sender.send(ask_once(&asked, verb)).unwrap_or_default());
+    match answers.recv_timeout(patience) {
+        Ok(answer) => answer.map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
 fn whole(name: &ImageName) -> Result<ImageName, Error> {
     let whole = name.map_paths(|path| std::path::absolute(path));
     whole.map_err(|error| Error::cannot(format!("resolve the path of {name}"), error))

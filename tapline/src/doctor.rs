@@ -1,19 +1,20 @@
-//! `doctor`: what is set badly on this host for disks in user space, each with the command that mends it.
+//! `doctor`: checks the configuration of this host and the health of its disks, each with the command that fixes it.
 //!
-//! It looks at the kernel's settings and at statistics pages, changes nothing, and asks no daemon. Invariant: a check
-//! that cannot be made says so, and is not taken for a good one.
+//! It reads the kernel's settings and statistics pages, and asks the daemon for the health of what it serves; it changes
+//! nothing. Invariant: a check that cannot be made is reported as unknown, not as good.
+
+mod disks;
 
 mod libvirt;
-
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stats::Reader;
 
 use crate::failure::Failure;
 use crate::output::print_local;
+use crate::session::How;
+use crate::wrap::{width, wrapped};
 
 /// `doctor`.
 #[derive(Debug, clap::Args)]
@@ -46,11 +47,12 @@ struct Host {
 }
 
 /// Runs the command.
-pub fn run(doctor: &Doctor, json: bool) -> Result<(), Failure> {
+pub fn run(doctor: &Doctor, how: How) -> Result<(), Failure> {
+    let json = how.json;
     let host = Host { root: PathBuf::from("/") };
     let mut checks = host.checks();
     checks.extend(doctor.directories.iter().map(|path| direct_io(path)));
-    checks.extend(stuck_disks());
+    checks.extend(disks::checks(how.local_client()?.as_ref()));
     checks.extend(host.libvirt());
     if json {
         let told: Vec<_> = checks
@@ -66,18 +68,15 @@ pub fn run(doctor: &Doctor, json: bool) -> Result<(), Failure> {
             .collect();
         return Ok(print_local(&format!("{}\n", json!({ "checks": told })))?);
     }
-    let mut out = String::new();
+    let (mut out, width) = (String::new(), width());
     for check in &checks {
         let mark = match check.state {
             State::Good => "ok  ",
             State::Bad => "BAD ",
             State::Unknown => "?   ",
         };
-        // Writing to a string cannot fail.
-        writeln!(out, "{mark} {}", check.text).unwrap_or_default();
-        if let Some(mend) = &check.mend {
-            writeln!(out, "       {mend}").unwrap_or_default();
-        }
+        out.push_str(&wrapped(&format!("{mark} "), &check.text, width));
+        out.push_str(&check.mend.as_ref().map(|mend| wrapped("       ", mend, width)).unwrap_or_default());
     }
     Ok(print_local(&out)?)
 }
@@ -214,30 +213,6 @@ fn direct_io(directory: &Path) -> Check {
         }
         Err(errno) => unknown(format!("whether {shown} takes O_DIRECT: {errno}")),
     }
-}
-
-/// Disks of this host with requests that have been in flight for more than a second.
-fn stuck_disks() -> Vec<Check> {
-    let listed = stats::directories().into_iter().flat_map(|path| stats::pages_in(&path).unwrap_or_default());
-    let pages: Vec<PathBuf> = listed.filter(|page| page.exists()).collect();
-    let mut checks = Vec::new();
-    let mut read = 0;
-    for page in &pages {
-        let Ok(snapshot) = Reader::open(page).and_then(|reader| reader.snapshot()) else { continue };
-        read += 1;
-        if let Some(age) = snapshot.oldest_of_all().filter(|age| *age > 1_000_000_000) {
-            let text = format!("a request of {} has been in flight for {} s", snapshot.identity, age / 1_000_000_000);
-            checks.push(bad(text, "tapline top; tapline explain DISK; the kernel log of this host"));
-        }
-    }
-    if checks.is_empty() {
-        checks.push(match (read, pages.len()) {
-            (_, 0) => good("no disk is served on this host"),
-            (read, all) if read < all => unknown(format!("{} of {all} disks: their pages are for root", all - read)),
-            (read, _) => good(format!("no request of {read} disks is stuck")),
-        });
-    }
-    checks
 }
 
 #[cfg(test)]

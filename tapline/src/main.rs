@@ -22,6 +22,7 @@ mod explain;
 mod failure;
 mod find;
 mod hand_over;
+mod health;
 mod host;
 mod label;
 mod libvirt_hook;
@@ -37,11 +38,13 @@ mod task;
 mod token;
 mod top;
 mod trace;
+mod unit;
 mod vbd;
 mod vdi;
 mod vm;
 mod wait;
 mod word;
+mod wrap;
 mod xen;
 
 use std::ffi::OsString;
@@ -97,9 +100,9 @@ enum Command {
     Disk(disk::Disk),
     /// Show where the time of a disk's requests goes, stage by stage
     Trace(trace::Trace),
-    /// Say in words what bounds a disk now
+    /// Explain whether a disk is healthy and what limits it
     Explain(explain::Explain),
-    /// Look for what is set badly on this host, and say how to mend it
+    /// Check this host's configuration and the health of its disks, and suggest fixes
     Doctor(doctor::Doctor),
     /// Attach disks to Xen guests and detach them
     Xen(xen::Xen),
@@ -184,7 +187,12 @@ fn ended(failure: &Failure, json: bool) -> ExitCode {
 fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
     let has_endpoint = matches!(
         command,
-        Command::Ask(_) | Command::Top(_) | Command::Trace(_) | Command::Explain(_) | Command::LibvirtHook(_)
+        Command::Ask(_)
+            | Command::Top(_)
+            | Command::Trace(_)
+            | Command::Explain(_)
+            | Command::Doctor(_)
+            | Command::LibvirtHook(_)
     );
     if !has_endpoint {
         how.refuse_endpoint()?;
@@ -194,7 +202,7 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
         Command::Disk(disk) => disk::run(&disk, how.json)?,
         Command::Trace(trace) => trace::run(&trace, how)?,
         Command::Explain(explain) => explain::run(&explain, how)?,
-        Command::Doctor(doctor) => doctor::run(&doctor, how.json)?,
+        Command::Doctor(doctor) => doctor::run(&doctor, how)?,
         Command::Xen(xen) => xen::run(&xen, how.json)?,
         Command::Top(top) => top::run(top, how)?,
         Command::Image(_) | Command::Serve(_) | Command::Calibrate(_) => return Err(hand_over::hand_over().into()),

@@ -42,7 +42,7 @@ use names::Names;
 use pages::{Disk, Pages};
 use rows::{By, Row};
 
-pub use pages::identity;
+pub use pages::{Identity, identity};
 pub use terminal::restore as restore_terminal;
 
 /// How long the daemon's names are waited for where they are needed.

@@ -12,9 +12,12 @@ mod table;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use control::{Error, Kind, ask};
+use control::{Error, Kind, answer, ask};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use stats::{Reader, Record, write_recording};
 
 use crate::Words;
@@ -28,6 +31,9 @@ use group::Group;
 
 /// How often records are read: a page keeps 32,768 of them.
 const READ_EVERY: Duration = Duration::from_millis(20);
+
+/// How long the process may take to respond.
+const TO_ANSWER: Duration = Duration::from_secs(3);
 
 /// `trace`.
 #[derive(Debug, clap::Args)]
@@ -72,6 +78,8 @@ struct Traced {
     lost: u64,
     /// How often the trace was ended by somebody else, and begun again.
     interrupted: u32,
+    /// Whether it ended early, by a signal.
+    stopped: bool,
 }
 
 /// Runs the command.
@@ -108,6 +116,9 @@ pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
     if json {
         return Ok(print_local(&table::json(&groups, &warm_up, traced.lost))?);
     }
+    if traced.stopped {
+        say("tapline: stopped early; the result is of the requests until then\n");
+    }
     print_local(&table::text(&groups, &warm_up, traced.lost))?;
     if traced.interrupted > 0 {
         let times = traced.interrupted;
@@ -125,8 +136,15 @@ fn gather(trace: &Trace, place: &Place) -> Result<Traced, Error> {
             .advise("a page of the daemon's disk is readable by root")
     };
     let reader = Reader::open(&place.page).map_err(failed)?;
-    let asked = disk::ask_once(&place.control, ask::Trace { seconds: trace.seconds })?;
+    let asked = begin(place, trace.seconds)?;
     let until = Instant::now() + Duration::from_secs(trace.seconds.into());
+    // Interrupted, it keeps what it has; a second time it ends at once.
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let failed = |error| Error::cannot("handle signals", error);
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop)).map_err(failed)?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(failed)?;
+    }
     let (mut traced, mut next) = (Traced::default(), asked.next);
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -136,22 +154,31 @@ fn gather(trace: &Trace, place: &Place) -> Result<Traced, Error> {
             next = record.number + 1;
             traced.records.push(record);
         }
-        if left.is_zero() {
+        traced.stopped = stop.load(Ordering::Relaxed);
+        if left.is_zero() || traced.stopped {
             break;
         }
         let seconds = u32::try_from(left.as_secs()).unwrap_or(0);
         if seconds > 0 && !is_traced(&reader) {
             // Another trace has ended, or another process serves the disk now.
             traced.interrupted += 1;
-            let asked = disk::ask_once(&place.control, ask::Trace { seconds })?;
+            let asked = begin(place, seconds)?;
             next = next.max(asked.next);
         }
     }
     // It would end by itself with the next request; its memory is given back now. A disk that has ended has no trace.
-    if let Err(error) = disk::ask_once(&place.control, ask::Trace { seconds: 0 }) {
+    if let Err(error) = begin(place, 0) {
         say(&format!("tapline: the trace was not ended: {error}\n"));
     }
     Ok(traced)
+}
+
+/// Has requests traced for some time, or no longer.
+fn begin(place: &Place, seconds: u32) -> Result<answer::Trace, Error> {
+    disk::ask_within(&place.control, ask::Trace { seconds }, TO_ANSWER)?.ok_or_else(|| {
+        let why = format!("its process has not responded for {} s", TO_ANSWER.as_secs());
+        Error::cannot("trace the disk", why).advise("tapline explain shows whether it is stuck")
+    })
 }
 
 /// Whether requests are being traced. What cannot be read for a moment is.

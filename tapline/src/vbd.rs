@@ -11,9 +11,11 @@ use std::path::Path;
 use api::client::Connector;
 use api::{Autostart, Code, Mode, ObjectKind, Problem, Transport, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, Vbds};
 use arguments::{LimitWords, number};
+use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::column::{Column, Names};
+use crate::health;
 use crate::label::{self, ChangeLabels, NewLabels, WithTags};
 use crate::output::say;
 use crate::session::{Listing, Session, Waiting, print};
@@ -179,13 +181,10 @@ pub struct Set {
 
 type Shown = Column<Vbd>;
 
-/// Its state, and why its guest does not go on. A plugged one whose process has died is served by another.
-fn state(vbd: &Vbd) -> String {
-    let died = vbd.problem.is_some();
-    match vbd.state {
-        VbdState::Plugged if died && !vbd.waits_for_space => format!("{}, restarted", word::of(&vbd.state)),
-        _ => word::state(&vbd.state, vbd.waits_for_space, died),
-    }
+/// A recorded problem that its health does not show, such as the last death of a process that was replaced.
+fn last_problem(vbd: &Vbd) -> String {
+    let problem = vbd.problem.as_ref().filter(|problem| vbd.health.reason.as_ref() != Some(&problem.detail));
+    problem.map(|problem| problem.detail.clone()).unwrap_or_default()
 }
 
 const COLUMNS: &[Shown] = &[
@@ -194,7 +193,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
     Shown::new("position", |vbd, _| vbd.position.to_string()).right().if_room(),
     Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
-    Shown::new("state", |vbd, _| state(vbd)),
+    Shown::new("state", |vbd, _| health::with_state(word::of(&vbd.state), &vbd.health)),
     Shown::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),
     Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
     Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
@@ -204,10 +203,10 @@ const COLUMNS: &[Shown] = &[
     Shown::new("other config", |vbd, _| label::lines(&vbd.other_config)).alone(),
     Shown::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
     Shown::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
-    Shown::new("problem", |vbd, _| vbd.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
-        .alone(),
-    Shown::new("advice", |vbd, _| vbd.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
-        .alone(),
+    Shown::new("health", |vbd, _| health::in_words(&vbd.health, Timestamp::now())).alone(),
+    Shown::new("reason", |vbd, _| vbd.health.reason.clone().unwrap_or_default()).alone(),
+    Shown::new("advice", |vbd, _| vbd.health.advice.clone().unwrap_or_default()).alone(),
+    Shown::new("last problem", |vbd, _| last_problem(vbd)).formerly("problem").alone(),
     Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("limits", |vbd, _| vbd.limits.as_ref().map(limit::shown).unwrap_or_default()).alone(),
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),

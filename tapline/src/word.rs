@@ -50,16 +50,6 @@ pub fn of(value: &impl Serialize) -> String {
     }
 }
 
-/// A state, and why what is in it does not go on.
-pub fn state(state: &impl Serialize, no_space: bool, problem: bool) -> String {
-    let state = of(state);
-    match (no_space, problem) {
-        (true, _) => format!("{state}, no space"),
-        (false, true) => format!("{state}, problem"),
-        (false, false) => state,
-    }
-}
-
 /// A value as a line of JSON.
 pub fn json(value: &impl Serialize) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(|error| Problem::failed("print JSON", error))

@@ -229,11 +229,7 @@ fn with_pause(line: String, pause: Option<Pause>) -> String {
 }
 
 fn time(us: u64) -> String {
-    match us {
-        0..1_000 => format!("{us} us"),
-        1_000..1_000_000 => format!("{}.{} ms", us / 1_000, us % 1_000 / 100),
-        _ => format!("{}.{} s", us / 1_000_000, us % 1_000_000 / 100_000),
-    }
+    crate::unit::time(stats::float(us) * 1000.0)
 }
 
 fn or(text: Option<&str>) -> String {
@@ -248,7 +244,7 @@ mod test {
 
     #[test]
     fn a_pause_is_shown_in_a_suitable_unit() {
-        assert_eq!((time(999), time(1_234), time(2_500_000)), ("999 us".into(), "1.2 ms".into(), "2.5 s".into()));
+        assert_eq!((time(999), time(1_234), time(2_500_000)), ("999 µs".into(), "1.2 ms".into(), "2.5 s".into()));
         let line = |pause_us| with_pause("done".into(), Some(Pause { pause_us, held_us: 20 }));
         assert_eq!(line(3100), "done; the guest saw a pause of 3.1 ms");
         assert!(line(0).contains("no pause"), "{}", line(0));

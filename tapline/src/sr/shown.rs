@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use super::calibrate::told;
 use crate::column::Column;
+use crate::health;
 use crate::label;
 use crate::word;
 
@@ -18,7 +19,7 @@ type Found = Column<SrFound>;
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
     Shown::new("name", |sr, _| sr.name.to_string()),
-    Shown::new("state", |sr, _| word::state(&sr.state, sr.space.as_ref().is_some_and(|space| space.full), false)),
+    Shown::new("state", |sr, _| health::with_state(word::of(&sr.state), &sr.health)),
     Shown::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation)))
         .formerly("allocated")
         .right()
@@ -66,10 +67,9 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("notes", |sr, _| sr.variant.as_ref().map(|variant| variant.notes.join("\n")).unwrap_or_default())
         .alone(),
     Shown::new("measured", |sr, _| of_space(sr, |space| format!("{:.0}", space.measured))).alone(),
-    Shown::new("problem", |sr, _| sr.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
-        .alone(),
-    Shown::new("advice", |sr, _| sr.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
-        .alone(),
+    Shown::new("health", |sr, _| health::in_words(&sr.health, Timestamp::now())).alone(),
+    Shown::new("reason", |sr, _| sr.health.reason.clone().unwrap_or_default()).formerly("problem").alone(),
+    Shown::new("advice", |sr, _| sr.health.advice.clone().unwrap_or_default()).alone(),
     Shown::new("created", |sr, _| format!("{:.0}", sr.created)).alone(),
     Shown::new("description", |sr, _| sr.description.to_string()).alone(),
 ];

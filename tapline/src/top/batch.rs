@@ -131,6 +131,7 @@ pub fn object(row: &Row, pages: &Pages, layers: &Layers) -> Value {
     add("name", json!(row.name));
     add("pages", json!(row.pages));
     add("state", json!(if row.ended { "ended" } else { "serving" }));
+    add("health", json!(row.health));
     let rates = row.rates.as_ref();
     add("interval_seconds", json!(rates.map(|rates| rates.seconds)));
     let of = |kind: Kind| rates.map(|rates| rates.kind(kind));

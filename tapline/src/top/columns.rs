@@ -4,6 +4,7 @@
 
 use std::cmp::Ordering;
 
+use api::HealthState;
 use stats::Kind;
 use unicode_width::UnicodeWidthStr;
 
@@ -62,6 +63,7 @@ pub const COLUMNS: &[Column] = &[
     words("DISK", NAME_MIN, 0, |row| &row.name, "the machine and its device, the VDI, or the image"),
     words("VDI", 16, 13, |row| row.known.as_ref().map_or("", |known| &known.vdi), "the VDI, as the daemon says"),
     words("SR", 12, 14, |row| row.known.as_ref().map_or("", |known| &known.sr), "its repository, as the daemon says"),
+    words("HEALTH", 11, 1, health, "whether it does its work; Enter shows why not, and what to do"),
     number("r/s", 1, |row| rate(row, Kind::Read), "reads that ended, per second"),
     number("w/s", 1, |row| rate(row, Kind::Write), "writes that ended, per second"),
     number("rMB/s", 2, |row| megabytes(row, Kind::Read), "megabytes (10^6 bytes) read, per second"),
@@ -83,6 +85,10 @@ pub const COLUMNS: &[Column] = &[
     Column { width: text::WIDTH + 1, ..duration("oldest", 4, oldest, "the oldest of them; ! if older than 1 s") },
     count("errors", 6, |row| Some(stats::float(row.errors)), "requests that failed since the page was begun"),
 ];
+
+fn health(row: &Row) -> &str {
+    if row.ended { "-" } else { row.health.state.name() }
+}
 
 fn rates(row: &Row) -> Option<&Rates> {
     row.rates.as_ref()
@@ -173,6 +179,7 @@ impl Table {
         columns
             .map(|(at, column)| {
                 let marked = match column.head {
+                    "HEALTH" => row.health.state > HealthState::Unmanaged,
                     "oldest" => row.oldest.is_some_and(|age| age > OLD),
                     "errors" => rates(row).is_some_and(|rates| rates.all().errors > 0.0),
                     _ => false,

@@ -2,12 +2,16 @@
 //!
 //! It knows a disk and a width, and neither keys nor terminals.
 
+use api::HealthState;
+use jiff::Timestamp;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use stats::{Count, Histogram, InFlight, Kind, Stage, bucket_bounds, differs, float};
 use unicode_width::UnicodeWidthStr;
 
 use crate::column::shortened;
+use crate::health::in_words;
+use crate::wrap::wrapped;
 
 use super::columns::{OLD, fitting};
 use super::layer_table;
@@ -64,6 +68,7 @@ pub fn lines(disk: &mut Disk, name: Option<&Name>, around: Option<&Around>, look
     let layers = layer_table::lines(disk, since.as_ref(), around, width, colour);
     let histograms = if all_time { disk.stages_of_all_time().cloned() } else { since };
     let mut lines = head(disk, name, width);
+    lines.extend(health(disk, name, width, colour));
     lines.extend(history(disk, width));
     lines.extend(warnings(disk));
     let span = match (&disk.rates, all_time) {
@@ -102,6 +107,18 @@ fn head(disk: &Disk, name: Option<&Name>, width: usize) -> Vec<Line<'static>> {
     lines.push(format!("{process}, number {of} of this page, version {}", shown(&identity.program)));
     lines.push(format!("page {}", shown(&disk.path.to_string_lossy())));
     lines.into_iter().map(|line| Line::raw(shortened(line, Some(width)))).collect()
+}
+
+/// The health of the disk; if it is not healthy, why, and what to do.
+fn health(disk: &Disk, name: Option<&Name>, width: usize, colour: bool) -> Vec<Line<'static>> {
+    let health = rows::health(disk, name);
+    let is_bad = health.state > HealthState::Unmanaged;
+    let state = in_words(&health, Timestamp::now());
+    let first = health.reason.as_ref().map_or_else(|| state.clone(), |reason| format!("{state}: {reason}"));
+    let text = wrapped("", &text::in_one_line(&first), width);
+    let advice = health.advice.map(|advice| wrapped("  ", &text::in_one_line(&advice), width)).unwrap_or_default();
+    let style = super::screen::mark(is_bad, colour, Color::Red);
+    text.lines().chain(advice.lines()).map(|line| Line::styled(line.to_owned(), style)).collect()
 }
 
 fn history(disk: &Disk, width: usize) -> Vec<Line<'static>> {

@@ -1,6 +1,6 @@
-//! Names of VMs, devices, VDIs and SRs, from the daemon if there is one.
+//! Names of VMs, devices, VDIs and SRs, and the health of VBDs, from the daemon if there is one.
 //!
-//! It is asked in a thread of its own every few seconds, so that nothing waits for it. It knows neither pages nor
+//! It is asked in a thread of its own every second, so that nothing waits for it. It knows neither pages nor
 //! screens. Invariant: without a daemon there are no names, and everything else goes on.
 
 use std::collections::HashMap;
@@ -8,13 +8,13 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use api::client::Client;
-use api::{Problem, Transport, Vbd};
+use api::{Health, Problem, Transport, Vbd};
 use uuid::Uuid;
 
-/// Time between two questions.
-const ASKED: Duration = Duration::from_secs(5);
-/// Questions after which names that are known are asked for again: they may have changed.
-const ANEW: u32 = 12;
+/// Time between two requests: a disk's health is shown within two seconds.
+const ASKED: Duration = Duration::from_secs(1);
+/// Requests after which names that are known are requested again: they may have changed.
+const ANEW: u32 = 60;
 
 /// What the daemon calls the disk of a VBD.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Name {
     pub vdi_uuid: Uuid,
     /// The repository of the VDI.
     pub sr: String,
+    /// The health of the VBD, as the daemon last had it.
+    pub health: Health,
 }
 
 /// Names by the UUIDs of VBDs.
@@ -126,6 +128,7 @@ impl Book {
             vdi,
             vdi_uuid: vbd.vdi,
             sr: self.srs.get(&sr).cloned().unwrap_or_default(),
+            health: vbd.health.clone(),
         }
     }
 }

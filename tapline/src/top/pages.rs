@@ -11,11 +11,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use api::health::Seen;
 use serde::Deserialize;
-use stats::{Histogram, Kind, ReadError, Reader, Snapshot, Stage};
+use stats::{Delays, Histogram, Kind, ReadError, Reader, Snapshot, Stage};
 use uuid::Uuid;
 
 use super::rates::{self, Rates};
+use crate::health;
 
 /// Time between two listings of the directories.
 const LISTED: Duration = Duration::from_secs(3);
@@ -60,8 +62,11 @@ pub struct Disk {
     pub rates: Option<Rates>,
     /// Requests per second and queue sizes of earlier intervals, the latest last.
     pub history: VecDeque<(f64, f64)>,
+    /// What can be seen of its process and of how long its requests take.
+    pub seen: Seen,
     /// Since when its process has been gone.
     pub ended: Option<Instant>,
+    delays: Delays,
     reader: Reader,
     file: (u64, u64),
     /// Its file is not in its place any more.
@@ -204,15 +209,18 @@ impl Disk {
     fn of(path: PathBuf, (file, metadata): (File, Metadata), round: u64) -> Result<Disk, ReadError> {
         let reader = Reader::of(file)?;
         let now = reader.snapshot()?;
+        let mut delays = Delays::default();
         let vbd = path.parent().and_then(Path::file_name).and_then(|name| Uuid::parse_str(name.to_str()?).ok());
         let mut disk = Disk {
             vbd: vbd.filter(|_| path.extension().is_some() && path.ends_with("statistics.page")),
             path,
             identity: Identity::default(),
+            seen: health::seen(&mut delays, &now),
             now,
             rates: None,
             history: VecDeque::new(),
             ended: None,
+            delays,
             reader,
             file: id(&metadata),
             removed: false,
@@ -229,6 +237,7 @@ impl Disk {
     fn take(&mut self, now: Snapshot, look_at_process: bool) {
         let before = std::mem::replace(&mut self.now, now);
         self.rates = rates::between(&before, &self.now);
+        self.seen = health::seen(&mut self.delays, &self.now);
         if before.identity != self.now.identity {
             self.identity = identity(&self.now.identity);
         }

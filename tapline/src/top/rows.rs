@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use api::Health;
 use stats::Histogram;
 
 use super::names::{Name, Names};
 use super::pages::{Disk, Pages};
 use super::rates::Rates;
 use super::text::in_one_line;
+use crate::health::{with_daemon, without_daemon};
 
 /// What a row is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -43,6 +45,8 @@ pub struct Row {
     pub errors: u64,
     /// Durations of what ended in the last interval, if they were asked for.
     pub latency: Option<Histogram>,
+    /// The health of its disk, or the worst of them.
+    pub health: Health,
     /// Its process is gone.
     pub ended: bool,
     /// Its image.
@@ -93,7 +97,7 @@ pub fn rows(pages: &Pages, names: &Names, by: By, is_wanted: impl Fn(&Disk, Opti
     let disks =
         pages.disks.values().map(|disk| (disk, names.of(disk.vbd))).filter(|(disk, name)| is_wanted(disk, *name));
     if by == By::Disk {
-        return disks.map(|(disk, name)| row(disk, name)).collect();
+        return disks.map(|(disk, name)| row(disk, name, false)).collect();
     }
     let mut groups: BTreeMap<String, Row> = BTreeMap::new();
     for (disk, known) in disks {
@@ -105,7 +109,7 @@ pub fn rows(pages: &Pages, names: &Names, by: By, is_wanted: impl Fn(&Disk, Opti
             }
         };
         let group = in_one_line(&group);
-        let row = row(disk, None);
+        let row = row(disk, known, true);
         match groups.get_mut(&group) {
             Some(sum) => sum.add(row),
             None => drop(groups.insert(group.clone(), Row { name: group, image: String::new(), is_sum: true, ..row })),
@@ -114,8 +118,23 @@ pub fn rows(pages: &Pages, names: &Names, by: By, is_wanted: impl Fn(&Disk, Opti
     groups.into_values().collect()
 }
 
-fn row(disk: &Disk, known: Option<&Name>) -> Row {
+/// The health of a disk: that which the daemon knows, or what can be seen here.
+pub fn health(disk: &Disk, known: Option<&Name>) -> Health {
+    let socket = || disk.identity.control.clone().unwrap_or_else(|| disk.path.display().to_string());
+    match (disk.vbd, known) {
+        _ if disk.ended.is_some() => Health::healthy(),
+        (Some(vbd), known) => {
+            let (vbd, unknown) = (vbd.to_string(), Health::healthy());
+            let known = known.map_or(&unknown, |known| &known.health);
+            with_daemon(known, vbd.get(..8).unwrap_or_default(), disk.now.pid, disk.seen)
+        }
+        (None, _) => without_daemon(&in_one_line(&socket()), disk.now.pid, disk.seen, false),
+    }
+}
+
+fn row(disk: &Disk, names: Option<&Name>, is_sum: bool) -> Row {
     let now = &disk.now;
+    let known = names.filter(|_| !is_sum);
     Row {
         pages: vec![disk.path.clone()],
         name: name(disk, known),
@@ -125,6 +144,7 @@ fn row(disk: &Disk, known: Option<&Name>) -> Row {
         oldest: now.oldest_of_all(),
         errors: now.kinds.iter().fold(0, |sum, kind| kind.all_errors().saturating_add(sum)),
         latency: None,
+        health: health(disk, names),
         ended: disk.ended.is_some(),
         image: in_one_line(&disk.identity.image),
         is_sum: false,
@@ -145,6 +165,9 @@ impl Row {
         self.in_flight = self.in_flight.saturating_add(other.in_flight);
         self.oldest = self.oldest.max(other.oldest);
         self.errors = self.errors.saturating_add(other.errors);
+        if other.health.state > self.health.state {
+            self.health = other.health;
+        }
         self.ended &= other.ended;
     }
 

@@ -1,56 +1,70 @@
 //! What was traced, as a table for people and as JSON.
 
-use std::fmt::Write;
-
 use control::size::readable;
 use serde_json::{Value, json};
 use stats::{Record, Stage, float};
 
 use super::group::Group;
+use crate::unit::time;
+use crate::wrap::wrapped;
 
-/// The table. Durations are in microseconds.
+/// The width of the tables.
+const WIDTH: usize = 80;
+
+/// Two tables of at most 80 columns: the stages of each kind and size of request, and their durations.
 pub fn text(groups: &[Group], warm_up: &[&Record], lost: u64) -> String {
     let mut out = String::new();
-    // Writing to a string cannot fail.
-    let mut line = |text: String| writeln!(out, "{text}").unwrap_or_default();
     if groups.is_empty() {
-        line("no requests were answered in this time".into());
+        out.push_str("no requests were answered in this time\n");
     } else {
-        let stages: String = Stage::ALL.iter().map(|stage| format!("{:>11}", stage.name())).collect();
-        line(format!(
-            "{:12} {:>8} {:>8} {stages}{:>9} {:>9} {:>9} {:>9} {:>9}",
-            "OPERATION", "SIZE", "COUNT", "TYPICAL", "MEAN", "P50", "P99", "MAX"
-        ));
-        for group in groups {
-            let stages: String = group.stages.iter().map(|ns| format!("{:>11.1}", ns / 1000.0)).collect();
-            let us = |ns: f64| ns / 1000.0;
-            line(format!(
-                "{:12} {:>8} {:>8} {stages}{:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1}{}",
-                group.kind.name(),
-                readable(group.len),
-                group.count,
-                us(group.typical()),
-                us(group.mean),
-                us(float(group.p50)),
-                us(float(group.p99)),
-                us(float(group.longest)),
-                if group.failed > 0 { format!("  {} failed", group.failed) } else { String::new() },
-            ));
-        }
-        line("microseconds; stages and TYPICAL are means without the fastest and the slowest fifth".into());
+        stages(&mut out, groups);
+        out.push('\n');
+        durations(&mut out, groups);
+        let note = "stages and TYPICAL are means without the fastest and the slowest fifth";
+        out.push_str(&wrapped("", note, WIDTH));
     }
     if !warm_up.is_empty() {
         let sum: f64 = warm_up.iter().map(|record| float(record.whole())).sum();
-        let mean = sum / float(warm_up.len() as u64) / 1000.0;
-        line(format!("warm-up, not counted above: {} requests, mean {mean:.1}", warm_up.len()));
+        let mean = time(sum / float(warm_up.len() as u64));
+        out.push_str(&format!("warm-up, not counted above: {} requests, mean {mean}\n", warm_up.len()));
     }
     if lost > 0 {
-        line(format!("{lost} requests came faster than they could be read, and are not counted"));
+        out.push_str(&format!("{lost} requests came faster than they could be read, and are not counted\n"));
     }
     out
 }
 
-/// The same as one line of JSON.
+fn stages(out: &mut String, groups: &[Group]) {
+    let heads: String = Stage::ALL.iter().map(|stage| format!(" {:>7}", head(*stage))).collect();
+    line(out, format!("{:12} {:>7}{heads}", "OPERATION", "SIZE"));
+    for group in groups {
+        let stages: String = group.stages.iter().map(|ns| format!(" {:>7}", time(*ns))).collect();
+        line(out, format!("{:12} {:>7}{stages}", group.kind.name(), readable(group.len)));
+    }
+}
+
+fn durations(out: &mut String, groups: &[Group]) {
+    let heads = ["TYPICAL", "MEAN", "P50", "P99", "MAX"].map(|head| format!(" {head:>7}")).concat();
+    line(out, format!("{:12} {:>7} {:>8}{heads}", "OPERATION", "SIZE", "COUNT"));
+    for group in groups {
+        let all = [group.typical(), group.mean, float(group.p50), float(group.p99), float(group.longest)];
+        let all = all.map(|ns| format!(" {:>7}", time(ns))).concat();
+        let failed = if group.failed > 0 { format!("  {} failed", group.failed) } else { String::new() };
+        line(out, format!("{:12} {:>7} {:>8}{all}{failed}", group.kind.name(), readable(group.len), group.count));
+    }
+}
+
+fn line(out: &mut String, text: String) {
+    out.push_str(text.trim_end());
+    out.push('\n');
+}
+
+/// The name of a stage in a column of seven characters.
+fn head(stage: Stage) -> &'static str {
+    if stage == Stage::Completion { "complet" } else { stage.name() }
+}
+
+/// The groups as one line of JSON; durations are in nanoseconds.
 pub fn json(groups: &[Group], warm_up: &[&Record], lost: u64) -> String {
     let groups: Vec<Value> = groups
         .iter()
@@ -86,10 +100,13 @@ mod test {
         let warm = [&records[0]];
         let shown = text(&Group::of(records.iter()), &warm, 3);
         let expected = "\
-OPERATION        SIZE    COUNT        ring        map      split      queue    storage completion     notify  TYPICAL      MEAN       P50       P99       MAX
-read            4 KiB       10         0.1        0.2        0.0        0.0       10.0        0.3        0.4     11.0      11.0      11.0      11.0      11.0
-microseconds; stages and TYPICAL are means without the fastest and the slowest fifth
-warm-up, not counted above: 1 requests, mean 11.0
+OPERATION       SIZE    ring     map   split   queue storage complet  notify
+read           4 KiB  100 ns  200 ns    0 ns    0 ns 10.0 µs  300 ns  400 ns
+
+OPERATION       SIZE    COUNT TYPICAL    MEAN     P50     P99     MAX
+read           4 KiB       10 11.0 µs 11.0 µs 11.0 µs 11.0 µs 11.0 µs
+stages and TYPICAL are means without the fastest and the slowest fifth
+warm-up, not counted above: 1 requests, mean 11.0 µs
 3 requests came faster than they could be read, and are not counted
 ";
         assert_eq!(shown, expected);

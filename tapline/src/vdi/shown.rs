@@ -2,8 +2,10 @@
 
 use api::{Vdi, VdiState};
 use control::size::readable;
+use jiff::Timestamp;
 
 use crate::column::{Column, Uuids};
+use crate::health;
 use crate::label;
 use crate::schedule::why_none_is_taken;
 use crate::word;
@@ -35,17 +37,21 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
     Shown::new("not kept", |vdi, _| why_none_is_taken(vdi.retention_problem.as_ref())).alone(),
     Shown::new("taken by", |vdi, _| if vdi.scheduled { "its schedule".into() } else { String::new() }).alone(),
+    Shown::new("health", |vdi, _| health::in_words(&vdi.health, Timestamp::now())).alone(),
+    Shown::new("reason", |vdi, _| vdi.health.reason.clone().unwrap_or_default()).alone(),
+    Shown::new("advice", |vdi, _| vdi.health.advice.clone().unwrap_or_default()).alone(),
     Shown::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),
     Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),
 ];
 
-/// One word: what is wrong with the disk, or how it is used.
+/// How the disk is used, and its health unless that is good.
 pub fn state(vdi: &Vdi) -> String {
-    match (vdi.state, vdi.users.is_empty()) {
+    let state = match (vdi.state, vdi.users.is_empty()) {
         (VdiState::Ready, false) => "in use".into(),
         (VdiState::Ready, true) if vdi.read_only => "read-only".into(),
         (other, _) => word::of(&other),
-    }
+    };
+    health::with_state(state, &vdi.health)
 }
 
 fn used_by(vdi: &Vdi, uuids: Uuids) -> String {

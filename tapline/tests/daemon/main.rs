@@ -2,6 +2,7 @@
 
 mod console;
 mod follow;
+mod health;
 mod labels;
 mod libvirt_hook;
 mod mistakes;

@@ -38,7 +38,7 @@ fn no_line_is_wider_than_the_terminal_and_columns_go_by_priority() {
         before = count;
     }
     assert_eq!(before, COLUMNS.len());
-    assert_eq!(heads(&rows, 60), ["DISK", "r/s", "w/s", "rMB/s", "wMB/s", "queue", "oldest"]);
+    assert_eq!(heads(&rows, 60), ["DISK", "HEALTH", "r/s", "w/s", "rMB/s", "wMB/s"]);
 }
 
 #[test]

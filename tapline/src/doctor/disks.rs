@@ -1,0 +1,229 @@
+//! Whether the disks and repositories of this host are healthy, and what ended processes have left.
+//!
+//! Invariants: a disk that this user may not see is not taken for one that is not there; nothing waits for a process or
+//! a daemon that does not respond.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::client::Client;
+use api::health::Seen;
+use api::{Code, Health, Problem};
+use jiff::Timestamp;
+use stats::{Delays, ReadError, Reader, Snapshot};
+
+use super::{Check, bad, good, unknown};
+use crate::health::{in_words, without_daemon};
+use crate::session;
+use crate::top;
+
+/// How long the daemon may take.
+const TO_ANSWER: Duration = Duration::from_secs(3);
+/// Time between two readings of a page.
+const BETWEEN: Duration = Duration::from_millis(500);
+
+/// A page that was read, and what was seen of its process.
+struct Served {
+    page: PathBuf,
+    reader: Reader,
+    delays: Delays,
+    now: Snapshot,
+    seen: Seen,
+}
+
+/// What was found in the directories of pages.
+#[derive(Default)]
+struct Found {
+    served: Vec<Served>,
+    /// Those whose process has ended.
+    ended: Vec<Served>,
+    checks: Vec<Check>,
+    /// Disks and directories that this user may not see.
+    hidden: Vec<PathBuf>,
+}
+
+/// All checks of disks and repositories; `client` is that of the daemon of this host, if it may be asked.
+pub fn checks(client: Option<&Client>) -> Vec<Check> {
+    let mut found = Found::default();
+    stats::directories().iter().for_each(|directory| found.look_into(directory));
+    if !found.served.is_empty() {
+        std::thread::sleep(BETWEEN);
+        found.served.iter_mut().for_each(Served::look_again);
+    }
+    let (plugged, mut checks) = of_daemon(client);
+    let is_there = plugged.is_some();
+    checks.append(&mut found.checks);
+    // The daemon has judged its own.
+    let is_judged = |served: &&Served| is_there && served.is_of_daemon();
+    let here = found.served.iter().filter(|served| !is_judged(served)).map(|served| (served.name(), served.health()));
+    checks.extend(here.filter(|(_, health)| is_ill(health)).map(|(name, health)| check(&name, &health)));
+    checks.extend(found.ended.iter().filter(|served| !is_judged(served)).map(Served::left));
+    // Those of a daemon may be in a directory of its own.
+    let of_daemon = found.served.iter().filter(|served| served.is_of_daemon()).count();
+    let all = found.served.len() - of_daemon + of_daemon.max(plugged.unwrap_or(0));
+    checks.push(counted(all, found.hidden.first()));
+    checks
+}
+
+/// How many disks are served, as far as this user may see: `hidden` is a place into which only root may look.
+fn counted(all: usize, hidden: Option<&PathBuf>) -> Check {
+    let place = if rustix::process::geteuid().is_root() { "on this host" } else { "that this user may see" };
+    let count = match all {
+        0 => format!("no disk is served {place}"),
+        1 => format!("1 disk is served {place}"),
+        all => format!("{all} disks are served {place}"),
+    };
+    match hidden {
+        None => good(count),
+        Some(hidden) => {
+            let why = format!("whether there are others: only root may look into {}", hidden.display());
+            Check { mend: Some("sudo tapline doctor".into()), ..unknown(format!("{why}; {count}")) }
+        }
+    }
+}
+
+fn is_ill(health: &Health) -> bool {
+    health.state > api::HealthState::Unmanaged
+}
+
+fn check(name: &str, health: &Health) -> Check {
+    let state = in_words(health, Timestamp::now());
+    let reason = health.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let text = format!("{name} is {state}{reason}");
+    let text = control::printable(&text);
+    match &health.advice {
+        Some(advice) => bad(text, control::printable(advice)),
+        None => Check { mend: None, ..bad(text, "") },
+    }
+}
+
+impl Found {
+    fn look_into(&mut self, directory: &Path) {
+        match stats::pages_in(directory) {
+            Ok(pages) => pages.into_iter().for_each(|page| self.look_at(page)),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.hidden.push(directory.to_owned()),
+            // There never was a disk.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => self.checks.push(unknown(format!("which disks are in {}: {error}", directory.display()))),
+        }
+    }
+
+    fn look_at(&mut self, page: PathBuf) {
+        let opened = Reader::open(&page).and_then(|reader| Ok((reader.snapshot()?, reader)));
+        let (now, reader) = match opened {
+            Ok(opened) => opened,
+            Err(ReadError::Failed(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.hidden.push(page);
+                return;
+            }
+            // It was removed meanwhile, or has only been begun.
+            Err(ReadError::Failed(error)) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(ReadError::NotAPage) => return,
+            Err(why) => {
+                self.checks.push(unknown(format!("the disk of {}: {why}", page.display())));
+                return;
+            }
+        };
+        let mut delays = Delays::default();
+        let seen = crate::health::seen(&mut delays, &now);
+        let served = Served { page, reader, delays, now, seen };
+        match served.has_ended() {
+            true => self.ended.push(served),
+            false => self.served.push(served),
+        }
+    }
+}
+
+impl Served {
+    fn look_again(&mut self) {
+        // A page that cannot be read any more is judged as it was.
+        if let Ok(now) = self.reader.snapshot() {
+            self.seen = crate::health::seen(&mut self.delays, &now);
+            self.now = now;
+        }
+    }
+
+    /// Whether the process has ended: nothing maps the page, whatever has its pid now.
+    fn has_ended(&self) -> bool {
+        self.now.pid.is_none_or(|pid| stats::is_written_by(pid, &self.page) == Some(false))
+    }
+
+    fn is_of_daemon(&self) -> bool {
+        self.page.ends_with("statistics.page")
+    }
+
+    fn identity(&self) -> top::Identity {
+        top::identity(&self.now.identity)
+    }
+
+    fn name(&self) -> String {
+        let image = self.identity().image;
+        if image.is_empty() { format!("the disk of {}", self.page.display()) } else { format!("the disk {image}") }
+    }
+
+    fn health(&self) -> Health {
+        let control = self.identity().control.unwrap_or_default();
+        without_daemon(&control, self.now.pid, self.seen, false)
+    }
+
+    /// What the process has left. The daemon removes the files of its own disks, and restarts them.
+    fn left(&self) -> Check {
+        let process = self.now.pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+        let name = control::printable(&self.name());
+        if self.is_of_daemon() {
+            let text = format!("{name} is not served: its process{process} has ended, and the daemon does not respond");
+            return bad(text, "systemctl status taplined; systemctl start taplined");
+        }
+        // Another process may listen there by now.
+        let is_left = |control: &String| {
+            let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            UnixStream::connect(control).err().is_some_and(refused)
+        };
+        let control = self.identity().control.filter(is_left);
+        let files = control.into_iter().chain([self.page.display().to_string()]);
+        let files: Vec<String> = files.map(|file| quoted(&file)).collect();
+        let text = format!("{name} is no longer served: its process{process} has ended and left files");
+        bad(text, control::printable(&format!("rm {}", files.join(" "))))
+    }
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    if path.chars().all(plain) { path.to_owned() } else { format!("'{}'", path.replace('\'', "'\\''")) }
+}
+
+/// How many disks the daemon serves, and what is wrong with its disks and repositories; nothing if there is no daemon.
+fn of_daemon(client: Option<&Client>) -> (Option<usize>, Vec<Check>) {
+    let Some(client) = client else { return (None, Vec::new()) };
+    let asked = session::runtime().and_then(|runtime| {
+        runtime.block_on(async {
+            tokio::time::timeout(TO_ANSWER, ill(client)).await.unwrap_or_else(|_| {
+                let what = format!("no answer in {} s", TO_ANSWER.as_secs());
+                Err(Problem::new(Code::Timeout, what))
+            })
+        })
+    });
+    match asked {
+        Ok((plugged, ill)) if ill.is_empty() => {
+            (Some(plugged), vec![good("the daemon's disks and repositories are healthy")])
+        }
+        Ok((plugged, ill)) => (Some(plugged), ill.iter().map(|(name, health)| check(name, health)).collect()),
+        Err(problem) if problem.code == Code::Unreachable => (None, Vec::new()),
+        Err(problem) => {
+            let what = format!("whether the daemon's disks and repositories are healthy: {problem}");
+            (None, vec![unknown(what)])
+        }
+    }
+}
+
+/// The number of plugged disks, and the disks and repositories that are not healthy, by name. A disk is a VDI, whose
+/// health is that of its VBDs, too.
+async fn ill(client: &Client) -> Result<(usize, Vec<(String, Health)>), Problem> {
+    let plugged = client.vbds(None, None, None).await?.iter().filter(|vbd| vbd.pid.is_some()).count();
+    let srs = client.srs(None).await?.into_iter().map(|sr| (format!("the repository '{}'", sr.name), sr.health));
+    let vdis = client.vdis(None, None).await?.into_iter().map(|vdi| (format!("the disk '{}'", vdi.name), vdi.health));
+    Ok((plugged, srs.chain(vdis).filter(|(_, health)| is_ill(health)).collect()))
+}

@@ -7,6 +7,7 @@ use api::{Code, Event, ObjectKind, Problem};
 use arguments::number;
 use serde_json::Value;
 
+use crate::health;
 use crate::output::say;
 use crate::session::{Session, print_on};
 use crate::word;
@@ -57,7 +58,9 @@ fn tell(session: &Session, event: &Event) -> Result<ControlFlow<()>, Problem> {
     let object: Option<Value> = event.object().map_err(|error| Problem::failed("read an event", error))?;
     let known = |name: &str| object.as_ref()?.get(name)?.as_str();
     let name = known("name").or(known("verb")).unwrap_or("-");
-    let state = known("state").or(known("power")).unwrap_or_default();
+    let state = known("state").or(known("power")).unwrap_or_default().to_owned();
+    let health = object.as_ref().and_then(|object| serde_json::from_value(object.get("health")?.clone()).ok());
+    let state = health::with_state(state, &health.unwrap_or_default());
     let line = format!("{:>6}  {:.0}  {change:<7}  {kind:<4}  {}  {name}  {state}", event.seq, event.at, event.uuid);
     print_on(&format!("{}\n", api::visible(line.trim_end())))
 }

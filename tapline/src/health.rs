@@ -91,6 +91,11 @@ pub fn with_state(state: String, health: &Health) -> String {
     if health.is_healthy() || state == word { state } else { format!("{state}, {word}") }
 }
 
+/// The state of an object in a narrow column: its health instead, if that is not good.
+pub fn instead_of(state: String, health: &Health) -> String {
+    if health.is_healthy() { state } else { health.state.name().to_owned() }
+}
+
 #[cfg(test)]
 mod test {
     use super::*;
@@ -114,6 +119,8 @@ mod test {
         assert_eq!(with_state("plugged".into(), &health), "plugged, stuck");
         assert_eq!(with_state("stuck".into(), &health), "stuck");
         assert_eq!(with_state("plugged".into(), &Health::healthy()), "plugged");
+        assert_eq!(instead_of("in use".into(), &health), "stuck");
+        assert_eq!(instead_of("in use".into(), &Health::healthy()), "in use");
     }
 
     #[test]

@@ -227,7 +227,7 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod test {
-    use stats::{Outcome, Page, Source, Spent};
+    use stats::{Outcome, Page, Reader, Source, Spent};
 
     use super::*;
 

@@ -19,7 +19,7 @@ type Found = Column<SrFound>;
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
     Shown::new("name", |sr, _| sr.name.to_string()),
-    Shown::new("state", |sr, _| health::with_state(word::of(&sr.state), &sr.health)),
+    Shown::new("state", |sr, _| health::instead_of(word::of(&sr.state), &sr.health)),
     Shown::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation)))
         .formerly("allocated")
         .right()

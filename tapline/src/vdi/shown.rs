@@ -18,9 +18,9 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("name", |vdi, _| vdi.name.to_string()),
     Shown::new("virtual", |vdi, _| readable(vdi.size)).formerly("size").right(),
     Shown::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
+    Shown::new("state", |vdi, _| state(vdi)).if_room(),
     Shown::new("format", |vdi, _| vdi.format.to_string()).if_room(),
     Shown::new("sr", |vdi, uuids| uuids.named(vdi.sr)).if_room(),
-    Shown::new("state", |vdi, _| state(vdi)).if_room(),
     Shown::new("snapshot of", |vdi, uuids| vdi.snapshot_of.map(|of| uuids.named(of)).unwrap_or_default()).if_room(),
     Shown::new("depth", |vdi, _| vdi.depth.to_string()).right().wide(),
     Shown::new("file", |vdi, _| vdi.file.clone()).wide(),
@@ -44,14 +44,14 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),
 ];
 
-/// How the disk is used, and its health unless that is good.
+/// One word: the health of the disk, or if that is good, how it is used.
 pub fn state(vdi: &Vdi) -> String {
     let state = match (vdi.state, vdi.users.is_empty()) {
         (VdiState::Ready, false) => "in use".into(),
         (VdiState::Ready, true) if vdi.read_only => "read-only".into(),
         (other, _) => word::of(&other),
     };
-    health::with_state(state, &vdi.health)
+    health::instead_of(state, &vdi.health)
 }
 
 fn used_by(vdi: &Vdi, uuids: Uuids) -> String {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use api::HealthState;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testkit::nbd::{Client, Command as Nbd};
@@ -88,7 +89,7 @@ impl Bed {
 
     fn metrics(&self) -> String {
         let mut stream = UnixStream::connect(self.daemon.socket()).unwrap();
-        stream.write_all(b"GET /v1/metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
@@ -112,7 +113,10 @@ impl Bed {
         let table = self.out(&[noun, "list", "--columns", "uuid,state"]);
         let uuid = self.shown(noun, name)["uuid"].as_str().unwrap()[..8].to_owned();
         let row = table.lines().find(|line| line.starts_with(&uuid)).unwrap_or_else(|| panic!("{table}")).to_owned();
-        row.rsplit_once(", ").map_or("healthy", |(_, word)| word).trim().to_owned()
+        // A state that is called as the health is not repeated.
+        let word = row.rsplit([' ', ',']).find(|word| !word.is_empty()).unwrap_or_default();
+        let is_health = HealthState::ALL.iter().any(|state| state.name() == word);
+        if is_health { word.to_owned() } else { "healthy".to_owned() }
     }
 
     /// What each view says of the disk's health.
@@ -234,7 +238,8 @@ fn a_disk_without_space_is_full_and_so_is_its_repository() {
 #[test]
 fn a_repository_with_nothing_but_its_reserve_left_is_full() {
     let bed = bed();
-    bed.out(&["sr", "set", REPOSITORY, "--reserve", "1000T"]);
+    let size = bed.shown("sr", REPOSITORY)["space"]["physical_size"].as_u64().unwrap();
+    bed.out(&["sr", "set", REPOSITORY, "--reserve", &(size - 4096).to_string()]);
     all_say("full", || bed.of_repository());
     let health = bed.shown("sr", REPOSITORY)["health"].clone();
     assert!(health["reason"].as_str().unwrap().contains("reserve"), "{health}");

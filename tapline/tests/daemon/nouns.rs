@@ -15,12 +15,14 @@ const TASK: &str = "00007a00-0000-0000-0000-000000000001";
 fn a_list_is_a_table_or_the_apis_json() {
     // What a forecast says depends on the time, so there is none here.
     let space = |full| sr(1, "fast").space.map(|space| api::Space { forecast: None, full, ..space });
-    let srs = vec![api::Sr { space: space(false), ..sr(1, "fast") }, api::Sr { space: space(true), ..sr(2, "slow") }];
+    let health = api::Health { state: api::HealthState::Full, ..api::Health::default() };
+    let slow = api::Sr { space: space(true), health, ..sr(2, "slow") };
+    let srs = vec![api::Sr { space: space(false), ..sr(1, "fast") }, slow];
     let played = Played::new([ok("GET", "srs", &srs), ok("GET", "srs?match=a%20b", &srs)]);
     let table = "\
-UUID      NAME  STATE               VIRTUAL    USED    FREE  OVERCOMMIT  FULL IN     SIZE  LOCATION
-00005e00  fast  attached            200 GiB  40 GiB  50 GiB        2.0x        -  100 GiB  nas:/srv/vms
-00005e00  slow  attached, no space  200 GiB  40 GiB  50 GiB        2.0x      now  100 GiB  nas:/srv/vms
+UUID      NAME  STATE     VIRTUAL    USED    FREE  OVERCOMMIT  FULL IN     SIZE  LOCATION
+00005e00  fast  attached  200 GiB  40 GiB  50 GiB        2.0x        -  100 GiB  nas:/srv/vms
+00005e00  slow  full      200 GiB  40 GiB  50 GiB        2.0x      now  100 GiB  nas:/srv/vms
 ";
     assert_eq!(out(&played.run(&["sr", "list"])), table);
     let listed: Vec<api::Sr> = serde_json::from_str(&out(&played.run(&["sr", "list", "a b", "--json"]))).unwrap();
@@ -32,7 +34,7 @@ UUID      NAME  STATE               VIRTUAL    USED    FREE  OVERCOMMIT  FULL IN
 fn wide_tables_have_whole_uuids() {
     let played = Played::new([ok("GET", &format!("vdis?sr={SR}"), &[vdi(1, "root")])]);
     let text = out(&played.run(&["vdi", "list", "--sr", SR, "--wide"]));
-    let row = format!("{VDI}  root   10 GiB  1 MiB  qcow2   {SR}  in use");
+    let row = format!("{VDI}  root   10 GiB  1 MiB  in use  qcow2   {SR}");
     assert!(text.contains(&row), "{text}");
     assert!(text.contains("RW 0000bd00-0000-0000-0000-000000000001"), "{text}");
 }

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use api::{Mode, Power, Problem, SrState, TaskState, Use, VbdState, Vdi};
+use api::{Health, HealthState, Mode, Power, Problem, SrState, TaskState, Use, VbdState, Vdi};
 use jiff::{Timestamp, ToSpan};
 
 use crate::objects::{done, sr, task, vbd, vdi, vm};
@@ -35,7 +35,8 @@ fn host() -> Played {
     let soon = in_three_days();
     full.space.as_mut().unwrap().forecast.as_mut().unwrap().full_at = soon;
     let lost = sr(2, "archive of everything that was ever taken over");
-    let lost = api::Sr { state: SrState::Lost, space: None, problem: Some(nas_is_gone()), ..lost };
+    let health = ill(HealthState::Unreachable, &nas_is_gone().detail);
+    let lost = api::Sr { state: SrState::Lost, health, space: None, problem: Some(nas_is_gone()), ..lost };
     let snapshot = |number, name, of: &Vdi| Vdi {
         read_only: true,
         snapshot_of: Some(of.uuid),
@@ -45,12 +46,15 @@ fn host() -> Played {
     };
     let root = vdi(1, "web-root");
     let before = snapshot(2, "web-root@2026-11-23T02:07", &root);
+    let no_space = || ill(HealthState::Full, "its repository is full, and the guest waits for space");
     let data = Vdi {
+        health: no_space(),
         users: vec![Use { vbd: vbd(2).uuid, mode: Mode::ReadWrite }],
         physical_utilisation: 7 << 30,
         ..vdi(3, "all mail since 1998, and what is in the attachments")
     };
-    let waiting = api::Vbd { vdi: data.uuid, vm: Some(vm(1, "web").uuid), waits_for_space: true, ..vbd(2) };
+    let waiting =
+        api::Vbd { vdi: data.uuid, vm: Some(vm(1, "web").uuid), waits_for_space: true, health: no_space(), ..vbd(2) };
     let unplugged = api::Vbd { state: VbdState::Unplugged, pid: None, ..vbd(3) };
     let web = api::Vm { power: Power::Running, pid: Some(4711), ..vm(1, "web") };
     let broken = api::Vm { problem: Some(nas_is_gone()), ..vm(2, "a machine with a name that says what it is for") };
@@ -71,6 +75,10 @@ fn host() -> Played {
         ok("GET", &format!("vms/{}", vms[0].uuid), &vms[0]),
         ok("GET", "tasks", &tasks),
     ])
+}
+
+fn ill(state: HealthState, reason: &str) -> Health {
+    Health { state, reason: Some(reason.into()), ..Health::default() }
 }
 
 fn in_three_days() -> Timestamp {

@@ -96,6 +96,7 @@ impl Host {
             vdi: vdi.into(),
             vdi_uuid: Uuid::nil(),
             sr: "fast".into(),
+            health: Default::default(),
         };
         let known =
             [name("web", "vda", "web-root"), name("a mail server with a long name", "vdb", "all mail since 1998")];

@@ -1,8 +1,9 @@
 //! Health: whether a disk or a repository does its work; if not, since when, why, and what to do.
 //!
-//! [`of_disk`], [`of_vdi`] and [`of_sr`] judge facts that others have gathered: the daemon for its own disks, the command
-//! line for disks that are served without it. They know no clock, file or process. Invariants: the same facts give the
-//! same words in every view; a reason has no duration or rate in it, so that it changes only when the state does.
+//! [`of_disk`], [`of_vdi`] and [`of_sr`] judge facts that others have gathered: the daemon for its own disks, the
+//! command line for disks that are served without it. They know no clock, file or process. Invariants: the same facts
+//! give the same words in every view; a reason has no duration or rate in it, so that it changes only when the state
+//! does.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

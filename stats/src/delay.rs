@@ -1,7 +1,7 @@
 //! Whether a disk's requests take long, from its page alone.
 //!
-//! Invariants: a disk on which nothing is in flight is not stuck; one whose requests end is not stuck either, unless one
-//! of them is left behind for [`LEFT_BEHIND`].
+//! Invariants: a disk on which nothing is in flight is not stuck; one whose requests end is not stuck either, unless
+//! one of them is left behind for [`LEFT_BEHIND`].
 
 use crate::layout::{Kind, Stage};
 use crate::snapshot::{KindCounts, Snapshot, float};

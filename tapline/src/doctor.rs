@@ -1,7 +1,7 @@
 //! `doctor`: checks the configuration of this host and the health of its disks, each with the command that fixes it.
 //!
-//! It reads the kernel's settings and statistics pages, and asks the daemon for the health of what it serves; it changes
-//! nothing. Invariant: a check that cannot be made is reported as unknown, not as good.
+//! It reads the kernel's settings and statistics pages, and asks the daemon for the health of what it serves; it
+//! changes nothing. Invariant: a check that cannot be made is reported as unknown, not as good.
 
 mod disks;
 

@@ -2,8 +2,8 @@
 //!
 //! What is shown with an object is judged anew from its row, and from what the daemon has last seen of its process or
 //! storage ([`Tx::see_vbd`], [`Tx::see_sr`]), so that it never contradicts the rest of the object. Only the writer's
-//! thread notes changes: a change of health is an event of the object, once. Since when an object is not healthy is kept
-//! in the catalogue, for a daemon that is restarted.
+//! thread notes changes: a change of health is an event of the object, once. Since when an object is not healthy is
+//! kept in the catalogue, for a daemon that is restarted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -199,6 +199,3 @@ impl Tx<'_> {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod test;

@@ -263,8 +263,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Records how full a repository is. Only with `publish`, or if its health changes, there is an event: space changes
-    /// all the time.
+    /// Records how full a repository is. Only with `publish`, or if its health changes, there is an event: space
+    /// changes all the time.
     pub fn set_sr_space(&mut self, uuid: Uuid, space: &Space, publish: bool) -> Result<(), Problem> {
         let before = self.sr(uuid)?.health.state;
         self.execute("UPDATE sr SET space = ?2 WHERE uuid = ?1", (Id(uuid), Json(space)))?;

@@ -7,7 +7,7 @@ use super::*;
 
 /// A catalogue in a directory of its own.
 pub(super) struct Room {
-    pub(super) directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
     pub(super) catalogue: Catalogue,
 }
 

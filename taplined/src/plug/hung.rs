@@ -13,7 +13,8 @@ use super::doubt::doubt;
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
-/// Where the processor time of a thread is in what [`stats::thread_status`] returns: fields 14 and 15 of proc_pid_stat(5).
+/// Where the processor time of a thread is in what [`stats::thread_status`] returns: fields 14 and 15 of
+/// proc_pid_stat(5).
 const TIMES: std::ops::Range<usize> = 11..13;
 
 /// Threads that wait for storage, each with the processor time that it has used.

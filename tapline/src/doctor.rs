@@ -4,8 +4,8 @@
 //! changes nothing. Invariant: a check that cannot be made is reported as unknown, not as good.
 
 mod disks;
-
 mod libvirt;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -266,15 +266,16 @@ pub struct VmPatch {
     pub other_config: Option<OtherConfig>,
 }
 
-/// Shuts a VM down.
+/// Shuts a VM down. Without `force` and `force_after` the guest may take as long as it needs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmShutdown {
-    /// Stop it at once without asking the guest.
+    /// Stop it at once, as if its power were cut.
     #[serde(default)]
     pub force: bool,
-    /// Seconds that the guest may take before it is stopped by force; at most one day.
+    /// Seconds that the guest may take before it is stopped by force, at most one day. By default it is never stopped
+    /// by force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 86400)]
-    pub timeout: Option<u32>,
+    pub force_after: Option<u32>,
 }

@@ -5,11 +5,11 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use control::size::Size;
 use control::{FormatName, ImageName, NotAnImage, SizeRule};
 
-use super::{Access, Confirm, Handing, Parents, Sharing, number};
+use super::{Access, Confirm, Handing, NewSize, Parents, Sharing, number};
 
 /// Jobs on images that are not being served.
 #[derive(Debug, Subcommand)]
@@ -34,8 +34,6 @@ pub enum ImageCommand {
     Clone(Snapshot),
     /// Merge layers of a chain into the one below them
     Merge(Merge),
-    /// Merge an image into its parent: `merge --from 0 --into 1`
-    Commit(Commit),
     /// Change an image's parents without changing its contents
     Rebase(Rebase),
     /// Copy all data from an image's parents into it, so that it needs no parent
@@ -62,7 +60,6 @@ impl ImageCommand {
             ImageCommand::Measure(measure) => Some(measure.handing),
             ImageCommand::Compare(compare) => Some(compare.handing),
             ImageCommand::Merge(merge) => Some(merge.handing),
-            ImageCommand::Commit(commit) => Some(commit.handing),
             ImageCommand::Resize(resize) => Some(resize.handing),
             // These replace files or create marker files next to them.
             ImageCommand::Snapshot(_) | ImageCommand::Clone(_) | ImageCommand::Rebase(_) => None,
@@ -75,15 +72,19 @@ impl ImageCommand {
 
 /// `image create`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("length").args(["size", "size_option"]))]
 pub struct Create {
     /// The image to create: a file, which is never overwritten, or a block device without data
     pub image: ImageName,
+    /// Size of the disk [default: the parent's size]; a child may be larger than its parent
+    #[arg(allow_hyphen_values = true, required_unless_present_any = ["parent", "size_option"])]
+    pub size: Option<Size>,
+    /// The size, as an option
+    #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true)]
+    pub size_option: Option<Size>,
     /// Overwrite the contents of a block device
     #[arg(long, conflicts_with = "handed")]
     pub force: bool,
-    /// Size of the disk [default: the parent's size]; a child may be larger than its parent
-    #[arg(long, allow_hyphen_values = true, required_unless_present = "parent")]
-    pub size: Option<Size>,
     /// Allocate the whole disk now (fixed VHD)
     #[arg(long, conflicts_with = "parent")]
     pub fixed: bool,
@@ -363,38 +364,6 @@ pub struct Merge {
     pub json: bool,
 }
 
-/// `image commit`.
-#[derive(Debug, Args)]
-pub struct Commit {
-    /// The image
-    pub image: ImageName,
-    /// Its parents.
-    #[command(flatten)]
-    pub parents: Parents,
-    /// Remove the image's file, which no longer holds data
-    #[arg(long, conflicts_with = "handed")]
-    pub delete: bool,
-    /// How its files are accessed.
-    #[command(flatten)]
-    pub access: Access,
-    /// Where its files come from.
-    #[command(flatten)]
-    pub handing: Handing,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl Commit {
-    /// The merge that it is.
-    pub fn merge(&self) -> Merge {
-        let Commit { image, parents, delete, access, handing, json } = self;
-        let (image, parents) = (image.clone(), parents.clone());
-        let (delete, access, handing, json) = (*delete, *access, *handing, *json);
-        Merge { image, parents, from: 0, into: 1, delete, is_done: false, access, handing, json }
-    }
-}
-
 /// `image rebase`.
 #[derive(Debug, Args)]
 pub struct Rebase {
@@ -438,12 +407,15 @@ pub struct Flatten {
 pub struct Resize {
     /// The image; new space reads as zeroes
     pub image: ImageName,
+    /// The new size, at least the current one; +SIZE: that much more
+    #[arg(allow_hyphen_values = true, required_unless_present = "size_option", conflicts_with = "size_option")]
+    pub size: Option<NewSize>,
+    /// The size, as an option
+    #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true)]
+    pub size_option: Option<NewSize>,
     /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
-    /// The new size, at least the current one
-    #[arg(long, allow_hyphen_values = true)]
-    pub size: Size,
     /// Where its files come from.
     #[command(flatten)]
     pub handing: Handing,
@@ -493,12 +465,12 @@ pub struct Bench {
     /// Write in place of reading. What the disk holds is lost
     #[arg(long)]
     pub overwrite_data: bool,
-    /// Split larger transfers into pieces of so many bytes, a power of two
+    /// Split larger transfers into pieces of this size, a power of two
     #[arg(long, value_name = "SIZE|none", default_value = "none", value_parser = fixed)]
-    pub split: SizeRule,
-    /// Merge adjacent transfers up to so many bytes, a power of two
+    pub io_split: SizeRule,
+    /// Merge adjacent transfers up to this size, a power of two
     #[arg(long, value_name = "SIZE|off", default_value = "off", value_parser = fixed)]
-    pub merge: SizeRule,
+    pub io_merge: SizeRule,
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
@@ -520,7 +492,7 @@ fn fixed(word: &str) -> Result<SizeRule, String> {
 pub struct Replay {
     /// The image, at least as large as the disk's part that the recording has requests for
     pub image: ImageName,
-    /// What `tapline trace --record` has written. It has no data: what is written are the same bytes over and over
+    /// The file written by `tapline trace --record`. It contains no data: writes are of one repeated pattern
     pub recording: PathBuf,
     /// Its parents.
     #[command(flatten)]

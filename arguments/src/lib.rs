@@ -7,9 +7,12 @@ mod confirm;
 pub mod example;
 mod image;
 mod limit;
+pub mod mistyped;
+mod new_size;
 mod number;
 mod xen;
 
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -21,10 +24,11 @@ use control::{CpuList, ImageName, POLLING_MAX_US, PollingMode, SizeRule, THREADS
 
 pub use confirm::Confirm;
 pub use image::{
-    Bench, Check, Commit, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure,
-    Merge, Pattern, Rebase, Replay, Resize, Snapshot, Speed,
+    Bench, Check, Compact, Compare, Compress, Convert, Create, Flatten, ImageCommand, Info, Map, Measure, Merge,
+    Pattern, Rebase, Replay, Resize, Snapshot, Speed,
 };
 pub use limit::{LIMITS, LimitWords};
+pub use new_size::NewSize;
 pub use number::number;
 pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 
@@ -35,7 +39,7 @@ pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 /// codes: 0 success, 1 the images differ, 2 the image is damaged, 3 it was damaged and has been repaired, 4 the command
 /// failed, 5 the image is intact but has leaked space, 64 invalid arguments.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true, propagate_version = true)]
+#[command(name = "tapline-disk", version, arg_required_else_help = true, propagate_version = true)]
 pub struct Arguments {
     /// Take raw images for what they are called, even if they look like images of another format
     #[arg(long, global = true)]
@@ -49,8 +53,30 @@ impl Arguments {
     /// The command line of this process.
     pub fn of_process() -> Result<Arguments, clap::Error> {
         let command = example::teach(Arguments::command(), &example::examples(example::OF_IMAGES));
-        Arguments::from_arg_matches(&command.try_get_matches()?)
+        let words: Vec<OsString> = std::env::args_os().collect();
+        let words = if words.iter().any(|word| word == TAKE_OVER) { with_present_names(words) } else { words };
+        let parsed = command.clone().try_get_matches_from(words).and_then(|found| Arguments::from_arg_matches(&found));
+        parsed.map_err(|refused| mistyped::with_tips(refused, &command))
     }
+}
+
+/// The option of a process that replaces another one.
+const TAKE_OVER: &str = "--take-over";
+
+/// Options of `serve` that had other names: the former name, and the present one.
+const FORMER_NAMES: [(&str, &str); 3] =
+    [("--split", "--io-split"), ("--merge", "--io-merge"), ("--policy", "--io-policy")];
+
+/// The words of a command line with the present names of options. A process that replaces one of an earlier version is
+/// started with that one's words.
+fn with_present_names(words: Vec<OsString>) -> Vec<OsString> {
+    let present = |word: OsString| {
+        let text = word.to_str()?;
+        let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+        let (_, present) = FORMER_NAMES.iter().find(|(former, _)| *former == name)?;
+        Some(OsString::from(value.map_or((*present).to_owned(), |value| format!("{present}={value}"))))
+    };
+    words.into_iter().map(|word| present(word.clone()).unwrap_or(word)).collect()
 }
 
 /// The commands.
@@ -89,37 +115,52 @@ pub struct Serve {
     #[command(flatten)]
     pub parents: Parents,
     /// Serve vhost-user-blk at this socket, for a virtual machine monitor
-    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["nbd", "xen"])]
+    #[arg(long, help_heading = "Transport", value_name = "SOCKET", conflicts_with_all = ["nbd", "xen"])]
     pub vhost_user: Option<PathBuf>,
     /// Serve NBD here: a socket path, or a host and port. With --xen, for the program that presents the disk to the
     /// guest's firmware
-    #[arg(long, value_name = "SOCKET|HOST:PORT")]
+    #[arg(long, help_heading = "Transport", value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
     /// Let clients on other hosts write over NBD, which is not encrypted and asks nobody who they are
-    #[arg(long, requires = "nbd")]
+    #[arg(long, help_heading = "Transport", requires = "nbd")]
     pub allow_unencrypted: bool,
     /// NBD export name, in addition to the empty name [default: the image's name]
-    #[arg(long, value_name = "NAME", requires = "nbd", value_parser = export_name)]
+    #[arg(long, help_heading = "Transport", value_name = "NAME", requires = "nbd", value_parser = export_name)]
     pub nbd_export: Option<String>,
     /// Be the backend of this disk of a Xen guest: 7/xvdb, or NAME/xvdb
-    #[arg(long, value_name = "DOMAIN/VDEV")]
+    #[arg(long, help_heading = "Transport", value_name = "DOMAIN/VDEV")]
     pub xen: Option<XenDisk>,
     /// Name of that backend in xenstore
-    #[arg(long, value_name = "NAME", default_value = KIND, value_parser = backend_kind)]
+    #[arg(long, help_heading = "Transport", value_name = "NAME", default_value = KIND, value_parser = backend_kind)]
     #[arg(requires = "xen", conflicts_with = "vhost_user")]
     pub xen_backend: String,
     /// How the pages of a Xen guest are accessed. auto: persistent if the guest supports it, otherwise copy
-    #[arg(long, value_name = "POLICY", default_value = "auto", requires = "xen", conflicts_with = "vhost_user")]
+    #[arg(
+        long,
+        help_heading = "Transport",
+        value_name = "POLICY",
+        default_value = "auto",
+        requires = "xen",
+        conflicts_with = "vhost_user"
+    )]
     pub grants: GrantPolicy,
     /// What SIGTERM does to a Xen guest's disk. close: ask the guest to release it. leave: keep the guest waiting for
     /// the next process, as with SIGUSR2
-    #[arg(long, value_name = "WHAT", default_value = "close", requires = "xen", conflicts_with = "vhost_user")]
+    #[arg(
+        long,
+        help_heading = "Transport",
+        value_name = "WHAT",
+        default_value = "close",
+        requires = "xen",
+        conflicts_with = "vhost_user"
+    )]
     pub on_stop: OnStop,
     /// Serve the disk read-only
     #[arg(long)]
     pub read_only: bool,
     /// Number of queues offered to a virtual machine; best is one per guest processor
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u16>(1..=64))]
+    #[arg(help_heading = "Performance")]
     pub queues: u16,
     /// Serial number of the disk [default: 20 digits of the UUID of the image, or of its last parent if it has one; of
     /// a digest of the path where the format has no UUID. Clones of one image have the same]
@@ -134,65 +175,69 @@ pub struct Serve {
     pub access: Access,
     /// When to look for more work before sleeping. adaptive: while that finds some, and others do not want the
     /// processors
-    #[arg(long, value_name = "WHEN", default_value = "adaptive")]
+    #[arg(long, help_heading = "Performance", value_name = "WHEN", default_value = "adaptive")]
     pub polling: Polling,
     /// Maximum time of such a look; 0: always sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=POLLING_MAX_US))]
+    #[arg(help_heading = "Performance")]
     pub poll_max: u64,
     /// Threads that the disk may use. More than one are used while that is saturated and processors are idle, to submit
     /// its I/O
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(1..=THREADS_MAX as u64))]
+    #[arg(help_heading = "Performance")]
     pub threads: usize,
     /// Processors that it may run on: 0-3,8 [default: those of --numa-node, else all that it may use]
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = "Performance", value_name = "LIST")]
     pub cpus: Option<CpuList>,
     /// Run on the processors of this NUMA node, unless --cpus names others, and prefer its memory
-    #[arg(long, value_name = "NODE", value_parser = number::<u32>(0..=1023))]
+    #[arg(long, help_heading = "Performance", value_name = "NODE", value_parser = number::<u32>(0..=1023))]
     pub numa_node: Option<u32>,
     /// Limit requests and bytes per second: iops=5000,bandwidth=100M. LIMIT is iops, read-iops, write-iops, bandwidth,
     /// read-bandwidth or write-bandwidth; and burst=2s is how much is saved up while the disk is not used [default
     /// of that: 100ms]
-    #[arg(long, value_name = "LIMIT=NUMBER,...", value_parser = limits)]
+    #[arg(long, help_heading = "Limits and shares", value_name = "LIMIT=NUMBER,...", value_parser = limits)]
     pub limit: Option<Box<Limits>>,
-    /// Split larger transfers into pieces of so many bytes, a power of two. auto: as the policy says [default: auto
-    /// with --policy, otherwise none]
-    #[arg(long, value_name = "SIZE|none|auto")]
-    pub split: Option<SizeRule>,
-    /// Merge adjacent transfers up to so many bytes, a power of two. auto: as the policy says [default: auto with
-    /// --policy, otherwise off]
-    #[arg(long, value_name = "SIZE|off|auto")]
-    pub merge: Option<SizeRule>,
-    /// What `tapline calibrate` has found for the storage that the image is on
-    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
-    pub policy: Option<PathBuf>,
+    /// Split larger transfers into pieces of this size, a power of two. auto: as the policy says [default: auto with
+    /// --io-policy, otherwise none]
+    #[arg(long, help_heading = "Performance", value_name = "SIZE|none|auto")]
+    pub io_split: Option<SizeRule>,
+    /// Merge adjacent transfers up to this size, a power of two. auto: as the policy says [default: auto with
+    /// --io-policy, otherwise off]
+    #[arg(long, help_heading = "Performance", value_name = "SIZE|off|auto")]
+    pub io_merge: Option<SizeRule>,
+    /// The I/O sizes that `tapline calibrate` has measured for the storage of the image
+    #[arg(long, help_heading = "Performance", value_name = "FILE", conflicts_with = "handed")]
+    pub io_policy: Option<PathBuf>,
     /// Share the storage fairly with the other disks that name this file, each served by a process of its own: a page
     /// of memory, which the first one creates; best in /run
-    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
+    #[arg(long, help_heading = "Limits and shares", value_name = "FILE", conflicts_with = "handed")]
     pub share: Option<PathBuf>,
     /// How much of the storage is this disk's when it is shared, compared with the others [default: 100]
     #[arg(long, value_name = "N", requires = "share", value_parser = number::<u32>(wide(WEIGHTS)))]
+    #[arg(help_heading = "Limits and shares")]
     pub share_weight: Option<u32>,
     /// Requests in flight of all these disks together, beyond which a disk that has had more than others waits: about
     /// what the storage can do at once [default: that of the file, or 128]
     #[arg(long, value_name = "N", requires = "share", value_parser = number::<u32>(wide(DEPTHS)))]
+    #[arg(help_heading = "Limits and shares")]
     pub share_depth: Option<u32>,
     /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
     /// that need space
-    #[arg(long, value_name = "WHAT", default_value = "fail")]
+    #[arg(long, help_heading = "Full or failing storage", value_name = "WHAT", default_value = "fail")]
     pub when_full: WhenFull,
     /// Serve the image as after a power loss although a sync of it, or of an image below it, failed in an earlier
     /// process
-    #[arg(long)]
+    #[arg(long, help_heading = "Full or failing storage")]
     pub accept_failed_sync: bool,
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at exit
-    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
+    #[arg(long, help_heading = "Control and statistics", value_name = "FILE", conflicts_with = "handed")]
     pub stats: Option<PathBuf>,
     /// Keep the disk's statistics page in this file [default: a new one in /run/tapline/stats, or in
     /// $XDG_RUNTIME_DIR/tapline/stats for a user other than root]
-    #[arg(long, value_name = "FILE", conflicts_with = "handed")]
+    #[arg(long, help_heading = "Control and statistics", value_name = "FILE", conflicts_with = "handed")]
     pub stats_page: Option<PathBuf>,
     /// Listen at this control socket for `tapline disk` commands such as snapshot, merge and resize
-    #[arg(long, value_name = "SOCKET")]
+    #[arg(long, help_heading = "Control and statistics", value_name = "SOCKET")]
     pub control: Option<PathBuf>,
     /// Refuse to resize or rearrange the disk for a client that does not know the daemon's catalogue
     #[arg(long, requires = "handed", hide = true)]
@@ -224,7 +269,7 @@ pub struct Calibrate {
     /// meanwhile is part of the figures
     #[arg(long, conflicts_with = "write")]
     pub in_use: bool,
-    /// Keep the policy in this file, with all that was measured, for `serve --policy`
+    /// Keep the policy in this file, with all that was measured, for `serve --io-policy`
     #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub policy: Option<PathBuf>,
     /// Milliseconds of each measurement, of which there are some 450
@@ -250,12 +295,11 @@ pub struct Calibrate {
 /// Where the process gets its files from.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Handing {
-    /// Receive all files and sockets as open descriptors on standard input and open no path; for daemons, see
-    /// docs/control.md
-    #[arg(long)]
+    /// Receive all files and sockets as open descriptors on standard input and open no path (docs/control.md)
+    #[arg(long, help_heading = "For daemons")]
     pub handed: bool,
     /// Then drop all privileges and all access to files and sockets by name
-    #[arg(long, requires = "handed")]
+    #[arg(long, requires = "handed", help_heading = "For daemons")]
     pub confine: bool,
     /// Exit as if killed when the other end of standard input is closed
     #[arg(long, requires = "handed", hide = true)]
@@ -470,6 +514,16 @@ mod test {
         assert!(said.contains("1 to 20 letters"), "{said}");
         assert!(parse("serve vhd:a --vhost-user s --serial \u{e9}").is_err());
         assert!(parse("serve vhd:a --nbd s --serial a").is_err());
+    }
+
+    #[test]
+    fn a_process_that_replaces_another_understands_former_names() {
+        let words = "tapline serve raw:a --nbd s --split 16K --merge=off --policy p --take-over".split(' ');
+        let words = with_present_names(words.map(OsString::from).collect());
+        let parsed = Arguments::try_parse_from(words).unwrap();
+        let Command::Serve(serve) = parsed.command else { panic!("not a serve command") };
+        assert_eq!(serve.io_split, Some(SizeRule::Bytes(16 << 10)));
+        assert_eq!((serve.io_merge, serve.io_policy), (Some(SizeRule::None), Some("p".into())));
     }
 
     #[test]

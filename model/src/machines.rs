@@ -233,7 +233,7 @@ impl World {
     /// Shuts a VM down: with force, or the firmware is asked for a second, which does not hear.
     fn stop(&mut self, vm: &str) -> Result<(), String> {
         let force = self.vm(vm)?.power == Power::Paused || !self.random_is(4);
-        let body = if force { json!({ "force": true }) } else { json!({ "timeout": 1 }) };
+        let body = if force { json!({ "force": true }) } else { json!({ "force_after": 1 }) };
         let holds = self.held_by(vm);
         let asked = Asked::post(format!("/vms/{vm}/shutdown"), body);
         self.begin(Verb::Power(vm.to_owned(), Power::Halted), holds, None, &asked)

@@ -42,8 +42,8 @@ impl World {
         let Some(of) = self.some_subject() else { return Ok(()) };
         let hours = 2 + self.random.below(3);
         let (path, verb, each) = match &of {
-            Subject::Vdi(vdi) => (format!("/vdis/{vdi}"), "vdi-keep", 1),
-            Subject::Vm(vm, disks) => (format!("/vms/{vm}"), "vm-keep", *disks),
+            Subject::Vdi(vdi) => (format!("/vdis/{vdi}"), "vdi-schedule", 1),
+            Subject::Vm(vm, disks) => (format!("/vms/{vm}"), "vm-schedule", *disks),
         };
         if !self.has_room_for(each * 2) {
             return Ok(());
@@ -102,7 +102,7 @@ impl World {
         let path = format!("/vdis/{of}");
         for _ in 0..2 {
             self.an_hour_passes()?;
-            self.keeps(&path, "vdi-keep", &json!({ "hourly": 5 }))?;
+            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 5 }))?;
         }
         self.end_schedule(&of)?;
         let mut taken = self.scheduled_of(&of)?;
@@ -126,7 +126,7 @@ impl World {
         // The clock may have been held back before.
         for _ in 0..3 {
             self.an_hour_passes()?;
-            self.keeps(&path, "vdi-keep", &json!({ "hourly": 1 }))?;
+            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 1 }))?;
         }
         let there = self.list("/vdis")?.iter().any(|vdi| vdi["uuid"] == *cloned);
         if stands && !there {
@@ -151,13 +151,13 @@ impl World {
         let path = format!("/vdis/{of}");
         for _ in 0..3 {
             self.an_hour_passes()?;
-            self.keeps(&path, "vdi-keep", &json!({ "hourly": 3 }))?;
+            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 3 }))?;
         }
         let before = self.scheduled_of(&of)?;
         for years in [1, 0] {
             self.hours += 1;
             self.clocks_say(years)?;
-            self.keeps(&path, "vdi-keep", &json!({ "hourly": 1 }))?;
+            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 1 }))?;
             let after = self.scheduled_of(&of)?;
             if let Some((_, gone)) = before.iter().find(|snapshot| !after.contains(snapshot)) {
                 return Err(format!("the clock has jumped, and the snapshot {gone} was destroyed by its schedule"));

@@ -141,7 +141,6 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
         ImageCommand::Clone(snapshot) => jobs::snapshot::run(files, snapshot, Verb::Clone),
         ImageCommand::Measure(measure) => jobs::measure::run(files, measure),
         ImageCommand::Merge(merge) => jobs::merge::run(files, merge),
-        ImageCommand::Commit(commit) => jobs::merge::run(files, &commit.merge()),
         ImageCommand::Rebase(rebase) => jobs::rebase::run(files, rebase),
         ImageCommand::Flatten(flatten) => jobs::rebase::flatten(files, flatten),
         ImageCommand::Resize(resize) => jobs::resize::run(files, resize),

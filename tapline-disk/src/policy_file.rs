@@ -115,7 +115,7 @@ pub fn must_be_of(found: &Calibration, path: &Path, device: &Storage, image: &st
     let why = format!("it was measured on {}, and {image} is on {device}", found.device);
     Err(Failure::new(format!("use the policy file {}", path.display()), why)
         .of_kind(Kind::Invalid)
-        .advise(format!("measure that: tapline calibrate {image} --policy FILE; or leave --policy out")))
+        .advise(format!("measure that: tapline calibrate {image} --policy FILE; or leave --io-policy out")))
 }
 
 /// The storage of an image's file.

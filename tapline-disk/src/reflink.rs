@@ -20,8 +20,9 @@ use crate::log::say;
 pub fn clone(from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
     let tried = || format!("create {to} from {from}");
     if to.path().symlink_metadata().is_ok() {
-        return Err(Failure::new(tried(), format!("{} already exists", to.path().display()))
-            .advise("remove it or choose another name"));
+        return Err(
+            Failure::new(tried(), format!("{} already exists", to.path().display())).advise("choose another name")
+        );
     }
     let beside = beside(to.path())?;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };

@@ -9,10 +9,11 @@ use api::{
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::confirm::Confirm;
 use crate::find::Disk;
 use crate::output::say;
 use crate::session::{Session, named, print};
-use crate::vbd::{For, paste};
+use crate::vbd::{For, paste, release};
 use crate::word::{self, HostPath};
 
 /// `vdi attach`.
@@ -51,6 +52,8 @@ pub struct Detach {
     /// Do not wait for the guest to release the disk; unflushed data is lost
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    confirm: Confirm,
 }
 
 impl Attach {
@@ -86,6 +89,7 @@ impl Detach {
             let vdi = session.client.vdi(vdi).await?;
             say(&format!("tapline: {} is not attached\n", named("disk", vdi.name.as_str(), vdi.uuid)));
         }
+        release::prepare(session, &vbds, self.force, self.confirm).await?;
         for vbd in vbds {
             if vbd.state != VbdState::Unplugged {
                 let asked = VbdUnplug { force: self.force };

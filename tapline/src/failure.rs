@@ -36,13 +36,12 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// What people read: what it is, which field of the request it concerns, and what to do about it.
+    /// What people read: what failed, and what to do about it. The field of the request is for programs.
     pub fn told(&self) -> String {
         match self {
             Failure::Problem(problem) => {
-                let field = problem.field.as_ref().map(|field| format!(" ({field})")).unwrap_or_default();
                 let advice = problem.advice.as_ref().map(|advice| format!("  {advice}\n")).unwrap_or_default();
-                format!("tapline: {problem}{field}\n{advice}")
+                format!("tapline: {problem}\n{advice}")
             }
             Failure::Error(error) => format!("tapline: {}\n", error.with_advice()),
             Failure::Printed(_) => String::new(),
@@ -115,9 +114,9 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_problem_shows_field_and_advice() {
+    fn a_problem_shows_its_advice_and_no_field() {
         let problem = Problem::new(api::Code::Exists, "there is an sr 'a'").field("name").advise("choose another");
-        assert_eq!(Failure::from(problem).told(), "tapline: there is an sr 'a' (name)\n  choose another\n");
+        assert_eq!(Failure::from(problem).told(), "tapline: there is an sr 'a'\n  choose another\n");
     }
 
     #[test]

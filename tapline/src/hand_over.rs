@@ -22,25 +22,11 @@ pub fn hand_over() -> Problem {
 pub fn help() -> Option<Problem> {
     let mut words = std::env::args_os().skip(1).filter(|word| word != "help").collect::<Vec<OsString>>();
     let asked = std::env::args_os().nth(1).is_some_and(|word| word == "help");
-    if words == ["trace", "replay"] {
-        words = ["image", "replay"].map(OsString::from).to_vec();
-    }
     let of_disk = words.first().is_some_and(|word| ["image", "serve", "calibrate"].iter().any(|own| word == own));
     (asked && of_disk).then(|| {
         words.push("--help".into());
         hand_over_words(&words)
     })
-}
-
-/// `trace replay` is `image replay`. Returns only if that fails.
-pub fn replay() -> Problem {
-    let mut before: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let at = before.windows(2).position(|pair| pair == ["trace", "replay"]).unwrap_or(0);
-    let behind = before.split_off((at + 2).min(before.len()));
-    // Options of `tapline` may stand before its words, and must stand behind them there.
-    before.truncate(at);
-    let words = ["image", "replay"].map(OsString::from).into_iter().chain(behind).chain(before);
-    hand_over_words(&words.collect::<Vec<OsString>>())
 }
 
 fn hand_over_words(words: &[OsString]) -> Problem {

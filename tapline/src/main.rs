@@ -52,7 +52,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use api::Problem;
-use arguments::example;
+use arguments::{example, mistyped};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::{Failure, exit};
@@ -79,7 +79,8 @@ impl Arguments {
 
     /// The command line of this process.
     fn of_process() -> Result<Arguments, clap::Error> {
-        Arguments::from_arg_matches(&Arguments::taught().try_get_matches()?)
+        let parsed = Arguments::taught().try_get_matches().and_then(|found| Arguments::from_arg_matches(&found));
+        parsed.map_err(|refused| mistyped::with_tips(refused, &Arguments::taught()))
     }
 }
 
@@ -231,8 +232,13 @@ impl Nouns {
 /// Runs a request to the daemon; returns after how long it is to be run again, if it is to be.
 fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Result<Option<Duration>, Problem> {
     let (runtime, session) = (session::runtime()?, Session::new(how)?);
-    runtime.block_on(what(&session)).map_err(|problem| session.explained(problem))?;
-    Ok(session.again())
+    let outcome = runtime.block_on(async {
+        match what(&session).await {
+            Ok(()) => Ok(()),
+            Err(problem) => Err(session.explained(problem).await),
+        }
+    });
+    outcome.map(|()| session.again())
 }
 
 #[cfg(test)]
@@ -255,6 +261,30 @@ mod test {
             panic!("not taken as an image command")
         };
         assert_eq!(words.words.len(), 5);
+    }
+
+    #[test]
+    fn commands_named_in_tips_exist() {
+        let (own, of_disks) = (Arguments::command(), arguments::Arguments::command());
+        let exists = |words: &str| {
+            [&own, &of_disks].into_iter().any(|program| {
+                let mut command = program;
+                words
+                    .split(' ')
+                    .take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'))
+                    .all(|word| match command.find_subcommand(word) {
+                        Some(below) => {
+                            command = below;
+                            true
+                        }
+                        None => word.starts_with('-') || !command.has_subcommands(),
+                    })
+            })
+        };
+        let named = mistyped::named_commands();
+        assert!(named.len() > 100, "{}", named.len());
+        let unknown: Vec<&&str> = named.iter().filter(|words| !exists(words)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
     }
 
     #[test]

@@ -148,7 +148,7 @@ fn render(man: &Man, command: &clap::Command, examples: &Examples<'_>, text: &mu
         }
         examples.to_writer(text)?;
     }
-    man.render_synopsis_section(text)?;
+    synopsis(command).to_writer(text)?;
     man.render_description_section(text)?;
     man.render_options_section(text)?;
     if command.get_subcommands().any(|verb| !verb.is_hide_set()) {
@@ -158,6 +158,19 @@ fn render(man: &Man, command: &clap::Command, examples: &Examples<'_>, text: &mu
         man.render_extra_section(text)?;
     }
     Ok(())
+}
+
+/// The synopsis, in one line as in the help: `tapline vdi snapshot [OPTIONS] <VDI>`.
+fn synopsis(command: &clap::Command) -> Roff {
+    let usage = command.clone().render_usage().to_string();
+    let mut synopsis = Roff::new();
+    synopsis.control("SH", ["SYNOPSIS"]);
+    for line in usage.trim_start_matches("Usage: ").lines() {
+        let words = command.get_bin_name().unwrap_or_default();
+        let rest = line.trim().trim_start_matches(words);
+        synopsis.text([bold(words), roman(rest)]);
+    }
+    synopsis
 }
 
 #[cfg(test)]

@@ -95,6 +95,11 @@ fn is_written(page: &Path) -> bool {
 /// The VBD of that name.
 fn vbd(text: &str, how: How) -> Result<Vbd, Failure> {
     let (runtime, session) = (session::runtime()?, Session::new(how)?);
-    let found = runtime.block_on(async { session.client.vbd(session.vbd(text).await?).await });
-    Ok(found.map_err(|problem| session.explained(problem))?)
+    let found = runtime.block_on(async {
+        match async { session.client.vbd(session.vbd(text).await?).await }.await {
+            Ok(found) => Ok(found),
+            Err(problem) => Err(session.explained(problem).await),
+        }
+    });
+    Ok(found?)
 }

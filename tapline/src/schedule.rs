@@ -1,21 +1,21 @@
-//! Options that say a schedule of snapshots, of a disk or of a machine.
+//! The options of a schedule of snapshots, of a disk or of a machine.
 
 use api::{Code, Problem, Retention};
 
-/// How many are kept, or that the schedule ends. All are in the command's group `schedule`.
+/// How many snapshots are retained, or that the schedule ends. All are in the command's group `schedule`.
 #[derive(clap::Args)]
 #[group(skip)]
-pub struct Schedule {
-    /// Take a snapshot each hour, and keep those of this many hours
+pub struct Retained {
+    /// Take a snapshot each hour and retain those of the last N hours
     #[arg(long, value_name = "N", group = "schedule")]
     hourly: Option<u16>,
-    /// Keep the last snapshot of each of this many days
+    /// Retain the last snapshot of each of N days
     #[arg(long, value_name = "N", group = "schedule")]
     daily: Option<u16>,
-    /// Keep the last snapshot of each of this many weeks
+    /// Retain the last snapshot of each of N weeks
     #[arg(long, value_name = "N", group = "schedule")]
     weekly: Option<u16>,
-    /// Keep the last snapshot of each of this many months
+    /// Retain the last snapshot of each of N months
     #[arg(long, value_name = "N", group = "schedule")]
     monthly: Option<u16>,
     /// End the schedule; the snapshots stay
@@ -23,13 +23,13 @@ pub struct Schedule {
     none: bool,
 }
 
-impl Schedule {
+impl Retained {
     /// The schedule, or none if it ends.
     pub fn retention(&self) -> Result<Option<Retention>, Problem> {
         if self.none {
             return Ok(None);
         }
-        let Schedule { hourly, daily, weekly, monthly, .. } = *self;
+        let Retained { hourly, daily, weekly, monthly, .. } = *self;
         let number = Option::unwrap_or_default;
         Retention::new(number(hourly), number(daily), number(weekly), number(monthly))
             .map(Some)

@@ -2,6 +2,8 @@
 //!
 //! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
 
+mod explained;
+
 use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
@@ -27,7 +29,7 @@ pub struct How {
     #[command(flatten)]
     endpoint: EndpointOptions,
     /// Print the response as JSON, and an error, on stderr, too; for a long-running verb, the task
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     pub json: bool,
 }
 
@@ -128,6 +130,8 @@ pub struct Session {
     /// After how long the command is to be run again.
     again: Cell<Option<Duration>>,
     called: RefCell<Vec<Called>>,
+    /// Printed if the next task takes longer than a moment.
+    note: RefCell<Option<String>>,
 }
 
 /// An object that the user has named.
@@ -161,7 +165,14 @@ impl Session {
     /// Creates a session from its options.
     pub fn new(how: How) -> Result<Session, Problem> {
         let (client, remote) = how.endpoint.client()?;
-        Ok(Session { client, remote, json: how.json, again: Cell::new(None), called: RefCell::default() })
+        Ok(Session {
+            client,
+            remote,
+            json: how.json,
+            again: Cell::new(None),
+            called: RefCell::default(),
+            note: RefCell::default(),
+        })
     }
 
     /// Keeps how the user has named an object, for [`Session::explained`]. Returns its UUID.
@@ -177,17 +188,9 @@ impl Session {
         uuid
     }
 
-    /// A problem in which objects go by the names that the user has given for them. Programs get the daemon's words.
-    pub fn explained(&self, problem: Problem) -> Problem {
-        if self.json {
-            return problem;
-        }
-        let called = self.called.borrow();
-        let explain = |text: String| {
-            let pairs = called.iter().flat_map(|called| called.nouns.iter().map(move |noun| (called, noun)));
-            pairs.fold(text, |text, (called, noun)| text.replace(&format!("{noun} {}", called.uuid), &called.shown))
-        };
-        Problem { detail: explain(problem.detail), advice: problem.advice.map(explain), ..problem }
+    /// Sets what is printed if the next task that is waited for takes longer than a moment.
+    pub fn note(&self, text: String) {
+        self.note.replace(Some(text));
     }
 
     /// A path on the daemon's host, which is this host unless the daemon is reached over the network.
@@ -315,7 +318,7 @@ impl Session {
                 serde_json::to_value(object).map_err(|error| Problem::failed("read the answer", error))
             }
             Answer::Begun(task) => {
-                let task = wait::until_over(&self.client, *task).await?;
+                let task = wait::until_over(&self.client, *task, self.note.take()).await?;
                 match task.state {
                     TaskState::Done => Ok(task.result.unwrap_or_default()),
                     _ => Err(wait::why(&task)),
@@ -325,7 +328,7 @@ impl Session {
     }
 
     async fn see_to_end(&self, task: Task) -> Result<Outcome, Problem> {
-        let task = wait::until_over(&self.client, task).await?;
+        let task = wait::until_over(&self.client, task, self.note.take()).await?;
         if self.json {
             self.value(&task)?;
         }

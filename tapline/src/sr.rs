@@ -31,6 +31,7 @@ pub enum Verb {
     /// Create a repository in an empty directory, or in a new one, and attach it
     Create(Create),
     /// List the repositories
+    #[command(visible_alias = "ls")]
     List {
         /// Only those with this name or UUID prefix
         text: Option<String>,
@@ -69,6 +70,7 @@ pub enum Verb {
     /// Forget a repository; keep its files
     Forget(One),
     /// Destroy a repository with everything in it
+    #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy(Destroy),
     /// Change a repository's name, description, reserve, share depth or sizes of transfers
     Set(Set),
@@ -156,7 +158,7 @@ pub struct Destroy {
 
 /// Changes a repository.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "reserve", "share_depth", "split", "merge", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&["name", "description", "reserve", "share_depth", "io_split", "io_merge", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -177,11 +179,11 @@ pub struct Set {
     /// Split larger transfers of its disks into pieces of so many bytes, a power of two; none; or auto: as a
     /// calibration has found [default when created: auto]
     #[arg(long, value_name = "SIZE|none|auto")]
-    split: Option<SizeRule>,
+    io_split: Option<SizeRule>,
     /// Merge adjacent transfers of its disks up to so many bytes, a power of two; none; or auto [default when created:
     /// auto]
     #[arg(long, value_name = "SIZE|none|auto")]
-    merge: Option<SizeRule>,
+    io_merge: Option<SizeRule>,
     #[command(flatten)]
     labels: ChangeLabels,
 }
@@ -218,14 +220,14 @@ impl Verb {
 
 impl Set {
     async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Set { sr, name, description, reserve, share_depth, split, merge, labels } = self;
+        let Set { sr, name, description, reserve, share_depth, io_split, io_merge, labels } = self;
         let uuid = session.sr(&sr).await?;
         let now = match labels.changes_some() {
             true => session.client.sr(uuid).await.map(|sr| (sr.tags, sr.other_config))?,
             false => Default::default(),
         };
         let (tags, other_config) = labels.of(now)?;
-        let (split, merge) = (split.map(rule), merge.map(rule));
+        let (split, merge) = (io_split.map(rule), io_merge.map(rule));
         let patch = SrPatch { name, description, reserve, share_depth, split, merge, tags, other_config };
         let sr = session.client.sr_set(uuid, &patch).await?;
         if session.json() { session.value(&sr) } else { Ok(()) }

@@ -15,6 +15,7 @@ use crate::{wait, word};
 #[derive(clap::Subcommand)]
 pub enum Verb {
     /// List unfinished tasks, the latest first
+    #[command(visible_alias = "ls")]
     List {
         /// Also list finished tasks
         #[arg(long)]
@@ -107,7 +108,7 @@ async fn list(session: &Session, all: bool, listing: &Listing) -> Result<(), Pro
 
 async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {
     let task = session.client.task(session.task(task).await?).await?;
-    let task = wait::until_over(&session.client, task).await?;
+    let task = wait::until_over(&session.client, task, None).await?;
     session.show(&task, COLUMNS)?;
     if task.state == TaskState::Done { Ok(()) } else { Err(wait::why(&task)) }
 }

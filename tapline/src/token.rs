@@ -29,11 +29,13 @@ pub enum Verb {
         expires: Option<u32>,
     },
     /// List the tokens, including expired ones
+    #[command(visible_alias = "ls")]
     List {
         #[command(flatten)]
         listing: Listing,
     },
     /// Revoke a token and disconnect its users at once
+    #[command(visible_alias = "rm", aliases = ["delete", "remove", "destroy"])]
     Revoke {
         /// Name or UUID prefix
         token: String,

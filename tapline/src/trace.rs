@@ -20,10 +20,8 @@ use control::{Error, Kind, answer, ask};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use stats::{Reader, Record, write_recording};
 
-use crate::Words;
 use crate::disk;
 use crate::failure::Failure;
-use crate::hand_over;
 use crate::output::{print_local, say};
 use crate::place::{self, Place};
 use crate::session::How;
@@ -37,14 +35,11 @@ const TO_ANSWER: Duration = Duration::from_secs(3);
 
 /// `trace`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Trace {
-    #[command(subcommand)]
-    verb: Option<Verb>,
     /// A control socket (`serve --control`), or a VBD of the daemon on this host: UUID prefix, VM/vda, or the disk's
     /// name
-    #[arg(value_name = "DISK", required = true)]
-    disk: Option<String>,
+    #[arg(value_name = "DISK")]
+    disk: String,
     /// For so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
@@ -57,17 +52,9 @@ pub struct Trace {
     /// Write each request for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     chrome: Option<PathBuf>,
-    /// Write when each request came, its kind, place and size, and how long it took, for `tapline trace replay`
+    /// Write when each request came, its kind, place and size, and how long it took, for `tapline image replay`
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-}
-
-/// What can be done with a recording.
-#[derive(Debug, clap::Subcommand)]
-enum Verb {
-    /// Replay a recording on an image, and compare how long requests take: the same as `tapline image replay`
-    #[command(disable_help_flag = true)]
-    Replay(Words),
 }
 
 /// What was traced.
@@ -84,10 +71,6 @@ struct Traced {
 
 /// Runs the command.
 pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
-    if let Some(Verb::Replay(_)) = trace.verb {
-        how.refuse_endpoint()?;
-        return Err(hand_over::replay().into());
-    }
     if trace.warm_up >= trace.seconds {
         let why = format!("a warm-up of {} s leaves nothing of {} s", trace.warm_up, trace.seconds);
         return Err(Error::cannot("trace a disk", why).of_kind(Kind::Invalid).into());
@@ -97,7 +80,7 @@ pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
     let files = [&trace.svg, &trace.chrome, &trace.record].map(|path| path.as_deref().map(create).transpose());
     let [svg, chrome, record] = files;
     let (svg, chrome, record) = (svg?, chrome?, record?);
-    let place = place::find(trace.disk.as_deref().unwrap_or_default(), how)?;
+    let place = place::find(&trace.disk, how)?;
     let traced = gather(trace, &place)?;
     let begun = traced.records.iter().map(|record| record.seen).min().unwrap_or(0);
     let warm = begun.saturating_add(u64::from(trace.warm_up) * 1_000_000_000);

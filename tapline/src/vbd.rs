@@ -1,6 +1,7 @@
 //! `tapline vbd`.
 
 mod limit;
+pub mod release;
 mod share;
 mod upgrade;
 
@@ -15,6 +16,7 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::column::{Column, Names};
+use crate::confirm::Confirm;
 use crate::health;
 use crate::label::{self, ChangeLabels, NewLabels, WithTags};
 use crate::output::say;
@@ -27,6 +29,7 @@ pub enum Verb {
     /// Create a block device for a disk and print its UUID; it is not plugged yet
     Create(Create),
     /// List the block devices
+    #[command(visible_alias = "ls")]
     List {
         /// Only those with this UUID prefix
         text: Option<String>,
@@ -63,6 +66,8 @@ pub enum Verb {
         #[arg(long)]
         force: bool,
         #[command(flatten)]
+        confirm: Confirm,
+        #[command(flatten)]
         waiting: Waiting,
     },
     /// Replace the process that serves the disk with the installed program, without interrupting the guest
@@ -72,6 +77,7 @@ pub enum Verb {
     /// Set how much of its storage the disk gets while other disks use it too, at once if it is plugged
     Share(share::Share),
     /// Remove an unplugged block device; its disk stays
+    #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy(One),
     /// Print the configuration to paste for a machine that is managed elsewhere
     Connect {
@@ -268,7 +274,7 @@ impl Verb {
             Verb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
             Verb::Set(set) => set.run(session).await,
             Verb::Plug { which, waiting } => plug(session, which, waiting).await,
-            Verb::Unplug { which, force, waiting } => unplug(session, which, force, waiting).await,
+            Verb::Unplug { which, force, confirm, waiting } => unplug(session, which, force, confirm, waiting).await,
             Verb::Upgrade(upgrade) => upgrade.run(session).await,
             Verb::Limit(limit) => limit.run(session).await,
             Verb::Share(share) => share.run(session).await,
@@ -308,15 +314,26 @@ async fn plug(session: &Session, which: Which, waiting: Waiting) -> Result<(), P
     session.did(session.client.vbds_plug(&which.many(session, false).await?).await?, waiting).await
 }
 
-async fn unplug(session: &Session, which: Which, force: bool, waiting: Waiting) -> Result<(), Problem> {
+async fn unplug(
+    session: &Session,
+    which: Which,
+    force: bool,
+    confirm: Confirm,
+    waiting: Waiting,
+) -> Result<(), Problem> {
     if let ([vbd], None) = (which.vbd.as_slice(), &which.vm) {
         let vbd = session.vbd(vbd).await?;
+        release::prepare(session, &[session.client.vbd(vbd).await?], force, confirm).await?;
         return match session.client.vbd_unplug(vbd, &VbdUnplug { force }).await {
             Err(problem) => session.unless_it_is(vbd, VbdState::Unplugged, problem).await,
             Ok(answer) => session.did(answer, waiting).await,
         };
     }
-    session.did(session.client.vbds_unplug(&which.many(session, force).await?).await?, waiting).await
+    let many = which.many(session, force).await?;
+    let mut vbds = session.client.vbds(many.vm, None, None).await?;
+    vbds.retain(|vbd| many.vbds.as_ref().is_none_or(|asked| asked.contains(&vbd.uuid)));
+    release::prepare(session, &vbds, force, confirm).await?;
+    session.did(session.client.vbds_unplug(&many).await?, waiting).await
 }
 
 impl Session {

@@ -1,14 +1,17 @@
 //! `tapline vdi`.
 
-mod keep;
 mod make;
+mod schedule;
 mod shown;
+mod source_format;
 mod tree;
 
 use api::{
-    Believed, Description, ImageFormat, LogicalBlockSize, Name, ObjectKind, Problem, VdiDestroyPlan, VdiExport,
-    VdiPatch, VdiReconcile, VdiResize, VdiRevert,
+    Believed, Code, Description, ImageFormat, LogicalBlockSize, Name, ObjectKind, Problem, Size, VdiDestroyPlan,
+    VdiExport, VdiPatch, VdiReconcile, VdiResize, VdiRevert,
 };
+use arguments::NewSize;
+use uuid::Uuid;
 
 use crate::attach::{Attach, Detach};
 use crate::column::Names;
@@ -27,6 +30,7 @@ pub enum Verb {
     /// Create an empty disk and print its UUID
     Create(Create),
     /// List the disks
+    #[command(visible_alias = "ls")]
     List {
         /// Only those with this name or UUID prefix
         text: Option<String>,
@@ -52,12 +56,12 @@ pub enum Verb {
     Resize {
         #[command(flatten)]
         vdi: Disk,
-        /// New size seen by the guest; cannot be smaller than the current size
-        #[arg(long, allow_hyphen_values = true, value_parser = word::size, required_unless_present = "old_size")]
-        size: Option<api::Size>,
-        /// The same, as earlier versions had it
-        #[arg(value_name = "SIZE", value_parser = word::size, conflicts_with = "size", hide = true)]
-        old_size: Option<api::Size>,
+        /// New size seen by the guest, at least the current one; +SIZE: that much more
+        #[arg(allow_hyphen_values = true, required_unless_present = "size_option", conflicts_with = "size_option")]
+        size: Option<NewSize>,
+        /// The size, as an option
+        #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true)]
+        size_option: Option<NewSize>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -65,8 +69,10 @@ pub enum Verb {
     Snapshot(Branch),
     /// Create a writable clone of a disk and print its UUID
     Clone(Branch),
-    /// Take snapshots of a disk by a schedule, and keep the last one of each of so many hours, days, weeks and months
-    Keep(keep::Keep),
+    /// Schedule snapshots of a disk and set how many to retain
+    Schedule(schedule::Schedule),
+    /// Protect a snapshot from its schedule: it stays until you destroy it
+    Pin(schedule::Pin),
     /// Revert a disk to a snapshot; data written since then is lost
     Revert(Revert),
     /// Make a full copy of a disk and print its UUID
@@ -96,6 +102,7 @@ pub enum Verb {
     /// Resolve a diverged disk, whose running process and catalogue entry disagree
     Reconcile(Reconcile),
     /// Destroy a disk; images shared with other disks stay
+    #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy(Destroy),
 }
 
@@ -174,16 +181,18 @@ impl Verb {
             Verb::Tree(tree) => tree.run(session).await,
             Verb::Show(vdi) => session.show(&client.vdi(vdi.find(session).await?).await?, COLUMNS),
             Verb::Set(set) => set.run(session).await,
-            Verb::Resize { vdi, size, old_size, waiting } => {
+            Verb::Resize { vdi, size, size_option, waiting } => {
+                let Some(size) = size.or(size_option) else { unreachable!("one of them is required") };
                 let vdi = vdi.find(session).await?;
-                let Some(size) = size.or(old_size) else { unreachable!("one of them is required") };
+                let size = resized(session, vdi, size).await?;
                 session.did(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
             }
             Verb::Attach(attach) => attach.run(session).await,
             Verb::Detach(detach) => detach.run(session).await,
             Verb::Snapshot(branch) => branch.snapshot(session).await,
             Verb::Clone(branch) => branch.clone(session).await,
-            Verb::Keep(keep) => keep.run(session).await,
+            Verb::Schedule(schedule) => schedule.run(session).await,
+            Verb::Pin(pin) => pin.run(session).await,
             Verb::Revert(revert) => revert.run(session).await,
             Verb::Copy(copy) => copy.run(session).await,
             Verb::Import(import) => import.run(session).await,
@@ -198,6 +207,16 @@ impl Verb {
             Verb::Destroy(destroy) => destroy.run(session).await,
         }
     }
+}
+
+/// The new size of a disk.
+async fn resized(session: &Session, vdi: Uuid, size: NewSize) -> Result<Size, Problem> {
+    let current = match size {
+        NewSize::To(_) => 0,
+        NewSize::By(_) => session.client.vdi(vdi).await?.size,
+    };
+    let bytes = size.from(current).ok_or_else(|| "no disk can be that large".to_owned());
+    bytes.and_then(Size::try_from).map_err(|why| Problem::new(Code::Invalid, why))
 }
 
 async fn list(

@@ -4,8 +4,8 @@ mod boot;
 mod console;
 mod create;
 mod devices;
-mod keep;
 mod run;
+mod schedule;
 mod seed;
 mod snapshot;
 
@@ -22,6 +22,7 @@ use crate::word;
 use boot::{Boot, shown};
 use console::Open;
 use create::Create;
+use devices::Devices;
 use run::Run;
 use seed::SeedFiles;
 
@@ -33,6 +34,7 @@ pub enum Verb {
     /// Boot a thin clone of a disk with its console here; both are removed at the end
     Run(Run),
     /// List the machines
+    #[command(visible_alias = "ls")]
     List {
         /// Only those with this name or UUID prefix
         text: Option<String>,
@@ -67,9 +69,9 @@ pub enum Verb {
         /// Stop it at once without asking the guest
         #[arg(long)]
         force: bool,
-        /// Stop it by force if the guest takes longer than this
+        /// Stop it by force if the guest takes longer than this [default: wait for the guest]
         #[arg(long, value_name = "SECONDS", conflicts_with = "force", value_parser = number::<u32>(0..=u64::MAX))]
-        timeout: Option<u32>,
+        force_after: Option<u32>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -80,9 +82,9 @@ pub enum Verb {
         /// Stop it at once without asking the guest
         #[arg(long)]
         force: bool,
-        /// Stop it by force if the guest takes longer than this
+        /// Stop it by force if the guest takes longer than this [default: wait for the guest]
         #[arg(long, value_name = "SECONDS", conflicts_with = "force", value_parser = number::<u32>(0..=u64::MAX))]
-        timeout: Option<u32>,
+        force_after: Option<u32>,
     },
     /// Hold a machine's guest in memory until it is resumed
     Pause(One),
@@ -90,8 +92,8 @@ pub enum Verb {
     Suspend(One),
     /// Resume a paused or suspended machine
     Resume(One),
-    /// Give up the saved memory of a suspended machine, which is halted then, as if its power had been cut
-    Discard {
+    /// Drop the saved memory of a suspended machine; it is then halted, as after a power cut
+    DropMemory {
         /// Name or UUID prefix
         vm: String,
         #[command(flatten)]
@@ -105,15 +107,18 @@ pub enum Verb {
     /// List the snapshots of a machine
     Snapshots(snapshot::List),
     /// Destroy a snapshot of a machine, with those of its disks
+    #[command(aliases = ["snapshot-rm", "snapshot-delete", "snapshot-remove"])]
     SnapshotDestroy(snapshot::Destroy),
-    /// Take snapshots of all writable disks of a machine by a schedule, and keep the last one of each of so many hours,
-    /// days, weeks and months
-    Keep(keep::Keep),
+    /// Schedule snapshots of all writable disks of a machine and set how many to retain
+    Schedule(schedule::Schedule),
+    /// Protect a snapshot of a machine from its schedule: it stays until you destroy it
+    Pin(schedule::Pin),
     /// Revert all disks of a halted machine to a snapshot of it; data written since then is lost
     Revert(snapshot::Revert),
     /// Create a halted machine with the hardware of another and thin clones of its disks, and print its UUID
     Clone(snapshot::Clone),
     /// Remove a halted or suspended machine, its saved memory and its block devices; its disks stay
+    #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy {
         /// Name or UUID prefix
         vm: String,
@@ -135,7 +140,7 @@ pub struct One {
 
 /// Changes a machine.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "user_data", "no_seed", "autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "cdrom", "nic", "vga", "vnc", "serial", "tablet", "user_data", "no_seed", "autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix
@@ -176,6 +181,9 @@ pub struct Set {
     labels: ChangeLabels,
     #[command(flatten)]
     files: SeedFiles,
+    // Last: the heading of the devices applies to all that follows.
+    #[command(flatten)]
+    devices: Devices,
 }
 
 type Shown = Column<Vm>;
@@ -209,6 +217,19 @@ const COLUMNS: &[Shown] = &[
     Shown::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
 
+/// Has the session print, if a shutdown takes long, for whom it waits and how to stop the machine nevertheless. The
+/// machine is named as the user did.
+fn note_shutdown(session: &Session, vm: &str, asked: &VmShutdown) {
+    if asked.force {
+        return;
+    }
+    let until = asked.force_after.map_or_else(String::new, |seconds| format!(" for up to {seconds} s"));
+    session.note(format!(
+        "waiting{until} for the guest of {vm} to power off; Ctrl-C cancels the shutdown\n  to stop it as if its power \
+         were cut: tapline vm shutdown {vm} --force (or with --force-after SECONDS from the beginning)"
+    ));
+}
+
 /// The saved memory of a machine.
 fn of_memory(memory: &Suspended) -> String {
     let Suspended { since, size, file, paused } = memory;
@@ -234,13 +255,17 @@ impl Verb {
                 if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
             }
             Verb::Console(open) => open.run(session).await,
-            Verb::Shutdown { vm, force, timeout, waiting } => {
-                let vm = session.vm(&vm).await?;
-                session.did(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?, waiting).await
+            Verb::Shutdown { vm: text, force, force_after, waiting } => {
+                let vm = session.vm(&text).await?;
+                let asked = VmShutdown { force, force_after };
+                note_shutdown(session, &text, &asked);
+                session.did(client.vm_shutdown(vm, &asked).await?, waiting).await
             }
-            Verb::Reboot { vm, force, timeout } => {
-                let vm = session.vm(&vm).await?;
-                session.finish(client.vm_shutdown(vm, &VmShutdown { force, timeout }).await?).await?;
+            Verb::Reboot { vm: text, force, force_after } => {
+                let vm = session.vm(&text).await?;
+                let asked = VmShutdown { force, force_after };
+                note_shutdown(session, &text, &asked);
+                session.finish(client.vm_shutdown(vm, &asked).await?).await?;
                 session.finish(client.vm_start(vm).await?).await.map(drop)
             }
             Verb::Pause(One { vm, waiting }) => {
@@ -249,10 +274,10 @@ impl Verb {
             Verb::Suspend(One { vm, waiting }) => {
                 session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
             }
-            Verb::Discard { vm, confirm, waiting } => {
+            Verb::DropMemory { vm, confirm, waiting } => {
                 let vm = client.vm(session.vm(&vm).await?).await?;
-                confirm.ask(&format!("give up the saved memory of the vm '{}' ({})", vm.name, vm.uuid))?;
-                session.did(client.vm_discard(vm.uuid).await?, waiting).await
+                confirm.ask(&format!("drop the saved memory of the vm '{}' ({})", vm.name, vm.uuid))?;
+                session.did(client.vm_drop_memory(vm.uuid).await?, waiting).await
             }
             Verb::Resume(One { vm, waiting }) => {
                 session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
@@ -260,7 +285,8 @@ impl Verb {
             Verb::Snapshot(take) => take.run(session).await,
             Verb::Snapshots(list) => list.run(session).await,
             Verb::SnapshotDestroy(destroy) => destroy.run(session).await,
-            Verb::Keep(keep) => keep.run(session).await,
+            Verb::Schedule(schedule) => schedule.run(session).await,
+            Verb::Pin(pin) => pin.run(session).await,
             Verb::Revert(revert) => revert.run(session).await,
             Verb::Clone(clone) => clone.run(session).await,
             Verb::Destroy { vm, confirm, waiting } => {
@@ -290,16 +316,19 @@ impl Set {
             no_seed,
             labels,
             files,
+            devices,
         } = self;
         let uuid = session.vm(&vm).await?;
+        let devices = devices.platform(session)?;
         // The API replaces whole maps and sets.
-        let changes_platform = !platform.is_empty() || !no_platform.is_empty();
+        let changes_platform = !platform.is_empty() || !no_platform.is_empty() || !devices.is_empty();
         let now = match changes_platform || labels.changes_some() {
             true => Some(session.client.vm(uuid).await?),
             false => None,
         };
         let (mut all, now) = now.map(|vm| (vm.platform, (vm.tags, vm.other_config))).unwrap_or_default();
         all.retain(|key, _| !no_platform.contains(key));
+        all.extend(devices);
         all.extend(platform);
         let platform = changes_platform.then_some(all);
         let (tags, other_config) = labels.of(now)?;

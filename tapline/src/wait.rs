@@ -14,8 +14,8 @@ pub use progress::Progress;
 /// Seconds between progress updates.
 const STEP: u32 = 1;
 
-/// Waits until a task has ended.
-pub async fn until_over(client: &Client, mut task: Task) -> Result<Task, Problem> {
+/// Waits until a task has ended. The note is printed if that takes longer than a moment.
+pub async fn until_over(client: &Client, mut task: Task, mut note: Option<String>) -> Result<Task, Problem> {
     let interrupts = signal(SignalKind::interrupt());
     let mut interrupts = interrupts.map_err(|error| Problem::failed("handle an interrupt", error))?;
     let mut progress = Progress::new();
@@ -23,7 +23,12 @@ pub async fn until_over(client: &Client, mut task: Task) -> Result<Task, Problem
     while !task.state.is_over() {
         progress.show(&task);
         tokio::select! {
-            now = client.task_wait(task.uuid, STEP) => task = now?,
+            now = client.task_wait(task.uuid, STEP) => {
+                task = now?;
+                if let Some(note) = note.take_if(|_| !task.state.is_over()) {
+                    progress.say(&format!("tapline: {note}"));
+                }
+            }
             _ = interrupts.recv() => {
                 if asked {
                     return Err(left(&task));

@@ -82,6 +82,15 @@ pub struct HostPath {
 
 /// Parses a path on the daemon's host; the session checks whether a relative path is possible.
 pub fn path(word: &str) -> Result<HostPath, String> {
+    if let Some((scheme, _)) = word.split_once("://") {
+        let name = word.rsplit('/').next().unwrap_or_default();
+        return Err(match scheme {
+            "http" | "https" | "ftp" => {
+                format!("'{word}' is a URL; download it first: curl -fLO {word}; then give {name}")
+            }
+            _ => format!("'{word}' is a URL, and this must be a path on the daemon's host"),
+        });
+    }
     let whole = std::path::absolute(word).map_err(|error| format!("'{word}': {error}"))?;
     let whole = whole.to_str().ok_or_else(|| format!("'{word}' is not UTF-8"))?.parse()?;
     Ok(HostPath { typed: word.into(), whole, relative: !word.starts_with('/') })
@@ -96,6 +105,17 @@ pub fn image_file(word: &str) -> Result<HostPath, String> {
             .into()),
         _ => path(word),
     }
+}
+
+/// Parses a directory on the daemon's host; network storage has options of its own.
+pub fn directory(word: &str) -> Result<HostPath, String> {
+    if nfs(word).is_ok() && !word.starts_with('/') {
+        return Err(format!("'{word}' is a directory of an NFS server: use --nfs {word}"));
+    }
+    if smb(word).is_ok() {
+        return Err(format!("'{word}' is a share of an SMB server: use --smb {word} --credentials FILE"));
+    }
+    path(word)
 }
 
 /// Parses `SERVER:/EXPORT`, as in mount(8); the server may be an IPv6 address in brackets.
@@ -197,6 +217,14 @@ mod test {
         assert_eq!((disk.whole.as_path(), disk.relative), (here.join("disk.raw").as_path(), true));
         assert!(!path("/srv/disk.raw").unwrap().relative);
         assert!(path("/srv/../etc").is_err(), "where it leads to depends on links");
+    }
+
+    #[test]
+    fn urls_and_network_storage_are_no_paths() {
+        assert!(path("https://example.org/a.qcow2").unwrap_err().contains("curl -fLO"));
+        assert!(directory("nas:/srv/vms").unwrap_err().contains("--nfs nas:/srv/vms"));
+        assert!(directory("//nas/vms").unwrap_err().contains("--smb //nas/vms"));
+        assert!(directory("/srv/vms").is_ok() && directory("/srv/a:/b").is_ok());
     }
 
     #[test]

@@ -12,11 +12,12 @@ use repo::Catalogue;
 use repo::driver::{LastHost, machine};
 use uuid::Uuid;
 
+use crate::account;
 use crate::catalogue::Care;
 use crate::config::Config;
 use crate::directories;
 use crate::disk::Disks;
-use crate::disk::tool::Tool;
+use crate::disk::tool::{self, Tool};
 use crate::history::History;
 use crate::http::Answers;
 use crate::plug::{self, Plugs};
@@ -193,6 +194,22 @@ pub fn alone(config: &Config) -> Result<[fs::File; 2], Problem> {
         only_one(&config.state_directory, "state directory", "state-directory")?,
         only_one(&config.run_directory, "run directory", "run-directory")?,
     ])
+}
+
+/// Checks the settings that a start checks, besides their syntax: users, groups, the program of disk processes, and the
+/// length of socket paths. Nothing is created.
+pub fn check(config: &Config) -> Result<(), Problem> {
+    tool::check(config)?;
+    Plugs::new(config)?;
+    Vms::of(config)?;
+    if let Some(group) = &config.api.group {
+        account::group("api.group", group)?;
+    }
+    let socket = config.socket();
+    rustix::net::SocketAddrUnix::new(&socket).map(drop).map_err(|_| {
+        let what = format!("run-directory: {} is too long for a socket", socket.display());
+        Problem::new(Code::Invalid, what).advise("a socket's path has at most 107 bytes: give a shorter directory")
+    })
 }
 
 /// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit

@@ -128,6 +128,7 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
     http::check(&config)?;
     log::check(&config)?;
     if arguments.check_config {
+        daemon::check(&config)?;
         let of = arguments.config.as_deref().unwrap_or(CONFIG.as_ref());
         return print(&format!("{}: the configuration is valid\n", of.display()));
     }

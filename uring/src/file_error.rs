@@ -78,7 +78,7 @@ pub enum FileOpenError {
         by: String,
     },
     /// `create_new` found an existing file.
-    #[error("cannot create {path}: it already exists; remove it or choose another name", path = path.display())]
+    #[error("cannot create {path}: it already exists; choose another name", path = path.display())]
     Exists {
         /// The path as given.
         path: PathBuf,

@@ -148,10 +148,11 @@ impl Client {
         serde_json::from_slice(text).map_err(|error| Failure::Refused(self.senseless(&error)))
     }
 
+    /// Both may be of different versions.
     fn senseless(&self, error: &dyn std::error::Error) -> Problem {
-        let what = format!("cannot parse the response at {}: {error}", self.endpoint);
+        let what = format!("cannot read the response of taplined at {}: {error}", self.endpoint);
         Problem::new(Code::Failed, what)
-            .advise("make sure tapline and taplined are the same version, and restart taplined")
+            .advise("tapline and taplined may be of different versions: restart taplined (disks keep running)")
     }
 
     /// A complete response. The request is repeated once if the daemon disappeared before answering; by its key the

@@ -12,6 +12,13 @@ impl Client {
         self.get(&Target::new("host")).await
     }
 
+    /// Gets the daemon's version, also from a daemon whose other answers this client cannot read.
+    pub async fn daemon_version(&self) -> Result<String, Problem> {
+        let host: serde_json::Value = self.get(&Target::new("host")).await?;
+        let version = host.get("version").and_then(serde_json::Value::as_str);
+        version.map(str::to_owned).ok_or_else(|| Problem::failed("get the daemon's version", "it has none"))
+    }
+
     /// Unplugs everything before the host shuts down.
     pub async fn host_drain(&self, asked: &HostDrain) -> Result<Answer<serde_json::Value>, Problem> {
         self.begin(Method::POST, &Target::new("host/drain"), asked).await

@@ -64,7 +64,7 @@ impl Client {
     }
 
     /// Gives up the saved memory of a suspended machine, which is halted then.
-    pub async fn vm_discard(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
+    pub async fn vm_drop_memory(&self, uuid: Uuid) -> Result<Answer<Vm>, Problem> {
         self.begin(Method::DELETE, &Target::verb(VMS, uuid, "memory"), &()).await
     }
 

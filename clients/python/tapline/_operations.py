@@ -853,7 +853,7 @@ class Operations(Transport):
         """Destroys a halted or suspended VM, its saved memory and its VBDs. Its VDIs stay."""
         return self.request("DELETE", f"/v1/vms/{uuid}", if_match=if_match)
 
-    def vm_discard(self, uuid, *, if_match=None):
+    def vm_drop_memory(self, uuid, *, if_match=None):
         """Gives up the saved memory of a suspended VM, which is halted then, as if its power had been cut.
 
         Returns a `Vm`.
@@ -940,16 +940,18 @@ class Operations(Transport):
         """
         return self.request("GET", f"/v1/vms/{uuid}")
 
-    def vm_shutdown(self, uuid, *, force=UNSET, timeout=UNSET, if_match=None):
-        """Shuts a VM down: the guest is asked to power off and stopped if it does not in time; then its VBDs are
-        unplugged. With force it is stopped at once, as if its power were cut, and other operations on it are aborted.
+    def vm_shutdown(self, uuid, *, force=UNSET, force_after=UNSET, if_match=None):
+        """Shuts a VM down: presses its power button, waits until the guest has powered off, and unplugs its VBDs. With
+        `force_after` it is stopped by force after that time; with `force` it is stopped at once, as if its power were
+        cut, and other operations on it are aborted.
 
-        force: Stop it at once without asking the guest.
-        timeout: Seconds that the guest may take before it is stopped by force; at most one day.
+        force: Stop it at once, as if its power were cut.
+        force_after: Seconds that the guest may take before it is stopped by force, at most one day. By default it is
+            never stopped by force.
 
         Returns a `Task` to wait for.
         """
-        body = _given({"force": force, "timeout": timeout})
+        body = _given({"force": force, "force_after": force_after})
         return self.request("POST", f"/v1/vms/{uuid}/shutdown", body=body, if_match=if_match)
 
     def vm_snapshot(self, uuid, *, description=UNSET, name=UNSET, new_uuid=UNSET, if_match=None):

@@ -172,7 +172,7 @@ impl View<'_> {
         }
         let Some(whole) = self.vm_snapshot_with(uuid)?.filter(|whole| whole.scheduled) else { return Ok(()) };
         let what = format!("VDI {uuid} is in the snapshot '{}' that a schedule took of VM {}", whole.name, whole.vm);
-        let advice = format!("have that stay: tapline vm keep {} --snapshot {}", whole.vm, whole.uuid);
+        let advice = format!("pin that one: tapline vm pin {} --snapshot {}", whole.vm, whole.uuid);
         Err(Problem::new(Code::State, what).field("scheduled").advise(advice))
     }
 

@@ -14,7 +14,7 @@ use super::row::{Id, Json};
 use super::{Tx, View};
 
 /// What to do about a VM that is suspended.
-pub const ADVICE: &str = "resume it (tapline vm start), or give its memory up (tapline vm discard)";
+pub const ADVICE: &str = "resume it (tapline vm start), or give its memory up (tapline vm drop-memory)";
 
 /// The memory of a VM, and what is needed to go on with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

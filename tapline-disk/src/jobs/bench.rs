@@ -62,7 +62,7 @@ pub fn run(files: &Files, bench: &Bench) -> Result<Exit, Failure> {
     let options = access::options(bench.access, bench.overwrite_data);
     let layers = Layers::open(files, &bench.image, &bench.parents, options)?;
     let mut runner = Runner::new(layers, access::engine(bench.access))?;
-    runner.set_shape(ShapePolicy { split: bench.split.bytes(), merge: bench.merge.bytes() });
+    runner.set_shape(ShapePolicy { split: bench.io_split.bytes(), merge: bench.io_merge.bytes() });
     let places = Places::new(&bench.image, bench, runner.geometry().len)?;
     let mut progress = Progress::new(files, "measuring", u64::from(bench.count) * places.size);
     let begun = Instant::now();
@@ -174,8 +174,8 @@ fn report(bench: &Bench, took: Duration, latencies: &[Duration]) -> Result<Exit,
         pattern: if bench.pattern == Pattern::Random { "random" } else { "seq" },
         size,
         depth: bench.depth,
-        split: bench.split.bytes(),
-        merge: bench.merge.bytes(),
+        split: bench.io_split.bytes(),
+        merge: bench.io_merge.bytes(),
         requests,
         seconds: took.as_secs_f64(),
         requests_per_second: per_second(requests),

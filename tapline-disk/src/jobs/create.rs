@@ -33,7 +33,7 @@ pub fn run(files: &Files, create: &Create) -> Result<Exit, Failure> {
         Some((parent, below)) => {
             // Locked until the child exists, so that the parent does not change in between.
             let layers = open_parent(files, create, parent, below)?;
-            let plan = plan_child(&create.image, parent, &layers, create.size, unit)?;
+            let plan = plan_child(&create.image, parent, &layers, create.size.or(create.size_option), unit)?;
             Target::create_anywhere(files, &create.image, &plan, create.force)?.keep()?;
             plan
         }
@@ -70,7 +70,7 @@ fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
 }
 
 fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
-    let Some(Size(len)) = create.size else {
+    let Some(Size(len)) = create.size.or(create.size_option) else {
         return Err(usage(&create.image, "it needs a size").advise("add --size, or --parent to create a child"));
     };
     if len == 0 {

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::io;
 
-use control::size::{Size, readable};
+use control::size::readable;
 use disk::{Format, Image, Source};
 use plan::Step;
 use serde::Serialize;
@@ -39,8 +39,8 @@ pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
     let chain = Chain::of(files, name, &resize.parents);
     let Layers { names, files: mut opened, mut images, .. } = Layers::open_chain(&chain, options)?;
     let before = images.first().map_or(0, |image| image.geometry().len);
-    let Size(after) = resize.size;
-    let tried = || format!("resize {name} from {before} to {after} bytes");
+    let after = resize.size.or(resize.size_option).and_then(|size| size.from(before)).unwrap_or(u64::MAX);
+    let tried = || format!("resize {name} from {} to {}", readable(before), readable(after));
     if after < before {
         return Err(Failure::new(tried(), "a disk cannot be shrunk, because that would destroy data")
             .advise("create a smaller image and copy the data you need into it"));

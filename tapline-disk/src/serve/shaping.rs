@@ -29,10 +29,10 @@ pub struct Shaping {
 impl Shaping {
     /// What the command line says, for an image with this file.
     pub fn of(serve: &Serve, name: &ImageName, file: Option<&ImageFile>) -> Result<Shaping, Failure> {
-        let policy = serve.policy.as_deref().map(|path| policy_of(path, name, file)).transpose()?;
+        let policy = serve.io_policy.as_deref().map(|path| policy_of(path, name, file)).transpose()?;
         let unless_given = if policy.is_some() { SizeRule::Auto } else { SizeRule::None };
-        let [split, merge] = [serve.split, serve.merge].map(|rule| rule.unwrap_or(unless_given));
-        let asked = serve.split.is_some() || serve.merge.is_some() || policy.is_some();
+        let [split, merge] = [serve.io_split, serve.io_merge].map(|rule| rule.unwrap_or(unless_given));
+        let asked = serve.io_split.is_some() || serve.io_merge.is_some() || policy.is_some();
         let shaping = Shaping { policy, ..Shaping::default() };
         Ok(Shaping { asked, ..shaping.changed(Some(split), Some(merge))? })
     }
@@ -44,7 +44,7 @@ impl Shaping {
             let why = "auto follows a policy, and the disk has none";
             return Err(Failure::new("set how transfers are split and merged", why)
                 .of_kind(Kind::Invalid)
-                .advise("measure the storage with tapline calibrate, and serve the disk with --policy FILE"));
+                .advise("measure the storage with tapline calibrate, and serve the disk with --io-policy FILE"));
         }
         Ok(Shaping { split, merge, policy: self.policy.clone(), asked: true })
     }
@@ -151,7 +151,7 @@ mod test {
         assert_eq!(mixed.in_force(), ShapePolicy { split: Some(8192), merge: Some(65_536) });
         assert!(mixed.changed(Some(SizeRule::None), Some(SizeRule::None)).unwrap().in_force().is_none());
         let refused = Shaping::default().changed(Some(SizeRule::Auto), None).unwrap_err();
-        assert!(refused.to_string().contains("--policy"), "{refused}");
+        assert!(refused.to_string().contains("--io-policy"), "{refused}");
     }
 
     #[test]

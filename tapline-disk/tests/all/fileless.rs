@@ -32,9 +32,9 @@ fn a_model_takes_its_time_and_stores_nothing_either() {
     // 8 ms for each seek, but for one that may fall to where the head is.
     assert!(begun.elapsed() >= std::time::Duration::from_millis(19 * 8), "{measured}");
     // What the guest of such storage would gain is seen without a guest.
-    let measured = room.json("image bench model:nvme --size 512K --depth 1 --count 50 --split 16K --merge 32K");
+    let measured = room.json("image bench model:nvme --size 512K --depth 1 --count 50 --io-split 16K --io-merge 32K");
     assert_eq!((&measured["split"], &measured["merge"]), (&json!(16384), &json!(32768)));
-    assert_eq!(room.tapline("image bench model:nvme --split auto").code, Some(64));
+    assert_eq!(room.tapline("image bench model:nvme --io-split auto").code, Some(64));
     assert!(room.done("image info model:nvme").contains("stores NOTHING"));
     let mut disk = Replaced::serve(&room, "model:nvme,size=64M --nbd nbd.sock");
     let mut nbd = Client::connect(&room.file("nbd.sock")).unwrap();

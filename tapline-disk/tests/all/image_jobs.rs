@@ -386,7 +386,7 @@ fn merging_into_a_layer_shorter_than_its_base_exposes_nothing() {
         let on = format!("{top} --parent {child} --parent {base}");
         room.guest(&on, &["read -P 5 0 16M", "read -P 0 16M 48M"]);
         let merge = format!("image merge {on} --from 0 --into 1");
-        is_refused_and_flattened_as_advised(&room, &format!("image commit {on}"));
+        is_refused_and_flattened_as_advised(&room, &merge);
         room.done(&merge.replace(&format!(" --parent {base}"), ""));
         room.guest(child, &["read -P 5 0 16M", "read -P 0 16M 48M"]);
     }
@@ -795,13 +795,13 @@ fn compacting_that_was_killed_leaves_the_old_image() {
 }
 
 #[test]
-fn committing_an_image_merges_it_into_its_parent() {
+fn a_merged_image_is_deleted_if_requested() {
     let room = Room::new();
     let layers = three_layers(&room, ["qcow2", "vhd", "raw"]);
-    let said = room.done(&format!("image commit {} --delete", on(&layers)));
+    let said = room.done(&format!("image merge {} --from 0 --into 1 --delete", on(&layers)));
     assert!(said.starts_with(&format!("merged {} into {}, ", layers[0], layers[1])), "{said}");
     assert!(!room.file(file_of(&layers[0])).exists());
     shows_the_same(&room, &layers[1..]);
-    let said = room.tapline(&format!("image commit {}", layers[2]));
+    let said = room.tapline(&format!("image merge {} --from 0 --into 1", layers[2]));
     assert_eq!(said.code, Some(64), "{said:?}");
 }

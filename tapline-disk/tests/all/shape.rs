@@ -53,7 +53,8 @@ fn what_is_written_in_pieces_and_merged_is_read_whatever_the_format() {
     for format in ["raw", "vhd", "qcow2", "data-file"] {
         let room = Room::new();
         let image = room.image(format, "16M");
-        let disk = Disk::serve(&room, &format!("{image} --nbd nbd.sock --control control.sock --split 4K --merge 64K"));
+        let disk =
+            Disk::serve(&room, &format!("{image} --nbd nbd.sock --control control.sock --io-split 4K --io-merge 64K"));
         let mut nbd = connect(&room);
         let bytes = pattern(7, 2 * MIB);
         nbd.write(4096 * 3, &bytes).unwrap();
@@ -113,7 +114,7 @@ fn rules_change_while_the_disk_is_served_and_what_makes_none_is_refused() {
 fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first_process() {
     let room = Room::new();
     room.done("image create raw:a --size 16M");
-    let mut disk = Replaced::serve(&room, "raw:a --nbd nbd.sock --split 16K");
+    let mut disk = Replaced::serve(&room, "raw:a --nbd nbd.sock --io-split 16K");
     let mut nbd = connect(&room);
     nbd.write(0, &pattern(3, MIB)).unwrap();
     shape(&room, &json!({ "split": "none", "merge": "65536" }));
@@ -137,7 +138,7 @@ fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() 
     let room = Room::new();
     policy(&room, 32768);
     room.done("image create qcow2:a --size 16M");
-    let mut disk = Replaced::serve(&room, "qcow2:a --nbd nbd.sock --policy policy.json");
+    let mut disk = Replaced::serve(&room, "qcow2:a --nbd nbd.sock --io-policy policy.json");
     let told = shape(&room, &json!({}));
     assert_eq!(
         (&told["split"], &told["split_bytes"], &told["merge_bytes"]),
@@ -153,10 +154,11 @@ fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() 
     disk.stop();
     // Words stand above the policy; without one, auto is nothing to follow.
     policy(&room, 32768);
-    let disk = Disk::serve(&room, "qcow2:a --nbd nbd.sock --control control.sock --policy policy.json --split 8K");
+    let disk =
+        Disk::serve(&room, "qcow2:a --nbd nbd.sock --control control.sock --io-policy policy.json --io-split 8K");
     assert_eq!(shape(&room, &json!({}))["split_bytes"], 8192);
     disk.stop();
-    let said = room.tapline("serve qcow2:a --nbd nbd.sock --split auto");
+    let said = room.tapline("serve qcow2:a --nbd nbd.sock --io-split auto");
     assert!(said.code != Some(0) && said.err.contains("tapline calibrate"), "{said:?}");
 }
 
@@ -170,7 +172,7 @@ fn a_policy_of_another_device_or_a_damaged_one_is_refused_before_anything_is_ser
     room.write("cut.json", b"{\"version\":1,");
     for (file, why) in [("other.json", "measured on another disk"), ("cut.json", "not a policy file"), ("none", "none")]
     {
-        let said = room.tapline(&format!("serve raw:a --nbd nbd.sock --policy {file}"));
+        let said = room.tapline(&format!("serve raw:a --nbd nbd.sock --io-policy {file}"));
         assert!(said.code != Some(0) && said.err.contains(why) && said.err.contains("tapline calibrate"), "{said:?}");
         assert!(!room.file("nbd.sock").exists());
     }
@@ -182,7 +184,7 @@ fn acknowledged_writes_survive_a_kill_of_a_disk_that_splits_and_merges() {
     for format in ["raw", "vhd", "qcow2"] {
         let room = Room::new();
         let image = room.image(format, "16M");
-        let words = format!("{image} --nbd nbd.sock --control control.sock --split 4K --merge 16K");
+        let words = format!("{image} --nbd nbd.sock --control control.sock --io-split 4K --io-merge 16K");
         let mut disk = Replaced::of(&room, Disk::serve(&room, &words));
         let mut nbd = connect(&room);
         let bytes = pattern(9, 256 * 1024);

@@ -25,7 +25,7 @@ pub struct Source {
 #[group(required = true, multiple = false)]
 struct Location {
     /// A directory on the daemon's host
-    #[arg(long, value_name = "PATH", value_parser = word::path)]
+    #[arg(long, value_name = "PATH", value_parser = word::directory)]
     dir: Option<HostPath>,
     /// A directory exported by an NFS server
     #[arg(long, value_name = "SERVER:/EXPORT", value_parser = word::nfs)]

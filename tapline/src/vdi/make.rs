@@ -5,6 +5,7 @@ use api::{
     VdiImport, VdiSnapshot,
 };
 
+use super::source_format;
 use crate::find::Disk;
 use crate::label::NewLabels;
 use crate::session::{Session, Waiting};
@@ -15,12 +16,15 @@ use crate::word::{self, HostPath};
 pub struct Create {
     /// Name of the disk
     name: Name,
+    /// Size seen by the guest
+    #[arg(allow_hyphen_values = true, value_parser = word::size, required_unless_present = "size_option", conflicts_with = "size_option")]
+    size: Option<Size>,
+    /// The size, as an option
+    #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
+    size_option: Option<Size>,
     /// The repository: its name or UUID prefix [default: the only one]
     #[arg(long)]
     sr: Option<String>,
-    /// Size seen by the guest
-    #[arg(long, allow_hyphen_values = true, value_parser = word::size)]
-    size: Size,
     /// Size of the sectors that the guest addresses, in bytes [default: 512]
     #[arg(long, value_name = "BYTES", value_parser = word::block_size())]
     logical_block_size: Option<LogicalBlockSize>,
@@ -89,7 +93,7 @@ pub struct Import {
     sr: Option<String>,
     /// Format of the file; it is never guessed
     #[arg(long, value_name = "FORMAT", value_parser = word::one_of::<SourceFormat>(&word::SOURCE_FORMATS))]
-    source_format: SourceFormat,
+    source_format: Option<SourceFormat>,
     /// Take a raw file for what it is called, even if it looks like an image of another format
     #[arg(long)]
     really_raw: bool,
@@ -114,8 +118,18 @@ pub struct Import {
 impl Create {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Create { name, sr, size, logical_block_size, format, allow_duplicate_name, description, labels, waiting } =
-            self;
+        let Create {
+            name,
+            sr,
+            size,
+            size_option,
+            logical_block_size,
+            format,
+            allow_duplicate_name,
+            description,
+            labels,
+            waiting,
+        } = self;
         let (tags, other_config) = labels.given()?;
         let sr = session.sr_or_only(sr.as_deref()).await?;
         let asked = VdiCreate {
@@ -124,7 +138,7 @@ impl Create {
             name,
             allow_duplicate_name,
             description,
-            size,
+            size: size.or(size_option).unwrap_or_else(|| unreachable!("one of them is required")),
             logical_block_size,
             format,
             tags,
@@ -186,6 +200,7 @@ impl Import {
             waiting,
         } = self;
         let (tags, other_config) = labels.given()?;
+        let source_format = source_format::required(source_format, name.as_str(), &path)?;
         let (path, sr) = (session.path(path)?, session.sr_or_only(sr.as_deref()).await?);
         let asked = VdiImport {
             uuid: None,

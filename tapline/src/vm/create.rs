@@ -120,7 +120,15 @@ enum From {
 
 /// Parses `NAME`, `NAME=SIZE` or `NAME=FORMAT:FILE`.
 fn wanted(word: &str) -> Result<Wanted, String> {
-    let Some((name, from)) = word.split_once('=') else { return Ok(Wanted { name: word.into(), from: From::Known }) };
+    let Some((name, from)) = word.split_once('=') else {
+        return match word.contains('/') {
+            true => Err(format!("'{word}' is a file: use NAME=FORMAT:FILE, as in web=qcow2:{word}")),
+            false => Ok(Wanted { name: word.into(), from: From::Known }),
+        };
+    };
+    if from.contains('/') && !from.contains(':') {
+        return Err(format!("'{from}' has no format: use {name}=FORMAT:FILE, as in {name}=qcow2:{from}"));
+    }
     let from = match from.split_once(':') {
         Some((format, path)) => {
             let known = serde_json::from_value(json!(format));
@@ -203,7 +211,7 @@ impl Made {
         let client = &session.client;
         if let Some(vm) = self.vm {
             if client.vm(vm).await?.power != Power::Halted {
-                let asked = VmShutdown { force: true, timeout: None };
+                let asked = VmShutdown { force: true, force_after: None };
                 match session.finish(client.vm_shutdown(vm, &asked).await?).await {
                     // It has just ended by itself.
                     Err(problem) if problem.code == Code::State => {}
@@ -227,6 +235,8 @@ mod test {
     fn a_disk_is_a_name_with_or_without_what_it_is_made_of() {
         assert_eq!(wanted("root"), Ok(Wanted { name: "root".into(), from: From::Known }));
         assert_eq!(wanted("data=10G").unwrap().from, From::Empty(word::size("10G").unwrap()));
+        assert!(wanted("/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
+        assert!(wanted("web=/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
         assert!(wanted("data=much").is_err() && wanted("data=0").is_err());
         let file = From::File(SourceFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
         assert_eq!(wanted("root=qcow2:/srv/a=b.qcow2"), Ok(Wanted { name: "root".into(), from: file }));

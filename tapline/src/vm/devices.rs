@@ -40,7 +40,12 @@ fn nic(word: &str) -> Result<String, String> {
         None => (word, None),
     };
     let value = match (network.split_once('='), mac) {
-        (None, None) => word.to_owned(),
+        (None, None) if matches!(word, "none" | "user") || word.contains(':') => word.to_owned(),
+        (None, _) if network.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && network != "user" => {
+            return Err(format!(
+                "'{network}' is not a kind of network; for a bridge of that name use bridge={network}"
+            ));
+        }
         (Some((kind @ ("bridge" | "tap"), name)), None) if !name.contains(',') => format!("{kind}:{name}"),
         (Some((kind @ ("bridge" | "tap"), name)), Some(mac)) if !name.contains(',') => format!("{kind}:{name}/{mac}"),
         (None, Some(mac)) if network == "user" => format!("user/{mac}"),
@@ -92,7 +97,7 @@ mod test {
         ] {
             assert_eq!(nic(&word), Ok(expected), "{word}");
         }
-        for wrong in ["br=br0", "bridge=br0,model=e1000", "none,mac=52:54:00:00:00:01", "tap=tap0"] {
+        for wrong in ["br0", "br=br0", "bridge=br0,model=e1000", "none,mac=52:54:00:00:00:01", "tap=tap0"] {
             assert!(nic(wrong).is_err(), "{wrong}");
         }
     }

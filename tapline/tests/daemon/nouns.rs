@@ -56,7 +56,7 @@ fn show_prints_all_fields() {
 }
 
 #[test]
-fn a_refusal_shows_field_and_advice() {
+fn a_refusal_shows_its_advice_and_no_field() {
     let problem = Problem::new(Code::NoSpace, "cannot make a vdi of 10 GiB: 1 GiB is free")
         .field("size")
         .advise("free some, or lower the reserve: tapline sr set fast --reserve 0");
@@ -65,7 +65,7 @@ fn a_refusal_shows_field_and_advice() {
     assert_eq!(output.status.code(), Some(9));
     assert_eq!(
         err(&output),
-        "tapline: cannot make a vdi of 10 GiB: 1 GiB is free (size)\n  \
+        "tapline: cannot make a vdi of 10 GiB: 1 GiB is free\n  \
          free some, or lower the reserve: tapline sr set fast --reserve 0\n"
     );
 }
@@ -234,6 +234,7 @@ fn verbs_of_a_vbd_ask_their_routes() {
         ok("GET", "vdis", &[vdi(1, "root")]),
         ok("GET", "vbds?match=0000bd", &[vbd(1)]),
         ok("POST", &format!("vbds/{VBD}/plug"), &vbd(1)),
+        ok("GET", &format!("vbds/{VBD}"), &vbd(1)),
         ok("POST", &format!("vbds/{VBD}/unplug"), &vbd(1)),
         ok("GET", &format!("vbds/{VBD}"), &vbd(1)),
         scene("GET", &format!("vbds/{VBD}/connect?for=cloud-hypervisor"), 200, "--disk vhost_user=true\n"),
@@ -249,7 +250,7 @@ fn verbs_of_a_vbd_ask_their_routes() {
     assert_eq!(out(&played.run(&["vbd", "destroy", VBD])), "");
     let asked = played.asked();
     assert_eq!(asked[2].body, json!({"vm": VM, "vdi": VDI, "position": 3, "mode": "RO"}));
-    assert_eq!(asked[8].body, json!({"force": true}));
+    assert_eq!(asked[9].body, json!({"force": true}));
 }
 
 #[test]
@@ -257,13 +258,14 @@ fn many_vbds_are_plugged_and_unplugged_in_one_task() {
     let played = Played::new([
         ok("POST", "vbds/plug", &json!({"done": 2})),
         ok("GET", "vms?match=web", &[vm(1, "web")]),
+        ok("GET", &format!("vbds?vm={VM}"), &[vbd(1)]),
         ok("POST", "vbds/unplug", &json!({"done": 2})),
     ]);
     assert_eq!(out(&played.run(&["vbd", "plug", VBD, VDI])), "");
     assert_eq!(out(&played.run(&["vbd", "unplug", "--vm", "web", "--force"])), "");
     let asked = played.asked();
     assert_eq!(asked[0].body, json!({"vbds": [VBD, VDI], "force": false}));
-    assert_eq!(asked[2].body, json!({"vm": VM, "force": true}));
+    assert_eq!(asked[3].body, json!({"vm": VM, "force": true}));
     assert_eq!(played.run(&["vbd", "plug"]).status.code(), Some(64));
     assert_eq!(played.run(&["vbd", "plug", VBD, "--vm", "web"]).status.code(), Some(64));
 }
@@ -287,14 +289,14 @@ fn verbs_of_a_vm_ask_their_routes() {
     for verb in ["start", "pause", "resume"] {
         assert_eq!(out(&played.run(&["vm", verb, VM])), "");
     }
-    assert_eq!(out(&played.run(&["vm", "shutdown", VM, "--timeout", "30"])), "");
+    assert_eq!(out(&played.run(&["vm", "shutdown", VM, "--force-after", "30"])), "");
     assert_eq!(out(&played.run(&["vm", "destroy", VM])), "");
     let asked = played.asked();
     let boot = json!({"from": "kernel", "kernel": "/boot/k", "cmdline": ""});
     let body = json!({"name": "web", "description": "", "driver": "qemu", "memory": 1 << 30, "vcpus": 1, "boot": boot,
         "platform": {"usb": "true"}});
     assert_eq!(asked[0].body, body);
-    assert_eq!(asked[5].body, json!({"force": false, "timeout": 30}));
+    assert_eq!(asked[5].body, json!({"force": false, "force_after": 30}));
 }
 
 #[test]

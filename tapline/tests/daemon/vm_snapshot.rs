@@ -64,9 +64,9 @@ fn a_machine_gets_and_shows_a_schedule_and_has_a_snapshot_stay() {
         ok("GET", &format!("vms/{VM}"), &shown),
         ok("GET", &format!("vms/{VM}/snapshots"), &[old]),
     ]);
-    assert_eq!(out(&played.run(&["vm", "keep", VM, "--hourly", "24", "--daily", "7"])), "");
-    assert_eq!(out(&played.run(&["vm", "keep", VM, "--none"])), "");
-    assert_eq!(out(&played.run(&["vm", "keep", VM, "--snapshot", "old"])), "");
+    assert_eq!(out(&played.run(&["vm", "schedule", VM, "--hourly", "24", "--daily", "7"])), "");
+    assert_eq!(out(&played.run(&["vm", "schedule", VM, "--none"])), "");
+    assert_eq!(out(&played.run(&["vm", "pin", VM, "--snapshot", "old"])), "");
     let lines = out(&played.run(&["vm", "show", VM]));
     assert!(lines.contains("keeps: 24 hourly, 7 daily\n"), "{lines}");
     assert!(lines.contains("not kept: there is no space\n"), "{lines}");
@@ -76,7 +76,7 @@ fn a_machine_gets_and_shows_a_schedule_and_has_a_snapshot_stay() {
     assert_eq!(asked[1].body, json!({ "retention": null }));
     assert_eq!(asked[3].body, json!({ "scheduled": false }));
     for wrong in [&["--none", "--daily", "1"][..], &[], &["--snapshot", "old", "--hourly", "1"]] {
-        assert_eq!(played.run(&[&["vm", "keep", VM], wrong].concat()).status.code(), Some(64), "{wrong:?}");
+        assert_eq!(played.run(&[&["vm", "schedule", VM], wrong].concat()).status.code(), Some(64), "{wrong:?}");
     }
 }
 

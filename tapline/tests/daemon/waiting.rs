@@ -2,7 +2,7 @@
 
 use std::process::{Child, Output};
 
-use crate::objects::{done, task, vdi};
+use crate::objects::{done, task, vbd, vdi, vm};
 use crate::play::{self, Played, begun, err, held, ok, out, refused, scene};
 use api::{Code, Problem, Task, TaskState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -44,6 +44,44 @@ fn a_long_running_verb_is_followed_step_by_step() {
     let output = played.run(&COPY);
     assert_eq!(out(&output), "0000d100-0000-0000-0000-000000000007\n");
     assert_eq!(err(&output), "vdi-copy: pending\nvdi-copy: running, copy\nvdi-copy: done\n");
+    played.asked();
+}
+
+#[test]
+fn a_long_shutdown_says_how_to_force_it() {
+    const VM: &str = "00004a00-0000-0000-0000-000000000001";
+    let waits = || task(1, TaskState::Running, 0.5, Some("ask"));
+    let shutdown = || begun("POST", &format!("vms/{VM}/shutdown"), &waits());
+    let over = || ok("GET", &step(), &done(1, serde_json::json!({})));
+    let played = Played::new([shutdown(), ok("GET", &step(), &waits()), over(), shutdown(), over()]);
+    let said = err(&played.run(&["vm", "shutdown", VM]));
+    assert!(said.contains(&format!("waiting for the guest of {VM} to power off")), "{said}");
+    assert!(said.contains("--force-after SECONDS"), "{said}");
+    let said = err(&played.run(&["vm", "shutdown", VM]));
+    assert!(!said.contains("power off"), "{said}");
+    assert!(
+        played
+            .asked()
+            .iter()
+            .filter(|asked| asked.what.starts_with("POST"))
+            .all(|asked| asked.body["force_after"].is_null())
+    );
+}
+
+#[test]
+fn an_unplug_says_for_which_guest_it_waits() {
+    const VBD: &str = "0000bd00-0000-0000-0000-000000000001";
+    const VM: &str = "00004a00-0000-0000-0000-000000000001";
+    let running = api::Vm { power: api::Power::Running, ..vm(1, "web") };
+    let plugged = api::Vbd { vm: Some(running.uuid), ..vbd(1) };
+    let played = Played::new([
+        ok("GET", &format!("vbds/{VBD}"), &plugged),
+        ok("GET", &format!("vms/{VM}"), &running),
+        ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
+        ok("POST", &format!("vbds/{VBD}/unplug"), &plugged),
+    ]);
+    let said = err(&played.run(&["vbd", "unplug", VBD]));
+    assert_eq!(said, "tapline: waiting for the guest of 'web' to release 'root' (--force does not wait)\n");
     played.asked();
 }
 
@@ -164,12 +202,14 @@ fn an_unreachable_daemon_is_reported_with_advice() {
 
 #[test]
 fn an_invalid_response_is_an_error() {
-    let played = Played::new([scene("GET", "host", 200, "{\"uuid\": 7}")]);
+    let unreadable = || scene("GET", "host", 200, "{\"uuid\": 7}");
+    let played = Played::new([unreadable(), unreadable()]);
     let output = played.run(&["host", "show"]);
     assert_eq!(output.status.code(), Some(4));
-    assert!(
-        err(&output).contains("cannot parse the response") && err(&output).contains("the same version"),
-        "{}",
-        err(&output)
-    );
+    let said = err(&output);
+    assert!(said.contains("cannot read the response") && said.contains("different versions"), "{said}");
+    // A daemon that is known to be of another version is named.
+    let played = Played::new([unreadable(), ok("GET", "host", &serde_json::json!({ "version": "0.0.9", "new": 1 }))]);
+    let said = err(&played.run(&["host", "show"]));
+    assert!(said.contains("taplined is version 0.0.9") && said.contains("restart taplined"), "{said}");
 }

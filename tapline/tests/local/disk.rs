@@ -117,7 +117,7 @@ fn replays_what_was_recorded(served: &Served, traced: &Value) {
         String::from_utf8(output.stdout).unwrap()
     };
     room("image create qcow2:other --size 16M");
-    for words in ["trace replay qcow2:other requests --speed max --json", "--json trace replay qcow2:other requests"] {
+    for words in ["image replay qcow2:other requests --speed max --json", "image replay qcow2:other requests --json"] {
         let told: Value = serde_json::from_str(&room(words)).unwrap();
         let (replayed, reads) = (&told["groups"][0], &traced["groups"][0]);
         assert_eq!(told["groups"].as_array().unwrap().len(), 1, "{told}");
@@ -125,8 +125,7 @@ fn replays_what_was_recorded(served: &Served, traced: &Value) {
         assert_eq!(replayed["count"], reads["count"]);
         assert_eq!((&replayed["recorded"]["p99_ns"], &told["left_out"]["lost"]), (&reads["p99_ns"], &Value::from(0)));
     }
-    assert!(room("trace replay --help").contains("Usage: tapline image replay"));
-    assert!(room("help trace replay").contains("Usage: tapline image replay"));
+    assert!(room("help image replay").contains("Usage: tapline image replay"));
 }
 
 #[test]

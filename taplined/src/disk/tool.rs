@@ -45,11 +45,20 @@ pub struct Starting {
     runs_as: As,
 }
 
+/// Checks the users and the program of disk processes, which [`Tool::of`] and each start need.
+pub fn check(config: &Config) -> Result<(), Problem> {
+    users(config)?;
+    Program::of(config).open().map(drop)
+}
+
+fn users(config: &Config) -> Result<Users, Problem> {
+    Users::of(("disk-user", config.disk_user.as_deref()), ("disk-user-range", &config.disk_user_range))
+}
+
 impl Tool {
     /// From the settings. The users of disks are remembered for the next daemon.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
-        let users =
-            Users::of(("disk-user", config.disk_user.as_deref()), ("disk-user-range", &config.disk_user_range))?;
+        let users = users(config)?;
         Owners::add(config, &users)?;
         Ok(Tool { program: Program::of(config), users, redo: RedoLogs::of(config) })
     }

@@ -106,7 +106,7 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("vm_screen", &[State, Code::Overloaded]),
     ("vm_resume", &[Busy, State]),
     ("vm_suspend", &[Busy, State, Code::Unsupported, NoSpace]),
-    ("vm_discard", &[Busy, State]),
+    ("vm_drop_memory", &[Busy, State]),
     ("task_cancel", &[State]),
     ("task_abandon", &[State]),
     ("token_list", &[Forbidden]),

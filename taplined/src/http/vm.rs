@@ -180,15 +180,16 @@ async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::start(&daemon, uuid).await?)
 }
 
-/// Shuts a VM down: the guest is asked to power off and stopped if it does not in time; then its VBDs are unplugged.
-/// With force it is stopped at once, as if its power were cut, and other operations on it are aborted.
+/// Shuts a VM down: presses its power button, waits until the guest has powered off, and unplugs its VBDs. With
+/// `force_after` it is stopped by force after that time; with `force` it is stopped at once, as if its power were cut,
+/// and other operations on it are aborted.
 #[utoipa::path(
     post, path = "/vms/{uuid}/shutdown", tag = "vm", operation_id = "vm_shutdown", params(("uuid" = Uuid, Path)),
     request_body = VmShutdown,
     responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmShutdown>) -> Begun {
-    must_end(asked.timeout.unwrap_or_default())?;
+    must_end(asked.force_after.unwrap_or_default())?;
     begun(vm::shutdown(&daemon, uuid, asked).await?)
 }
 
@@ -223,7 +224,7 @@ async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Gives up the saved memory of a suspended VM, which is halted then, as if its power had been cut.
 #[utoipa::path(
-    delete, path = "/vms/{uuid}/memory", tag = "vm", operation_id = "vm_discard", params(("uuid" = Uuid, Path)),
+    delete, path = "/vms/{uuid}/memory", tag = "vm", operation_id = "vm_drop_memory", params(("uuid" = Uuid, Path)),
     responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 async fn discard(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>, Refusal> {

@@ -54,7 +54,7 @@ async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
     let mut ending = Vec::new();
     for vm in vms.into_iter().filter(|vm| !matches!(vm.power, Power::Halted | Power::Suspended)) {
         // A paused guest does not notice the power button.
-        let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Paused, timeout };
+        let asked = VmShutdown { force: patience.is_zero() || vm.power == Power::Paused, force_after: timeout };
         match vm::shutdown(daemon, vm.uuid, asked).await {
             Ok(task) => ending.push(task.uuid),
             Err(problem) => tracing::error!(vm = %vm.uuid, "it could not be shut down: {problem}"),

@@ -1,5 +1,5 @@
 //! Takes a snapshot that is due by a schedule, and destroys those that [`super::plan`] says are superfluous then:
-//! `vdi-keep` and `vm-keep`, a task for each VDI and each VM.
+//! `vdi-schedule` and `vm-schedule`, a task for each VDI and each VM.
 //!
 //! 0. `shorten`: only if a disk's chain can get no further image: what is superfluous already is destroyed, and hidden
 //!    images are merged.

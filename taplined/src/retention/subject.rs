@@ -60,8 +60,8 @@ impl Subject {
     /// The verb of the task.
     pub fn verb(self) -> &'static str {
         match self {
-            Subject::Vdi(_) => "vdi-keep",
-            Subject::Vm(_) => "vm-keep",
+            Subject::Vdi(_) => "vdi-schedule",
+            Subject::Vm(_) => "vm-schedule",
         }
     }
 

@@ -68,7 +68,7 @@ pub fn as_saved(vm: Uuid, plan: Plan, memory: &VmMemory) -> Result<Plan, Problem
     let (Plan::Qemu(now), Ok(saved)) = (plan, saved) else {
         let what = format!("the machine of VM {vm} that its memory was saved from is not understood");
         return Err(Problem::new(Code::Failed, what).advise(
-            "start the taplined that has suspended it, or a later one; or give its memory up (tapline vm discard)",
+            "start the taplined that has suspended it, or a later one; or give its memory up (tapline vm drop-memory)",
         ));
     };
     let Hardware { disks, console, seed, guest_port, .. } = *now;

@@ -30,7 +30,7 @@ const MARGIN: u64 = 64 << 20;
 const MARGIN_PART: u64 = 64;
 
 /// What is left where the disks are not those that the guest knows.
-const ADVICE_TO_DISCARD: &str = "put the disk back as it was; or give the memory up (tapline vm discard), after which the \
+const ADVICE_TO_DISCARD: &str = "put the disk back as it was; or give the memory up (tapline vm drop-memory), after which the \
                                  VM boots as after a power cut";
 
 /// The file's name ends so.
@@ -149,7 +149,7 @@ pub fn open(memory: &VmMemory) -> Result<File, Problem> {
     let wrong = |why: String| {
         let what = format!("the memory file {} {why}", memory.file);
         Err(Problem::new(Code::Failed, what).advise(
-            "put the file back as it was, then start the VM; or give its memory up (tapline vm discard), after which it \
+            "put the file back as it was, then start the VM; or give its memory up (tapline vm drop-memory), after which it \
              boots as after a power cut",
         ))
     };

@@ -16,8 +16,9 @@ use uuid::Uuid;
 use super::end::Ended;
 use super::guest::{self, Guest};
 use super::machine::{RunningVm, qemu_problem};
+use super::stop::{self, Grace};
 use super::suspend::Suspend;
-use super::{domain, end, hardware, memory, network, new_task, stop, strays, vm_directories, vm_directory};
+use super::{domain, end, hardware, memory, network, new_task, strays, vm_directories, vm_directory};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
@@ -31,9 +32,6 @@ const REACH_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// For a machine whose monitor has gone to be gone itself.
 const TO_END: Duration = Duration::from_secs(3);
-
-/// How long the guest of a VM may take that was being shut down when the daemon ended.
-const TO_POWER_OFF: Duration = Duration::from_secs(60);
 
 /// Adopts running machines, and completes or rolls back unfinished work. VBDs that were `plugged_since` the recorded
 /// state stay plugged if their VM has ended: it used other processes for them, so they were plugged after its end.
@@ -185,11 +183,10 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
-            // Continues that shutdown, with the timeout of a new request.
+            // Continues that shutdown. Whether and when the guest was to be stopped by force is not recorded: it is not.
             let at_work = daemon.clone();
-            let work = move |context| async move {
-                stop::finish(&at_work, uuid, Some(TO_POWER_OFF), operation, context).await
-            };
+            let work =
+                move |context| async move { stop::finish(&at_work, uuid, Grace::Unlimited, operation, context).await };
             daemon.tasks.start(daemon, new_task("vm-shutdown", uuid, true), work).await?;
         }
         (Ok(Some(_)), _) => {}

@@ -17,8 +17,16 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::task::Context;
 
-/// The default number of seconds that a guest may take to power off.
-const TIMEOUT_DEFAULT: u32 = 60;
+/// How long a guest may take to power off before it is stopped by force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grace {
+    /// It is stopped at once, without pressing its power button.
+    None,
+    /// This long.
+    For(Duration),
+    /// It is not stopped by force.
+    Unlimited,
+}
 
 /// Shuts a VM down: a task. With force it aborts other operations on the VM.
 pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
@@ -36,14 +44,18 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
         (_, Err(_)) if asked.force => None,
         (_, Err(busy)) => return Err(busy),
     };
-    let patience = (!asked.force).then(|| Duration::from_secs(asked.timeout.unwrap_or(TIMEOUT_DEFAULT).into()));
+    let grace = match (asked.force, asked.force_after) {
+        (true, _) => Grace::None,
+        (false, Some(seconds)) => Grace::For(Duration::from_secs(seconds.into())),
+        (false, None) => Grace::Unlimited,
+    };
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
         let operation = match operation {
             Some(operation) => operation,
             None => take(&at_work, vm, &context).await?,
         };
-        finish(&at_work, vm, patience, operation, context).await
+        finish(&at_work, vm, grace, operation, context).await
     };
     daemon.tasks.start(daemon, new_task("vm-shutdown", vm, true), work).await
 }
@@ -61,11 +73,11 @@ async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation,
     context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
 }
 
-/// Shuts down a VM that is reserved for this; `patience` is how long its guest may take, or `None` to stop it at once.
+/// Shuts down a VM that is reserved for this operation.
 pub async fn finish(
     daemon: &Daemon,
     vm: Uuid,
-    patience: Option<Duration>,
+    grace: Grace,
     operation: Operation,
     mut context: Context,
 ) -> Result<Value, Problem> {
@@ -76,11 +88,11 @@ pub async fn finish(
     let guest = recover::reach(daemon, vm).await;
     daemon.catalogue.write(move |tx| tx.set_vm_power(vm, Power::Stopping, None)).await?;
     let ended = async {
-        if let Some(patience) = patience {
+        if grace != Grace::None {
             let guest = guest.as_ref().map_err(Problem::clone)?;
             context.step("ask", true).await?;
             fault::point("vm-shutdown", "ask", false);
-            context.unless_cancelled(ask(guest, patience)).await?;
+            context.unless_cancelled(ask(guest, grace)).await?;
         }
         context.step("end", false).await?;
         fault::point("vm-shutdown", "end", false);
@@ -112,7 +124,7 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
 }
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.
-async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
+async fn ask(guest: &Arc<Guest>, grace: Grace) -> Result<(), Problem> {
     let pressed = guest.tell(RunningVm::ask_to_power_off).await;
     if let Err(problem) = pressed {
         tracing::warn!(vm = %guest.vm, "{problem}");
@@ -121,6 +133,11 @@ async fn ask(guest: &Arc<Guest>, patience: Duration) -> Result<(), Problem> {
             return Ok(());
         }
     }
+    let patience = match grace {
+        Grace::None => Duration::ZERO,
+        Grace::For(patience) => patience,
+        Grace::Unlimited => return guest.ended().await,
+    };
     match tokio::time::timeout(patience, guest.ended()).await {
         Ok(ended) => ended,
         Err(_) => {

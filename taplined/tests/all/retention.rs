@@ -47,7 +47,7 @@ impl Bed {
         let sr = daemon.repository("disks");
         let made = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": 8 << 20 })));
         let vdi = made["uuid"].as_str().unwrap().to_owned();
-        let of = (format!("/vdis/{vdi}"), "vdi-keep");
+        let of = (format!("/vdis/{vdi}"), "vdi-schedule");
         Bed { daemon, sr, vdi, of, clock, began, hours: 0, up: 0, _room: room }
     }
 

@@ -12,7 +12,7 @@ fn bed(settings: &str) -> (Bed, String, String) {
     let mut bed = Bed::with(settings);
     let second = disk(&bed, &bed.daemon.repository("second"), "data");
     let vm = machine(&bed.daemon, &[bed.vdi.clone(), second.clone()]);
-    bed.of = (vm.clone(), "vm-keep");
+    bed.of = (vm.clone(), "vm-schedule");
     (bed, vm, second)
 }
 
@@ -206,7 +206,7 @@ fn a_running_vm_that_another_task_works_on_is_waited_for() {
     bed.keep_and_take(json!({ "hourly": 3 }));
     assert_eq!((hours(&bed), power(&bed.daemon, &vm)), (vec![0], "running".into()));
     // The firmware ignores that it is asked to power off.
-    let (status, ending) = bed.daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 3600 }));
+    let (status, ending) = bed.daemon.post(&format!("{vm}/shutdown"), json!({ "force_after": 3600 }));
     assert_eq!(status, 202, "{ending}");
     bed.set_clock(1, 1);
     bed.keep_and_take_none(json!({ "hourly": 3 }));
@@ -225,20 +225,20 @@ fn a_schedule_ends_with_its_vm_and_the_snapshots_of_its_disks_stay() {
     bed.set_clock(1, 1);
     bed.daemon.restart();
     // The disk's own schedule neither counts nor destroys them.
-    bed.of = (format!("/vdis/{}", bed.vdi), "vdi-keep");
+    bed.of = (format!("/vdis/{}", bed.vdi), "vdi-schedule");
     bed.keep_and_take(json!({ "hourly": 1 }));
     bed.set_clock(2, 1);
     bed.keep_and_take(json!({ "hourly": 1 }));
     assert_eq!((bed.taken(), of_disk(&bed, &bed.vdi).len(), of_disk(&bed, &second).len()), (vec![2], 2, 1));
     let tasks = bed.daemon.get("/tasks").1;
-    assert_eq!(tasks.as_array().unwrap().iter().filter(|task| task["verb"] == "vm-keep").count(), 1, "{tasks}");
+    assert_eq!(tasks.as_array().unwrap().iter().filter(|task| task["verb"] == "vm-schedule").count(), 1, "{tasks}");
 }
 
 #[test]
 fn a_vm_without_a_disk_to_write_may_have_a_schedule_and_shows_why_nothing_is_taken() {
     let mut bed = Bed::new();
     let vm = machine(&bed.daemon, &[]);
-    bed.of = (vm.clone(), "vm-keep");
+    bed.of = (vm.clone(), "vm-schedule");
     let refused = bed.daemon.patch(&vm, json!({ "retention": {} })).1;
     assert_eq!((&refused["code"], &refused["field"]), (&json!("invalid"), &json!("retention")), "{refused}");
     bed.keep_and_take(json!({ "daily": 1 }));

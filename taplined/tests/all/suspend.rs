@@ -121,7 +121,7 @@ fn a_repository_with_a_disk_of_a_suspended_vm_is_not_detached_and_says_why() {
     assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
     assert!(said(&refused).contains("is suspended") && said(&refused).contains(&sr), "{refused}");
     // As the advice has it.
-    assert!(refused["advice"].as_str().unwrap().contains("tapline vm discard"), "{refused}");
+    assert!(refused["advice"].as_str().unwrap().contains("tapline vm drop-memory"), "{refused}");
     assert_eq!(bed.daemon.delete(&format!("{}/memory", bed.vm)).0, 200);
     bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/detach"), json!({})));
 }
@@ -154,7 +154,7 @@ fn a_suspended_vm_and_its_disks_cannot_be_changed() {
     for change in [json!({ "memory": 128 << 20 }), json!({ "vcpus": 1 }), json!({ "platform": { "nic": "user" } })] {
         let (_, refused) = daemon.patch(vm, change);
         assert!(refused["code"] == "state" && said(&refused).contains("is suspended"), "{refused}");
-        assert!(refused["advice"].as_str().unwrap().contains("tapline vm discard"), "{refused}");
+        assert!(refused["advice"].as_str().unwrap().contains("tapline vm drop-memory"), "{refused}");
     }
     let uuid = vm.trim_start_matches("/vms/");
     let vbd = format!("/vbds/{}", daemon.get(&format!("/vbds?vm={uuid}")).1[0]["uuid"].as_str().unwrap());

@@ -299,7 +299,7 @@ fn a_backup_from_the_middle_of_a_start_or_shutdown_ends_no_machine() {
     let started = daemon.post(&format!("{vm}/start"), json!({}));
     let starting = copy("starting");
     let before = daemon.done(started);
-    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "force_after": 600 })).1;
     let stopping = copy("stopping");
     assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
     assert_eq!(daemon.wait(&asked)["state"], "cancelled");
@@ -399,7 +399,7 @@ fn a_daemon_that_dies_during_start_or_shutdown_leaves_nothing_half_done() {
     for point in ["vm-shutdown:end", "vm-shutdown:end:after", "vm-end:unplug:after"] {
         daemon.restart_with(&[("TAPLINED_ABORT_AT", point)]);
         start(&daemon, &vm);
-        daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 1 }));
+        daemon.post(&format!("{vm}/shutdown"), json!({ "force_after": 1 }));
         daemon.wait_for_death();
         daemon.restart_with(&[]);
         if point == "vm-shutdown:end" {
@@ -417,7 +417,7 @@ fn a_shutdown_can_be_cancelled_until_the_guest_is_stopped() {
     let Some((daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     start(&daemon, &vm);
-    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({})).1;
     wait_until("it is asked", || power(&daemon, &vm) == "stopping");
     assert_eq!(daemon.post(&format!("{vm}/shutdown"), json!({})).1["code"], "busy");
     wait_until("the guest is waited for", || {
@@ -426,10 +426,10 @@ fn a_shutdown_can_be_cancelled_until_the_guest_is_stopped() {
     assert_eq!(daemon.post(&format!("/tasks/{}/cancel", asked["uuid"].as_str().unwrap()), json!({})).0, 200);
     assert_eq!(daemon.wait(&asked)["state"], "cancelled");
     assert_eq!(power(&daemon, &vm), "running");
-    assert_eq!(shut_down(&daemon, &vm, json!({ "timeout": 1 }))["power"], "halted");
+    assert_eq!(shut_down(&daemon, &vm, json!({ "force_after": 1 }))["power"], "halted");
     // Force skips the wait.
     start(&daemon, &vm);
-    let patient = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    let patient = daemon.post(&format!("{vm}/shutdown"), json!({ "force_after": 600 })).1;
     assert_eq!(shut_down(&daemon, &vm, json!({ "force": true }))["power"], "halted");
     assert_eq!(daemon.wait(&patient)["state"], "cancelled");
     nothing_leaked(&daemon);
@@ -440,7 +440,7 @@ fn a_resumed_shutdown_can_still_be_cancelled() {
     let Some((mut daemon, vdis)) = begin("", &["a"]) else { return };
     let vm = machine(&daemon, &vdis);
     start(&daemon, &vm);
-    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "timeout": 600 })).1;
+    let asked = daemon.post(&format!("{vm}/shutdown"), json!({ "force_after": 600 })).1;
     wait_until("the guest is waited for", || {
         daemon.get(&format!("/tasks/{}", asked["uuid"].as_str().unwrap())).1["step"] == "ask"
     });

@@ -34,7 +34,7 @@ pub fn of(name: &ImageName, found: &Calibration, kept: Option<&Path>) -> String 
     let merge = merge.map_or_else(|| "off".to_owned(), readable);
     line(&format!("\npolicy: split {split}, merge {merge}: {}", found.why()));
     match kept {
-        Some(path) => line(&format!("kept in {0}; use it: tapline serve {name} --policy {0} ...", path.display())),
+        Some(path) => line(&format!("kept in {0}; use it: tapline serve {name} --io-policy {0} ...", path.display())),
         None => line("not kept: add --policy FILE"),
     }
     out

@@ -122,7 +122,7 @@ impl Unnamed {
     pub fn create(files: &Files, path: &Path) -> Result<Unnamed, Failure> {
         if files.is_taken(path) {
             let what = format!("cannot create {}: it already exists", path.display());
-            return Err(Failure::of(Kind::Exists, what).advise("remove it or choose another name"));
+            return Err(Failure::of(Kind::Exists, what).advise("choose another name"));
         }
         let beside = files.unnamed(path)?;
         drop(files.create_new(&beside, THROUGH_CACHE)?);

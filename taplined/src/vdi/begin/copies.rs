@@ -139,7 +139,7 @@ fn hold_source(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid) -> Result<(), Problem> {
 fn can_be_created(path: &AbsolutePath) -> Result<(), Problem> {
     let refused = |code, what: String, advice| Err(Problem::new(code, what).field("path").advise(advice));
     if path.as_path().symlink_metadata().is_ok() {
-        return refused(Code::Exists, format!("{path} already exists"), "remove it, or choose another name");
+        return refused(Code::Exists, format!("{path} already exists"), "choose another name");
     }
     if !path.as_path().parent().is_some_and(Path::is_dir) {
         let what = format!("cannot export to {path}: there is no such directory");

@@ -1,0 +1,29 @@
+//! Before disks are taken from running guests: asks if one boots from it, and says for whom the command will wait.
+
+use api::{Power, Problem, Vbd, VbdState};
+
+use crate::confirm::Confirm;
+use crate::output::say;
+use crate::session::Session;
+
+/// Asks before a running machine loses the disk that it has booted from, and says which guests must release a disk.
+pub async fn prepare(session: &Session, vbds: &[Vbd], force: bool, confirm: Confirm) -> Result<(), Problem> {
+    let plugged = vbds.iter().filter(|vbd| vbd.state == VbdState::Plugged);
+    for (vbd, vm) in plugged.filter_map(|vbd| Some((vbd, vbd.vm?))) {
+        let vm = session.client.vm(vm).await?;
+        if !matches!(vm.power, Power::Running | Power::Paused) {
+            continue;
+        }
+        let disk = session.client.vdi(vbd.vdi).await?.name;
+        if vbd.bootable {
+            confirm.ask(&format!("unplug '{disk}', the boot disk of the running machine '{}'", vm.name))?;
+        }
+        if !force && !session.json() {
+            say(&format!(
+                "tapline: waiting for the guest of '{}' to release '{disk}' (--force does not wait)\n",
+                vm.name
+            ));
+        }
+    }
+    Ok(())
+}

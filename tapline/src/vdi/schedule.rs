@@ -1,0 +1,46 @@
+//! `vdi schedule` and `vdi pin`: the schedule of a disk's snapshots, and snapshots that it must not destroy.
+
+use api::{Problem, VdiPatch};
+
+use super::Disk;
+use crate::schedule::Retained;
+use crate::session::Session;
+
+/// Sets or ends a schedule.
+#[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("schedule").required(true).multiple(true))]
+#[group(skip)]
+pub struct Schedule {
+    #[command(flatten)]
+    vdi: Disk,
+    #[command(flatten)]
+    retained: Retained,
+}
+
+/// Protects a snapshot from the schedule that has taken it.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Pin {
+    #[command(flatten)]
+    snapshot: Disk,
+}
+
+impl Schedule {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let patch = VdiPatch { retention: Some(self.retained.retention()?), ..VdiPatch::default() };
+        patch_vdi(session, &self.vdi, &patch).await
+    }
+}
+
+impl Pin {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        patch_vdi(session, &self.snapshot, &VdiPatch { scheduled: Some(false), ..VdiPatch::default() }).await
+    }
+}
+
+async fn patch_vdi(session: &Session, vdi: &Disk, patch: &VdiPatch) -> Result<(), Problem> {
+    let vdi = session.client.vdi_set(vdi.find(session).await?, patch).await?;
+    if session.json() { session.value(&vdi) } else { Ok(()) }
+}

@@ -1,0 +1,100 @@
+//! The format of an imported file, which is never guessed; what to type if it was not given.
+
+use std::path::Path;
+
+use api::{Code, Problem, SourceFormat};
+
+use crate::word::{self, HostPath};
+
+/// Extensions of compressed files, and the command that unpacks them.
+const COMPRESSED: [(&str, &str); 4] = [("gz", "gzip -dk"), ("xz", "xz -dk"), ("zst", "zstd -dk"), ("bz2", "bzip2 -dk")];
+
+/// Extensions of image files, and the format that they usually have.
+const EXTENSIONS: [(&str, &str); 8] = [
+    ("qcow2", "qcow2"),
+    ("qcow", "qcow2"),
+    ("vmdk", "vmdk"),
+    ("vhd", "vhd"),
+    ("vpc", "vhd"),
+    ("vhdx", "vhdx"),
+    ("raw", "raw"),
+    ("img", "raw"),
+];
+
+/// The format that was given, or what to do to give one.
+pub fn required(given: Option<SourceFormat>, name: &str, path: &HostPath) -> Result<SourceFormat, Problem> {
+    let extension = extension(&path.typed);
+    match (given, extension.as_str()) {
+        (_, "ova") => Err(archive(name, &path.typed)),
+        (Some(format), _) => Ok(format),
+        (None, _) => Err(missing(name, &path.typed, &extension)),
+    }
+}
+
+/// An OVA is an archive of a description (OVF) and of disks in VMDK.
+fn archive(name: &str, path: &str) -> Problem {
+    Problem::new(Code::Invalid, format!("cannot import {path}: it is an archive with disks in it, not a disk")).advise(
+        format!(
+            "unpack it: tar -xvf {path}; then import each disk: tapline vdi import {name} DISK.vmdk --source-format vmdk"
+        ),
+    )
+}
+
+fn missing(name: &str, path: &str, extension: &str) -> Problem {
+    if let Some((_, unpack)) = COMPRESSED.iter().find(|(known, _)| *known == extension) {
+        let unpacked = path.rsplit_once('.').map_or(path, |(stem, _)| stem);
+        let format = usual(&self::extension(unpacked)).unwrap_or("FORMAT");
+        return Problem::new(Code::Invalid, format!("cannot import {path}: it is a compressed file")).advise(format!(
+            "unpack it: {unpack} {path}; then: tapline vdi import {name} {unpacked} --source-format {format}"
+        ));
+    }
+    let what = format!("cannot import {path}: its format was not given, and is never guessed");
+    let advice = match usual(extension) {
+        Some(format) => {
+            format!("if it is what its name says: tapline vdi import {name} {path} --source-format {format}")
+        }
+        None => format!("add --source-format with one of {}", word::SOURCE_FORMATS.join(", ")),
+    };
+    Problem::new(Code::Invalid, what).advise(advice)
+}
+
+fn usual(extension: &str) -> Option<&'static str> {
+    EXTENSIONS.iter().find(|(known, _)| *known == extension).map(|(_, format)| *format)
+}
+
+fn extension(path: &str) -> String {
+    Path::new(path).extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn advice(given: Option<SourceFormat>, path: &str) -> String {
+        required(given, "web", &word::path(path).unwrap()).unwrap_err().advice.unwrap()
+    }
+
+    #[test]
+    fn a_missing_format_is_answered_with_the_command_to_type() {
+        assert!(advice(None, "/srv/a.qcow2").ends_with("tapline vdi import web /srv/a.qcow2 --source-format qcow2"));
+        assert!(advice(None, "/srv/a.bin").contains("raw, vhd, qcow2, vmdk, vhdx"));
+        let unpack = advice(None, "/srv/a.img.xz");
+        assert!(
+            unpack.contains("xz -dk /srv/a.img.xz") && unpack.ends_with("/srv/a.img --source-format raw"),
+            "{unpack}"
+        );
+    }
+
+    #[test]
+    fn an_ova_is_refused_whatever_format_was_given() {
+        for given in [None, Some(SourceFormat::Vmdk), Some(SourceFormat::Raw)] {
+            assert!(advice(given, "web.OVA").contains("tar -xvf web.OVA"));
+        }
+    }
+
+    #[test]
+    fn a_given_format_is_used() {
+        let path = word::path("/srv/a.qcow2").unwrap();
+        assert_eq!(required(Some(SourceFormat::Raw), "web", &path), Ok(SourceFormat::Raw));
+    }
+}

@@ -1,0 +1,49 @@
+//! `vm schedule` and `vm pin`: the schedule of snapshots of all disks of a machine, and snapshots that it must not destroy.
+
+use api::{Problem, VmPatch, VmSnapshotPatch};
+
+use super::snapshot;
+use crate::schedule::Retained;
+use crate::session::Session;
+
+/// Sets or ends a schedule.
+#[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("schedule").required(true).multiple(true))]
+#[group(skip)]
+pub struct Schedule {
+    /// Name or UUID prefix of the machine
+    vm: String,
+    #[command(flatten)]
+    retained: Retained,
+}
+
+/// Protects a snapshot from the schedule that has taken it.
+#[derive(clap::Args)]
+pub struct Pin {
+    /// Name or UUID prefix of the machine
+    vm: String,
+    /// The snapshot: its name or UUID prefix
+    #[arg(long)]
+    snapshot: String,
+}
+
+impl Schedule {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vm = session.vm(&self.vm).await?;
+        let patch = VmPatch { retention: Some(self.retained.retention()?), ..VmPatch::default() };
+        let vm = session.client.vm_set(vm, &patch).await?;
+        if session.json() { session.value(&vm) } else { Ok(()) }
+    }
+}
+
+impl Pin {
+    /// Runs the verb.
+    pub async fn run(self, session: &Session) -> Result<(), Problem> {
+        let vm = session.vm(&self.vm).await?;
+        let snapshot = snapshot::find(session, vm, &self.vm, &self.snapshot).await?.uuid;
+        let patch = VmSnapshotPatch { scheduled: Some(false) };
+        let snapshot = session.client.vm_snapshot_set(vm, snapshot, &patch).await?;
+        if session.json() { session.value(&snapshot) } else { Ok(()) }
+    }
+}

@@ -312,7 +312,7 @@ mod test {
     #[test]
     fn an_inaccessible_tap_interface_is_reported_with_advice() {
         let said = "qemu: could not configure /dev/net/tun (tap7): Operation not permitted".to_owned();
-        let ended = MachineError::Ended { during: "its start".into(), said };
+        let ended = MachineError::Ended { what: "start the machine".into(), said };
         let advice = qemu_problem(Uuid::nil(), &ended).advice.unwrap();
         assert!(advice.contains("without an owner") && advice.contains("qemu-user"), "{advice}");
     }

@@ -77,7 +77,7 @@ pub struct Create {
     /// The image to create: a file, which is never overwritten, or a block device without data
     pub image: ImageName,
     /// Size of the disk [default: the parent's size]; a child may be larger than its parent
-    #[arg(allow_hyphen_values = true, required_unless_present_any = ["parent", "size_option"])]
+    #[arg(required_unless_present_any = ["parent", "size_option"])]
     pub size: Option<Size>,
     /// The size, as an option
     #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true)]
@@ -408,7 +408,7 @@ pub struct Resize {
     /// The image; new space reads as zeroes
     pub image: ImageName,
     /// The new size, at least the current one; +SIZE: that much more
-    #[arg(allow_hyphen_values = true, required_unless_present = "size_option", conflicts_with = "size_option")]
+    #[arg(required_unless_present = "size_option", conflicts_with = "size_option")]
     pub size: Option<NewSize>,
     /// The size, as an option
     #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true)]

@@ -556,6 +556,11 @@ mod test {
     }
 
     #[test]
+    fn the_version_is_of_the_program() {
+        assert_eq!(parse("--version").unwrap_err(), format!("tapline-disk {}\n", env!("CARGO_PKG_VERSION")));
+    }
+
+    #[test]
     fn help_uses_the_name_the_program_was_called_by() {
         assert!(parse("image create --help").unwrap_err().contains("Usage: tapline image create"));
     }

@@ -37,6 +37,11 @@ pub fn with_tips(mut error: Error, command: &Command) -> Error {
     let (words, parsed) = parsed(&command, &usage);
     match error.kind() {
         ErrorKind::InvalidSubcommand => of_verb(&mut error, &words, parsed),
+        ErrorKind::MissingSubcommand => {
+            if let Some(tip) = tip(&words, "") {
+                set_tip(&mut error, tip);
+            }
+        }
         ErrorKind::UnknownArgument => of_argument(&mut error, &words, parsed),
         _ => {}
     }
@@ -100,6 +105,9 @@ fn of_definition(words: &str, typed: &str, verb: &Command) -> Option<String> {
         "--vm" | "--vdi" | "--vbd" | "--sr" | "--name" | "--uuid" | "--disk" | "--domain" | "--id" => {
             let first = first?.to_uppercase();
             Some(format!("the first argument needs no option: 'tapline {words} {first}'"))
+        }
+        _ if typed.strip_prefix('-').is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) => {
+            Some("a number here has no minus; disks cannot shrink".to_owned())
         }
         _ if typed.starts_with('-') => None,
         _ if has("dir") => Some(format!("the storage is an option: 'tapline {words} … --dir {typed}'")),

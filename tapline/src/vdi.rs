@@ -57,7 +57,7 @@ pub enum Verb {
         #[command(flatten)]
         vdi: Disk,
         /// New size seen by the guest, at least the current one; +SIZE: that much more
-        #[arg(allow_hyphen_values = true, required_unless_present = "size_option", conflicts_with = "size_option")]
+        #[arg(required_unless_present = "size_option", conflicts_with = "size_option")]
         size: Option<NewSize>,
         /// The size, as an option
         #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true)]
@@ -216,7 +216,8 @@ async fn resized(session: &Session, vdi: Uuid, size: NewSize) -> Result<Size, Pr
         NewSize::By(_) => session.client.vdi(vdi).await?.size,
     };
     let bytes = size.from(current).ok_or_else(|| "no disk can be that large".to_owned());
-    bytes.and_then(Size::try_from).map_err(|why| Problem::new(Code::Invalid, why))
+    let size = bytes.and_then(Size::try_from);
+    size.map_err(|why| Problem::new(Code::Invalid, why).advise("write 10G for 10 GiB, or +10G for 10 GiB more"))
 }
 
 async fn list(

@@ -82,10 +82,17 @@ impl Session {
                 Ok(vm) => format!("of VM '{}'", vm.name),
                 Err(_) => return problem,
             },
-            None => "of a machine that is managed elsewhere".to_owned(),
+            None => "of a machine managed elsewhere".to_owned(),
         };
-        let shown = format!("the block device of disk '{}' {of} ({uuid})", vdi.name);
-        Problem { detail: problem.detail.replace(&format!("VBD {uuid}"), &shown), ..problem }
+        let shown = format!("block device {uuid} (disk '{}' {of})", vdi.name);
+        let detail = problem.detail.replace(&format!("VBD {uuid}"), &shown);
+        let advice = problem.advice.map(|advice| match advice.as_str() {
+            "unplug it first" | "unplug that VBD first" | "unplug its VBDs first" => {
+                format!("unplug it first: tapline vbd unplug {uuid}")
+            }
+            _ => advice,
+        });
+        Problem { detail, advice, ..problem }
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Create {
     /// Name of the disk
     name: Name,
     /// Size seen by the guest
-    #[arg(allow_hyphen_values = true, value_parser = word::size, required_unless_present = "size_option", conflicts_with = "size_option")]
+    #[arg(value_parser = word::size, required_unless_present = "size_option", conflicts_with = "size_option")]
     size: Option<Size>,
     /// The size, as an option
     #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]

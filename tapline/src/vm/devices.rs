@@ -41,6 +41,9 @@ fn nic(word: &str) -> Result<String, String> {
     };
     let value = match (network.split_once('='), mac) {
         (None, None) if matches!(word, "none" | "user") || word.contains(':') => word.to_owned(),
+        (None, _) if matches!(network, "bridge" | "tap") => {
+            return Err(format!("which {network} is missing: use {network}=NAME"));
+        }
         (None, _) if network.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && network != "user" => {
             return Err(format!(
                 "'{network}' is not a kind of network; for a bridge of that name use bridge={network}"

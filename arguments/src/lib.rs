@@ -487,7 +487,7 @@ mod test {
         assert!(parse("image create vhd:disk.vhd --size 10G --block-size 2M").is_ok());
         assert!(parse("image create vhd:disk.vhd --size 10G --fixed").is_ok());
         assert!(parse("image create vhd:child.vhd --parent vhd:base.vhd").is_ok());
-        assert!(parse("image create vhd:disk.vhd").unwrap_err().contains("--size"));
+        assert!(parse("image create vhd:disk.vhd").unwrap_err().contains("<SIZE>"));
         assert!(parse("image create vhd:child.vhd --parent vhd:base.vhd --fixed").is_err());
     }
 

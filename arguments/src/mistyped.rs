@@ -107,7 +107,8 @@ fn of_definition(words: &str, typed: &str, verb: &Command) -> Option<String> {
             Some(format!("the first argument needs no option: 'tapline {words} {first}'"))
         }
         _ if typed.strip_prefix('-').is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) => {
-            Some("a number here has no minus; disks cannot shrink".to_owned())
+            let shrinks = if words.ends_with("resize") { ": a disk cannot shrink" } else { "" };
+            Some(format!("a number here cannot be negative{shrinks}"))
         }
         _ if typed.starts_with('-') => None,
         _ if has("dir") => Some(format!("the storage is an option: 'tapline {words} … --dir {typed}'")),

@@ -41,3 +41,38 @@ fn status_in(directory: &str) -> Option<String> {
     // The name of the program, in parentheses, is field 2 and may hold anything.
     Some(stat.rsplit_once(") ")?.1.to_owned())
 }
+
+#[cfg(test)]
+mod test {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_stopped_process_is_noticed() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(!is_stopped(child.id()));
+        assert!(Command::new("kill").args(["-STOP", &child.id().to_string()]).status().unwrap().success());
+        while !is_stopped(child.id()) {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_stopped(child.id()));
+    }
+
+    #[test]
+    fn only_the_process_that_maps_a_page_writes_it() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("a.page");
+        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        let page = crate::Page::begin(file, crate::Source::Kernel, "{}").unwrap();
+        assert_eq!(is_written_by(std::process::id(), &path), Some(true));
+        drop(page);
+        assert_eq!(is_written_by(std::process::id(), &path), Some(false));
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(is_written_by(child.id(), &path), Some(false));
+        assert_eq!(is_written_by(std::process::id(), &room.path().join("none.page")), None);
+    }
+}

@@ -27,7 +27,7 @@ pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {
     disk.verb.tell(&Target { socket: &disk.control, json })
 }
 
-/// A disk that is asked something.
+/// A disk, by its control socket.
 struct Target<'a> {
     socket: &'a Path,
     json: bool,
@@ -85,13 +85,13 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Error
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(socket, "a layer has no file"))
 }
 
-/// Asks a disk, and waits for the answer.
+/// Sends a verb to a disk, and waits for the response.
 pub fn ask_once<V: Ask>(socket: &Path, verb: V) -> Result<V::Answer, Error> {
     connect(socket)?.ask(verb).map_err(|why| unanswered(socket, why))
 }
 
-/// Asks a disk, and waits for the answer for at most `patience`; `None` if there is none by then. A process that is
-/// stopped may not even take a connection, so a thread of its own waits for that; it is left behind.
+/// Sends a verb to a disk, and waits for the response for at most `patience`; `None` if there is none by then. A process
+/// that is stopped may not even accept the connection, so a thread waits for that, and may outlive this call.
 pub fn ask_within<V>(socket: &Path, verb: V, patience: Duration) -> Result<Option<V::Answer>, Error>
 where
     V: Ask + Send + 'static,
@@ -99,7 +99,7 @@ where
 {
     let (sender, answers) = std::sync::mpsc::channel();
     let asked = socket.to_owned();
-    // If nobody waits any more, the answer is of no use.
+    // After the time limit the response is dropped.
     std::thread::spawn(move || sender.send(ask_once(&asked, verb)).unwrap_or_default());
     match answers.recv_timeout(patience) {
         Ok(answer) => answer.map(Some),

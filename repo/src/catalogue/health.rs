@@ -1,6 +1,6 @@
 //! The health of VBDs, VDIs and repositories, and since when each is as it is.
 //!
-//! What is shown with an object is judged anew from its row, and from what the daemon has last seen of its process or
+//! The health of an object is computed at each read from its row and from the last observation of its process or
 //! storage ([`Tx::see_vbd`], [`Tx::see_sr`]), so that it never contradicts the rest of the object. Only the writer's
 //! thread notes changes: a change of health is an event of the object, once. Since when an object is not healthy is
 //! kept in the catalogue, for a daemon that is restarted.
@@ -199,3 +199,6 @@ impl Tx<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod test;

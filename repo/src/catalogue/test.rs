@@ -7,7 +7,7 @@ use super::*;
 
 /// A catalogue in a directory of its own.
 pub(super) struct Room {
-    directory: tempfile::TempDir,
+    pub(super) directory: tempfile::TempDir,
     pub(super) catalogue: Catalogue,
 }
 
@@ -262,7 +262,8 @@ async fn a_repository_is_in_use_while_a_vbd_is_plugged_or_a_task_runs() {
 
     room.catalogue.write(move |tx| tx.set_vbd_state(plugged, VbdState::Plugging, None)).await.unwrap();
     assert_eq!(used().await.unwrap_err().code, Code::InUse);
-    assert_eq!(written().await.unwrap(), (vec![sr], 1));
+    // The leaf, and the image below it.
+    assert_eq!(written().await.unwrap(), (vec![sr], 2));
     room.catalogue.write(move |tx| tx.set_vbd_state(plugged, VbdState::Unplugged, None)).await.unwrap();
 
     room.catalogue.write(move |tx| tx.take_lease(vdi, task, Mode::ReadOnly)).await.unwrap();

@@ -31,7 +31,8 @@ const COLUMNS: &str = "vbd.*, (SELECT image.state FROM vdi JOIN image ON image.u
 fn of_row(row: &Row<'_>, health: &HealthBoard) -> rusqlite::Result<Vbd> {
     let socket: Option<String> = row.get("socket")?;
     let Labels { tags, other_config } = labels(row)?;
-    let image: ImageState = row.get::<_, Word<_>>("image_state")?.0;
+    // A VDI is without an image only within the transaction that replaces it.
+    let image = row.get::<_, Option<Word<ImageState>>>("image_state")?.map_or(ImageState::Missing, |word| word.0);
     let mut vbd = Vbd {
         uuid: row.get::<_, Id>("uuid")?.0,
         vm: row.get::<_, Option<Id>>("vm")?.map(|id| id.0),

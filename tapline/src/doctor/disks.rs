@@ -44,7 +44,7 @@ struct Found {
     hidden: Vec<PathBuf>,
 }
 
-/// All checks of disks and repositories; `client` is that of the daemon of this host, if it may be asked.
+/// All checks of disks and repositories; `client` is that of the daemon of this host, if the user may use it.
 pub fn checks(client: Option<&Client>) -> Vec<Check> {
     let mut found = Found::default();
     stats::directories().iter().for_each(|directory| found.look_into(directory));

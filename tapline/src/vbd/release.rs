@@ -1,4 +1,5 @@
-//! Before disks are taken from running guests: asks if one boots from it, and says for whom the command will wait.
+//! Before disks are taken from running guests: confirms it for a boot disk, and names the guest that the command waits
+//! for.
 
 use api::{Power, Problem, Vbd, VbdState};
 

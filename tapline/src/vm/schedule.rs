@@ -1,4 +1,5 @@
-//! `vm schedule` and `vm pin`: the schedule of snapshots of all disks of a machine, and snapshots that it must not destroy.
+//! `vm schedule` and `vm pin`: the schedule of snapshots of all disks of a machine, and snapshots that it must not
+//! destroy.
 
 use api::{Problem, VmPatch, VmSnapshotPatch};
 

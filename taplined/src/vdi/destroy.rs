@@ -66,7 +66,7 @@ impl Job for Destroy {
                     Ok(())
                 }
                 removed => {
-                    // Whoever waited for this sees the space that it has freed.
+                    // A client that waited for this sees the freed space.
                     daemon.srs.measure_now(self.sr).await;
                     removed
                 }

@@ -183,7 +183,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
-            // Continues that shutdown. Whether and when the guest was to be stopped by force is not recorded: it is not.
+            // Continues that shutdown. A deadline to stop the guest by force is not recorded, so the guest is not.
             let at_work = daemon.clone();
             let work =
                 move |context| async move { stop::finish(&at_work, uuid, Grace::Unlimited, operation, context).await };

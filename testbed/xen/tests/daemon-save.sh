@@ -28,7 +28,7 @@ expect "the domain in which it goes on" "$(xl domid "$vm")" "$domain"
 goes_on "$vm"
 expect "how often it has booted" "$(grep -ac "TAPLINE init=" "$(console_of "$vm")")" 1
 
-done_by "shutdown" vm shutdown guest --timeout 100
+done_by "shutdown" vm shutdown guest --force-after 100
 done_by "export" vdi export "$vdi" /images/out/first.raw --format raw
 expect "what the disk holds" "$(hash_of /images/out/first.raw)" "$(said "$vm" xvda)"
 done_by "destroy" vm destroy guest --yes

@@ -65,7 +65,7 @@ done_by "resume" vm resume guest
 goes_on "$vm"
 
 # A clean end: the guest says what its disk holds, and powers off.
-done_by "shutdown" vm shutdown guest --timeout 100
+done_by "shutdown" vm shutdown guest --force-after 100
 vm_is halted || fail "the VM is not halted"
 grep -aq "TAPLINE end=ok" "$(console_of "$vm")" || fail "the guest was not asked"
 xl domid "$vm" 2>/dev/null && fail "the domain is left"

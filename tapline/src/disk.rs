@@ -90,8 +90,8 @@ pub fn ask_once<V: Ask>(socket: &Path, verb: V) -> Result<V::Answer, Error> {
     connect(socket)?.ask(verb).map_err(|why| unanswered(socket, why))
 }
 
-/// Sends a verb to a disk, and waits for the response for at most `patience`; `None` if there is none by then. A process
-/// that is stopped may not even accept the connection, so a thread waits for that, and may outlive this call.
+/// Sends a verb to a disk, and waits for the response for at most `patience`; `None` if there is none by then. A
+/// process that is stopped may not even accept the connection, so a thread waits for that, and may outlive this call.
 pub fn ask_within<V>(socket: &Path, verb: V, patience: Duration) -> Result<Option<V::Answer>, Error>
 where
     V: Ask + Send + 'static,

@@ -187,7 +187,7 @@ impl Tx<'_> {
                 follow.push((ObjectKind::Vdi, vdi.uuid));
             }
         }
-        // Whoever has changed the others did not ask for this.
+        // This change follows from others, and is not the requester's.
         self.requester = Requester::Daemon;
         follow.retain(|(_, uuid)| !touched.contains_key(uuid));
         follow.into_iter().for_each(|(kind, uuid)| self.touch(kind, uuid, Change::Changed));

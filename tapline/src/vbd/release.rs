@@ -7,7 +7,7 @@ use crate::confirm::Confirm;
 use crate::output::say;
 use crate::session::Session;
 
-/// Asks before a running machine loses the disk that it has booted from, and says which guests must release a disk.
+/// Confirms that a running machine loses the disk it booted from, and names the guests that must release a disk.
 pub async fn prepare(session: &Session, vbds: &[Vbd], force: bool, confirm: Confirm) -> Result<(), Problem> {
     let plugged = vbds.iter().filter(|vbd| vbd.state == VbdState::Plugged);
     for (vbd, vm) in plugged.filter_map(|vbd| Some((vbd, vbd.vm?))) {

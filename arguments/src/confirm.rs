@@ -11,7 +11,7 @@ pub struct Confirm {
 }
 
 impl Confirm {
-    /// Whether the object may be destroyed. Scripts are not asked, because nobody could answer there.
+    /// Whether the object may be destroyed. Without a terminal there is no question.
     pub fn agreed(self, what: &str) -> io::Result<bool> {
         if self.yes || !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
             return Ok(true);

@@ -24,7 +24,7 @@ pub enum ImageCommand {
     Map(Map),
     /// Copy a disk into a new image, possibly of another format; holes are preserved
     Convert(Convert),
-    /// Tell how much space a disk would take in another format
+    /// Show how much space a disk would take in another format
     Measure(Measure),
     /// Compare the contents of two disks
     Compare(Compare),
@@ -440,8 +440,8 @@ pub struct Compact {
 /// `image bench`.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// The image; null:SIZE is a disk that answers everything at once and stores nothing, model:KIND the same at the
-    /// pace of storage of a kind: nvme, sata-ssd, disk or array
+    /// The image; null:SIZE is a disk that completes each request at once and stores nothing, model:KIND the same with
+    /// the latency of a kind of storage: nvme, sata-ssd, disk or array
     #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.
@@ -456,10 +456,10 @@ pub struct Bench {
     /// Number of requests
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = number::<u32>(1..=10_000_000))]
     pub count: u32,
-    /// Where requests go: each behind the one before, from the beginning again at the end; or anywhere
+    /// Access pattern: sequential (from the start again at the end) or random
     #[arg(long, value_name = "PATTERN", default_value = "seq")]
     pub pattern: Pattern,
-    /// Decides where random requests go
+    /// Seed of random accesses
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Write in place of reading. What the disk holds is lost
@@ -497,8 +497,7 @@ pub struct Replay {
     /// Its parents.
     #[command(flatten)]
     pub parents: Parents,
-    /// 1: each request at its time. 2 and more: so many times as fast. max: each as soon as no more are in flight than
-    /// when it was recorded
+    /// 1: the recorded pace. N: N times as fast. max: each as soon as no more are in flight than when it was recorded
     #[arg(long, value_name = "N|max", default_value = "1")]
     pub speed: Speed,
     /// Replay writes, discards and writes of zeroes as well. What the disk holds is lost

@@ -41,7 +41,7 @@ pub use xen::{GrantPolicy, KIND, NotAXenDisk, OnStop, XenDisk, backend_kind};
 #[derive(Debug, Parser)]
 #[command(name = "tapline-disk", version, arg_required_else_help = true, propagate_version = true)]
 pub struct Arguments {
-    /// Take raw images for what they are called, even if they look like images of another format
+    /// Treat images given as raw: as raw even if they look like another format
     #[arg(long, global = true)]
     pub really_raw: bool,
     /// The command.
@@ -88,7 +88,7 @@ pub enum Command {
     Image(ImageCommand),
     /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     Serve(Serve),
-    /// Find the sizes of transfers that suit some storage, by measuring
+    /// Measure which I/O sizes a storage device handles best
     Calibrate(Calibrate),
 }
 
@@ -107,8 +107,8 @@ impl Command {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]).multiple(true))]
 pub struct Serve {
-    /// The image; null:SIZE is a disk that answers everything at once and stores nothing, model:KIND the same at the
-    /// pace of storage of a kind (nvme, sata-ssd, disk or array, and ,size=SIZE behind it): for measurements
+    /// The image; null:SIZE is a disk that completes each request at once and stores nothing, model:KIND the same
+    /// with the latency of a kind of storage (nvme, sata-ssd, disk or array, followed by ,size=SIZE): for benchmarks
     #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
     /// Its parents.
@@ -121,7 +121,7 @@ pub struct Serve {
     /// guest's firmware
     #[arg(long, help_heading = "Transport", value_name = "SOCKET|HOST:PORT")]
     pub nbd: Option<String>,
-    /// Let clients on other hosts write over NBD, which is not encrypted and asks nobody who they are
+    /// Let clients on other hosts write over NBD, which is neither encrypted nor authenticated
     #[arg(long, help_heading = "Transport", requires = "nbd")]
     pub allow_unencrypted: bool,
     /// NBD export name, in addition to the empty name [default: the image's name]
@@ -173,28 +173,27 @@ pub struct Serve {
     /// How its files are accessed.
     #[command(flatten)]
     pub access: Access,
-    /// When to look for more work before sleeping. adaptive: while that finds some, and others do not want the
-    /// processors
+    /// Busy-polling: off, on, or adaptive (poll only while it finds work and the processors are otherwise idle)
     #[arg(long, help_heading = "Performance", value_name = "WHEN", default_value = "adaptive")]
     pub polling: Polling,
-    /// Maximum time of such a look; 0: always sleep at once
+    /// Longest poll; 0: always sleep at once
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = number::<u64>(0..=POLLING_MAX_US))]
     #[arg(help_heading = "Performance")]
     pub poll_max: u64,
-    /// Threads that the disk may use. More than one are used while that is saturated and processors are idle, to submit
-    /// its I/O
+    /// Threads that the disk may use to submit I/O. It uses more than one while the first is saturated and processors
+    /// are idle
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<usize>(1..=THREADS_MAX as u64))]
     #[arg(help_heading = "Performance")]
     pub threads: usize,
-    /// Processors that it may run on: 0-3,8 [default: those of --numa-node, else all that it may use]
+    /// Processors that the disk may run on: 0-3,8 [default: those of --numa-node, else all that it may use]
     #[arg(long, help_heading = "Performance", value_name = "LIST")]
     pub cpus: Option<CpuList>,
     /// Run on the processors of this NUMA node, unless --cpus names others, and prefer its memory
     #[arg(long, help_heading = "Performance", value_name = "NODE", value_parser = number::<u32>(0..=1023))]
     pub numa_node: Option<u32>,
     /// Limit requests and bytes per second: iops=5000,bandwidth=100M. LIMIT is iops, read-iops, write-iops, bandwidth,
-    /// read-bandwidth or write-bandwidth; and burst=2s is how much is saved up while the disk is not used [default
-    /// of that: 100ms]
+    /// read-bandwidth or write-bandwidth; and burst=2s is what an idle disk may save up [default of burst:
+    /// 100ms]
     #[arg(long, help_heading = "Limits and shares", value_name = "LIMIT=NUMBER,...", value_parser = limits)]
     pub limit: Option<Box<Limits>>,
     /// Split larger transfers into pieces of this size, a power of two. auto: as the policy says [default: auto with
@@ -208,11 +207,11 @@ pub struct Serve {
     /// The I/O sizes that `tapline calibrate` has measured for the storage of the image
     #[arg(long, help_heading = "Performance", value_name = "FILE", conflicts_with = "handed")]
     pub io_policy: Option<PathBuf>,
-    /// Share the storage fairly with the other disks that name this file, each served by a process of its own: a page
-    /// of memory, which the first one creates; best in /run
+    /// Share the storage fairly with the other disks that are given this file, a page of memory that the first one
+    /// creates; best in /run
     #[arg(long, help_heading = "Limits and shares", value_name = "FILE", conflicts_with = "handed")]
     pub share: Option<PathBuf>,
-    /// How much of the storage is this disk's when it is shared, compared with the others [default: 100]
+    /// Weight of this disk among those that share the storage [default: 100]
     #[arg(long, value_name = "N", requires = "share", value_parser = number::<u32>(wide(WEIGHTS)))]
     #[arg(help_heading = "Limits and shares")]
     pub share_weight: Option<u32>,
@@ -221,12 +220,10 @@ pub struct Serve {
     #[arg(long, value_name = "N", requires = "share", value_parser = number::<u32>(wide(DEPTHS)))]
     #[arg(help_heading = "Limits and shares")]
     pub share_depth: Option<u32>,
-    /// What a write does that finds no space on the storage: fail, or wait for space together with all later requests
-    /// that need space
+    /// On ENOSPC: fail the write, or hold it and later allocating requests until space is available
     #[arg(long, help_heading = "Full or failing storage", value_name = "WHAT", default_value = "fail")]
     pub when_full: WhenFull,
-    /// Serve the image as after a power loss although a sync of it, or of an image below it, failed in an earlier
-    /// process
+    /// Serve an image whose last sync, or that of a parent, failed, accepting that unflushed data may be lost
     #[arg(long, help_heading = "Full or failing storage")]
     pub accept_failed_sync: bool,
     /// Append a line of statistics (JSON) to this file on SIGUSR1 and at exit
@@ -261,18 +258,17 @@ pub struct Calibrate {
     /// is given
     #[arg(value_parser = ImageName::to_measure)]
     pub image: ImageName,
-    /// Measure writes in place of reads: to an unnamed file of 256 MiB beside the named one, which must not exist or be
-    /// empty. Nothing is left of it
+    /// Measure writes in place of reads: to an unnamed file of 256 MiB in the same directory, which is removed
+    /// afterwards. The named file must not exist or be empty
     #[arg(long)]
     pub write: bool,
-    /// Read a file although something has it open for writing, or a device that is mounted: what is done there
-    /// meanwhile is part of the figures
+    /// Read a file that is open for writing, or a device that is mounted: their I/O is part of the figures
     #[arg(long, conflicts_with = "write")]
     pub in_use: bool,
-    /// Keep the policy in this file, with all that was measured, for `serve --io-policy`
+    /// Save the policy and all measurements in this file, for `serve --io-policy`
     #[arg(long, value_name = "FILE", conflicts_with = "handed")]
     pub policy: Option<PathBuf>,
-    /// Milliseconds of each measurement, of which there are some 450
+    /// Milliseconds per measurement, of which there are about 450
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = number::<u64>(1..=10_000))]
     pub each: u64,
     /// Seconds of all measurements together, in place of --each

@@ -94,7 +94,7 @@ enum Command {
     /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     #[command(disable_help_flag = true)]
     Serve(Words),
-    /// Find the sizes of transfers that suit some storage, by measuring
+    /// Measure which I/O sizes a storage device handles best
     #[command(disable_help_flag = true)]
     Calibrate(Words),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause

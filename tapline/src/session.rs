@@ -87,7 +87,7 @@ pub struct Listing {
     /// As --output wide
     #[arg(long)]
     wide: bool,
-    /// Print again every so many seconds until interrupted
+    /// Print again at this interval in seconds until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
         value_parser = number::<u64>(1..=86_400))]
     watch: Option<u64>,

@@ -60,7 +60,7 @@ pub enum Verb {
     Detach(One),
     /// Scan all files of a repository and report new and missing ones
     Scan(One),
-    /// Find the sizes of transfers that suit a repository's storage, by measuring; its disks follow them
+    /// Measure which I/O sizes the repository's storage handles best; its disks then use them
     Calibrate(calibrate::Calibrate),
     /// Show a repository's own inventory file: names, UUIDs and parents of its disks
     Inventory {
@@ -176,11 +176,11 @@ pub struct Set {
     /// about what the storage can do at once [default when created: 128]
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=4096))]
     share_depth: Option<u32>,
-    /// Split larger transfers of its disks into pieces of so many bytes, a power of two; none; or auto: as a
+    /// Split larger transfers of its disks into pieces of this size, a power of two; none; or auto: as a
     /// calibration has found [default when created: auto]
     #[arg(long, value_name = "SIZE|none|auto")]
     io_split: Option<SizeRule>,
-    /// Merge adjacent transfers of its disks up to so many bytes, a power of two; none; or auto [default when created:
+    /// Merge adjacent transfers of its disks up to this size, a power of two; none; or auto [default when created:
     /// auto]
     #[arg(long, value_name = "SIZE|none|auto")]
     io_merge: Option<SizeRule>,

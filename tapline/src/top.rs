@@ -67,7 +67,7 @@ pub struct Top {
     /// Print samples in the form of xsiostat
     #[arg(long, conflicts_with = "json")]
     xsiostat: bool,
-    /// Stop after so many samples [default: until interrupted]
+    /// Number of samples [default: until interrupted]
     #[arg(short = 'n', long, value_name = "SAMPLES", value_parser = number::<u64>(1..=u64::MAX))]
     count: Option<u64>,
     /// Show a row for each disk, or sums for each VM or storage repository

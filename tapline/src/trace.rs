@@ -40,7 +40,7 @@ pub struct Trace {
     /// name
     #[arg(value_name = "DISK")]
     disk: String,
-    /// For so many seconds
+    /// Duration in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// The first seconds, which are shown by themselves and not among the rest

@@ -48,7 +48,7 @@ pub enum Verb {
     Show(Disk),
     /// Change a disk's name, description, tags, sectors or read-only flag
     Set(Set),
-    /// Attach a disk to a machine, and print the block device's UUID: it is made if there is none, and plugged
+    /// Attach a disk to a machine (creating and plugging the block device if needed), and print the block device's UUID
     Attach(Attach),
     /// Detach a disk from its machines: its block devices are unplugged and removed; the disk stays
     Detach(Detach),

@@ -50,7 +50,7 @@ pub enum Verb {
     },
     /// Change a machine; memory, processors, boot, platform and seed only while it is halted
     Set(Set),
-    /// Plug a machine's disks and start it; a suspended one goes on where it was
+    /// Plug a machine's disks and start it; a suspended one continues from its saved memory
     Start {
         /// Name or UUID prefix
         vm: String,
@@ -88,7 +88,7 @@ pub enum Verb {
     },
     /// Hold a machine's guest in memory until it is resumed
     Pause(One),
-    /// Save a machine's memory to a file on the host, end it and unplug its disks; 'vm start' goes on from there
+    /// Save a machine's memory to a file on the host, end it and unplug its disks; 'vm start' continues from there
     Suspend(One),
     /// Resume a paused or suspended machine
     Resume(One),

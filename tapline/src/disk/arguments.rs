@@ -293,7 +293,7 @@ impl Said for ask::Upgrade {
 
 #[derive(Debug, Args)]
 pub struct Polling {
-    /// When to look for more work before sleeping
+    /// Busy-polling: off, on or adaptive
     #[arg(long, value_name = "WHEN")]
     pub mode: Option<arguments::Polling>,
     /// Maximum time of such a look
@@ -315,10 +315,10 @@ impl Said for ask::Polling {
 
 #[derive(Debug, Args)]
 pub struct Shape {
-    /// Split larger transfers into pieces of so many bytes, a power of two; auto: as the policy says
+    /// Split larger transfers into pieces of this size, a power of two; auto: as the policy says
     #[arg(long, value_name = "SIZE|none|auto")]
     pub split: Option<SizeRule>,
-    /// Merge adjacent transfers up to so many bytes, a power of two; auto: as the policy says
+    /// Merge adjacent transfers up to this size, a power of two; auto: as the policy says
     #[arg(long, value_name = "SIZE|off|auto")]
     pub merge: Option<SizeRule>,
 }

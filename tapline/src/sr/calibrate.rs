@@ -18,7 +18,7 @@ pub struct Calibrate {
     /// The disk whose image file is read [default: the largest one that is full of data]
     #[arg(long, requires = "read_only")]
     vdi: Option<String>,
-    /// Measure for so many seconds [default: 45]
+    /// Duration of the measurement in seconds [default: 45]
     #[arg(long, value_name = "SECONDS", value_parser = number::<u32>(1..=3600))]
     seconds: Option<u32>,
     /// Forget what was found before; measure nothing

@@ -123,26 +123,37 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
     if paused { Power::Paused } else { Power::Running }
 }
 
+/// Time after which the power button is pressed again: firmware and an operating system that is booting ignore it.
+const PRESS_AGAIN: Duration = Duration::from_secs(10);
+
 /// Presses the power button, and waits until the guest has powered off or the time is over.
 async fn ask(guest: &Arc<Guest>, grace: Grace) -> Result<(), Problem> {
-    let pressed = guest.tell(RunningVm::ask_to_power_off).await;
-    if let Err(problem) = pressed {
-        tracing::warn!(vm = %guest.vm, "{problem}");
-        // A QEMU that has not answered in time may press it later. Any other has ended, or does not listen.
-        if problem.code != Code::Timeout {
-            return Ok(());
-        }
-    }
     let patience = match grace {
         Grace::None => Duration::ZERO,
         Grace::For(patience) => patience,
-        Grace::Unlimited => return guest.ended().await,
+        Grace::Unlimited => return press_until_off(guest).await,
     };
-    match tokio::time::timeout(patience, guest.ended()).await {
+    match tokio::time::timeout(patience, press_until_off(guest)).await {
         Ok(ended) => ended,
         Err(_) => {
             tracing::warn!(vm = %guest.vm, "its guest has not powered off in {} s; stopping it", patience.as_secs());
             Ok(())
+        }
+    }
+}
+
+/// Presses the power button until the guest has powered off. Returns at once if its QEMU refuses the command.
+async fn press_until_off(guest: &Arc<Guest>) -> Result<(), Problem> {
+    loop {
+        if let Err(problem) = guest.tell(RunningVm::ask_to_power_off).await {
+            tracing::warn!(vm = %guest.vm, "{problem}");
+            // A QEMU that has not answered in time may press it later. Any other has ended, or does not listen.
+            if problem.code != Code::Timeout {
+                return Ok(());
+            }
+        }
+        if let Ok(ended) = tokio::time::timeout(PRESS_AGAIN, guest.ended()).await {
+            return ended;
         }
     }
 }

@@ -230,11 +230,17 @@ impl Srs {
         let uuid = sr.uuid;
         self.open().remove(&uuid);
         self.leave_log(uuid);
-        if sr.state == SrState::Lost && sr.problem.as_ref() == Some(why) {
+        let first = why.advice.as_deref().unwrap_or("restore its storage");
+        let retry = self.intervals.lost.as_secs();
+        let advice = format!(
+            "{first}; it is then attached again within {retry} s, or at once by: tapline sr attach {}",
+            sr.name
+        );
+        let why = why.clone().advise(advice);
+        if sr.state == SrState::Lost && sr.problem.as_ref() == Some(&why) {
             return Ok(());
         }
         tracing::error!(sr = %uuid, name = %sr.name, "lost the repository: {why}");
-        let why = why.clone();
         self.catalogue.write(move |tx| tx.set_sr_lost(uuid, &why)).await
     }
 

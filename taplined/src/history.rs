@@ -33,9 +33,12 @@ const DISKS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 struct Minute(u32, u32, u64, u64, u32, u32);
 
-/// The minutes of each VBD, by their number since 1970.
+/// The minutes of a VBD, each with its number since 1970, the oldest first.
+type Minutes = VecDeque<(i64, Minute)>;
+
+/// The minutes of each VBD.
 #[derive(Clone, Debug, Default)]
-pub struct History(Arc<Mutex<HashMap<Uuid, VecDeque<(i64, Minute)>>>>);
+pub struct History(Arc<Mutex<HashMap<Uuid, Minutes>>>);
 
 /// A reading of a page, for the difference to the next one.
 #[derive(Debug)]
@@ -101,7 +104,7 @@ impl Minute {
 }
 
 impl History {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, VecDeque<(i64, Minute)>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Minutes>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

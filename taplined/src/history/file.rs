@@ -26,6 +26,9 @@ struct Line {
     disks: Vec<(Uuid, Minute)>,
 }
 
+/// A minute's number since 1970, and the VBDs that were busy in it.
+pub type RecordedMinute = (i64, Vec<(Uuid, Minute)>);
+
 /// The file that is appended to.
 #[derive(Debug)]
 pub struct File {
@@ -38,7 +41,7 @@ pub struct File {
 
 impl File {
     /// The files of a directory, and what they have from a minute on, in the order in which it was written.
-    pub fn open(directory: &Path, from: i64) -> (File, Vec<(i64, Vec<(Uuid, Minute)>)>) {
+    pub fn open(directory: &Path, from: i64) -> (File, Vec<RecordedMinute>) {
         let [now, before] = NAMES.map(|name| read(&directory.join(name)));
         let lines = i64::try_from(now.len()).unwrap_or(i64::MAX);
         let kept = before.into_iter().chain(now).map(|line| (line.minute, line.disks));
@@ -122,7 +125,7 @@ fn parse(mut file: impl BufRead) -> io::Result<(Vec<Line>, u64)> {
 mod test {
     use super::*;
 
-    fn minutes(kept: &[(i64, Vec<(Uuid, Minute)>)]) -> Vec<i64> {
+    fn minutes(kept: &[RecordedMinute]) -> Vec<i64> {
         kept.iter().map(|(minute, _)| *minute).collect()
     }
 

@@ -130,7 +130,7 @@ enum Nouns {
     /// Virtual block devices, which attach disks to machines
     Vbd(Noun<vbd::Verb>),
     /// Virtual machines run by the daemon
-    Vm(Noun<vm::Verb>),
+    Vm(Box<Noun<vm::Verb>>),
     /// Long-running operations: progress and results
     Task(Noun<task::Verb>),
     /// Tokens for access to the daemon over the network
@@ -221,7 +221,7 @@ impl Nouns {
             Nouns::Sr(Noun { verb }) => ask(how, async |session| verb.run(session).await),
             Nouns::Vdi(Noun { verb }) => ask(how, async |session| verb.run(session).await),
             Nouns::Vbd(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Vm(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Vm(noun) => ask(how, async |session| noun.verb.run(session).await),
             Nouns::Task(Noun { verb }) => ask(how, async |session| verb.run(session).await),
             Nouns::Token(Noun { verb }) => ask(how, async |session| verb.run(session).await),
             Nouns::Event(Noun { verb }) => ask(how, async |session| verb.run(session).await),

@@ -232,11 +232,11 @@ fn installed() -> String {
 
 /// The value of a setting of libvirt's: `name = "value"`, or a list, which is returned as text.
 fn setting(text: &str, name: &str) -> Option<String> {
-    let values = text.lines().filter_map(|line| {
+    let mut values = text.lines().filter_map(|line| {
         let (found, value) = line.split_once('=')?;
         (found.trim() == name).then(|| value.trim().trim_matches('"').to_owned())
     });
-    values.last()
+    values.next_back()
 }
 
 fn group_of(text: &str, name: &str) -> Option<u32> {

@@ -124,11 +124,11 @@ enum Nouns {
     /// The host and its daemon
     Host(Noun<host::Verb>),
     /// Storage repositories, which contain disks
-    Sr(Noun<sr::Verb>),
+    Sr(Box<Noun<sr::Verb>>),
     /// Virtual disk images
-    Vdi(Noun<vdi::Verb>),
+    Vdi(Box<Noun<vdi::Verb>>),
     /// Virtual block devices, which attach disks to machines
-    Vbd(Noun<vbd::Verb>),
+    Vbd(Box<Noun<vbd::Verb>>),
     /// Virtual machines run by the daemon
     Vm(Box<Noun<vm::Verb>>),
     /// Long-running operations: progress and results
@@ -218,9 +218,9 @@ impl Nouns {
     fn ask(self, how: How) -> Result<Option<Duration>, Problem> {
         match self {
             Nouns::Host(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Sr(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Vdi(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Vbd(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Sr(noun) => ask(how, async |session| noun.verb.run(session).await),
+            Nouns::Vdi(noun) => ask(how, async |session| noun.verb.run(session).await),
+            Nouns::Vbd(noun) => ask(how, async |session| noun.verb.run(session).await),
             Nouns::Vm(noun) => ask(how, async |session| noun.verb.run(session).await),
             Nouns::Task(Noun { verb }) => ask(how, async |session| verb.run(session).await),
             Nouns::Token(Noun { verb }) => ask(how, async |session| verb.run(session).await),

@@ -47,7 +47,7 @@ impl Delays {
     /// Judges a reading of the page of a disk; they should be taken every half second or so. At the first one it is not
     /// known whether requests end: they do not if the page was not written for a second.
     pub fn judge(&mut self, now: &Snapshot) -> Delay {
-        let all = Kind::ALL.iter().fold(KindCounts::default(), |sum, kind| sum.with(&now.kind(*kind)));
+        let all = now.all_kinds();
         let before = self.before.replace((now.read, all));
         let since = before.map(|(_, counts)| all.since(&counts)).filter(|since| since.count() > 0);
         if since.is_some() {

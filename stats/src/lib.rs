@@ -48,7 +48,7 @@ pub use kernel::{Completed, DeviceCounts, DeviceLine, DeviceRates, devices, diff
 pub use layout::{Count, Kind, Outcome, RECORDS, SLOTS, STAGES, Stage};
 pub use page::{Page, PageError, Slot, Spent};
 pub use place::{directories, directory, of_daemon, open, pages_in};
-pub use process::{is_stopped, is_written_by, process_status, thread_status};
+pub use process::{is_stopped, process_status, thread_status};
 pub use reader::{ReadError, Reader};
 pub use recording::{Recorded, RecordingError, read_recording, write_recording};
 pub use snapshot::{InFlight, KindCounts, Record, Snapshot, float};

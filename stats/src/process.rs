@@ -3,6 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::snapshot::Snapshot;
+
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 
@@ -24,7 +26,7 @@ pub fn is_stopped(pid: u32) -> bool {
 
 /// Whether a process has the page at `page` mapped, as the one that writes it has; a process with the same pid that
 /// began later has not. `None` if that cannot be found out: only root may look at other users' processes.
-pub fn is_written_by(pid: u32, page: &Path) -> Option<bool> {
+fn is_written_by(pid: u32, page: &Path) -> Option<bool> {
     let file = std::fs::metadata(page).ok()?;
     let maps = match std::fs::read_to_string(format!("/proc/{pid}/maps")) {
         Ok(maps) => maps,
@@ -34,6 +36,14 @@ pub fn is_written_by(pid: u32, page: &Path) -> Option<bool> {
     // Some file systems show another device number there than stat(2): the inode has to do.
     let inode = file.ino().to_string();
     Some(maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode)))
+}
+
+impl Snapshot {
+    /// Whether the process that wrote this reading of `page` has ended: no process has that pid, or another one, which
+    /// does not map the page. If that cannot be found out, it has not.
+    pub fn writer_has_ended(&self, page: &Path) -> bool {
+        self.pid.is_none_or(|pid| is_written_by(pid, page) == Some(false))
+    }
 }
 
 fn status_in(directory: &str) -> Option<String> {

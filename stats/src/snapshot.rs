@@ -168,6 +168,11 @@ impl Snapshot {
         self.kinds.get(kind as usize).copied().unwrap_or_default()
     }
 
+    /// The counters of all kinds together.
+    pub fn all_kinds(&self) -> KindCounts {
+        self.kinds.iter().fold(KindCounts::default(), |sum, kind| sum.with(kind))
+    }
+
     /// A counter of the whole disk.
     pub fn count(&self, count: Count) -> u64 {
         self.counts.get(count as usize).copied().unwrap_or(0)

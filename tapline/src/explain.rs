@@ -10,7 +10,7 @@ mod transfers;
 use std::borrow::Cow;
 use std::time::Duration;
 
-use api::{Health, Vbd, VbdState};
+use api::{Health, HealthState, Vbd, VbdState};
 use control::{Error, Kind, ask};
 use jiff::Timestamp;
 use serde_json::json;
@@ -107,10 +107,10 @@ fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explaine
     }
     let judged = |seen| match vbd {
         Some(vbd) => health::of_vbd(vbd, seen, full),
-        None => health::without_daemon(&health::name_of_socket(&place.control), before.pid, seen, full),
+        None => health::without_daemon(&place.control.display().to_string(), before.pid, seen, full),
     };
     let health = judged(seen);
-    if seen.stopped || seen.silent || health::is_stuck(&health) {
+    if seen.stopped || seen.silent || health.state == HealthState::Stuck {
         let findings = in_flight(&before).into_iter().collect();
         return Ok(Explained { health, findings });
     }
@@ -130,11 +130,7 @@ fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explaine
 
 /// Refuses the page of a disk whose process has ended.
 fn must_be_written(place: &Place, page: &Snapshot) -> Result<(), Error> {
-    let ended = match page.pid {
-        None => true,
-        Some(pid) => stats::is_written_by(pid, &place.page) == Some(false),
-    };
-    if !ended {
+    if !page.writer_has_ended(&place.page) {
         return Ok(());
     }
     let why = "the process that served it has ended";
@@ -186,8 +182,6 @@ impl Explained {
 
 #[cfg(test)]
 mod test {
-    use api::HealthState;
-
     use super::*;
 
     #[test]

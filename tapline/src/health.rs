@@ -1,8 +1,6 @@
 //! The health of disks as this command line shows it: as the daemon has it, with what can be seen here and now; and of
 //! disks that are served without it. The judgement is [`api::health`]'s in both cases.
 
-use std::path::Path;
-
 use api::health::{self, Delay, DiskFacts, Seen};
 use api::{Health, HealthState, Vbd, VbdState, VdiState};
 use jiff::{Timestamp, Unit};
@@ -58,16 +56,6 @@ fn of_facts(name: &str, supervised: bool, pid: Option<u32>, seen: Seen, waits_fo
         pid,
         seen,
     })
-}
-
-/// Whether requests are not answered.
-pub fn is_stuck(health: &Health) -> bool {
-    health.state == HealthState::Stuck
-}
-
-/// What commands call a disk that is served without the daemon: its control socket.
-pub fn name_of_socket(control: &Path) -> String {
-    control.display().to_string()
 }
 
 /// `stuck for 3 min, since 2026-11-28T19:50:00Z`.

@@ -232,13 +232,8 @@ impl Nouns {
 /// Runs a request to the daemon; returns after how long it is to be run again, if it is to be.
 fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Result<Option<Duration>, Problem> {
     let (runtime, session) = (session::runtime()?, Session::new(how)?);
-    let outcome = runtime.block_on(async {
-        match what(&session).await {
-            Ok(()) => Ok(()),
-            Err(problem) => Err(session.explained(problem).await),
-        }
-    });
-    outcome.map(|()| session.again())
+    runtime.block_on(session.explaining(what(&session)))?;
+    Ok(session.again())
 }
 
 #[cfg(test)]

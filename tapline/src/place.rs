@@ -88,18 +88,13 @@ pub fn of_socket(control: &Path) -> Result<Place, Error> {
 }
 
 fn is_written(page: &Path) -> bool {
-    let now = Reader::open(page).and_then(|reader| reader.snapshot()).ok();
-    now.and_then(|now| now.pid).is_some_and(|pid| stats::is_written_by(pid, page) != Some(false))
+    let now = Reader::open(page).and_then(|reader| reader.snapshot());
+    now.is_ok_and(|now| !now.writer_has_ended(page))
 }
 
 /// The VBD of that name.
 fn vbd(text: &str, how: How) -> Result<Vbd, Failure> {
     let (runtime, session) = (session::runtime()?, Session::new(how)?);
-    let found = runtime.block_on(async {
-        match async { session.client.vbd(session.vbd(text).await?).await }.await {
-            Ok(found) => Ok(found),
-            Err(problem) => Err(session.explained(problem).await),
-        }
-    });
-    Ok(found?)
+    let find = async { session.client.vbd(session.vbd(text).await?).await };
+    Ok(runtime.block_on(session.explaining(find))?)
 }

@@ -60,7 +60,7 @@ impl Reading {
     fn of(read: &Read) -> Reading {
         let kind = |kind: Kind| read.snapshot.kind(kind);
         let histogram = |kind| read.reader.histogram(kind, None).unwrap_or_default();
-        let all = Kind::ALL.iter().map(|one| kind(*one));
+        let all = read.snapshot.all_kinds();
         Reading {
             vbd: read.disk.vbd.uuid,
             created: read.snapshot.created,
@@ -69,8 +69,8 @@ impl Reading {
             writes: kind(Kind::Write).count(),
             read_bytes: kind(Kind::Read).bytes(),
             written_bytes: kind(Kind::Write).bytes(),
-            busy_ns: all.clone().fold(0, |sum: u64, counts| sum.saturating_add(counts.sum_of_all())),
-            requests: all.fold(0, |sum: u64, counts| sum.saturating_add(counts.count())),
+            busy_ns: all.sum_of_all(),
+            requests: all.count(),
             latencies: Kind::ALL.iter().fold(Histogram::default(), |sum, kind| sum.with(&histogram(*kind))),
         }
     }

@@ -7,7 +7,7 @@ mod layers;
 
 use std::collections::HashMap;
 
-use api::{Health, Name, Problem, Space, VbdState, Vdi};
+use api::{Health, Name, Problem, Space, Sr, VbdState, Vdi};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -83,7 +83,9 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
         let vdis = view.scheduled_vdis()?.into_iter().map(|vdi| vdi.retention_problem);
         let vms = view.scheduled_vms()?.into_iter().map(|vm| vm.retention_problem);
         let failed = vdis.chain(vms).flatten().count();
-        Ok((view.srs()?, view.count_vbds()?, view.tasks(true)?.len(), failed, health(view)?))
+        let srs = view.srs()?;
+        let health = health(view, &srs)?;
+        Ok((srs, view.count_vbds()?, view.tasks(true)?.len(), failed, health))
     });
     let (srs, vbds, tasks, failed, health) = known.await?;
     let named = |name: String, uuid: uuid::Uuid| vec![("sr", name), ("sr_uuid", uuid.to_string())];
@@ -104,13 +106,13 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
 }
 
 /// The labels of each health that is shown.
-fn health(view: &repo::View<'_>) -> Result<Vec<Labels>, Problem> {
+fn health(view: &repo::View<'_>, srs: &[Sr]) -> Result<Vec<Labels>, Problem> {
     let labels = |kind: &str, uuid: Uuid, name: &Name, health: &Health| {
         let (name, state) = (name.to_string(), health.state.name().to_owned());
         vec![("kind", kind.to_owned()), ("uuid", uuid.to_string()), ("name", name), ("state", state)]
     };
     let vdis: HashMap<Uuid, Vdi> = view.vdis(None)?.into_iter().map(|vdi| (vdi.uuid, vdi)).collect();
-    let mut all: Vec<Labels> = view.srs()?.iter().map(|sr| labels("sr", sr.uuid, &sr.name, &sr.health)).collect();
+    let mut all: Vec<Labels> = srs.iter().map(|sr| labels("sr", sr.uuid, &sr.name, &sr.health)).collect();
     for vbd in view.vbds(None, None)? {
         let Some(vdi) = vdis.get(&vbd.vdi) else { continue };
         if vbd.state != VbdState::Unplugged || !vbd.health.is_healthy() {

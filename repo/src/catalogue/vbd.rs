@@ -263,7 +263,8 @@ impl Tx<'_> {
 
     /// Records that another process serves a VBD from now on, in the same place.
     pub fn set_vbd_process(&mut self, uuid: Uuid, by: Process) -> Result<(), Problem> {
-        if self.vbd(uuid)?.pid != Some(by.pid) {
+        self.vbd(uuid)?;
+        if self.vbd_process(uuid)? != Some(by) {
             self.event_bus.health().forget_process(uuid);
         }
         let sql = "UPDATE vbd SET pid = ?2, pid_started = ?3 WHERE uuid = ?1";

@@ -100,13 +100,12 @@ impl View<'_> {
     /// All VDIs, or those of one repository, by name.
     pub fn vdis(&self, sr: Option<Uuid>) -> Result<Vec<Vdi>, Problem> {
         let sql = format!("SELECT {COLUMNS} FROM {FROM} WHERE ?1 IS NULL OR image.sr = ?1 ORDER BY vdi.name, vdi.uuid");
-        let (parents, mut users, health) = (self.parents()?, self.users()?, self.health_of_users()?);
-        self.rows(&sql, [sr.map(Id)], |row| {
+        let (parents, mut users) = (self.parents()?, self.users()?);
+        let vdis = self.rows(&sql, [sr.map(Id)], |row| {
             let users = users.remove(&row.get::<_, Id>("uuid")?.0).unwrap_or_default();
-            let mut vdi = with(row, depth(row.get::<_, Id>("image")?.0, &parents), users)?;
-            vdi.health = self.event_bus.health().of_vdi(&vdi, health.get(&vdi.uuid));
-            Ok(vdi)
-        })
+            with(row, depth(row.get::<_, Id>("image")?.0, &parents), users)
+        })?;
+        self.with_health(vdis)
     }
 
     /// The images with parents, and their parents.
@@ -132,13 +131,18 @@ impl View<'_> {
     /// A VDI, if there is one.
     pub fn find_vdi(&self, uuid: Uuid) -> Result<Option<Vdi>, Problem> {
         let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.uuid = ?1");
-        self.row(&sql, [Id(uuid)], of_row)?.map(|vdi| self.with_health(vdi)).transpose()
+        let Some(mut vdi) = self.row(&sql, [Id(uuid)], of_row)? else { return Ok(None) };
+        let users = self.vbds(None, Some(uuid))?;
+        vdi.health = self.event_bus.health().of_vdi(&vdi, users.iter().map(|vbd| &vbd.health));
+        Ok(Some(vdi))
     }
 
-    fn with_health(&self, mut vdi: Vdi) -> Result<Vdi, Problem> {
-        let users = self.vbds(None, Some(vdi.uuid))?;
-        vdi.health = self.event_bus.health().of_vdi(&vdi, users.iter().map(|vbd| &vbd.health));
-        Ok(vdi)
+    fn with_health(&self, mut vdis: Vec<Vdi>) -> Result<Vec<Vdi>, Problem> {
+        let of_users = self.health_of_users()?;
+        for vdi in &mut vdis {
+            vdi.health = self.event_bus.health().of_vdi(vdi, of_users.get(&vdi.uuid));
+        }
+        Ok(vdis)
     }
 
     /// A VDI.
@@ -150,13 +154,13 @@ impl View<'_> {
     pub fn snapshots_of(&self, vdi: Uuid) -> Result<Vec<Vdi>, Problem> {
         let order = "ORDER BY snapshot_time, vdi.uuid";
         let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE snapshot_of = ?1 {order}");
-        self.rows(&sql, [Id(vdi)], of_row)?.into_iter().map(|vdi| self.with_health(vdi)).collect()
+        self.with_health(self.rows(&sql, [Id(vdi)], of_row)?)
     }
 
     /// The VDIs that have a schedule of snapshots.
     pub fn scheduled_vdis(&self) -> Result<Vec<Vdi>, Problem> {
         let sql = format!("SELECT {COLUMNS}, {OF_FEW} FROM {FROM} WHERE vdi.retention IS NOT NULL ORDER BY vdi.uuid");
-        self.rows(&sql, [], of_row)?.into_iter().map(|vdi| self.with_health(vdi)).collect()
+        self.with_health(self.rows(&sql, [], of_row)?)
     }
 
     /// Until when the schedule of a VDI destroys nothing, if that was recorded.

@@ -223,7 +223,7 @@ fn a_page_that_a_hostile_process_has_written_is_read_without_harm() {
     }
     let read = reader(&file).snapshot().unwrap();
     assert!(read.identity.len() <= 3 * IDENTITY_MAX && read.in_flight.len() <= SLOTS);
-    let all = Kind::ALL.iter().fold(crate::KindCounts::default(), |sum, kind| sum.with(&read.kind(*kind)));
+    let all = read.all_kinds();
     assert!(all.all_errors() > 0 && all.sum_of_all() > 0);
     let histogram = reader(&file).histogram(Kind::Read, Some(Stage::Ring)).unwrap();
     assert!(histogram.quantile(0.99).is_some() && histogram.since(&histogram).count() == 0);

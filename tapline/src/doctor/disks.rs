@@ -13,6 +13,7 @@ use api::health::Seen;
 use api::{Code, Health, Problem};
 use jiff::Timestamp;
 use stats::{Delays, ReadError, Reader, Snapshot};
+use vm::syntax::shell_word;
 
 use super::{Check, bad, good, unknown};
 use crate::health::{in_words, without_daemon};
@@ -129,7 +130,7 @@ impl Found {
         let mut delays = Delays::default();
         let seen = crate::health::seen(&mut delays, &now);
         let served = Served { page, reader, delays, now, seen };
-        match served.has_ended() {
+        match served.now.writer_has_ended(&served.page) {
             true => self.ended.push(served),
             false => self.served.push(served),
         }
@@ -143,11 +144,6 @@ impl Served {
             self.seen = crate::health::seen(&mut self.delays, &now);
             self.now = now;
         }
-    }
-
-    /// Whether the process has ended: nothing maps the page, whatever has its pid now.
-    fn has_ended(&self) -> bool {
-        self.now.pid.is_none_or(|pid| stats::is_written_by(pid, &self.page) == Some(false))
     }
 
     fn is_of_daemon(&self) -> bool {
@@ -183,16 +179,10 @@ impl Served {
         };
         let control = self.identity().control.filter(is_left);
         let files = control.into_iter().chain([self.page.display().to_string()]);
-        let files: Vec<String> = files.map(|file| quoted(&file)).collect();
+        let files: Vec<String> = files.map(|file| shell_word(&file)).collect();
         let text = format!("{name} is no longer served: its process{process} has ended and left files");
         bad(text, control::printable(&format!("rm {}", files.join(" "))))
     }
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
-    if path.chars().all(plain) { path.to_owned() } else { format!("'{}'", path.replace('\'', "'\\''")) }
 }
 
 /// How many disks the daemon serves, and what is wrong with its disks and repositories; nothing if there is no daemon.

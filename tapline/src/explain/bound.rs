@@ -44,7 +44,7 @@ pub struct Interval {
 impl Interval {
     pub fn between(before: &Snapshot, now: &Snapshot, cpu: Option<Duration>) -> Interval {
         let since = |kind: Operation| now.kind(kind).since(&before.kind(kind));
-        let counts = Operation::ALL.iter().fold(KindCounts::default(), |sum, kind| sum.with(&since(*kind)));
+        let counts = now.all_kinds().since(&before.all_kinds());
         let ns = now.read.saturating_sub(before.read);
         let oldest = now.in_flight.first();
         let more = |count: Count| now.count(count).saturating_sub(before.count(count));

@@ -8,9 +8,17 @@ use uuid::Uuid;
 use super::Session;
 
 impl Session {
+    /// Carries out `work`; its problem is [`Session::explained`].
+    pub async fn explaining<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+        match work.await {
+            Ok(done) => Ok(done),
+            Err(problem) => Err(self.explained(problem).await),
+        }
+    }
+
     /// A problem in which objects go by the names that the user has given for them, and block devices by their machine
     /// and disk. Programs get the daemon's words.
-    pub async fn explained(&self, problem: Problem) -> Problem {
+    async fn explained(&self, problem: Problem) -> Problem {
         if self.json {
             return problem;
         }

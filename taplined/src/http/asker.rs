@@ -1,6 +1,10 @@
 //! The caller of a request: a user of this host, identified by the kernel, or the holder of a token.
 
+use std::io;
+
 use api::Requester;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
 
 use crate::token::Grant;
 
@@ -25,9 +29,21 @@ pub fn is_own(uid: u32) -> bool {
 const USERS: &str = "/etc/passwd";
 
 impl Asker {
-    /// Waits until the caller may no longer continue what it began: its token is revoked or has expired. A user of this
-    /// host always may.
-    pub async fn ended(self) {
+    /// Serves a connection that becomes another protocol, until that ends, or until the caller may no longer continue
+    /// what it began.
+    pub async fn serve<F>(self, connection: OnUpgrade, serve: impl FnOnce(TokioIo<Upgraded>) -> F) -> io::Result<()>
+    where
+        F: Future<Output = io::Result<()>>,
+    {
+        let connection = TokioIo::new(connection.await.map_err(io::Error::other)?);
+        tokio::select! {
+            served = serve(connection) => served,
+            () = self.ended() => Ok(()),
+        }
+    }
+
+    /// Waits until the caller's token is revoked or has expired. A user of this host always may continue.
+    async fn ended(self) {
         match self {
             Asker::Token(grant) => grant.ended().await,
             Asker::Local { .. } => std::future::pending().await,

@@ -9,7 +9,6 @@ use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -61,14 +60,7 @@ async fn screen(
     let guest = daemon.vms.screen(&daemon.config, &vm)?;
     tokio::spawn(async move {
         let _place = place;
-        let relayed = match connection.await {
-            Ok(viewer) => tokio::select! {
-                relayed = websocket::relay(TokioIo::new(viewer), guest) => relayed,
-                () = asker.ended() => Ok(()),
-            },
-            Err(error) => Err(std::io::Error::other(error)),
-        };
-        if let Err(error) = relayed {
+        if let Err(error) = asker.serve(connection, |viewer| websocket::relay(viewer, guest)).await {
             tracing::debug!(vm = %uuid, %error, "a viewer of its screen is gone");
         }
     });

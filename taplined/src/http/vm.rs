@@ -11,7 +11,6 @@ use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -366,14 +365,7 @@ async fn console(
         return Err(Problem::new(Code::Overloaded, what).advise("close one of them").into());
     };
     tokio::spawn(async move {
-        let shown = match connection.await {
-            Ok(viewer) => tokio::select! {
-                shown = console.show(TokioIo::new(viewer), recent, seat) => shown,
-                () = asker.ended() => Ok(()),
-            },
-            Err(error) => Err(std::io::Error::other(error)),
-        };
-        if let Err(error) = shown {
+        if let Err(error) = asker.serve(connection, |viewer| console.show(viewer, recent, seat)).await {
             tracing::debug!(vm = %uuid, %error, "a client of its console is gone");
         }
     });

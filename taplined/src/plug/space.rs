@@ -45,13 +45,15 @@ pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
 async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (now, mut watch) = daemon.disks.watch(vbd).await?;
     record(daemon, vbd, now.full).await?;
-    record_broken(daemon, vbd, now.broken).await?;
+    if now.broken {
+        record_broken(daemon, vbd).await?;
+    }
     tell_of_fatal(vbd, now.fatal);
     while let Some(event) = watch.event().await? {
         match event {
             Change::Full { .. } => record(daemon, vbd, true).await?,
             Change::Resumed { .. } => record(daemon, vbd, false).await?,
-            Change::Broken { .. } => record_broken(daemon, vbd, true).await?,
+            Change::Broken { .. } => record_broken(daemon, vbd).await?,
             Change::Fatal { fatal } => tell_of_fatal(vbd, fatal),
             Change::Other => {}
         }
@@ -59,12 +61,10 @@ async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Records whether a sync failed, so that the disk refuses to write.
-async fn record_broken(daemon: &Daemon, vbd: Uuid, broken: bool) -> Result<(), Problem> {
-    if broken {
-        tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes");
-    }
-    daemon.catalogue.write(move |tx| tx.see_vbd(vbd, |seen| seen.broken = broken)).await
+/// Records that a sync failed, so that the disk refuses to write until another process serves it.
+async fn record_broken(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    tracing::error!(%vbd, "a sync failed on its storage: the disk no longer writes");
+    daemon.catalogue.write(move |tx| tx.see_vbd(vbd, |seen| seen.broken = true)).await
 }
 
 /// Its process has died of a request, and the next one, and the next.

@@ -16,7 +16,7 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 
 /// How long QEMU may take to exit after it has closed its monitor.
-const EXIT: Duration = Duration::from_secs(1);
+pub const EXIT: Duration = Duration::from_secs(1);
 
 /// Follows a guest to the end of its machine.
 pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {

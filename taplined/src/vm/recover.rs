@@ -185,8 +185,9 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
         (_, Power::Stopping) => {
             // Continues that shutdown. A deadline to stop the guest by force is not recorded, so the guest is not.
             let at_work = daemon.clone();
-            let work =
-                move |context| async move { stop::finish(&at_work, uuid, Grace::Unlimited, operation, context).await };
+            let work = move |context| async move {
+                stop::finish(&at_work, uuid, Some(Grace::Unlimited), operation, context).await
+            };
             daemon.tasks.start(daemon, new_task("vm-shutdown", uuid, true), work).await?;
         }
         (Ok(Some(_)), _) => {}

@@ -20,8 +20,6 @@ use crate::task::Context;
 /// How long a guest may take to power off before it is stopped by force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grace {
-    /// It is stopped at once, without pressing its power button.
-    None,
     /// This long.
     For(Duration),
     /// It is not stopped by force.
@@ -45,9 +43,9 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
         (_, Err(busy)) => return Err(busy),
     };
     let grace = match (asked.force, asked.force_after) {
-        (true, _) => Grace::None,
-        (false, Some(seconds)) => Grace::For(Duration::from_secs(seconds.into())),
-        (false, None) => Grace::Unlimited,
+        (true, _) => None,
+        (false, Some(seconds)) => Some(Grace::For(Duration::from_secs(seconds.into()))),
+        (false, None) => Some(Grace::Unlimited),
     };
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
@@ -73,11 +71,11 @@ async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation,
     context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
 }
 
-/// Shuts down a VM that is reserved for this operation.
+/// Shuts down a VM that is reserved for this operation; without `grace` at once, without pressing its power button.
 pub async fn finish(
     daemon: &Daemon,
     vm: Uuid,
-    grace: Grace,
+    grace: Option<Grace>,
     operation: Operation,
     mut context: Context,
 ) -> Result<Value, Problem> {
@@ -88,7 +86,7 @@ pub async fn finish(
     let guest = recover::reach(daemon, vm).await;
     daemon.catalogue.write(move |tx| tx.set_vm_power(vm, Power::Stopping, None)).await?;
     let ended = async {
-        if grace != Grace::None {
+        if let Some(grace) = grace {
             let guest = guest.as_ref().map_err(Problem::clone)?;
             context.step("ask", true).await?;
             fault::point("vm-shutdown", "ask", false);
@@ -128,11 +126,15 @@ const PRESS_AGAIN: Duration = Duration::from_secs(10);
 
 /// Presses the power button, and waits until the guest has powered off or the time is over.
 async fn ask(guest: &Arc<Guest>, grace: Grace) -> Result<(), Problem> {
-    let patience = match grace {
-        Grace::None => Duration::ZERO,
-        Grace::For(patience) => patience,
-        Grace::Unlimited => return press_until_off(guest).await,
-    };
+    if let Err(refused) = press(guest).await {
+        tracing::warn!(vm = %guest.vm, "{refused}");
+        return match grace {
+            Grace::For(_) => Ok(()),
+            // QEMU refuses while it exits, too.
+            Grace::Unlimited => tokio::time::timeout(power::EXIT, guest.ended()).await.unwrap_or(Err(refused)),
+        };
+    }
+    let Grace::For(patience) = grace else { return press_until_off(guest).await };
     match tokio::time::timeout(patience, press_until_off(guest)).await {
         Ok(ended) => ended,
         Err(_) => {
@@ -142,18 +144,26 @@ async fn ask(guest: &Arc<Guest>, grace: Grace) -> Result<(), Problem> {
     }
 }
 
-/// Presses the power button until the guest has powered off. Returns at once if its QEMU refuses the command.
+/// Presses the power button once. A QEMU that has not answered in time may press it later.
+async fn press(guest: &Arc<Guest>) -> Result<(), Problem> {
+    match guest.tell(RunningVm::ask_to_power_off).await {
+        Err(late) if late.code == Code::Timeout => {
+            tracing::warn!(vm = %guest.vm, "{late}");
+            Ok(())
+        }
+        pressed => pressed,
+    }
+}
+
+/// Waits until the guest has powered off, and presses its power button again meanwhile.
 async fn press_until_off(guest: &Arc<Guest>) -> Result<(), Problem> {
     loop {
-        if let Err(problem) = guest.tell(RunningVm::ask_to_power_off).await {
-            tracing::warn!(vm = %guest.vm, "{problem}");
-            // A QEMU that has not answered in time may press it later. Any other has ended, or does not listen.
-            if problem.code != Code::Timeout {
-                return Ok(());
-            }
-        }
         if let Ok(ended) = tokio::time::timeout(PRESS_AGAIN, guest.ended()).await {
             return ended;
+        }
+        if let Err(refused) = press(guest).await {
+            // The guest may be powering off since the first time.
+            tracing::debug!(vm = %guest.vm, "{refused}");
         }
     }
 }

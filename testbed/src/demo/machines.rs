@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use control::in_full;
 use vm::qemu::console::GUEST_PORT;
 use vm::qemu::hardware::{Console, ConsoleDevice, ConsoleTo, Disk, Hardware};
-use vm::qemu::machine::{Ending, MachineError, QemuVm, Status};
+use vm::qemu::machine::{Ended, Ending, MachineError, QemuVm, Status};
 use vm::qemu::platform::Platform;
 use vm::qemu::seed;
 use vm::qemu::slots::{FIRST_BRIDGE_SLOT, PciSlot, Position, SEED_SLOT};
@@ -22,6 +22,7 @@ use vm::qemu::slots::{FIRST_BRIDGE_SLOT, PciSlot, Position, SEED_SLOT};
 use super::story::{Failure, Story};
 use crate::guest::{self, Job, said};
 use crate::tapline::{Access, DiskProcess};
+use crate::tool;
 
 /// A guest under TCG on a loaded machine; with 255 disks its firmware alone takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -30,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_secs(1);
 
 const POLL: Duration = Duration::from_millis(50);
+
+/// Of the console of a guest that has ended too early.
+const LAST_LINES: usize = 20;
 
 /// The machine's directory below the test's.
 const MACHINE: &str = "machine";
@@ -219,9 +223,11 @@ impl Story<'_> {
                 self.holds(claim);
                 return Ok(());
             }
-            if Instant::now() > deadline || machine.ended()?.is_some() {
+            let ended = machine.ended()?;
+            if Instant::now() > deadline || ended.is_some() {
                 let found = format!("{} disks: {seen:?}; see {}", seen.len(), self.work.join(MACHINE).display());
-                return self.claim(claim, false, || found);
+                return self
+                    .claim(claim, false, || ended.map_or(found.clone(), |ended| about(&found, &ended, &bed.console)));
             }
             self.progress.live(&format!("the guest has {} disks of {}", seen.len(), expected.len()));
             thread::sleep(POLL);
@@ -231,6 +237,14 @@ impl Story<'_> {
 
 fn position(number: u8) -> Result<Position, Failure> {
     Position::new(number).ok_or(Failure::Position(number))
+}
+
+/// A QEMU that has ended too early, with all that is known of the reason.
+fn about(found: &str, ended: &Ended, console: &Path) -> String {
+    let lines = fs::read(console).map(|bytes| tool::last_lines(&String::from_utf8_lossy(&bytes), LAST_LINES));
+    let console = lines.unwrap_or_else(|error| error.to_string());
+    let Ended { status, shutdown, said } = ended;
+    format!("{found}\nQEMU has ended: {status:?}, {shutdown:?}; it said: {said}\nthe end of the console:\n{console}")
 }
 
 /// As the job says it.

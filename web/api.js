@@ -77,6 +77,12 @@ export async function change(method, path, body) {
   return response.status === 204 ? null : response.json();
 }
 
+/** Sends bytes to where each belongs at one place only, so that no key is needed. */
+export async function post(path, bytes, signal) {
+  const options = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: bytes };
+  return (await fetched(`/v1${path}`, options, 120, signal)).json();
+}
+
 /**
  * Follows the events after a number: `on(name, id, data)` for each, until it returns false, or the stream ends or is
  * aborted. Returns whether the stream has ended by itself.

@@ -18,8 +18,11 @@ function sizeField(label, name, value) {
   return size;
 }
 
+/** A field for the name of something new. */
+export const nameField = () => field("Name", { name: "name", required: true, maxlength: 128 });
+
 /** A list of the repositories that are attached, those with the most space first. */
-function srChoice(chosen) {
+export function srChoice(chosen) {
   const all = [...state.sr.values()].filter(
     (sr) => sr.state === "attached" && !sr.variant?.read_only && sr.source?.type !== "iso",
   );
@@ -43,7 +46,7 @@ export async function createDisk(sr, vm) {
   const where = srChoice(sr);
   if (!where) return;
   const [name, size] = [
-    field("Name", { name: "name", required: true, maxlength: 128 }),
+    nameField(),
     sizeField("Size, for example 20G", "size", "20G"),
   ];
   const content = h("div", {}, name.element, h("div", { class: "pair" }, size.element, where.element));
@@ -58,7 +61,7 @@ export async function createDisk(sr, vm) {
 export async function createVm() {
   const where = srChoice(null);
   if (!where) return;
-  const name = field("Name", { name: "name", required: true, maxlength: 128 });
+  const name = nameField();
   const vcpus = field("Processors", { name: "vcpus", type: "number", min: 1, max: 255, required: true, value: 2 });
   const memory = sizeField("Memory, for example 2G", "memory", "2G");
   const size = field("Size of a new disk (empty: no disk)", { name: "size", value: "20G" });

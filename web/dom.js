@@ -85,7 +85,7 @@ export function dialog(title, content, buttons) {
 
 const notes = document.getElementById("notes");
 
-/** Says something in the corner; good news leave by themselves. */
+/** Says something in the corner; good news leave by themselves, and work under way is removed when it has ended. */
 export function note(kind, title, ...more) {
   const close = h("button", { type: "button", "aria-label": "Dismiss", onclick: () => element.remove() }, "×");
   const text = h(
@@ -96,7 +96,7 @@ export function note(kind, title, ...more) {
   );
   const element = h("div", { class: `note ${kind}` }, text, close);
   notes.append(element);
-  if (kind !== "bad") setTimeout(() => element.remove(), 8000);
+  if (kind !== "bad" && kind !== "working") setTimeout(() => element.remove(), 8000);
   return element;
 }
 

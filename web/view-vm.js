@@ -13,6 +13,7 @@ import { screen } from "./screen.js";
 import { vmSnapshots } from "./snapshots.js";
 import { state, takeDisks, want } from "./store.js";
 import { Table } from "./table.js";
+import { importDisk } from "./upload.js";
 
 /** How often the serial console and the snapshots are read, in milliseconds. */
 const CONSOLE_PERIOD = 2000;
@@ -136,6 +137,7 @@ export function machine(uuid) {
     "span",
     { class: "bar" },
     button("Create a disk", () => createDisk(null, vm())),
+    button("Import a disk", () => importDisk(null, vm())),
     button("Attach a disk", () => attachDisk(vm())),
   );
   const [plan, planButton] = [h("p", {}), button("Set the schedule", () => schedule("vms", vm()))];

@@ -23,6 +23,7 @@ import {
 } from "./parts.js";
 import { isOpen, nameOf, state, takeDisks, want } from "./store.js";
 import { Table } from "./table.js";
+import { importDisk } from "./upload.js";
 
 /** Numbers of the host, each in a tile. */
 function tiles() {
@@ -142,11 +143,12 @@ export function allDisks() {
   want(null);
   const table = vdiTable("All disks and snapshots", true);
   const create = h("button", { type: "button", class: "primary", onclick: () => createDisk() }, "Create a disk");
+  const importing = h("button", { type: "button", onclick: () => importDisk() }, "Import a disk");
   return {
     element: h(
       "div",
       {},
-      h("div", { class: "title" }, h("h1", {}, "Disks"), create),
+      h("div", { class: "title" }, h("h1", {}, "Disks"), create, importing),
       section("All disks and their snapshots", table.element),
     ),
     table,
@@ -161,6 +163,7 @@ export function repository(uuid) {
   let busiest = null;
   const button = h("button", { type: "button", onclick: () => busiest && openDisk(busiest) });
   const create = h("button", { type: "button", class: "primary", onclick: () => createDisk(uuid) }, "Create a disk");
+  const importing = h("button", { type: "button", onclick: () => importDisk(uuid) }, "Import a disk");
   const disks = diskTable("Disks by load", "No disk of this repository is plugged");
   const chains = vdiTable("Disks and their snapshots", false);
   const element = h(
@@ -169,7 +172,7 @@ export function repository(uuid) {
     h("div", { class: "title" }, heading, word),
     h("div", { class: "bar" }, bar.element, text),
     info.element,
-    h("div", { class: "bar" }, create, button),
+    h("div", { class: "bar" }, create, importing, button),
     h(
       "div",
       { class: "split" },
@@ -185,10 +188,10 @@ export function repository(uuid) {
       if (!sr) {
         setText(heading, state.loaded ? `There is no repository ${uuid}` : "Loading…");
         button.hidden = true;
-        create.hidden = true;
+        create.hidden = importing.hidden = true;
         return;
       }
-      create.hidden = false;
+      create.hidden = importing.hidden = false;
       setText(heading, sr.name);
       setText(word, srWord(sr));
       word.dataset.level = srLevel(sr);

@@ -27,6 +27,7 @@ mod sr;
 mod statistics;
 mod task;
 mod token;
+mod upload;
 mod value;
 mod vbd;
 mod vdi;
@@ -59,6 +60,7 @@ pub use statistics::{
 };
 pub use task::{About, Task, TaskState};
 pub use token::{Role, Secret, Token, TokenCreate, TokenMade};
+pub use upload::{Upload, UploadCreate};
 pub use value::{AbsolutePath, Description, LogicalBlockSize, Name, Size};
 pub use vbd::{Mode, Transport, Use, Vbd, VbdCreate, VbdPatch, VbdState, VbdUnplug, VbdUpgraded, Vbds};
 pub use vdi::{

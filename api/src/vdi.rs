@@ -295,7 +295,7 @@ pub struct VdiCopy {
     pub other_config: OtherConfig,
 }
 
-/// Creates a VDI from a file on the host.
+/// Creates a VDI from a file on the host or from an upload: either `path` or `upload` is given.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdiImport {
@@ -313,8 +313,12 @@ pub struct VdiImport {
     /// Its description.
     #[serde(default)]
     pub description: Description,
-    /// The file, which must not have a backing file.
-    pub path: AbsolutePath,
+    /// The file on the daemon's host, which must not have a backing file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<AbsolutePath>,
+    /// The upload, all of which has arrived. It is gone when the VDI has been created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload: Option<Uuid>,
     /// Format of the file; it is never guessed.
     pub source_format: SourceFormat,
     /// Whether a file that is raw is taken for that although it looks like an image of another format.

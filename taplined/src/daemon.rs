@@ -26,6 +26,7 @@ use crate::request;
 use crate::sr::Srs;
 use crate::task::Tasks;
 use crate::token::Tokens;
+use crate::upload::Uploads;
 use crate::vdi;
 use crate::vm::{self, Vms};
 
@@ -67,6 +68,8 @@ pub struct Parts {
     pub history: History,
     /// Answers that clients have not read yet.
     pub answers: Answers,
+    /// Files that clients send.
+    pub uploads: Uploads,
     /// Requests that may come twice.
     pub turns: request::Turns,
     host: Uuid,
@@ -114,6 +117,7 @@ impl Daemon {
             postponed: vdi::Postponed::default(),
             history: History::default(),
             answers: Answers::default(),
+            uploads: Uploads::default(),
             turns: request::Turns::default(),
             host,
             started: Timestamp::now(),

@@ -25,6 +25,7 @@ mod statistics;
 mod task;
 mod token;
 mod unread;
+mod upload;
 mod vbd;
 mod vdi;
 mod vm;
@@ -118,6 +119,7 @@ fn routes() -> OpenApiRouter<Daemon> {
         .merge(screen::routes())
         .merge(task::routes())
         .merge(token::routes())
+        .merge(upload::routes())
         .merge(events::routes())
         .merge(statistics::routes())
         .merge(index::routes());

@@ -34,6 +34,7 @@ mod sr;
 mod statistics;
 mod task;
 mod token;
+mod upload;
 mod vdi;
 mod vm;
 mod watchdog;

@@ -78,6 +78,8 @@ struct Method<'a> {
     in_path: Vec<Argument>,
     in_query: Vec<Argument>,
     in_body: Option<Vec<Argument>>,
+    /// Whether its body is bytes.
+    sends_bytes: bool,
     has_if_match: bool,
     is_list: bool,
     is_stream: bool,
@@ -115,6 +117,7 @@ impl<'a> Method<'a> {
             in_path,
             in_query: place("query"),
             in_body,
+            sends_bytes: operation["requestBody"]["content"]["application/octet-stream"].is_object(),
             has_if_match: place("header").iter().any(|header| header.name == "if_match"),
             is_list,
             is_stream: operation["responses"]["200"]["content"]["text/event-stream"].is_object(),
@@ -128,6 +131,7 @@ impl<'a> Method<'a> {
             self.in_query.iter().chain(body).partition(|argument| argument.required);
         let mut arguments: Vec<String> = vec!["self".into()];
         arguments.extend(self.in_path.iter().map(|argument| argument.name.clone()));
+        arguments.extend(self.sends_bytes.then(|| "data".to_owned()));
         let named = required.iter().map(|argument| argument.name.clone());
         let named = named.chain(optional.iter().map(|argument| format!("{}=UNSET", argument.name)));
         let mut named: Vec<String> = named.collect();
@@ -173,6 +177,9 @@ impl<'a> Method<'a> {
         if let Some(body) = &self.in_body {
             text += &wrapped("        body = _given({", &given(body), "})\n");
             options.push("body=body".into());
+        }
+        if self.sends_bytes {
+            options.push("body=data".into());
         }
         if self.has_if_match {
             options.push("if_match=if_match".into());

@@ -389,6 +389,51 @@ class Operations(Transport):
         """
         return self.request("GET", f"/v1/tokens/{uuid}")
 
+    def upload_append(self, uuid, data, *, offset):
+        """Appends a piece of at most 16 MiB to an upload. When the answer is lost, get the upload: it says where to
+        continue.
+
+        offset: Where in the file the piece begins, in bytes: where the last one has ended.
+
+        Returns a `Upload`.
+        """
+        query = {"offset": offset}
+        return self.request("POST", f"/v1/uploads/{uuid}/append", query=query, body=data)
+
+    def upload_create(self, *, name, size, sr):
+        """Creates an upload, the pieces of which are appended and which is then imported (`vdi_import`). It ends one
+        hour after its last piece, and with the daemon.
+
+        name: Name of the client's file, for messages.
+        size: Length of the whole file, in bytes.
+        sr: The repository whose space the file takes until it has been imported.
+
+        Returns a `Upload`.
+        """
+        body = _given({"name": name, "size": size, "sr": sr})
+        return self.request("POST", "/v1/uploads", body=body)
+
+    def upload_list(self, *, limit=UNSET, after=UNSET):
+        """Lists the uploads.
+
+        limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
+        after: Only what comes after the one with this UUID, the last one of the previous page.
+
+        Yields each `Upload`.
+        """
+        return self.pages("/v1/uploads", {"limit": limit, "after": after})
+
+    def upload_remove(self, uuid):
+        """Removes an upload."""
+        return self.request("DELETE", f"/v1/uploads/{uuid}")
+
+    def upload_show(self, uuid):
+        """Gets an upload, and how much of it has arrived.
+
+        Returns a `Upload`.
+        """
+        return self.request("GET", f"/v1/uploads/{uuid}")
+
     def vbd_connect(self, uuid, *, for_):
         """The configuration to paste for a machine that is managed elsewhere, so that it gets this VBD. For QEMU,
         libvirt and Cloud Hypervisor the VBD must be plugged; for xl, which serves the image itself, it must not.
@@ -658,8 +703,9 @@ class Operations(Transport):
         return self.request("POST", f"/v1/vdis/{uuid}/export", body=body, if_match=if_match)
 
     def vdi_import(
-        self, *, name, path, source_format, sr, allow_duplicate_name=UNSET, description=UNSET, format=UNSET,
-        logical_block_size=UNSET, other_config=UNSET, really_raw=UNSET, tags=UNSET, uuid=UNSET,
+        self, *, name, source_format, sr, allow_duplicate_name=UNSET, description=UNSET, format=UNSET,
+        logical_block_size=UNSET, other_config=UNSET, path=UNSET, really_raw=UNSET, tags=UNSET, upload=UNSET,
+        uuid=UNSET,
     ):
         """Creates a VDI from a file on the host.
 
@@ -670,11 +716,12 @@ class Operations(Transport):
             records, or 512 if its format cannot record it.
         name: Its name.
         other_config: Strings that programs keep with it.
-        path: The file, which must not have a backing file.
+        path: The file on the daemon's host, which must not have a backing file.
         really_raw: Whether a file that is raw is taken for that although it looks like an image of another format.
         source_format: Format of the file; it is never guessed.
         sr: The repository to create it in.
         tags: Words to find it by.
+        upload: The upload, all of which has arrived. It is gone when the VDI has been created.
         uuid: Its identity; a random one if omitted.
 
         Returns a `Task` to wait for.
@@ -682,7 +729,8 @@ class Operations(Transport):
         body = _given({
             "allow_duplicate_name": allow_duplicate_name, "description": description, "format": format,
             "logical_block_size": logical_block_size, "name": name, "other_config": other_config, "path": path,
-            "really_raw": really_raw, "source_format": source_format, "sr": sr, "tags": tags, "uuid": uuid,
+            "really_raw": really_raw, "source_format": source_format, "sr": sr, "tags": tags, "upload": upload, "uuid":
+            uuid,
         })
         return self.request("POST", "/v1/vdis/import", body=body)
 

@@ -76,7 +76,10 @@ class Transport:
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         text = None
-        if body is not None:
+        if isinstance(body, (bytes, bytearray, memoryview)):
+            headers["Content-Type"] = "application/octet-stream"
+            text = body
+        elif body is not None:
             headers["Content-Type"] = "application/json"
             text = json.dumps(body)
         connection = self._connection(timeout)

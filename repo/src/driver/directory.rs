@@ -405,8 +405,8 @@ pub fn is_used(file: &File) -> bool {
     is_held(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive))
 }
 
-/// The problem of an operation on a file that failed with this error.
-pub(super) fn file_failed(tried: &str, error: &std::io::Error) -> Problem {
+/// The problem of a failed operation on a file of a repository.
+pub fn file_failed(tried: &str, error: &std::io::Error) -> Problem {
     open_failed(tried, Errno::from_io_error(error).unwrap_or(Errno::IO))
 }
 

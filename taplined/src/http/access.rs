@@ -65,6 +65,8 @@ const ACCESSES: &[(&str, Access)] = &[
     ("sr_scan", Administer), ("sr_calibrate", Administer), ("sr_policy", Read), ("sr_policy_forget", Administer),
     ("task_list", Read), ("task_show", Read), ("task_abandon", Administer), ("task_cancel", Administer),
     ("token_list", Root), ("token_show", Root), ("token_create", Root), ("token_revoke", Root),
+    ("upload_list", Read), ("upload_show", Read), ("upload_create", Administer),
+    ("upload_append", Administer), ("upload_remove", Administer),
     ("vbd_list", Read), ("vbd_show", Read), ("vbd_connect", Read), ("vbd_create", Administer),
     ("vbd_plug_many", Administer), ("vbd_unplug_many", Administer), ("vbd_destroy", Administer),
     ("vbd_patch", Administer), ("vbd_plug", Operate(Kind::Vbd)), ("vbd_unplug", Operate(Kind::Vbd)),

@@ -20,7 +20,7 @@ use super::access::{Access, access_of};
 use super::extract::whole;
 use super::listener::TO_ASK;
 
-/// The only content type of requests.
+/// The content type of all bodies but pieces of files.
 const JSON: &str = "application/json";
 
 /// What operations take, by path.
@@ -35,7 +35,8 @@ pub struct Undeclared;
 #[derive(Debug)]
 struct Takes {
     query: HashSet<String>,
-    body: bool,
+    /// The content type of its body, if it has one.
+    body: Option<String>,
     access: Access,
 }
 
@@ -71,7 +72,8 @@ fn takes(operation: &Operation) -> Takes {
     let parameters = operation.parameters.iter().flatten();
     let query = parameters.filter(|parameter| matches!(parameter.parameter_in, ParameterIn::Query));
     let access = access_of(operation.operation_id.as_deref().unwrap_or_default());
-    Takes { query: query.map(|known| known.name.clone()).collect(), body: operation.request_body.is_some(), access }
+    let body = operation.request_body.as_ref().and_then(|body| body.content.keys().next().cloned());
+    Takes { query: query.map(|known| known.name.clone()).collect(), body, access }
 }
 
 /// Passes on a request that keeps the contract. A path or method that is not known is refused behind this.
@@ -86,10 +88,11 @@ pub async fn hold(State(contract): State<Arc<Contract>>, mut request: Request, n
     if request.method().is_safe() || request.body().is_end_stream() {
         return next.run(request).await;
     }
-    if let Err(problem) = check_type(request.headers()) {
-        return ([(ACCEPT, JSON)], Refusal(problem)).into_response();
+    let body = takes.body.as_deref().unwrap_or(JSON);
+    if let Err(problem) = check_type(body, request.headers()) {
+        return ([(ACCEPT, body.to_owned())], Refusal(problem)).into_response();
     }
-    if takes.body {
+    if takes.body.is_some() {
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
@@ -116,14 +119,14 @@ impl Takes {
 }
 
 /// A body without a type is examined (RFC 9110, 8.3).
-fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
+fn check_type(expected: &str, headers: &HeaderMap) -> Result<(), Problem> {
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    match essence.eq_ignore_ascii_case(JSON) {
+    match essence.eq_ignore_ascii_case(expected) {
         true => Ok(()),
-        false => Err(Problem::new(Code::MediaType, format!("the body is {value:?}, and not JSON"))
+        false => Err(Problem::new(Code::MediaType, format!("the body is {value:?}, and not {expected}"))
             .field("content-type")
-            .advise(format!("send JSON with Content-Type: {JSON}"))),
+            .advise(format!("send it with Content-Type: {expected}"))),
     }
 }
 

@@ -58,6 +58,7 @@ const FILES: &[File] = &[
     ("/web/snapshots.js", JS, web!("snapshots.js")),
     ("/web/store.js", JS, web!("store.js")),
     ("/web/table.js", JS, web!("table.js")),
+    ("/web/upload.js", JS, web!("upload.js")),
     ("/web/view-disk.js", JS, web!("view-disk.js")),
     ("/web/view-schedules.js", JS, web!("view-schedules.js")),
     ("/web/view-tokens.js", JS, web!("view-tokens.js")),

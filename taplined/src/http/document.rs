@@ -22,6 +22,7 @@ use Code::{Busy, Exists, Failed, Forbidden, InUse, Internal, Invalid, NoSpace, N
     (name = "host", description = "The host and its daemon"),
     (name = "sr", description = "Storage repositories, which contain disks"),
     (name = "vdi", description = "Virtual disk images"),
+    (name = "upload", description = "Files that clients send, to be imported"),
     (name = "vbd", description = "Virtual block devices, which attach disks to VMs"),
     (name = "vm", description = "Virtual machines"),
     (name = "task", description = "Long-running operations"),
@@ -70,6 +71,8 @@ const PROBLEMS: &[(&str, &[Code])] = &[
     ("sr_inventory_at", &[NotFound, Failed, Timeout]),
     ("vdi_create", &[NotFound, Exists, State, Code::Unsupported, NoSpace]),
     ("vdi_import", &[NotFound, Exists, State, Code::Unsupported, NoSpace]),
+    ("upload_create", &[NotFound, NoSpace, State, Code::Overloaded]),
+    ("upload_append", &[Busy, NoSpace, State, Failed, Timeout]),
     ("vdi_patch", &[InUse, State]),
     ("vdi_destroy", &[InUse, Busy, ReadOnly]),
     ("vdi_resize", &[Busy, State, ReadOnly, Code::Unsupported, NoSpace]),
@@ -160,7 +163,8 @@ fn relax_bodies(document: &mut OpenApiDocument) {
 /// Adds headers, examples and problems to an operation.
 fn complete(path: &str, method: &str, operation: &mut Value) {
     let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
-    let (changes, of_object) = (method != "get", path.contains("{uuid}") && !path.starts_with("/v1/tokens"));
+    let has_versions = !path.starts_with("/v1/tokens") && !path.starts_with("/v1/uploads");
+    let (changes, of_object) = (method != "get", path.contains("{uuid}") && has_versions);
     let is_document = !changes && is_object(&operation["responses"]["200"]["content"]["application/json"]["schema"]);
     let mut codes = vec![Code::Unauthorized];
     if changes {
@@ -264,6 +268,7 @@ fn add_examples(content: &mut Value) {
                 let text = "-chardev socket,id=tapline0,path=/run/tapline/vbd/b7c6a2f0/disk.sock";
                 Some(json!({ "qemu": { "value": text } }))
             }
+            "application/octet-stream" => Some(json!({ "piece": { "value": "QFI\u{fb}…" } })),
             "text/event-stream" => example_of(&body["schema"]).map(|(name, event)| {
                 json!({ name: { "value": format!("event: change\nid: {}\ndata: {event}\n\n", event["seq"]) } })
             }),
@@ -440,6 +445,8 @@ mod test {
             Token,
             TokenCreate,
             TokenMade,
+            Upload,
+            UploadCreate,
             Vbd,
             VbdCreate,
             VbdHistory,

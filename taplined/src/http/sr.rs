@@ -273,6 +273,7 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let work = move |mut context: Context| async move {
         let _claim = claim;
         context.step("detach", false).await?;
+        at_work.uploads.remove_of(uuid);
         at_work.srs.detach(uuid).await.map(|()| json!({ "uuid": uuid }))
     };
     begin(&daemon, uuid, "sr-detach", work).await

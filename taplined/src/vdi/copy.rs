@@ -33,11 +33,14 @@ pub struct Copy {
     pub target: Target,
 }
 
-/// Creates a VDI from a file of the host.
+/// Creates a VDI from a file of the host, or from an upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Import {
-    /// The file.
+    /// The file; of an upload, its name in messages.
     pub path: AbsolutePath,
+    /// The upload.
+    #[serde(default)]
+    pub upload: Option<Uuid>,
     /// Its format.
     pub format: SourceFormat,
     /// Where to.
@@ -149,11 +152,12 @@ impl Job for Import {
 
     async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         if name == "record" {
-            return self.target.record(daemon).await;
+            self.target.record(daemon).await?;
+            self.upload.into_iter().for_each(|upload| daemon.uploads.remove(upload));
+            return Ok(());
         }
         let mut handing = Handing::default();
-        let path = self.path.clone();
-        let file = blocking("open a file", move || open_source(&path)).await?;
+        let file = open(daemon, &self.path, self.upload).await?;
         handing.file(self.path.as_path(), false, file);
         let source = vec![chain::image_name(self.format, self.path.as_path().to_owned()).word()];
         context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
@@ -168,8 +172,19 @@ impl Job for Import {
     }
 }
 
+/// Opens what is to be imported: a file of the host, or an upload that has arrived.
+pub async fn open(daemon: &Daemon, path: &AbsolutePath, upload: Option<Uuid>) -> Result<File, Problem> {
+    match upload {
+        Some(upload) => daemon.uploads.arrived(upload),
+        None => {
+            let path = path.clone();
+            blocking("open a file", move || open_source(&path)).await
+        }
+    }
+}
+
 /// Opens a file of the host for reading: something that is not a regular file, a FIFO for example, must not block.
-pub fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
+fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error: std::io::Error| {
         let code = match Errno::from_io_error(&error) {

@@ -48,6 +48,7 @@ mod suspend;
 mod tags;
 mod upgrade;
 mod upgrade_guest;
+mod upload;
 mod vdi;
 mod vm;
 mod vm_snapshot;

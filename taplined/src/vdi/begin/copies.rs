@@ -9,7 +9,7 @@ use repo::Tx;
 use repo::catalogue::{Among, must_divide};
 use uuid::Uuid;
 
-use super::super::copy::open_source;
+use super::super::copy::open;
 use super::super::{Chain, Copy, Export, Import, chain, format_for, must_be_ready};
 use super::{EMPTY, Target, find, must_hold, take, take_new_name, writer_of};
 use crate::daemon::Daemon;
@@ -42,9 +42,14 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
 
 /// `vdi-import`.
 pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> {
-    let path = asked.path.clone();
-    let file = blocking("open a file", move || open_source(&path)).await?;
-    let found = chain::look_at(daemon, &asked.path, asked.source_format, asked.really_raw, file).await?;
+    let path = match (asked.path, asked.upload) {
+        (Some(path), None) => path,
+        (None, Some(upload)) => daemon.uploads.path(upload).map_err(|problem| problem.field("upload"))?,
+        (Some(_), Some(_)) => return Err(one_source("not both")),
+        (None, None) => return Err(one_source("one of them")),
+    };
+    let file = open(daemon, &path, asked.upload).await?;
+    let found = chain::look_at(daemon, &path, asked.source_format, asked.really_raw, file).await?;
     let block = asked.logical_block_size.or(found.recorded_block_size()).unwrap_or_default();
     must_divide(block, found.size).map_err(|problem| problem.field("logical_block_size"))?;
     let words = (asked.description, Labels { tags: asked.tags, other_config: asked.other_config });
@@ -52,7 +57,7 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
         target(daemon, asked.sr, asked.name, words, asked.format, (found.size, found.file_allocated), block).await?;
     let chosen = asked.uuid;
     let target = Target { vdi: chosen.unwrap_or(target.vdi), ..target };
-    let job = Import { path: asked.path, format: asked.source_format, target };
+    let job = Import { path, upload: asked.upload, format: asked.source_format, target };
     let unique = !asked.allow_duplicate_name;
     let held = move |job: &Import, task, tx: &mut Tx<'_>| {
         take(tx, chosen, task)?;
@@ -60,6 +65,11 @@ pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> 
         if unique { take_new_name(tx, *sr, name, task, &format!("import {path} as VDI '{name}'")) } else { Ok(()) }
     };
     daemon.tasks.start_job(daemon, job, held).await
+}
+
+fn one_source(which: &str) -> Problem {
+    let what = format!("an import needs the path of a file on the host or an upload: {which}");
+    Problem::new(Code::Invalid, what).field("path")
 }
 
 /// `vdi-export`.

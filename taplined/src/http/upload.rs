@@ -1,0 +1,100 @@
+//! `/uploads`: files that clients send, to be imported.
+
+use api::{Problem, Upload, UploadCreate};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::answer::listed_here;
+use super::extract::{Asked, Body, Id, whole};
+use super::list::{Page, Paging};
+use super::listener::TO_ASK;
+use super::{Created, Refusal, created};
+use crate::daemon::Daemon;
+use crate::upload;
+
+/// The routes.
+pub fn routes() -> OpenApiRouter<Daemon> {
+    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(show, remove)).routes(routes!(append))
+}
+
+/// A piece of a file.
+struct Piece(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Piece {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Piece, Refusal> {
+        Ok(Piece(whole(request.into_body(), TO_ASK).await?))
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct At {
+    /// Where in the file the piece begins, in bytes: where the last one has ended.
+    offset: u64,
+}
+
+/// Lists the uploads.
+#[utoipa::path(
+    get, path = "/uploads", tag = "upload", operation_id = "upload_list", params(Paging),
+    responses((status = 200, body = Vec<Upload>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn list(State(daemon): State<Daemon>, page: Page) -> Result<Response, Refusal> {
+    listed_here(&page, daemon.uploads.list(), |upload| upload.uuid.to_string())
+}
+
+/// Gets an upload, and how much of it has arrived.
+#[utoipa::path(
+    get, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_show", params(("uuid" = Uuid, Path)),
+    responses((status = 200, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Upload>, Refusal> {
+    Ok(Json(daemon.uploads.show(uuid)?))
+}
+
+/// Creates an upload, the pieces of which are appended and which is then imported (`vdi_import`). It ends one hour after
+/// its last piece, and with the daemon.
+#[utoipa::path(
+    post, path = "/uploads", tag = "upload", operation_id = "upload_create", request_body = UploadCreate,
+    responses((status = 201, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn create(State(daemon): State<Daemon>, Body(asked): Body<UploadCreate>) -> Result<Created<Upload>, Refusal> {
+    let made = upload::create(&daemon, asked).await?;
+    Ok(created("uploads", made.uuid, made))
+}
+
+/// Appends a piece of at most 16 MiB to an upload. When the answer is lost, get the upload: it says where to continue.
+#[utoipa::path(
+    post, path = "/uploads/{uuid}/append", tag = "upload", operation_id = "upload_append",
+    params(("uuid" = Uuid, Path), At),
+    request_body(content = String, content_type = "application/octet-stream"),
+    responses((status = 200, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn append(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    Asked(at): Asked<At>,
+    Piece(piece): Piece,
+) -> Result<Json<Upload>, Refusal> {
+    Ok(Json(upload::append(&daemon, uuid, at.offset, piece).await?))
+}
+
+/// Removes an upload.
+#[utoipa::path(
+    delete, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_remove", params(("uuid" = Uuid, Path)),
+    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+async fn remove(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+    daemon.uploads.show(uuid)?;
+    daemon.uploads.remove(uuid);
+    Ok(StatusCode::NO_CONTENT)
+}

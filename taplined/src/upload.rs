@@ -1,0 +1,183 @@
+//! Files that clients send piece by piece, to be imported.
+//!
+//! Invariant: an upload has no name in any file system and no place in the catalogue, so that none is left over: not by a
+//! client that goes away, and not by a daemon that is killed. What has arrived is never written again.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::{AbsolutePath, Code, Problem, Upload, UploadCreate};
+use axum::body::Bytes;
+use jiff::Timestamp;
+use repo::driver::file_failed;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+
+/// Time without a piece after which an upload is removed.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Uploads at the same time.
+const MAX: usize = 32;
+
+/// All uploads.
+#[derive(Debug, Default)]
+pub struct Uploads(Mutex<HashMap<Uuid, Arc<Sent>>>);
+
+/// One of them.
+#[derive(Debug)]
+struct Sent {
+    /// As it was created.
+    upload: Upload,
+    file: File,
+    arrived: Mutex<Arrived>,
+    /// Held by the thread that writes a piece, even when nothing waits for that thread any more.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+#[derive(Debug)]
+struct Arrived {
+    bytes: u64,
+    last: Instant,
+}
+
+impl Uploads {
+    fn all(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Sent>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, uuid: Uuid) -> Result<Arc<Sent>, Problem> {
+        let missing = || {
+            Problem::new(Code::NotFound, format!("there is no upload {uuid}"))
+                .advise("an upload is gone when it has been imported, and one hour after its last piece: begin again")
+        };
+        self.all().get(&uuid).cloned().ok_or_else(missing)
+    }
+
+    /// All uploads.
+    pub fn list(&self) -> Vec<Upload> {
+        self.all().values().map(|sent| sent.shown()).collect()
+    }
+
+    /// An upload.
+    pub fn show(&self, uuid: Uuid) -> Result<Upload, Problem> {
+        Ok(self.find(uuid)?.shown())
+    }
+
+    /// The path that an upload has in messages.
+    pub fn path(&self, uuid: Uuid) -> Result<AbsolutePath, Problem> {
+        let Upload { name, .. } = &self.find(uuid)?.upload;
+        let path = format!("/upload/{}", name.as_str().replace('/', "_"));
+        path.parse().map_err(|why| Problem::new(Code::Invalid, format!("{path}: {why}")))
+    }
+
+    /// The file of an upload, for reading. All of it must have arrived.
+    pub fn arrived(&self, uuid: Uuid) -> Result<File, Problem> {
+        let sent = self.find(uuid)?;
+        let Upload { received, size, .. } = sent.shown();
+        if received < size {
+            let what = format!("only {received} of {size} bytes of the upload {uuid} have arrived");
+            return Err(Problem::new(Code::State, what).field("upload").advise("send the rest first"));
+        }
+        // What is only read is open for reading only, and this file can be opened by no other name.
+        let again = File::open(format!("/proc/self/fd/{}", sent.file.as_raw_fd()));
+        again.map_err(|error| Problem::failed("open an upload", error))
+    }
+
+    /// Removes an upload, if there is such a one.
+    pub fn remove(&self, uuid: Uuid) {
+        self.all().remove(&uuid);
+    }
+
+    /// Removes the uploads to a repository, which is about to be detached.
+    pub fn remove_of(&self, sr: Uuid) {
+        self.all().retain(|_, sent| sent.upload.sr != sr);
+    }
+
+    /// Time until an upload has been idle for too long; none if it is gone or has been.
+    fn left(&self, uuid: Uuid) -> Option<Duration> {
+        let idle = self.find(uuid).ok()?.arrived().last.elapsed();
+        IDLE.checked_sub(idle)
+    }
+}
+
+impl Sent {
+    fn arrived(&self) -> MutexGuard<'_, Arrived> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shown(&self) -> Upload {
+        Upload { received: self.arrived().bytes, ..self.upload.clone() }
+    }
+
+    /// Whether a piece belongs at this offset, which is where the last one has ended.
+    fn expect(&self, offset: u64, len: usize) -> Result<(), Problem> {
+        let Upload { received, size, uuid, .. } = self.shown();
+        let wrong = |what: String| Err(Problem::new(Code::State, what).field("offset"));
+        if offset != received {
+            return wrong(format!("the next piece of the upload {uuid} begins at {received}, not at {offset}"));
+        }
+        match u64::try_from(len).ok().and_then(|len| offset.checked_add(len)) {
+            Some(end) if end <= size => Ok(()),
+            _ => wrong(format!("a piece of {len} bytes at {offset} passes the end of the upload {uuid}, at {size}")),
+        }
+    }
+}
+
+/// Creates an upload, for which the repository has room.
+pub async fn create(daemon: &Daemon, asked: UploadCreate) -> Result<Upload, Problem> {
+    let UploadCreate { sr, name, size } = asked;
+    if size == 0 {
+        return Err(Problem::new(Code::Invalid, "an empty file is no disk image").field("size"));
+    }
+    daemon.catalogue.read(move |view| view.attached_sr(sr)).await.map_err(|problem| problem.field("sr"))?;
+    daemon.srs.room(sr, size).await?;
+    let directory = daemon.srs.directory(sr).await?;
+    let file = daemon.srs.patience.ask(sr, "create a file for an upload", move || directory.scratch()).await?;
+    let upload = Upload { uuid: Uuid::new_v4(), sr, name, size, received: 0, created: Timestamp::now() };
+    let arrived = Mutex::new(Arrived { bytes: 0, last: Instant::now() });
+    let sent = Sent { upload: upload.clone(), file, arrived, turn: Arc::default() };
+    {
+        let mut all = daemon.uploads.all();
+        if all.len() >= MAX {
+            let what = format!("there are {MAX} uploads already");
+            return Err(Problem::new(Code::Overloaded, what).advise("import or remove some of them first"));
+        }
+        all.insert(upload.uuid, Arc::new(sent));
+    }
+    tokio::spawn(end_when_idle(daemon.clone(), upload.uuid));
+    Ok(upload)
+}
+
+async fn end_when_idle(daemon: Daemon, uuid: Uuid) {
+    while let Some(left) = daemon.uploads.left(uuid) {
+        tokio::time::sleep(left.max(Duration::from_secs(1))).await;
+    }
+    daemon.uploads.remove(uuid);
+}
+
+/// Writes the next piece of an upload, which begins at `offset`.
+pub async fn append(daemon: &Daemon, uuid: Uuid, offset: u64, piece: Bytes) -> Result<Upload, Problem> {
+    let sent = daemon.uploads.find(uuid)?;
+    // Also while an earlier piece is being written for which no request waits any more: it may be another one.
+    let Ok(turn) = sent.turn.clone().try_lock_owned() else {
+        let what = format!("a piece of the upload {uuid} is being written");
+        return Err(Problem::new(Code::Busy, what).advise("send one piece after the other"));
+    };
+    sent.expect(offset, piece.len())?;
+    let (sr, at_work) = (sent.upload.sr, sent.clone());
+    let written = daemon.srs.patience.ask(sr, "write a piece of an upload", move || {
+        let _turn = turn;
+        at_work.file.write_all_at(&piece, offset).map_err(|error| file_failed("write a piece of an upload", &error))?;
+        let mut arrived = at_work.arrived();
+        arrived.bytes = offset.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        arrived.last = Instant::now();
+        Ok(())
+    });
+    written.await?;
+    Ok(sent.shown())
+}

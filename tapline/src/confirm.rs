@@ -1,6 +1,7 @@
 //! Asks for confirmation before something is lost, as the disk program does.
 
 use api::{Code, Problem};
+use control::Kind;
 
 /// Options of verbs that destroy something.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -13,10 +14,22 @@ pub struct Confirm {
 impl Confirm {
     /// Returns if the object may be destroyed.
     pub fn ask(self, what: &str) -> Result<(), Problem> {
-        match self.confirm.agreed(what) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Problem::new(Code::Cancelled, "not confirmed: nothing was done")),
-            Err(error) => Err(Problem::failed("read the answer", error)),
-        }
+        self.ask_or(what, None)
+    }
+
+    /// As `ask`; without a terminal the error also names this other command.
+    pub fn ask_or(self, what: &str, instead: Option<&str>) -> Result<(), Problem> {
+        self.confirm.ask(what).map_err(|error| {
+            let code = match error.kind {
+                Kind::Invalid => Code::Invalid,
+                Kind::Cancelled => Code::Cancelled,
+                _ => Code::Failed,
+            };
+            let advice = error.advice.map(|advice| match instead {
+                Some(instead) => format!("{advice}; {instead}"),
+                None => advice,
+            });
+            Problem { advice, ..Problem::new(code, error.message) }
+        })
     }
 }

@@ -289,10 +289,14 @@ impl Verb {
             Verb::Pin(pin) => pin.run(session).await,
             Verb::Revert(revert) => revert.run(session).await,
             Verb::Clone(clone) => clone.run(session).await,
-            Verb::Destroy { vm, confirm, waiting } => {
-                let vm = client.vm(session.vm(&vm).await?).await?;
-                let memory = if vm.suspended.is_some() { " with its saved memory" } else { "" };
-                confirm.ask(&format!("destroy the vm '{}' ({}){memory}", vm.name, vm.uuid))?;
+            Verb::Destroy { vm: text, confirm, waiting } => {
+                let vm = client.vm(session.vm(&text).await?).await?;
+                let memory = if vm.suspended.is_some() { "saved memory and " } else { "" };
+                // virsh's `destroy` is a forced power-off.
+                confirm.ask_or(
+                    &format!("destroy the vm '{}' ({}) with its {memory}block devices", vm.name, vm.uuid),
+                    Some(&format!("to cut the machine's power, use: tapline vm shutdown --force {text}")),
+                )?;
                 session.did(client.vm_destroy(vm.uuid).await?, waiting).await
             }
         }

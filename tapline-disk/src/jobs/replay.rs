@@ -90,10 +90,7 @@ pub fn run(files: &Files, replay: &Replay) -> Result<Exit, Failure> {
     let plan = plan(replay)?;
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     if replay.write {
-        let agreed = replay.confirm.agreed(&format!("overwrite {} with what was recorded", replay.image));
-        if !agreed.map_err(|error| Failure::new("read the answer", error))? {
-            return Err(Failure::of(Kind::Cancelled, "not confirmed: nothing was done"));
-        }
+        replay.confirm.ask(&format!("overwrite {} with what was recorded", replay.image))?;
     }
     let options = access::options(replay.access, replay.write);
     let layers = Layers::open(files, &replay.image, &replay.parents, options)?;

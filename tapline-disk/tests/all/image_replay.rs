@@ -100,7 +100,7 @@ fn with_write_everything_is_replayed_at_its_place_and_durable() {
         let room = Room::new();
         room.done(&format!("image create {image} --size 16M"));
         all_kinds(&room, "recorded", 10);
-        let told = room.json(&format!("image replay {image} recorded --speed max --write"));
+        let told = room.json(&format!("image replay {image} recorded --speed max --write --yes"));
         let all = [("read", 4096), ("write", 8192), ("flush", 0), ("discard", 65536), ("write-zeroes", 65536)];
         assert_eq!(counts(&told), all.map(|(operation, size)| (operation, size, 10)), "{told}");
         assert_eq!(told["left_out"]["writes"], 0);
@@ -115,11 +115,15 @@ fn with_write_everything_is_replayed_at_its_place_and_durable() {
 }
 
 #[test]
-fn on_a_terminal_a_replay_that_writes_is_confirmed_first() {
+fn a_replay_that_writes_is_confirmed_first() {
     let room = Room::new();
     room.make_raw("a", MIB);
     recording(&room, "recorded", &[(0, "write", 0, 512)]);
     let before = room.read("a");
+    let said = room.tapline("image replay raw:a recorded --write");
+    assert_eq!(said.code, Some(64), "{said:?}");
+    assert!(said.err.contains("overwrite raw:a with what was recorded: not confirmed"), "{said:?}");
+    assert!(said.err.contains("add --yes") && room.read("a") == before, "{said:?}");
     let run = |words: &str, typed: &str| {
         let mut script = room.command("script");
         let line = format!("'{TAPLINE}' image replay raw:a recorded {words}");
@@ -150,7 +154,7 @@ fn a_recording_that_does_not_fit_the_disk_is_refused_before_anything_is_asked() 
     room.done("image create raw:a --size 1M");
     room.done("image create raw:b --size 4M");
     recording(&room, "recorded", &[(0, "write", 0, 512), (1, "read", 2 * MIB, 4096)]);
-    let said = room.tapline("image replay raw:a recorded --write");
+    let said = room.tapline("image replay raw:a recorded --write --yes");
     assert_eq!(said.code, Some(64), "{said:?}");
     assert!(said.err.contains("it has requests up to 2101248 bytes, and the disk has 1048576 bytes"), "{said:?}");
     assert!(said.err.contains("use an image of 3 MiB or more"), "{said:?}");

@@ -34,7 +34,7 @@ fn a_revert_takes_a_snapshot_of_that_disk() {
         ok("GET", &format!("vdis/{two}"), &snapshot(2, "before")),
         ok("POST", &format!("vdis/{VDI}/revert"), &vdi(1, "root")),
     ]);
-    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", "before"])), "");
+    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", "before", "--yes"])), "");
     assert_eq!(played.asked()[3].body, json!({ "snapshot": two }));
 }
 

@@ -186,7 +186,7 @@ fn verbs_of_a_vdi_ask_their_routes() {
     assert_eq!(out(&played.run(&["vdi", "resize", VDI, "20G"])), "");
     assert_eq!(out(&played.run(&["vdi", "snapshot", VDI, "--name", "before"])), made);
     assert_eq!(out(&played.run(&["vdi", "clone", VDI])), made);
-    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", VDI])), "");
+    assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", VDI, "--yes"])), "");
     assert_eq!(out(&played.run(&["vdi", "copy", VDI, "--sr", SR, "--format", "raw"])), made);
     let import = ["vdi", "import", "root", "/srv/a.vhd", "--sr", SR, "--source-format", "vhd"];
     assert_eq!(out(&played.run(&import)), made);
@@ -219,8 +219,29 @@ fn a_dry_run_only_reports_what_would_be_destroyed() {
         out(&played.run(&["vdi", "destroy", VDI, "--dry-run"])),
         format!("would destroy disk \"root\" ({VDI})\nwould free 7 B, and remove the file a.qcow2\n")
     );
-    assert_eq!(out(&played.run(&["sr", "destroy", SR])), "", "nobody is asked where there is no terminal");
+    assert_eq!(out(&played.run(&["sr", "destroy", SR, "--yes"])), "");
     played.asked();
+}
+
+#[test]
+fn without_a_terminal_a_loss_needs_yes() {
+    let played = Played::new([
+        ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
+        ok("GET", "vms?match=web", &[vm(1, "web")]),
+        ok("GET", &format!("vms/{VM}"), &vm(1, "web")),
+    ]);
+    let refused = played.run(&["vdi", "destroy", VDI]);
+    let why = "not confirmed, as there is no terminal: nothing was done\n  \
+               to confirm it, add --yes, which is required without a terminal";
+    assert_eq!(err(&refused), format!("tapline: destroy disk \"root\" ({VDI}): {why}\n"));
+    assert_eq!(refused.status.code(), Some(64));
+    // Meant may be virsh's word for a forced power-off.
+    let refused = played.run(&["vm", "destroy", "web"]);
+    let instead = "to cut the machine's power, use: tapline vm shutdown --force web";
+    let what = format!("destroy the vm 'web' ({VM}) with its block devices");
+    assert_eq!(err(&refused), format!("tapline: {what}: {why}; {instead}\n"));
+    assert_eq!(refused.status.code(), Some(64));
+    assert!(played.asked().iter().all(|asked| asked.what.starts_with("GET ")));
 }
 
 #[test]
@@ -290,7 +311,7 @@ fn verbs_of_a_vm_ask_their_routes() {
         assert_eq!(out(&played.run(&["vm", verb, VM])), "");
     }
     assert_eq!(out(&played.run(&["vm", "shutdown", VM, "--force-after", "30"])), "");
-    assert_eq!(out(&played.run(&["vm", "destroy", VM])), "");
+    assert_eq!(out(&played.run(&["vm", "destroy", VM, "--yes"])), "");
     let asked = played.asked();
     let boot = json!({"from": "kernel", "kernel": "/boot/k", "cmdline": ""});
     let body = json!({"name": "web", "description": "", "driver": "qemu", "memory": 1 << 30, "vcpus": 1, "boot": boot,

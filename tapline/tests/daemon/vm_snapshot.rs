@@ -45,7 +45,7 @@ UUID      NAME                  CREATED               DISKS  MEMORY  VCPUS  DESC
 0000aa00  web@2026-11-23T02:07  2026-11-23T02:07:31Z      2   1 GiB      2  before
 ";
     assert_eq!(out(&played.run(&["vm", "snapshots", "web"])), table);
-    assert_eq!(out(&played.run(&["vm", "snapshot-destroy", VM, "--snapshot", "old"])), "");
+    assert_eq!(out(&played.run(&["vm", "snapshot-destroy", VM, "--snapshot", "old", "--yes"])), "");
     assert_eq!(played.asked()[0].body, json!({ "name": "old", "description": "" }));
 }
 
@@ -93,7 +93,7 @@ fn a_machine_is_reverted_and_cloned_by_the_name_of_a_snapshot() {
         ok("GET", &format!("tasks/{TASK}?wait=1"), &done(1, result)),
         ok("POST", &of_vm("clone"), &vm(1, "web")),
     ]);
-    assert_eq!(out(&played.run(&["vm", "revert", VM, "--snapshot", "old"])), "");
+    assert_eq!(out(&played.run(&["vm", "revert", VM, "--snapshot", "old", "--yes"])), "");
     let cloned = played.run(&["vm", "clone", VM, "web2", "--snapshot", "old"]);
     assert!(err(&cloned).contains("the network card was not copied"), "{cloned:?}");
     assert_eq!(out(&cloned), format!("{VM}\n"));

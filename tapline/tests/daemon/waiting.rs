@@ -74,13 +74,19 @@ fn an_unplug_says_for_which_guest_it_waits() {
     const VM: &str = "00004a00-0000-0000-0000-000000000001";
     let running = api::Vm { power: api::Power::Running, ..vm(1, "web") };
     let plugged = api::Vbd { vm: Some(running.uuid), ..vbd(1) };
-    let played = Played::new([
-        ok("GET", &format!("vbds/{VBD}"), &plugged),
-        ok("GET", &format!("vms/{VM}"), &running),
-        ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
-        ok("POST", &format!("vbds/{VBD}/unplug"), &plugged),
-    ]);
-    let said = err(&played.run(&["vbd", "unplug", VBD]));
+    let asked_for = || {
+        [
+            ok("GET", &format!("vbds/{VBD}"), &plugged),
+            ok("GET", &format!("vms/{VM}"), &running),
+            ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root")),
+        ]
+    };
+    let unplugged = [ok("POST", &format!("vbds/{VBD}/unplug"), &plugged)];
+    let played = Played::new(asked_for().into_iter().chain(asked_for()).chain(unplugged));
+    let refused = played.run(&["vbd", "unplug", VBD]);
+    let what = "unplug 'root', the boot disk of the running machine 'web': not confirmed";
+    assert!(err(&refused).contains(what) && refused.status.code() == Some(64), "{}", err(&refused));
+    let said = err(&played.run(&["vbd", "unplug", VBD, "--yes"]));
     assert_eq!(said, "tapline: waiting for the guest of 'web' to release 'root' (--force does not wait)\n");
     played.asked();
 }

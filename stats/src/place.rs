@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// The directories of all pages of this machine: those of a daemon's disks, and of disks without a daemon.
-pub fn directories() -> Vec<PathBuf> {
-    std::iter::once(PathBuf::from("/run/tapline/vbd")).chain(directory()).collect()
+/// The directories of all pages of this machine: those of the disks of the daemon with this run directory, and of disks
+/// without a daemon.
+pub fn directories(run: &Path) -> Vec<PathBuf> {
+    std::iter::once(run.join("vbd")).chain(directory()).collect()
 }
 
 /// The places in a directory where pages can be: files named so, and directories of VBDs.

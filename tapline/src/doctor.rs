@@ -44,15 +44,18 @@ struct Check {
 /// Where the kernel says things; another directory in tests.
 struct Host {
     root: PathBuf,
+    /// The daemon's run directory.
+    run: PathBuf,
 }
 
 /// Runs the command.
 pub fn run(doctor: &Doctor, how: How) -> Result<(), Failure> {
     let json = how.json;
-    let host = Host { root: PathBuf::from("/") };
+    let run = how.run_directory()?;
+    let host = Host { root: PathBuf::from("/"), run: run.clone() };
     let mut checks = host.checks();
     checks.extend(doctor.directories.iter().map(|path| direct_io(path)));
-    checks.extend(disks::checks(how.local_client()?.as_ref()));
+    checks.extend(disks::checks(how.local_client()?.as_ref(), &run));
     checks.extend(host.libvirt());
     if json {
         let told: Vec<_> = checks
@@ -227,7 +230,7 @@ mod test {
             fs::write(path, text).unwrap();
         }
         let root = room.path().to_owned();
-        (room, Host { root })
+        (room, Host { root, run: "/run/tapline".into() })
     }
 
     fn states(host: &Host) -> Vec<State> {

@@ -51,7 +51,8 @@ const NAMES_WAITED: Duration = Duration::from_secs(2);
 /// Show what served disks do: rates, queue sizes, latency, and requests that are stuck
 ///
 /// Reads the statistics pages of the disks served on this host, those of the daemon and those that are served without
-/// one. The daemon is asked for names only, and need not run. Pages of the daemon's disks can be read by root.
+/// one. The daemon is asked for names only, and need not run; pages of its disks are next to its socket (--socket), and
+/// can be read by root.
 #[derive(clap::Args)]
 pub struct Top {
     /// Only these disks: a VBD's UUID prefix, VM/vda, a VDI's name or UUID, an image's file name, or the path of a
@@ -140,7 +141,8 @@ pub fn run(top: Top, how: How) -> Result<(), Problem> {
     let named = top.disks.iter().map(PathBuf::from).filter(is_page);
     let named: Vec<PathBuf> = named.filter_map(|path| std::path::absolute(path).ok()).collect();
     let only_named = !named.is_empty() && named.len() == top.disks.len() && top.pages.is_none();
-    let directories = if only_named { Vec::new() } else { pages::directories(top.pages.as_deref()) };
+    let run_directory = how.run_directory()?;
+    let directories = if only_named { Vec::new() } else { pages::directories(top.pages.as_deref(), &run_directory) };
     let client = how.local_client()?;
     let mut layers = Layers::new(client.clone(), &top.guest);
     let mut names = client.map(Names::from_daemon).unwrap_or_default();

@@ -46,9 +46,10 @@ struct Found {
 }
 
 /// All checks of disks and repositories; `client` is that of the daemon of this host, if the user may use it.
-pub fn checks(client: Option<&Client>) -> Vec<Check> {
+/// `run` is its run directory.
+pub fn checks(client: Option<&Client>, run: &Path) -> Vec<Check> {
     let mut found = Found::default();
-    stats::directories().iter().for_each(|directory| found.look_into(directory));
+    stats::directories(run).iter().for_each(|directory| found.look_into(directory));
     if !found.served.is_empty() {
         std::thread::sleep(BETWEEN);
         found.served.iter_mut().for_each(Served::look_again);
@@ -64,15 +65,15 @@ pub fn checks(client: Option<&Client>) -> Vec<Check> {
     // Those of a daemon may be in a directory of its own.
     let of_daemon = found.served.iter().filter(|served| served.is_of_daemon()).count();
     let all = found.served.len() - of_daemon + of_daemon.max(plugged.unwrap_or(0));
-    checks.push(counted(all, found.hidden.first()));
+    checks.push(counted(all, found.hidden.first(), run));
     checks
 }
 
 /// How many disks are served, as far as this user may see: `hidden` is a place into which only root may look.
-fn counted(all: usize, hidden: Option<&PathBuf>) -> Check {
+fn counted(all: usize, hidden: Option<&PathBuf>, run: &Path) -> Check {
     let place = if rustix::process::geteuid().is_root() { "on this host" } else { "that this user may see" };
     let count = match all {
-        0 => format!("no disk is served {place}"),
+        0 => format!("no disk is served {place} (no statistics page in {})", places(run)),
         1 => format!("1 disk is served {place}"),
         all => format!("{all} disks are served {place}"),
     };
@@ -83,6 +84,10 @@ fn counted(all: usize, hidden: Option<&PathBuf>) -> Check {
             Check { mend: Some("sudo tapline doctor".into()), ..unknown(format!("{why}; {count}")) }
         }
     }
+}
+
+fn places(run: &Path) -> String {
+    stats::directories(run).iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn is_ill(health: &Health) -> bool {

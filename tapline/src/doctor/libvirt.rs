@@ -63,7 +63,9 @@ impl Host {
         }
         let sockets = match self.disk_sockets() {
             Ok(sockets) => sockets,
-            Err(error) => return unknown(format!("libvirt: permissions of disks' sockets in /run/tapline: {error}")),
+            Err(error) => {
+                return unknown(format!("libvirt: permissions of disks' sockets in {}: {error}", self.run.display()));
+            }
         };
         let closed = sockets.iter().find(|socket| !user.may_open(&self.root, socket));
         match (closed, sockets.len()) {
@@ -91,7 +93,7 @@ impl Host {
     /// The sockets of plugged disks for machines that are managed elsewhere. Those of VMs of the daemon belong to the
     /// VMs' own users.
     fn disk_sockets(&self) -> std::io::Result<Vec<PathBuf>> {
-        let places = match fs::read_dir(self.root.join("run/tapline/vbd")) {
+        let places = match fs::read_dir(self.directories_of_disks()) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             places => places?,
         };
@@ -109,6 +111,10 @@ impl Host {
         }
         sockets.sort();
         Ok(sockets)
+    }
+
+    fn directories_of_disks(&self) -> PathBuf {
+        self.root.join(self.run.strip_prefix("/").unwrap_or(&self.run)).join("vbd")
     }
 
     fn qemu_user(&self, settings: &str) -> Option<QemuUser> {

@@ -107,12 +107,12 @@ pub struct Pages {
     round: u64,
 }
 
-/// The directories in which pages are: those of the daemon's disks and of disks without a daemon, or what was given
-/// instead of both.
-pub fn directories(given: Option<&Path>) -> Vec<PathBuf> {
+/// The directories in which pages are: those of the disks of the daemon with this run directory and of disks without a
+/// daemon, or what was given instead of both.
+pub fn directories(given: Option<&Path>, run: &Path) -> Vec<PathBuf> {
     match given {
         Some(given) => vec![given.to_owned(), given.join("vbd"), given.join("stats")],
-        None => stats::directories(),
+        None => stats::directories(run),
     }
 }
 

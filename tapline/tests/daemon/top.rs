@@ -65,3 +65,24 @@ fn a_daemon_that_does_not_answer_costs_names_only() {
     let short = vbd(1).uuid.to_string()[..8].to_owned();
     assert_eq!((disk["name"].as_str(), &disk["vm"]), (Some(format!("{short} root.qcow2").as_str()), &Value::Null));
 }
+
+#[test]
+fn pages_are_those_of_the_daemon_that_is_named() {
+    let (place, _page) = place();
+    // None listens: the page is read without the daemon.
+    let socket = place.path().join("taplined.sock");
+    let disk = sampled(&out(&run(&socket, &["top", "--json", "-n", "1", "-i", "0.01", "root.qcow2"])));
+    assert_eq!(disk["vbd"], vbd(1).uuid.to_string());
+    let option = ["top", "--json", "-n", "1", "-i", "0.01", "root.qcow2", "--socket", socket.to_str().unwrap()];
+    assert_eq!(sampled(&out(&run("/nonexistent/taplined.sock".as_ref(), &option)))["vbd"], vbd(1).uuid.to_string());
+    let found = out(&run(&socket, &["doctor"]));
+    assert!(!found.contains("no disk is served"), "{found}");
+    // Where nothing is found, the directory that was read is named.
+    let other = tempfile::tempdir().unwrap();
+    let read = other.path().join("vbd").display().to_string();
+    let socket = other.path().join("taplined.sock");
+    let refused = run(&socket, &["top", "--batch", "-n", "1", "-i", "0.01", "root.qcow2"]);
+    assert!(err(&refused).contains(&read) || !err(&refused).contains("no disk is served"), "{}", err(&refused));
+    let found = out(&run(&socket, &["doctor", "--json"]));
+    assert!(found.contains(&read) || !found.contains("no disk is served"), "{found}");
+}

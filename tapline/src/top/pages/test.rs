@@ -27,7 +27,7 @@ impl Room {
     }
 
     fn pages(&self) -> Pages {
-        Pages::new(directories(Some(self.0.path())), Vec::new())
+        Pages::new(directories(Some(self.0.path()), self.0.path()), Vec::new())
     }
 
     fn page(&self, name: &str) -> Written {

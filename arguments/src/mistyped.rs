@@ -71,6 +71,12 @@ fn of_verb(error: &mut Error, words: &str, noun: &Command) {
     error.remove(ContextKind::Suggested);
     let verbs = noun.get_subcommands().filter(|verb| !verb.is_hide_set()).map(Command::get_name);
     let near = nearest(&typed, verbs.filter(|verb| !NEVER_SUGGESTED.contains(verb)));
+    let of_verbs = near.first().map(|verb| strsim::osa_distance(&typed, verb));
+    if let Some((_, tip)) = near_tip(words, &typed).filter(|(letters, _)| of_verbs.is_none_or(|verb| *letters < verb)) {
+        error.remove(ContextKind::SuggestedSubcommand);
+        set_tip(error, tip);
+        return;
+    }
     match near.is_empty() {
         true => error.remove(ContextKind::SuggestedSubcommand),
         false => error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(near)),
@@ -127,6 +133,15 @@ fn tip(words: &str, typed: &str) -> Option<String> {
     tips().find(|tip| tip.command == words && tip.is_for(typed)).map(|tip| tip.text.to_owned())
 }
 
+/// The tip of the list for the nearest word of which this is a slip, and by how many letters they differ.
+fn near_tip(words: &str, typed: &str) -> Option<(usize, String)> {
+    let of_command = tips().filter(|tip| tip.command == words && !tip.loses());
+    let near = of_command.flat_map(|tip| tip.word.split('|').map(move |word| (word, tip.text)));
+    let near = near.filter(|(word, _)| !word.starts_with('-') && is_slip(typed, word));
+    let nearest = near.min_by_key(|(word, _)| strsim::osa_distance(typed, word));
+    nearest.map(|(word, text)| (strsim::osa_distance(typed, word), text.to_owned()))
+}
+
 /// Where a verb is that was typed without its noun, or joined to it by a hyphen, as `vm-list`.
 fn nouns_with(program: &Command, typed: &str) -> Option<String> {
     if let Some((noun, verb)) = typed.split_once(['-', '_']) {
@@ -178,6 +193,12 @@ struct Tip {
 }
 
 impl Tip {
+    /// Whether it names a command that loses data or access.
+    fn loses(&self) -> bool {
+        let mut words = self.text.split(|char: char| !char.is_alphanumeric() && char != '-');
+        words.any(|word| word == "--force" || NEVER_SUGGESTED.contains(&word))
+    }
+
     fn is_for(&self, typed: &str) -> bool {
         self.word == "*" || self.word.split('|').any(|word| word == typed)
     }
@@ -227,6 +248,14 @@ mod test {
             let said = refused(&format!("tapline image {typed} vhd:x"));
             assert!(!said.contains("tip:"), "{said}");
         }
+    }
+
+    #[test]
+    fn a_slip_in_a_word_of_other_programs_has_its_tip() {
+        let said = refused("tapline image inspcet vhd:x");
+        assert!(said.contains("tip: use 'tapline image info IMAGE'"), "{said}");
+        let said = refused("tapline image remvoe vhd:x");
+        assert!(!said.contains("tip:"), "a verb that loses data is not suggested: {said}");
     }
 
     #[test]

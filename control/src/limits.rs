@@ -266,7 +266,7 @@ mod test {
         assert!(refused("iops").contains("'iops' is not a limit; write LIMIT=NUMBER"));
         assert!(refused("latency=5").contains("iops, read-iops, write-iops, bandwidth"));
         assert!(refused("iops=many").contains("whole number"));
-        assert!(refused("bandwidth=1MB").contains("not a size"));
+        assert!(refused("bandwidth=1MB").contains("use 1M, which is 1MiB"));
         assert!(refused("iops=99999999999999999999").contains("whole number"));
         assert!(refused("").contains("not a limit"));
     }

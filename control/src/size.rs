@@ -14,6 +14,8 @@ pub struct Size(pub u64);
 pub enum NotASize {
     /// It is not written as one.
     Malformed(String),
+    /// Its unit, as `GB`, means a power of ten to some and a power of two to others.
+    Ambiguous(String),
     /// It is more than 64 bits count.
     TooLarge(String),
 }
@@ -26,6 +28,11 @@ impl fmt::Display for NotASize {
             NotASize::Malformed(word) => {
                 write!(f, "'{word}' is not a size; use a whole number with K, M, G, T or P, as in 512M or 10G")
             }
+            NotASize::Ambiguous(word) => {
+                let short = word.to_ascii_uppercase();
+                let short = short.trim_end_matches('B');
+                write!(f, "'{word}' is ambiguous: sizes are powers of two; use {short}, which is {short}iB")
+            }
             NotASize::TooLarge(word) => write!(f, "'{word}' is too large; no size is more than 16383P"),
         }
     }
@@ -35,7 +42,10 @@ impl FromStr for Size {
     type Err = NotASize;
 
     fn from_str(word: &str) -> Result<Size, NotASize> {
-        let (number, shift) = parse(word).ok_or_else(|| NotASize::Malformed(word.to_owned()))?;
+        let (number, shift) = parse(word).ok_or_else(|| match is_ambiguous(word) {
+            true => NotASize::Ambiguous(word.to_owned()),
+            false => NotASize::Malformed(word.to_owned()),
+        })?;
         let bytes = number.and_then(|number| number.checked_mul(1 << shift));
         bytes.map(Size).ok_or_else(|| NotASize::TooLarge(word.to_owned()))
     }
@@ -61,6 +71,14 @@ fn parse(word: &str) -> Option<(Option<u64>, u32)> {
     }
     let (_, shift) = UNITS.into_iter().find(|&(known, _)| known == letter)?;
     Some((number, shift))
+}
+
+/// Whether it is a number with a unit such as `GB`.
+fn is_ambiguous(word: &str) -> bool {
+    let unit = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    let mut letters = unit.chars();
+    let is_unit = letters.next().is_some_and(|first| UNITS.iter().any(|(unit, _)| first.to_ascii_uppercase() == *unit));
+    unit.len() < word.len() && is_unit && matches!(letters.as_str(), "B" | "b")
 }
 
 /// A number of bytes in the unit that suits it, with at most one decimal: `10 GiB`, `1.5 MiB`, `511 B`.
@@ -90,6 +108,19 @@ mod test {
         assert_eq!("2TiB".parse(), Ok(Size(2 << 40)));
         assert_eq!("1048576".parse(), Ok(Size(1 << 20)));
         assert_eq!("511B".parse(), Ok(Size(511)));
+    }
+
+    #[test]
+    fn a_decimal_unit_is_refused_with_the_binary_one() {
+        for word in ["10GB", "10gb", "10Gb"] {
+            let error = word.parse::<Size>().unwrap_err();
+            assert_eq!(error, NotASize::Ambiguous(word.to_owned()));
+            let expected = format!("'{word}' is ambiguous: sizes are powers of two; use 10G, which is 10GiB");
+            assert_eq!(error.to_string(), expected);
+        }
+        for word in ["GB", "10XB", "10B B", "10iB", "10GiBB", "10éB"] {
+            assert_eq!(word.parse::<Size>(), Err(NotASize::Malformed(word.to_owned())));
+        }
     }
 
     #[test]

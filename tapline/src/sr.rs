@@ -34,6 +34,7 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List {
         /// Only those with this name or UUID prefix
+        #[arg(value_parser = word::listed("sr"))]
         text: Option<String>,
         #[command(flatten)]
         tags: WithTags,

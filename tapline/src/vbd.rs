@@ -32,6 +32,7 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List {
         /// Only those with this UUID prefix
+        #[arg(value_parser = word::listed("vbd"))]
         text: Option<String>,
         /// Only those of this machine
         #[arg(long)]

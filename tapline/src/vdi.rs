@@ -33,6 +33,7 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List {
         /// Only those with this name or UUID prefix
+        #[arg(value_parser = word::listed("vdi"))]
         text: Option<String>,
         /// Only those in this repository
         #[arg(long)]

@@ -37,6 +37,7 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List {
         /// Only those with this name or UUID prefix
+        #[arg(value_parser = word::listed("vm"))]
         text: Option<String>,
         #[command(flatten)]
         tags: WithTags,
@@ -152,7 +153,7 @@ pub struct Set {
     #[arg(long, value_name = "TEXT")]
     description: Option<Description>,
     /// Memory, a multiple of 1 MiB
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::memory)]
     memory: Option<Size>,
     /// Number of processors
     #[arg(long, value_name = "N", value_parser = number::<u8>(1..=255))]

@@ -64,6 +64,35 @@ pub fn size(word: &str) -> Result<api::Size, String> {
     })
 }
 
+/// Parses the size of a machine's memory. Other programs take a bare number for MiB; here it is bytes, and so few are
+/// never meant.
+pub fn memory(word: &str) -> Result<api::Size, String> {
+    let is_bare = !word.is_empty() && word.bytes().all(|digit| digit.is_ascii_digit());
+    if is_bare && word.parse::<u64>().is_ok_and(|bytes| (1..1 << 20).contains(&bytes)) {
+        return Err(format!("a number without a unit is bytes; {word}M is {word} MiB, {word}G is {word} GiB"));
+    }
+    size(word)
+}
+
+/// Parses what objects a list has: a name or UUID prefix. A field in the form of `xe`, `sr=local`, is refused with what
+/// is typed here.
+pub fn listed(noun: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |word| {
+        let Some((field, value)) = word.split_once('=') else { return Ok(word.into()) };
+        let option = match (noun, field) {
+            (_, "uuid") => return Err(format!("use 'tapline {noun} show {value}'")),
+            (_, "name-label" | "name") => return Err(format!("a name needs no field: 'tapline {noun} list {value}'")),
+            (_, "params") => return Err(format!("use 'tapline {noun} list --wide', or --json")),
+            (_, "tags" | "tag") => "tag",
+            ("vdi", "sr" | "sr-uuid" | "sr-name-label") => "sr",
+            ("vbd", "vm" | "vm-uuid" | "vm-name-label") => "vm",
+            ("vbd", "vdi" | "vdi-uuid" | "vdi-name-label") => "vdi",
+            _ => return Ok(word.into()),
+        };
+        Err(format!("use 'tapline {noun} list --{option} {value}'"))
+    }
+}
+
 /// Parses a number of bytes: `10G`, or 0.
 pub fn bytes(word: &str) -> Result<u64, String> {
     word.parse().map(|size::Size(bytes)| bytes).map_err(|error: size::NotASize| error.to_string())
@@ -174,6 +203,22 @@ pub fn of_autostart(autostart: &Autostart) -> String {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn memory_without_a_unit_is_refused_with_two_units() {
+        assert_eq!(memory("1G").unwrap(), api::Size::try_from(1 << 30).unwrap());
+        assert_eq!(memory("1073741824").unwrap(), api::Size::try_from(1 << 30).unwrap());
+        assert_eq!(memory("128").unwrap_err(), "a number without a unit is bytes; 128M is 128 MiB, 128G is 128 GiB");
+        assert!(memory("0").is_err() && memory("").is_err());
+    }
+
+    #[test]
+    fn a_field_of_xe_is_refused_and_a_name_with_an_equals_sign_is_not() {
+        assert_eq!(listed("vdi")("sr=local").unwrap_err(), "use 'tapline vdi list --sr local'");
+        assert_eq!(listed("vm")("uuid=1234").unwrap_err(), "use 'tapline vm show 1234'");
+        assert_eq!(listed("vm")("sr=local").unwrap(), "sr=local", "a machine has no repository");
+        assert_eq!(listed("vdi")("a=b").unwrap(), "a=b");
+    }
 
     #[test]
     fn autostart_is_one_argument() {

@@ -56,7 +56,7 @@ pub struct Create {
 #[group(skip)]
 pub struct Hardware {
     /// Memory, a multiple of 1 MiB
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size, default_value = "1G")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::memory, default_value = "1G")]
     memory: Size,
     /// Number of processors
     #[arg(long, value_name = "N", default_value = "1", value_parser = number::<u8>(1..=255))]

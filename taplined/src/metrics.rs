@@ -83,7 +83,7 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
         let vdis = view.scheduled_vdis()?.into_iter().map(|vdi| vdi.retention_problem);
         let vms = view.scheduled_vms()?.into_iter().map(|vm| vm.retention_problem);
         let failed = vdis.chain(vms).flatten().count();
-        let srs = view.srs()?;
+        let srs = view.shown_srs()?;
         let health = health(view, &srs)?;
         Ok((srs, view.count_vbds()?, view.tasks(true)?.len(), failed, health))
     });

@@ -62,7 +62,7 @@ impl Condition {
 /// An object as a response shows it.
 pub fn representation(view: &View<'_>, kind: ObjectKind, uuid: Uuid) -> Result<Vec<u8>, Problem> {
     let text = match kind {
-        ObjectKind::Sr => serde_json::to_vec(&view.sr(uuid)?),
+        ObjectKind::Sr => serde_json::to_vec(&view.shown_sr(uuid)?),
         ObjectKind::Vdi => serde_json::to_vec(&view.vdi(uuid)?),
         ObjectKind::Vbd => serde_json::to_vec(&view.vbd(uuid)?),
         ObjectKind::Vm => serde_json::to_vec(&view.vm(uuid)?),

@@ -70,6 +70,24 @@ impl View<'_> {
         self.find_sr(uuid)?.ok_or_else(|| not_found(ObjectKind::Sr, uuid))
     }
 
+    /// A repository for clients. Its images and the space that its VDIs may need are those of now; the rest of its
+    /// space is as last measured. Reads all images of the repository.
+    pub fn shown_sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
+        self.with_allocation(self.sr(uuid)?)
+    }
+
+    /// All repositories for clients, by name.
+    pub fn shown_srs(&self) -> Result<Vec<Sr>, Problem> {
+        self.srs()?.into_iter().map(|sr| self.with_allocation(sr)).collect()
+    }
+
+    fn with_allocation(&self, mut sr: Sr) -> Result<Sr, Problem> {
+        if let Some(space) = &mut sr.space {
+            (space.images, space.virtual_allocation) = self.sr_allocation(sr.uuid)?;
+        }
+        Ok(sr)
+    }
+
     /// A repository, which must be attached. To be checked in the commit that relies on it.
     pub fn attached_sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
         let sr = self.sr(uuid)?;

@@ -317,6 +317,29 @@ async fn shared_images_are_counted_once_and_sums_do_not_overflow() {
 }
 
 #[tokio::test]
+async fn a_shown_repository_has_the_images_of_now() {
+    let room = room();
+    let (sr, _, _) = room.with_vdi(3).await;
+    let sr = sr.uuid;
+    let measured = api::Space {
+        physical_size: 1 << 40,
+        physical_utilisation: 7,
+        free: 1 << 39,
+        images: 0,
+        virtual_allocation: 0,
+        full: false,
+        forecast: None,
+        measured: Timestamp::now(),
+    };
+    let space = measured.clone();
+    room.catalogue.write(move |tx| tx.set_sr_space(sr, &space, false)).await.unwrap();
+    let shown = room.catalogue.read(move |view| view.shown_sr(sr)).await.unwrap();
+    let now = api::Space { images: 3 * 4096, virtual_allocation: 1 << 30, ..measured };
+    assert_eq!(shown.space, Some(now));
+    assert_eq!(room.catalogue.read(|view| view.shown_srs()).await.unwrap(), [shown]);
+}
+
+#[tokio::test]
 async fn only_attached_repositories_are_usable() {
     let room = room();
     let (sr, _, _) = room.with_vdi(1).await;

@@ -251,6 +251,17 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
 }
 
 #[test]
+fn a_new_disk_is_in_the_virtual_size_of_its_repository_at_once() {
+    let daemon = Daemon::start();
+    done(&daemon, &["sr", "create", "fast", "--dir", daemon.directory().join("sr").to_str().unwrap()]);
+    for virtual_size in ["64 MiB", "128 MiB", "192 MiB"] {
+        done(&daemon, &["vdi", "create", &format!("upto {virtual_size}"), "64M"]);
+        let listed = done(&daemon, &["sr", "list", "--columns", "name,virtual"]);
+        assert!(listed.ends_with(virtual_size), "{listed}");
+    }
+}
+
+#[test]
 fn a_directory_of_images_is_introduced_with_a_disk_for_each() {
     let daemon = Daemon::start();
     let images = daemon.directory().join("images");

@@ -81,7 +81,7 @@ async fn list(
     page: Page,
 ) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
-        let mut srs = view.srs()?;
+        let mut srs = view.shown_srs()?;
         srs.retain(|sr| {
             which.name.as_ref().is_none_or(|name| *name == sr.name)
                 && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
@@ -214,7 +214,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
         // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
         daemon.srs.measure_now(uuid).await;
     }
-    Ok(Json(daemon.catalogue.read(move |view| view.sr(uuid)).await?))
+    Ok(Json(daemon.catalogue.read(move |view| view.shown_sr(uuid)).await?))
 }
 
 /// Removes a repository without VDIs, and its files. Files of others stay in the directory.

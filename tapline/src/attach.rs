@@ -27,7 +27,8 @@ pub struct Attach {
     /// Make the disk first, of this size
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
     new: Option<Size>,
-    /// The repository in which the disk is, or with --new is made [default: any; with --new the only one]
+    /// The repository in which the disk is, or with --new is made [default: any; with --new the only attached
+    /// one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
     /// With --new: the format [default: the repository's default]

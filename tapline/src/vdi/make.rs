@@ -22,7 +22,7 @@ pub struct Create {
     /// The size, as an option
     #[arg(long = "size", value_name = "SIZE", allow_hyphen_values = true, value_parser = word::size)]
     size_option: Option<Size>,
-    /// The repository: its name or UUID prefix [default: the only one]
+    /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
     /// Size of the sectors that the guest addresses, in bytes [default: 512]
@@ -88,7 +88,7 @@ pub struct Import {
     /// The file, which must not have a backing file
     #[arg(value_parser = word::image_file)]
     path: HostPath,
-    /// The repository: its name or UUID prefix [default: the only one]
+    /// The repository: its name or UUID prefix [default: the only attached one, ISO libraries aside]
     #[arg(long)]
     sr: Option<String>,
     /// Format of the file; it is never guessed

@@ -35,7 +35,7 @@ pub struct Create {
     /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file; may be given several times
     #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE]", value_parser = wanted)]
     disk: Vec<Wanted>,
-    /// The repository of new disks [default: the only one]
+    /// The repository of new disks [default: the only attached one, ISO libraries aside]
     #[arg(long, requires = "disk")]
     sr: Option<String>,
     /// Start it

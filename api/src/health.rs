@@ -268,7 +268,8 @@ fn of_vdi_state(state: VdiState, file: Option<&str>) -> Option<Health> {
         VdiState::Damaged => (
             HealthState::Damaged,
             "one of its files is damaged",
-            "restore it from a backup, or repair it (tapline image check --repair), then scan the repository: tapline sr scan",
+            "restore it from a backup, or repair it (tapline image check --repair), then scan the repository: tapline \
+             sr scan",
         ),
         VdiState::Diverged => (
             HealthState::Diverged,

@@ -125,8 +125,8 @@ fn send(socket: &Path, verb: impl Ask) -> Result<Client, Error> {
 fn not_sent(socket: &Path, error: std::io::Error) -> Error {
     let advice = match error.kind() {
         std::io::ErrorKind::NotFound if !socket.to_string_lossy().contains('/') => {
-            "give the socket created by `serve --control SOCKET`; disks of the daemon have other commands: tapline vdi, \
-             tapline vbd"
+            "give the socket created by `serve --control SOCKET`; disks of the daemon have other commands: \
+             tapline vdi, tapline vbd"
         }
         std::io::ErrorKind::NotFound => "give the socket created by `serve --control SOCKET`",
         std::io::ErrorKind::ConnectionRefused => {

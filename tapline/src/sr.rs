@@ -159,7 +159,9 @@ pub struct Destroy {
 
 /// Changes a repository.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "reserve", "share_depth", "io_split", "io_merge", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&[
+    "name", "description", "reserve", "share_depth", "io_split", "io_merge", "tag", "no_tag", "config", "no_config",
+]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix

@@ -141,7 +141,11 @@ pub struct One {
 
 /// Changes a machine.
 #[derive(clap::Args)]
-#[command(group = word::changes(&["name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "cdrom", "nic", "vga", "vnc", "serial", "tablet", "user_data", "no_seed", "autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
+#[command(group = word::changes(&[
+    "name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "cdrom", "nic", "vga",
+    "vnc", "serial", "tablet", "user_data", "no_seed", "autostart", "no_autostart", "tag", "no_tag", "config",
+    "no_config",
+]))]
 #[group(skip)]
 pub struct Set {
     /// Name or UUID prefix

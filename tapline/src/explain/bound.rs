@@ -143,8 +143,8 @@ pub fn in_flight(count: u64, oldest: u64) -> String {
 /// How much of the guest's time is not spent here, with fewer than one request in flight on average.
 fn elsewhere(whole: f64) -> String {
     format!(
-        "The guest spends at most {} % of its time waiting for this disk ({whole:.2} requests in flight on average). The \
-         rest is its own: it computes, or has nothing to do.",
+        "The guest spends at most {} % of its time waiting for this disk ({whole:.2} requests in flight on average). \
+         The rest is its own: it computes, or has nothing to do.",
         percent(whole)
     )
 }

@@ -113,7 +113,8 @@ mod test {
         let first = format!("/run/tapline/vbd/{FIRST}/vhost.sock");
         let second = format!("/var/run/tapline/vbd/{SECOND}/nbd.sock");
         let nbd = format!(
-            "<disk type='network' device='disk'><source protocol='nbd'><host transport='unix' socket='{second}'/></source></disk>"
+            "<disk type='network' device='disk'><source protocol='nbd'><host transport='unix' \
+             socket='{second}'/></source></disk>"
         );
         let domain = parse(&(vhost_user(&first) + &nbd)).unwrap();
         assert_eq!((domain.uuid.to_string().as_str(), domain.name.as_str()), (DOMAIN, "web & db"));
@@ -131,7 +132,8 @@ mod test {
             vhost_user(&format!("/srv/run/tapline/vbd/{FIRST}/vhost.sock")),
             "<disk type='file' device='cdrom'/><disk type='file'><source file='/a.qcow2'/></disk>".to_owned(),
             format!(
-                "<interface type='vhostuser'><source type='unix' path='/run/tapline/vbd/{FIRST}/vhost.sock'/></interface>"
+                "<interface type='vhostuser'><source type='unix' \
+                 path='/run/tapline/vbd/{FIRST}/vhost.sock'/></interface>"
             ),
         ];
         assert_eq!(parse(&elsewhere.concat()).unwrap().disks, []);

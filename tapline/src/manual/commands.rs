@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-const HEAD: &str = "# Commands\n\nWhat each command does; its link leads to its manual page, which `man` shows too. This page is \
-                    generated: `cargo\nxtask man`.\n\nAn image is `FORMAT:PATH`, with `raw`, `vhd` or `qcow2`, or `vmdk` or \
-                    `vhdx` for an image that is only read. The\nformat is always named and never guessed, and a parent that \
-                    is named inside an image is shown, never followed.\n";
+const HEAD: &str = "# Commands\n\nWhat each command does; its link leads to its manual page, which `man` shows too. \
+                    This page is generated: `cargo\nxtask man`.\n\nAn image is `FORMAT:PATH`, with `raw`, `vhd` or \
+                    `qcow2`, or `vmdk` or `vhdx` for an image that is only read. The\nformat is always named and \
+                    never guessed, and a parent that is named inside an image is shown, never followed.\n";
 
 /// The page: a table of the commands without verbs, and one for the verbs of each other command.
 pub fn page<'a>(commands: impl Iterator<Item = &'a clap::Command>) -> String {

@@ -42,8 +42,8 @@ impl Session {
             return problem;
         }
         let advice = format!(
-            "tapline is version {own}, and taplined is version {daemon}: install the same version of both, then restart \
-             taplined (systemctl restart taplined; disks keep running)"
+            "tapline is version {own}, and taplined is version {daemon}: install the same version of both, then \
+             restart taplined (systemctl restart taplined; disks keep running)"
         );
         Problem { advice: Some(advice), ..problem }
     }

@@ -35,7 +35,8 @@ pub fn required(given: Option<SourceFormat>, name: &str, path: &HostPath) -> Res
 fn archive(name: &str, path: &str) -> Problem {
     Problem::new(Code::Invalid, format!("cannot import {path}: it is an archive with disks in it, not a disk")).advise(
         format!(
-            "unpack it: tar -xvf {path}; then import each disk: tapline vdi import {name} DISK.vmdk --source-format vmdk"
+            "unpack it: tar -xvf {path}; then import each disk: tapline vdi import {name} DISK.vmdk --source-format \
+             vmdk"
         ),
     )
 }

@@ -77,7 +77,8 @@ const ACCESSES: &[(&str, Access)] = &[
     ("vdi_resize", Operate(Kind::Vdi)), ("vdi_revert", Administer), ("vdi_snapshot", Operate(Kind::Vdi)),
     ("vm_list", Read), ("vm_show", Read), ("vm_console", Console), ("vm_screen", Console), ("vm_snapshot_list", Read),
     ("vm_create", Administer), ("vm_destroy", Administer), ("vm_patch", Administer), ("vm_clone", Administer),
-    ("vm_pause", Operate(Kind::Vm)), ("vm_resume", Operate(Kind::Vm)), ("vm_suspend", Operate(Kind::Vm)), ("vm_drop_memory", Administer), ("vm_revert", Administer),
+    ("vm_pause", Operate(Kind::Vm)), ("vm_resume", Operate(Kind::Vm)), ("vm_suspend", Operate(Kind::Vm)),
+    ("vm_drop_memory", Administer), ("vm_revert", Administer),
     ("vm_shutdown", Operate(Kind::Vm)), ("vm_snapshot", Operate(Kind::Vm)),
     ("vm_snapshot_destroy", Administer), ("vm_snapshot_patch", Administer), ("vm_start", Operate(Kind::Vm)),
 ];

@@ -30,8 +30,8 @@ const MARGIN: u64 = 64 << 20;
 const MARGIN_PART: u64 = 64;
 
 /// What is left where the disks are not those that the guest knows.
-const ADVICE_TO_DISCARD: &str = "put the disk back as it was; or give the memory up (tapline vm drop-memory), after which the \
-                                 VM boots as after a power cut";
+const ADVICE_TO_DISCARD: &str = "put the disk back as it was; or give the memory up (tapline vm drop-memory), after \
+                                 which the VM boots as after a power cut";
 
 /// The file's name ends so.
 const COMPLETE: &str = "memory";
@@ -149,8 +149,8 @@ pub fn open(memory: &VmMemory) -> Result<File, Problem> {
     let wrong = |why: String| {
         let what = format!("the memory file {} {why}", memory.file);
         Err(Problem::new(Code::Failed, what).advise(
-            "put the file back as it was, then start the VM; or give its memory up (tapline vm drop-memory), after which it \
-             boots as after a power cut",
+            "put the file back as it was, then start the VM; or give its memory up (tapline vm drop-memory), after \
+             which it boots as after a power cut",
         ))
     };
     let opened = open_file(Path::new(&memory.file)).and_then(|file| Ok((file.metadata()?, file)));
@@ -283,8 +283,8 @@ pub async fn must_match(daemon: &Daemon, vm: Uuid, memory: &VmMemory) -> Result<
         }
         if images_of(daemon, disk.vdi).await? != disk.images {
             let what = format!(
-                "VM {vm} cannot resume from its memory: VDI {} was written to since it was suspended at {:.0}, as after \
-                 a backup of the catalogue or of the repository was restored",
+                "VM {vm} cannot resume from its memory: VDI {} was written to since it was suspended at {:.0}, as \
+                 after a backup of the catalogue or of the repository was restored",
                 disk.vdi, memory.since
             );
             return Err(Problem::new(Code::State, what).advise(ADVICE_TO_DISCARD));

@@ -36,7 +36,8 @@ const SICK: &str = r#"
 "#;
 
 /// Texts that are cut off, of cells that do not hold a name, and of buttons, states and headings.
-const CLIPPED: &str = "JSON.stringify([...document.querySelectorAll('td:not(.grow), th, button, .tiles dd, .facts dd, h1, h2, #attention p')]\
+const CLIPPED: &str = "JSON.stringify([...document.querySelectorAll('td:not(.grow), th, button, .tiles dd, .facts dd, h1, h2, \
+     #attention p')]\
      .filter((one) => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent))";
 
 #[test]

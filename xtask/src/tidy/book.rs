@@ -131,7 +131,8 @@ mod test {
 
     #[test]
     fn sound_links_are_no_findings() {
-        let page = "# A b\n[x](b.md#over-the-network) [self](#a-b) [man](man/a.1) [all](man) [far](https://x.example/) `](gone)`\n";
+        let page = "# A b\n[x](b.md#over-the-network) [self](#a-b) [man](man/a.1) [all](man) \
+                    [far](https://x.example/) `](gone)`\n";
         let summary = ("docs/SUMMARY.md", "- [a](a.md)\n- [b](b.md)\n");
         assert_eq!(findings(&[("docs/a.md", page), ("docs/b.md", "## Over the network\n"), summary]), [""; 0]);
     }

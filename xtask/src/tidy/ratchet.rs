@@ -299,8 +299,8 @@ mod test {
     #[test]
     fn a_word_is_found_with_a_better_one() {
         let tree = one_file("//! Head.\n\n/// It is told.\nfn f() {}\n".to_owned());
-        let expected = "a/src/x.rs:3: file of 1 words in comments that the house does not use, 0 are allowed: say it otherwise \
-                        (a/src/x.rs); the first is 'told': sent, notified, printed, given";
+        let expected = "a/src/x.rs:3: file of 1 words in comments that the house does not use, 0 are allowed: say it \
+                        otherwise (a/src/x.rs); the first is 'told': sent, notified, printed, given";
         assert_eq!(findings("", &tree), [expected]);
         assert!(findings("[words]\n\"a/src/x.rs\" = 1\n", &tree).is_empty());
         assert!(findings("[messages]\n\"a/src/x.rs\" = 1\n", &tree).len() == 2);

@@ -239,7 +239,8 @@ mod test {
 
     #[test]
     fn messages_and_comments_of_programs_are_searched_apart() {
-        let text = "//! Told.\nfn f() { g(\"it goes \\\n    on, beside {anew}\") } // `asked`\n#[cfg(test)]\nmod test { const A: &str = \"told\"; }\n";
+        let text = "//! Told.\nfn f() { g(\"it goes \\\n    on, beside {anew}\") } // `asked`\n#[cfg(test)]\nmod test \
+                    { const A: &str = \"told\"; }\n";
         let source = |path: &str| Source::new(PathBuf::from(path), text.to_owned());
         let tree = Tree { sources: vec![source("a/src/x.rs"), source("sim/src/x.rs")], ..Tree::default() };
         let lines = |measured: Measured| {

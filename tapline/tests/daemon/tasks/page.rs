@@ -111,8 +111,8 @@ impl Page {
 
 #[test]
 fn a_page_becomes_steps() {
-    let text = "Goal.\n\n<!-- before\nstart_daemon\n-->\n\n```console\n# a \\\n> b\nout\n# c\n```\n\n```console fails\n# d\n```\n\
-                ```toml file: /etc/x\nkey = 1\n```\n```console not-typed: needs a guest\n# e\n```\n";
+    let text = "Goal.\n\n<!-- before\nstart_daemon\n-->\n\n```console\n# a \\\n> b\nout\n# c\n```\n\n```console \
+                fails\n# d\n```\n```toml file: /etc/x\nkey = 1\n```\n```console not-typed: needs a guest\n# e\n```\n";
     let typed = |command: &str, printed: &[&str], fails, line| Step::Typed {
         command: command.to_owned(),
         printed: printed.iter().map(|&line| line.to_owned()).collect(),

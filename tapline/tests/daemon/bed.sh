@@ -30,7 +30,7 @@ enter_bed() {
         exec env IN_NAMESPACE=1 unshare --mount --propagation private --pid --fork --kill-child --mount-proc sh "$@"
     fi
     # Of the host's directories empty ones are seen.
-    for directory in /usr/local /var/lib /var/log /run /srv /mnt /etc/tapline; do
+    for directory in /usr/local /var/lib /var/log /run /srv /mnt /etc/tapline /etc/apparmor.d; do
         case "$PWD/ $built/ $bed/" in
         *$directory/*)
             echo "not run: it would hide $directory, in which this checkout is"

@@ -8,6 +8,11 @@
 //! open file description and its single lock. A served disk forgets them after opening its files, and after each verb
 //! ([`AtHand`]), so that a description exists, and keeps its lock, exactly as long as it is used.
 
+pub mod access;
+pub mod identity;
+pub mod passed;
+pub mod policy;
+
 use std::fmt::Display;
 use std::fs::{File, Metadata};
 use std::io;
@@ -23,7 +28,7 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use uring::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
-use crate::failure::Failure;
+use crate::process::failure::Failure;
 
 /// Where a command's files come from. Clones are of the same source.
 #[derive(Clone, Debug)]
@@ -40,7 +45,7 @@ struct Source {
     taken: Mutex<Option<Handed>>,
 }
 
-/// Which raw images are what they are called ([`crate::mistaken`]).
+/// Which raw images are what they are called ([`crate::image::raw_lookalike`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
     /// All of them: the user is sure (`--really-raw`).

@@ -7,58 +7,22 @@
 // They panic where nothing can be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-mod access;
-mod confine;
-mod copy_up;
-mod damage;
-mod engine_choice;
-mod failure;
-mod fault;
-mod file_identity;
-mod fileless;
 mod files;
-mod handed;
+mod image;
 mod jobs;
-mod layers;
-mod leftovers;
-mod libvhd;
-mod log;
-mod mistaken;
-mod modified;
-mod ordered;
-mod output;
-mod panics;
-mod parent;
-mod parent_link;
-mod placement;
-mod plan_layers;
-mod planned;
-mod policy_file;
-mod polling;
-mod presence;
-mod progress;
-mod redo_log;
-mod reflink;
-mod runner;
+mod process;
 mod serve;
-mod settled;
-mod signals;
-mod soundness;
-mod stale_layers;
-mod stats;
-mod stream;
-mod target;
-mod threads;
-mod unfinished;
-mod uuid;
 
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command, ImageCommand};
 
-use failure::{Exit, Failure};
-use files::{Files, Handed};
+use files::{Files, Handed, passed};
+use image::redo_log;
 use jobs::snapshot::Verb;
+use process::failure::{Exit, Failure};
+use process::{confine, exit_with_parent, log, output, panics, placement, signals};
+use serve::{polling, threads};
 
 fn main() -> ExitCode {
     // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and
@@ -111,7 +75,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     let files = match handing.handed {
         // Everything comes from the process that this one replaces, when it is ready.
         true if takes_over => Files::handed(Handed::default()),
-        true => Files::handed(handed::receive(std::io::stdin())?),
+        true => Files::handed(passed::receive(std::io::stdin())?),
         false => Files::of_system(),
     };
     redo_log::prepare();
@@ -124,7 +88,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     }
     // A thread, which is confined with the one that starts it.
     if handing.end_with_input {
-        parent::end_with()?;
+        exit_with_parent::end_with()?;
     }
     Ok(files)
 }

@@ -15,12 +15,16 @@ mod handover;
 mod limits;
 mod own_keys;
 mod page;
+
+pub mod polling;
 mod quiet;
 pub mod serial;
 mod shaping;
 pub mod sharing;
+pub mod stats;
 pub mod suspects;
 mod takeover;
+pub mod threads;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -35,18 +39,18 @@ use transport::{Handover, HandoverError, nbd, vhost_user};
 use uring::{Engine, EngineKind, ImageFile};
 use vm::paste::{self, Served};
 
-use crate::access;
-use crate::engine_choice::{self, Data};
-use crate::failure::{Exit, Failure, explain, only_read};
-use crate::fileless;
 use crate::files::Files;
-use crate::layers::{self, Chain, Layers};
-use crate::log::say;
-use crate::output;
-use crate::polling::{Contention, Polling, Settings};
-use crate::signals::Signal;
-use crate::stats::{self, Counters};
-use crate::threads::{self, Processors, Threads};
+use crate::files::access;
+use crate::image::chain::{self, Chain, Layers};
+use crate::image::engine_choice::{self, Data};
+use crate::image::fileless;
+use crate::process::failure::{Exit, Failure, explain, only_read};
+use crate::process::log::say;
+use crate::process::output;
+use crate::process::signals::Signal;
+use crate::serve::polling::{Contention, Polling, Settings};
+use crate::serve::stats::Counters;
+use crate::serve::threads::{Processors, Threads};
 use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 
 use event_loop::{Disclose, EventLoop, Serving};
@@ -87,7 +91,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         (None, None) => return Err(Failure::new("serve", "there are no sockets to listen at")),
     };
     from.forget();
-    let disk = layers::disk_of(images, logs, &unsettled, block).map_err(|error| {
+    let disk = chain::disk_of(images, logs, &unsettled, block).map_err(|error| {
         let failure = explain(&name, error);
         if block > 512 { failure.advise("serve it with --logical-block-size 512") } else { failure }
     })?;
@@ -212,7 +216,7 @@ fn identity(serve: &Serve, name: &ImageName) -> String {
 /// Opens the layers: those that the command line names, or those that were taken over.
 fn open(files: &Files, serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, Failure> {
     let accept_failed_sync = serve.accept_failed_sync && taken.is_none();
-    let served = Some(layers::Served { accept_failed_sync, taken_over: taken.is_some(), below_failed: false });
+    let served = Some(chain::Served { accept_failed_sync, taken_over: taken.is_some(), below_failed: false });
     let chain = match taken {
         None => Chain { served, ..Chain::of(files, &serve.image, &serve.parents) },
         // The process that has it open has compared the layers.

@@ -1,4 +1,4 @@
-//! Faults that are put into the disk process (`tapline-disk/src/fault.rs`): the rounds must find each.
+//! Faults that are put into the disk process (`tapline-disk/src/process/fault.rs`): the rounds must find each.
 //!
 //! Knows which actions bring one to light, to which rounds are restricted then.
 

@@ -11,14 +11,14 @@ use disk::{DiskOffset, Operation, ShapePolicy, Span, Token};
 use memory::Segments;
 use serde::Serialize;
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::Layers;
-use crate::output;
-use crate::progress::Progress;
-use crate::runner::Runner;
-use crate::signals::Signal;
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::progress::Progress;
+use crate::jobs::runner::Runner;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
+use crate::process::signals::Signal;
 use arguments::{Bench, Pattern};
 
 /// The largest request: with 256 in flight, 4 GiB of memory.

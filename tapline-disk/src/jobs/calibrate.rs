@@ -17,14 +17,14 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
-use crate::access;
-use crate::engine_choice::{self, Data};
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::output;
-use crate::policy_file;
-use crate::progress::Progress;
-use crate::signals::Signal;
+use crate::files::access;
+use crate::files::policy;
+use crate::image::engine_choice::{self, Data};
+use crate::image::progress::Progress;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
+use crate::process::signals::Signal;
 use arguments::{Access, CacheMode, Calibrate};
 
 use probe::Probe;
@@ -53,11 +53,11 @@ const TO_WRITE: OpenOptions = OpenOptions { write: true, cache: Cache::None, loc
 pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let name = &calibrate.image;
-    calibrate.policy.as_deref().map_or(Ok(()), policy_file::must_be_replaceable)?;
+    calibrate.policy.as_deref().map_or(Ok(()), policy::must_be_replaceable)?;
     let opened = open(files, calibrate)?;
     let storage = match &calibrate.storage {
         Some(storage) => storage.clone(),
-        None => policy_file::storage(name, &opened)?,
+        None => policy::storage(name, &opened)?,
     };
     let operation = if calibrate.write { "write" } else { "read" };
     let len = name.len_without_file().unwrap_or_else(|| disk::Source::len(&opened));
@@ -74,9 +74,9 @@ pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     });
     progress.into_iter().for_each(Progress::finish);
     let fitted = fitted?;
-    let found = policy_file::of(&fitted, storage, operation);
+    let found = policy::of(&fitted, storage, operation);
     if let Some(path) = &calibrate.policy {
-        policy_file::write(&found, path)?;
+        policy::write(&found, path)?;
     }
     match calibrate.json {
         true => output::json(&found)?,

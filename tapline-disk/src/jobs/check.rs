@@ -9,14 +9,14 @@ use disk::{Problem, RedoLog, Severity};
 use serde::Serialize;
 use uring::{ImageFile, OpenOptions};
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::{Layers, to_look_at};
-use crate::leftovers;
-use crate::output;
-use crate::settled;
-use crate::soundness::{Examined, examine, examine_through, mend};
+use crate::files::access;
+use crate::image::chain::{Layers, to_look_at};
+use crate::image::check::{Examined, examine, examine_through, mend};
+use crate::image::replay_redo;
+use crate::image::vhd_tail;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
 use arguments::{Check, Sharing};
 
 /// The result. Names and meanings are part of the interface.
@@ -49,7 +49,7 @@ struct Line {
 /// Runs the job. Parents that are named are checked too, and never repaired.
 pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
     let (mut file, log) = match check.repair {
-        true => (settled::to_write(files, &check.image, OpenOptions { write: true, ..to_look_at(true) })?, None),
+        true => (replay_redo::to_write(files, &check.image, OpenOptions { write: true, ..to_look_at(true) })?, None),
         false => to_examine(files, &check.image, check.sharing)?,
     };
     let first = match check.repair {
@@ -99,7 +99,7 @@ pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
 fn to_examine(files: &Files, name: &ImageName, sharing: Sharing) -> Result<(ImageFile, Option<RedoLog>), Failure> {
     match sharing.force_share {
         true => files.open_image(name, to_look_at(false)).map(|file| (file, None)).map_err(Failure::said),
-        false => settled::to_read(files, name, to_look_at(true)).map_err(access::advise),
+        false => replay_redo::to_read(files, name, to_look_at(true)).map_err(access::advise),
     }
 }
 
@@ -112,7 +112,7 @@ fn repair(name: &ImageName, file: &mut ImageFile, examined: Examined) -> Result<
     }
     done.extend(cure.what);
     let leaks = problems.iter().any(|problem| problem.severity == Severity::Leak);
-    if name.format == FormatName::Vhd && leaks && leftovers::clear(name, file)? {
+    if name.format == FormatName::Vhd && leaks && vhd_tail::clear(name, file)? {
         done.push("the file ends behind its last block".to_owned());
     }
     Ok(done)

@@ -14,19 +14,18 @@ use memory::Segments;
 use serde::Serialize;
 use uring::OpenOptions;
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::jobs::create::unit_of;
-use crate::layers::Layers;
-use crate::modified::Time;
-use crate::output;
-use crate::presence::{Holds, Presence};
-use crate::progress::Progress;
-use crate::runner::Runner;
-use crate::signals::Signal;
-use crate::stream::{grid, stored_runs};
-use crate::target::{Identity, Plan, Shape, Target};
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::create::{Identity, Plan, Shape, Target, unit_of};
+use crate::image::mtime::Time;
+use crate::image::presence::{Holds, Presence};
+use crate::image::progress::Progress;
+use crate::jobs::runner::Runner;
+use crate::jobs::stream::{grid, stored_runs};
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
+use crate::process::signals::Signal;
 use arguments::Compact;
 
 /// How much of the disk is looked up at once.

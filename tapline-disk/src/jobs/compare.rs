@@ -4,13 +4,13 @@ use control::size::readable;
 use disk::DiskOffset;
 use serde::Serialize;
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::{Chain, Layers};
-use crate::output;
-use crate::progress::Progress;
-use crate::stream::{Chunk, Stream};
+use crate::files::access;
+use crate::image::chain::{Chain, Layers};
+use crate::image::progress::Progress;
+use crate::jobs::stream::{Chunk, Stream};
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
 use arguments::Compare;
 
 /// The result. Names and meanings are part of the interface.

@@ -16,20 +16,20 @@ use disk::qcow2::Compression;
 use disk::{Operation, Span, Token};
 use serde::Serialize;
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::create::{self, Laid, Plan, Shape, Target};
+use crate::image::libvhd;
+use crate::image::progress::Progress;
 use crate::jobs::compare::first_difference;
 use crate::jobs::create::{check_unit, unit};
-use crate::layers::Layers;
-use crate::libvhd;
-use crate::log::say;
-use crate::output as printed;
-use crate::progress::Progress;
-use crate::runner::Runner;
-use crate::signals::Signal;
-use crate::stream::{Chunk, Stream, join, stored_runs};
-use crate::target::{self, Laid, Plan, Shape, Target};
+use crate::jobs::runner::Runner;
+use crate::jobs::stream::{Chunk, Stream, join, stored_runs};
+use crate::process::failure::{Exit, Failure};
+use crate::process::log::say;
+use crate::process::output as printed;
+use crate::process::signals::Signal;
 use arguments::{Compress, Convert};
 
 use output::Output;
@@ -68,12 +68,12 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
         return to_output(files, convert);
     }
     let mut stop = Some(Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?);
-    target::must_differ(files, &convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
+    create::must_differ(files, &convert.target, std::iter::once(&convert.source).chain(&convert.parents.names))?;
     let source = Source::open(files, convert, &mut stop)?;
     let (len, block) = (source.len, source.block);
     let plan = plan(convert, len)?;
     let target = Target::create_anywhere(files, &convert.target, &plan, convert.force)?;
-    let copied = match target::lay_out_as(target.name(), &plan)? {
+    let copied = match create::lay_out_as(target.name(), &plan)? {
         Laid::Qcow2(spec) if convert.compress.is_some() => {
             compressed::copy(files, convert, source, target.name(), &spec, &mut stop)?
         }
@@ -93,7 +93,7 @@ fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let mut output = Output::open(&convert.target)?;
     let source = Source::open(files, convert, &mut None)?;
     let (len, block) = (source.len, source.block);
-    let image = target::lay_out(&convert.target, &plan(convert, len)?)?;
+    let image = create::lay_out(&convert.target, &plan(convert, len)?)?;
     let mut progress = Progress::new(files, "converting", len);
     let mut copied = Copied { written: image.len, compressed: None, lost: Vec::new(), block: 512 };
     for chunk in source.chunks(convert, &mut None) {

@@ -3,17 +3,17 @@
 use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
 use disk::qcow2::Compression;
-use disk::{Format, Image};
+use disk::Format;
 use serde::Serialize;
 
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::{Chain, Layers, to_look_at};
-use crate::libvhd;
-use crate::output;
-use crate::parent_link;
-use crate::settled;
-use crate::target::{Plan, Shape, Target};
+use crate::image::chain::{Chain, Layers, to_look_at};
+use crate::image::create::{Plan, Shape, Target, unit_of};
+use crate::image::libvhd;
+use crate::image::parent_link;
+use crate::image::replay_redo;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
 use arguments::Create;
 
 /// What was created.
@@ -114,23 +114,11 @@ pub fn plan_child(
     })
 }
 
-/// The allocation unit of an image created on top of another, or to replace it: the same. qcow2 clusters smaller than
-/// our minimum, which other programs create, become our minimum.
-pub fn unit_of(image: &Image) -> Option<u32> {
-    match image {
-        Image::Raw(_) | Image::Foreign(_) => None,
-        Image::Vhd(vhd) => vhd.info().block_size,
-        Image::Qcow2(qcow2) => {
-            u32::try_from(qcow2.info().cluster_size).ok().map(|size| size.max(disk::qcow2::CLUSTER_SIZE))
-        }
-    }
-}
-
 /// The parent, locked. Its own parents need not be named; those that are must fit.
 fn open_parent(files: &Files, create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
     let names = std::iter::once(parent).chain(below).collect();
     match below {
-        [] => settled::image(files, parent).and_then(|()| Layers::open_alone(files, parent, to_look_at(true))),
+        [] => replay_redo::image(files, parent).and_then(|()| Layers::open_alone(files, parent, to_look_at(true))),
         _ => Layers::open_chain(
             &Chain {
                 from: files,

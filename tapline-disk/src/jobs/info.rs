@@ -14,14 +14,14 @@ use disk::{Format, Image, Link};
 use serde::Serialize;
 use uring::ImageFile;
 
-use crate::failure::{Exit, Failure};
-use crate::fileless;
 use crate::files::Files;
-use crate::layers::{Layers, to_look_at};
-use crate::output::{self, printable};
-use crate::parent_link;
-use crate::redo_log;
-use crate::uuid;
+use crate::image::chain::{Layers, to_look_at};
+use crate::image::fileless;
+use crate::image::parent_link;
+use crate::image::redo_log;
+use crate::image::uuid;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output::{self, printable};
 use arguments::Info;
 
 use foreign_fields::{VhdxFields, VmdkFields};

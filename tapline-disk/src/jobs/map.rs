@@ -4,14 +4,14 @@ use control::size::readable;
 use disk::{DiskOffset, ExtentKind, Span};
 use serde::Serialize;
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::Layers;
-use crate::output;
-use crate::presence::Presence;
-use crate::runner::Runner;
-use crate::stream::extents;
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::presence::Presence;
+use crate::jobs::runner::Runner;
+use crate::jobs::stream::extents;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
 use arguments::Map;
 
 /// How much is queried at once.

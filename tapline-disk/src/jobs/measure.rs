@@ -8,15 +8,15 @@ use control::{FormatName, ImageName};
 use disk::{qcow2, vhd};
 use serde::Serialize;
 
-use crate::access;
-use crate::failure::{Exit, Failure, explain};
 use crate::files::Files;
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::create::{self, Laid};
 use crate::jobs::convert::plan_for;
 use crate::jobs::map::{Line, whole_disk};
-use crate::layers::Layers;
-use crate::output;
-use crate::runner::Runner;
-use crate::target::{self, Laid};
+use crate::jobs::runner::Runner;
+use crate::process::failure::{Exit, Failure, explain};
+use crate::process::output;
 use arguments::Measure;
 
 /// The result. Names and meanings are part of the interface.
@@ -40,7 +40,7 @@ pub fn run(files: &Files, measure: &Measure) -> Result<Exit, Failure> {
     };
     let target = ImageName { format: measure.format, path: "NEW".into(), data_file: None };
     let plan = plan_for(&target, size, measure.fixed, measure.block_size, measure.cluster_size)?;
-    let laid = target::lay_out_as(&target, &plan)?;
+    let laid = create::lay_out_as(&target, &plan)?;
     let all = [Line { start: 0, length: size, data: true }];
     let len = |lines: &[Line]| len_of(&laid, size, lines).map_err(|error| explain(&target, error));
     let measured = Measured {

@@ -2,7 +2,8 @@
 //!
 //! The order is [`plan::merge`], as on a disk that is served. If killed, repeating the command continues; at its very
 //! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
-//! does the rest ([`crate::stale_layers`]). Files are removed from the topmost down, each durably before the next.
+//! does the rest ([`crate::image::stale_layers`]). Files are removed from the topmost down, each durably before the
+//! next.
 
 use control::size::readable;
 use control::{ImageName, IsDone, Kind};
@@ -11,24 +12,24 @@ use plan::{Plan, Step};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
+use crate::files::access;
+use crate::image::chain::{Chain, Layers};
+use crate::image::libvhd::Behind;
+use crate::image::mtime::Time;
+use crate::image::parent_link;
+use crate::image::plan_layers;
+use crate::image::progress::Progress;
+use crate::image::redo_log;
+use crate::image::stale_layers::{self, StaleLayers};
+use crate::image::write_synced;
+use crate::jobs::planned;
 use crate::jobs::resize;
-use crate::layers::{Chain, Layers};
-use crate::libvhd::Behind;
-use crate::log::say;
-use crate::modified::Time;
-use crate::ordered;
-use crate::output;
-use crate::parent_link;
-use crate::plan_layers;
-use crate::planned;
-use crate::progress::Progress;
-use crate::redo_log;
-use crate::runner::Runner;
-use crate::signals::Signal;
-use crate::stale_layers::{self, StaleLayers};
+use crate::jobs::runner::Runner;
+use crate::process::failure::{Exit, Failure};
+use crate::process::log::say;
+use crate::process::output;
+use crate::process::signals::Signal;
 use arguments::Merge;
 
 /// The result. Names and meanings are part of the interface.
@@ -203,7 +204,7 @@ impl Work<'_> {
             |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
         let changing = Link { modified: None, len: None, ..link };
         image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;
-        ordered::round(file, image).map_err(|error| failed(error.into()))
+        write_synced::round(file, image).map_err(|error| failed(error.into()))
     }
 
     /// Records the syncs that failed while no disk was open.

@@ -16,19 +16,19 @@ use plan::{Plan, Step};
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::access;
-use crate::copy_up::CopyUp;
-use crate::failure::{Exit, Failure};
-use crate::file_identity::FileIdentity;
 use crate::files::Files;
-use crate::layers::{Chain, Layers, to_look_at};
-use crate::output;
-use crate::parent_link;
-use crate::planned;
-use crate::presence::Presence;
-use crate::runner::Runner;
-use crate::signals::Signal;
-use crate::unfinished::Unfinished;
+use crate::files::access;
+use crate::files::identity::FileIdentity;
+use crate::image::chain::{Chain, Layers, to_look_at};
+use crate::image::parent_link;
+use crate::image::presence::Presence;
+use crate::image::rewrite_marker::Unfinished;
+use crate::jobs::copy_up::CopyUp;
+use crate::jobs::planned;
+use crate::jobs::runner::Runner;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
+use crate::process::signals::Signal;
 use arguments::{Access, Flatten, Parents, Rebase};
 
 /// The result. Names and meanings are part of the interface.

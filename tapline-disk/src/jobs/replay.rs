@@ -20,14 +20,14 @@ use control::size::readable;
 use disk::{DiskOffset, Geometry, Operation, Span, Token};
 use memory::Segments;
 
-use crate::access;
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::Layers;
-use crate::log::say;
-use crate::progress::{Progress, clock};
-use crate::runner::{Answer, Runner};
-use crate::signals::Signal;
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::progress::{Progress, clock};
+use crate::jobs::runner::{Answer, Runner};
+use crate::process::failure::{Exit, Failure};
+use crate::process::log::say;
+use crate::process::signals::Signal;
 
 /// Requests in flight at most, and their bytes: a disk that is much slower than the recorded one must not take all
 /// memory.

@@ -13,15 +13,15 @@ use plan::Step;
 use serde::Serialize;
 use uring::{Cache, ImageFile, OpenOptions};
 
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::layers::{Chain, Layers};
-use crate::libvhd::Behind;
-use crate::ordered;
-use crate::output;
-use crate::plan_layers;
-use crate::planned;
-use crate::redo_log;
+use crate::image::chain::{Chain, Layers};
+use crate::image::libvhd::Behind;
+use crate::image::plan_layers;
+use crate::image::redo_log;
+use crate::image::write_synced;
+use crate::jobs::planned;
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
 use arguments::Resize;
 
 /// The result. Names and meanings are part of the interface.
@@ -70,7 +70,7 @@ pub fn take(step: Step, file: &mut ImageFile, image: &mut Image) -> Result<(), B
     match step {
         Step::Lengthen { len, .. } => lengthen(file, len)?,
         Step::Grow { len } | Step::GrowLayer { len, .. } if image.geometry().len < len => image.grow(len)?,
-        Step::MakeDurable => ordered::round(file, image)?,
+        Step::MakeDurable => write_synced::round(file, image)?,
         // Nothing is held up, and there is no guest.
         _ => {}
     }

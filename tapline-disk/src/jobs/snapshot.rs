@@ -9,14 +9,14 @@ use control::{FormatName, ImageName};
 use serde::Serialize;
 use uring::{Cache, OpenOptions};
 
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
+use crate::image::chain::{Chain, Layers};
+use crate::image::create::{self, Target};
+use crate::image::reflink;
+use crate::image::replay_redo;
 use crate::jobs::create::plan_child;
-use crate::layers::{Chain, Layers};
-use crate::output;
-use crate::reflink;
-use crate::settled;
-use crate::target::{self, Target};
+use crate::process::failure::{Exit, Failure};
+use crate::process::output;
 use arguments::Snapshot;
 
 /// The verb.
@@ -40,7 +40,7 @@ struct Made {
 
 /// Runs the job.
 pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
-    target::must_differ(files, &snapshot.to, std::iter::once(&snapshot.image).chain(&snapshot.parents.names))?;
+    create::must_differ(files, &snapshot.to, std::iter::once(&snapshot.image).chain(&snapshot.parents.names))?;
     let layers = open(files, snapshot, verb)?;
     let size = layers.geometry().map_or(0, |geometry| geometry.len);
     let how = match (snapshot.image.format, snapshot.to.format, layers.files.first()) {
@@ -62,9 +62,8 @@ pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failu
 fn open(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failure> {
     let options = OpenOptions { write: verb == Verb::Snapshot, cache: Cache::Writeback, lock: true };
     match snapshot.parents.names.is_empty() {
-        true => {
-            settled::image(files, &snapshot.image).and_then(|()| Layers::open_alone(files, &snapshot.image, options))
-        }
+        true => replay_redo::image(files, &snapshot.image)
+            .and_then(|()| Layers::open_alone(files, &snapshot.image, options)),
         false => {
             let chain = Chain { settled: true, ..Chain::of(files, &snapshot.image, &snapshot.parents) };
             Layers::open_chain(&chain, options)

@@ -9,7 +9,7 @@ use arguments::Serve;
 use control::Kind;
 use transport::nbd;
 
-use crate::failure::Failure;
+use crate::process::failure::Failure;
 
 /// A path, or a host and a port. What has a slash is a path, and so is a name without a colon unless it looks like a
 /// port or a host, which would become a file of that name.

@@ -25,23 +25,23 @@ use disk::{Disk, FileDone, Geometry, Image, Io, Until};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
 use uring::Engine;
 
-use crate::failure::{Exit, Failure};
 use crate::files::Files;
-use crate::log::{Log, say};
-use crate::panics;
-use crate::polling::Polling;
+use crate::process::failure::{Exit, Failure};
+use crate::process::log::{Log, say};
+use crate::process::panics;
+use crate::process::signals::Signal;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, Flush, Pause, Work, condition_of};
 use crate::serve::full::Full;
 use crate::serve::limits::Limiter;
 use crate::serve::own_keys::{LEAVE, LIMIT, QUIET, REPORT, SPACE, STOP, SUSPECTS};
 use crate::serve::page::{self, Kept, PageFile};
+use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::serve::shaping::Shaping;
+use crate::serve::stats::{Counters, Stats};
 use crate::serve::suspects::Suspects;
-use crate::signals::Signal;
-use crate::stats::{Counters, Stats};
-use crate::threads::Threads;
+use crate::serve::threads::Threads;
 
 /// Age in nanoseconds at which a stamp gets old: a copy that another program makes of an image in use can be told from
 /// the image after this long. A write of one sector in that time costs nothing.

@@ -22,9 +22,9 @@ use xen::{EventChannels, Grants, Store, StoreError};
 
 use super::blkback_stats::BlkbackStats;
 use super::event_loop::{Disclose, EventLoop, Serving};
-use crate::failure::{Exit, Failure};
 use crate::files;
-use crate::log::say;
+use crate::process::failure::{Exit, Failure};
+use crate::process::log::say;
 use arguments::{GrantPolicy, Serve, XenDisk};
 use vm::xen::claim::{Claim, Places};
 use vm::xen::device::{Device, remove_own_end, store_failed, text, together};
@@ -34,7 +34,7 @@ use vm::xen::{domain, firmware, machine};
 mod emulated;
 mod keys;
 
-use crate::polling::Settings;
+use crate::serve::polling::Settings;
 use emulated::Emulated;
 use keys::{KTHREAD_PID, asked_polling, leave_word};
 

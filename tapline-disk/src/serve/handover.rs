@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 
 use super::limits;
 use super::shaping::Shaping;
-use crate::handed::descriptors_of;
-use crate::stats::Counters;
+use crate::files::passed::descriptors_of;
+use crate::serve::stats::Counters;
 
 /// Bytes of a packet: the longest has one path.
 const PACKET_MAX: usize = 64 << 10;

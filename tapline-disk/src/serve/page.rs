@@ -17,8 +17,8 @@ use arguments::Serve;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::files::Files;
-use crate::log::say;
-use crate::uuid;
+use crate::image::uuid;
+use crate::process::log::say;
 
 /// The name of a page that is handed over, by a daemon or by the process before this one.
 pub const NAME: &str = "statistics.page";

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use arguments::Serve;
 use disk::Image;
 
-use crate::layers::Layers;
+use crate::image::chain::Layers;
 
 /// Digits of a serial number: what virtio has room for.
 const DIGITS: usize = 20;

@@ -12,8 +12,8 @@ use disk::{ShapeCounts, ShapePolicy};
 use serde::{Deserialize, Serialize};
 use uring::ImageFile;
 
-use crate::failure::Failure;
-use crate::policy_file;
+use crate::files::policy;
+use crate::process::failure::Failure;
 use arguments::Serve;
 
 /// The sizes of a disk's transfers; also what a process hands to the one that takes its place.
@@ -127,10 +127,10 @@ fn has_sizes_of_a_policy(policy: &PolicyNote) -> bool {
 
 /// The policy in that file, which must be of the image's storage.
 fn policy_of(path: &Path, name: &ImageName, file: Option<&ImageFile>) -> Result<PolicyNote, Failure> {
-    let policy = policy_file::read(path)?;
+    let policy = policy::read(path)?;
     let file = file.ok_or_else(|| Failure::new(format!("find the storage of {name}"), "it has no file"))?;
-    policy_file::must_be_of(&policy, path, &policy_file::storage(name, file)?, &name.to_string())?;
-    Ok(policy_file::note(&policy, path))
+    policy::must_be_of(&policy, path, &policy::storage(name, file)?, &name.to_string())?;
+    Ok(policy::note(&policy, path))
 }
 
 #[cfg(test)]

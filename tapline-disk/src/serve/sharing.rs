@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use shares::{Allowance, Owner, Page, Share, Usable, WEIGHT};
 
 use crate::files::Files;
-use crate::log::say;
+use crate::process::log::say;
 
 /// The name of a page that is handed over, by a daemon or by the process before this one.
 pub const NAME: &str = "shares.page";

@@ -14,9 +14,9 @@ use transport::{Handover, Parcel};
 use super::handover::{Channel, ChannelError, Said};
 use super::limits;
 use super::shaping::Shaping;
-use crate::failure::Failure;
 use crate::files::{Files, Handed, HandedFile};
-use crate::stats::Counters;
+use crate::process::failure::Failure;
+use crate::serve::stats::Counters;
 
 /// What was taken over, and is not begun yet.
 #[derive(Debug)]

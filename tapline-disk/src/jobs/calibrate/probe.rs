@@ -10,8 +10,8 @@ use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, ShapePolicy, 
 use memory::Segments;
 use uring::Engine;
 
-use crate::failure::Failure;
-use crate::signals::Signal;
+use crate::process::failure::Failure;
+use crate::process::signals::Signal;
 
 /// What is written: not zero, which some storage does not store.
 pub const BYTE: u8 = 0x54;

@@ -7,7 +7,7 @@ use control::ImageName;
 use control::calibration::{Calibration, Measured, Sizes};
 use control::size::readable;
 
-use crate::output::printable;
+use crate::process::output::printable;
 
 const ALONE: Sizes = Sizes { split: None, merge: None };
 

@@ -16,11 +16,11 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use super::Copied;
 use super::source::Source;
-use crate::failure::{Failure, explain};
 use crate::files::Files;
-use crate::progress::Progress;
-use crate::signals::Signal;
-use crate::stream::{Chunk, join};
+use crate::image::progress::Progress;
+use crate::jobs::stream::{Chunk, join};
+use crate::process::failure::{Failure, explain};
+use crate::process::signals::Signal;
 use arguments::Convert;
 
 /// Clusters handed out, for each thread: enough that none waits for another.

@@ -15,10 +15,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::source::{first_data, go_on, would_lose};
-use crate::failure::Failure;
-use crate::mistaken;
-use crate::signals::Signal;
-use crate::stream::{Chunk, PIECE};
+use crate::image::raw_lookalike;
+use crate::jobs::stream::{Chunk, PIECE};
+use crate::process::failure::Failure;
+use crate::process::signals::Signal;
 use arguments::Convert;
 
 const SECTOR: u64 = 512;
@@ -107,8 +107,8 @@ impl Input {
     fn must_be_raw(&self, convert: &Convert, at: u64, bytes: &[u8]) -> Result<(), Failure> {
         let first = if at == 0 { bytes } else { &[0] };
         let last = if self.at == self.len { bytes.last_chunk::<512>() } else { None };
-        match mistaken::looks_like(first, last.map(<[u8; 512]>::as_slice).unwrap_or_default()) {
-            Some(found) if !self.trusted => Err(mistaken::refusal(&convert.source, found)),
+        match raw_lookalike::looks_like(first, last.map(<[u8; 512]>::as_slice).unwrap_or_default()) {
+            Some(found) if !self.trusted => Err(raw_lookalike::refusal(&convert.source, found)),
             _ => Ok(()),
         }
     }

@@ -11,8 +11,8 @@ use control::{ImageName, Kind};
 use disk::Creation;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::failure::Failure;
-use crate::stream::{Chunk, PIECE};
+use crate::jobs::stream::{Chunk, PIECE};
+use crate::process::failure::Failure;
 
 /// Standard output.
 pub struct Output {

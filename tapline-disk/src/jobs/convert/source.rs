@@ -7,13 +7,13 @@ use control::size::Size;
 use disk::{DiskOffset, Span};
 
 use super::input::Input;
-use crate::access;
-use crate::failure::Failure;
 use crate::files::Files;
-use crate::layers::Layers;
-use crate::progress::Progress;
-use crate::signals::Signal;
-use crate::stream::{Chunk, Stream, Unreadable};
+use crate::files::access;
+use crate::image::chain::Layers;
+use crate::image::progress::Progress;
+use crate::jobs::stream::{Chunk, Stream, Unreadable};
+use crate::process::failure::Failure;
+use crate::process::signals::Signal;
 use arguments::Convert;
 
 /// What is converted.

@@ -5,8 +5,8 @@ use disk::Link;
 use disk::qcow2::{Compression, Info};
 use serde::Serialize;
 
-use crate::output::printable;
-use crate::uuid;
+use crate::image::uuid;
+use crate::process::output::printable;
 
 /// Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -5,8 +5,8 @@ use disk::vhd::{self, DiskType};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::output::printable;
-use crate::uuid;
+use crate::image::uuid;
+use crate::process::output::printable;
 
 /// Names and meanings are part of the interface.
 #[derive(Serialize)]

@@ -9,8 +9,8 @@ use control::size::readable;
 use serde::Serialize;
 
 use super::{Ended, LeftOut, Plan, Replayed};
-use crate::failure::Failure;
-use crate::output;
+use crate::process::failure::Failure;
+use crate::process::output;
 
 /// Requests that were issued so long after their time are late.
 const LATE_NS: u64 = 1_000_000;

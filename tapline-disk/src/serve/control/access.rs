@@ -11,12 +11,12 @@ use disk::{FileId, Image, RedoLog};
 use uring::{FileOpenError, ImageFile};
 
 use super::work::Work;
-use crate::failure::Failure;
 use crate::files::Files;
-use crate::layers::open_image;
-use crate::log::say;
-use crate::ordered;
-use crate::redo_log;
+use crate::image::chain::open_image;
+use crate::image::redo_log;
+use crate::image::write_synced;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// A layer that is open for writing now, and may be written to.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failur
 fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), Failure> {
     let mut image = open_image(&layer.from, &layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
-        ordered::round(&mut layer.file, &mut image)
+        write_synced::round(&mut layer.file, &mut image)
             .map_err(|error| Failure::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
     let log = redo_log::open(&layer.from, &layer.name, &mut layer.file)?;
@@ -179,9 +179,9 @@ mod test {
     use uring::{Cache, OpenOptions};
 
     use super::*;
-    use crate::layers::Layers;
-    use crate::parent_link;
-    use crate::target::{Plan, Shape, Target};
+    use crate::image::chain::Layers;
+    use crate::image::create::{Plan, Shape, Target};
+    use crate::image::parent_link;
     use arguments::Parents;
     use control::FormatName;
 

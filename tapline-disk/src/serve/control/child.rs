@@ -4,9 +4,9 @@
 //! completely or not at all, and never replaces another file.
 //!
 //! With `--handed` it was created empty and durably, under its final name, by the process that passes it: it is filled
-//! in place, and the sectors that make it an image are written when all others are durable ([`crate::target`]). *If
-//! killed before:* the file does not open as an image. *After:* it is complete, and empty on top of its parent. If this
-//! is refused, the file is left as it is.
+//! in place, and the sectors that make it an image are written when all others are durable ([`crate::image::create`]).
+//! *If killed before:* the file does not open as an image. *After:* it is complete, and empty on top of its parent. If
+//! this is refused, the file is left as it is.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,14 +17,13 @@ use disk::{Format, Image, RedoLog};
 use uring::{Cache, ImageFile, OpenOptions};
 
 use super::work::Work;
-use crate::failure::Failure;
 use crate::files::Files;
-use crate::jobs::create::unit_of;
-use crate::layers::open_image;
-use crate::log::say;
-use crate::parent_link;
-use crate::redo_log;
-use crate::target::{self, Plan, Shape};
+use crate::image::chain::open_image;
+use crate::image::create::{self, Plan, Shape, unit_of};
+use crate::image::parent_link;
+use crate::image::redo_log;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// What to create.
 #[derive(Clone, Debug)]
@@ -65,11 +64,11 @@ impl Wanted {
     /// Makes it.
     pub fn make(self) -> Result<Child, Failure> {
         let (begun, files) = (Instant::now(), &self.files);
-        let creation = target::lay_out(&self.name, &self.plan)?;
+        let creation = create::lay_out(&self.name, &self.plan)?;
         let new = Unnamed::create(files, self.name.path())?;
         let mut file = new.file()?;
         let failed = |error| Failure::failed(format!("write the new image {}", self.name), &error);
-        target::write(&mut file, &creation).map_err(failed)?;
+        create::write(&mut file, &creation).map_err(failed)?;
         let synced = Instant::now();
         file.sync().map_err(failed)?;
         let named = new.name(self.name.path())?;

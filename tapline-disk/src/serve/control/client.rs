@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, send};
 
-use crate::failure::Failure;
-use crate::handed::descriptors_of;
+use crate::files::passed::descriptors_of;
+use crate::process::failure::Failure;
 
 /// Bytes of a line, its end not counted: the longest verb has two paths.
 pub const LINE_MAX: usize = 64 << 10;

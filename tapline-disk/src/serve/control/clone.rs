@@ -6,7 +6,7 @@ use control::{Kind, ask};
 use super::driver::Driver;
 use super::pause::micros;
 use super::work::Work;
-use crate::failure::Failure;
+use crate::process::failure::Failure;
 
 /// A clone under way.
 #[derive(Debug)]

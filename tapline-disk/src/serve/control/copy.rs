@@ -16,8 +16,8 @@ use uring::ImageFile;
 use super::child::Unnamed;
 use super::driver::Driver;
 use super::work::Work;
-use crate::failure::Failure;
 use crate::files::Files;
+use crate::process::failure::Failure;
 
 /// A copy under way.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use disk::{MergeState, Status};
 
 use super::rate_limiter::RateLimiter;
 use super::work::Work;
-use crate::failure::Failure;
+use crate::process::failure::Failure;
 use crate::serve::own_keys::MERGE_TIMER;
 
 /// Chunks begun in one turn, so that the guest has its own.

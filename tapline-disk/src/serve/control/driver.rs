@@ -21,8 +21,8 @@ use super::copying::Copying;
 use super::merge::{self, Sources};
 use super::revert;
 use super::work::{Lengthening, Quiesce, Work};
-use crate::failure::Failure;
-use crate::log::say;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// A verb that is carried out.
 #[derive(Debug)]

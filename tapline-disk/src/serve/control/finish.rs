@@ -1,5 +1,5 @@
 //! A `merge` that is requested again after a crash at its very end: the sources have already left the chain, and at
-//! most their files still exist ([`crate::stale_layers`]).
+//! most their files still exist ([`crate::image::stale_layers`]).
 //!
 //! Layer numbers refer to different layers in the shorter chain. So a merge is recognized as complete only if the
 //! request lists the expected chain, and the disk has that chain without the sources. If there is a layer above the
@@ -12,9 +12,9 @@ use control::{ImageName, Kind, ask};
 use super::driver::Driver;
 use super::merge;
 use super::work::Work;
-use crate::failure::Failure;
 use crate::files::Files;
-use crate::stale_layers::{MergeLayer, StaleLayers};
+use crate::image::stale_layers::{MergeLayer, StaleLayers};
+use crate::process::failure::Failure;
 
 /// The end of a merge under way.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 
 use control::{FileAsked, Kind, Verb};
 
-use crate::failure::Failure;
 use crate::files::{Files, Handed, HandedFile};
+use crate::process::failure::Failure;
 
 /// The files of a line, and what came with it.
 pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Handed, Failure> {

@@ -8,8 +8,8 @@ use control::ask::{self, Method};
 
 use super::work::Work;
 use super::{clone, copy, finish, resize, revert, snapshot, standstill, upgrade};
-use crate::failure::Failure;
 use crate::files::AtHand;
+use crate::process::failure::Failure;
 
 /// A verb that takes time.
 #[derive(Debug)]

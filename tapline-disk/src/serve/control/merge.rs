@@ -13,13 +13,13 @@ use super::copying::{self, Copying};
 use super::driver::Driver;
 use super::pause::Measured;
 use super::work::Work;
-use crate::failure::Failure;
-use crate::file_identity::FileIdentity;
 use crate::files::Files;
-use crate::libvhd::Behind;
-use crate::log::say;
-use crate::parent_link;
-use crate::plan_layers;
+use crate::files::identity::FileIdentity;
+use crate::image::libvhd::Behind;
+use crate::image::parent_link;
+use crate::image::plan_layers;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// A merge, from its first preparation to its last cleaning up.
 #[derive(Debug)]

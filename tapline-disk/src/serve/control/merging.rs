@@ -7,8 +7,8 @@ use control::{Kind, Reply, ask};
 use super::merge::MergeJob;
 use super::work::Work;
 use super::{Asker, Control};
-use crate::failure::Failure;
 use crate::files::AtHand;
+use crate::process::failure::Failure;
 use crate::serve::own_keys::MERGE_TIMER;
 
 /// The running merge.

@@ -49,10 +49,10 @@ use merge::MergeJob;
 use merging::Merging;
 use watching::Watchers;
 
-use crate::failure::Failure;
 use crate::files::Handed;
-use crate::log::say;
-use crate::panics;
+use crate::process::failure::Failure;
+use crate::process::log::say;
+use crate::process::panics;
 use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;

@@ -9,9 +9,9 @@ use disk::Format;
 use uring::{EngineKind, ImageFile};
 
 use super::work::{Work, absolute};
-use crate::failure::Failure;
 use crate::files::Handed;
-use crate::polling::Settings;
+use crate::process::failure::Failure;
+use crate::serve::polling::Settings;
 use crate::serve::sharing::{self, Sharing};
 
 /// Seconds of a trace at most.

@@ -10,9 +10,9 @@ use plan::Step;
 
 use super::driver::Driver;
 use super::work::Work;
-use crate::failure::Failure;
-use crate::libvhd::Behind;
-use crate::plan_layers;
+use crate::image::libvhd::Behind;
+use crate::image::plan_layers;
+use crate::process::failure::Failure;
 
 /// A resize under way.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use control::{Kind, ask};
 
 use super::driver::Driver;
 use super::work::Work;
-use crate::failure::Failure;
-use crate::log::say;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 
 /// A revert under way.
 #[derive(Debug)]

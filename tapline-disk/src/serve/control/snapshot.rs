@@ -12,7 +12,7 @@ use control::ask::Method;
 use super::driver::Driver;
 use super::pause::micros;
 use super::work::Work;
-use crate::failure::Failure;
+use crate::process::failure::Failure;
 
 /// A snapshot under way.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use control::answer::{Answer, Paused};
 
 use super::driver::Driver;
 use super::work::Work;
-use crate::failure::Failure;
+use crate::process::failure::Failure;
 
 /// `pause`, until the disk stands still.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ use transport::vhost_user::Listener;
 
 use super::blocking_task::BlockingTask;
 use super::work::Work;
-use crate::failure::Failure;
-use crate::redo_log;
+use crate::image::redo_log;
+use crate::process::failure::Failure;
 use crate::serve::handover::{Channel, ChannelError, Said};
 use crate::serve::own_keys::SUCCESSOR;
 use crate::serve::page;

@@ -18,9 +18,9 @@ use transport::{HandoverError, Timer};
 use super::pause::micros;
 use super::successor::{ControlSocket, NotHanded, Start, Successor};
 use super::work::Work;
-use crate::failure::Failure;
-use crate::log::say;
-use crate::redo_log;
+use crate::image::redo_log;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 use crate::serve::handover::ChannelError;
 use crate::serve::own_keys::UPGRADE_TIMER;
 

@@ -20,21 +20,21 @@ use uring::{Engine, EngineKind, ImageFile, OpenOptions};
 use super::FLUSH;
 use super::blocking_task::BlockingTask;
 use super::pause::Pause;
-use crate::failure::Failure;
 use crate::files::Files;
-use crate::libvhd::Behind;
-use crate::log::say;
-use crate::parent_link;
-use crate::polling::Polling;
+use crate::image::libvhd::Behind;
+use crate::image::parent_link;
+use crate::process::failure::Failure;
+use crate::process::log::say;
 use crate::serve::event_loop::EngineWatch;
 use crate::serve::full::Full;
 use crate::serve::limits::Limiter;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::page::Kept;
+use crate::serve::polling::Polling;
 use crate::serve::shaping::Shaping;
+use crate::serve::stats::{Counters, Stats};
 use crate::serve::suspects::Suspects;
-use crate::stats::{Counters, Stats};
-use crate::threads::Threads;
+use crate::serve::threads::Threads;
 
 /// The hands of a verb.
 pub struct Work<'a> {

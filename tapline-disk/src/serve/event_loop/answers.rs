@@ -11,7 +11,7 @@ use uring::ImageFile;
 
 use super::words::{in_words, of_damage, worth_a_line};
 use super::{Disclose, EventLoop};
-use crate::fault;
+use crate::process::fault;
 use crate::serve::control::{FLUSH, Flush};
 
 impl<S: Server + Disclose> EventLoop<S> {

@@ -11,12 +11,12 @@ use memory::Segments;
 use transport::Server;
 
 use super::{Disclose, EngineWatch, EventLoop};
-use crate::failure::{Exit, Failure};
-use crate::log::{self, say};
-use crate::redo_log;
+use crate::image::check;
+use crate::image::redo_log;
+use crate::process::failure::{Exit, Failure};
+use crate::process::log::{self, say};
 use crate::serve::control::Control;
-use crate::soundness;
-use crate::stats;
+use crate::serve::stats;
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Answers what was taken in, makes it durable, and leaves.
@@ -36,7 +36,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         write_stats(&self.line(), self.stats_file.as_ref());
         for (depth, layer) in self.disk.layers().iter().enumerate() {
             if let Image::Qcow2(image) = &layer.format {
-                soundness::tell_of_refcounts(format_args!("layer {depth}"), image);
+                check::tell_of_refcounts(format_args!("layer {depth}"), image);
             }
         }
         let why = match flushed {

@@ -9,7 +9,7 @@ use disk::Request;
 use transport::Server;
 
 use super::{Disclose, EventLoop};
-use crate::fault;
+use crate::process::fault;
 
 /// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
 /// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not

@@ -1,12 +1,12 @@
-//! Lanes of the engine, which come and go as [`Threads`](crate::threads::Threads) says.
+//! Lanes of the engine, which come and go as [`Threads`](crate::serve::threads::Threads) says.
 //!
 //! It knows no protocol and no format. Invariant: a lane that cannot be is no error; the thread does the work.
 
 use transport::Server;
 
 use super::{Disclose, EventLoop};
-use crate::log::say;
-use crate::threads::{Change, forced};
+use crate::process::log::say;
+use crate::serve::threads::{Change, forced};
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Starts or ends a lane, if that is due.

@@ -10,9 +10,9 @@ use transport::Server;
 
 use super::words::in_words;
 use super::{Disclose, EngineWatch, EventLoop};
-use crate::failure::Failure;
-use crate::fault;
-use crate::log::say;
+use crate::process::failure::Failure;
+use crate::process::fault;
+use crate::process::log::say;
 use crate::serve::control::Control;
 use crate::serve::own_keys::SUSPECTS;
 

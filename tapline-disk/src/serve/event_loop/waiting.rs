@@ -8,8 +8,8 @@ use disk::Until;
 use transport::Server;
 
 use super::{Disclose, EventLoop};
-use crate::failure::{Exit, Failure};
-use crate::polling::{Awaited, Nap};
+use crate::process::failure::{Exit, Failure};
+use crate::serve::polling::{Awaited, Nap};
 
 impl<S: Server + Disclose> EventLoop<S> {
     /// Serves until a signal ends it.

@@ -2,7 +2,7 @@
 
 use disk::{Damage, Operation, Status};
 
-use crate::damage;
+use crate::image::damage;
 
 /// The text of a failed request that the host's administrator must know about, because only they can help. Other
 /// failures are the guest's doing.

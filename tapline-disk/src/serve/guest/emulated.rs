@@ -11,7 +11,7 @@ use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::{Interest, MemoryChange, Server, Watch, WatchKey, nbd};
 
 use super::Backend;
-use crate::log::say;
+use crate::process::log::say;
 use crate::serve::event_loop::Disclose;
 use vm::xen::firmware;
 

@@ -12,8 +12,8 @@ use control::POLLING_MAX_US;
 use rustix::fs::{major, minor};
 use xen::Store;
 
-use crate::failure::Failure;
 use crate::files::Files;
+use crate::process::failure::Failure;
 use arguments::Serve;
 use vm::xen::device::{Device, store_failed, text, together, write_all};
 

@@ -1,0 +1,160 @@
+//! A new image on a block device, which exists before and stays if the job fails.
+//!
+//! Order: the start and the end of the device, by which it could be taken for an image, are cleared and synced; then
+//! everything that the new image reads before it writes is cleared; then the image is written as in a file
+//! ([`super::write`]). At every moment the device holds no image or the complete new one, which is empty: a conversion
+//! fills it afterwards, and if killed, leaves it with a part of the disk. A VHD has its footer in the last sector,
+//! where libvhd looks for it.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+
+use control::{FormatName, ImageName};
+use disk::{Creation, FileOffset, MetaWrite, Source};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use uring::{Cache, ImageFile, OpenOptions};
+
+use crate::files::Files;
+use crate::image::progress::Progress;
+use crate::image::redo_log;
+use crate::process::failure::Failure;
+use crate::process::log::say;
+
+/// How much is checked at both ends to see whether a device is in use: file systems, partition tables and volume
+/// managers have their signatures there.
+const ENDS: u64 = 1 << 20;
+/// Cleared at a time, between progress reports.
+const STEP: u64 = 256 << 20;
+const SECTOR: u64 = 512;
+
+/// The device that `name` leads to, if it is one: open, and locked.
+pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failure> {
+    let is_device = |metadata: Metadata| metadata.file_type().is_block_device();
+    if files.are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
+        return Ok(None);
+    }
+    let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
+    ImageFile::open(name.path(), options).map(Some).map_err(Failure::said)
+}
+
+/// Rejects a device on which the image must not be created; nothing has been written to it.
+pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
+    let len = Source::len(device);
+    if creation.len > len {
+        let why = format!("the block device has {len} bytes, but the image needs {} from the start", creation.len);
+        return Err(Failure::new(format!("create {name}"), why).advise("enlarge the device"));
+    }
+    if overwrite { Ok(()) } else { check_blank(name, device, len) }
+}
+
+/// Makes a new image on a device, whatever it holds.
+pub fn fill(files: &Files, name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
+    let len = Source::len(device);
+    if name.format == FormatName::Raw && creation.len < len {
+        say(format_args!("{name}: the disk uses all {len} bytes of its device"));
+    }
+    redo_log::void(files, device).map_err(|error| Failure::new(format!("end the redo log of {name}"), error))?;
+    let filled = clear_and_write(files, name, device, creation, len);
+    filled.inspect_err(|_| {
+        if let Err(error) = clear_ends(device, len) {
+            say(format_args!("{name} may hold an incomplete image: {error}"));
+        }
+    })
+}
+
+fn clear_and_write(
+    files: &Files,
+    name: &ImageName,
+    device: &mut ImageFile,
+    creation: Creation,
+    len: u64,
+) -> Result<(), Failure> {
+    let cleared = if name.format == FormatName::Raw { len } else { creation.len };
+    let creation = on_device(name.format, creation, len);
+    let failed = |error| Failure::new(format!("write the new image {name}"), error);
+    clear_ends(device, len).map_err(failed)?;
+    let mut progress = Progress::new(files, "clearing", cleared);
+    let mut at = 0;
+    while at < cleared {
+        let step = STEP.min(cleared - at);
+        clear(device, at, step).map_err(failed)?;
+        progress.advance(step);
+        at += step;
+    }
+    progress.finish();
+    super::write(device, &creation).and_then(|()| device.sync()).map_err(failed)
+}
+
+/// The new image has failed: its device must not be mistaken for one.
+pub fn abandon(files: &Files, name: &ImageName) {
+    let cleared = open(files, name).and_then(|device| {
+        let Some(mut device) = device else { return Ok(()) };
+        let len = Source::len(&device);
+        clear_ends(&mut device, len).map_err(|error| Failure::new(format!("clear {name}"), error))
+    });
+    match cleared {
+        Ok(()) => say(format_args!("{name} holds no image, because it was not completed")),
+        Err(failure) => say(format_args!("{name} holds an incomplete image: {failure}")),
+    }
+}
+
+/// Clears what a device could be taken for an image by.
+fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
+    for at in [0, len.saturating_sub(SECTOR)].map(FileOffset) {
+        device.write_at(at, &[0; 512])?;
+    }
+    device.sync()
+}
+
+/// Refuses a device that seems to be in use.
+fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(), Failure> {
+    let ends = ENDS.min(len);
+    let mut bytes = vec![0; usize::try_from(ends).unwrap_or(0)];
+    for at in [0, len.saturating_sub(ends)].map(FileOffset) {
+        let read = device.read_at(at, &mut bytes);
+        read.map_err(|error| Failure::new(format!("examine {name}"), error))?;
+        if let Some(found) = bytes.iter().position(|byte| *byte != 0) {
+            let found = at.saturating_add(u64::try_from(found).unwrap_or(0));
+            let why = format!("the block device already contains data, at byte {found}");
+            return Err(Failure::new(format!("create {name}"), why)
+                .advise("check what it is (blkid, lsblk --fs); --force overwrites it"));
+        }
+    }
+    Ok(())
+}
+
+/// The same image on a device of this size.
+fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
+    if format != FormatName::Vhd {
+        return creation;
+    }
+    let footer = creation.len.saturating_sub(SECTOR);
+    let there = |write: MetaWrite| match write.at.0 == footer {
+        true => MetaWrite { at: FileOffset(len.saturating_sub(SECTOR)), ..write },
+        false => write,
+    };
+    Creation { len, writes: creation.writes.into_iter().map(there).collect() }
+}
+
+/// Has a range of a device read as zero: without space where it can do that, else written.
+fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
+    let freed = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for how in [freed, FallocateFlags::ZERO_RANGE] {
+        match fallocate(&*device, how, at, len) {
+            Ok(()) => return Ok(()),
+            // A device that does not know it, or a part of a block.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let zeroes = vec![0; 1 << 20];
+    let mut done = 0;
+    while done < len {
+        let piece = zeroes.get(..usize::try_from(len - done).unwrap_or(usize::MAX)).unwrap_or(&zeroes);
+        device.write_at(FileOffset(at + done), piece)?;
+        done = done.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+    }
+    Ok(())
+}

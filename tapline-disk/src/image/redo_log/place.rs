@@ -1,0 +1,121 @@
+//! Finds the log of an image that has another number than when it was logged.
+//!
+//! A log is named after the number of its file ([`control::redo_name`]). A device is attached under another number, a
+//! file moves to another file system, and a number is given to another image; the stamp in the image says which log is
+//! its own. It knows nothing about what logs say. Invariant: the log of a living process is never renamed; a log that
+//! may still be of use is set aside before another one takes its name.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use disk::Stamp;
+use disk::redo::{self, Owner, PREFIX_LEN};
+use rustix::fs::FlockOperation;
+use uring::ImageFile;
+
+use super::not_used;
+use crate::process::log::say;
+
+/// Logs that are set aside, at most: each takes 132 KiB of memory. Beyond that the oldest are removed.
+const ASIDE_MAX: usize = 16;
+/// What their names begin with, and what all names of logs end with.
+const ASIDE: &str = "aside-";
+const ENDING: &str = "redo";
+
+/// Puts the log of `image` into `directory` under `name`, if it is there under another name. With `create`, the caller
+/// is about to begin a log of that name: one of another image is set aside.
+pub fn find(directory: &Path, name: &str, image: &ImageFile, owner: &Owner, create: bool) -> io::Result<()> {
+    let own = directory.join(name);
+    let there = Log::read(&own)?.filter(Log::says_something);
+    if there.as_ref().is_some_and(|log| !redo::is_void(&log.prefix, owner)) {
+        return Ok(());
+    }
+    let moved = if owner.stamps.is_empty() { None } else { other_with(directory, &own, &owner.stamps)? };
+    if there.is_some() && (create || moved.is_some()) {
+        set_aside(directory, &own)?;
+        say(not_used(image.path().display()));
+    }
+    match moved {
+        Some(from) => std::fs::rename(from, own),
+        None => Ok(()),
+    }
+}
+
+/// The log of a process that is dead whose image has one of these stamps.
+fn other_with(directory: &Path, own: &Path, stamps: &[Stamp]) -> io::Result<Option<PathBuf>> {
+    for entry in logs_in(directory)? {
+        let log = if entry == own { None } else { Log::read(&entry)? };
+        if log.is_some_and(|log| log.says_something() && log.has_any_of(stamps) && log.is_of_the_dead()) {
+            return Ok(Some(entry));
+        }
+    }
+    Ok(None)
+}
+
+fn logs_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match directory.read_dir() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut logs = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == ENDING) {
+            logs.push(path);
+        }
+    }
+    Ok(logs)
+}
+
+/// Gives a log a name under which no image looks for it first.
+fn set_aside(directory: &Path, own: &Path) -> io::Result<()> {
+    let is_aside = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ASIDE));
+    let mut aside: Vec<PathBuf> = logs_in(directory)?.into_iter().filter(is_aside).collect();
+    // The time decides only which of those go that are too many.
+    aside.sort_by_key(|path| std::fs::metadata(path).and_then(|found| found.modified()).ok());
+    for path in aside.iter().take((aside.len() + 1).saturating_sub(ASIDE_MAX)) {
+        std::fs::remove_file(path)?;
+    }
+    let unique = crate::image::uuid::text(&crate::image::uuid::new()?);
+    std::fs::rename(own, directory.join(format!("{ASIDE}{unique}.{ENDING}")))
+}
+
+/// The beginning of a log.
+struct Log {
+    file: File,
+    prefix: [u8; PREFIX_LEN],
+}
+
+impl Log {
+    fn read(path: &Path) -> io::Result<Option<Log>> {
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
+        let file = match opened {
+            // Its process has ended since the directory was read.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut prefix = [0; PREFIX_LEN];
+        let whole = file.read_at(&mut prefix, 0)? == PREFIX_LEN;
+        Ok(whole.then_some(Log { file, prefix }))
+    }
+
+    fn says_something(&self) -> bool {
+        self.prefix.first_chunk().is_some_and(redo::is_left)
+    }
+
+    fn has_any_of(&self, stamps: &[Stamp]) -> bool {
+        redo::stamps_of(&self.prefix).iter().any(|stamp| stamps.contains(stamp))
+    }
+
+    /// Whether no process holds it ([`hold`]).
+    fn is_of_the_dead(&self) -> bool {
+        rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+}
+
+/// Says to other processes that this one lives and uses the log. A process and its successor hold it together.
+pub fn hold(log: &File) -> io::Result<()> {
+    rustix::fs::flock(log, FlockOperation::NonBlockingLockShared).map_err(io::Error::from)
+}

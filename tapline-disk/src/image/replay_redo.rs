@@ -1,0 +1,117 @@
+//! What dead processes have left in the redo logs of images: written before an image is opened, or read from there.
+//!
+//! It knows nothing about formats. Invariant: of a chain the deepest layer comes first; who only reads writes nothing.
+
+use control::{ImageName, Kind};
+use disk::RedoLog;
+use uring::{Cache, ImageFile, OpenOptions};
+
+use crate::files::Files;
+use crate::image::redo_log::{self, AfterFailure};
+use crate::process::failure::Failure;
+use crate::process::log::say;
+
+/// A chain that is about to be opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened<'a> {
+    /// Where its files come from.
+    pub files: &'a Files,
+    /// Its layers, the image itself first.
+    pub names: &'a [&'a ImageName],
+    /// How, and how many of the first layers so; those below for reading.
+    pub options: OpenOptions,
+    /// See `options`.
+    pub writable: usize,
+    /// Whether the image is served.
+    pub is_served: bool,
+    /// Whether the log of a failed sync of a layer that is only read is kept: its guest lives, and must read what was
+    /// acknowledged.
+    pub keeps_failed: bool,
+    /// Whether what is left is written though the chain is only read.
+    pub writes_all: bool,
+}
+
+/// What was found where the logs of a chain were replayed.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// A sync of a layer below the image has failed: then nothing above it is written.
+    pub below_failed: bool,
+    /// Depths of parents for whose logs there is no space. Their disk replays them when there is.
+    pub unsettled: Vec<usize>,
+}
+
+/// Opens the file of an image for writing, with what its last process has left written to it.
+pub fn to_write(files: &Files, name: &ImageName, options: OpenOptions) -> Result<ImageFile, Failure> {
+    let mut file = files.open_image(name, options).map_err(Failure::said)?;
+    redo_log::settle(files, name, &mut file)?;
+    Ok(file)
+}
+
+/// Opens the file of an image for reading, and the log through which it is to be read, if its last process has left
+/// one.
+pub fn to_read(files: &Files, name: &ImageName, options: OpenOptions) -> Result<(ImageFile, Option<RedoLog>), Failure> {
+    let mut file = files.open_image(name, OpenOptions { write: false, ..options }).map_err(Failure::said)?;
+    let log = redo_log::read(files, name, &mut file)?;
+    Ok((file, log))
+}
+
+/// Writes what the last process has left of an image that is then opened for reading.
+pub fn image(files: &Files, name: &ImageName) -> Result<(), Failure> {
+    if redo_log::is_left(files, name.path()) {
+        drop(to_write(files, name, OpenOptions { write: true, cache: Cache::Writeback, lock: true })?);
+        // Its lock would conflict with the reader's.
+        files.close_writable(name.path());
+    }
+    Ok(())
+}
+
+/// Replays the redo logs of a chain's layers, the deepest first: data discarded by a merge from one layer must be in
+/// those below it. The log of an image served for writing is replayed by its disk, and so is that of a parent for
+/// which there is no space. A chain that is only read is read through its logs, and nothing is written; only what is
+/// left behind a failed sync is done with, unless its guest lives and must read what was acknowledged.
+pub fn chain(chain: &Opened<'_>) -> Result<Settled, Failure> {
+    let mut settled = Settled::default();
+    let options = chain.options;
+    for (depth, name) in chain.names.iter().enumerate().rev() {
+        let write = options.write && depth < chain.writable;
+        let is_disks = chain.is_served && write;
+        if is_disks || !redo_log::is_left(chain.files, name.path()) {
+            continue;
+        }
+        let has_failed = settled.below_failed || redo_log::has_failed(chain.files, name.path());
+        if !options.write && !chain.writes_all && !has_failed {
+            continue;
+        }
+        if !settled.unsettled.is_empty() {
+            // What it has forgotten is in a layer below, which comes first.
+            settled.unsettled.push(depth);
+            continue;
+        }
+        let after = AfterFailure { below: settled.below_failed, keep: chain.keeps_failed && !write };
+        match layer(chain, name, write, after) {
+            Ok(failed) => settled.below_failed = failed,
+            Err(failure) if failure.kind() == Kind::NoSpace && chain.is_served => {
+                say(format_args!(
+                    "there is no space to replay the redo log of the last process in {name}: the disk reads through it, \
+                     flushes fail until there is space"
+                ));
+                settled.unsettled.push(depth);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(settled)
+}
+
+/// Replays the log of one layer; whether a sync of it or of one below it has failed.
+fn layer(chain: &Opened<'_>, name: &ImageName, write: bool, after: AfterFailure) -> Result<bool, Failure> {
+    let Opened { files, options, .. } = *chain;
+    let mut file = files.open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
+    let failed = redo_log::settle_above(files, name, &mut file, after)?;
+    drop(file);
+    if !write {
+        // Its lock would conflict with the reader's.
+        files.close_writable(name.path());
+    }
+    Ok(failed)
+}

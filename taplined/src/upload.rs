@@ -1,7 +1,7 @@
 //! Files that clients send piece by piece, to be imported.
 //!
-//! Invariant: an upload has no name in any file system and no place in the catalogue, so that none is left over: not by a
-//! client that goes away, and not by a daemon that is killed. What has arrived is never written again.
+//! Invariant: an upload has no name in any file system and no place in the catalogue, so that neither a client that
+//! goes away nor a daemon that is killed leaves one over. What has arrived is never written again.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -61,8 +61,8 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Upload>
     Ok(Json(daemon.uploads.show(uuid)?))
 }
 
-/// Creates an upload, the pieces of which are appended and which is then imported (`vdi_import`). It ends one hour after
-/// its last piece, and with the daemon.
+/// Creates an upload. Its pieces are appended, and it is then imported (`vdi_import`). It ends one hour after its last
+/// piece, and with the daemon.
 #[utoipa::path(
     post, path = "/uploads", tag = "upload", operation_id = "upload_create", request_body = UploadCreate,
     responses((status = 201, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

@@ -88,7 +88,7 @@ mod test {
         let _listener = UnixListener::bind(room.path().join("socket")).unwrap();
         // A process cannot undo this, so the test uses a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
-        inside.args(["--exact", "confine::test::inside", "--nocapture"]).env(ROOM, room.path());
+        inside.args(["--exact", "process::confine::test::inside", "--nocapture"]).env(ROOM, room.path());
         let said = inside.output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
         assert!(said.status.success() && out.contains("1 passed"), "{out}\n{err}");
@@ -99,7 +99,7 @@ mod test {
     fn a_panic_aborts_a_confined_process() {
         use std::os::unix::process::ExitStatusExt;
         let mut inside = Command::new(std::env::current_exe().unwrap());
-        inside.args(["--exact", "confine::test::inside_it_aborts"]).env(ROOM, "/");
+        inside.args(["--exact", "process::confine::test::inside_it_aborts"]).env(ROOM, "/");
         assert_eq!(inside.output().unwrap().status.signal(), Some(Signal::ABORT.as_raw()));
     }
 

@@ -62,7 +62,7 @@ mod test {
         // It aborts the process, so the test runs it in a child process.
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside
-            .args(["--exact", "panics::test::inside", "--nocapture"])
+            .args(["--exact", "process::panics::test::inside", "--nocapture"])
             .env(ENVIRONMENT, "1")
             .env("RUST_BACKTRACE", "0");
         inside.stdout(Stdio::piped()).stderr(log).spawn().unwrap().wait_with_output().unwrap()

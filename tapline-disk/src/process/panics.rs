@@ -73,7 +73,7 @@ mod test {
         let ended = panics(Stdio::piped());
         let told = String::from_utf8(ended.stderr).unwrap();
         assert_eq!(ended.status.signal(), Some(6), "{told}");
-        assert!(told.starts_with("tapline-disk: PANIC") && told.contains("src/panics.rs:"), "{told}");
+        assert!(told.starts_with("tapline-disk: PANIC") && told.contains("src/process/panics.rs:"), "{told}");
         assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was in progress; "), "{told}");
     }
 

@@ -118,6 +118,8 @@ pub struct Seen {
 pub struct DiskFacts<'a> {
     /// What commands call the disk: the beginning of the VBD's UUID, or a control socket.
     pub name: &'a str,
+    /// What commands call its VDI: the beginning of its UUID; empty without a daemon.
+    pub vdi_name: &'a str,
     /// Whether a daemon supervises its process.
     pub supervised: bool,
     /// Whether it is plugged; plugged, without a daemon.
@@ -132,6 +134,21 @@ pub struct DiskFacts<'a> {
     pub pid: Option<u32>,
     /// What was seen of that process.
     pub seen: Seen,
+    /// What keeps its repository from being used, if anything does ([`of_contents`]).
+    pub repository: Option<&'a Health>,
+}
+
+/// What the health of a VDI follows from, besides that of the VBDs that use it.
+#[derive(Clone, Copy, Debug)]
+pub struct VdiFacts<'a> {
+    /// What commands call it: the beginning of its UUID.
+    pub name: &'a str,
+    /// The state of its files.
+    pub state: VdiState,
+    /// The first of its files.
+    pub file: &'a str,
+    /// What keeps its repository from being used, if anything does ([`of_contents`]).
+    pub repository: Option<&'a Health>,
 }
 
 /// What the health of a repository follows from.
@@ -172,13 +189,21 @@ impl Health {
 
 /// The health of a plugged or unplugged disk: the worst that the facts show. `since` is left to the caller.
 pub fn of_disk(facts: &DiskFacts<'_>) -> Health {
-    let DiskFacts { problem, seen, .. } = *facts;
+    worse(of_disk_alone(facts), facts.repository)
+}
+
+/// The health of a disk whose repository can be used.
+fn of_disk_alone(facts: &DiskFacts<'_>) -> Health {
+    let DiskFacts { name, problem, seen, .. } = *facts;
     let served = !matches!(facts.state, VbdState::Unplugged | VbdState::Restarting);
     if served && seen.broken {
         let reason = "a sync failed on its storage, so the disk refuses all writes; data written since the last flush \
                       may be lost";
         let advice = "repair the storage, then restart the machine and plug the disk again";
         return Health::of(HealthState::Failed, reason, advice.to_owned());
+    }
+    if facts.vdi == VdiState::Diverged {
+        return of_diverged(facts);
     }
     if let Some(health) = of_vdi_state(facts.vdi, None) {
         return health;
@@ -188,10 +213,10 @@ pub fn of_disk(facts: &DiskFacts<'_>) -> Health {
             return Health::of_problem(HealthState::Restarting, problem, "its process died and is being restarted");
         }
         VbdState::Unplugged => {
-            return match problem {
-                Some(_) => Health::of_problem(HealthState::Failed, problem, ""),
-                None => Health::healthy(),
-            };
+            let Some(problem) = problem else { return Health::healthy() };
+            let health = Health::of_problem(HealthState::Failed, Some(problem), "");
+            let advice = || format!("when its cause is gone, plug the disk again: tapline vbd plug {name}");
+            return Health { advice: Some(health.advice.unwrap_or_else(advice)), ..health };
         }
         VbdState::Plugging | VbdState::Plugged | VbdState::Unplugging => {}
     }
@@ -202,6 +227,50 @@ pub fn of_disk(facts: &DiskFacts<'_>) -> Health {
             Health::of(HealthState::Unmanaged, reason, None)
         }
     })
+}
+
+/// The health of a disk that the catalogue has other files of than its process, or than its last process had.
+fn of_diverged(facts: &DiskFacts<'_>) -> Health {
+    let vdi = facts.vdi_name;
+    if facts.state == VbdState::Unplugged {
+        return of_unused_diverged(vdi);
+    }
+    let otherwise = "its running process and the catalogue disagree about its files";
+    let health = Health::of_problem(HealthState::Diverged, facts.problem, otherwise);
+    let advice = || {
+        format!(
+            "see what differs: tapline host reconcile --dry-run; then choose which is right: tapline vdi reconcile \
+             {vdi} --believe disk|catalogue"
+        )
+    };
+    Health { advice: Some(health.advice.unwrap_or_else(advice)), ..health }
+}
+
+/// The health of a diverged disk that no process serves.
+fn of_unused_diverged(vdi: &str) -> Health {
+    let reason = "its files are others than its last process had, or belong to another disk as well";
+    let advice = format!(
+        "check that its files are the right ones (see: tapline sr scan), then use them: tapline vdi reconcile {vdi} \
+         --believe catalogue"
+    );
+    Health::of(HealthState::Diverged, reason, advice)
+}
+
+/// The worse one of an object's own health and the condition of its repository.
+fn worse(own: Health, repository: Option<&Health>) -> Health {
+    repository.filter(|repository| repository.state > own.state).cloned().unwrap_or(own)
+}
+
+/// What the health of a repository means for the disks in it: nothing, unless its storage is missing or does not
+/// respond.
+pub fn of_contents(name: &str, repository: &Health) -> Option<Health> {
+    let state = match repository.state {
+        state @ (HealthState::Unreachable | HealthState::Stuck) => state,
+        _ => return None,
+    };
+    let why = repository.reason.as_deref().unwrap_or_default();
+    let reason = format!("its repository '{name}' is {}: {why}", state.name());
+    Some(Health::of(state, reason, repository.advice.clone()))
 }
 
 /// What is wrong with a disk that is served.
@@ -251,15 +320,22 @@ fn of_process(facts: &DiskFacts<'_>) -> Option<Health> {
 }
 
 /// The health of a VDI: that of its files, or the worst of the VBDs that use it.
-pub fn of_vdi<'a>(state: VdiState, file: &str, users: impl IntoIterator<Item = &'a Health>) -> Health {
-    let worst = || users.into_iter().max_by_key(|health| health.state).cloned().unwrap_or_default();
-    of_vdi_state(state, Some(file)).unwrap_or_else(worst)
+pub fn of_vdi<'a>(facts: &VdiFacts<'_>, users: impl IntoIterator<Item = &'a Health>) -> Health {
+    let worst = users.into_iter().max_by_key(|health| health.state);
+    let own = match (facts.state, worst) {
+        // What serves it can say more.
+        (VdiState::Diverged, Some(user)) if user.state == HealthState::Diverged => user.clone(),
+        (VdiState::Diverged, _) => of_unused_diverged(facts.name),
+        (state, worst) => of_vdi_state(state, Some(facts.file)).unwrap_or_else(|| worst.cloned().unwrap_or_default()),
+    };
+    worse(own, facts.repository)
 }
 
-/// What is wrong with the files of a disk, of which `file` is the first.
+/// What is wrong with the files of a disk, of which `file` is the first, if they are missing or damaged.
 fn of_vdi_state(state: VdiState, file: Option<&str>) -> Option<Health> {
     let (state, wrong, advice) = match state {
-        VdiState::Ready => return None,
+        // Who serves it decides the words of a diverged one.
+        VdiState::Ready | VdiState::Diverged => return None,
         VdiState::Missing => (
             HealthState::Unreachable,
             "one of its files was missing at the last scan",
@@ -270,11 +346,6 @@ fn of_vdi_state(state: VdiState, file: Option<&str>) -> Option<Health> {
             "one of its files is damaged",
             "restore it from a backup, or repair it (tapline image check --repair), then scan the repository: tapline \
              sr scan",
-        ),
-        VdiState::Diverged => (
-            HealthState::Diverged,
-            "its running process and the catalogue disagree about its files",
-            "see what differs: tapline host reconcile --dry-run",
         ),
     };
     let reason = file.map_or_else(|| wrong.to_owned(), |file| format!("{wrong} (its own is {file})"));

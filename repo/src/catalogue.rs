@@ -186,7 +186,11 @@ impl Catalogue {
         let event_bus = Arc::new(EventBus::new(starts, HealthBoard::load(&connection)));
         let readers = Arc::new(Readers::new(path));
         let outbox = Arc::new(Outbox::default());
-        outbox.recorded(&View { connection: &connection, event_bus: &event_bus }.inventory_heads()?);
+        let view = View { connection: &connection, event_bus: &event_bus };
+        outbox.recorded(&view.inventory_heads()?);
+        for sr in view.srs()? {
+            event_bus.health().note_condition(&sr);
+        }
         let location = FileLocation::of(path)?;
         let state = State {
             connection,

@@ -48,6 +48,7 @@ pub fn of_vbd(vbd: &Vbd, seen: Seen, waits_for_space: bool) -> Health {
 fn of_facts(name: &str, supervised: bool, pid: Option<u32>, seen: Seen, waits_for_space: bool) -> Health {
     health::of_disk(&DiskFacts {
         name,
+        vdi_name: "",
         supervised,
         state: VbdState::Plugged,
         vdi: VdiState::Ready,
@@ -55,6 +56,7 @@ fn of_facts(name: &str, supervised: bool, pid: Option<u32>, seen: Seen, waits_fo
         waits_for_space,
         pid,
         seen,
+        repository: None,
     })
 }
 

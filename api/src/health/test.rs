@@ -6,6 +6,7 @@ use crate::Code;
 fn plugged() -> DiskFacts<'static> {
     DiskFacts {
         name: "419e0000",
+        vdi_name: "77aa0000",
         supervised: true,
         state: VbdState::Plugged,
         vdi: VdiState::Ready,
@@ -13,7 +14,12 @@ fn plugged() -> DiskFacts<'static> {
         waits_for_space: false,
         pid: Some(1234),
         seen: Seen::default(),
+        repository: None,
     }
+}
+
+fn vdi(state: VdiState) -> VdiFacts<'static> {
+    VdiFacts { name: "77aa0000", state, file: "a.qcow2", repository: None }
 }
 
 fn attached() -> SrFacts<'static> {
@@ -99,11 +105,46 @@ fn a_stopped_process_of_a_full_disk_is_stuck() {
 fn a_vdi_has_the_worst_health_of_its_users_unless_its_files_are_bad() {
     let slow = Health { state: HealthState::Slow, ..Health::default() };
     let stuck = Health { state: HealthState::Stuck, reason: Some("stopped".into()), ..Health::default() };
-    assert_eq!(of_vdi(VdiState::Ready, "a.qcow2", []), Health::healthy());
-    assert_eq!(of_vdi(VdiState::Ready, "a.qcow2", [&slow, &stuck, &slow]), stuck);
-    let diverged = of_vdi(VdiState::Diverged, "a.qcow2", [&stuck]);
-    assert_eq!(diverged.state, HealthState::Diverged);
-    assert!(diverged.reason.unwrap().contains("a.qcow2"));
+    assert_eq!(of_vdi(&vdi(VdiState::Ready), []), Health::healthy());
+    assert_eq!(of_vdi(&vdi(VdiState::Ready), [&slow, &stuck, &slow]), stuck);
+    let missing = of_vdi(&vdi(VdiState::Missing), [&stuck]);
+    assert_eq!(missing.state, HealthState::Unreachable);
+    assert!(missing.reason.unwrap().contains("a.qcow2"));
+}
+
+#[test]
+fn a_diverged_disk_says_what_its_problem_does() {
+    let why = Problem::new(Code::State, "its file was removed").advise("save it");
+    let diverged = DiskFacts { vdi: VdiState::Diverged, problem: Some(&why), ..plugged() };
+    let health = of_disk(&diverged);
+    assert_eq!((health.reason.as_deref(), health.advice.as_deref()), (Some("its file was removed"), Some("save it")));
+    assert_eq!(of_vdi(&vdi(VdiState::Diverged), [&health]), health);
+    // Without a process there is nothing to believe but the catalogue.
+    let unplugged = of_disk(&DiskFacts { state: VbdState::Unplugged, problem: None, pid: None, ..diverged });
+    assert!(unplugged.advice.as_ref().unwrap().contains("tapline vdi reconcile 77aa0000 --believe catalogue"));
+    assert_eq!(of_vdi(&vdi(VdiState::Diverged), [&unplugged]), unplugged);
+    assert_eq!(of_vdi(&vdi(VdiState::Diverged), []), unplugged);
+}
+
+#[test]
+fn disks_have_the_condition_of_a_repository_whose_storage_does_not_answer() {
+    let of = |state, reason: &str| Health::of(state, reason, "mount it".to_owned());
+    assert_eq!(of_contents("vms", &of(HealthState::Full, "it is full")), None);
+    let lost = of_contents("vms", &of(HealthState::Unreachable, "it is gone")).unwrap();
+    assert_eq!(lost.reason.as_deref(), Some("its repository 'vms' is unreachable: it is gone"));
+    assert_eq!(of_disk(&DiskFacts { repository: Some(&lost), ..plugged() }), lost);
+    assert_eq!(of_vdi(&VdiFacts { repository: Some(&lost), ..vdi(VdiState::Ready) }, []), lost);
+    // What is worse of the disk itself is shown.
+    let stuck = of_contents("vms", &of(HealthState::Stuck, "it does not respond")).unwrap();
+    let diverged = DiskFacts { vdi: VdiState::Diverged, repository: Some(&stuck), ..plugged() };
+    assert_eq!(state(&diverged), HealthState::Diverged);
+}
+
+#[test]
+fn a_failure_without_advice_says_how_to_try_again() {
+    let why = Problem::failed("open it", "no such file");
+    let failed = of_disk(&DiskFacts { state: VbdState::Unplugged, problem: Some(&why), pid: None, ..plugged() });
+    assert!(failed.advice.unwrap().ends_with("tapline vbd plug 419e0000"));
 }
 
 #[test]

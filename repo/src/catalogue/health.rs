@@ -8,13 +8,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use api::health::{self, DiskFacts, Seen, SrFacts};
-use api::{Change, Health, HealthState, ObjectKind, Problem, Requester, Sr, Vbd, Vdi, VdiState};
+use api::health::{self, DiskFacts, Seen, SrFacts, VdiFacts};
+use api::{Change, Code, Health, HealthState, Mode, ObjectKind, Problem, Requester, Sr, Vbd, Vdi, VdiState};
 use jiff::Timestamp;
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use super::{Tx, meta};
+use super::row::Id;
+use super::{Tx, View, meta};
 
 /// Where the catalogue keeps since when objects are not healthy.
 const META: &str = "health";
@@ -29,6 +30,8 @@ struct Known {
     vbds: HashMap<Uuid, Seen>,
     /// Repositories whose storage does not respond.
     silent: HashSet<Uuid>,
+    /// What the disks of a repository have from it: only of those whose storage is missing or does not respond.
+    conditions: HashMap<Uuid, Health>,
     /// The objects that are not healthy, and since when.
     since: HashMap<Uuid, (HealthState, Timestamp)>,
 }
@@ -45,13 +48,15 @@ impl HealthBoard {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn of_vbd(&self, vbd: &Vbd, vdi: VdiState) -> Health {
-        let uuid = vbd.uuid.to_string();
+    /// `sr` is the repository of its VDI.
+    pub(super) fn of_vbd(&self, vbd: &Vbd, vdi: VdiState, sr: Option<Uuid>) -> Health {
+        let (uuid, vdi_name) = (vbd.uuid.to_string(), vbd.vdi.to_string());
         let known = self.known();
         known.dated(
             vbd.uuid,
             health::of_disk(&DiskFacts {
                 name: uuid.get(..8).unwrap_or_default(),
+                vdi_name: vdi_name.get(..8).unwrap_or_default(),
                 supervised: true,
                 state: vbd.state,
                 vdi,
@@ -59,13 +64,21 @@ impl HealthBoard {
                 waits_for_space: vbd.waits_for_space,
                 pid: vbd.pid,
                 seen: known.vbds.get(&vbd.uuid).copied().unwrap_or_default(),
+                repository: sr.and_then(|sr| known.conditions.get(&sr)),
             }),
         )
     }
 
     /// `users` is the health of the VBDs that use it.
     pub(super) fn of_vdi<'a>(&self, vdi: &Vdi, users: impl IntoIterator<Item = &'a Health>) -> Health {
-        self.known().dated(vdi.uuid, health::of_vdi(vdi.state, &vdi.file, users))
+        let (known, uuid) = (self.known(), vdi.uuid.to_string());
+        let facts = VdiFacts {
+            name: uuid.get(..8).unwrap_or_default(),
+            state: vdi.state,
+            file: &vdi.file,
+            repository: known.conditions.get(&vdi.sr),
+        };
+        known.dated(vdi.uuid, health::of_vdi(&facts, users))
     }
 
     pub(super) fn of_sr(&self, sr: &Sr) -> Health {
@@ -83,16 +96,26 @@ impl HealthBoard {
         )
     }
 
-    /// Notes the health that an object has now. Returns whether it had another one.
-    fn note(&self, uuid: Uuid, state: HealthState) -> bool {
+    /// Notes the health that an object has now. Returns the one that it had, if that was another one.
+    fn note(&self, uuid: Uuid, state: HealthState) -> Option<HealthState> {
         let mut known = self.known();
         let before = known.since.get(&uuid).map_or(HealthState::Healthy, |(state, _)| *state);
         match state {
-            _ if state == before => return false,
+            _ if state == before => return None,
             HealthState::Healthy => drop(known.since.remove(&uuid)),
             _ => drop(known.since.insert(uuid, (state, Timestamp::now()))),
         }
-        true
+        Some(before)
+    }
+
+    /// Notes what the disks of a repository have from it now. Returns whether that was something else.
+    pub(super) fn note_condition(&self, sr: &Sr) -> bool {
+        let now = health::of_contents(sr.name.as_str(), &sr.health);
+        let conditions = &mut self.known().conditions;
+        match now {
+            Some(now) => conditions.insert(sr.uuid, now.clone()) != Some(now),
+            None => conditions.remove(&sr.uuid).is_some(),
+        }
     }
 
     /// Forgets what was seen of the process of a VBD: it has ended, or another one serves.
@@ -104,6 +127,7 @@ impl HealthBoard {
         let mut known = self.known();
         known.vbds.remove(&uuid);
         known.silent.remove(&uuid);
+        known.conditions.remove(&uuid);
         known.since.remove(&uuid).is_some()
     }
 }
@@ -167,7 +191,11 @@ impl Tx<'_> {
             match kind {
                 _ if change == Change::Removed => is_other |= board.forget(uuid),
                 ObjectKind::Sr => {
-                    is_other |= self.find_sr(uuid)?.is_some_and(|sr| board.note(uuid, sr.health.state));
+                    let Some(sr) = self.find_sr(uuid)? else { continue };
+                    is_other |= board.note(uuid, sr.health.state).is_some();
+                    if board.note_condition(&sr) {
+                        vdis.extend(self.vdis(Some(uuid))?.into_iter().map(|vdi| vdi.uuid));
+                    }
                 }
                 ObjectKind::Vdi => drop(vdis.insert(uuid)),
                 ObjectKind::Vbd => drop(self.find_vbd(uuid)?.map(|vbd| vdis.insert(vbd.vdi))),
@@ -177,12 +205,14 @@ impl Tx<'_> {
         for vdi in vdis {
             let Some(vdi) = self.find_vdi(vdi)? else { continue };
             for vbd in self.vbds(None, Some(vdi.uuid))? {
-                if board.note(vbd.uuid, vbd.health.state) {
-                    is_other = true;
-                    follow.push((ObjectKind::Vbd, vbd.uuid));
+                let Some(before) = board.note(vbd.uuid, vbd.health.state) else { continue };
+                is_other = true;
+                follow.push((ObjectKind::Vbd, vbd.uuid));
+                if [before, vbd.health.state].contains(&HealthState::Stuck) {
+                    self.note_waiting_task(vdi.uuid)?;
                 }
             }
-            if board.note(vdi.uuid, vdi.health.state) {
+            if board.note(vdi.uuid, vdi.health.state).is_some() {
                 is_other = true;
                 follow.push((ObjectKind::Vdi, vdi.uuid));
             }
@@ -195,6 +225,38 @@ impl Tx<'_> {
             let text = serde_json::to_string(&board.known().since);
             let text = text.map_err(|error| Problem::failed("encode since when objects are not healthy", error))?;
             self.set_meta(META, &text)?;
+        }
+        Ok(())
+    }
+}
+
+/// How the problem of a task begins that waits for a stuck disk.
+const WAITS: &str = "it waits for the disk of VBD ";
+
+impl View<'_> {
+    /// Why a task does not continue, if that is because a disk which it changes is stuck.
+    pub(super) fn stuck_disk_of(&self, task: Uuid) -> Result<Option<Problem>, Problem> {
+        let sql = "SELECT vbd.uuid FROM claim JOIN vbd ON vbd.vdi = claim.object
+                   WHERE claim.task = ?1 AND vbd.state = 'plugged' ORDER BY vbd.uuid";
+        for vbd in self.rows(sql, [Id(task)], |row| Ok(row.get::<_, Id>(0)?.0))? {
+            let Vbd { uuid, mode, health, .. } = self.vbd(vbd)?;
+            if mode == Mode::ReadWrite && health.state == HealthState::Stuck {
+                let what = format!("{WAITS}{uuid}, which is stuck: {}", health.reason.unwrap_or_default());
+                return Ok(Some(Problem { advice: health.advice, ..Problem::new(Code::Timeout, what) }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Tx<'_> {
+    /// A disk of this VDI became stuck, or is no longer: the task that changes it shows that.
+    fn note_waiting_task(&mut self, vdi: Uuid) -> Result<(), Problem> {
+        let Some(task) = self.claimant(vdi)? else { return Ok(()) };
+        let Some(known) = self.find_task(task)? else { return Ok(()) };
+        let waited = known.problem.is_some_and(|problem| problem.detail.starts_with(WAITS));
+        if waited || self.stuck_disk_of(task)?.is_some() {
+            self.set_task_problem(task, None)?;
         }
         Ok(())
     }

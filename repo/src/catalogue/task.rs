@@ -138,9 +138,9 @@ impl Tx<'_> {
             return Err(Problem::new(Code::Cancelled, "it was cancelled"));
         }
         self.execute(
-            "UPDATE task SET step = ?2, cancellable = ?3, problem = NULL, state = CASE state WHEN 'pending' THEN 'running' ELSE state END
-             WHERE uuid = ?1",
-            (Id(uuid), step, cancellable),
+            "UPDATE task SET step = ?2, cancellable = ?3, problem = ?4,
+             state = CASE state WHEN 'pending' THEN 'running' ELSE state END WHERE uuid = ?1",
+            (Id(uuid), step, cancellable, self.stuck_disk_of(uuid)?.as_ref().map(Json)),
         )?;
         self.touch(ObjectKind::Task, uuid, Change::Changed);
         self.task(uuid)
@@ -170,8 +170,11 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Why a task does not go on: its step is being tried again or makes no progress; `None` if it goes on.
+    /// Why a task does not go on: its step is being tried again or makes no progress; `None` if it goes on. While a
+    /// disk that it changes is stuck, that is why.
     pub fn set_task_problem(&mut self, uuid: Uuid, why: Option<&Problem>) -> Result<(), Problem> {
+        let stuck = self.stuck_disk_of(uuid)?;
+        let why = stuck.as_ref().or(why);
         let sql = "UPDATE task SET problem = ?2 WHERE uuid = ?1 AND ended IS NULL";
         self.execute(sql, (Id(uuid), why.map(Json)))?;
         self.touch(ObjectKind::Task, uuid, Change::Changed);

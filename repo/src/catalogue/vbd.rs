@@ -24,9 +24,10 @@ pub struct Process {
     pub started: u64,
 }
 
-/// The columns of a VBD, and the state of its VDI's own image, which its health depends on.
-const COLUMNS: &str = "vbd.*, (SELECT image.state FROM vdi JOIN image ON image.uuid = vdi.image
-                               WHERE vdi.uuid = vbd.vdi) AS image_state";
+/// The columns of a VBD, and the state of its VDI's own image and its repository, on which its health depends.
+const COLUMNS: &str = "vbd.*,
+    (SELECT image.state FROM vdi JOIN image ON image.uuid = vdi.image WHERE vdi.uuid = vbd.vdi) AS image_state,
+    (SELECT image.sr FROM vdi JOIN image ON image.uuid = vdi.image WHERE vdi.uuid = vbd.vdi) AS sr";
 
 fn of_row(row: &Row<'_>, health: &HealthBoard) -> rusqlite::Result<Vbd> {
     let socket: Option<String> = row.get("socket")?;
@@ -56,7 +57,8 @@ fn of_row(row: &Row<'_>, health: &HealthBoard) -> rusqlite::Result<Vbd> {
         problem: row.get::<_, Option<Json<_>>>("problem")?.map(|json| json.0),
         created: row.get::<_, Time>("created")?.0,
     };
-    vbd.health = health.of_vbd(&vbd, image.shown());
+    let sr = row.get::<_, Option<Id>>("sr")?.map(|id| id.0);
+    vbd.health = health.of_vbd(&vbd, image.shown(), sr);
     Ok(vbd)
 }
 
@@ -102,6 +104,17 @@ impl View<'_> {
     pub fn plugged_processes(&self) -> Result<Vec<(Uuid, u32)>, Problem> {
         let sql = "SELECT uuid, pid FROM vbd WHERE state = 'plugged' AND pid IS NOT NULL";
         self.rows(sql, [], |row| Ok((row.get::<_, Id>("uuid")?.0, row.get("pid")?)))
+    }
+
+    /// The repositories in which disks are plugged, each with these.
+    pub fn plugged_by_sr(&self) -> Result<HashMap<Uuid, Vec<Uuid>>, Problem> {
+        let sql = "SELECT image.sr, vbd.uuid FROM vbd JOIN vdi ON vdi.uuid = vbd.vdi
+                   JOIN image ON image.uuid = vdi.image WHERE vbd.state = 'plugged'";
+        let mut all: HashMap<Uuid, Vec<Uuid>> = HashMap::new();
+        for (sr, vbd) in self.rows(sql, [], |row| Ok((row.get::<_, Id>(0)?.0, row.get::<_, Id>(1)?.0)))? {
+            all.entry(sr).or_default().push(vbd);
+        }
+        Ok(all)
     }
 
     /// The process of a VBD, if it has one.
@@ -250,14 +263,17 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Records by which process and where a VBD is served.
+    /// Records by which process and where a VBD is served. While it is being restarted that is no event: the next one
+    /// is that it is plugged, or that the process has died as well.
     pub fn set_vbd_served(&mut self, uuid: Uuid, by: Process, at: &AbsolutePath) -> Result<(), Problem> {
-        self.vbd(uuid)?;
+        let is_event = self.vbd(uuid)?.state != VbdState::Restarting;
         self.execute(
             "UPDATE vbd SET pid = ?2, pid_started = ?3, socket = ?4 WHERE uuid = ?1",
             (Id(uuid), by.pid, by.started, at.as_str()),
         )?;
-        self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        if is_event {
+            self.touch(ObjectKind::Vbd, uuid, Change::Changed);
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use api::{Problem, Scan, SizeRule, Space, Sr, SrFound, SrSource, Vdi};
+use api::{HealthState, Problem, Scan, SizeRule, Space, Sr, SrFound, SrSource, Vdi};
 use control::size::readable;
 use jiff::Timestamp;
 
@@ -24,8 +24,8 @@ pub const COLUMNS: &[Shown] = &[
         .formerly("allocated")
         .right()
         .if_room(),
-    Shown::new("used", |sr, _| of_space(sr, |space| readable(space.physical_utilisation))).right().if_room(),
-    Shown::new("free", |sr, _| of_space(sr, |space| readable(space.free))).right(),
+    Shown::new("used", |sr, _| of_space_now(sr, |space| readable(space.physical_utilisation))).right().if_room(),
+    Shown::new("free", |sr, _| of_space_now(sr, |space| readable(space.free))).right(),
     Shown::new("overcommit", |sr, _| of_space(sr, overcommit)).right().if_room(),
     Shown::new("full in", |sr, _| of_space(sr, |space| full_in(space, Timestamp::now()))).right().if_room(),
     Shown::new("size", |sr, _| of_space(sr, |space| readable(space.physical_size))).right().if_room(),
@@ -100,6 +100,14 @@ fn in_words(problem: &Problem) -> String {
 /// A property of the measured space; empty if it has not been measured.
 fn of_space(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
     sr.space.as_ref().map(show).unwrap_or_default()
+}
+
+/// The same of what changes all the time: unknown while the storage is missing or does not respond.
+fn of_space_now(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
+    match sr.health.state {
+        HealthState::Unreachable | HealthState::Stuck => "unknown".to_owned(),
+        _ => of_space(sr, show),
+    }
 }
 
 /// How often the space would be used if all disks were full.

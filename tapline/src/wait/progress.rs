@@ -88,7 +88,10 @@ impl Progress {
 fn line(task: &Task) -> String {
     let state = word::of(&task.state);
     match &task.step {
-        Some(step) if !task.state.is_over() => format!("{}: {state}, {step}", task.verb),
+        Some(step) if !task.state.is_over() => {
+            let why = task.problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();
+            format!("{}: {state}, {step}{why}", task.verb)
+        }
         _ => format!("{}: {state}", task.verb),
     }
 }

@@ -1,7 +1,8 @@
 //! Tests of health in the catalogue: events, what follows from what, and the time since when.
 
-use api::{Event, Mode, Transport, VbdState};
+use api::{Event, Mode, Task, Transport, VbdState};
 
+use super::super::NewTask;
 use super::super::Process;
 use super::super::image::ImageState;
 use super::super::test::{Room, room};
@@ -135,5 +136,86 @@ async fn storage_that_does_not_respond_is_an_event_of_its_repository() {
         room.catalogue.write(move |tx| tx.see_sr(uuid, silent)).await.unwrap();
     }
     let sr = |state| (ObjectKind::Sr, state);
-    assert_eq!(states(&mut events), [sr(HealthState::Stuck), sr(HealthState::Healthy)]);
+    let of_sr: Vec<_> = states(&mut events).into_iter().filter(|(kind, _)| *kind == ObjectKind::Sr).collect();
+    assert_eq!(of_sr, [sr(HealthState::Stuck), sr(HealthState::Healthy)]);
+}
+
+#[tokio::test]
+async fn disks_follow_a_repository_that_is_lost_also_after_a_restart() {
+    let room = room();
+    let (vdi, vbd) = plugged(&room).await;
+    let sr = room.catalogue.read(move |view| view.vdi(vdi)).await.unwrap().sr;
+    let mut events = room.catalogue.subscribe();
+    let why = Problem::failed("find the directory", "it does not exist").advise("mount it");
+    room.catalogue.write(move |tx| tx.set_sr_lost(sr, &why)).await.unwrap();
+    let seen = states(&mut events);
+    assert!(seen.len() == 3 && seen.iter().all(|(_, state)| *state == HealthState::Unreachable), "{seen:?}");
+    let lost = healths(&room, vdi, vbd).await;
+    for health in &lost {
+        assert_eq!((health.state, health.advice.as_deref()), (HealthState::Unreachable, Some("mount it")));
+        assert!(health.reason.as_ref().unwrap().contains("is unreachable: cannot find the directory"), "{health:?}");
+    }
+    let Room { directory, catalogue } = room;
+    drop(catalogue);
+    let catalogue = super::super::Catalogue::open(&directory.path().join("catalogue.db")).unwrap();
+    let room = Room { directory, catalogue };
+    assert_eq!(healths(&room, vdi, vbd).await, lost);
+}
+
+#[tokio::test]
+async fn disks_follow_storage_that_does_not_respond_until_it_does() {
+    let room = room();
+    let (vdi, vbd) = plugged(&room).await;
+    let sr = room.catalogue.read(move |view| view.vdi(vdi)).await.unwrap().sr;
+    room.catalogue.write(move |tx| tx.see_sr(sr, true)).await.unwrap();
+    assert!(healths(&room, vdi, vbd).await.iter().all(|health| health.state == HealthState::Stuck));
+    room.catalogue.write(move |tx| tx.see_sr(sr, false)).await.unwrap();
+    assert_eq!(healths(&room, vdi, vbd).await, [(); 3].map(|()| Health::healthy()));
+}
+
+#[tokio::test]
+async fn a_task_shows_that_it_waits_for_a_stuck_disk() {
+    let room = room();
+    let (vdi, vbd) = plugged(&room).await;
+    let uuid = Uuid::new_v4();
+    let new = NewTask { uuid, verb: "vdi-snapshot", about: Vec::new(), cancellable: true, intent: None };
+    let begin = room.catalogue.write(move |tx| {
+        tx.add_task(&new)?;
+        tx.claim(vdi, uuid)
+    });
+    begin.await.unwrap();
+    let task = async || -> Task { room.catalogue.read(move |view| view.task(uuid)).await.unwrap() };
+    see(&room, vbd, true).await;
+    let waits = task().await.problem.unwrap();
+    assert!(waits.detail.contains("is stuck: process 77 is stopped"), "{waits}");
+    assert!(waits.advice.as_ref().unwrap().contains("kill -CONT 77"), "{waits:?}");
+    // Neither its next step nor another reason hides that.
+    room.catalogue.write(move |tx| tx.set_task_step(uuid, "leaf", true)).await.unwrap();
+    assert_eq!(task().await.problem.as_ref(), Some(&waits));
+    let slow = Problem::new(Code::Timeout, "it makes no progress");
+    room.catalogue.write(move |tx| tx.set_task_problem(uuid, Some(&slow))).await.unwrap();
+    assert_eq!(task().await.problem, Some(waits));
+    see(&room, vbd, false).await;
+    assert_eq!(task().await.problem, None);
+}
+
+#[tokio::test]
+async fn a_restart_is_one_event_of_the_death_and_one_of_the_recovery() {
+    let room = room();
+    let (_, vbd) = plugged(&room).await;
+    let mut events = room.catalogue.subscribe();
+    let died = Problem::failed("serve", "killed");
+    let again = died.clone();
+    let record = room.catalogue.write(move |tx| {
+        tx.set_vbd_unserved(vbd)?;
+        tx.set_vbd_state(vbd, VbdState::Restarting, Some(&died))
+    });
+    record.await.unwrap();
+    let process = Process { pid: 78, started: 2 };
+    let at = "/run/a.sock".parse().unwrap();
+    room.catalogue.write(move |tx| tx.set_vbd_served(vbd, process, &at)).await.unwrap();
+    room.catalogue.write(move |tx| tx.set_vbd_state(vbd, VbdState::Plugged, Some(&again))).await.unwrap();
+    let of_vbd = states(&mut events).into_iter().filter(|(kind, _)| *kind == ObjectKind::Vbd);
+    let expected = [HealthState::Restarting, HealthState::Healthy].map(|state| (ObjectKind::Vbd, state));
+    assert_eq!(of_vbd.collect::<Vec<_>>(), expected);
 }

@@ -26,7 +26,11 @@ async fn limit(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 
 async fn tell(daemon: &Daemon, vbd: Uuid, limits: Option<DiskLimits>) -> Result<(), Problem> {
     let verb = ask::Limit { limits: Some(to_process(limits.as_ref())), recorded: true };
-    let refused = match live::ask(daemon, vbd, verb, Vec::new()).await {
+    let told = match live::must_answer_now(daemon, vbd).await {
+        Ok(()) => live::ask(daemon, vbd, verb, Vec::new()).await,
+        Err(stuck) => Err(stuck.into()),
+    };
+    let refused = match told {
         Ok(_) => return Ok(()),
         Err(refused) => refused,
     };

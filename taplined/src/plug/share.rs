@@ -75,7 +75,11 @@ async fn share(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 }
 
 async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -> Result<(), Problem> {
-    let refused = match live::hand(daemon, vbd, verb, files).await {
+    let told = match live::must_answer_now(daemon, vbd).await {
+        Ok(()) => live::hand(daemon, vbd, verb, files).await,
+        Err(stuck) => Err(stuck.into()),
+    };
+    let refused = match told {
         Ok(_) => return Ok(()),
         Err(refused) => refused,
     };

@@ -37,6 +37,7 @@ use crate::disk::control::problem;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
+use crate::vdi::live;
 
 /// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
 pub const AT_ONE_TIME: usize = 4;
@@ -57,7 +58,9 @@ const RESTS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)
 /// Upgrades a VBD: a task.
 pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let operation = daemon.plugs.operations.begin(vbd, Kind::Upgrade)?;
-    must_be_plugged(&daemon.catalogue.read(move |view| view.vbd(vbd)).await?)?;
+    let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
+    must_be_plugged(&now)?;
+    live::must_answer(&now)?;
     let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
     let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-upgrade", about, cancellable: true, intent: None };
     let at_work = daemon.clone();

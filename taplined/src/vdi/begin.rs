@@ -17,7 +17,8 @@ use super::leaf::{Leaf, writer_of};
 use super::snapshot::{Branch, Own, State};
 use super::target::Target;
 use super::{
-    Chain, Create, Destroy, Resize, Revert, format_for, must_be_ready, must_be_shallow, must_be_unplugged, versions_for,
+    Chain, Create, Destroy, Resize, Revert, format_for, live, must_be_ready, must_be_shallow, must_be_unplugged,
+    versions_for,
 };
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
@@ -35,10 +36,14 @@ const VHD_MAX: u64 = 2040 << 30;
 /// caller is done.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     daemon.catalogue.read(move |view| view.check_not_of_memory(vdi, "used or changed")).await?;
+    // A merge that gives way is stopped by the disk.
+    if let Some(vbd) = writer_of(&look(daemon, vdi).await?.0) {
+        live::must_answer_now(daemon, vbd).await?;
+    }
     let want = daemon.tasks.give_way(vdi).await?;
     let (found, sr, image) = look(daemon, vdi).await?;
     let Some(vbd) = writer_of(&found) else { return Ok((found, sr, image, want)) };
-    reconcile::must_agree(daemon, vbd).await?;
+    live::unless_stuck(daemon, vbd, reconcile::must_agree(daemon, vbd)).await?;
     let (found, sr, image) = look(daemon, vdi).await?;
     Ok((found, sr, image, want))
 }
@@ -115,8 +120,10 @@ pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result
         return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
     }
     let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
-    match tx.vbd(vbd)?.state {
-        VbdState::Plugged => Ok(()),
+    let now = tx.vbd(vbd)?;
+    match now.state {
+        // From this commit on, the task shows that it waits if the disk becomes stuck.
+        VbdState::Plugged => live::must_answer(&now),
         _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
     }
 }

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ::control::{Ask, Kind, Request, answer, ask};
-use api::{Code, Problem};
+use api::{Code, HealthState, ObjectKind, Problem, Vbd};
 use repo::driver::FileNumbers;
+use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -20,6 +21,53 @@ const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
+
+/// Refuses a verb on a stuck disk: it would wait in the socket of the process, which would do it when it continues,
+/// long after the request was given up.
+pub fn must_answer(vbd: &Vbd) -> Result<(), Problem> {
+    if vbd.health.state != HealthState::Stuck {
+        return Ok(());
+    }
+    let reason = vbd.health.reason.as_deref().unwrap_or_default();
+    let what = format!("the disk of VBD {} is stuck, so that nothing was sent to it: {reason}", vbd.uuid);
+    let name = vbd.uuid.to_string();
+    let explain = format!("see: tapline explain {}", name.get(..8).unwrap_or_default());
+    let advice = match &vbd.health.advice {
+        Some(advice) => format!("{advice}; {explain}"),
+        None => explain,
+    };
+    Err(Problem::new(Code::Timeout, what).advise(advice))
+}
+
+/// Refuses a verb on a disk that is stuck now.
+pub async fn must_answer_now(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?.as_ref().map_or(Ok(()), must_answer)
+}
+
+/// Waits for `work`, which only queries the disk of a VBD, unless that is or becomes stuck.
+pub async fn unless_stuck<T>(
+    daemon: &Daemon,
+    vbd: Uuid,
+    work: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    let mut events = daemon.catalogue.subscribe();
+    must_answer_now(daemon, vbd).await?;
+    let stuck = async {
+        loop {
+            match events.recv().await {
+                Ok(event) if (event.kind, event.uuid) != (ObjectKind::Vbd, vbd) => continue,
+                Ok(_) | Err(RecvError::Lagged(_)) => must_answer_now(daemon, vbd).await?,
+                // The daemon ends.
+                Err(RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        done = work => done,
+        stuck = stuck => stuck,
+    }
+}
 
 /// Has the disk process of a VBD do a verb. While another takes its place, that waits.
 pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {

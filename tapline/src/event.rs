@@ -1,11 +1,14 @@
 //! `tapline event`.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::ControlFlow;
 
 use api::client::StreamItem;
-use api::{Code, Event, ObjectKind, Problem};
+use api::{Change, Code, Event, ObjectKind, Problem};
 use arguments::number;
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::health;
 use crate::output::say;
@@ -33,14 +36,15 @@ impl Verb {
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Verb::Follow { after, kind } = self;
         let mut events = session.client.events(after).await?;
+        let mut names = Names::default();
         loop {
             match events.next().await {
                 StreamItem::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
-                    if tell(session, &event)?.is_break() {
+                    if tell(session, &event, &mut names).await?.is_break() {
                         return Ok(());
                     }
                 }
-                StreamItem::Change(_) => {}
+                StreamItem::Change(event) => names.note(&event)?,
                 StreamItem::Reset => say("tapline: events were lost; reload all objects\n"),
                 // The token has expired, which the daemon would report on each reconnection.
                 StreamItem::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
@@ -50,14 +54,55 @@ impl Verb {
     }
 }
 
-fn tell(session: &Session, event: &Event) -> Result<ControlFlow<()>, Problem> {
+/// The names of VMs and VDIs, which events of VBDs do not have.
+#[derive(Debug, Default)]
+struct Names(HashMap<Uuid, String>);
+
+impl Names {
+    /// Takes the name of an object that is new, or has another one now.
+    fn note(&mut self, event: &Event) -> Result<(), Problem> {
+        if matches!(event.kind, ObjectKind::Vm | ObjectKind::Vdi) {
+            if let Some(name) = object(event)?.as_ref().and_then(|object| object.get("name")?.as_str()) {
+                self.0.insert(event.uuid, name.to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// `VM/VDI`, or the VDI alone. Objects that are destroyed by now have no name.
+    async fn of_vbd(&mut self, session: &Session, vbd: &Value) -> Option<String> {
+        let uuid = |field: &str| vbd.get(field)?.as_str()?.parse::<Uuid>().ok();
+        let vdi = uuid("vdi")?;
+        if let Entry::Vacant(unknown) = self.0.entry(vdi) {
+            unknown.insert(session.client.vdi(vdi).await.ok()?.name.to_string());
+        }
+        let vm = uuid("vm");
+        if let Some(Entry::Vacant(unknown)) = vm.map(|vm| self.0.entry(vm)) {
+            let uuid = *unknown.key();
+            unknown.insert(session.client.vm(uuid).await.ok()?.name.to_string());
+        }
+        let vm = vm.and_then(|vm| self.0.get(&vm)).map(|vm| format!("{vm}/")).unwrap_or_default();
+        self.0.get(&vdi).map(|vdi| format!("{vm}{vdi}"))
+    }
+}
+
+fn object(event: &Event) -> Result<Option<Value>, Problem> {
+    event.object().map_err(|error| Problem::failed("read an event", error))
+}
+
+async fn tell(session: &Session, event: &Event, names: &mut Names) -> Result<ControlFlow<()>, Problem> {
     if session.json() {
         return print_on(&format!("{}\n", word::json(event)?));
     }
+    names.note(event)?;
     let (kind, change) = (word::of(&event.kind), word::of(&event.change));
-    let object: Option<Value> = event.object().map_err(|error| Problem::failed("read an event", error))?;
+    let object = object(event)?;
+    let of_vbd = match (&object, event.kind, event.change) {
+        (Some(vbd), ObjectKind::Vbd, Change::Added | Change::Changed) => names.of_vbd(session, vbd).await,
+        _ => None,
+    };
     let known = |name: &str| object.as_ref()?.get(name)?.as_str();
-    let name = known("name").or(known("verb")).unwrap_or("-");
+    let name = of_vbd.as_deref().or(known("name")).or(known("verb")).unwrap_or("-");
     let state = known("state").or(known("power")).unwrap_or_default().to_owned();
     let health = object.as_ref().and_then(|object| serde_json::from_value(object.get("health")?.clone()).ok());
     let state = health::with_state(state, &health.unwrap_or_default());

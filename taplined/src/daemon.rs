@@ -144,6 +144,7 @@ impl Daemon {
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
         tokio::spawn(crate::plug::look_for_hung(daemon.clone()));
         tokio::spawn(crate::health::watch(daemon.clone()));
+        tokio::spawn(crate::health::files::watch(daemon.clone()));
         tokio::spawn(crate::retention::follow(daemon.clone()));
         tokio::spawn(crate::history::keep(daemon.clone()));
         daemon.care.begin(&daemon);

@@ -4,6 +4,8 @@
 //! It reads statistics pages and what the kernel knows of processes; no disk process does anything for that. Invariant:
 //! while nothing is plugged it sleeps.
 
+pub mod files;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 

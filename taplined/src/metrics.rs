@@ -64,7 +64,7 @@ struct Found {
     vbds: Vec<(VbdState, u64)>,
     open_tasks: u64,
     failed_schedules: u64,
-    /// Of each plugged VBD and each repository, and of each other VBD and VDI that is not healthy.
+    /// Of each repository, VBD and VDI.
     health: Vec<Labels>,
     host: Labels,
 }
@@ -115,12 +115,9 @@ fn health(view: &repo::View<'_>, srs: &[Sr]) -> Result<Vec<Labels>, Problem> {
     let mut all: Vec<Labels> = srs.iter().map(|sr| labels("sr", sr.uuid, &sr.name, &sr.health)).collect();
     for vbd in view.vbds(None, None)? {
         let Some(vdi) = vdis.get(&vbd.vdi) else { continue };
-        if vbd.state != VbdState::Unplugged || !vbd.health.is_healthy() {
-            all.push(labels("vbd", vbd.uuid, &vdi.name, &vbd.health));
-        }
+        all.push(labels("vbd", vbd.uuid, &vdi.name, &vbd.health));
     }
-    let ill = vdis.values().filter(|vdi| !vdi.health.is_healthy());
-    all.extend(ill.map(|vdi| labels("vdi", vdi.uuid, &vdi.name, &vdi.health)));
+    all.extend(vdis.values().map(|vdi| labels("vdi", vdi.uuid, &vdi.name, &vdi.health)));
     Ok(all)
 }
 
@@ -293,7 +290,7 @@ impl Found {
         of("sr_space", "Space of a repository", Some(Unit::Bytes)).gauges(encoder, space)?;
         let full = self.repositories.iter().map(|(labels, space)| (labels.clone(), f64::from(u8::from(space.full))));
         of("sr_full", "Whether guests wait for space", None).gauges(encoder, full)?;
-        let help = "1: the health of a plugged disk or a repository, or of another VBD or VDI that is not healthy";
+        let help = "1: the health of a repository, VBD or VDI";
         of("health", help, None).gauges(encoder, self.health.iter().map(|labels| (labels.clone(), 1.0)))?;
         let vbds = self.vbds.iter().map(|(state, count)| {
             let word = serde_json::to_value(state).ok();

@@ -122,6 +122,11 @@ impl Plugs {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The files that the process of a VBD has open, as far as known.
+    pub fn open_files(&self, vbd: Uuid) -> Known {
+        self.files().get(&vbd).cloned().unwrap_or_default()
+    }
+
     /// The process of a VBD has these files open.
     pub fn has_open(&self, vbd: Uuid, known: Known) {
         self.files().insert(vbd, known);

@@ -29,6 +29,7 @@ use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
 use crate::vdi::{self, ServedLayer};
+use files::Astray;
 use judge::{Follow, Told, Verdict, judge};
 
 /// Advice about a diverged VDI.
@@ -168,8 +169,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
         difference.problem = Some(problem(vdi, why));
     }
     if !astray.is_empty() {
-        let pid = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.pid;
-        difference.problem = Some(files::problem(vdi, pid, &astray));
+        difference.problem = Some(gone(daemon, vbd, &astray).await?);
     }
     if heal == Heal::No {
         return Ok(Some(difference));
@@ -267,12 +267,23 @@ fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
     Ok(Told { vdi, sr, chain, by_file, shown })
 }
 
+/// The problem of a disk that continues in files that are gone.
+async fn gone(daemon: &Daemon, vbd: Uuid, astray: &[Astray]) -> Result<Problem, Problem> {
+    let found = daemon.catalogue.read(move |view| {
+        let vbd = view.vbd(vbd)?;
+        Ok((view.vdi(vbd.vdi)?.sr, vbd))
+    });
+    let (sr, vbd) = found.await?;
+    Ok(files::problem(daemon, &vbd, daemon.srs.directory(sr).await?.path(), astray))
+}
+
 fn problem(vdi: Uuid, why: &str) -> Problem {
     let what = format!("the layers of VDI {vdi}'s running disk do not match the catalogue: {why}");
     Problem::new(Code::State, what).advise(ADVICE)
 }
 
-fn set_state(tx: &mut repo::Tx<'_>, vdi: Uuid, state: ImageState) -> Result<(), Problem> {
+/// Records whether a VDI is ready or diverged.
+pub fn set_state(tx: &mut repo::Tx<'_>, vdi: Uuid, state: ImageState) -> Result<(), Problem> {
     let image = tx.image(tx.vdi_image(vdi)?)?;
     tx.set_image(&Image { state, ..image })
 }
@@ -345,10 +356,10 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
 async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
     let layers = vdi::layers(daemon, vbd).await?;
     let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not respond")))?;
-    let (sr, pid) = daemon.catalogue.read(move |view| Ok((view.vdi(vdi)?.sr, view.vbd(vbd)?.pid))).await?;
+    let sr = daemon.catalogue.read(move |view| view.vdi(vdi)).await?.sr;
     let astray = files::astray(daemon, sr, &layers).await?;
     if !astray.is_empty() {
-        return Err(files::problem(vdi, pid, &astray));
+        return Err(gone(daemon, vbd, &astray).await?);
     }
     let followed = daemon.catalogue.write(move |tx| {
         if tx.claimant(vdi)?.is_some() {

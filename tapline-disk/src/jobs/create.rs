@@ -2,8 +2,8 @@
 
 use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
-use disk::qcow2::Compression;
 use disk::Format;
+use disk::qcow2::Compression;
 use serde::Serialize;
 
 use crate::files::Files;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -87,6 +87,38 @@ impl Bed {
         Client::connect(Path::new(self.vbd()["socket"].as_str().unwrap())).unwrap()
     }
 
+    fn image(&self) -> PathBuf {
+        self.daemon.directory().join("images").join(self.shown("vdi", DISK)["file"].as_str().unwrap())
+    }
+
+    fn advice(&self) -> String {
+        self.vbd()["health"]["advice"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Types the commands of an advice into a shell, as they are printed.
+    fn type_commands_of(&self, advice: &str) {
+        let commands = advice.split("; ").filter_map(|part| part.rsplit(": ").next());
+        let commands: Vec<&str> = commands
+            .filter(|word| ["tapline ", "cp ", "mv "].iter().any(|program| word.starts_with(program)))
+            .collect();
+        assert!(commands.len() >= 3, "{advice}");
+        let programs = Path::new(env!("CARGO_BIN_EXE_tapline")).parent().unwrap();
+        let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+        let mut shell = Command::new("sh");
+        shell.args(["-exc", &commands.join("\n")]).env("PATH", path).env("TAPLINE_SOCKET", self.daemon.socket());
+        let ended = shell.output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+
+    /// What a command that must fail, and at once, prints on stderr.
+    fn refused(&self, words: &[&str]) -> String {
+        let begun = Instant::now();
+        let ended = run(&self.daemon.socket(), words);
+        assert!(!ended.status.success(), "{words:?}");
+        assert!(begun.elapsed() < SOON, "{words:?} waited");
+        String::from_utf8(ended.stderr).unwrap()
+    }
+
     fn metrics(&self) -> String {
         let mut stream = UnixStream::connect(self.daemon.socket()).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -105,7 +137,7 @@ impl Bed {
         };
         let line = text.lines().find(is_its).unwrap_or("");
         let state = line.split("state=\"").nth(1).and_then(|rest| rest.split('"').next());
-        state.unwrap_or("healthy").to_owned()
+        state.unwrap_or("absent").to_owned()
     }
 
     /// The word of the health in the row of a table, which has none if it is healthy.
@@ -138,6 +170,7 @@ impl Bed {
             ("explain", of(&explained)),
             ("doctor", word.unwrap_or("healthy").to_owned()),
             ("metrics", self.metric("vbd", DISK)),
+            ("metrics of the VDI", self.metric("vdi", DISK)),
         ])
     }
 
@@ -202,6 +235,8 @@ fn a_process_that_cannot_be_restarted_is_restarting_and_then_healthy() {
     let bed = bed();
     let file = bed.shown("vdi", DISK)["file"].as_str().unwrap().to_owned();
     let (file, aside) = (bed.daemon.directory().join("images").join(&file), bed.daemon.directory().join("aside"));
+    // Stopped, it cannot say that its file is gone, which would be shown instead.
+    kill_process(bed.pid(), Signal::STOP).unwrap();
     fs::rename(&file, &aside).unwrap();
     kill_process(bed.pid(), Signal::KILL).unwrap();
     all_say("restarting", || bed.of_disk());
@@ -235,6 +270,30 @@ fn a_disk_without_space_is_full_and_so_is_its_repository() {
     drop(bed);
 }
 
+/// The daemon may take what was free when it measured for what was not enough, and then never tells the disk.
+#[test]
+fn a_disk_that_waits_for_space_finds_it_without_the_daemon() {
+    let daemon = Daemon::start_with("[storage]\nmeasure-interval = 3600\nfull-interval = 3600");
+    let Some(small) = Small::mount(daemon.directory().join("small"), "6m") else { return };
+    let bed = Bed::of(daemon, &small.0);
+    let mut client = bed.client();
+    let filler = small.0.join("filler");
+    fs::write(&filler, vec![1; 4 << 20]).unwrap();
+    for at in 0..16 {
+        client.send(Nbd::Write, at << 18, 1 << 18, &vec![7; 1 << 18]).unwrap();
+    }
+    all_say("full", || bed.of_disk());
+    fs::write(&filler, "").unwrap();
+    let freed = Instant::now();
+    (0..16).for_each(|_| drop(client.answer(0).unwrap()));
+    // It tries every 5 s; a machine that builds meanwhile gets more.
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    all_say("healthy", || bed.of_disk());
+    drop(client);
+    bed.out(&["vbd", "unplug", &bed.vbd]);
+    drop(bed);
+}
+
 #[test]
 fn a_repository_with_nothing_but_its_reserve_left_is_full() {
     let bed = bed();
@@ -248,12 +307,146 @@ fn a_repository_with_nothing_but_its_reserve_left_is_full() {
 }
 
 #[test]
-fn a_repository_whose_directory_is_gone_is_unreachable() {
-    let bed = bed();
+fn a_repository_whose_directory_is_gone_is_unreachable_with_its_disks() {
+    // It is not the measuring that finds out.
+    let daemon = Daemon::start_with("[storage]\nmeasure-interval = 3600\nlost-interval = 1");
+    let directory = daemon.directory().join("images");
+    let bed = Bed::of(daemon, &directory);
     let (here, aside) = (bed.daemon.directory().join("images"), bed.daemon.directory().join("aside"));
     fs::rename(&here, &aside).unwrap();
     all_say("unreachable", || bed.of_repository());
+    all_say("unreachable", || bed.of_disk());
+    let reason = bed.vbd()["health"]["reason"].as_str().unwrap().to_owned();
+    assert!(reason.starts_with("its repository 'vms' is unreachable: "), "{reason}");
+    let table = bed.out(&["sr", "list", "--columns", "name,used,free"]);
+    let row: Vec<&str> = table.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(row, ["vms", "unknown", "unknown"], "numbers from before the loss");
     fs::rename(&aside, &here).unwrap();
+    all_say("healthy", || bed.of_repository());
+    all_say("healthy", || bed.of_disk());
+}
+
+#[test]
+fn a_removed_image_of_a_running_disk_is_saved_as_advised() {
+    let bed = bed();
+    let mut client = bed.client();
+    client.write(0, &[7; 4096]).unwrap();
+    let (image, other) = (bed.image(), bed.daemon.directory().join("aside"));
+    // One that was moved is moved back.
+    fs::rename(&image, &other).unwrap();
+    all_say("diverged", || bed.of_disk());
+    fs::rename(&other, &image).unwrap();
+    all_say("healthy", || bed.of_disk());
+    for replaced in [false, true] {
+        fs::copy(&image, &other).unwrap();
+        fs::remove_file(&image).unwrap();
+        if replaced {
+            fs::rename(&other, &image).unwrap();
+        }
+        all_say("diverged", || bed.of_disk());
+        let reason = bed.vbd()["health"]["reason"].as_str().unwrap().to_owned();
+        assert!(reason.contains("the data is lost when process"), "{reason}");
+        // Its guest continues.
+        client.write(4096, &[8 + u8::from(replaced); 4096]).unwrap();
+        bed.type_commands_of(&bed.advice());
+        all_say("healthy", || bed.of_disk());
+        client = bed.client();
+        assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
+        assert_eq!(client.read(4096, 4096).unwrap(), [8 + u8::from(replaced); 4096]);
+    }
+}
+
+#[test]
+fn a_disk_whose_process_died_without_its_image_is_served_from_a_backup_as_advised() {
+    let bed = bed();
+    let (image, backup) = (bed.image(), bed.daemon.directory().join("backup"));
+    fs::copy(&image, &backup).unwrap();
+    fs::remove_file(&image).unwrap();
+    all_say("diverged", || bed.of_disk());
+    kill_process(bed.pid(), Signal::KILL).unwrap();
+    let begun = Instant::now();
+    while !bed.advice().contains("put a backup in its place") {
+        assert!(begun.elapsed() < SOON, "{}", bed.vbd());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let reason = bed.vbd()["health"]["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("(restarts since it was plugged: "), "{reason}");
+    all_say("diverged", || bed.of_disk());
+    // It may have the number of the file that is gone, and is not served before somebody has decided that.
+    fs::copy(&backup, &image).unwrap();
+    let restarts = bed.vbd()["restarts"].as_u64().unwrap();
+    while bed.vbd()["restarts"].as_u64().unwrap() < restarts + 2 {
+        assert!(begun.elapsed() < SOON * 2, "{}", bed.vbd());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    all_say("diverged", || bed.of_disk());
+    bed.type_commands_of(&bed.advice());
+    all_say("healthy", || bed.of_disk());
+}
+
+#[test]
+fn verbs_on_a_stuck_disk_are_refused_at_once_and_never_carried_out() {
+    let bed = bed();
+    let pid = bed.pid();
+    kill_process(pid, Signal::STOP).unwrap();
+    // Before the daemon has noticed, and after.
+    for _ in 0..2 {
+        for verb in [vec!["vdi", "snapshot", DISK], vec!["vdi", "resize", DISK, "128M"], vec!["vdi", "clone", DISK]] {
+            let refused = bed.refused(&verb);
+            assert!(refused.contains("is stuck, so that nothing was sent to it"), "{refused}");
+            assert!(refused.contains("kill -CONT") && refused.contains("tapline explain"), "{refused}");
+        }
+        all_say("stuck", || bed.of_disk());
+    }
+    let refused = bed.refused(&["vbd", "upgrade", &bed.vbd]);
+    assert!(refused.contains("is stuck"), "{refused}");
+    kill_process(pid, Signal::CONT).unwrap();
+    all_say("healthy", || bed.of_disk());
+    // The next verb comes after all that its process was sent.
+    bed.out(&["vdi", "resize", DISK, "96M"]);
+    assert_eq!(bed.shown("vdi", DISK)["size"], 96 << 20);
+    assert_eq!(bed.json(&["vdi", "list"]).as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_death_is_one_line_and_two_events_that_name_the_disk() {
+    let bed = bed();
+    kill_process(bed.pid(), Signal::KILL).unwrap();
+    let begun = Instant::now();
+    while bed.vbd()["restarts"] != 1 || bed.vbd()["state"] != "plugged" {
+        assert!(begun.elapsed() < SOON, "{}", bed.vbd());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let died = bed.vbd()["problem"]["detail"].as_str().unwrap().to_owned();
+    assert!(!died.contains('\n') && died.contains(".log") && died.contains("SIGKILL"), "{died}");
+    assert!(!died.contains("serving"), "what a process announces is no error: {died}");
+    // All events since the daemon was started for the first time.
+    let mut follow = Command::new(env!("CARGO_BIN_EXE_tapline"));
+    follow.args(["event", "follow", "--kind", "vbd", "--after", &(1_u64 << 32).to_string()]);
+    let mut follow = follow.env("TAPLINE_SOCKET", bed.daemon.socket()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let state = |line: &String| line.rsplit("  ").next().unwrap_or_default().to_owned();
+    let plugged = lines.by_ref().find(|line| state(line) == "plugged").unwrap();
+    assert!(plugged.contains(&format!("  {DISK}  ")), "{plugged}");
+    assert_eq!(lines.by_ref().take(2).map(|line| state(&line)).collect::<Vec<_>>(), ["restarting", "plugged"]);
+    follow.kill().unwrap();
+    follow.wait().unwrap();
+}
+
+#[test]
+fn a_failed_plug_is_forgotten_with_an_unplug_or_a_plug_that_succeeds() {
+    let bed = bed();
+    let (image, aside) = (bed.image(), bed.daemon.directory().join("aside"));
+    bed.out(&["vbd", "unplug", &bed.vbd]);
+    for clears in ["unplug", "plug"] {
+        fs::rename(&image, &aside).unwrap();
+        bed.refused(&["vbd", "plug", &bed.vbd]);
+        all_say("failed", || bed.of_disk());
+        assert!(bed.advice().contains("tapline vbd plug"), "{}", bed.vbd());
+        fs::rename(&aside, &image).unwrap();
+        bed.out(&["vbd", clears, &bed.vbd]);
+        all_say("healthy", || bed.of_disk());
+    }
 }
 
 /// A disk that is served without the daemon, until this is dropped.

@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use crate::config::Config;
 
-/// Bytes of a log that a problem quotes at most: a message and its advice, and what led to it.
-const LAST_WORDS_MAX: u64 = 2048;
+/// Bytes at the end of a log in which a line to quote is looked for: a message, its advice and a backtrace.
+const LAST_LINES_MAX: u64 = 2048;
 
 /// The place of a VBD.
 #[derive(Clone, Debug)]
@@ -159,21 +159,24 @@ impl DiskPaths {
         &self.log
     }
 
-    /// The last complete lines of the log; empty if there is none.
-    pub fn last_words(&self) -> String {
+    /// The length of the log in bytes; 0 if there is none.
+    pub fn log_len(&self) -> u64 {
+        fs::metadata(&self.log).map_or(0, |metadata| metadata.len())
+    }
+
+    /// The last panic that the disk process has logged since the log had this length. Another error that ended it is in
+    /// what it printed ([`super::process::DiskProcess::last_word`]).
+    pub fn last_panic_since(&self, len: u64) -> Option<String> {
         let read = || {
             let mut file = File::open(&self.log)?;
-            let from = file.metadata()?.len().saturating_sub(LAST_WORDS_MAX);
+            let from = file.metadata()?.len().saturating_sub(LAST_LINES_MAX).max(len);
             file.seek(SeekFrom::Start(from))?;
             let mut bytes = Vec::new();
-            file.take(LAST_WORDS_MAX).read_to_end(&mut bytes)?;
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            Ok::<_, io::Error>(match text.split_once('\n') {
-                Some((_, whole)) if from > 0 => whole.to_owned(),
-                _ => text,
-            })
+            file.take(LAST_LINES_MAX).read_to_end(&mut bytes)?;
+            Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
         };
-        read().unwrap_or_default().trim_end().to_owned()
+        let (text, begin) = (read().ok()?, "tapline-disk: PANIC, ");
+        text.lines().rev().find_map(|line| line.strip_prefix(begin)).map(|what| format!("panic, {what}"))
     }
 
     /// Removes the logs of a VBD that no longer exists.
@@ -242,18 +245,20 @@ mod test {
     }
 
     #[test]
-    fn the_old_log_is_kept_and_quotes_are_whole_lines() {
+    fn the_old_log_is_kept_and_only_a_panic_of_the_last_process_is_quoted() {
         use std::io::Write;
         let (_room, place) = place();
-        assert_eq!(place.last_words(), "");
-        place.open_log(true).unwrap().write_all(b"first\n").unwrap();
-        place.open_log(false).unwrap().write_all(b"second\n").unwrap();
-        assert_eq!(place.last_words(), "first\nsecond");
-        let long = format!("{}\nlast\n", "x".repeat(4000));
-        place.open_log(true).unwrap().write_all(long.as_bytes()).unwrap();
-        assert_eq!(place.last_words(), "last");
-        assert_eq!(fs::read_to_string(place.log_before()).unwrap(), "first\nsecond\n");
+        assert_eq!((place.log_len(), place.last_panic_since(0)), (0, None));
+        place.open_log(true).unwrap().write_all(b"tapline-disk: PANIC, before\ntapline-disk: serving\n").unwrap();
+        let begun = place.log_len();
+        assert_eq!(place.last_panic_since(begun), None);
+        let panic = b"tapline-disk: PANIC, a fault\n  0: a frame\n";
+        place.open_log(false).unwrap().write_all(panic).unwrap();
+        assert_eq!(place.last_panic_since(begun).as_deref(), Some("panic, a fault"));
+        place.open_log(true).unwrap().write_all(b"tapline-disk: client 1: client disconnected\n").unwrap();
+        assert_eq!(place.last_panic_since(0), None, "it is no error");
+        assert!(fs::read_to_string(place.log_before()).unwrap().contains("tapline-disk: serving\n"));
         place.remove_logs().unwrap();
-        assert_eq!(place.last_words(), "");
+        assert_eq!((place.log_len(), place.last_panic_since(0)), (0, None));
     }
 }

@@ -103,7 +103,7 @@ impl PlugSpec {
                 handing.file(&order.path(image), write, file);
             }
             // A missing file may come back, and was reported above.
-            files::must_be_those(&order.directory, &order.chain, &before)?;
+            files::must_be_those(&order.directory, &order.chain, &before, &files::again(&order.vbd))?;
             if let Some((path, image)) = written {
                 logs.must_be_there(&path, &image)?;
             }
@@ -112,13 +112,18 @@ impl PlugSpec {
         opened.await
     }
 
-    /// Refuses files that have taken the place of those that a process `before` had.
+    /// Refuses files of a diverged VDI that have taken the place of those that a process `before` had.
     pub async fn must_be_those(&self, before: Known) -> Result<(), Problem> {
         let order = self.clone();
         let looked = blocking("examine the files of a VDI", move || {
-            files::must_be_those(&order.directory, &order.chain, &before)
+            files::must_be_those(&order.directory, &order.chain, &before, &files::decided(&order.vbd))
         });
         looked.await
+    }
+
+    /// Whether a process `before` had the files of these names open, and no others.
+    pub fn has_names_of(&self, before: &Known) -> bool {
+        before.len() == self.chain.len() && self.chain.iter().all(|image| before.contains_key(&image.file))
     }
 
     /// The command-line arguments.

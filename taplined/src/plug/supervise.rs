@@ -82,6 +82,8 @@ async fn look_after(
     stopped: &mut oneshot::Receiver<()>,
 ) -> Option<DiskProcess> {
     let mut deaths = Deaths::default();
+    let place = DiskPaths::of(&daemon.config, vbd);
+    let mut log_at = place.log_len();
     let (mut failed, mut since) = (None, Instant::now());
     loop {
         let died = match (&mut process, failed.take()) {
@@ -100,10 +102,11 @@ async fn look_after(
                     (process, since) = (Some(next), Instant::now());
                     continue;
                 }
-                died(daemon, vbd, ended)
+                let said = running.last_word().map(|error| error.message);
+                died(&place, ended, said.or_else(|| place.last_panic_since(log_at)))
             }
             (None, Some(problem)) => problem,
-            (None, None) => died(daemon, vbd, Ok(Ended::Unknown)),
+            (None, None) => died(&place, Ok(Ended::Unknown), None),
         };
         forget_statistics(daemon, vbd).await;
         if is_done_with(daemon, vbd).await {
@@ -121,7 +124,7 @@ async fn look_after(
         }
         match revive(daemon, vbd, pause, died, stopped).await {
             Ok(Some(another)) => {
-                (process, since) = (Some(another), Instant::now());
+                (process, since, log_at) = (Some(another), Instant::now(), place.log_len());
                 lost::look(daemon, vbd);
                 compare(daemon, vbd);
             }
@@ -205,17 +208,17 @@ async fn revive(
     }
 }
 
-/// The problem that describes the death of a process.
-fn died(daemon: &Daemon, vbd: Uuid, how: Result<Ended, Problem>) -> Problem {
+/// The problem that describes the death of a process, with the error that it reported, if it did.
+fn died(place: &DiskPaths, how: Result<Ended, Problem>, error: Option<String>) -> Problem {
     let how = match how {
         Ok(Ended::Well) => "exited unexpectedly".into(),
         Ok(Ended::Badly(how)) => how,
         Ok(Ended::Unknown) => "exit status unknown".into(),
         Err(problem) => problem.detail,
     };
-    let words = DiskPaths::of(&daemon.config, vbd).last_words();
-    let what = format!("the process that served the disk ended ({how}) and is started again; its last output: {words}");
-    Problem::new(Code::Failed, what)
+    let error = error.map(|error| format!(": {error}")).unwrap_or_default();
+    let log = place.log().display();
+    Problem::new(Code::Failed, format!("the process that served the disk ended ({how}){error}; its log: {log}"))
 }
 
 /// Records a death, and when another process is started.
@@ -224,6 +227,8 @@ async fn record(daemon: &Daemon, vbd: Uuid, died: &Problem, pause: Duration) -> 
     let problem = if pause.is_zero() { died.clone() } else { with_next_try(died, Timestamp::now(), pause) };
     let recorded = daemon.catalogue.write(move |tx| {
         let restarts = tx.vbd(vbd)?.restarts.saturating_add(1);
+        let detail = format!("{} (restarts since it was plugged: {restarts})", problem.detail);
+        let problem = Problem { detail, ..problem };
         tx.set_vbd_unserved(vbd)?;
         tx.set_vbd_restarts(vbd, restarts)?;
         tx.set_vbd_state(vbd, VbdState::Restarting, Some(&problem))
@@ -255,8 +260,11 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     if known.state == VdiState::Diverged {
         // If it is because of its files, that says more.
         let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
-        order.must_be_those(before).await?;
-        vdi::must_be_ready(&known)?;
+        order.must_be_those(before.clone()).await?;
+        return match order.has_names_of(&before) {
+            true => Err(reconcile::files::unproven(&order.vbd)),
+            false => vdi::must_be_ready(&known),
+        };
     }
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
     serve(daemon, &order, Log::Continued, &mut steps, process).await?;

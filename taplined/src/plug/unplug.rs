@@ -33,7 +33,8 @@ const TO_SAY: Duration = Duration::from_secs(10);
 /// Unplugs a VBD: a task. It cancels a plug that is under way.
 pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Problem> {
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
-    if now.state == VbdState::Unplugged {
+    // One that failed to be plugged can be unplugged, which clears that.
+    if now.state == VbdState::Unplugged && now.problem.is_none() {
         return Err(Problem::new(Code::State, format!("VBD {vbd} is not plugged")));
     }
     let served = matches!(now.state, VbdState::Plugged | VbdState::Restarting);
@@ -59,7 +60,13 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     let begun = matches!(now.state, VbdState::Unplugging | VbdState::Plugging);
     match now.state {
         // It was being plugged, which has been aborted.
-        VbdState::Unplugged => return Ok(now),
+        VbdState::Unplugged => {
+            return catalogue::record(&daemon.catalogue, move |tx| {
+                tx.set_vbd_state(vbd, VbdState::Unplugged, None)?;
+                tx.vbd(vbd)
+            })
+            .await;
+        }
         VbdState::Plugged if !force => {
             let gone = async {
                 vm::detach(daemon, &now).await?;
@@ -244,7 +251,8 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Resu
 }
 
 fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {
-    let words = DiskPaths::of(&daemon.config, vbd).last_words();
-    let what = format!("VBD {vbd} is unplugged, but its process did not exit cleanly ({how}): {words}");
-    Problem::new(Code::Failed, what).advise("check its VDI before using it again")
+    let place = DiskPaths::of(&daemon.config, vbd);
+    let what = format!("VBD {vbd} is unplugged, but its process did not exit cleanly ({how})");
+    let advice = format!("see its log, {}, and check its VDI before using it again", place.log().display());
+    Problem::new(Code::Failed, what).advise(advice)
 }

@@ -5,9 +5,10 @@
 //! remembered, so that the next process is not given different ones of the same names.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
-use api::{Code, Problem};
+use api::{Code, Problem, Vbd};
 use repo::catalogue::Image;
 use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
@@ -18,47 +19,107 @@ use crate::vdi::ServedLayer;
 /// The files of a process, by name.
 pub type Known = HashMap<String, FileNumbers>;
 
+/// A file that a disk has open and that is no longer in the repository under its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Astray {
+    /// Its name.
+    pub file: String,
+    /// Its identity.
+    pub numbers: FileNumbers,
+}
+
 /// The files of a disk that are no longer in the repository. None if that is not attached, or for processes that do not
 /// report their files.
-pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<String>, Problem> {
+pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<Astray>, Problem> {
     let known: Known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?))).collect();
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(Vec::new()) };
     daemon.srs.patience.ask(sr, "find the files of a disk in", move || look(&directory, &known)).await
 }
 
-fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<String>, Problem> {
+/// Which of the files that a process has open are no longer in the directory under their names. A running process keeps
+/// their numbers from being given to others.
+pub fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<Astray>, Problem> {
     let mut astray = Vec::new();
     for (file, numbers) in known {
         if !directory.is_it(file, *numbers)? {
-            astray.push(file.clone());
+            astray.push(Astray { file: file.clone(), numbers: *numbers });
         }
     }
-    astray.sort();
+    astray.sort_by(|one, other| one.file.cmp(&other.file));
     Ok(astray)
 }
 
-/// Refuses to serve from files that have taken the place of those that the process before had.
-pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known) -> Result<(), Problem> {
+/// Refuses to serve from files that have taken the place of those that the process before had. `to_use` are the
+/// commands that serve them nevertheless.
+pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known, to_use: &str) -> Result<(), Problem> {
     let had = chain.iter().filter_map(|image| Some((image.file.clone(), *known.get(&image.file)?))).collect();
     match look(directory, &had)?.first() {
         None => Ok(()),
-        Some(file) => {
-            let what = format!("{file} is no longer the file that this disk had open; it was replaced");
-            Err(Problem::new(Code::State, what)
-                .advise("data written since then is lost; to use the new file, unplug the VBD and plug it again"))
+        Some(Astray { file, .. }) => {
+            let what =
+                format!("{file} is no longer the file that this disk had open; it was replaced, removed or moved");
+            Err(Problem::new(Code::State, what).advise(lost(to_use)))
         }
     }
 }
 
-/// The problem of a disk that continues in files that are gone.
-pub fn problem(vdi: Uuid, pid: Option<u32>, astray: &[String]) -> Problem {
-    let process = pid.map_or("its process".into(), |pid| format!("process {pid}"));
+/// Why a diverged disk whose process has died is not started again. The numbers of its files may be those that it had,
+/// but they are given to others when a file is gone.
+pub fn unproven(vbd: &Vbd) -> Problem {
     let what = format!(
-        "the disk of VDI {vdi} is using files that were removed from its repository or replaced: {}",
-        astray.join(", ")
+        "the files of VDI {} were not those that its disk had open when its process died, and nothing proves that they \
+         are now",
+        vbd.vdi
     );
+    Problem::new(Code::State, what).advise(lost(&decided(vbd)))
+}
+
+fn lost(to_use: &str) -> String {
+    format!(
+        "what was written to a file that was removed or replaced is lost. Move it back if it was moved, or put a backup \
+         in its place; then use what is there: {to_use}"
+    )
+}
+
+/// The commands that serve the files in the repository.
+pub fn again(vbd: &Vbd) -> String {
+    format!("tapline vbd unplug {0}; tapline vbd plug {0}", vbd.uuid)
+}
+
+/// The same for a diverged VDI.
+pub fn decided(vbd: &Vbd) -> String {
+    let (vbd, vdi) = (vbd.uuid, vbd.vdi);
+    format!("tapline vbd unplug {vbd}; tapline vdi reconcile {vdi} --believe catalogue; tapline vbd plug {vbd}")
+}
+
+/// The problem of a disk that continues in files that are gone.
+pub fn problem(daemon: &Daemon, vbd: &Vbd, directory: &Path, astray: &[Astray]) -> Problem {
+    let (vdi, disk) = (vbd.vdi, vbd.uuid);
+    let process = vbd.pid.map_or("its process".into(), |pid| format!("process {pid}"));
+    let names: Vec<&str> = astray.iter().map(|astray| astray.file.as_str()).collect();
+    let what = format!(
+        "the disk of VDI {vdi} is using files that were removed from its repository or replaced: {}; its guest \
+         continues, but the data is lost when {process} ends",
+        names.join(", ")
+    );
+    let pid = vbd.pid.map_or("PID".into(), |pid| pid.to_string());
+    let at = |file: &str| quoted(&directory.join(file).display().to_string());
+    let saved = |file: &str| at(&format!("{file}.saved"));
+    let save = |astray: &Astray| {
+        let inode = astray.numbers.inode;
+        format!("cp --sparse=always \"$(find -L /proc/{pid}/fd -inum {inode} -print -quit)\" {}; ", saved(&astray.file))
+    };
+    let replace = |astray: &Astray| format!("mv {} {}; ", saved(&astray.file), at(&astray.file));
+    let (save, replace): (String, String) = (astray.iter().map(save).collect(), astray.iter().map(replace).collect());
+    let socket = quoted(&daemon.disks.socket(disk).display().to_string());
     Problem::new(Code::State, what).advise(format!(
-        "all its data is lost when {process} ends: copy it to another disk from inside the guest, or read it through \
-         the disk's client; then unplug it and run: tapline vdi reconcile VDI --believe catalogue"
+        "if the file was moved, move it back. Otherwise save it while the process runs: tapline disk {socket} pause; \
+         {save}then serve what was saved: tapline vbd unplug --force {disk}; {replace}tapline vdi reconcile {vdi} \
+         --believe catalogue; tapline vbd plug {disk}"
     ))
+}
+
+/// A path as a word for a shell.
+fn quoted(path: &str) -> String {
+    format!("'{}'", path.replace('\'', "'\\''"))
 }

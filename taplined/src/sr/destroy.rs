@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::Srs;
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 
 /// The intent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -105,10 +105,16 @@ fn check(view: &View<'_>, sr: &Sr) -> Result<(), Problem> {
     view.check_sr_unused(uuid)
 }
 
+declare_steps!(
+    /// The steps of `sr-destroy`.
+    DestroyStep { Remove = "remove", Forget = "forget" }
+);
+
 impl Job for Destroy {
+    type Step = DestroyStep;
+
     const VERB: &'static str = "sr-destroy";
-    const STEPS: &'static [&'static str] = &["remove", "forget"];
-    const NO_RETURN: &'static str = "remove";
+    const NO_RETURN: DestroyStep = DestroyStep::Remove;
 
     fn changes(&self) -> Vec<uuid::Uuid> {
         Vec::new()
@@ -118,10 +124,10 @@ impl Job for Destroy {
         vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _context: &Context) -> Result<(), Problem> {
-        match name {
-            "remove" => self.remove(daemon).await,
-            _ => self.forget(daemon).await,
+    async fn step(&self, step: DestroyStep, daemon: &Daemon, _context: &Context) -> Result<(), Problem> {
+        match step {
+            DestroyStep::Remove => self.remove(daemon).await,
+            DestroyStep::Forget => self.forget(daemon).await,
         }
     }
 

@@ -22,7 +22,7 @@ use super::inventory::Examined;
 use super::probe::no_directory;
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 
 /// A repository in an empty directory.
 pub type Create = Make<false>;
@@ -222,10 +222,16 @@ impl<const KEPT: bool> Make<KEPT> {
     }
 }
 
+declare_steps!(
+    /// The steps of `sr-create` and `sr-introduce`.
+    MakeStep { Label = "label", Record = "record" }
+);
+
 impl<const KEPT: bool> Job for Make<KEPT> {
+    type Step = MakeStep;
+
     const VERB: &'static str = if KEPT { "sr-introduce" } else { "sr-create" };
-    const STEPS: &'static [&'static str] = &["label", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: MakeStep = MakeStep::Record;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.sr.uuid]
@@ -240,10 +246,10 @@ impl<const KEPT: bool> Job for Make<KEPT> {
         vec![About { kind: ObjectKind::Sr, uuid: self.sr.uuid }]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _context: &Context) -> Result<(), Problem> {
-        match name {
-            "label" => self.label(daemon).await,
-            _ => self.record(daemon).await,
+    async fn step(&self, step: MakeStep, daemon: &Daemon, _context: &Context) -> Result<(), Problem> {
+        match step {
+            MakeStep::Label => self.label(daemon).await,
+            MakeStep::Record => self.record(daemon).await,
         }
     }
 

@@ -36,16 +36,48 @@ use crate::vm;
 /// How long to wait before a step is tried again that cannot be undone.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
+/// The steps of a kind of job, which are the variants of one type, in order ([`declare_steps!`]).
+pub trait Step: Copy + Ord + Send + Sync + 'static {
+    /// All steps.
+    const ALL: &'static [Self];
+
+    /// Its word in the journal and in views of the task.
+    fn word(self) -> &'static str;
+
+    /// The step with this word; none if this version has no such step.
+    fn with_word(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|step| step.word() == word)
+    }
+}
+
+/// Declares the steps of a kind of job, each with its word:
+/// `declare_steps!(MergeStep { Merge = "merge", Record = "record" })`.
+macro_rules! declare_steps {
+    ($(#[$about:meta])* $name:ident { $($step:ident = $word:literal),+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $(#[doc = concat!("`", $word, "`.")] $step),+ }
+
+        impl $crate::task::job::Step for $name {
+            const ALL: &'static [$name] = &[$($name::$step),+];
+
+            fn word(self) -> &'static str {
+                match self { $($name::$step => $word),+ }
+            }
+        }
+    };
+}
+pub(crate) use declare_steps;
+
 /// A kind of job: its value is the intent.
 pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The steps.
+    type Step: Step;
+
     /// The verb.
     const VERB: &'static str;
-    /// The steps, in order.
-    const STEPS: &'static [&'static str];
     /// The first step that cannot be rolled back.
-    const NO_RETURN: &'static str;
-    /// Its index.
-    const NO_RETURN_AT: usize = index_of(Self::STEPS, Self::NO_RETURN);
+    const NO_RETURN: Self::Step;
     /// Whether there may be something to tidy up in the repositories that it changes when it is over.
     const TIDIES: bool = false;
 
@@ -68,7 +100,12 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     fn about(&self) -> Vec<About>;
 
     /// Does a step. It may have been done before, in part or in full.
-    fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> impl Future<Output = Result<(), Problem>> + Send;
+    fn step(
+        &self,
+        step: Self::Step,
+        daemon: &Daemon,
+        context: &Context,
+    ) -> impl Future<Output = Result<(), Problem>> + Send;
 
     /// Removes all that any step before the point of no return may have left. May itself be done twice.
     fn undo(&self, daemon: &Daemon) -> impl Future<Output = Result<(), Problem>> + Send;
@@ -112,65 +149,71 @@ fn tidies<J: Job>(job: &J) -> Vec<Uuid> {
 }
 
 /// How far a job is.
-struct Run<'a, J> {
+struct Run<'a, J: Job> {
     job: &'a J,
     daemon: &'a Daemon,
     context: Context,
-    /// The index of the last step that is recorded as begun; none if nothing has begun.
-    begun: Option<usize>,
+    /// The last step that is recorded as begun; none if nothing has begun.
+    begun: Option<J::Step>,
 }
 
 /// Does a job: all of it, or the rest from the step that is recorded as begun. Undoes it if that fails.
-async fn run<J: Job>(job: J, daemon: &Daemon, context: Context, begun: Option<usize>) -> Result<Value, Problem> {
+async fn run<J: Job>(job: J, daemon: &Daemon, context: Context, begun: Option<J::Step>) -> Result<Value, Problem> {
     let mut run = Run { job: &job, daemon, context, begun };
-    for (at, name) in J::STEPS.iter().enumerate().skip(begun.unwrap_or(0)) {
+    for step in J::Step::ALL.iter().copied().filter(|step| begun.is_none_or(|begun| *step >= begun)) {
         let mut recorded = false;
-        while let Err(problem) = run.step(at, name, &mut recorded).await {
-            run.retry_or_roll_back(name, problem).await?;
+        while let Err(problem) = run.step(step, &mut recorded).await {
+            run.retry_or_roll_back(step, problem).await?;
         }
     }
     run.finish().await
 }
 
+/// Whether the first step is the point of no return: until it begins there is nothing to undo.
+fn has_nothing_to_undo<J: Job>() -> bool {
+    J::Step::ALL.first() == Some(&J::NO_RETURN)
+}
+
 impl<J: Job> Run<'_, J> {
     /// Whether there is no rollback any more.
     fn is_committed(&self) -> bool {
-        if fault::planted(Planted::DeafDestroy) && J::NO_RETURN_AT == 0 {
+        if fault::planted(Planted::DeafDestroy) && has_nothing_to_undo::<J>() {
             return true;
         }
-        self.begun.is_some_and(|begun| begun >= J::NO_RETURN_AT)
+        self.begun.is_some_and(|begun| begun >= J::NO_RETURN)
     }
 
     /// Executes a step. Unless it is `recorded` already, its begin is recorded first.
-    async fn step(&mut self, at: usize, name: &'static str, recorded: &mut bool) -> Result<(), Problem> {
+    async fn step(&mut self, step: J::Step, recorded: &mut bool) -> Result<(), Problem> {
+        let word = step.word();
         let kept = keep_inventory(self.job, self.daemon);
         match self.is_committed() {
             true => kept.await?,
             false => self.context.unless_cancelled(kept).await?,
         }
         if !*recorded {
-            match self.context.step(name, at < J::NO_RETURN_AT).await {
-                Err(_) if fault::planted(Planted::DeafDestroy) && J::NO_RETURN_AT == 0 => {}
+            match self.context.step(word, step < J::NO_RETURN).await {
+                Err(_) if fault::planted(Planted::DeafDestroy) && has_nothing_to_undo::<J>() => {}
                 begun => begun?,
             }
-            (*recorded, self.begun) = (true, Some(at));
+            (*recorded, self.begun) = (true, Some(step));
         }
-        fault::point(J::VERB, name, false);
-        self.context.attend(self.daemon, name, self.job.step(name, self.daemon, &self.context)).await?;
-        fault::point(J::VERB, name, true);
+        fault::point(J::VERB, word, false);
+        self.context.attend(self.daemon, word, self.job.step(step, self.daemon, &self.context)).await?;
+        fault::point(J::VERB, word, true);
         Ok(())
     }
 
     /// Follows up on a failed step: waits before a retry, or rolls back and returns the problem.
-    async fn retry_or_roll_back(&self, name: &str, problem: Problem) -> Result<(), Problem> {
+    async fn retry_or_roll_back(&self, step: J::Step, problem: Problem) -> Result<(), Problem> {
         let (uuid, verb, committed) = (self.context.uuid(), J::VERB, self.is_committed());
         if committed && !self.job.is_hopeless(&problem) {
-            tracing::error!(task = %uuid, verb, step = name, "retrying: {problem}");
+            tracing::error!(task = %uuid, verb, step = step.word(), "retrying: {problem}");
             return self.context.rest(AGAIN_AFTER, &problem).await;
         }
         // Nothing has begun of a job that has nothing to undo: it waits until it can, and can be cancelled.
-        if !committed && J::NO_RETURN_AT == 0 && problem.code != Code::Cancelled {
-            tracing::warn!(task = %uuid, verb, step = name, "waiting to begin: {problem}");
+        if !committed && has_nothing_to_undo::<J>() && problem.code != Code::Cancelled {
+            tracing::warn!(task = %uuid, verb, step = step.word(), "waiting to begin: {problem}");
             return match self.context.unless_cancelled(self.context.rest(AGAIN_AFTER, &problem)).await {
                 Err(cancelled) if cancelled.code == Code::Cancelled => self.roll_back(cancelled).await,
                 rested => rested,
@@ -233,31 +276,6 @@ async fn undo_until_done<J: Job>(
     }
     fault::point(J::VERB, "undo", true);
     Ok(())
-}
-
-/// The index of a step; none if this version has no such step.
-fn index<J: Job>(step: &str) -> Option<usize> {
-    J::STEPS.iter().position(|name| *name == step)
-}
-
-/// The index of a step that there must be, for the compiler.
-const fn index_of(steps: &[&str], sought: &str) -> usize {
-    let mut at = 0;
-    while at < steps.len() {
-        if are_equal(steps[at].as_bytes(), sought.as_bytes()) {
-            return at;
-        }
-        at += 1;
-    }
-    panic!("the point of no return is none of the steps")
-}
-
-const fn are_equal(one: &[u8], other: &[u8]) -> bool {
-    let mut at = 0;
-    while at < one.len() && at < other.len() && one[at] == other[at] {
-        at += 1;
-    }
-    at == one.len() && at == other.len()
 }
 
 /// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
@@ -325,26 +343,30 @@ async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<Stri
 /// All steps of all kinds of jobs, `VERB STEP` a line: where tests kill the daemon.
 pub fn steps() -> String {
     macro_rules! all {
-        ($($job:ty),+) => { [$((<$job>::VERB, <$job>::STEPS)),+] };
+        ($($job:ty),+) => { [$((<$job>::VERB, words::<$job>())),+] };
     }
-    let lines = with_kinds!(all).into_iter().flat_map(|(verb, steps)| steps.iter().map(move |step| (verb, step)));
+    let lines = with_kinds!(all).into_iter().flat_map(|(verb, steps)| steps.into_iter().map(move |step| (verb, step)));
     lines.map(|(verb, step)| format!("{verb} {step}\n")).collect()
+}
+
+fn words<J: Job>() -> Vec<&'static str> {
+    J::Step::ALL.iter().map(|step| step.word()).collect()
 }
 
 /// Does or undoes a job; or why that cannot be.
 async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<Option<String>, Problem> {
     let begun = match task.step.as_deref() {
-        None if fault::planted(Planted::NothingIsBegun) => Some(0),
+        None if fault::planted(Planted::NothingIsBegun) => J::Step::ALL.first().copied(),
         None => None,
-        Some(step) => match index::<J>(step) {
-            Some(at) => Some(at),
-            None => return Ok(Some(format!("this version does not know its step '{step}'"))),
+        Some(word) => match J::Step::with_word(word) {
+            Some(step) => Some(step),
+            None => return Ok(Some(format!("this version does not know its step '{word}'"))),
         },
     };
     if task.state == TaskState::Stuck {
         daemon.catalogue.write(move |tx| tx.set_task_unstuck(task.uuid)).await?;
     }
-    if begun.is_some_and(|begun| begun >= J::NO_RETURN_AT) {
+    if begun.is_some_and(|begun| begun >= J::NO_RETURN) {
         tracing::info!(task = %task.uuid, verb = J::VERB, step = task.step, "resuming");
         let at_work = daemon.clone();
         let tidies = tidies(&job);

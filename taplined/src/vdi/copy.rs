@@ -21,7 +21,7 @@ use super::target::Target;
 use super::{Chain, about_vdi, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
 /// Copies a VDI.
@@ -107,10 +107,16 @@ async fn source_of(daemon: &Daemon, vdi: Uuid) -> Result<(Vec<OsString>, Handing
     Ok((words, chain.handing(0).await?))
 }
 
+declare_steps!(
+    /// The steps of `vdi-copy` and `vdi-import`.
+    CopyStep { Copy = "copy", Record = "record" }
+);
+
 impl Job for Copy {
+    type Step = CopyStep;
+
     const VERB: &'static str = "vdi-copy";
-    const STEPS: &'static [&'static str] = &["copy", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: CopyStep = CopyStep::Record;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.target.sr]
@@ -120,12 +126,14 @@ impl Job for Copy {
         vec![about_vdi(self.source), about_vdi(self.target.vdi)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
-        if name == "record" {
-            return self.target.record(daemon).await;
+    async fn step(&self, step: CopyStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        match step {
+            CopyStep::Copy => {
+                let (source, handing) = source_of(daemon, self.source).await?;
+                context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
+            }
+            CopyStep::Record => self.target.record(daemon).await,
         }
-        let (source, handing) = source_of(daemon, self.source).await?;
-        context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -138,9 +146,10 @@ impl Job for Copy {
 }
 
 impl Job for Import {
+    type Step = CopyStep;
+
     const VERB: &'static str = "vdi-import";
-    const STEPS: &'static [&'static str] = &["copy", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: CopyStep = CopyStep::Record;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.target.sr]
@@ -150,17 +159,21 @@ impl Job for Import {
         vec![about_vdi(self.target.vdi)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
-        if name == "record" {
-            self.target.record(daemon).await?;
-            self.upload.into_iter().for_each(|upload| daemon.uploads.remove(upload));
-            return Ok(());
+    async fn step(&self, step: CopyStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        match step {
+            CopyStep::Copy => {
+                let mut handing = Handing::default();
+                let file = open(daemon, &self.path, self.upload).await?;
+                handing.file(self.path.as_path(), false, file);
+                let source = vec![chain::image_name(self.format, self.path.as_path().to_owned()).word()];
+                context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
+            }
+            CopyStep::Record => {
+                self.target.record(daemon).await?;
+                self.upload.into_iter().for_each(|upload| daemon.uploads.remove(upload));
+                Ok(())
+            }
         }
-        let mut handing = Handing::default();
-        let file = open(daemon, &self.path, self.upload).await?;
-        handing.file(self.path.as_path(), false, file);
-        let source = vec![chain::image_name(self.format, self.path.as_path().to_owned()).word()];
-        context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
@@ -258,10 +271,16 @@ impl Export {
     }
 }
 
+declare_steps!(
+    /// The steps of `vdi-export`.
+    ExportStep { Copy = "copy", Name = "name" }
+);
+
 impl Job for Export {
+    type Step = ExportStep;
+
     const VERB: &'static str = "vdi-export";
-    const STEPS: &'static [&'static str] = &["copy", "name"];
-    const NO_RETURN: &'static str = "name";
+    const NO_RETURN: ExportStep = ExportStep::Name;
 
     /// The name is taken.
     fn is_hopeless(&self, problem: &Problem) -> bool {
@@ -276,10 +295,10 @@ impl Job for Export {
         vec![about_vdi(self.source)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
-        match name {
-            "copy" => context.unless_cancelled(self.copy(daemon, context)).await,
-            _ => {
+    async fn step(&self, step: ExportStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        match step {
+            ExportStep::Copy => context.unless_cancelled(self.copy(daemon, context)).await,
+            ExportStep::Name => {
                 let job = self.clone();
                 blocking("rename a file", move || job.name()).await
             }

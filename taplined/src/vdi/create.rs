@@ -14,17 +14,23 @@ use super::target::Target;
 use super::{about_vdi, chain, file_name, words_of};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
 /// The job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Create(pub Target);
 
+declare_steps!(
+    /// The steps of `vdi-create`.
+    CreateStep { File = "file", Record = "record" }
+);
+
 impl Job for Create {
+    type Step = CreateStep;
+
     const VERB: &'static str = "vdi-create";
-    const STEPS: &'static [&'static str] = &["file", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: CreateStep = CreateStep::Record;
 
     fn changes(&self) -> Vec<Uuid> {
         vec![self.0.sr]
@@ -34,12 +40,12 @@ impl Job for Create {
         vec![about_vdi(self.0.vdi)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+    async fn step(&self, step: CreateStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         let Target { sr, image, format, size, .. } = self.0;
         let words = vec!["--size".into(), size.to_string().into()];
-        match name {
-            "file" => context.unless_cancelled(make_image(daemon, sr, image, format, words, None)).await,
-            _ => self.0.record(daemon).await,
+        match step {
+            CreateStep::File => context.unless_cancelled(make_image(daemon, sr, image, format, words, None)).await,
+            CreateStep::Record => self.0.record(daemon).await,
         }
     }
 

@@ -12,7 +12,7 @@ use super::about_vdi;
 use super::create::remove_file;
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 
 /// The job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,10 +34,16 @@ pub struct Reclaim {
     pub image: Uuid,
 }
 
+declare_steps!(
+    /// The steps of `vdi-destroy`.
+    DestroyStep { Forget = "forget", Remove = "remove" }
+);
+
 impl Job for Destroy {
+    type Step = DestroyStep;
+
     const VERB: &'static str = "vdi-destroy";
-    const STEPS: &'static [&'static str] = &["forget", "remove"];
-    const NO_RETURN: &'static str = "forget";
+    const NO_RETURN: DestroyStep = DestroyStep::Forget;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -53,24 +59,13 @@ impl Job for Destroy {
         problem.code == Code::InUse
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        match name {
-            "forget" => {
+    async fn step(&self, step: DestroyStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            DestroyStep::Forget => {
                 let vdi = self.vdi;
                 daemon.catalogue.write(move |tx| tx.remove_vdi(vdi)).await
             }
-            _ => match forget_image(daemon, self.image).await {
-                Err(problem) if problem.code == Code::InUse => {
-                    // The VDI is gone. Its remains are removed when they are no longer in use.
-                    tracing::warn!(vdi = %self.vdi, "{problem}; retrying later");
-                    Ok(())
-                }
-                removed => {
-                    // A client that waited for this sees the freed space.
-                    daemon.srs.measure_now(self.sr).await;
-                    removed
-                }
-            },
+            DestroyStep::Remove => self.remove(daemon).await,
         }
     }
 
@@ -83,10 +78,34 @@ impl Job for Destroy {
     }
 }
 
+impl Destroy {
+    /// Removes the image of the VDI, which is gone already.
+    pub async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
+        match forget_image(daemon, self.image).await {
+            Err(problem) if problem.code == Code::InUse => {
+                // Its remains are removed when they are no longer in use.
+                tracing::warn!(vdi = %self.vdi, "{problem}; retrying later");
+                Ok(())
+            }
+            removed => {
+                // A client that waited for this sees the freed space.
+                daemon.srs.measure_now(self.sr).await;
+                removed
+            }
+        }
+    }
+}
+
+declare_steps!(
+    /// The steps of `sr-reclaim`.
+    ReclaimStep { Remove = "remove" }
+);
+
 impl Job for Reclaim {
+    type Step = ReclaimStep;
+
     const VERB: &'static str = "sr-reclaim";
-    const STEPS: &'static [&'static str] = &["remove"];
-    const NO_RETURN: &'static str = "remove";
+    const NO_RETURN: ReclaimStep = ReclaimStep::Remove;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -97,7 +116,7 @@ impl Job for Reclaim {
         vec![About { kind: api::ObjectKind::Sr, uuid: self.sr }]
     }
 
-    async fn step(&self, _: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+    async fn step(&self, _: ReclaimStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
         forget_image(daemon, self.image).await
     }
 

@@ -30,7 +30,7 @@ use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::task::wanted::Wanted;
 
 /// How long a disk may take to stop a cancelled merge: writes in flight must become durable.
@@ -61,10 +61,16 @@ pub struct Merge {
     pub live: Option<Uuid>,
 }
 
+declare_steps!(
+    /// The steps of `vdi-merge`.
+    MergeStep { Merge = "merge", Record = "record", Remove = "remove" }
+);
+
 impl Job for Merge {
+    type Step = MergeStep;
+
     const VERB: &'static str = "vdi-merge";
-    const STEPS: &'static [&'static str] = &["merge", "record", "remove"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: MergeStep = MergeStep::Record;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -79,11 +85,11 @@ impl Job for Merge {
         about
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
-        match name {
-            "merge" => self.merge(daemon, context).await,
-            "record" => self.record(daemon).await,
-            _ => self.remove(daemon).await,
+    async fn step(&self, step: MergeStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+        match step {
+            MergeStep::Merge => self.merge(daemon, context).await,
+            MergeStep::Record => self.record(daemon).await,
+            MergeStep::Remove => self.remove(daemon).await,
         }
     }
 

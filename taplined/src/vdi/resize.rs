@@ -16,7 +16,7 @@ use super::{Chain, about_vdi, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Refused;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 
 /// Pause before it is checked again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -35,10 +35,16 @@ pub struct Resize {
     pub vbd: Option<Uuid>,
 }
 
+declare_steps!(
+    /// The steps of `vdi-resize`.
+    ResizeStep { Resize = "resize", Record = "record" }
+);
+
 impl Job for Resize {
+    type Step = ResizeStep;
+
     const VERB: &'static str = "vdi-resize";
-    const STEPS: &'static [&'static str] = &["resize", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: ResizeStep = ResizeStep::Record;
 
     fn changes(&self) -> Vec<Uuid> {
         self.sr.into_iter().collect()
@@ -48,10 +54,10 @@ impl Job for Resize {
         vec![about_vdi(self.vdi)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        match name {
-            "resize" => self.resize(daemon).await,
-            _ => self.record(daemon, self.size).await,
+    async fn step(&self, step: ResizeStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            ResizeStep::Resize => self.resize(daemon).await,
+            ResizeStep::Record => self.record(daemon, self.size).await,
         }
     }
 

@@ -16,7 +16,7 @@ use super::destroy::forget_image;
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 
 /// The job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,10 +41,16 @@ pub struct Revert {
     pub reflink: bool,
 }
 
+declare_steps!(
+    /// The steps of `vdi-revert`.
+    RevertStep { File = "file", Record = "record", Remove = "remove" }
+);
+
 impl Job for Revert {
+    type Step = RevertStep;
+
     const VERB: &'static str = "vdi-revert";
-    const STEPS: &'static [&'static str] = &["file", "record", "remove"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: RevertStep = RevertStep::Record;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -55,14 +61,14 @@ impl Job for Revert {
         vec![about_vdi(self.vdi), about_vdi(self.snapshot)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        match name {
-            "file" => self.file(daemon).await,
-            "record" => {
+    async fn step(&self, step: RevertStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            RevertStep::File => self.file(daemon).await,
+            RevertStep::Record => {
                 let (job, image) = (self.clone(), self.described(daemon).await?);
                 daemon.catalogue.write(move |tx| job.record_in(tx, &image)).await
             }
-            _ => self.remove(daemon).await,
+            RevertStep::Remove => self.remove(daemon).await,
         }
     }
 

@@ -20,7 +20,7 @@ use super::leaf::Leaf;
 use super::{Chain, about_vdi, chain, file_name, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
 /// The common part of both.
@@ -85,17 +85,17 @@ pub type Snapshot = Branch<false>;
 pub type Clone = Branch<true>;
 
 impl State {
-    async fn step(&self, name: &str, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
-        match name {
-            "leaf" => match &self.leaf {
+    async fn step(&self, step: BranchStep, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
+        match step {
+            BranchStep::Leaf => match &self.leaf {
                 Some(leaf) => leaf.make(daemon).await,
                 None => Ok(()),
             },
-            "file" => match &self.own {
+            BranchStep::File => match &self.own {
                 Some(own) => self.make(daemon, own).await,
                 None => Ok(()),
             },
-            _ => {
+            BranchStep::Record => {
                 let (state, images) = (self.clone(), self.described(daemon).await?);
                 daemon.catalogue.write(move |tx| state.record_in(tx, &images, snapshot)).await
             }
@@ -104,8 +104,8 @@ impl State {
 
     /// Keeps the state: both steps before it is recorded.
     pub async fn keep(&self, daemon: &Daemon) -> Result<(), Problem> {
-        self.step("leaf", daemon, true).await?;
-        self.step("file", daemon, true).await
+        self.step(BranchStep::Leaf, daemon, true).await?;
+        self.step(BranchStep::File, daemon, true).await
     }
 
     async fn make(&self, daemon: &Daemon, own: &Own) -> Result<(), Problem> {
@@ -185,10 +185,16 @@ impl State {
     }
 }
 
+declare_steps!(
+    /// The steps of `vdi-snapshot` and `vdi-clone`.
+    BranchStep { Leaf = "leaf", File = "file", Record = "record" }
+);
+
 impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
+    type Step = BranchStep;
+
     const VERB: &'static str = if WRITABLE { "vdi-clone" } else { "vdi-snapshot" };
-    const STEPS: &'static [&'static str] = &["leaf", "file", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: BranchStep = BranchStep::Record;
     const TIDIES: bool = true;
 
     /// One that failed may have left a leaf.
@@ -200,8 +206,8 @@ impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
         vec![about_vdi(self.0.of), about_vdi(self.0.vdi)]
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        self.0.step(name, daemon, !WRITABLE).await
+    async fn step(&self, step: BranchStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        self.0.step(step, daemon, !WRITABLE).await
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {

@@ -23,7 +23,7 @@ use super::network;
 use super::snapshot::{disk_of, hardware_of};
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::vdi::{State, about_vdi};
 
 /// The job.
@@ -149,10 +149,16 @@ fn vbd(vm: &Vm, disk: &VmSnapshotDisk, vdi: Uuid) -> Vbd {
     Vbd { vm: Some(vm.uuid), position, mode, bootable, queues, ..Vbd::unplugged(vdi, vm.driver.transport()) }
 }
 
+declare_steps!(
+    /// The steps of `vm-clone`.
+    CloneStep { Disks = "disks", Record = "record" }
+);
+
 impl Job for Clone {
+    type Step = CloneStep;
+
     const VERB: &'static str = "vm-clone";
-    const STEPS: &'static [&'static str] = &["disks", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: CloneStep = CloneStep::Record;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -165,10 +171,10 @@ impl Job for Clone {
         vms.into_iter().chain(vdis).collect()
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        match name {
-            "disks" => self.moment.keep(daemon, Self::VERB).await,
-            _ => self.record(daemon).await,
+    async fn step(&self, step: CloneStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            CloneStep::Disks => self.moment.keep(daemon, Self::VERB).await,
+            CloneStep::Record => self.record(daemon).await,
         }
     }
 

@@ -21,7 +21,7 @@ use super::clone::is_gone;
 use super::moment::{Found, distinct};
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::vdi::{self, about_vdi, begin};
 
 /// The revert.
@@ -115,10 +115,16 @@ fn of_vm(vm: Uuid, vdis: impl Iterator<Item = Uuid>) -> Vec<About> {
     std::iter::once(About { kind: ObjectKind::Vm, uuid: vm }).chain(vdis.map(about_vdi)).collect()
 }
 
+declare_steps!(
+    /// The steps of `vm-revert`.
+    RevertStep { Files = "files", Record = "record", Remove = "remove" }
+);
+
 impl Job for Revert {
+    type Step = RevertStep;
+
     const VERB: &'static str = "vm-revert";
-    const STEPS: &'static [&'static str] = &["files", "record", "remove"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: RevertStep = RevertStep::Record;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -129,14 +135,14 @@ impl Job for Revert {
         of_vm(self.vm, self.disks.iter().flat_map(|disk| [disk.vdi, disk.snapshot]))
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        match name {
-            "files" => {
+    async fn step(&self, step: RevertStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            RevertStep::Files => {
                 for disk in &self.disks {
                     disk.file(daemon).await?;
                 }
             }
-            "record" => {
+            RevertStep::Record => {
                 let mut described = Vec::new();
                 for disk in &self.disks {
                     described.push((disk.clone(), disk.described(daemon).await?));
@@ -147,7 +153,7 @@ impl Job for Revert {
                 recorded.await?;
                 daemon.vms.let_go(self.id);
             }
-            _ => {
+            RevertStep::Remove => {
                 for disk in &self.disks {
                     disk.remove(daemon).await?;
                 }
@@ -170,10 +176,16 @@ impl Job for Revert {
     }
 }
 
+declare_steps!(
+    /// The steps of `vm-snapshot-destroy`.
+    DestroyStep { Forget = "forget", Remove = "remove" }
+);
+
 impl Job for DestroySnapshot {
+    type Step = DestroyStep;
+
     const VERB: &'static str = "vm-snapshot-destroy";
-    const STEPS: &'static [&'static str] = &["forget", "remove"];
-    const NO_RETURN: &'static str = "forget";
+    const NO_RETURN: DestroyStep = DestroyStep::Forget;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -189,19 +201,23 @@ impl Job for DestroySnapshot {
         problem.code == Code::InUse
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
-        if name == "forget" {
-            let job = self.clone();
-            let forgotten = daemon.catalogue.write(move |tx| {
-                job.disks.iter().try_for_each(|disk| tx.remove_vdi(disk.vdi))?;
-                tx.remove_vm_snapshot(job.snapshot)
-            });
-            return forgotten.await;
+    async fn step(&self, step: DestroyStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            DestroyStep::Forget => {
+                let job = self.clone();
+                let forgotten = daemon.catalogue.write(move |tx| {
+                    job.disks.iter().try_for_each(|disk| tx.remove_vdi(disk.vdi))?;
+                    tx.remove_vm_snapshot(job.snapshot)
+                });
+                forgotten.await
+            }
+            DestroyStep::Remove => {
+                for disk in &self.disks {
+                    disk.remove(daemon).await?;
+                }
+                Ok(())
+            }
         }
-        for disk in &self.disks {
-            disk.step(name, daemon, context).await?;
-        }
-        Ok(())
     }
 
     async fn undo(&self, _: &Daemon) -> Result<(), Problem> {

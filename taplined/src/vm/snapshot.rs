@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::moment::{Found, Moment, states};
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::vdi::about_vdi;
 
 /// The job.
@@ -105,10 +105,16 @@ async fn begin(
     begun.await.inspect_err(|_| daemon.vms.let_go(id))
 }
 
+declare_steps!(
+    /// The steps of `vm-snapshot`.
+    SnapshotStep { Disks = "disks", Record = "record" }
+);
+
 impl Job for Snapshot {
+    type Step = SnapshotStep;
+
     const VERB: &'static str = "vm-snapshot";
-    const STEPS: &'static [&'static str] = &["disks", "record"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: SnapshotStep = SnapshotStep::Record;
     const TIDIES: bool = true;
 
     fn changes(&self) -> Vec<Uuid> {
@@ -120,10 +126,10 @@ impl Job for Snapshot {
         std::iter::once(About { kind: ObjectKind::Vm, uuid: self.moment.vm }).chain(vdis).collect()
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
-        match name {
-            "disks" => self.moment.keep(daemon, Self::VERB).await,
-            _ => self.record(daemon).await,
+    async fn step(&self, step: SnapshotStep, daemon: &Daemon, _: &Context) -> Result<(), Problem> {
+        match step {
+            SnapshotStep::Disks => self.moment.keep(daemon, Self::VERB).await,
+            SnapshotStep::Record => self.record(daemon).await,
         }
     }
 

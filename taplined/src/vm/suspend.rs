@@ -36,7 +36,7 @@ use super::machine::RunningVm;
 use super::{Operation, end, memory, recover};
 use crate::daemon::Daemon;
 use crate::request;
-use crate::task::job::Job;
+use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
 /// How often it is asked how far QEMU is.
@@ -134,10 +134,16 @@ pub async fn forget_file(file: Option<String>) {
     }
 }
 
+declare_steps!(
+    /// The steps of `vm-suspend`.
+    SuspendStep { Save = "save", Record = "record", End = "end" }
+);
+
 impl Job for Suspend {
+    type Step = SuspendStep;
+
     const VERB: &'static str = "vm-suspend";
-    const STEPS: &'static [&'static str] = &["save", "record", "end"];
-    const NO_RETURN: &'static str = "record";
+    const NO_RETURN: SuspendStep = SuspendStep::Record;
 
     fn changes(&self) -> Vec<Uuid> {
         Vec::new()
@@ -152,16 +158,18 @@ impl Job for Suspend {
         problem.code == Code::State
     }
 
-    async fn step(&self, name: &str, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
+    async fn step(&self, step: SuspendStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         // After a restart: who finds the machines leaves this one to the job, and must have done so.
         while !daemon.vms.are_found() {
             tokio::time::sleep(LOOK_AFTER).await;
         }
-        match name {
-            "save" => self.save(daemon, context).await,
-            "record" => self.record(daemon).await,
+        match step {
+            SuspendStep::Save => self.save(daemon, context).await,
+            SuspendStep::Record => self.record(daemon).await,
             // What is recorded is not undone, whatever goes wrong.
-            _ => self.end(daemon, context).await.map_err(|problem| Problem { code: Code::Failed, ..problem }),
+            SuspendStep::End => {
+                self.end(daemon, context).await.map_err(|problem| Problem { code: Code::Failed, ..problem })
+            }
         }
     }
 

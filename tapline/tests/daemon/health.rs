@@ -105,7 +105,9 @@ impl Bed {
         let programs = Path::new(env!("CARGO_BIN_EXE_tapline")).parent().unwrap();
         let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
         let mut shell = Command::new("sh");
-        shell.args(["-exc", &commands.join("\n")]).env("PATH", path).env("TAPLINE_SOCKET", self.daemon.socket());
+        // At a terminal a person confirms that.
+        let commands = commands.join("\n").replace("--believe catalogue", "--believe catalogue --yes");
+        shell.args(["-exc", &commands]).env("PATH", path).env("TAPLINE_SOCKET", self.daemon.socket());
         let ended = shell.output().unwrap();
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }

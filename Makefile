@@ -38,7 +38,7 @@ help:
 # All in one run of cargo, which compiles each crate once; `make test` finds it compiled.
 demo:
 	@tools/prepare demo
-	@echo 'demo: compiling takes about 4 minutes on 2 cores, once; the demo itself 3 minutes, in a guest that QEMU emulates'
+	@echo 'demo: compiling takes about 5 minutes on 2 cores, once; the demo itself 3 minutes, in a guest that QEMU emulates'
 	@$(WITH_CARGO) cargo build --bin demo $(addprefix --bin ,$(NAMES))
 	@target/debug/demo --bin-dir target/debug
 

@@ -1,7 +1,7 @@
 //! Answers and events of a disk.
 //!
-//! Invariants: a field that not every program of this version of the protocol has sent has a default, or may be
-//! missing; a reader ignores fields and words that it does not know.
+//! Invariants: a field that some programs of this protocol version do not send is optional or has a default; readers
+//! ignore unknown fields and words.
 
 use std::path::PathBuf;
 
@@ -11,44 +11,44 @@ use crate::limits::Limits;
 use crate::method::Method;
 use crate::{Error, FormatName, ImageName, PollingMode, Progress, SizeRule};
 
-/// `version`.
+/// Answer to `version`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Version {
-    /// Of the protocol.
+    /// Version of the protocol.
     pub version: u64,
-    /// Of the program.
+    /// Version of the program.
     pub program: Option<String>,
-    /// The verbs there are.
+    /// Verbs that the process supports.
     pub verbs: Vec<String>,
-    /// The process that answers.
+    /// Process ID of the disk process.
     pub pid: Option<u32>,
 }
 
-/// `layers`.
+/// Answer to `layers`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layers {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Whether it is served for reading only.
+    /// Whether the disk is served read-only.
     pub read_only: bool,
-    /// What keeps it from writing.
+    /// Conditions that prevent writes.
     #[serde(flatten)]
     pub condition: Condition,
-    /// Guests or clients that are connected.
+    /// Number of connected guests or clients.
     #[serde(default)]
     pub peers: Option<usize>,
-    /// What becomes of a vhost-user guest's requests when the process dies.
+    /// How requests of a vhost-user guest survive the death of the process.
     #[serde(default)]
     pub inflight: Option<InFlight>,
-    /// What does its I/O.
+    /// The I/O engine of the disk.
     #[serde(default)]
     pub engine: Option<IoEngine>,
-    /// From the leaf down.
+    /// Layers from the leaf downwards.
     pub layers: Vec<Layer>,
 }
 
-/// What does the I/O of a disk.
+/// The I/O engine of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IoEngine {
@@ -56,84 +56,84 @@ pub enum IoEngine {
     Uring,
     /// Linux AIO.
     Aio,
-    /// None: the disk stores nothing.
+    /// No engine: the disk stores nothing.
     #[serde(other)]
     None,
 }
 
-/// What becomes of requests in flight.
+/// How requests in flight are found after the death of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InFlight {
-    /// The front-end records them.
+    /// The front-end records them in shared memory.
     #[serde(rename = "recorded")]
     Recorded,
-    /// It does not, and answers come in the order of the requests.
+    /// They are not recorded; requests complete in order.
     #[serde(rename = "in order", other)]
     InOrder,
 }
 
-/// One of `layers`.
+/// A layer in [`Layers`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Its number.
+    /// Number of the layer, counted from the leaf, 0.
     pub layer: usize,
-    /// The format of its file.
+    /// Format of its image file.
     pub format: FormatName,
-    /// Its file.
+    /// Path of its image file.
     pub path: Option<String>,
-    /// Its external data file.
+    /// Path of its external data file, if it has one.
     #[serde(default)]
     pub data_file: Option<String>,
-    /// Bytes of the disk that it shows.
+    /// Virtual size of the layer in bytes.
     pub size: u64,
-    /// Bytes that its files take.
+    /// Allocated bytes of its files.
     pub allocated: Option<u64>,
-    /// Which file it is, whatever has its name by now.
+    /// Device number of the open file, to which its path may no longer lead.
     #[serde(default)]
     pub device: Option<u64>,
-    /// The same.
+    /// Inode number of the open file.
     #[serde(default)]
     pub inode: Option<u64>,
-    /// Whether it is open for writing.
+    /// Whether the layer is open for writing.
     pub writable: bool,
 }
 
 impl Layer {
-    /// What its image is called.
+    /// Image name of the layer; none if it has no file.
     pub fn name(&self) -> Option<ImageName> {
         let data_file = self.data_file.as_deref().map(PathBuf::from);
         Some(ImageName { format: self.format, path: self.path.as_deref()?.into(), data_file })
     }
 }
 
-/// `stats`, and the line that `serve --stats` writes.
+/// Answer to `stats`, and the line that `serve --stats` writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stats {
-    /// Nanoseconds since the start.
+    /// Nanoseconds since the process was started.
     pub elapsed_ns: u64,
-    /// Of each kind of request.
+    /// Counters of reads.
     pub reads: Counters,
-    /// The same.
+    /// Counters of writes.
     pub writes: Counters,
-    /// The same.
+    /// Counters of flushes.
     pub flushes: Counters,
-    /// The same.
+    /// Counters of discards.
     pub discards: Counters,
-    /// Rounds of the loop.
+    /// Iterations of the event loop.
     pub rounds: u64,
-    /// How often it slept.
+    /// Number of times that the event loop slept.
     pub sleeps: u64,
-    /// How often memory was released because the disk was idle.
+    /// Number of times that memory was released because the disk was idle.
     pub rests: u64,
-    /// Looks for more work that have found some.
+    /// Polls that found work.
     pub polls_hit: u64,
-    /// Looks that have not.
+    /// Polls that found no work.
     pub polls_missed: u64,
-    /// Operations that each of its lanes has got: as many lanes as it uses now.
+    /// Operations submitted on each lane that is in use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<u64>,
-    /// What keeps the disk from writing.
+    /// Conditions that prevent writes.
     #[serde(flatten)]
     pub condition: Condition,
 }
@@ -142,90 +142,90 @@ pub struct Stats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Requests that were answered.
+    /// Completed requests.
     pub count: u64,
-    /// Bytes of those.
+    /// Bytes of completed requests.
     pub bytes: u64,
-    /// The sum of their durations, and of those in flight until now.
+    /// Sum of the durations of completed requests and of those in flight so far, in nanoseconds.
     pub sum_ns: u64,
-    /// Requests that were not answered yet.
+    /// Requests in flight.
     pub in_flight: u64,
 }
 
-/// `trace`: what is kept.
+/// Answer to `trace`: the state of the recording in the statistics page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// How many requests were traced before, in the life of the page: the number of the next one.
+    /// Number of requests traced since the page was created, which is the number of the next one.
     pub next: u64,
-    /// How many are kept.
+    /// Number of requests that the page keeps.
     pub kept: u64,
 }
 
-/// `polling`: what is in force, and what came of it.
+/// Answer to `polling`: the settings in force and their effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Polling {
-    /// When the disk's thread polls.
+    /// When the thread of the disk polls.
     pub mode: PollingMode,
-    /// For how long at most, in microseconds.
+    /// Maximum polling time before a sleep, in microseconds.
     pub max_us: u64,
-    /// Polls that have found something, and those that have not.
+    /// Polls that found work.
     pub hits: u64,
-    /// See `hits`.
+    /// Polls that found no work.
     pub misses: u64,
-    /// For how long it has polled, in nanoseconds.
+    /// Total polling time in nanoseconds.
     pub polled_ns: u64,
 }
 
-/// `shape`: how transfers are split and merged, why, and how many were.
+/// Answer to `shape`: how transfers are split and merged, why, and how many were.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Shape {
-    /// What was asked for.
+    /// Rule that was set for splitting.
     pub split: SizeRule,
-    /// The same.
+    /// Rule that was set for merging.
     pub merge: SizeRule,
-    /// What follows from it: larger transfers are split into pieces of so many bytes, if they are.
+    /// Size in bytes of the pieces that larger transfers are split into; none if transfers are not split.
     pub split_bytes: Option<u64>,
-    /// Adjacent transfers are merged up to so many bytes, if they are.
+    /// Maximum size in bytes of merged adjacent transfers; none if transfers are not merged.
     pub merge_bytes: Option<u64>,
-    /// The policy that the disk has, which is in force where `auto` was asked for.
+    /// Policy of the disk, which a rule `auto` follows.
     pub policy: Option<PolicyNote>,
-    /// Transfers that were split, since the statistics page was begun.
+    /// Transfers that were split since the statistics page was created.
     pub splits: u64,
-    /// Transfers that went on as part of another one.
+    /// Transfers that were merged into another one.
     pub merges: u64,
-    /// Those that were done again by themselves, since that one failed.
+    /// Merged transfers that were repeated alone because the merged one failed.
     pub redone: u64,
 }
 
-/// How the reason begins of a policy that is there and not followed.
+/// Beginning of [`PolicyNote::why`] for a policy that is not followed.
 pub const NOT_FOLLOWED: &str = "it is not followed: ";
 
-/// A policy for the sizes of transfers, and what it follows from.
+/// A policy for the sizes of transfers, and the measurement that it is based on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyNote {
-    /// Its file; empty if it is that of a repository.
+    /// File of the policy; empty for the policy of a repository.
     pub file: String,
-    /// The UUID of the repository whose policy it is, in the catalogue of a daemon.
+    /// UUID of the repository whose policy it is, in a daemon's catalogue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
-    /// The storage that it was measured on.
+    /// Storage that was measured.
     pub device: String,
-    /// When.
+    /// Time of the measurement.
     pub measured: String,
-    /// With which kernel.
+    /// Kernel version during the measurement.
     pub kernel: String,
-    /// What it says.
+    /// Size in bytes that transfers are split into; none if they are not split.
     pub split: Option<u64>,
-    /// The same.
+    /// Maximum size in bytes of merged transfers; none if they are not merged.
     pub merge: Option<u64>,
-    /// Why, for people.
+    /// Reason, for people.
     pub why: String,
 }
 
 impl PolicyNote {
-    /// Which one it is, for people: behind 'the policy'.
+    /// Name of the policy for a message, to follow 'the policy'.
     pub fn name(&self) -> String {
         match &self.repository {
             Some(repository) => format!("of repository {repository}"),
@@ -234,60 +234,60 @@ impl PolicyNote {
     }
 }
 
-/// `threads`: what is in force.
+/// Answer to `threads`: the setting in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Threads {
-    /// How many threads the disk may use, its own among them.
+    /// Maximum number of threads of the disk, including its own.
     pub most: usize,
-    /// Operations that each of its lanes has got: as many lanes as it uses now.
+    /// Operations submitted on each lane that is in use.
     pub lanes: Vec<u64>,
 }
 
-/// `limit`: what the disk is limited to.
+/// Answer to `limit`: the limits in force and their effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limited {
-    /// Its limits; what is not there is not limited.
+    /// Limits of the disk; rates without one are unlimited.
     pub limits: Limits,
-    /// Requests that wait for them now.
+    /// Requests that are being throttled.
     pub waiting: usize,
-    /// Requests that have waited for them since the statistics page was begun.
+    /// Requests that were throttled since the statistics page was created.
     pub throttled: u64,
-    /// For how many nanoseconds, in all.
+    /// Total time that requests were throttled, in nanoseconds.
     pub throttled_ns: u64,
 }
 
-/// `share`: how the disk shares its storage.
+/// Answer to `share`: how the disk shares its storage with others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Shared {
-    /// Whether it shares it at all; if not, the rest means nothing.
+    /// Whether the storage is shared; if not, the other fields have no meaning.
     pub shared: bool,
-    /// Its weight.
+    /// Weight of the disk.
     pub weight: u32,
-    /// Requests in flight of all disks of the storage, beyond which those wait that have had more than others.
+    /// Requests in flight on the storage above which disks that exceed their share wait.
     pub depth: u32,
-    /// Other disks that were seen using the storage in the last look.
+    /// Other disks that used the storage in the last interval.
     pub others: u32,
-    /// Requests that wait for the disk's share now.
+    /// Requests that are held by the share.
     pub waiting: usize,
-    /// Requests that have waited for it since the statistics page was begun.
+    /// Requests that were held by the share since the statistics page was created.
     pub held: u64,
-    /// For how many nanoseconds, in all.
+    /// Total time that requests were held by the share, in nanoseconds.
     pub held_ns: u64,
 }
 
-/// What keeps a disk from writing, if anything: `space`, `watch`.
+/// Conditions that prevent a disk from writing; answer to `space` and `watch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// A sync has failed, and nothing is written any more.
+    /// Whether a sync failed: all later writes fail.
     pub broken: bool,
-    /// Requests wait for space on the storage.
+    /// Whether requests wait for space on the storage.
     pub full: bool,
-    /// So many of them.
+    /// Number of requests that wait for space.
     pub waiting: usize,
-    /// Requests that were answered with an error since one process after the other had died of them.
+    /// Requests that were failed because successive processes died while handling them.
     pub fatal: u64,
 }
 
@@ -297,137 +297,137 @@ pub struct Condition {
 pub enum Change {
     /// Requests wait for space.
     Full {
-        /// So many.
+        /// Number of waiting requests.
         waiting: usize,
     },
-    /// They go on.
+    /// Requests continue.
     Resumed {
-        /// None wait.
+        /// Number of waiting requests, which is 0.
         waiting: usize,
     },
-    /// A sync has failed.
+    /// A sync failed.
     Broken {
-        /// Requests that wait for space.
+        /// Number of requests that wait for space.
         waiting: usize,
     },
-    /// A request was answered with an error since processes had died of it.
+    /// A request was failed because successive processes died while handling it.
     Fatal {
-        /// So many were, in all.
+        /// Number of such requests so far.
         fatal: u64,
     },
-    /// Something that only newer programs know.
+    /// An event of a newer program.
     #[serde(other)]
     Other,
 }
 
-/// How long requests were held for a change of the chain.
+/// How long requests were held while the chain was changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
-    /// What the guest saw, in microseconds.
+    /// Longest delay of a request as seen by the guest, in microseconds.
     pub pause_us: u64,
-    /// How long requests were held, in microseconds.
+    /// Time that requests were held, in microseconds.
     pub held_us: u64,
 }
 
-/// `snapshot`.
+/// Answer to `snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// How it was taken.
+    /// Method that was used.
     pub method: Method,
-    /// The copy by reflink.
+    /// Image that was created by reflink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<String>,
-    /// The leaf.
+    /// The leaf of the disk.
     pub leaf: String,
-    /// What it stands on, in a chain.
+    /// Parent of the leaf, if there is a chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// The chain.
+    /// Images of the chain from the leaf downwards.
     pub layers: Vec<String>,
-    /// How long it took.
+    /// Time spent creating the file.
     #[serde(flatten)]
     pub took: Option<Took>,
-    /// How long requests were held.
+    /// Time that requests were held.
     #[serde(flatten)]
     pub pause: Option<Pause>,
 }
 
-/// How long it took to make a file, in microseconds.
+/// Time spent creating a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Took {
-    /// Apart from the storage.
+    /// Microseconds apart from syncs.
     pub work_us: u64,
-    /// The storage.
+    /// Microseconds spent in syncs.
     pub sync_us: u64,
 }
 
-/// `clone`.
+/// Answer to `clone`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clone {
     /// The new image.
     pub image: String,
-    /// What it stands on.
+    /// Images below it, from its parent downwards.
     pub parents: Vec<String>,
-    /// How long it took.
+    /// Time spent creating the file.
     #[serde(flatten)]
     pub took: Took,
 }
 
-/// `merge`, the verbs about one, and its events.
+/// Answer to `merge` and to the verbs that control a merge, and its progress events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
-    /// How far it is.
+    /// State of the merge.
     pub state: MergeState,
-    /// The layers; missing if there was no merge.
+    /// Layers that are merged; none if there was no merge.
     #[serde(flatten)]
     pub layers: Option<MergeLayers>,
-    /// While it goes on: how much was gone through.
+    /// Bytes processed so far, while the merge is running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub done: Option<u64>,
-    /// Of so much.
+    /// Total number of bytes to process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub len: Option<u64>,
-    /// Bytes that were copied.
+    /// Bytes copied so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copied: Option<u64>,
-    /// Why it was not done.
+    /// Reason for a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Error>,
-    /// What is left when it is done.
+    /// Outcome of a completed merge.
     #[serde(flatten)]
     pub merged: Option<Merged>,
 }
 
 impl Merge {
-    /// How far it is, while it goes on.
+    /// Progress of a running merge.
     pub fn progress(&self) -> Option<Progress> {
         Some(Progress { doing: "merging".into(), done: self.done?, len: self.len? })
     }
 }
 
-/// Where a merge is.
+/// State of a merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MergeState {
-    /// There was none.
+    /// There was no merge.
     None,
-    /// It prepares its files.
+    /// Files are being prepared.
     Beginning,
-    /// It copies.
+    /// Data is being copied.
     Running,
-    /// It does not, until told to.
+    /// Paused by a client.
     Paused,
-    /// All is copied.
+    /// All data is copied; the chain is being changed.
     Ending,
-    /// The files are being removed.
+    /// Unused files are being removed.
     Removing,
-    /// It is done.
+    /// The merge is complete.
     Done,
-    /// It was ended early.
+    /// Cancelled by a client.
     Cancelled,
-    /// It could not be done.
+    /// The merge failed.
     Failed,
-    /// Something that only newer programs know.
+    /// A state of a newer program.
     #[default]
     #[serde(other)]
     Other,
@@ -436,74 +436,74 @@ pub enum MergeState {
 /// The layers that are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeLayers {
-    /// The uppermost.
+    /// Number of the uppermost layer.
     pub from: usize,
-    /// The one that takes it all.
+    /// Number of the layer that receives the data.
     pub into: usize,
 }
 
-/// What a merge leaves.
+/// Outcome of a completed merge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merged {
-    /// The images that hold nothing any more.
+    /// Images that are no longer needed.
     pub unused: Vec<String>,
     /// Whether they were removed.
     pub deleted: bool,
-    /// The chain.
+    /// Images of the chain from the leaf downwards.
     #[serde(rename = "layers")]
     pub chain: Vec<String>,
-    /// How long requests were held, at most.
+    /// Longest time that requests were held.
     #[serde(flatten)]
     pub pause: Pause,
 }
 
-/// `revert`.
+/// Answer to `revert`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revert {
     /// The new leaf.
     pub leaf: String,
-    /// The chain.
+    /// Images of the chain from the leaf downwards.
     pub layers: Vec<String>,
-    /// The images that are not part of it any more.
+    /// Images that no longer belong to the chain.
     pub unused: Vec<String>,
 }
 
-/// `resize`.
+/// Answer to `resize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resize {
-    /// Bytes of the disk.
+    /// New size of the disk in bytes.
     pub size: u64,
-    /// How long requests were held.
+    /// Time that requests were held.
     #[serde(flatten)]
     pub pause: Option<Pause>,
 }
 
-/// `upgrade`.
+/// Answer to `upgrade`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upgrade {
-    /// The process that serves the disk now.
+    /// Process that serves the disk now.
     pub pid: u32,
     /// The version of its program.
     #[serde(default)]
     pub program: Option<String>,
-    /// How long requests waited, in microseconds.
+    /// Time that requests waited, in microseconds.
     pub pause_us: u64,
 }
 
-/// `pause` and `resume`.
+/// Answer to `pause` and `resume`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paused {
     /// Whether requests are held.
     pub paused: bool,
-    /// How long they were.
+    /// Time that they were held, after `resume`.
     #[serde(flatten)]
     pub pause: Option<Pause>,
 }
 
-/// All answers, as one type for the disk process.
+/// Defines [`Answer`], the type of all answers, for the disk process.
 macro_rules! answers {
     ($($name:ident)*) => {
-        /// An answer.
+        /// An answer to any verb.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
         #[serde(untagged)]
         #[allow(missing_docs, reason = "each is called like the type that it holds")]
@@ -525,7 +525,7 @@ answers! {
 }
 
 impl Answer {
-    /// Adds how long requests were held, to the answer of a verb that tells it.
+    /// Adds the time that requests were held, if the answer has a field for it.
     pub fn set_pause(&mut self, measured: Pause) {
         match self {
             Answer::Snapshot(Snapshot { pause, .. })

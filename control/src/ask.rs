@@ -1,4 +1,4 @@
-//! Requests to a disk, in the order of the documentation.
+//! Requests to a disk, in the order of docs/control.md.
 //!
 //! It knows nothing about sockets and disks. Invariant: a [`Request`] that was parsed has a verb with all the fields
 //! that it needs and no others, and every path in it is absolute, so that clients need not know the disk's working
@@ -17,21 +17,20 @@ use crate::limits::Limits;
 pub use crate::method::Method;
 use crate::{Error, Id, ImageName, Kind, PollingMode, SizeRule, answer, share};
 
-/// The version of the protocol that is spoken here, and the only one.
+/// The only protocol version that is supported.
 pub const VERSION: u64 = 1;
 
-/// Names that a client may give its requests: enough for a uuid with a word before it.
+/// Maximum length of a request ID in bytes: enough for a UUID with a prefix.
 const ID_MAX: usize = 128;
 
-/// A verb with its fields, which has an answer of its own type.
+/// A verb with its fields, and the type of its answer.
 pub trait Ask: Into<Verb> {
-    /// The answer.
+    /// Type of the answer.
     type Answer: DeserializeOwned;
 }
 
-/// Gives the list of verbs to the macro of that name: for each what it does, its word, the type of its fields, which
-/// has the same name, and that of its answer. The command line makes its words of it, so that a new verb has one: all
-/// but those for programs only.
+/// Calls the macro `$then` with the list of verbs: for each a description, its word, the type of its fields and the
+/// type of its answer. The command line generates a subcommand for each verb that is not for programs only.
 #[macro_export]
 macro_rules! with_verbs {
     ($then:ident) => {
@@ -79,7 +78,7 @@ macro_rules! with_verbs {
             /// Show or set how many threads the disk may use
             "threads" Threads -> answer::Threads;
             for programs:
-            /// Lines about what keeps the disk from writing, from now on
+            /// Send an event whenever a condition that prevents writes changes
             "watch" Watch -> answer::Condition;
             /// Keep the stages of each request in the statistics page for a while
             "trace" Trace -> answer::Trace;
@@ -101,7 +100,7 @@ macro_rules! verbs {
 
 macro_rules! types {
     ($($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*) => {
-        /// A verb.
+        /// A verb with its fields.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "verb")]
         pub enum Verb {
@@ -112,14 +111,14 @@ macro_rules! types {
         pub const VERBS: &[&str] = &[$($word),*];
 
         impl Verb {
-            /// Its word.
+            /// The word of the verb in a request.
             pub fn word(&self) -> &'static str {
                 match self {
                     $(Verb::$verb(_) => $word,)*
                 }
             }
 
-            /// Whether a line is an answer to it, or an event before that.
+            /// Checks that a line is an answer or an event of this verb.
             #[cfg(test)]
             pub(crate) fn understands(&self, line: &[u8]) -> serde_json::Result<()> {
                 match self {
@@ -145,7 +144,7 @@ with_verbs!(verbs);
 /// Verbs without fields.
 macro_rules! alone {
     ($($verb:ident)*) => {
-        $(/// It has no fields.
+        $(/// A verb without fields.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct $verb {})*
@@ -154,189 +153,189 @@ macro_rules! alone {
 
 alone! { Version Layers Stats MergeStatus MergePause MergeResume MergeCancel Space Watch Pause Resume }
 
-/// `snapshot`.
+/// Fields of `snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
-    /// The new file.
+    /// New image file.
     pub to: ImageName,
-    /// Which way.
+    /// How the snapshot is taken.
     #[serde(default)]
     pub method: Method,
 }
 
-/// `clone`.
+/// Fields of `clone`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Clone {
-    /// The layer that the new disk stands on.
+    /// Number of the layer that becomes the parent.
     pub of: usize,
-    /// The new file.
+    /// New image file.
     pub to: ImageName,
 }
 
-/// `merge`.
+/// Fields of `merge`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Merge {
-    /// The uppermost layer that is merged.
+    /// Number of the uppermost layer that is merged.
     pub from: usize,
-    /// The layer that takes it all.
+    /// Number of the layer that receives the data.
     pub into: usize,
-    /// Bytes a second at most.
+    /// Maximum rate in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
-    /// Progress lines until it ends, and the answer at the end.
+    /// Whether to send progress events, and the answer when the merge has ended.
     #[serde(default)]
     pub follow: bool,
-    /// Files that hold nothing any more are removed.
+    /// Whether to remove files that are no longer needed.
     #[serde(default)]
     pub delete: bool,
-    /// The expected chain; the request is refused if the disk has another.
+    /// Expected chain; the request is refused if the disk has a different one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect: Option<Vec<ImageName>>,
 }
 
-/// `revert`.
+/// Fields of `revert`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Revert {
-    /// The layer that is to be seen again.
+    /// Number of the layer to revert to.
     pub to: usize,
-    /// The new leaf on it.
+    /// New leaf on top of that layer.
     pub leaf: ImageName,
 }
 
-/// `resize`.
+/// Fields of `resize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resize {
-    /// Bytes of the disk.
+    /// New size of the disk in bytes.
     pub size: u64,
-    /// The client records the new size in the catalogue, without which a daemon's disk is not resized.
+    /// Whether the client records the new size in the catalogue; required for disks of a daemon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
 }
 
-/// `limit`.
+/// Fields of `limit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
-    /// All limits from now on: what is not there is not limited. Without this they stay as they are.
+    /// New limits; rates without one become unlimited. If omitted, the limits are unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
-    /// The client records the limits in the catalogue, without which those of a daemon's disk are not changed.
+    /// Whether the client records the limits in the catalogue; required for disks of a daemon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
 }
 
-/// `share`. A page of shares may come with the line, as the file for writing called `shares.page`.
+/// Fields of `share`. The page of shares may be passed with the request as the writable file `shares.page`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// The disk's weight from now on. Without this it stays as it is.
+    /// New weight of the disk. If omitted, the weight is unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// The client records the weight in the catalogue, without which that of a daemon's disk is not changed.
+    /// Whether the client records the weight in the catalogue; required for disks of a daemon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
-    /// The disk leaves the page that it has, and shares its storage with no other disk from now on.
+    /// Whether the disk leaves its page and stops sharing its storage.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone: bool,
 }
 
-/// `trace`.
+/// Fields of `trace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// For so many seconds; zero ends it.
+    /// Duration of the recording in seconds; 0 ends it.
     pub seconds: u32,
 }
 
-/// `polling`. What is not given stays as it is.
+/// Fields of `polling`. Omitted settings are unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Polling {
-    /// When.
+    /// When the thread of the disk polls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<PollingMode>,
-    /// For so many microseconds at most.
+    /// Maximum polling time before a sleep, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_us: Option<u64>,
 }
 
-/// `shape`. What is not given stays as it is.
+/// Fields of `shape`. Omitted settings are unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
-    /// What larger transfers are split into.
+    /// Rule for splitting large transfers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<SizeRule>,
-    /// What adjacent transfers are merged to.
+    /// Rule for merging adjacent transfers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<SizeRule>,
-    /// The client says what the catalogue has of the disk's repository: what is not given is none then. Such a disk
-    /// has the policy below, and no other.
+    /// Whether the request has all settings of the repository in the catalogue: omitted ones are then reset, and the
+    /// disk follows `policy` and no other.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recorded: bool,
-    /// The policy that `auto` follows. Only with `recorded`.
+    /// Policy that a rule `auto` follows. Only with `recorded`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyNote>,
 }
 
-/// The most threads that a disk may use. More than a few bring nothing: one of them maps and answers all requests.
+/// Maximum number of threads of a disk. One thread maps and completes all requests, so more than a few do not help.
 pub const THREADS_MAX: usize = 16;
 
-/// `threads`. Without a number nothing is changed.
+/// Fields of `threads`. An omitted setting is unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Threads {
-    /// So many at most, the disk's own among them.
+    /// Maximum number of threads, including the disk's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most: Option<usize>,
 }
 
-/// `upgrade`.
+/// Fields of `upgrade`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Upgrade {
-    /// The program to be started in the place of this one.
+    /// Program to start as the successor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
-    /// Or: a socket to a process that was started comes with the line.
+    /// Whether a socket to a successor that is already running is passed with the request instead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub successor: bool,
-    /// Microseconds that requests may wait.
+    /// Maximum time that requests may wait, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_max: Option<u64>,
 }
 
-/// A line that makes sense.
+/// A valid request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The verb.
+    /// The verb and its fields.
     pub verb: Verb,
-    /// The files that come with it.
+    /// Files that are passed with the request.
     pub files: Vec<FileAsked>,
 }
 
-/// A line's description of a file that comes with it.
+/// Description of a file that is passed with a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileAsked {
-    /// Its name.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Whether it is open for writing too.
+    /// Whether the file is open for writing.
     pub write: bool,
 }
 
 impl Request {
-    /// A verb without files.
+    /// Creates a request without files.
     pub fn of(verb: impl Into<Verb>) -> Request {
         Request { verb: verb.into(), files: Vec::new() }
     }
 
-    /// The line. It fails for a path that is not UTF-8.
+    /// Encodes the request as a line. Fails for a path that is not UTF-8.
     pub fn line(&self) -> serde_json::Result<String> {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -347,7 +346,7 @@ impl Request {
             #[serde(skip_serializing_if = "<[FileAsked]>::is_empty")]
             files: &'a [FileAsked],
         }
-        // These clients have one request under way, so any name will do.
+        // These clients have one request in progress, so any ID will do.
         let line = Line { version: VERSION, id: 1, verb: &self.verb, files: &self.files };
         serde_json::to_string(&line).map(|line| line + "\n")
     }
@@ -381,7 +380,7 @@ impl Request {
     }
 }
 
-/// The version, and whether the verb is one.
+/// Checks the version and the verb.
 fn must_be_ours(version: Option<&Value>, verb: Option<&Value>) -> Result<(), Error> {
     match version {
         Some(version) if *version == VERSION => {}
@@ -455,7 +454,7 @@ fn invalid(what: impl Into<String>) -> Error {
     Error::new(Kind::Invalid, what)
 }
 
-/// What a client has sent, as far as it is worth repeating.
+/// The beginning of a value, for a message.
 fn shortened(value: &Value) -> String {
     let text = value.to_string();
     let end = text.char_indices().nth(40).map_or(text.len(), |(at, _)| at);

@@ -1,7 +1,7 @@
-//! What a calibration has found: which sizes of transfers suit some storage, and all that was measured.
+//! The result of a calibration: the transfer sizes that suit a storage device, and the measurements.
 //!
-//! It knows neither how that was measured nor where it is kept. Invariant: names and meanings are part of the
-//! interface: of a policy file, of the output of `calibrate --json`, and of what a daemon records of a repository.
+//! It knows neither how they are measured nor where they are stored. Invariant: names and meanings are part of the
+//! interface: of policy files, of the output of `calibrate --json`, and of the records of a daemon.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,65 +12,65 @@ use crate::SizeRule;
 use crate::answer::PolicyNote;
 use crate::size::readable;
 
-/// The version of this format.
+/// The version of the format.
 pub const CALIBRATION_VERSION: u32 = 1;
 
-/// A policy, and the measurements that it follows from.
+/// A policy, and the measurements that it is based on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// [`CALIBRATION_VERSION`].
+    /// Version of the format, [`CALIBRATION_VERSION`].
     pub version: u32,
-    /// What it was measured on.
+    /// Storage that was measured.
     pub device: Storage,
-    /// When.
+    /// Time of the measurement.
     pub measured: String,
-    /// By which version of the program, on which kernel.
+    /// Version of the program.
     pub program: String,
-    /// The same.
+    /// Kernel version.
     pub kernel: String,
-    /// `read` or `write`.
+    /// Operation that was measured: `read` or `write`.
     pub operation: String,
-    /// What is done to the sizes of transfers.
+    /// The policy.
     pub policy: Sizes,
-    /// What loads gain by that on average, and what the worst is left with: 1.1 is a tenth more.
+    /// Average throughput with the policy relative to that without: 1.1 is 10 % more.
     pub gain: f64,
-    /// The same.
+    /// The lowest of these ratios.
     pub worst: f64,
-    /// All that was measured.
+    /// All measurements.
     pub points: Vec<Measured>,
 }
 
-/// Which storage something is on.
+/// Identity of a storage device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Storage {
-    /// What tells it from all other storage.
+    /// Unique identifier.
     pub id: String,
-    /// What people call it.
+    /// Name for people.
     pub name: String,
 }
 
-/// Sizes in bytes; `null` where nothing is done.
+/// Transfer sizes of a policy in bytes; `null` leaves transfers unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Larger transfers are split into pieces of so many.
+    /// Size of the pieces that larger transfers are split into.
     pub split: Option<u64>,
-    /// Adjacent ones are merged up to so many.
+    /// Maximum size of merged adjacent transfers.
     pub merge: Option<u64>,
 }
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub size: u64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: usize,
-    /// Whether they were one behind the other, and not anywhere.
+    /// Whether the requests were sequential, not random.
     pub sequential: bool,
-    /// What was done to them.
+    /// Policy that was applied.
     #[serde(flatten)]
     pub policy: Sizes,
-    /// How fast they were.
+    /// Throughput.
     pub bytes_per_second: u64,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Storage {
     }
 }
 
-/// As JSON, which is how it goes on a command line.
+/// Parses JSON, the form on a command line.
 impl FromStr for Storage {
     type Err = serde_json::Error;
 
@@ -90,14 +90,14 @@ impl FromStr for Storage {
 }
 
 impl Sizes {
-    /// A size that no policy may have, if one of them is.
+    /// Returns a size that no policy may have, if there is one.
     pub fn not_allowed(&self) -> Option<u64> {
         [self.split, self.merge].into_iter().flatten().find(|size| !SizeRule::is_allowed(*size))
     }
 }
 
 impl Calibration {
-    /// What a disk that follows it says of it. `file` is where it is.
+    /// Creates the description for a disk that follows the policy in `file`.
     pub fn note(&self, file: String) -> PolicyNote {
         PolicyNote {
             file,
@@ -111,7 +111,7 @@ impl Calibration {
         }
     }
 
-    /// Why the policy is what it is, for people.
+    /// Explains the policy, for people.
     pub fn why(&self) -> String {
         let percent = |share: f64| format!("{:.0} %", share.abs() * 100.0);
         let count = self.points.len();

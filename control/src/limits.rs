@@ -45,7 +45,7 @@ pub struct Limits {
     /// Bytes written per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bandwidth: Option<u64>,
-    /// How much an unused disk saves up: what each limit allows in so many milliseconds.
+    /// Burst that an unused disk saves up, as the milliseconds of each limit that it is worth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_ms: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! How a snapshot is taken: asked for, and in the answer what was done.
+//! How a snapshot is taken, in requests and answers.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub enum Method {
     /// By reflink where the leaf and the new file are raw and the file system can, else by a chain.
     #[default]
     Auto,
-    /// The new file shares all blocks with the disk's own; the disk goes on in its file.
+    /// The new file shares all blocks with the file of the disk, which stays in use.
     Reflink,
     /// The new file is the leaf; the old one its parent.
     Chain,

@@ -1,10 +1,10 @@
-//! When a disk's thread looks for more work before it sleeps: asked for, and in the answer what is in force.
+//! When the thread of a disk polls for work before it sleeps, in requests and answers.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest time that it polls before it sleeps, in microseconds.
+/// Upper limit of the polling time before a sleep, in microseconds.
 pub const POLLING_MAX_US: u64 = 10_000;
 
 /// When a disk's thread polls.

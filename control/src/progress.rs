@@ -1,22 +1,21 @@
-//! What image jobs tell the daemon that has passed them their files, apart from errors. How far a long job is comes in
-//! a line of its own on stderr, and results on stdout.
+//! Output of image jobs for a daemon that has passed them their files: progress lines on stderr, results on stdout.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of the disk that a job has gone through.
+/// Progress of a job over a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What the job does, for people.
+    /// Name of the operation, for people.
     #[serde(default)]
     pub doing: String,
-    /// So many bytes.
+    /// Bytes processed so far.
     pub done: u64,
-    /// Of so many.
+    /// Total number of bytes to process.
     pub len: u64,
 }
 
 impl Progress {
-    /// The fraction of it that is done.
+    /// Completed fraction, from 0 to 1.
     #[allow(clippy::cast_precision_loss, reason = "for people, who see hundredths")]
     pub fn part(&self) -> f64 {
         if self.len == 0 { 0.0 } else { self.done as f64 / self.len as f64 }
@@ -26,6 +25,6 @@ impl Progress {
 /// The result of `image merge … --is-done`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IsDone {
-    /// Whether there is nothing to merge any more.
+    /// Whether the merge is already complete.
     pub done: bool,
 }

@@ -83,7 +83,7 @@ fn is_ambiguous(word: &str) -> bool {
 
 /// A number of bytes in the unit that suits it, with at most one decimal: `10 GiB`, `1.5 MiB`, `511 B`.
 ///
-/// From a TiB on what is a whole number of GiB is told in GiB: 2040 GiB, the limit of VHD, is not 1.9 TiB.
+/// From a TiB on, a whole number of GiB is printed in GiB: 2040 GiB, the limit of VHD, is not 1.9 TiB.
 pub fn readable(bytes: u64) -> String {
     let whole_gib = bytes % (1 << 30) == 0 && bytes % (1 << 40) != 0;
     let mut units = UNITS.into_iter().rev().filter(|&(_, shift)| !whole_gib || shift <= 30);

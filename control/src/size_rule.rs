@@ -1,4 +1,4 @@
-//! How large transfers are to be: asked for when a disk is served, or while it is.
+//! Rules for the sizes of transfers of a disk.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::{Size, readable};
 
-/// What is done to the sizes of transfers, in one direction: they are split, or merged.
+/// A rule for splitting or for merging transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum SizeRule {
-    /// Nothing.
+    /// Transfers are not changed.
     #[default]
     None,
-    /// Pieces of so many bytes, or as many at most: a power of two.
+    /// Size in bytes of pieces, or maximum size of merged transfers; a power of two.
     Bytes(u64),
-    /// What a policy says that was measured on the storage.
+    /// The size in the policy that was measured on the storage.
     Auto,
 }
 
@@ -24,12 +24,12 @@ pub enum SizeRule {
 const BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=16 << 20;
 
 impl SizeRule {
-    /// The size, if it is given.
+    /// The size of a rule that has one.
     pub fn bytes(self) -> Option<u64> {
         if let SizeRule::Bytes(bytes) = self { Some(bytes) } else { None }
     }
 
-    /// Whether transfers may be of such a size.
+    /// Whether a rule may have this size.
     pub fn is_allowed(bytes: u64) -> bool {
         bytes.is_power_of_two() && BYTES.contains(&bytes)
     }

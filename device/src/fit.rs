@@ -9,11 +9,11 @@
 
 use crate::load::{Load, Pattern, Policy};
 
-/// What a load is left with at least.
+/// Least relative throughput that a load keeps.
 const WORST: f64 = 0.97;
-/// A difference of so much makes none.
+/// Relative differences up to this are treated as noise.
 const EVEN: f64 = 0.03;
-/// What those gain at least, on average, to which there is one.
+/// Least average gain of the loads that gain.
 const GAIN_MIN: f64 = 1.05;
 /// Candidates whose gains differ by less are equal: of those the largest pieces cost the least.
 const EQUAL: f64 = 1.01;
@@ -38,7 +38,7 @@ const SIZES: [u64; 8] = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * K
 /// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// What was asked for.
+    /// The load that was measured.
     pub load: Load,
     /// What was done to it.
     pub policy: Policy,

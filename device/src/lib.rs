@@ -1,4 +1,4 @@
-//! Storage as a matter of time: how long a device takes for what is asked of it, and which sizes of transfers suit one.
+//! Storage as a matter of time: how long a device takes for requests, and which transfer sizes suit it.
 //!
 //! It knows no files, no requests of guests and no clock: time is a number of nanoseconds that callers count. Nothing
 //! is random but where a seed says so, so that each run gives the same figures.

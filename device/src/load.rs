@@ -17,7 +17,7 @@ pub enum Pattern {
     Sequential,
 }
 
-/// So many requests of one size, always in flight.
+/// A number of requests of one size that are always in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Bytes of a request.
@@ -33,9 +33,9 @@ pub struct Load {
 /// What is done to the sizes of transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Larger ones are split into pieces of so many bytes.
+    /// Size in bytes of the pieces that larger requests are split into.
     pub split: Option<u64>,
-    /// Adjacent ones are merged up to so many bytes.
+    /// Maximum size in bytes of merged adjacent requests.
     pub merge: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ pub fn throughput(spec: Spec, load: Load, policy: Policy) -> u64 {
     u64::try_from(bytes * 1_000_000_000 / u128::from(now.max(1))).unwrap_or(u64::MAX)
 }
 
-/// So many requests as transfers: offset, length, and how many requests each is.
+/// Requests as transfers: offset, length, and the number of requests in each.
 fn batch(places: &mut Places, count: usize, policy: Policy) -> Vec<(u64, u64, usize)> {
     let most = policy.merge.map_or(0, |merge| merge.min(policy.split.unwrap_or(u64::MAX)));
     let mut transfers: Vec<(u64, u64, usize)> = Vec::new();

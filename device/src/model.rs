@@ -1,4 +1,4 @@
-//! A device: what is asked of it passes its controller, its channels and its link.
+//! A device: requests pass its controller, its channels and its link.
 //!
 //! Everything is served in the order in which it comes, so that the time at which a transfer ends is known when it
 //! begins. Invariant: nothing ends before it began, and no channel does two things at one time.
@@ -69,7 +69,7 @@ impl Device {
         while from < end {
             let stripe = from / self.spec.stripe;
             let len = (end - from).min(self.spec.stripe - from % self.spec.stripe);
-            // No more than so many stripes of one request at one time.
+            // Limits the stripes of one request at one time.
             let after = match self.recent.len() == self.spec.width {
                 true => self.recent.pop_front().unwrap_or(begun),
                 false => begun,
@@ -111,7 +111,7 @@ impl Device {
     }
 }
 
-/// How long so many bytes take at so many a second.
+/// Time that a number of bytes takes at a rate in bytes per second.
 fn nanoseconds(bytes: u64, rate: u64) -> u64 {
     let took = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
     u64::try_from(took).unwrap_or(u64::MAX)

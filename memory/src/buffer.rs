@@ -42,7 +42,7 @@ impl Buffer {
         self.base.as_ptr()
     }
 
-    /// Bytes that may be used: at least what was asked for.
+    /// Bytes that may be used: at least the requested length.
     pub fn capacity(&self) -> usize {
         self.layout.size()
     }

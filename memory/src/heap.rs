@@ -1,4 +1,4 @@
-//! The heap of this process, whose allocator keeps freed memory until it is asked to return it.
+//! The heap of this process, whose allocator keeps freed memory until it is trimmed.
 
 /// Returns pages without live allocations to the kernel. It scans the whole heap, so it should not be called often.
 pub fn give_back_freed() {

@@ -68,7 +68,7 @@ impl Mapping {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         for (page, &offset) in offsets.iter().enumerate() {
             let place = room.base().wrapping_add(page * PAGE);
-            // SAFETY: replaces a page of `room`, which is ours and which nobody points into yet.
+            // SAFETY: replaces a page of `room`, which is ours and has no pointers into it yet.
             unsafe { mmap(place.cast(), PAGE, protection, SHARED | MapFlags::FIXED, file, offset)? };
         }
         Ok(room)
@@ -104,7 +104,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.shrinking = None;
-        // SAFETY: mapped by the constructor and by nobody else; whoever points into it holds this value.
+        // SAFETY: mapped by the constructor alone; every pointer into it is held together with this value.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of our own mapping failed");
     }
@@ -128,7 +128,7 @@ mod test {
         let mapping = Mapping::of_pages(file.as_fd(), &[2 * 4096, 0, 2 * 4096], true).unwrap();
         assert_eq!(mapping.len(), 3 * 4096);
         let at = |page: usize| {
-            // SAFETY: three bytes in a page of the mapping, which nobody writes meanwhile.
+            // SAFETY: three bytes in a page of the mapping, which has no writer at this time.
             unsafe { mapping.base().wrapping_add(page * 4096).cast::<[u8; 3]>().read_volatile() }
         };
         assert_eq!([at(0), at(1), at(2)], [*b"two", *b"nil", *b"two"]);
@@ -150,7 +150,7 @@ mod test {
         let (cut, whole) = (make(), make());
         let mapped = [&cut, &whole].map(|file| Mapping::of_shrinking_file(file.as_fd(), 2 * 4096).unwrap());
         let at = |mapping: &Mapping| {
-            // SAFETY: four bytes of a mapping, which nobody writes meanwhile.
+            // SAFETY: four bytes of a mapping, which has no writer at this time.
             unsafe { mapping.base().wrapping_add(4096).cast::<[u8; 4]>().read_volatile() }
         };
         assert_eq!(mapped.each_ref().map(at), [*b"here"; 2]);

@@ -99,12 +99,12 @@ impl Shared {
         self.u64_at(at, |place| place.load(Ordering::Acquire))
     }
 
-    /// Stores a 64-bit number in native byte order; earlier writes are visible to whoever loads it.
+    /// Stores a 64-bit number in native byte order; earlier writes are visible to readers that load it.
     pub fn publish_u64_native(&self, at: usize, value: u64) -> Option<()> {
         self.u64_at(at, |place| place.store(value, Ordering::Release))
     }
 
-    /// Adds to a 64-bit number in native byte order that nobody else writes: readers never see a torn one.
+    /// Adds to a 64-bit number in native byte order of which this is the only writer: readers never see a torn one.
     #[inline(always)]
     pub fn add_u64_native(&self, at: usize, more: u64) -> Option<()> {
         self.u64_at(at, |place| place.store(place.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed))

@@ -73,7 +73,7 @@ pub fn clone(of: usize) -> Plan {
 
 /// The disk becomes what it was when a layer was its leaf.
 ///
-/// After a crash before [`PopTo`] the old chain is as it was, beside a file that nobody uses.
+/// After a crash before [`PopTo`] the old chain is unchanged, and the new file is unused.
 pub fn revert(to: usize) -> Plan {
     let unused = [Release.into(), RemoveChild.into()];
     let steps = [

@@ -4,7 +4,7 @@
 //! changes, so that many small changes cost one sync. An acknowledged change survives a power loss; a refused one
 //! leaves nothing. Every change of an object is published as an event, after its commit and in commit order.
 //!
-//! It knows rows, not what they stand for: no files, no processes, and no time but what it is asked to record.
+//! It knows rows, not what they stand for: no files, no processes, and no time but the ones that it is given to record.
 
 mod autostart;
 pub mod backup;
@@ -128,7 +128,7 @@ pub struct View<'a> {
 #[derive(Debug)]
 pub struct Tx<'a> {
     view: View<'a>,
-    /// Who has asked for the change.
+    /// Who requested the change.
     requester: Requester,
     touched: Vec<event::Touched>,
     noted: Vec<(Uuid, Option<inventory::Noted>)>,

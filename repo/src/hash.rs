@@ -1,4 +1,4 @@
-//! The hash by which histories are told apart and damage is found. It is not a security feature.
+//! The hash that distinguishes histories and detects damage. It is not a security feature.
 
 use ring::digest::{SHA256, digest};
 

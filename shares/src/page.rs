@@ -32,9 +32,9 @@ const DEPTH_AT: usize = 16;
 const USED_AT: usize = 24;
 
 const SLOTS_AT: usize = 4096;
-/// A cache line, which nobody else writes.
+/// A cache line with one writer.
 const SLOT_LEN: usize = 64;
-/// The number of a process in the lower half, and a part of its start time in the upper one; zero is nobody.
+/// The number of a process in the lower half, and a part of its start time in the upper one; zero is no process.
 const OWNER: usize = 0;
 /// Requests in flight in the lower half; bit 32: something waits.
 const STATE: usize = 8;
@@ -124,9 +124,9 @@ impl Owner {
 /// Which slots a process may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usable {
-    /// Those of nobody: the process cannot see which others there are, or a daemon does that.
+    /// Free slots: this process cannot see the others, or a daemon frees their slots.
     Free,
-    /// And those of processes that have ended.
+    /// Free slots and those of processes that have ended.
     Abandoned,
 }
 
@@ -144,7 +144,7 @@ impl std::fmt::Debug for Page {
 }
 
 impl Page {
-    /// A new one that nobody can make shorter, for processes that it is handed to.
+    /// Creates a page that no process can truncate, to be passed to other processes.
     pub fn new(depth: u32) -> Result<Page, PageError> {
         let made = memfd_create("tapline-shares", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(made.map_err(|errno| failed("create")(errno.into()))?);

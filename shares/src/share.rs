@@ -4,7 +4,8 @@
 //! A disk's virtual time is the cost of all that it has begun, divided by its weight. Of the disks that have requests
 //! waiting, none is to be ahead of the others. A disk may begin a request
 //!
-//! 1. always, while it has none in flight: so each goes on at the storage's pace, and looks again when that has ended;
+//! 1. always, while it has none in flight: so each continues at the pace of the storage, and tries again when that has
+//!    ended;
 //! 2. while less than the depth is in flight of all disks together, it takes no more than its part of the rest, and is
 //!    not ahead by more than a quantum of any disk that waits;
 //! 3. while that much is in flight: one at a time, if it is behind the mean of the others by more than a quantum. So
@@ -79,7 +80,7 @@ const BEHIND_MAX: u32 = 8;
 /// In nanoseconds, after how long without an end of a request of its own a disk that waits begins one more.
 const OVERDUE: u64 = 1_000_000_000;
 
-/// What a request of so many bytes costs.
+/// Cost of a request of this length.
 #[inline(always)]
 pub fn cost(bytes: u64) -> u64 {
     FIXED.saturating_add(bytes)
@@ -107,9 +108,9 @@ impl Slot {
 /// How much may be begun now: while there are requests and cost left. The last request may cost more than is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// So many requests.
+    /// Number of requests.
     pub requests: u32,
-    /// So much cost.
+    /// Their cost.
     pub cost: i64,
 }
 
@@ -219,7 +220,7 @@ impl Share {
         self.begun = self.begun.wrapping_add(cost);
     }
 
-    /// So many requests were answered.
+    /// Counts completed requests.
     pub fn answered(&mut self, count: usize, now: u64) {
         if count > 0 {
             self.answered = self.answered.wrapping_add(u64::try_from(count).unwrap_or(0));
@@ -288,7 +289,7 @@ impl Share {
         self.look_at = now.saturating_add(pause);
     }
 
-    /// What may be begun now, with so many requests in flight.
+    /// What may start now, with this number of requests in flight.
     pub fn allowance(&mut self, in_flight: u32, now: u64) -> Allowance {
         let Others { active, waiting, in_flight: theirs, least, mean } = self.others;
         if !self.is_shared {
@@ -325,7 +326,7 @@ impl Share {
         i64::from_ne_bytes(time.wrapping_sub(self.time).to_ne_bytes())
     }
 
-    /// The cost that is so much virtual time for this disk.
+    /// The cost that equals this virtual time for this disk.
     fn cost_of(&self, time: i64) -> i64 {
         let cost = i128::from(time) * i128::from(self.weight) / i128::from(SCALE);
         // What is too small for a byte is not nothing.

@@ -38,7 +38,7 @@ impl HostDevices {
     }
 }
 
-/// The whole disk of a partition; `None` of what is none.
+/// The whole disk of a partition; `None` for other devices.
 fn whole_disk((major, minor): DeviceNumber) -> Option<DeviceNumber> {
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     // The directory of a partition lies in that of its disk.

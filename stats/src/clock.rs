@@ -2,9 +2,9 @@
 //!
 //! Times are nanoseconds of CLOCK_MONOTONIC, so that another process can say how old something is. The counter's rate
 //! is measured against the kernel's clock while the disk runs: nothing waits for it, and until there is a measurement
-//! the kernel is asked. The two are brought together again ten times a second, so that they never differ by more than
-//! the error of a tenth of a second. A rate that has changed is measured anew. Invariant: a time is never less than the
-//! one before it.
+//! the kernel's clock is read. The two are brought together ten times a second, so that they never differ by more than
+//! the error of a tenth of a second. A rate that has changed is measured again. Invariant: a time is never less than
+//! the one before it.
 
 /// Nanoseconds between two comparisons of the counter with the kernel's clock.
 const COMPARED: u64 = 100_000_000;
@@ -38,7 +38,7 @@ pub struct Clock {
 }
 
 impl Source {
-    /// The best one of this machine. To be asked before the process gives up access to files; it is remembered.
+    /// The best one of this machine. To be called before the process gives up access to files; the result is kept.
     pub fn of_this_machine() -> Source {
         static KNOWN: std::sync::OnceLock<Source> = std::sync::OnceLock::new();
         *KNOWN.get_or_init(|| if has_constant_counter() { Source::Counter } else { Source::Kernel })
@@ -82,7 +82,7 @@ impl Clock {
     fn compare(&mut self) -> u64 {
         let (ticks, now) = match self.source {
             Source::Counter => both(),
-            // It is asked for each time.
+            // The kernel is queried each time.
             Source::Kernel => (0, monotonic()),
         };
         let (ticks_since, since) = (ticks.wrapping_sub(self.first.0), now.saturating_sub(self.first.1));

@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::kernel::DeviceLine;
 
-/// An answer has at most so many bytes: 255 disks have less than half of it.
+/// Maximum length of an answer in bytes: 255 disks need less than half of it.
 const ANSWER_MAX: usize = 64 << 10;
 /// Bytes in front of the answer that are listened to: late answers to earlier questions.
 const BEFORE_MAX: usize = 4 * ANSWER_MAX;
@@ -34,7 +34,7 @@ pub struct GuestAnswer {
     pub disks: Vec<(String, DeviceLine)>,
 }
 
-/// Why an answer is none.
+/// Why an answer is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BadAnswer {
     /// There is no end of it.

@@ -90,7 +90,7 @@ pub struct DeviceRates {
 }
 
 impl DeviceLine {
-    /// A line of /proc/diskstats; `None` if it is none.
+    /// A line of /proc/diskstats; `None` if it is malformed.
     pub fn parse(line: &str) -> Option<DeviceLine> {
         let mut words = line.split_ascii_whitespace();
         let number = (number(words.next()?)?.try_into().ok()?, number(words.next()?)?.try_into().ok()?);
@@ -108,7 +108,7 @@ fn is_name(name: &str) -> bool {
     name.len() <= NAME_MAX && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Digits alone: a sign is none.
+/// Accepts digits only, no sign.
 fn number(word: &str) -> Option<u64> {
     word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok()).flatten()
 }
@@ -181,7 +181,7 @@ impl Completed {
     }
 }
 
-/// The kernel prints times as numbers of 32 bits, which begin anew after 49 days of them: with a queue of 64 after 18
+/// The kernel prints times as numbers of 32 bits, which wrap after 49 days: with a queue of 64 after 18
 /// hours.
 fn grown_ms(now: u64, before: u64) -> Option<u64> {
     const ROUND: u64 = 1 << 32;

@@ -14,7 +14,7 @@ use crate::histogram::{BUCKETS, ROW, ROWS};
 
 /// The first eight bytes.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"TAPSTATS");
-/// The version of this layout. A page of another version is not read, and begun anew by the next process that writes.
+/// The version of this layout. A page of another version is not read, and initialized by the next process that writes.
 pub(crate) const VERSION: u64 = 1;
 
 pub(crate) const MAGIC_AT: usize = 0;
@@ -157,7 +157,7 @@ impl Stage {
 /// How a request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As asked.
+    /// It succeeded.
     Done,
     /// The storage failed.
     Failed,
@@ -225,7 +225,7 @@ pub enum Count {
     ThrottledNs = 9,
     /// Transfers that were split on their way to the storage. Zero in pages of earlier programs too, as the next two.
     Splits = 10,
-    /// Transfers that went on as part of another one.
+    /// Transfers that were merged into another one.
     Merges = 11,
     /// Those that were done again by themselves, since that one failed.
     Redone = 12,

@@ -2,7 +2,7 @@
 //!
 //! The disk's thread is the only writer ([`Page`]); anybody who may read the file can read it at any time
 //! ([`Reader`]), without asking the process and while it is stuck. The page outlives the process: the next process of
-//! the disk goes on counting in it, so that counters never go back.
+//! the disk continues to count in it, so that counters never go back.
 //!
 //! Nothing here knows about requests, disks or transports. A time is in nanoseconds of CLOCK_MONOTONIC ([`Clock`]).
 //!
@@ -18,7 +18,7 @@
 //! | `process` | what the kernel knows of the process of a disk |
 //! | `recording` | a stream of requests in a file, to be replayed |
 //! | `kernel` | what a Linux kernel counts for a block device |
-//! | `guest` | what is asked of a guest about its disks, and its answer |
+//! | `guest` | requests to a guest about its disks, and its answers |
 //! | `beneath` | the host's block device beneath a file |
 //! | `storage` | what tells that storage from all other |
 

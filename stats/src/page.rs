@@ -125,14 +125,14 @@ impl Group {
 }
 
 impl Page {
-    /// A page that nobody else sees.
+    /// A page that is private to this process.
     pub fn anonymous() -> Result<Page, PageError> {
         let mapping = Mapping::anonymous(PAGE_LEN).map_err(failed("map"))?;
         Ok(Page::over(Shared::of(mapping), None))
     }
 
     /// The page in `file`, which is open for reading and writing. A page that a process before this one has written is
-    /// continued; anything else is begun anew. `identity` says what the disk is, as JSON.
+    /// continued; any other file is initialized. `identity` says what the disk is, as JSON.
     pub fn begin(file: File, source: Source, identity: &str) -> Result<Page, PageError> {
         let len = file.metadata().map_err(failed("measure"))?.len();
         let is_whole = len == PAGE_LEN as u64;
@@ -169,19 +169,19 @@ impl Page {
         }
     }
 
-    /// Goes on where a process before this one has stopped. Whether there was one.
+    /// Continues the page of an earlier process; returns whether there was one.
     fn continue_counting(&mut self) -> bool {
         if self.load(MAGIC_AT) != MAGIC || self.load(VERSION_AT) != VERSION || self.load(LEN_AT) != PAGE_LEN as u64 {
             return false;
         }
-        // What was in flight is taken anew, or given up by its peer.
+        // Requests in flight are taken again, or abandoned by their peer.
         self.store(Count::NotInSlot.at(), 0);
         // It may have been killed while it wrote: the number is even again with the first batch.
         self.sequence = self.load(SEQUENCE_AT) & !1;
         true
     }
 
-    /// Begins a page where there is none, or one of another version, whose bytes mean something else.
+    /// Initializes a page that does not exist or has another version, whose bytes mean something else.
     fn begin_anew(&mut self) -> Result<(), PageError> {
         if let Some(file) = self.histograms.file() {
             let whole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -232,12 +232,12 @@ impl Page {
         self.continued
     }
 
-    /// The process is about to end, as asked: nobody writes the page any more.
+    /// Records that the process ends on request: the page has no writer any more.
     pub fn leave(&mut self) {
         self.store(PID_AT, 0);
     }
 
-    /// A request was taken, at that time, for so many bytes there. Its slot is given back with [`Page::ended`] or
+    /// Records a request for `len` bytes that was taken at this time. Its slot is given back with [`Page::ended`] or
     /// [`Page::given_back`].
     #[inline(always)]
     pub fn came(&mut self, kind: Kind, taken: u64, at: u64, len: u64) -> Slot {

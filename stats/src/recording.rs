@@ -24,7 +24,7 @@ pub struct Recorded {
     pub at_ns: u64,
     /// What it was.
     pub kind: Kind,
-    /// Whether it was done as asked.
+    /// Whether the request succeeded.
     pub done: bool,
     /// Where it began, in bytes.
     pub offset: u64,
@@ -90,7 +90,7 @@ struct Line<'a> {
     outcome: &'a str,
 }
 
-/// Writes a recording of these requests. `lost`: so many more came.
+/// Writes a recording of these requests. `lost` is the number of requests that are missing.
 pub fn write_recording(out: &mut dyn Write, records: &[Record], lost: u64) -> io::Result<()> {
     let mut all: Vec<&Record> = records.iter().collect();
     all.sort_by_key(|record| record.seen);

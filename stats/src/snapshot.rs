@@ -13,7 +13,7 @@ pub fn float(number: u64) -> f64 {
 pub struct Snapshot {
     /// What the disk is, as the process that serves it says: JSON.
     pub identity: String,
-    /// The process that writes the page; `None` once it has ended as asked.
+    /// The process that writes the page; `None` once it has ended on request.
     pub pid: Option<u32>,
     /// How many processes have written the page.
     pub incarnation: u64,

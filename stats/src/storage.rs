@@ -1,4 +1,4 @@
-//! Which storage a file is on: what stays the same when it is mounted or named anew, as far as the kernel knows that.
+//! Which storage a file is on: an identity that survives mounting and renaming, as far as the kernel knows one.
 //!
 //! It reads what /sys says of block devices, and nothing of the storage itself.
 

@@ -59,7 +59,7 @@ impl Numbered {
 }
 
 impl LastCommit {
-    /// Compares a catalogue with the file, and begins to count anew. That the catalogue is older is kept in it until
+    /// Compares a catalogue with the file, and restarts the count. That the catalogue is older is kept in it until
     /// [`Tx::set_up_to_date`], however often the daemon is killed before.
     pub fn begin(connection: &mut Connection, path: &Path) -> Result<LastCommit, Problem> {
         let tried = |error: io::Error| Problem::failed(format_args!("use {}", path.display()), error);

@@ -77,7 +77,7 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
         Ok(())
     };
     read().map_err(|problem: Problem| match problem.code {
-        // A value that is none of ours.
+        // A value of another program.
         Code::Internal => damaged(problem.detail),
         _ => problem,
     })

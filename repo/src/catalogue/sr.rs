@@ -113,7 +113,7 @@ impl View<'_> {
         if let Some(vdi) = self.row(memory, [Id(uuid)], |row| Ok(row.get::<_, Id>(0)?.0))? {
             self.check_not_of_memory(vdi, &format!("taken away with its repository {uuid}"))?;
         }
-        // In a repository that is lost a task may wait in vain: that must not prevent forgetting it.
+        // In a repository that is lost a task may wait without success: that must not prevent forgetting it.
         let jobs = "SELECT 1 FROM sr_use JOIN task ON sr_use.task = task.uuid JOIN sr ON sr_use.sr = sr.uuid
                     WHERE sr.uuid = ?1 AND sr.state = 'attached' AND task.state <> 'stuck' LIMIT 1";
         if self.row(jobs, [Id(uuid)], |_| Ok(()))?.is_some() {

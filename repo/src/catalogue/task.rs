@@ -170,7 +170,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Why a task does not go on: its step is being tried again or makes no progress; `None` if it goes on. While a
+    /// Why a task makes no progress: its step is being retried or waits; `None` if it makes progress. While a
     /// disk that it changes is stuck, that is why.
     pub fn set_task_problem(&mut self, uuid: Uuid, why: Option<&Problem>) -> Result<(), Problem> {
         let stuck = self.stuck_disk_of(uuid)?;

@@ -16,7 +16,7 @@ use super::{Tx, View};
 /// What to do about a VM that is suspended.
 pub const ADVICE: &str = "resume it (tapline vm start), or give its memory up (tapline vm drop-memory)";
 
-/// The memory of a VM, and what is needed to go on with it.
+/// The memory of a VM, and what is needed to continue with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmMemory {
     /// Its identity, which is in the file too.
@@ -75,7 +75,7 @@ impl View<'_> {
         self.row(sql, [Id(vm)], |row| Ok(row.get::<_, Json<_>>(0)?.0))
     }
 
-    /// Refuses a VDI that belongs to the memory of a suspended VM, which could not go on if it were changed.
+    /// Refuses a VDI that belongs to the memory of a suspended VM, which could not continue if it were changed.
     pub fn check_not_of_memory(&self, vdi: Uuid, tried: &str) -> Result<(), Problem> {
         let sql = "SELECT vm.uuid, vm.name FROM lease JOIN vbd ON vbd.uuid = lease.holder JOIN vm ON vm.uuid = vbd.vm
                    JOIN vm_memory ON vm_memory.vm = vm.uuid

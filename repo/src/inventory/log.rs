@@ -56,12 +56,12 @@ pub enum Read {
     Damaged(Damage),
 }
 
-/// A file of which some line cannot be believed.
+/// A file with a line that cannot be trusted.
 #[derive(Debug)]
 pub struct Damage {
     /// The problem.
     pub why: Problem,
-    /// The newest generation of which there is a line that can be believed, and its head.
+    /// The newest generation with a line that can be trusted, and its head.
     newest: Option<(u64, String)>,
     /// The number of lines after that one.
     behind: u64,
@@ -69,7 +69,7 @@ pub struct Damage {
 
 impl Damage {
     /// Whether a catalogue has all that the file had: it is of generation `generation`, and `known` are heads of its
-    /// own. Each line that cannot be believed is one generation at most.
+    /// own. Each line that cannot be trusted is one generation at most.
     pub fn is_known(&self, generation: u64, known: &[(u64, String)]) -> bool {
         let Some((newest, head)) = &self.newest else { return false };
         known.iter().any(|(at, known)| at == newest && known == head)

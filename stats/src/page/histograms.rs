@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use crate::histogram::{LINEAR_BITS, bucket_of};
 use crate::layout::*;
 
-/// Durations that a full file system has kept out of a histogram before memory is asked for again.
+/// Durations that a full file system has kept out of a histogram before memory is requested again.
 pub(super) const ASK_AGAIN: u64 = 4096;
 
 /// What is known of the histograms of a page.
@@ -18,7 +18,7 @@ pub(super) struct Histograms {
     file: Option<File>,
     /// The rows of each histogram that have memory, a bit each.
     rows: [[u64; HISTOGRAMS]; KINDS],
-    /// Durations to be lost before memory is asked for again.
+    /// Durations to be lost before memory is requested again.
     patience: u64,
 }
 

@@ -217,8 +217,8 @@ pub fn check(config: &Config) -> Result<(), Problem> {
     })
 }
 
-/// A disk needs two descriptors of ours while it is plugged, and one for each of its files while it is being; the limit
-/// that processes begin with is for programs that use select(2).
+/// A disk needs two descriptors of ours while it is plugged, and one for each of its files; the limit that processes
+/// begin with is for programs that use select(2).
 fn allow_many_disks() -> Result<(), Problem> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -47,7 +47,7 @@ use uuid::Uuid;
 use crate::account;
 use crate::config::Config;
 use crate::disk::process::DiskProcess;
-use crate::reconcile::files::Known;
+use crate::reconcile::files::{Known, OpenFile};
 
 pub use begin::plug;
 pub use doubt::doubt;
@@ -130,6 +130,13 @@ impl Plugs {
     /// The process of a VBD has these files open.
     pub fn has_open(&self, vbd: Uuid, known: Known) {
         self.files().insert(vbd, known);
+    }
+
+    /// Nothing keeps a file of this name in existence any more but its processes: its space is needed when its name is
+    /// removed.
+    pub fn let_go_of(&self, file: &str) {
+        let mut all = self.files();
+        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::let_go);
     }
 
     /// Stops supervising the VBD's process and returns it, if there is one.

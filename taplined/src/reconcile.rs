@@ -29,7 +29,7 @@ use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
 use crate::vdi::{self, ServedLayer};
-use files::Astray;
+use files::{Astray, OpenFile};
 use judge::{Follow, Told, Verdict, judge};
 
 /// Advice about a diverged VDI.
@@ -249,8 +249,12 @@ impl Seen {
 
 /// Remembers a disk's files for the next start.
 fn remember(daemon: &Daemon, vbd: Uuid, layers: &[ServedLayer]) {
-    let known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?)));
-    daemon.plugs.has_open(vbd, known.collect());
+    let before = daemon.plugs.open_files(vbd);
+    let reported = |layer: &ServedLayer| {
+        let file = OpenFile::reported(layer.numbers()?, before.get(layer.file()));
+        Some((layer.file().to_owned(), file))
+    };
+    daemon.plugs.has_open(vbd, layers.iter().filter_map(reported).collect());
 }
 
 fn paths(layers: &[ServedLayer]) -> Vec<String> {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 pub struct Directory {
     handle: File,
     path: AbsolutePath,
-    /// The number of its file system's device (`st_dev`): it is asked for while the storage is known to answer.
+    /// The number of its file system's device (`st_dev`): it is read while the storage is known to respond.
     device: u64,
     /// The lock on the repository, which lasts as long as anybody has the directory.
     lock: Option<File>,
@@ -214,6 +214,15 @@ impl Directory {
             return Err(Problem::failed(tried, "it is not a regular file"));
         }
         Ok(file)
+    }
+
+    /// Keeps the file with this name in existence, whatever happens to the name, and so its numbers from being given
+    /// to another file. Neither locks nor reads it.
+    pub fn hold(&self, name: &str) -> Result<File, Problem> {
+        let tried = || format!("hold {}", self.path().join(name).display());
+        let held =
+            rustix::fs::openat(&self.handle, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+        held.map(File::from).map_err(|errno| open_failed(&tried(), errno))
     }
 
     /// Creates an empty file, which must not exist.

@@ -387,6 +387,26 @@ fn a_disk_whose_process_died_without_its_image_is_served_from_a_backup_as_advise
 }
 
 #[test]
+fn a_file_put_in_place_of_an_image_just_before_the_death_of_its_process_is_not_served() {
+    let bed = bed();
+    let (image, backup) = (bed.image(), bed.daemon.directory().join("backup"));
+    fs::copy(&image, &backup).unwrap();
+    // It would get the number of the one that is gone, if nothing held that.
+    let pid = bed.pid();
+    fs::remove_file(&image).unwrap();
+    fs::copy(&backup, &image).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    let begun = Instant::now();
+    while !bed.advice().contains("put a backup in its place") {
+        assert!(begun.elapsed() < SOON, "{}", bed.vbd());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(bed.vbd()["pid"], serde_json::Value::Null, "{}", bed.vbd());
+    bed.type_commands_of(&bed.advice());
+    all_say("healthy", || bed.of_disk());
+}
+
+#[test]
 fn verbs_on_a_stuck_disk_are_refused_at_once_and_never_carried_out() {
     let bed = bed();
     let pid = bed.pid();

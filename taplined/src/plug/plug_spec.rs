@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::{LogicalBlockSize, Mode, Problem, Transport, Vbd};
 use control::ImageName;
 use repo::catalogue::Image;
-use repo::driver::{Directory, FileNumbers};
+use repo::driver::Directory;
 use uuid::Uuid;
 
 use super::queue::Request;
@@ -18,7 +18,7 @@ use crate::disk::handing::Handing;
 use crate::disk::limits;
 use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
-use crate::reconcile::files::{self, Known};
+use crate::reconcile::files::{self, Known, OpenFile};
 use crate::task::blocking;
 use crate::vdi::{image_name, words_of};
 use crate::vm::domain;
@@ -95,8 +95,7 @@ impl PlugSpec {
                 let write = depth == 0 && order.vbd.mode == Mode::ReadWrite;
                 let file = order.directory.open_image(&image.file, write)?;
                 let failed = |error| Problem::failed("examine an image", error);
-                let numbers = FileNumbers::of(&file).map_err(failed)?;
-                known.insert(image.file.clone(), numbers);
+                known.insert(image.file.clone(), OpenFile::held(&order.directory, &image.file, &file)?);
                 if write && before.contains_key(&image.file) {
                     written = Some((order.path(image), file.metadata().map_err(failed)?));
                 }

@@ -5,6 +5,7 @@
 //! remembered, so that the next process is not given different ones of the same names.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,7 +18,41 @@ use crate::daemon::Daemon;
 use crate::vdi::ServedLayer;
 
 /// The files of a process, by name.
-pub type Known = HashMap<String, FileNumbers>;
+pub type Known = HashMap<String, OpenFile>;
+
+/// A file that a process has open, or had.
+#[derive(Clone, Debug)]
+pub struct OpenFile {
+    /// Its identity, while it exists.
+    pub numbers: FileNumbers,
+    /// Keeps the file in existence, and so its numbers from being given to another one, when its name is gone and the
+    /// process has died. None for files that were open before this daemon was started.
+    held: Option<Arc<File>>,
+}
+
+impl OpenFile {
+    /// A file that was opened by this name, and is open.
+    pub fn held(directory: &Directory, name: &str, file: &File) -> Result<OpenFile, Problem> {
+        let failed = |error| Problem::failed("examine an image", error);
+        let numbers = FileNumbers::of(file).map_err(failed)?;
+        let held = directory.hold(name)?;
+        match FileNumbers::of(&held).map_err(failed)? == numbers {
+            true => Ok(OpenFile { numbers, held: Some(Arc::new(held)) }),
+            false => Err(Problem::failed(format_args!("open {name}"), "it was replaced at this moment")),
+        }
+    }
+
+    /// From here on the file exists as long as its name and its processes.
+    pub fn let_go(&mut self) {
+        self.held = None;
+    }
+
+    /// A file that a running process has reported. It is one that is held already if that has its numbers.
+    pub fn reported(numbers: FileNumbers, before: Option<&OpenFile>) -> OpenFile {
+        let same = before.filter(|before| before.numbers == numbers);
+        OpenFile { numbers, held: same.and_then(|before| before.held.clone()) }
+    }
+}
 
 /// A file that a disk has open and that is no longer in the repository under its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,16 +66,16 @@ pub struct Astray {
 /// The files of a disk that are no longer in the repository. None if that is not attached, or for processes that do not
 /// report their files.
 pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<Astray>, Problem> {
-    let known: Known = layers.iter().filter_map(|layer| Some((layer.file().to_owned(), layer.numbers()?))).collect();
+    let reported = |layer: &ServedLayer| Some((layer.file().to_owned(), OpenFile::reported(layer.numbers()?, None)));
+    let known: Known = layers.iter().filter_map(reported).collect();
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(Vec::new()) };
     daemon.srs.patience.ask(sr, "find the files of a disk in", move || look(&directory, &known)).await
 }
 
-/// Which of the files that a process has open are no longer in the directory under their names. A running process keeps
-/// their numbers from being given to others.
+/// Which of the files that a process has open are no longer in the directory under their names.
 pub fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<Astray>, Problem> {
     let mut astray = Vec::new();
-    for (file, numbers) in known {
+    for (file, OpenFile { numbers, .. }) in known {
         if !directory.is_it(file, *numbers)? {
             astray.push(Astray { file: file.clone(), numbers: *numbers });
         }
@@ -52,7 +87,7 @@ pub fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<Astray>, Pr
 /// Refuses to serve from files that have taken the place of those that the process before had. `to_use` are the
 /// commands that serve them nevertheless.
 pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known, to_use: &str) -> Result<(), Problem> {
-    let had = chain.iter().filter_map(|image| Some((image.file.clone(), *known.get(&image.file)?))).collect();
+    let had = chain.iter().filter_map(|image| Some((image.file.clone(), known.get(&image.file)?.clone()))).collect();
     match look(directory, &had)?.first() {
         None => Ok(()),
         Some(Astray { file, .. }) => {
@@ -76,8 +111,8 @@ pub fn unproven(vbd: &Vbd) -> Problem {
 
 fn lost(to_use: &str) -> String {
     format!(
-        "what was written to a file that was removed or replaced is lost. Move it back if it was moved, or put a backup \
-         in its place; then use what is there: {to_use}"
+        "what was written to a file that was removed or replaced is lost. Move it back if it was moved, or put a \
+         backup in its place; then use what is there: {to_use}"
     )
 }
 

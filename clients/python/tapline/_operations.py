@@ -401,8 +401,8 @@ class Operations(Transport):
         return self.request("POST", f"/v1/uploads/{uuid}/append", query=query, body=data)
 
     def upload_create(self, *, name, size, sr):
-        """Creates an upload, the pieces of which are appended and which is then imported (`vdi_import`). It ends one
-        hour after its last piece, and with the daemon.
+        """Creates an upload. Its pieces are appended, and it is then imported (`vdi_import`). It ends one hour after
+        its last piece, and with the daemon.
 
         name: Name of the client's file, for messages.
         size: Length of the whole file, in bytes.

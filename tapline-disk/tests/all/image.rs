@@ -84,7 +84,7 @@ fn unsupported_sizes_and_block_sizes_are_refused_without_leftovers() {
     }
     let said = room.tapline("image create vhd:a.vhd --size 10GB");
     assert_eq!(said.code, Some(64));
-    assert!(said.err.contains("512M or 10G"), "{said:?}");
+    assert!(said.err.contains("use 10G, which is 10GiB"), "{said:?}");
 }
 
 #[test]

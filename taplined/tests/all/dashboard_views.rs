@@ -159,7 +159,9 @@ fn a_vm_and_its_disk_are_created_and_destroyed_from_the_page() {
     page.value("document.querySelector('dialog button.danger').click()");
     wait_until("the VM is gone", || daemon.get("/vms").1 == json!([]));
     page.wait_for("the page says so", "document.querySelector('h1').textContent.startsWith('There is no VM')");
-    assert_eq!(page.errors(), Vec::<String>::new());
+    // The page may request the snapshots of the VM while that is destroyed.
+    let errors = page.errors().into_iter().filter(|error| !(error.contains("/snapshots") && error.contains("404")));
+    assert_eq!(errors.collect::<Vec<_>>(), Vec::<String>::new());
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     ::stats::Source::of_this_machine();
     polling::prepare();
     threads::prepare();
-    serve::sharing::prepare();
+    serve::admission::share::prepare();
     if handing.confine {
         confine::enter()?;
     }

@@ -6,13 +6,12 @@
 //! and announces where the disk is served.
 
 mod address;
+pub mod admission;
 mod blkback_stats;
 mod control;
 mod event_loop;
-pub mod full;
 mod guest;
 mod handover;
-mod limits;
 mod own_keys;
 mod page;
 
@@ -20,9 +19,7 @@ pub mod polling;
 mod quiet;
 pub mod serial;
 mod shaping;
-pub mod sharing;
 pub mod stats;
-pub mod suspects;
 mod takeover;
 pub mod threads;
 
@@ -53,9 +50,10 @@ use crate::serve::stats::Counters;
 use crate::serve::threads::{Processors, Threads};
 use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 
+use admission::Admission;
+use admission::limits::Limiter;
+use admission::share;
 use event_loop::{Disclose, EventLoop, Serving};
-use full::Full;
-use limits::Limiter;
 use shaping::Shaping;
 use takeover::{Listening, Rest, Takeover};
 
@@ -83,7 +81,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let block = serve.logical_block_size.map_or_else(|| layers.block(), LogicalBlock::bytes);
     let Layers { name, files, images, logs, unsettled, .. } = layers;
     let page = page::find(from, serve);
-    let limiter = limiter(from, serve, taken.as_ref());
+    let admission = admission(from, serve, taken.as_ref());
     let shaping = shaping(serve, taken.as_ref(), &name, &files)?;
     let (sockets, counters) = match (handed, taken) {
         (Some(sockets), _) => (sockets, Counters::default()),
@@ -101,7 +99,6 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     let polling = polling(serve, &counters);
     let threads = threads(serve, &counters);
     let control = control(serve, sockets.control)?;
-    let full = Full::new(serve.when_full == WhenFull::Wait);
     let serving = Serving {
         files: from.clone(),
         disk,
@@ -114,8 +111,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
         leave,
         report,
         control,
-        full,
-        limiter,
+        admission,
         shaping,
         counters,
         page,
@@ -178,15 +174,15 @@ fn threads(serve: &Serve, counters: &Counters) -> Threads {
     threads
 }
 
-/// The limits and the share of the process that is taken over, or those of the command line.
-fn limiter(files: &Files, serve: &Serve, taken: Option<&Takeover>) -> Limiter {
-    let handed = taken.and_then(|taken| taken.limits);
+/// With the limits and the share of the process that is taken over, or those of the command line.
+fn admission(files: &Files, serve: &Serve, taken: Option<&Takeover>) -> Admission {
+    let (handed, now) = (taken.and_then(|taken| taken.limits), ::stats::monotonic());
     let mut limiter = match handed {
-        Some(handed) => Limiter::taken_over(handed),
-        None => Limiter::new(serve.limit.as_deref().copied().unwrap_or_default()),
+        Some(handed) => Limiter::taken_over(handed, now),
+        None => Limiter::new(serve.limit.as_deref().copied().unwrap_or_default(), now),
     };
-    limiter.set_sharing(sharing::find(files, serve, handed.and_then(|handed| handed.share)));
-    limiter
+    limiter.set_sharing(share::find(files, serve, handed.and_then(|handed| handed.share)));
+    Admission::new(limiter, serve.when_full == WhenFull::Wait)
 }
 
 /// What the disk is, for readers of its statistics page.

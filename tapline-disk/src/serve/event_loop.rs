@@ -1,17 +1,21 @@
 //! The thread that owns a served disk: requests from the server to the disk, operations from the disk to the engine,
 //! and back.
 //!
+//! The life of a request: the server pops it from its peer's ring or connection (`accept.rs`); [`Admission`] lets it
+//! begin or holds it; the disk splits it into operations, which the engine gives to the kernel in one go when the batch
+//! has begun (`reap`). Operations that have ended are settled in the disk, which may push more. A request without any
+//! left is answered (`answers.rs`), unless it has found no space and waits for some in [`Admission`]; the answers of a
+//! turn are published to the peers together.
+//!
 //! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to be
 //! woken for new requests; it ends only when every request is completed and everything written is flushed.
 
+mod accept;
 mod answers;
 mod ending;
-mod intake;
 mod lanes;
-mod limits;
+mod quarantine;
 mod quiet;
-mod space;
-mod suspects;
 mod waiting;
 mod words;
 
@@ -19,10 +23,11 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use ::stats::Clock;
 use disk::{Disk, FileDone, Geometry, Image, Io, Until};
-use transport::{Interest, MemoryChange, Server, Watch, WatchKey};
+use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
 use uring::Engine;
 
 use crate::files::Files;
@@ -30,17 +35,15 @@ use crate::process::failure::{Exit, Failure};
 use crate::process::log::{Log, say};
 use crate::process::panics;
 use crate::process::signals::Signal;
+use crate::serve::admission::Admission;
 use crate::serve::blkback_stats::BlkbackStats;
-use crate::serve::control::{Control, Flush, Pause, Work, condition_of};
-use crate::serve::full::Full;
-use crate::serve::limits::Limiter;
-use crate::serve::own_keys::{LEAVE, LIMIT, QUIET, REPORT, SPACE, STOP, SUSPECTS};
+use crate::serve::control::{Control, Flush, Pause, Work};
+use crate::serve::own_keys::{ADMISSION, LEAVE, QUIET, REPORT, STOP};
 use crate::serve::page::{self, Kept, PageFile};
 use crate::serve::polling::Polling;
 use crate::serve::quiet::Quiet;
 use crate::serve::shaping::Shaping;
 use crate::serve::stats::{Counters, Stats};
-use crate::serve::suspects::Suspects;
 use crate::serve::threads::Threads;
 
 /// Age in nanoseconds at which a stamp gets old: a copy that another program makes of an image in use can be told from
@@ -71,10 +74,8 @@ pub struct Serving {
     pub report: Signal,
     /// The control socket, if there is one.
     pub control: Option<Control>,
-    /// What waits for space.
-    pub full: Full,
-    /// What the disk is limited to, and what waits for that.
-    pub limiter: Limiter,
+    /// Holds requests back before the disk has them.
+    pub admission: Admission,
     /// How its transfers are split and merged.
     pub shaping: Shaping,
     /// What the disk has done under processes before this one.
@@ -130,11 +131,13 @@ pub struct EventLoop<S> {
     control: Option<Control>,
     pause: Pause,
     flush: Flush,
-    full: Full,
-    limiter: Limiter,
+    admission: Admission,
+    /// Fires when admission may release a request, once it was needed.
+    timer: Option<Timer>,
+    /// When it does.
+    fires_at: Option<u64>,
     shaping: Shaping,
     quiet: Quiet,
-    suspects: Suspects,
     stopping: bool,
     /// Another process has taken the place of this one.
     replaced: bool,
@@ -178,8 +181,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             leave,
             report,
             mut control,
-            full,
-            limiter,
+            admission,
             shaping,
             counters,
             page,
@@ -191,10 +193,8 @@ impl<S: Server + Disclose> EventLoop<S> {
             disk.sync(&mut engine);
         }
         watch_all(&mut EngineWatch(&mut engine), [&stop, &leave, &report], control.as_mut(), &mut server)?;
-        limiter.go();
         let (page, kept) = page::begin(page, &identity).map_err(|error| Failure::new("count requests", error))?;
         let stats = Stats::resumed(counters, Clock::new(), page);
-        let suspects = Suspects::after(disk.leaf_log(), counters.fatal);
         let mut begun = EventLoop {
             files,
             server,
@@ -215,11 +215,11 @@ impl<S: Server + Disclose> EventLoop<S> {
             control,
             pause: Pause::default(),
             flush: Flush::default(),
-            full,
-            limiter,
+            admission,
+            timer: None,
+            fires_at: None,
             shaping,
             quiet: Quiet::default(),
-            suspects,
             stopping: false,
             replaced: false,
             given_back: 0,
@@ -231,14 +231,14 @@ impl<S: Server + Disclose> EventLoop<S> {
             time: None,
             stamped: 0,
         };
-        begun.begin_suspecting()?;
+        begun.begin_admission(counters.fatal);
         Ok(begun)
     }
 
     /// Everything that can be done now.
     fn turn(&mut self) -> Result<Turn, Failure> {
         self.hear();
-        let came = self.take_in();
+        let came = self.accept_requests();
         if came > 0 {
             self.expire_stamps();
         }
@@ -251,15 +251,13 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.reap(Until::Now)?;
         let settled = self.settle();
         let mut answered = self.answer() + self.see_to_space();
-        self.publish();
-        self.suspects_answered(answered);
+        self.publish_answers(answered);
         self.at_work(false);
         if self.control_due {
             self.control();
             // Requests released or submitted by a verb may already have completed.
             let more = self.answer() + self.see_to_space();
-            self.publish();
-            self.suspects_answered(more);
+            self.publish_answers(more);
             answered += more;
         }
         for event in self.server.take_events() {
@@ -276,13 +274,20 @@ impl<S: Server + Disclose> EventLoop<S> {
         panics::in_flight(in_flight);
         if found {
             self.note_in_flight(in_flight);
-            if self.limiter.sharing().is_some() {
+            if self.admission.sharing().is_some() {
                 self.tell_others(answered, in_flight);
             }
             self.time = None;
         }
         let one_by_one = came.max(answered).max(in_flight) <= 1;
         Ok(Turn { found, more: found && (!one_by_one || self.control_due) })
+    }
+
+    /// Tells the disks that share the storage how it is after this turn.
+    #[cold]
+    fn tell_others(&mut self, answered: usize, in_flight: usize) {
+        let now = self.time();
+        self.admission.turned(answered, in_flight, now);
     }
 
     /// Has the images get new stamps for what is logged from now on, if the last ones are old.
@@ -308,16 +313,13 @@ impl<S: Server + Disclose> EventLoop<S> {
                 STOP if self.stop.take() => {
                     // What peers keep is given back when the server has stopped.
                     if !self.server.takes_back() {
-                        self.full.stop();
-                        self.limiter.set_ending(true);
+                        self.admission.close();
                     }
                     self.stopping |= self.server.close();
                 }
                 STOP => {}
-                SPACE => self.full.stir(),
-                LIMIT => self.limiter.timer_fired(),
+                ADMISSION => self.fires_at = None,
                 QUIET => quiet = true,
-                SUSPECTS => self.suspects.rested(&mut EngineWatch(&mut self.engine), SUSPECTS),
                 LEAVE if self.leave.take() => {
                     self.server.leave();
                     self.stopping = true;
@@ -421,14 +423,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             geometry: &mut self.geometry,
             pause: &mut self.pause,
             flush: &mut self.flush,
-            full: &mut self.full,
-            limiter: &mut self.limiter,
+            admission: &mut self.admission,
             shaping: &mut self.shaping,
             stats: &mut self.stats,
             page: &self.page,
             polling: &mut self.polling,
             threads: &mut self.threads,
-            suspects: &self.suspects,
             paused,
             replaced: &mut self.replaced,
         };
@@ -437,7 +437,29 @@ impl<S: Server + Disclose> EventLoop<S> {
 
     /// The statistics.
     fn line(&self) -> String {
-        self.stats.line(condition_of(&self.disk, &self.full, &self.suspects), self.engine.lane_operations())
+        self.stats.line(self.admission.condition(self.disk.is_broken()), self.engine.lane_operations())
+    }
+
+    /// An idle disk is woken by no timer.
+    #[cold]
+    fn end_timer(&mut self) {
+        (self.timer, self.fires_at) = (None, None);
+        self.engine.forget(ADMISSION.0);
+    }
+
+    /// Has the loop woken at that time.
+    fn set_deadline(&mut self, at: u64, now: u64) -> io::Result<()> {
+        if self.fires_at == Some(at) {
+            return Ok(());
+        }
+        if self.timer.is_none() {
+            let timer = Timer::new()?;
+            EngineWatch(&mut self.engine).watch(timer.as_fd(), Interest::Read, ADMISSION)?;
+            self.timer = Some(timer);
+        }
+        self.timer.as_ref().map_or(Ok(()), |timer| timer.set(Duration::from_nanos(at.saturating_sub(now))))?;
+        self.fires_at = Some(at);
+        Ok(())
     }
 }
 

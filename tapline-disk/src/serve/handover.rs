@@ -27,7 +27,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::limits;
+use super::admission::limits;
 use super::shaping::Shaping;
 use crate::files::passed::descriptors_of;
 use crate::serve::stats::Counters;

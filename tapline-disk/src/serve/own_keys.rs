@@ -12,10 +12,8 @@ enum Own {
     Stop,
     Leave,
     Report,
-    Space,
+    Admission,
     Quiet,
-    Suspects,
-    Limit,
     ControlListener,
     BlockingTask,
     MergeTimer,
@@ -35,14 +33,10 @@ pub const STOP: WatchKey = key(Own::Stop);
 pub const LEAVE: WatchKey = key(Own::Leave);
 /// The wish for statistics.
 pub const REPORT: WatchKey = key(Own::Report);
-/// Space is to be tried for.
-pub const SPACE: WatchKey = key(Own::Space);
+/// A request that is held back may go.
+pub const ADMISSION: WatchKey = key(Own::Admission);
 /// The disk was not used for a while.
 pub const QUIET: WatchKey = key(Own::Quiet);
-/// A request that processes have died of may be tried again.
-pub const SUSPECTS: WatchKey = key(Own::Suspects);
-/// A request that a limit has held back may go.
-pub const LIMIT: WatchKey = key(Own::Limit);
 /// Somebody connects to the control socket.
 pub const CONTROL_LISTENER: WatchKey = key(Own::ControlListener);
 /// An blocking_task is back.
@@ -73,19 +67,7 @@ mod test {
     #[test]
     fn only_client_keys_map_to_clients() {
         assert!((0..16).all(|place| client_of(of_client(place)) == Some(place)));
-        let others = [
-            STOP,
-            LEAVE,
-            REPORT,
-            SPACE,
-            QUIET,
-            SUSPECTS,
-            LIMIT,
-            CONTROL_LISTENER,
-            BLOCKING_TASK,
-            MERGE_TIMER,
-            SUCCESSOR,
-        ];
+        let others = [STOP, LEAVE, REPORT, ADMISSION, QUIET, CONTROL_LISTENER, BLOCKING_TASK, MERGE_TIMER, SUCCESSOR];
         assert!(others.into_iter().chain([UPGRADE_TIMER]).all(|key| client_of(key).is_none()));
     }
 }

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use control::{ImageName, Kind};
 use transport::{Handover, Parcel};
 
+use super::admission::limits;
 use super::handover::{Channel, ChannelError, Said};
-use super::limits;
 use super::shaping::Shaping;
 use crate::files::{Files, Handed, HandedFile};
 use crate::process::failure::Failure;

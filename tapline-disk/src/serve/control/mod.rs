@@ -56,7 +56,7 @@ use crate::process::panics;
 use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER, SUCCESSOR, UPGRADE_TIMER};
 
 pub use pause::Pause;
-pub use work::{Flush, Work, condition_of};
+pub use work::{Flush, Work};
 
 /// A flush of our own. No server has so many connections or queues that one of its tokens is equal.
 pub const FLUSH: Token = Token(u64::MAX - 1);
@@ -336,7 +336,7 @@ impl Control {
             Verb::Share(asked) => report::share(asked, files, work)?.into(),
             Verb::Trace(asked) => report::trace(asked, work)?.into(),
             Verb::Space(_) => {
-                work.full.stir();
+                work.admission.may_have_space();
                 work.condition().into()
             }
             Verb::Watch(_) => {

@@ -18,11 +18,11 @@ use super::blocking_task::BlockingTask;
 use super::work::Work;
 use crate::image::redo_log;
 use crate::process::failure::Failure;
+use crate::serve::admission::share;
 use crate::serve::handover::{Channel, ChannelError, Said};
 use crate::serve::own_keys::SUCCESSOR;
 use crate::serve::page;
 use crate::serve::serial;
-use crate::serve::sharing;
 
 /// The new process.
 #[derive(Debug)]
@@ -136,11 +136,11 @@ impl Successor {
             // Programs that know nothing of pages take it for the log of some layer, and close it.
             say(Said::Log { name: page::NAME.into() }, &[file])?;
         }
-        if let Some(file) = work.limiter.sharing().and_then(|sharing| sharing.file()) {
+        if let Some(file) = work.admission.sharing().and_then(|sharing| sharing.file()) {
             // So do programs that know nothing of shares.
-            say(Said::Log { name: sharing::NAME.into() }, &[file])?;
+            say(Said::Log { name: share::NAME.into() }, &[file])?;
         }
-        if let Some(limits) = work.limiter.handed() {
+        if let Some(limits) = work.admission.hand_over() {
             say(Said::Limits(Box::new(limits)), &[])?;
         }
         if let Some(shaping) = work.shaping.handed() {
@@ -149,7 +149,9 @@ impl Successor {
         // What waits for space stays with its guest, and comes to the new process again.
         let (mut counters, started) = (work.counters(), work.stats.started());
         let came = |taken: u64| taken.saturating_sub(started);
-        work.full.requests().for_each(|request| counters.given_back(request.operation(), came(request.taken)));
+        work.admission
+            .waiting_for_space()
+            .for_each(|request| counters.given_back(request.operation(), came(request.taken)));
         say(Said::Counters(Box::new(counters)), &[])?;
         say(Said::Listener { control: true, bound: control.bound }, &[&control.socket])?;
         say(Said::Listener { control: false, bound: server.bound }, &[&server.listener])?;
@@ -167,7 +169,7 @@ impl Successor {
         }
         if let Some(log) = work.disk.leaf_log() {
             // This process ends well, and has died of nothing.
-            log.note_in_flight(work.suspects.left());
+            log.note_in_flight(work.admission.left_in_quarantine());
         }
         say(Said::Go, &[])?;
         *work.replaced = true;

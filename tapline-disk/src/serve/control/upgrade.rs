@@ -190,7 +190,7 @@ impl Upgrade {
     fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         work.server.hold(true);
         // What its peers do not keep for the next process is done by this one.
-        work.limiter.set_ending(!work.server.takes_back());
+        work.admission.set_handing_over(!work.server.takes_back());
         self.set_timer(self.pause_max)?;
         self.stage = Stage::Draining { since: Instant::now() };
         Ok(())
@@ -275,7 +275,7 @@ impl Upgrade {
 /// Takes requests again, within the limits of the disk.
 fn go_on(work: &mut Work<'_>) {
     work.server.hold(false);
-    work.limiter.set_ending(false);
+    work.admission.set_handing_over(false);
 }
 
 /// What no waiting helps against.
@@ -287,7 +287,7 @@ fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Failure> {
         return Err(Failure::of(Kind::State, "a sync of the disk has failed, so it no longer writes")
             .advise("see the kernel log, and restart the disk"));
     }
-    if work.full.is_full() && !work.server.takes_back() {
+    if work.admission.is_full() && !work.server.takes_back() {
         return Err(Failure::of(Kind::NoSpace, "requests of NBD clients are waiting for space")
             .advise("free some space and retry"));
     }

@@ -25,15 +25,13 @@ use crate::image::libvhd::Behind;
 use crate::image::parent_link;
 use crate::process::failure::Failure;
 use crate::process::log::say;
+use crate::serve::admission::Admission;
 use crate::serve::event_loop::EngineWatch;
-use crate::serve::full::Full;
-use crate::serve::limits::Limiter;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::page::Kept;
 use crate::serve::polling::Polling;
 use crate::serve::shaping::Shaping;
 use crate::serve::stats::{Counters, Stats};
-use crate::serve::suspects::Suspects;
 use crate::serve::threads::Threads;
 
 /// The hands of a verb.
@@ -52,10 +50,8 @@ pub struct Work<'a> {
     pub pause: &'a mut Pause,
     /// A flush of our own.
     pub flush: &'a mut Flush,
-    /// What waits for space.
-    pub full: &'a mut Full,
-    /// What the disk is limited to, and what waits for that.
-    pub limiter: &'a mut Limiter,
+    /// Holds requests back before the disk has them.
+    pub admission: &'a mut Admission,
     /// How its transfers are split and merged.
     pub shaping: &'a mut Shaping,
     /// I/O statistics of the disk.
@@ -66,8 +62,6 @@ pub struct Work<'a> {
     pub polling: &'a mut Polling,
     /// How many threads it uses.
     pub threads: &'a mut Threads,
-    /// Requests that a process before this one may have died of.
-    pub suspects: &'a Suspects,
     /// A client has requests held.
     pub paused: bool,
     /// Another process has taken the place of this one, which is to end without touching anything.
@@ -89,12 +83,6 @@ pub enum Flush {
 /// A file that is made longer; then how its sync has ended.
 pub type Lengthening = BlockingTask<Result<io::Result<()>, Failure>>;
 
-/// What keeps a disk from writing.
-pub fn condition_of(disk: &Disk<Image>, full: &Full, suspects: &Suspects) -> Condition {
-    let (full, waiting) = (full.is_full(), full.waiting());
-    Condition { broken: disk.is_broken(), full, waiting, fatal: suspects.fatal() }
-}
-
 impl Work<'_> {
     /// Begins something that may wait for storage.
     pub fn send<T: Send + 'static>(
@@ -109,13 +97,13 @@ impl Work<'_> {
 
     /// What keeps the disk from writing.
     pub fn condition(&self) -> Condition {
-        condition_of(self.disk, self.full, self.suspects)
+        self.admission.condition(self.disk.is_broken())
     }
 
     /// I/O statistics of the disk, for the process that replaces this one.
     pub fn counters(&self) -> Counters {
         let mut counters = self.stats.counters(self.page.file().is_some());
-        counters.fatal = self.suspects.fatal();
+        counters.fatal = self.admission.fatal();
         counters.polling = Some(self.polling.settings());
         counters.threads = self.threads.handed();
         counters

@@ -28,9 +28,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             fault::point("answer", &request);
             // What was settled has taken its time. All that is answered now has its answer at one moment.
             let now = *at.get_or_insert_with(|| self.stats.now());
-            if self.full.concerns(status) {
+            if self.admission.concerns(status) {
                 self.time = at;
-                self.keep_or_give(request, status);
+                self.give_unless_held(request, status, now);
             } else {
                 self.stats.answered(&request, status, times, now);
                 self.give(request, status, now);
@@ -42,6 +42,14 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.pause.answered(Duration::from_nanos(now));
         }
         count
+    }
+
+    /// Hands one answer to the server, unless the request waits for space now.
+    #[cold]
+    fn give_unless_held(&mut self, request: Request, status: Status, now: u64) {
+        if let Some((request, status)) = self.admission.completed(request, status, now) {
+            self.give_late(request, status);
+        }
     }
 
     /// Hands the answer of a request to the server whose times are of no interest any more.
@@ -74,6 +82,14 @@ impl<S: Server + Disclose> EventLoop<S> {
         let mut files = layers.flat_map(ImageFile::all_files);
         let cut = files.find(|file| file.is_cut_short())?;
         Some(format!(": another program has cut off the end of {}", cut.path().display()))
+    }
+
+    /// Lets the server's peers see their answers, of which there are so many.
+    pub(super) fn publish_answers(&mut self, count: usize) {
+        self.publish();
+        if self.admission.is_in_quarantine() {
+            self.admission.answered(count, self.disk.leaf_log());
+        }
     }
 
     /// Lets the server's peers see their answers.

@@ -25,10 +25,9 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.server.stop(&mut EngineWatch(&mut self.engine));
         let before = self.given_back;
         if !self.server.takes_back() {
-            self.full.stop();
-            self.limiter.set_ending(true);
+            self.admission.close();
         }
-        self.release();
+        self.begin_released();
         self.see_to_space();
         self.leave_control()?;
         self.drain()?;
@@ -53,10 +52,10 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.disk.clear_stamps();
             self.flush()?;
         }
-        self.end_suspecting();
+        self.end_well();
         self.stats.page().leave();
         self.page.remove();
-        self.limiter.leave();
+        self.admission.end();
         redo_log::end_all();
         match self.given_back - before {
             0 => say("stopped: all requests are completed and flushed"),

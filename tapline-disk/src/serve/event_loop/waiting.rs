@@ -68,7 +68,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     fn look_again(&mut self, polled: &mut bool) -> Result<bool, Failure> {
         let (awaited, now) = (self.awaited(), self.time());
         let budget = self.polling.budget(awaited, now);
-        let may = budget > 0 && !self.stopping && !self.suspects.are_there();
+        let may = budget > 0 && !self.stopping && !self.admission.is_in_quarantine();
         if !may {
             return Ok(false);
         }

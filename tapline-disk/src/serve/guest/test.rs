@@ -21,8 +21,9 @@ use crate::files::access;
 use crate::image::chain::Layers;
 use crate::image::engine_choice::choose;
 use crate::process::signals::Signal;
+use crate::serve::admission::Admission;
+use crate::serve::admission::limits::Limiter;
 use crate::serve::data;
-use crate::serve::full::Full;
 use crate::serve::polling::Contention;
 use crate::serve::polling::{Polling, Settings};
 use crate::serve::stats::Counters;
@@ -161,8 +162,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         leave,
         report: Signal::to_report().unwrap(),
         control: None,
-        full: Full::new(false),
-        limiter: crate::serve::limits::Limiter::new(control::limits::Limits::default()),
+        admission: Admission::new(Limiter::new(control::limits::Limits::default(), 0), false),
         shaping: crate::serve::shaping::Shaping::default(),
         counters: Counters::default(),
         page: None,

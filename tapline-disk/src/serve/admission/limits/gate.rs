@@ -119,17 +119,25 @@ impl<T> Gate<T> {
         self.reads.iter().chain(&self.writes).map(|held| &held.item)
     }
 
-    /// Something has come. It is handed back if it may go at once.
-    pub fn offer(&mut self, direction: Direction, bytes: u64, now: u64, item: T) -> Option<T> {
+    /// Whether something that has come may go at once, as which it is counted then; else it is to be held.
+    pub fn admits(&mut self, direction: Direction, bytes: u64, now: u64) -> bool {
         self.refill(now);
-        let by_limits = self.own(direction).allows(bytes) && self.total().allows(bytes);
-        let may_go = self.open || by_limits && self.allowance.allows();
-        if may_go && self.waiting() == 0 {
+        let may_go = self.open || self.limits_allow(direction, bytes) && self.allowance.allows();
+        let admitted = may_go && self.waiting() == 0;
+        if admitted {
             self.take(direction, bytes);
-            return Some(item);
         }
-        self.queue(direction).push_back(Held { item, bytes, came: now, by_share: by_limits });
-        None
+        admitted
+    }
+
+    /// Holds something that was not admitted just now.
+    pub fn hold(&mut self, direction: Direction, bytes: u64, now: u64, item: T) {
+        let by_share = self.limits_allow(direction, bytes);
+        self.queue(direction).push_back(Held { item, bytes, came: now, by_share });
+    }
+
+    fn limits_allow(&self, direction: Direction, bytes: u64) -> bool {
+        self.own(direction).allows(bytes) && self.total().allows(bytes)
     }
 
     /// Something that has waited and may go now.

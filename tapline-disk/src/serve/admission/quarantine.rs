@@ -1,56 +1,56 @@
 //! How a disk's process finds the request that killed the one before it: it handles requests one at a time for a while
-//! ([`Suspects`]; docs/decisions/0018).
+//! ([`Quarantine`]; docs/decisions/0018).
 //!
-//! It knows no server, and of the disk only its leaf's redo log. Invariants: a request is condemned only when one
-//! process died with it in flight and the next [`DEATHS_ALONE`] died working on it and nothing else; before a suspect
-//! is retried nothing is accepted for a while, so that it is not in flight when a process is killed for other reasons.
-
-use std::io;
-use std::os::fd::AsFd;
-use std::time::Duration;
+//! It knows no server, no clock, and of the disk only its leaf's redo log. Invariants: a request is condemned only when
+//! one process died with it in flight and the next [`DEATHS_ALONE`] died working on it and nothing else; before a
+//! suspect is retried nothing is accepted for a while, so that it is not in flight when a process is killed for other
+//! reasons.
 
 use disk::redo::{Mark, Suspect};
 use disk::{RedoLog, Request};
-use transport::{Interest, Timer, Watch, WatchKey};
 
 /// Deaths that a request must be alone with. The one before them had others in flight too.
 const DEATHS_ALONE: u64 = 2;
 
-/// How long nothing is accepted before a suspect is retried. Longer than the lifetime of a process that is repeatedly
-/// killed at its start; short compared with the second that a guest may have to wait.
-const REST: Duration = Duration::from_millis(250);
+/// How long nothing is accepted before a suspect is retried, in nanoseconds. Longer than the lifetime of a process that
+/// is repeatedly killed at its start; short compared with the second that a guest may have to wait.
+const REST: u64 = 250_000_000;
 
 /// Requests beyond those that were in flight: others may come in between where there are several queues or connections.
 const MARGIN: u64 = 64;
 
-/// The requests that a process may have died of.
+/// Requests that the last process may have died of, which are handled one at a time.
 #[derive(Debug, Default)]
-pub struct Suspects {
-    /// Requests that are still to be done one at a time.
+pub struct Quarantine {
+    /// Requests that are still to be handled one at a time.
     left: u64,
     suspect: Option<Suspect>,
-    /// Runs while nothing is taken.
-    rest: Option<Timer>,
+    /// Until when nothing is accepted.
+    rests_until: Option<u64>,
     /// Requests that were answered with an error.
     fatal: u64,
 }
 
-impl Suspects {
-    /// What is suspected after the death of the process that has left this log, if it has died.
-    /// So many requests were answered with an error before.
-    pub fn after(log: Option<&RedoLog>, fatal: u64) -> Suspects {
-        let none = Suspects { fatal, ..Suspects::default() };
+impl Quarantine {
+    /// The one after the death of the process that has left this log, if it has died. `fatal` requests were answered
+    /// with an error before.
+    pub fn after(log: Option<&RedoLog>, fatal: u64, now: u64) -> Quarantine {
+        let none = Quarantine { fatal, ..Quarantine::default() };
         let Some(log) = log else { return none };
         let suspect = log.suspect();
         match log.left_in_flight() {
             0 => none,
-            left => Suspects { left: left.saturating_add(MARGIN), suspect, ..none },
+            left => {
+                let is_to_be_retried = suspect.is_some_and(|suspect| suspect.deaths < DEATHS_ALONE);
+                let rests_until = is_to_be_retried.then_some(now.saturating_add(REST));
+                Quarantine { left: left.saturating_add(MARGIN), suspect, rests_until, ..none }
+            }
         }
     }
 
-    /// Whether requests are to be done one at a time.
+    /// Whether requests are to be handled one at a time.
     #[inline]
-    pub fn are_there(&self) -> bool {
+    pub fn is_on(&self) -> bool {
         self.left > 0
     }
 
@@ -59,33 +59,20 @@ impl Suspects {
         self.suspect.map(|suspect| suspect.deaths.saturating_add(1))
     }
 
-    /// Has nothing taken for a while, if somebody is to be tried again then.
-    pub fn begin(&mut self, watch: &mut dyn Watch, key: WatchKey) -> io::Result<()> {
-        if self.are_there() && self.suspect.is_some_and(|suspect| suspect.deaths < DEATHS_ALONE) {
-            let timer = Timer::new()?;
-            timer.set(REST)?;
-            watch.watch(timer.as_fd(), Interest::Read, key)?;
-            self.rest = Some(timer);
-        }
-        Ok(())
+    /// Until when nothing is accepted, if that is later than now.
+    pub fn rests_until(&self, now: u64) -> Option<u64> {
+        self.rests_until.filter(|until| self.is_on() && *until > now)
     }
 
-    /// Whether nothing is to be taken now.
-    pub fn are_resting(&self) -> bool {
-        self.rest.is_some()
+    /// Accepts requests at once: there is no timer that would end the rest.
+    pub fn end_rest(&mut self) {
+        self.rests_until = None;
     }
 
-    /// That while is over.
-    pub fn rested(&mut self, watch: &mut dyn Watch, key: WatchKey) {
-        if self.rest.take().is_some() {
-            watch.forget(key);
-        }
-    }
-
-    /// Whether this request is not to be begun again, ever.
-    pub fn condemn(&self, request: &Request) -> bool {
+    /// Whether this request is never to be begun again.
+    pub fn condemns(&self, request: &Request) -> bool {
         let condemned = |suspect: Suspect| suspect.deaths >= DEATHS_ALONE && suspect.mark == Mark::of(request);
-        self.are_there() && self.suspect.is_some_and(condemned)
+        self.is_on() && self.suspect.is_some_and(condemned)
     }
 
     /// A condemned request was answered with an error, and its answer can be seen: it is done with.
@@ -97,7 +84,7 @@ impl Suspects {
         }
     }
 
-    /// One more of them is answered, in whatever way, and its answer can be seen.
+    /// One more request is answered, in whatever way, and its answer can be seen.
     pub fn answered(&mut self, log: Option<&RedoLog>) {
         self.left = self.left.saturating_sub(1);
         let Some(log) = log else { return };
@@ -140,8 +127,8 @@ mod test {
         }
 
         /// The next process.
-        fn suspects(&self) -> Suspects {
-            Suspects::after(Some(&self.log()), 0)
+        fn quarantine(&self) -> Quarantine {
+            Quarantine::after(Some(&self.log()), 0, 0)
         }
     }
 
@@ -159,8 +146,8 @@ mod test {
         found
     }
 
-    fn condemned(suspects: &Suspects, at: u64) -> bool {
-        with(at, |request| suspects.condemn(request))
+    fn condemned(quarantine: &Quarantine, at: u64) -> bool {
+        with(at, |request| quarantine.condemns(request))
     }
 
     #[test]
@@ -168,17 +155,17 @@ mod test {
         let bed = Bed::new();
         bed.log().note_in_flight(32);
         for deaths in 0..2 {
-            let suspects = bed.suspects();
-            assert_eq!(suspects.deaths(), (deaths > 0).then_some(deaths + 1));
-            assert!(suspects.are_there() && !condemned(&suspects, 512));
+            let quarantine = bed.quarantine();
+            assert_eq!(quarantine.deaths(), (deaths > 0).then_some(deaths + 1));
+            assert!(quarantine.is_on() && !condemned(&quarantine, 512));
             bed.log().note_alone(mark(512));
             bed.log().note_at_work(true);
         }
-        let mut suspects = bed.suspects();
-        assert_eq!(suspects.deaths(), Some(3));
-        assert!(condemned(&suspects, 512) && !condemned(&suspects, 1024));
-        suspects.failed(Some(&bed.log()));
-        assert_eq!((suspects.fatal(), condemned(&suspects, 512), bed.log().suspect()), (1, false, None));
+        let mut quarantine = bed.quarantine();
+        assert_eq!(quarantine.deaths(), Some(3));
+        assert!(condemned(&quarantine, 512) && !condemned(&quarantine, 1024));
+        quarantine.failed(Some(&bed.log()));
+        assert_eq!((quarantine.fatal(), condemned(&quarantine, 512), bed.log().suspect()), (1, false, None));
     }
 
     #[test]
@@ -186,8 +173,8 @@ mod test {
         let bed = Bed::new();
         bed.log().note_alone(mark(512));
         bed.log().note_at_work(true);
-        let suspects = bed.suspects();
-        assert!(!suspects.are_there() && !condemned(&suspects, 512));
+        let quarantine = bed.quarantine();
+        assert!(!quarantine.is_on() && !condemned(&quarantine, 512));
     }
 
     #[test]
@@ -196,12 +183,12 @@ mod test {
         bed.log().note_in_flight(2);
         bed.log().note_alone(mark(512));
         bed.log().note_at_work(true);
-        let mut suspects = bed.suspects();
+        let mut quarantine = bed.quarantine();
         for left in (0..2 + MARGIN).rev() {
-            assert!(suspects.are_there());
-            suspects.answered(Some(&bed.log()));
-            assert_eq!(suspects.left(), left.saturating_sub(MARGIN));
+            assert!(quarantine.is_on());
+            quarantine.answered(Some(&bed.log()));
+            assert_eq!(quarantine.left(), left.saturating_sub(MARGIN));
         }
-        assert!(!suspects.are_there() && bed.log().suspect().is_none());
+        assert!(!quarantine.is_on() && bed.log().suspect().is_none());
     }
 }

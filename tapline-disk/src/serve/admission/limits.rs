@@ -1,33 +1,28 @@
 //! What a disk is limited to, its share of the storage, and requests that wait for either (docs/decisions/0047, 0051).
 //!
-//! It knows no disk and no server: it keeps requests and hands them out again. A request that has to wait was taken
-//! from its peer and not begun: nothing that waits for the disk to be idle waits for it. Flushes and queries of extents
-//! never wait: a flush covers what was answered, and what waits was not. A discard or a write of zeroes is one write of
-//! no bytes. What waits for the disk's share has another request of the disk in flight, whose end lets it go; the timer
-//! is for a storage that does not answer.
+//! It knows no disk, no server and no clock: it keeps requests and hands them out again. Flushes and queries of extents
+//! never wait: a flush covers what was answered, and a request that waits was not. A discard or a write of zeroes is one
+//! write of no bytes. A request that waits for the disk's share has another one of the disk in flight, whose end
+//! releases it; a time to try again is for a storage that does not answer.
 //!
-//! Invariants: each request is handed out once; a timer is set only while one waits; what is released is counted.
+//! Invariants: each request is handed out once; what is released is counted.
 
 mod bucket;
 mod gate;
-
-use std::io;
-use std::os::fd::AsFd;
-use std::time::Duration;
 
 use control::limits::Limits;
 use disk::{Operation, Request, Token};
 use serde::{Deserialize, Serialize};
 use shares::{Allowance, cost};
-use transport::{Interest, Timer, Watch, WatchKey};
 
-use crate::serve::sharing::{self, Sharing};
+use super::planted;
+use super::share::{self, Sharing};
 use gate::{Direction, Gate, Held, Levels};
 
 /// In nanoseconds, how often it is tried whether the disk's share lets something go while nothing of the disk ends.
 const TRY: u64 = 100_000_000;
 
-/// The limits of a served disk.
+/// The limits and the share of a served disk.
 #[derive(Debug)]
 pub struct Limiter {
     limits: Limits,
@@ -38,9 +33,6 @@ pub struct Limiter {
     active: bool,
     /// There were limits at some time, under this process or one before it.
     had_limits: bool,
-    timer: Option<Timer>,
-    /// When the timer fires.
-    set_for: Option<u64>,
     /// When it is tried again whether the share lets something go.
     try_at: u64,
     /// Why nothing is held back, though there are limits.
@@ -64,7 +56,7 @@ struct Open {
     /// No peer is there, or one waits to let the disk go.
     deserted: bool,
     /// There is no timer that would end a wait.
-    no_timer: bool,
+    untimed: bool,
 }
 
 /// What a process hands to the one that takes its place.
@@ -74,21 +66,20 @@ pub struct Handed {
     levels: Levels,
     /// Earlier programs know none, and ignore it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<sharing::Handed>,
+    pub share: Option<share::Handed>,
 }
 
 impl Limiter {
     /// With full buckets.
-    pub fn new(limits: Limits) -> Limiter {
-        let gate = Gate::new(&limits, ::stats::monotonic());
-        let (timer, set_for, open, sharing) = (None, None, Open::default(), None);
+    pub fn new(limits: Limits, now: u64) -> Limiter {
+        let gate = Gate::new(&limits, now);
         let active = !limits.is_none();
-        Limiter { limits, gate, sharing, active, had_limits: active, timer, set_for, try_at: 0, open }
+        Limiter { limits, gate, sharing: None, active, had_limits: active, try_at: 0, open: Open::default() }
     }
 
     /// That of another process, as it was there.
-    pub fn taken_over(handed: Handed) -> Limiter {
-        let mut limiter = Limiter::new(handed.limits);
+    pub fn taken_over(handed: Handed, now: u64) -> Limiter {
+        let mut limiter = Limiter::new(handed.limits, now);
         limiter.had_limits = true;
         limiter.gate.resume(&handed.levels);
         limiter
@@ -166,7 +157,6 @@ impl Limiter {
         self.limits = limits;
         self.had_limits |= !limits.is_none();
         self.gate.set(&limits, now);
-        self.set_for = None;
         self.mind_active();
     }
 
@@ -182,15 +172,28 @@ impl Limiter {
         self.mind_open();
     }
 
-    /// A request has come. It is handed back if it may be begun.
-    pub fn offer(&mut self, request: Request, now: u64) -> Option<Request> {
-        let Some(direction) = direction_of(request.operation()) else { return Some(request) };
-        let bytes = bytes_of(&request);
-        let offered = self.gate.offer(direction, bytes, now, request);
-        if offered.is_some() {
+    /// Holds nothing back while there is no timer that would end a wait.
+    pub fn set_untimed(&mut self, untimed: bool) {
+        self.open.untimed = untimed;
+        self.mind_open();
+    }
+
+    /// Whether a request that has come may be begun now, as which it is counted; else it is to be held.
+    pub fn admits(&mut self, request: &Request, now: u64) -> bool {
+        let Some(direction) = direction_of(request.operation()) else { return true };
+        let bytes = bytes_of(request);
+        let admitted = self.gate.admits(direction, bytes, now);
+        if admitted {
             self.begun(bytes);
         }
-        offered
+        admitted
+    }
+
+    /// Holds a request that was not admitted.
+    pub fn hold(&mut self, request: Request, now: u64) {
+        let direction = direction_of(request.operation()).unwrap_or(Direction::Write);
+        self.gate.hold(direction, bytes_of(&request), now, request);
+        self.active = true;
     }
 
     /// A request that may be begun now, and how long it has waited.
@@ -209,28 +212,13 @@ impl Limiter {
 
     /// Hands out those that are wanted back by their peers, as if they had not come.
     pub fn recall(&mut self, is_wanted: impl Fn(Token) -> bool) -> Vec<Request> {
-        let wanted = self.gate.recall(|request| is_wanted(request.token()));
+        let wanted = self.gate.recall(|request| is_wanted(request.token()) && !planted!(KeepsRecalled));
         self.mind_active();
         wanted
     }
 
-    /// Has the timer fire when the next request may go. Whether one may go already. Without a timer nothing may wait.
-    pub fn mind_timer(&mut self, now: u64, watch: &mut dyn Watch, key: WatchKey) -> io::Result<bool> {
-        let Some(at) = self.next_at(now) else { return Ok(false) };
-        if at <= now {
-            return Ok(true);
-        }
-        if self.set_for == Some(at) {
-            return Ok(false);
-        }
-        let set = self.set_timer(Duration::from_nanos(at - now), watch, key);
-        self.set_for = set.is_ok().then_some(at);
-        self.open.no_timer = set.is_err();
-        self.mind_open();
-        set.map(|()| false)
-    }
-
-    fn next_at(&mut self, now: u64) -> Option<u64> {
+    /// When the next request may go, if one waits: now, if one may.
+    pub fn next_at(&mut self, now: u64) -> Option<u64> {
         if !self.gate.waits_for_share() {
             return self.gate.next_at(now);
         }
@@ -240,22 +228,8 @@ impl Limiter {
         Some(self.try_at)
     }
 
-    fn set_timer(&mut self, after: Duration, watch: &mut dyn Watch, key: WatchKey) -> io::Result<()> {
-        if self.timer.is_none() {
-            let timer = Timer::new()?;
-            watch.watch(timer.as_fd(), Interest::Read, key)?;
-            self.timer = Some(timer);
-        }
-        self.timer.as_ref().map_or(Ok(()), |timer| timer.set(after))
-    }
-
-    /// The timer has fired.
-    pub fn timer_fired(&mut self) {
-        self.set_for = None;
-    }
-
     fn mind_open(&mut self) {
-        self.gate.set_open(self.open.ends || self.open.deserted || self.open.no_timer);
+        self.gate.set_open(self.open.ends || self.open.deserted || self.open.untimed);
     }
 
     fn mind_active(&mut self) {
@@ -267,6 +241,7 @@ impl Limiter {
 /// The direction of an operation that is limited.
 fn direction_of(operation: Operation) -> Option<Direction> {
     match operation {
+        Operation::Flush if planted!(LimitsFlush) => Some(Direction::Write),
         Operation::Read => Some(Direction::Read),
         Operation::Write { .. } | Operation::Patch { .. } => Some(Direction::Write),
         Operation::Discard | Operation::WriteZeroes { .. } => Some(Direction::Write),

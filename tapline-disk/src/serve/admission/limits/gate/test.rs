@@ -11,6 +11,17 @@ const SECOND: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 const RUN: u64 = 10 * SECOND;
 
+impl<T> Gate<T> {
+    /// Something has come. It is handed back if it may go at once.
+    fn offer(&mut self, direction: Direction, bytes: u64, now: u64, item: T) -> Option<T> {
+        if self.admits(direction, bytes, now) {
+            return Some(item);
+        }
+        self.hold(direction, bytes, now, item);
+        None
+    }
+}
+
 /// Numbers from a seed (splitmix64).
 struct Random(u64);
 

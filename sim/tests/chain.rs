@@ -1,6 +1,6 @@
 //! Short versions of what `cargo xtask simulate --format chain` does at length: snapshots and merges under a guest.
 //!
-//! Invariants checked: those of `sim::run` and `sim::crash`; and that the explorer finds what it must.
+//! Invariants checked: those of `sim::run` and `sim::crash`.
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 mod search;
@@ -38,12 +38,6 @@ fn no_random_workload_with_steps_loses_what_was_flushed() {
 fn a_fault_in_a_step_leaves_a_chain_on_which_it_is_begun_again() {
     let subjects = [Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes)];
     assert_nothing_found(explore::every_fault(&subjects, 2, &|_, _| true));
-}
-
-/// Scope: all that are of chains, in at most 100 000 states each.
-#[test]
-fn every_planted_bug_is_found() {
-    search::assert_planted_are_found("chain");
 }
 
 #[test]
@@ -134,6 +128,7 @@ fn two_writes_to_one_chunk_on_both_sides_of_a_merges_beginning_agree() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_place_in_the_target_that_readers_are_not_shown_is_found_around_a_beginning() {
     let outcome = explore::around_a_beginning(Some(Planted::TargetNotShown), 2, &|_, _| true);
     assert!(outcome.failure.is_some(), "{:?}", outcome.counts);

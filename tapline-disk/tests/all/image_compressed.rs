@@ -27,6 +27,7 @@ fn mixed_disk(room: &Room, name: &str, len: usize) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_compressed_image_is_intact_and_the_same_for_us_and_for_qemu() {
     let room = Room::new();
     mixed_disk(&room, "a.raw", (40 << 20) + 512);

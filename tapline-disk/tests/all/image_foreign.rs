@@ -132,6 +132,7 @@ fn follow(room: &Room, command: &str) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn images_cut_off_inside_their_last_block_are_refused_and_salvaged() {
     let room = Room::new();
     let disk: Vec<u8> =
@@ -222,6 +223,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn packed_files_are_no_raw_disks_and_unpack_as_advised() {
     let room = Room::new();
     room.make_raw("a", 4 * MIB);

@@ -393,6 +393,7 @@ fn merging_into_a_layer_shorter_than_its_base_exposes_nothing() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn the_advice_of_a_rebase_onto_a_longer_parent_exposes_nothing() {
     for [child, base] in BASES {
         let room = Room::new();

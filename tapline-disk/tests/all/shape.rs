@@ -134,6 +134,7 @@ fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() {
     let room = Room::new();
     policy(&room, 32768);
@@ -163,6 +164,7 @@ fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() 
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_policy_of_another_device_or_a_damaged_one_is_refused_before_anything_is_served() {
     let room = Room::new();
     let mut found = policy(&room, 32768);
@@ -219,6 +221,7 @@ fn calibrate_reads_what_it_is_told_to_and_keeps_the_evidence() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn calibrate_writes_only_if_asked_to_and_never_to_what_is_there() {
     let room = Room::new();
     room.write("full", &pattern(1, 64 * MIB));
@@ -251,6 +254,7 @@ fn calibrate_refuses_what_tells_nothing_of_the_storage() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_disk_in_use_is_refused_unless_that_is_said() {
     let room = Room::new();
     room.write("full", &pattern(1, 64 * MIB));

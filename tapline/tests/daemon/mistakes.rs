@@ -160,6 +160,7 @@ fn split(command: &str) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn each_mistake_has_the_message_of_the_list_and_changes_nothing() {
     let bed = Bed::new();
     let mut before = bed.all();

@@ -89,6 +89,7 @@ fn wait_for_end(daemon: &Taplined) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_policy_is_measured_recorded_and_followed_by_every_process_until_it_is_forgotten() {
     let (mut daemon, vdis) = with_disks("", &["a", "b"]);
     let before = names(&daemon);
@@ -169,6 +170,7 @@ fn kill_without_daemon(daemon: &Taplined, vbd: &str) {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_policy_of_other_storage_is_not_followed_and_both_are_named() {
     let (mut daemon, vdis) = with_disks("", &["a"]);
     daemon.done(calibrate(&daemon, json!({ "seconds": 1 })));
@@ -211,6 +213,7 @@ fn what_is_mounted_over_a_repository_is_not_taken_for_its_storage() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_calibration_that_is_killed_or_cancelled_leaves_neither_file_nor_process_nor_policy() {
     let (mut daemon, _) = with_disks("", &["a"]);
     let before = names(&daemon);

@@ -108,6 +108,7 @@ fn a_job_that_only_waited_long_completes_without_a_problem() {
 }
 
 #[test]
+#[ignore = "slow: run by `make test-all`"]
 fn a_rollback_that_hangs_does_not_keep_the_daemon_from_starting() {
     let mut bed = bed();
     let task = bed.hanging_resize();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use api::{Code, Problem};
 use jiff::Timestamp;
 
-use super::{Context, Wish};
+use super::{Context, UNDO, Wish};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 
@@ -28,9 +28,10 @@ impl Context {
         let patience = daemon.config.storage.patience();
         let mut asked = self.abandoned.clone();
         let work = async {
-            if !fault::planted(Planted::HastyUndo) {
-                self.started.ended().await;
+            if step == UNDO && fault::planted(Planted::HastyUndo) {
+                return work.await;
             }
+            self.started.ended().await;
             self.started.during(work).await
         };
         tokio::select! {

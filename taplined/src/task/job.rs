@@ -25,7 +25,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::started::Started;
-use super::{Context, Tasks};
+use super::{Context, Tasks, UNDO};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::request;
@@ -262,19 +262,19 @@ async fn undo_until_done<J: Job>(
     context: &Context,
     mut failed: Option<Problem>,
 ) -> Result<(), Problem> {
-    fault::point(J::VERB, "undo", false);
+    fault::point(J::VERB, UNDO, false);
     loop {
         if let Some(problem) = failed {
             let what = "cleanup after a failed job did not succeed; retrying";
             tracing::error!(task = %context.uuid(), verb = J::VERB, "{what}: {problem}");
             context.rest(AGAIN_AFTER, &problem).await?;
         }
-        match context.attend(daemon, "undo", job.undo(daemon)).await {
+        match context.attend(daemon, UNDO, job.undo(daemon)).await {
             Ok(()) => break,
             Err(problem) => failed = Some(problem),
         }
     }
-    fault::point(J::VERB, "undo", true);
+    fault::point(J::VERB, UNDO, true);
     Ok(())
 }
 
@@ -395,6 +395,6 @@ async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<Optio
         });
         return Ok(None);
     }
-    fault::point(J::VERB, "undo", true);
+    fault::point(J::VERB, UNDO, true);
     daemon.catalogue.write(move |tx| tx.end_task(task.uuid, Err(why))).await.map(|()| None)
 }

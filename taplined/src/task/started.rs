@@ -46,6 +46,11 @@ impl Running {
         started.iter().for_each(|started| started.0.send_modify(|running| *running = running.saturating_add(1)));
         Running(started)
     }
+
+    /// Whether it belongs to a job, and is counted.
+    pub fn is_counted(&self) -> bool {
+        self.0.is_some()
+    }
 }
 
 impl Drop for Running {

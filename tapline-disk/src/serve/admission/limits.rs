@@ -1,9 +1,9 @@
 //! What a disk is limited to, its share of the storage, and requests that wait for either (docs/decisions/0047, 0051).
 //!
-//! It knows no disk, no server and no clock: it keeps requests and hands them out again. Flushes and queries of extents
-//! never wait: a flush covers what was answered, and a request that waits was not. A discard or a write of zeroes is one
-//! write of no bytes. A request that waits for the disk's share has another one of the disk in flight, whose end
-//! releases it; a time to try again is for a storage that does not answer.
+//! It knows no disk, no server and no clock: it holds requests and returns them later. Flushes and queries of extents
+//! never wait: a flush covers writes that were answered, and a request that waits was not. A discard or a write of
+//! zeroes is one write of no bytes. While a request waits for the disk's share another one of the disk is in flight,
+//! whose end releases it; a time to try again is for a storage that does not answer.
 //!
 //! Invariants: each request is handed out once; what is released is counted.
 
@@ -116,14 +116,14 @@ impl Limiter {
         self.sharing.iter_mut().for_each(Sharing::leave);
     }
 
-    /// Finds out what the share lets go now, with so many requests in flight.
+    /// Finds out how much the share allows now, with `in_flight` requests in flight.
     pub fn allot(&mut self, in_flight: usize, now: u64) {
         if let Some(sharing) = &mut self.sharing {
             self.gate.set_allowance(sharing.allowance(in_flight, now));
         }
     }
 
-    /// Tells the disks that share the storage how it is after a turn in which so many requests were answered.
+    /// Tells the disks that share the storage how it is after a turn in which `answered` requests were answered.
     pub fn turned(&mut self, answered: usize, in_flight: usize, now: u64) {
         let waits = self.gate.waits_for_share();
         let Some(sharing) = &mut self.sharing else { return };

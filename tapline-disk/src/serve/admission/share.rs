@@ -54,11 +54,11 @@ pub struct Sharing {
 }
 
 /// The page of the command line, or the one that was handed over, and the weight; `None` where the storage is not
-/// shared, which is said if it was asked for.
+/// shared, which is logged if the command line has a page.
 pub fn find(files: &Files, serve: &Serve, taken: Option<Handed>) -> Option<Sharing> {
     let page = match (files.handed_as(NAME), &serve.share) {
         (Some(handed), _) => handed.map_err(|error| error.to_string()),
-        // What a process is told afterwards counts, not its first command line.
+        // Settings made later count, not the command line of the first process.
         (None, Some(path)) if !serve.take_over => open(path),
         (None, _) => return None,
     };
@@ -85,7 +85,7 @@ fn say_none(why: &str) {
 }
 
 impl Sharing {
-    /// Takes a slot of the page, or what the process before has handed over. That goes on until this one begins.
+    /// Takes a slot of the page, or the slot of the process before, which still uses it until this one begins.
     fn begun(page: Page, weight: u32, taken: Option<Handed>) -> Result<Sharing, String> {
         let owner = owner().ok_or("the start time of this process cannot be found out from /proc")?;
         let (weight, time) = taken.map_or((weight, 0), |taken| (taken.weight, taken.time));
@@ -97,7 +97,7 @@ impl Sharing {
         Ok(Sharing { share: Share::new(weight, time), place: Some((page, slot)), owner, said, has_none: false })
     }
 
-    /// The process before this one, if there was one, has let go.
+    /// The process before this one, if there was one, no longer uses the slot.
     pub fn go(&self) {
         if let Some((page, slot)) = &self.place {
             page.take_over(*slot, self.owner);
@@ -166,22 +166,22 @@ impl Sharing {
         self.share.is_shared()
     }
 
-    /// What may be begun now, with so many requests in flight.
+    /// What may be begun now, with `in_flight` requests in flight.
     pub fn allowance(&mut self, in_flight: usize, now: u64) -> Allowance {
         self.look(now);
         self.share.allowance(count(in_flight), now)
     }
 
-    /// A request that costs so much is begun.
+    /// A request of this cost is begun.
     #[inline]
     pub fn begin(&mut self, cost: u64) {
         self.share.begin(cost);
     }
 
-    /// So many requests were answered in this turn; so many are in flight, and something waits or not.
+    /// A turn has ended in which `answered` requests were answered. `waits`: a request waits for the share.
     pub fn turned(&mut self, answered: usize, in_flight: usize, waits: bool, now: u64) {
         self.share.answered(answered, now);
-        // A disk that nobody shares with has nobody to tell but those that come.
+        // A disk that is alone publishes its state for disks that begin.
         self.look(now);
         let said = self.share.slot(count(in_flight), waits);
         if let Some((page, slot)) = self.place.as_ref().filter(|_| said != self.said && !self.has_none) {

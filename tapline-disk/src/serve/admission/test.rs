@@ -1,5 +1,5 @@
-//! Invariants checked, with random requests, ends, limits, shares, full storage, recalls and ends of the disk, on a time
-//! of its own:
+//! Invariants checked, with random requests, completions, limits, shares, full storage, recalls and ends of the disk,
+//! on a time of its own:
 //! - each request leaves once, begun, refused, failed or given back, and is counted once before it is begun;
 //! - a flush is held by no limit and no share, and what needs no space by nothing that waits for it;
 //! - a write does not overtake one that waits for space, and the first is retried no more often than it may;

@@ -84,7 +84,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         Some(format!(": another program has cut off the end of {}", cut.path().display()))
     }
 
-    /// Lets the server's peers see their answers, of which there are so many.
+    /// Lets the server's peers see `count` answers.
     pub(super) fn publish_answers(&mut self, count: usize) {
         self.publish();
         if self.admission.is_in_quarantine() {

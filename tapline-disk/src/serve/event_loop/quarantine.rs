@@ -1,7 +1,7 @@
 //! Requests that may have killed the last process, on their way through admission to the disk.
 //!
-//! It knows no protocol and no format. Invariant: while requests are in quarantine, at most one is in flight; the leaf's
-//! redo log says that the process works on it only while the process does nothing else.
+//! It knows no protocol and no format. Invariant: while requests are in quarantine, at most one is in flight; the
+//! leaf's redo log says that the process works on it only while the process does nothing else.
 
 use disk::redo::Mark;
 use disk::{Request, Span, Status};

@@ -14,10 +14,10 @@ const UNIT: i128 = 1_000_000_000;
 /// keep a disk below its limit; with more, a process that was stopped for minutes would make up for them.
 const CATCH_UP: u64 = 100_000_000;
 
-/// What may be owed at most where nothing is held back, in nanoseconds: it is waited for afterwards.
+/// The largest debt where nothing is held back, in nanoseconds: it is waited for afterwards.
 const OWED: u64 = 1_000_000_000;
 
-/// The bucket. A level below zero is owed.
+/// The bucket. A level below zero is a debt.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     /// Units per second.
@@ -39,7 +39,7 @@ impl Bucket {
         Bucket { rate, most, level: most, at: now, catches_up: 0 }
     }
 
-    /// Another rate or burst takes the place of this. What was saved up, or is owed, stays as far as it can.
+    /// Another rate or burst takes the place of this. What was saved up, or is a debt, stays as far as it can.
     pub fn replaced(self, rate: u64, burst: u64, now: u64) -> Bucket {
         let mut old = self;
         old.refill(now, false);
@@ -59,7 +59,7 @@ impl Bucket {
         self.level = (self.level + i128::from(passed) * self.rate).min(most);
     }
 
-    /// Whether so many units may go now. What is larger than the bucket may when that is full, and leaves it in debt.
+    /// Whether `units` may pass now. What is larger than the bucket may when that is full, and leaves it in debt.
     pub fn allows(&self, units: u64) -> bool {
         units == 0 || self.level >= self.needed(units)
     }
@@ -76,7 +76,7 @@ impl Bucket {
         self.level = self.level.max(before.min(-self.owed_most()));
     }
 
-    /// Nanoseconds until so many units may go.
+    /// Nanoseconds until `units` may pass.
     pub fn wait(&self, units: u64) -> u64 {
         if self.allows(units) {
             return 0;
@@ -85,12 +85,12 @@ impl Bucket {
         u64::try_from((lacking + self.rate - 1) / self.rate).unwrap_or(u64::MAX)
     }
 
-    /// The level in whole units, for a process that goes on with it.
+    /// The level in whole units, for a process that continues with it.
     pub fn units(&self) -> i64 {
         i64::try_from(self.level.div_euclid(UNIT)).unwrap_or(i64::MIN)
     }
 
-    /// Goes on with the level of another process.
+    /// Continues with the level of another process.
     pub fn resume(&mut self, units: i64) {
         self.level = (i128::from(units) * UNIT).clamp(-self.owed_most(), self.most);
     }

@@ -48,7 +48,7 @@ struct Pair {
     bandwidth: Option<Bucket>,
 }
 
-/// The levels of all buckets, for a process that goes on with them.
+/// The levels of all buckets, for a process that continues with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Levels([Option<i64>; 6]);
 
@@ -184,14 +184,14 @@ impl<T> Gate<T> {
         wanted
     }
 
-    /// What was saved up and is owed.
+    /// What was saved up, or is a debt.
     pub fn levels(&self) -> Levels {
         let [all, reads, writes] = self.pairs;
         let buckets = [all.iops, all.bandwidth, reads.iops, reads.bandwidth, writes.iops, writes.bandwidth];
         Levels(buckets.map(|bucket| bucket.map(|bucket| bucket.units())))
     }
 
-    /// Goes on with the levels of another process.
+    /// Continues with the levels of another process.
     pub fn resume(&mut self, levels: &Levels) {
         let buckets = self.pairs.iter_mut().flat_map(|pair| [&mut pair.iops, &mut pair.bandwidth]);
         for (bucket, level) in buckets.zip(levels.0) {

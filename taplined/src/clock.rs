@@ -9,10 +9,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::fault::for_tests;
+
 /// The file in which a test says which time it is: the wall clock, and the seconds that the host has been up.
 const VARIABLE: &str = "TAPLINED_CLOCK";
 
-static GIVEN: LazyLock<Option<PathBuf>> = LazyLock::new(|| std::env::var_os(VARIABLE).map(PathBuf::from));
+static GIVEN: LazyLock<Option<PathBuf>> = LazyLock::new(|| for_tests(VARIABLE).map(PathBuf::from));
 
 /// What the clocks say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

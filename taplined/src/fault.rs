@@ -6,7 +6,13 @@ use std::sync::LazyLock;
 /// is to find a fault in itself.
 const VARIABLE: &str = "TAPLINED_ABORT_AT";
 
-static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
+static WANTED: LazyLock<Option<String>> = LazyLock::new(|| for_tests(VARIABLE));
+
+/// A variable of the environment by which a test controls the daemon; none in a released program, which must not do
+/// what an environment says.
+pub fn for_tests(name: &str) -> Option<String> {
+    if cfg!(any(debug_assertions, feature = "planted")) { std::env::var(name).ok() } else { None }
+}
 
 /// The daemon is at a point at which it may be killed.
 pub fn point(verb: &str, step: &str, after: bool) {

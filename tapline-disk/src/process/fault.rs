@@ -3,7 +3,8 @@
 //!
 //! And faults that can be put in, to check that rounds of replaced images find them (`cargo xtask replaced --planted`).
 //!
-//! It knows nothing about requests otherwise. Invariant: without the environment variables it does nothing.
+//! It knows nothing about requests otherwise. Invariant: without the environment variables it does nothing, and
+//! released programs do not read them.
 
 use std::sync::LazyLock;
 
@@ -11,12 +12,20 @@ use disk::{Operation, Request};
 
 const VARIABLE: &str = "TAPLINE_DISK_ABORT_AT";
 
-static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
+static WANTED: LazyLock<Option<String>> = LazyLock::new(|| for_tests(VARIABLE));
+
+/// Whether this program is built for tests: one that is released must not do what an environment says.
+const TESTABLE: bool = cfg!(any(debug_assertions, feature = "planted"));
+
+/// A variable of the environment by which a test controls the process; none in a released program.
+pub fn for_tests(name: &str) -> Option<String> {
+    if TESTABLE { std::env::var(name).ok() } else { None }
+}
 
 /// A point at which a test can make the process die of this request.
 #[inline]
 pub fn point(name: &str, request: &Request) {
-    if let Some(wanted) = WANTED.as_deref() {
+    if let Some(wanted) = WANTED.as_deref().filter(|_| TESTABLE) {
         die_if(wanted, name, request);
     }
 }

@@ -15,6 +15,8 @@ use std::sync::LazyLock;
 
 pub use processors::{Processors, prepare};
 
+use crate::process::fault::for_tests;
+
 /// Long enough for a lane's start to be seen in it, and for the kernel's count of idle processors, which has steps of
 /// 10 ms.
 const WINDOW: u64 = 200_000_000;
@@ -34,7 +36,7 @@ const SPARE: u64 = 50;
 
 /// Threads that a test has every disk use, from its start and whatever it does.
 pub fn forced() -> Option<usize> {
-    static FORCED: LazyLock<Option<usize>> = LazyLock::new(|| std::env::var("TAPLINE_DISK_THREADS").ok()?.parse().ok());
+    static FORCED: LazyLock<Option<usize>> = LazyLock::new(|| for_tests("TAPLINE_DISK_THREADS")?.parse().ok());
     *FORCED
 }
 
@@ -48,7 +50,7 @@ struct Saturation {
 
 impl Saturation {
     fn of_environment() -> Saturation {
-        match std::env::var_os("TAPLINE_DISK_EAGER") {
+        match for_tests("TAPLINE_DISK_EAGER") {
             None => Saturation { owner: SATURATED, lanes: LANES_SATURATED, spare: SPARE },
             Some(_) => EAGER,
         }

@@ -274,6 +274,11 @@ impl Config {
         Config::parse(&text).map_err(|why| Problem::new(Code::Invalid, format!("cannot {tried}: {why}")))
     }
 
+    /// The directory of the directories of all machines.
+    pub fn vm_directories(&self) -> PathBuf {
+        self.run_directory.join("vm")
+    }
+
     fn parse(text: &str) -> Result<Config, String> {
         let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
         config.check().map(|()| config)

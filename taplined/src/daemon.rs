@@ -20,6 +20,7 @@ use crate::disk::Disks;
 use crate::disk::tool::{self, Tool};
 use crate::history::History;
 use crate::http::Answers;
+use crate::jobs;
 use crate::plug::{self, Plugs};
 use crate::predecessors;
 use crate::request;
@@ -96,12 +97,12 @@ impl Daemon {
         let machine = machine();
         let host = host_identity(&catalogue, &machine).await?;
         let tokens = Tokens::load(&catalogue).await?;
-        let tasks = Tasks::new(catalogue.clone());
+        let tasks = Tasks::new(catalogue.clone(), jobs::RULES);
         let tool = Tool::of(&config)?;
         let state_directory = Some(config.state_directory.clone());
         let last_host = LastHost { host, machine, state_directory };
         let predecessors = predecessors::note(&config.run_directory, &last_host);
-        let srs = Srs::new(&config, catalogue.clone(), last_host, predecessors);
+        let srs = Srs::new(&config, catalogue.clone(), last_host, predecessors, jobs::WHEN_ATTACHED);
         let (disks, plugs, vms) = (Disks::of(&config), Plugs::new(&config)?, Vms::of(&config)?);
         let parts = Parts {
             config,
@@ -126,7 +127,8 @@ impl Daemon {
         let daemon = Daemon(Arc::new(parts));
         // Before tasks are done or undone, which need them.
         Srs::attach_again(&daemon).await?;
-        daemon.tasks.recover(&daemon).await?;
+        jobs::recover(&daemon).await?;
+        daemon.tasks.end_unjournalled().await?;
         // After the jobs, which may change the chain of a disk.
         let plugged_since = plug::recover(&daemon).await?;
         // After their disks.

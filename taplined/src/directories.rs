@@ -12,7 +12,6 @@ use api::Problem;
 
 use crate::config::Config;
 use crate::disk::paths;
-use crate::vm;
 
 /// Modes: owner only; readable by a group; searchable by everybody who knows the names inside; readable by everybody.
 const CLOSED: u32 = 0o700;
@@ -31,7 +30,7 @@ pub fn make(config: &Config) -> Result<(), Problem> {
         (&config.log_directory, FOR_A_GROUP),
         (&paths::all(config), TO_PASS),
         (&paths::logs(config), FOR_A_GROUP),
-        (&vm::vm_directories(config), TO_PASS),
+        (&config.vm_directories(), TO_PASS),
     ];
     for (directory, mode) in all {
         make_one(directory, mode)

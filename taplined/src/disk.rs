@@ -5,6 +5,7 @@ pub mod control;
 pub mod gate;
 pub mod handing;
 pub mod limits;
+pub mod names;
 pub mod oom;
 mod owners;
 pub mod paths;

@@ -10,6 +10,7 @@
 
 mod account;
 mod autostart;
+mod calibrate;
 mod catalogue;
 mod clock;
 mod config;
@@ -20,6 +21,7 @@ mod fault;
 mod health;
 mod history;
 mod http;
+mod jobs;
 mod kernel;
 mod log;
 mod metrics;
@@ -119,7 +121,7 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
         return print(&config::schema_text()?);
     }
     if arguments.steps {
-        return print(&task::job::steps());
+        return print(&jobs::steps());
     }
     let config = match &arguments.config {
         Some(path) => Config::read(path)?,

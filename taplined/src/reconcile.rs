@@ -25,20 +25,17 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::names::ServedLayer;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
-use crate::vdi::{self, ServedLayer};
+use crate::vdi;
 use files::{Astray, OpenFile};
 use judge::{Follow, Told, Verdict, judge};
 
 /// Advice about a diverged VDI.
 pub const ADVICE: &str = "compare them with 'tapline host reconcile --dry-run' or 'tapline sr scan', then choose which \
     is right: tapline vdi reconcile VDI --believe disk|catalogue";
-
-/// Advice about the objects of an abandoned task.
-pub const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
-    choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// A process that is ending closes its sockets first.
 const TO_END: Duration = Duration::from_secs(2);

@@ -4,7 +4,6 @@
 //! Image contents are the business of disk processes.
 
 mod attach;
-mod calibrate;
 mod destroy;
 mod forecast;
 mod inventory;
@@ -21,16 +20,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{Code, Problem};
+use futures_util::future::BoxFuture;
 use repo::Catalogue;
 use repo::driver::{Directory, LastHost};
 use uuid::Uuid;
 
 use crate::config::Config;
+use crate::daemon::Daemon;
 use mount_points::MountPoints;
 use patience::Patience;
 use space::Watched;
 
-pub use calibrate::{calibrate, check as check_calibration};
+pub use attach::storage_of;
 pub use destroy::Destroy;
 pub use inventory::keep_inventories;
 pub use make::{Create, Given, Introduce, is_known, must_fit, new_sr};
@@ -59,6 +60,16 @@ pub struct Srs {
     intervals: space::Intervals,
     /// Notifies of repositories that have space again.
     relieved: tokio::sync::broadcast::Sender<Uuid>,
+    when_attached: WhenAttached,
+}
+
+/// What the rest of the daemon does when a repository is there again.
+#[derive(Clone, Copy, Debug)]
+pub struct WhenAttached {
+    /// Compares its disks and files with the catalogue.
+    pub reconcile: fn(Daemon, Uuid) -> BoxFuture<'static, ()>,
+    /// Begins to merge what is left over in it.
+    pub collect: fn(&Daemon, Uuid),
 }
 
 /// A repository is one task's until this is dropped.
@@ -76,7 +87,13 @@ impl Drop for Claim {
 
 impl Srs {
     /// None.
-    pub fn new(config: &Config, catalogue: Catalogue, host: LastHost, predecessors: Vec<LastHost>) -> Srs {
+    pub fn new(
+        config: &Config,
+        catalogue: Catalogue,
+        host: LastHost,
+        predecessors: Vec<LastHost>,
+        when_attached: WhenAttached,
+    ) -> Srs {
         let limit = config.storage.patience();
         Srs {
             catalogue,
@@ -91,6 +108,7 @@ impl Srs {
             watched: Mutex::default(),
             intervals: space::Intervals::of(config),
             relieved: tokio::sync::broadcast::channel(64).0,
+            when_attached,
         }
     }
 

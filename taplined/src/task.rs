@@ -14,24 +14,28 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{Code, ObjectKind, Problem, Requester, Task, TaskState};
+use futures_util::future::BoxFuture;
 use repo::Catalogue;
 use repo::catalogue::{Answered, NewTask, RequestKey, on_behalf_of};
 use serde_json::Value;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use self::job::Job;
 use self::started::{Running, Started};
 use self::wanted::{Want, Wanted};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
-use crate::{panics, request, vdi};
+use crate::{panics, request};
 
 /// How long tasks may take to end when the daemon stops. What has not ended by then is in the journal.
 const TO_STOP: Duration = Duration::from_secs(10);
 
 /// Pause before recording the end of a task is retried.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// Advice about the objects of an abandoned task.
+const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
+    choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
 /// Under which word an undo is reported.
 const UNDO: &str = "undo";
@@ -51,6 +55,27 @@ pub struct Tasks {
     stopping: AtomicBool,
     /// On which VDIs no merge may begin.
     pub wanted: Wanted,
+    rules: Rules,
+}
+
+/// What the tasks of a daemon must know of the verbs that they carry out.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// The verb of jobs that give way to any other operation on their VDI.
+    pub gives_way: &'static str,
+    /// Called when a task has ended.
+    pub when_ended: fn(Daemon, Ended) -> BoxFuture<'static, ()>,
+}
+
+/// A task that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The VDIs that it was about.
+    pub vdis: Vec<Uuid>,
+    /// Repositories in which there may be something to tidy up.
+    pub tidies: Vec<Uuid>,
+    /// Whether it was done.
+    pub done: bool,
 }
 
 /// The context of a task.
@@ -80,13 +105,14 @@ enum Wish {
 
 impl Tasks {
     /// None.
-    pub fn new(catalogue: Catalogue) -> Tasks {
+    pub fn new(catalogue: Catalogue, rules: Rules) -> Tasks {
         Tasks {
             catalogue,
             running: Mutex::default(),
             count: watch::channel(0).0,
             stopping: AtomicBool::new(false),
             wanted: Wanted::default(),
+            rules,
         }
     }
 
@@ -133,10 +159,8 @@ impl Tasks {
                 let outcome = work(context).await;
                 let done = outcome.is_ok();
                 daemon.tasks.end(uuid, &verb, outcome).await;
-                crate::reconcile::of_vdis(&daemon, vdis).await;
-                for sr in tidies {
-                    vdi::tidy_up(&daemon, sr, done);
-                }
+                let when_ended = daemon.tasks.rules.when_ended;
+                when_ended(daemon, Ended { vdis, tidies, done }).await;
             }),
         ));
     }
@@ -187,7 +211,7 @@ impl Tasks {
             return Err(Problem::new(Code::State, what).advise("cancel it or wait for it"));
         };
         let what = format!("it was abandoned unfinished: {}", why.detail);
-        let problem = Problem::new(Code::Failed, what).advise(crate::reconcile::ABANDONED);
+        let problem = Problem::new(Code::Failed, what).advise(ABANDONED);
         tracing::warn!(task = %uuid, verb = task.verb, "{problem}");
         let abandoned = problem.clone();
         let abandoned = request::change(&self.catalogue, 200, move |tx| {
@@ -248,13 +272,14 @@ impl Tasks {
     /// while the returned value exists.
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
+        let gives_way = self.rules.gives_way;
         // After everything that is being recorded: a merge that has not seen the request may be among it.
         let merge = self.catalogue.write(move |tx| {
             let holders = tx.holders(vdi)?.into_iter().map(|holder| holder.holder);
             let tasks = tx.claimant(vdi)?.into_iter().chain(holders).map(|task| tx.find_task(task));
             let tasks = tasks.collect::<Result<Vec<_>, Problem>>()?;
             let mut tasks = tasks.into_iter().flatten();
-            Ok(tasks.find(|task| task.verb == vdi::Merge::VERB && task.state != TaskState::Stuck))
+            Ok(tasks.find(|task| task.verb == gives_way && task.state != TaskState::Stuck))
         });
         let Some(merge) = merge.await? else { return Ok(want) };
         if let Err(problem) = self.cancel(merge.uuid).await {
@@ -263,10 +288,8 @@ impl Tasks {
         self.wait(merge.uuid, TO_STOP).await.map(|_| want)
     }
 
-    /// Does or undoes what the journal has, before anything else is done.
-    pub async fn recover(&self, daemon: &Daemon) -> Result<(), Problem> {
-        job::recover(daemon).await?;
-        // A task without a journal entry has ended with the daemon that ran it; journalled ones continue.
+    /// Ends the tasks without a journal entry: they have ended with the daemon that ran them.
+    pub async fn end_unjournalled(&self) -> Result<(), Problem> {
         let ended = || Problem::new(Code::Failed, "the daemon stopped while this was in progress").advise("try again");
         self.catalogue
             .write(move |tx| {

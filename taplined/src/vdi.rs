@@ -22,11 +22,11 @@ use uuid::Uuid;
 
 use crate::fault::{self, Planted};
 
-pub use chain::{Chain, image_name, words_of};
+pub use chain::Chain;
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
-pub use live::{ServedLayer, layers};
+pub use live::layers;
 pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;

@@ -65,7 +65,7 @@ use crate::task::blocking;
 pub use clone::{Clone, clone};
 pub use connect::{Reader, connect};
 pub use console::{Console, KEPT};
-pub use directory::{user, vm_directories};
+pub use directory::user;
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
 pub use network::settle_mac;

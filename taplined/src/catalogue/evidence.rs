@@ -13,7 +13,6 @@ use repo::catalogue::backup;
 use super::repositories;
 use crate::config::Config;
 use crate::disk::{paths, serving};
-use crate::vm;
 
 /// Evidence that a catalogue existed, if there is any.
 pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
@@ -34,7 +33,7 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     }
     let places = [
         (paths::all(config), "disks were plugged"),
-        (vm::vm_directories(config), "VMs ran"),
+        (config.vm_directories(), "VMs ran"),
         (paths::logs(config), "disks have logs"),
     ];
     for (directory, what) in places {

@@ -12,7 +12,7 @@ use super::sr::{begin, claim};
 use super::{Begun, Refusal};
 use crate::daemon::Daemon;
 use crate::task::Context;
-use crate::{plug, request, sr};
+use crate::{calibrate, plug, request};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
@@ -31,11 +31,11 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 async fn calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrCalibrate>) -> Begun {
     let claim = claim(&daemon, uuid, "calibrated").await?;
     let checked = asked.clone();
-    daemon.catalogue.read(move |view| sr::check_calibration(view, uuid, &checked)).await?;
+    daemon.catalogue.read(move |view| calibrate::check(view, uuid, &checked)).await?;
     let at_work = daemon.clone();
     let work = move |mut context: Context| async move {
         let _claim = claim;
-        let policy = sr::calibrate(&at_work, uuid, asked, &mut context).await?;
+        let policy = calibrate::calibrate(&at_work, uuid, asked, &mut context).await?;
         serde_json::to_value(SrCalibrated { uuid, policy })
             .map_err(|error| Problem::failed("encode the calibration's result", error))
     };

@@ -16,11 +16,11 @@ use crate::config::Plug;
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
 use crate::disk::limits;
+use crate::disk::names::{image_name, words_of};
 use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::reconcile::files::{self, Known, OpenFile};
 use crate::task::blocking;
-use crate::vdi::{image_name, words_of};
 use crate::vm::domain;
 
 /// Bytes that a disk process needs whatever it serves, while it starts.

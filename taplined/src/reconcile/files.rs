@@ -15,7 +15,7 @@ use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::vdi::ServedLayer;
+use crate::disk::names::ServedLayer;
 
 /// The files of a process, by name.
 pub type Known = HashMap<String, OpenFile>;

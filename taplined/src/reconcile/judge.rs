@@ -9,7 +9,7 @@ use api::ImageFormat;
 use repo::catalogue::{Image, ImageState};
 use uuid::Uuid;
 
-use crate::vdi::ServedLayer;
+use crate::disk::names::ServedLayer;
 
 /// The relevant part of the catalogue's data about a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,12 +8,13 @@ use repo::catalogue::Process;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::names::ServedLayer;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::{self, Words};
 use crate::plug::{self, supervise, unplug};
 use crate::task::blocking;
-use crate::vdi::{self, ServedLayer};
+use crate::vdi;
 
 /// The processes that were found.
 pub enum Found {

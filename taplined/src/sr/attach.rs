@@ -24,7 +24,7 @@ const TO_LET_GO: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What the directory of a repository is on.
-pub(super) fn storage_of(path: &Path) -> Result<Storage, Problem> {
+pub fn storage_of(path: &Path) -> Result<Storage, Problem> {
     let found = path.metadata().and_then(|metadata| stats::storage_of(&metadata, path));
     let found =
         found.map_err(|error| Problem::failed(format_args!("find the storage of {}", path.display()), error))?;

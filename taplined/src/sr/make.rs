@@ -185,7 +185,7 @@ impl<const KEPT: bool> Make<KEPT> {
         srs.measure_now(uuid).await;
         if KEPT && srs.open().contains_key(&uuid) {
             super::doubtful::hold(daemon, uuid).await;
-            crate::reconcile::of_sr(daemon, uuid).await;
+            (srs.when_attached.reconcile)(daemon.clone(), uuid).await;
         }
         Ok(())
     }

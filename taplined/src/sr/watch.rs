@@ -13,7 +13,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Srs;
+use super::{Srs, WhenAttached};
 use crate::daemon::Daemon;
 
 /// Minimum interval of checks caused by events, however many events there are.
@@ -40,8 +40,9 @@ pub async fn seek_lost(daemon: Daemon) {
                     daemon.tasks.let_go(&ended);
                     tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is back");
                     super::doubtful::hold(&daemon, sr.uuid).await;
-                    crate::reconcile::of_sr(&daemon, sr.uuid).await;
-                    crate::vdi::collect(&daemon, sr.uuid);
+                    let WhenAttached { reconcile, collect } = daemon.srs.when_attached;
+                    reconcile(daemon.clone(), sr.uuid).await;
+                    collect(&daemon, sr.uuid);
                 }
                 Err(problem) => {
                     tracing::debug!(sr = %sr.uuid, "still lost: {problem}");

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use api::{About, Code, Problem, Task, TaskState};
-use repo::catalogue::{Journalled, NewTask};
+use repo::catalogue::NewTask;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -29,9 +29,6 @@ use super::{Context, Tasks, UNDO};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::request;
-use crate::sr;
-use crate::vdi;
-use crate::vm;
 
 /// How long to wait before a step is tried again that cannot be undone.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
@@ -278,83 +275,8 @@ async fn undo_until_done<J: Job>(
     Ok(())
 }
 
-/// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
-/// that is not understood, because of a newer daemon or a damaged catalogue, is left as it is with its objects
-/// reserved: it is unknown what is half done.
-pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
-    for entry in daemon.catalogue.read(|view| view.journal()).await? {
-        let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());
-        if let Some(why) = recover_known(daemon, entry).await? {
-            let what = format!("cannot resume the task {verb} {uuid}: {why}; its objects stay reserved");
-            let problem = Problem::new(Code::Failed, what).advise(
-                "start the taplined version that began it, or a later one, which resumes it automatically; if the \
-                 catalogue is damaged, restore a backup",
-            );
-            tracing::error!(task = %uuid, verb, "{problem}");
-            daemon.catalogue.write(move |tx| tx.set_task_stuck(uuid, &problem)).await?;
-        }
-    }
-    Ok(())
-}
-
-/// Calls `$with!` with the kinds of jobs there are.
-macro_rules! with_kinds {
-    ($with:ident) => {
-        $with!(
-            sr::Create,
-            sr::Destroy,
-            sr::Introduce,
-            vdi::Clone,
-            vdi::Copy,
-            vdi::Create,
-            vdi::Destroy,
-            vdi::Export,
-            vdi::Import,
-            vdi::Merge,
-            vdi::Reclaim,
-            vdi::Resize,
-            vdi::Revert,
-            vdi::Snapshot,
-            vm::Clone,
-            vm::DestroySnapshot,
-            vm::Revert,
-            vm::Snapshot,
-            vm::Suspend
-        )
-    };
-}
-
-/// Does or undoes a job of the journal; or why that cannot be.
-async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<String>, Problem> {
-    macro_rules! by_verb {
-        ($($job:ty),+) => {
-            match entry.task.verb.as_str() {
-                $(<$job>::VERB => match serde_json::from_value::<$job>(entry.intent) {
-                    Ok(job) => recover_as(daemon, job, entry.task).await,
-                    Err(error) => Ok(Some(format!("its intent cannot be read: {error}"))),
-                },)+
-                _ => Ok(Some("this version does not know this kind of job".into())),
-            }
-        };
-    }
-    with_kinds!(by_verb)
-}
-
-/// All steps of all kinds of jobs, `VERB STEP` a line: where tests kill the daemon.
-pub fn steps() -> String {
-    macro_rules! all {
-        ($($job:ty),+) => { [$((<$job>::VERB, words::<$job>())),+] };
-    }
-    let lines = with_kinds!(all).into_iter().flat_map(|(verb, steps)| steps.into_iter().map(move |step| (verb, step)));
-    lines.map(|(verb, step)| format!("{verb} {step}\n")).collect()
-}
-
-fn words<J: Job>() -> Vec<&'static str> {
-    J::Step::ALL.iter().map(|step| step.word()).collect()
-}
-
-/// Does or undoes a job; or why that cannot be.
-async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<Option<String>, Problem> {
+/// Resumes a job of the journal, or rolls it back; or why that cannot be.
+pub async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<Option<String>, Problem> {
     let begun = match task.step.as_deref() {
         None if fault::planted(Planted::NothingIsBegun) => J::Step::ALL.first().copied(),
         None => None,

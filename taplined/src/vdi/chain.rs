@@ -1,11 +1,10 @@
 //! The files of a VDI, from its own image down, as named and passed to a disk process.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::{LogicalBlockSize, Problem, SourceFormat};
-use control::{FormatName, ImageName};
+use control::ImageName;
 use repo::catalogue::Image;
 use repo::driver::Directory;
 use serde::Deserialize;
@@ -14,6 +13,7 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::control::{Beside, Refused};
 use crate::disk::handing::Handing;
+use crate::disk::names;
 use crate::task::blocking;
 
 /// Images, each the child of the next, and their directory.
@@ -45,7 +45,7 @@ impl Chain {
 
     /// `FORMAT:PATH` of an image, as disk processes name it.
     pub fn name(&self, image: &Image) -> ImageName {
-        image_name(image.format, image.path(self.directory.path()))
+        names::image_name(image.format, image.path(self.directory.path()))
     }
 
     /// The names of all images, from the top down.
@@ -55,7 +55,7 @@ impl Chain {
 
     /// The first image and `--parent` for each one below it.
     pub fn words(&self) -> Vec<OsString> {
-        words_of(self.names())
+        names::words_of(self.names())
     }
 
     /// All files, open to be handed over: the first `writable` of them for writing too.
@@ -101,18 +101,6 @@ impl Chain {
         }
         Ok(())
     }
-}
-
-/// `FORMAT:PATH`.
-pub fn image_name(format: impl Into<SourceFormat>, path: PathBuf) -> ImageName {
-    let format = match format.into() {
-        SourceFormat::Raw => FormatName::Raw,
-        SourceFormat::Vhd => FormatName::Vhd,
-        SourceFormat::Qcow2 => FormatName::Qcow2,
-        SourceFormat::Vmdk => FormatName::Vmdk,
-        SourceFormat::Vhdx => FormatName::Vhdx,
-    };
-    ImageName { format, path, data_file: None }
 }
 
 /// The size of a chain's first image, in bytes, from its own metadata.
@@ -179,7 +167,7 @@ pub async fn look_at(
 ) -> Result<Info, Problem> {
     let mut handing = Handing::default();
     handing.file(path.as_path(), false, file);
-    let mut words = vec!["info".into(), image_name(format, path.as_path().to_owned()).word()];
+    let mut words = vec!["info".into(), names::image_name(format, path.as_path().to_owned()).word()];
     if !really_raw {
         words.push("--unknown".into());
     }
@@ -195,21 +183,4 @@ pub async fn look_at(
         Some(info) if info.size > 0 => Ok(info),
         _ => Err(Problem::new(api::Code::Invalid, format!("{path} contains no disk image")).field("path")),
     }
-}
-
-/// A chain as command-line arguments of a disk process, from the top down. A merge records a new parent in an image,
-/// which changes its modification time from the one recorded in children that are not part of the merge; and the
-/// process cannot restore the time of another user's file. That nobody else changes a parent is ensured by leases and
-/// locks, so the process only prints a note.
-pub fn words_of(names: impl IntoIterator<Item = ImageName>) -> Vec<OsString> {
-    let mut words = Vec::new();
-    for (depth, name) in names.into_iter().enumerate() {
-        match depth {
-            0 => {}
-            1 => words.extend(["--accept-changed-parent".into(), "--parent".into()]),
-            _ => words.push("--parent".into()),
-        }
-        words.push(name.word());
-    }
-    words
 }

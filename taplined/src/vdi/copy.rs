@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::target::Target;
-use super::{Chain, about_vdi, chain, file_name};
+use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
+use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
@@ -75,7 +76,7 @@ impl Target {
         let directory = daemon.srs.directory(self.sr).await?;
         let file = file_name(self.image, self.format);
         let path = directory.path().join(&file);
-        let name = chain::image_name(self.format, path.clone()).word();
+        let name = names::image_name(self.format, path.clone()).word();
         let made = blocking("create a file", move || {
             handing.file(&path, true, directory.create_image(&file)?);
             Ok(handing)
@@ -165,7 +166,7 @@ impl Job for Import {
                 let mut handing = Handing::default();
                 let file = open(daemon, &self.path, self.upload).await?;
                 handing.file(self.path.as_path(), false, file);
-                let source = vec![chain::image_name(self.format, self.path.as_path().to_owned()).word()];
+                let source = vec![names::image_name(self.format, self.path.as_path().to_owned()).word()];
                 context.unless_cancelled(self.target.fill(daemon, context, source, handing)).await
             }
             CopyStep::Record => {
@@ -229,7 +230,7 @@ impl Export {
     async fn copy(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         let (source, mut handing) = source_of(daemon, self.source).await?;
         let path = self.unfinished();
-        let name = chain::image_name(self.format, path.clone()).word();
+        let name = names::image_name(self.format, path.clone()).word();
         let made = blocking("create a file", move || {
             let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
             let file = file.map_err(|error| Problem::failed(format_args!("create {}", path.display()), error))?;

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::target::Target;
-use super::{about_vdi, chain, file_name, words_of};
+use super::{about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
+use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
@@ -73,9 +74,9 @@ pub async fn make_image(
     let mut handing = Handing::default();
     let parents = parents.cloned();
     let names =
-        std::iter::once(chain::image_name(format, path.clone())).chain(parents.iter().flat_map(super::Chain::names));
+        std::iter::once(names::image_name(format, path.clone())).chain(parents.iter().flat_map(super::Chain::names));
     let mut all = vec!["create".into()];
-    all.extend(words_of(names));
+    all.extend(names::words_of(names));
     all.extend(words);
     let opened = blocking("create a file", move || {
         handing.file(&path, true, directory.create_image(&file)?);

@@ -21,6 +21,7 @@ use super::create::{described, make_image, physical, remove_unrecorded};
 use super::{Chain, chain, file_name, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::names;
 use crate::task::blocking;
 
 /// What is needed to create one, and to find out whether it was created.
@@ -53,7 +54,7 @@ impl Leaf {
             return make_image(daemon, self.sr, self.image, self.format, Vec::new(), Some(&below)).await;
         };
         let (path, opened) = self.open_for_switch(below).await?;
-        let snapshot = ask::Snapshot { to: chain::image_name(self.format, path), method: Method::Chain };
+        let snapshot = ask::Snapshot { to: names::image_name(self.format, path), method: Method::Chain };
         Ok(live::ask(daemon, vbd, snapshot, opened).await.map(drop)?)
     }
 

@@ -1,16 +1,15 @@
 //! Verbs of a plugged VDI, which its disk process carries out while the guest keeps running (docs/control.md).
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ::control::{Ask, Kind, Request, answer, ask};
 use api::{Code, HealthState, ObjectKind, Problem, Vbd};
-use repo::driver::FileNumbers;
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
 use crate::disk::control::{self, Asked, Beside, Refused};
+use crate::disk::names::ServedLayer;
 use crate::plug;
 
 /// How long a verb may take that holds requests for a moment.
@@ -143,40 +142,6 @@ where
 /// Whether a disk process is being replaced, and its unfinished request must be repeated.
 fn is_replaced(why: &Refused) -> bool {
     matches!(why, Refused::Disk(error) if error.kind == Kind::Replaced)
-}
-
-/// A layer of a disk, as reported by its process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServedLayer {
-    /// Where its file is.
-    pub path: PathBuf,
-    /// Virtual size in bytes.
-    pub size: u64,
-    /// Device and inode number of its file; processes of older versions do not report them.
-    pub device: Option<u64>,
-    pub inode: Option<u64>,
-}
-
-impl ServedLayer {
-    fn of(layer: answer::Layer) -> Option<ServedLayer> {
-        let answer::Layer { path, size, device, inode, .. } = layer;
-        Some(ServedLayer { path: path?.into(), size, device, inode })
-    }
-
-    /// The name of its file.
-    pub fn file(&self) -> &str {
-        self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
-    }
-
-    /// The identity of the file, whatever its name refers to.
-    pub fn numbers(&self) -> Option<FileNumbers> {
-        Some(FileNumbers { device: self.device?, inode: self.inode? })
-    }
-
-    /// Whether it is the file of that name.
-    pub fn names(&self, file: &str) -> bool {
-        self.file() == file
-    }
 }
 
 /// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.

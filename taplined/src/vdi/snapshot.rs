@@ -17,9 +17,10 @@ use uuid::Uuid;
 
 use super::create::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
-use super::{Chain, about_vdi, chain, file_name, live};
+use super::{Chain, about_vdi, file_name, live};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
@@ -118,7 +119,7 @@ impl State {
         let directory = below.directory;
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
-        let snapshot = ask::Snapshot { to: chain::image_name(self.format, path.clone()), method: Method::Reflink };
+        let snapshot = ask::Snapshot { to: names::image_name(self.format, path.clone()), method: Method::Reflink };
         Ok(live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)?)
     }
 

@@ -21,14 +21,9 @@ const USER: &str = "user";
 /// Present on a host that can run guests.
 const KVM: &str = "/dev/kvm";
 
-/// The directory of the directories of all machines.
-pub fn vm_directories(config: &Config) -> PathBuf {
-    config.run_directory.join("vm")
-}
-
 /// The directory of a machine.
 pub fn vm_directory(config: &Config, vm: Uuid) -> PathBuf {
-    vm_directories(config).join(vm.to_string())
+    config.vm_directories().join(vm.to_string())
 }
 
 /// The user that the QEMU of a VM runs as or is about to; `None` if it is the daemon's own user, or the VM is not
@@ -80,7 +75,7 @@ mod test {
         let room = tempfile::tempdir().unwrap();
         let config = Config { run_directory: room.path().to_owned(), ..Config::default() };
         let vm = Uuid::new_v4();
-        fs::create_dir(vm_directories(&config)).unwrap();
+        fs::create_dir(config.vm_directories()).unwrap();
         make_empty(&vm_directory(&config, vm), None).unwrap();
         assert_eq!(user(&config, vm), None);
         if !rustix::process::geteuid().is_root() {

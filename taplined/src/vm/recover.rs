@@ -18,7 +18,7 @@ use super::guest::{self, Guest};
 use super::machine::{RunningVm, qemu_problem};
 use super::stop::{self, Grace};
 use super::suspend::Suspend;
-use super::{domain, end, hardware, memory, network, new_task, strays, vm_directories, vm_directory};
+use super::{domain, end, hardware, memory, network, new_task, strays, vm_directory};
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
@@ -44,7 +44,7 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     // What a VM was about to become at the time of an older catalogue says nothing about a machine that runs now.
     let starting: BTreeSet<Uuid> = of(&|vm| vm.power == Power::Starting && !older);
     let doubtful: BTreeSet<Uuid> = of(&|vm| matches!(vm.power, Power::Starting | Power::Stopping) && older);
-    let all = vm_directories(&daemon.config);
+    let all = daemon.config.vm_directories();
     let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
     let mut left = BTreeSet::new();
     for (vm, pids) in looked.await? {

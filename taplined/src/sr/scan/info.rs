@@ -15,8 +15,8 @@ use super::listing::{Candidate, unplaced};
 use super::placement::{Found, Recorded};
 use crate::daemon::Daemon;
 use crate::disk::handing::Handing;
+use crate::disk::names::image_name;
 use crate::task::Context;
-use crate::vdi::image_name;
 
 /// Maximum number of concurrent disk processes.
 const AT_ONE_TIME: usize = 4;

@@ -8,6 +8,7 @@ use repo::Catalogue;
 use repo::driver::{Label, LastHost, make};
 
 use super::*;
+use crate::jobs::WHEN_ATTACHED;
 
 /// A repository that is attached, in a directory of its own.
 struct Room {
@@ -23,7 +24,7 @@ fn here() -> LastHost {
 async fn room(at: &Path) -> Room {
     let state = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::open(&state.path().join("catalogue.db")).unwrap();
-    let srs = Srs::new(&Config::default(), catalogue, here(), Vec::new());
+    let srs = Srs::new(&Config::default(), catalogue, here(), Vec::new(), WHEN_ATTACHED);
     let path: api::AbsolutePath = at.to_str().unwrap().parse().unwrap();
     let (sr, name) = (Uuid::new_v4(), "vms".parse::<api::Name>().unwrap());
     make(&path, &Label::new(sr, name.clone(), None), false).unwrap();
@@ -92,7 +93,7 @@ async fn a_full_repository_is_full_after_a_restart() {
     let room = room(at.path()).await;
     room.srs.reported_full(room.sr).await.unwrap();
     room.srs.let_go(room.sr).await.unwrap();
-    let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here(), Vec::new());
+    let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here(), Vec::new(), WHEN_ATTACHED);
     next.attach(room.sr).await.unwrap();
     assert!(next.is_full(room.sr));
 }

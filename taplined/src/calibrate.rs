@@ -2,7 +2,7 @@
 //!
 //! A job process measures, as `tapline calibrate` does; nothing here knows how. It writes only to a file of its own,
 //! without a name, which is gone with it, however it ends. A disk or a task that uses the repository ends it: a guest
-//! must not wait for it, and what was measured beside others is worth nothing. The daemon that is killed meanwhile has
+//! must not wait for it, and a measurement next to other I/O is worth nothing. The daemon that is killed meanwhile has
 //! recorded nothing, and the task has failed.
 
 use std::ffi::OsString;
@@ -23,15 +23,16 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::control::Refused;
 use crate::disk::handing::Handing;
+use crate::disk::names::image_name;
 use crate::plug;
+use crate::sr;
 use crate::task::Context;
-use crate::vdi::image_name;
 
 /// Bytes of the file that is written to, as in tapline-disk/src/jobs/calibrate.rs.
 const WRITTEN: u64 = 256 << 20;
 /// Bytes of a file that is read, at least; the same there.
 const READ_MIN: u64 = 64 << 20;
-/// Seconds, unless others are asked for.
+/// Seconds, unless the request has others.
 const SECONDS: u32 = 45;
 /// The longest calibration, in seconds.
 const SECONDS_MAX: u32 = 3600;
@@ -119,7 +120,7 @@ async fn prepare(daemon: &Daemon, uuid: Uuid, asked: &SrCalibrate) -> Result<Mea
         .ask(uuid, "prepare a calibration", move || {
             // The storage is named by the path, and measured by the directory, over which something may be mounted.
             directory.still_there()?;
-            let device = super::attach::storage_of(directory.path())?;
+            let device = sr::storage_of(directory.path())?;
             let (path, file) = match (write, chosen) {
                 (true, _) => (directory.path().join(SCRATCH), directory.scratch()?),
                 (false, Some(image)) => open(&directory, &image.file)?,

@@ -1,0 +1,113 @@
+//! The kinds of jobs that there are, and what they have in common with the rest of the daemon.
+//!
+//! [`task`](crate::task) runs jobs and knows none of them; this file knows all. A new kind is added to the list.
+
+use api::{Code, Problem};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use repo::catalogue::Journalled;
+use uuid::Uuid;
+
+use crate::daemon::Daemon;
+use crate::reconcile;
+use crate::sr::{self, WhenAttached};
+use crate::task::job::{Job, Step, recover_as};
+use crate::task::{Ended, Rules};
+use crate::vdi;
+use crate::vm;
+
+/// What tasks must know of the verbs that they carry out.
+pub const RULES: Rules = Rules { gives_way: vdi::Merge::VERB, when_ended: tidy_up };
+
+/// What follows when a repository is attached.
+pub const WHEN_ATTACHED: WhenAttached = WhenAttached { reconcile: reconcile_sr, collect: vdi::collect };
+
+fn reconcile_sr(daemon: Daemon, sr: Uuid) -> BoxFuture<'static, ()> {
+    async move { reconcile::of_sr(&daemon, sr).await }.boxed()
+}
+
+/// Compares the disks of VDIs with the catalogue, and begins to merge what is left over.
+fn tidy_up(daemon: Daemon, Ended { vdis, tidies, done }: Ended) -> BoxFuture<'static, ()> {
+    async move {
+        reconcile::of_vdis(&daemon, vdis).await;
+        for sr in tidies {
+            vdi::tidy_up(&daemon, sr, done);
+        }
+    }
+    .boxed()
+}
+
+/// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
+/// that is not understood, because of a newer daemon or a damaged catalogue, is left as it is with its objects
+/// reserved: it is unknown what is half done.
+pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
+    for entry in daemon.catalogue.read(|view| view.journal()).await? {
+        let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());
+        if let Some(why) = recover_known(daemon, entry).await? {
+            let what = format!("cannot resume the task {verb} {uuid}: {why}; its objects stay reserved");
+            let problem = Problem::new(Code::Failed, what).advise(
+                "start the taplined version that began it, or a later one, which resumes it automatically; if the \
+                 catalogue is damaged, restore a backup",
+            );
+            tracing::error!(task = %uuid, verb, "{problem}");
+            daemon.catalogue.write(move |tx| tx.set_task_stuck(uuid, &problem)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Calls `$with!` with the kinds of jobs there are.
+macro_rules! with_kinds {
+    ($with:ident) => {
+        $with!(
+            sr::Create,
+            sr::Destroy,
+            sr::Introduce,
+            vdi::Clone,
+            vdi::Copy,
+            vdi::Create,
+            vdi::Destroy,
+            vdi::Export,
+            vdi::Import,
+            vdi::Merge,
+            vdi::Reclaim,
+            vdi::Resize,
+            vdi::Revert,
+            vdi::Snapshot,
+            vm::Clone,
+            vm::DestroySnapshot,
+            vm::Revert,
+            vm::Snapshot,
+            vm::Suspend
+        )
+    };
+}
+
+/// Does or undoes a job of the journal; or why that cannot be.
+async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<String>, Problem> {
+    macro_rules! by_verb {
+        ($($job:ty),+) => {
+            match entry.task.verb.as_str() {
+                $(<$job>::VERB => match serde_json::from_value::<$job>(entry.intent) {
+                    Ok(job) => recover_as(daemon, job, entry.task).await,
+                    Err(error) => Ok(Some(format!("its intent cannot be read: {error}"))),
+                },)+
+                _ => Ok(Some("this version does not know this kind of job".into())),
+            }
+        };
+    }
+    with_kinds!(by_verb)
+}
+
+/// All steps of all kinds of jobs, `VERB STEP` a line: where tests kill the daemon.
+pub fn steps() -> String {
+    macro_rules! all {
+        ($($job:ty),+) => { [$((<$job>::VERB, words::<$job>())),+] };
+    }
+    let lines = with_kinds!(all).into_iter().flat_map(|(verb, steps)| steps.into_iter().map(move |step| (verb, step)));
+    lines.map(|(verb, step)| format!("{verb} {step}\n")).collect()
+}
+
+fn words<J: Job>() -> Vec<&'static str> {
+    J::Step::ALL.iter().map(|step| step.word()).collect()
+}

@@ -1,19 +1,45 @@
-//! No module of a crate needs, by whatever way, one that needs it: a crate can be read from the bottom up.
+//! No module of a directory needs, by whatever way, one that needs it: a crate can be read from the bottom up.
 //!
-//! A module is here one that stands at the top of its crate, with all that is below it. Tests do not count.
+//! A module of a directory is a file or a directory in it, with all that is below. What a file names of the directories
+//! around it is no need: a parent has what its children share. Tests do not count.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use super::Finding;
 use super::source::Source;
 use super::tree::Tree;
 
-/// A circle that is known: `Daemon` holds what each part of the daemon keeps, and each part is given the `Daemon`.
-const KNOWN: (&str, &[&str]) = (
-    "taplined",
-    &["autostart", "catalogue", "daemon", "directories", "http", "plug", "reconcile", "sr", "task", "vdi", "vm"],
-);
+/// A module that holds what each part of its crate keeps, and that each part is given: a circle needs another way.
+const HUB: (&str, &str) = ("taplined", "daemon");
+
+/// Circles that are known: the directory, and its modules that are one.
+const KNOWN: &[(&str, &[&str])] = &[
+    ("disk/qcow2/check", &["bitmaps", "snapshots", "walk"]),
+    ("disk/vhd", &["create", "sparse"]),
+    // Operations of a model of one world: each is a part of its state and of what is checked.
+    ("model", &["check", "limits", "machines", "moments", "planted", "settings", "troubles", "verbs", "world"]),
+    ("model/replaced", &["image", "life"]),
+    ("model/replaced", &["judge", "round"]),
+    ("repo/catalogue", &["image", "inventory"]),
+    ("repo/driver", &["directory", "same_file"]),
+    ("tapline/top", &["detail", "layer_table", "screen"]),
+    ("tapline-disk/jobs/convert", &["input", "source"]),
+    ("tapline-disk/serve", &["control", "event_loop"]),
+    ("tapline-disk/serve/control", &["copy", "driver", "merge", "revert"]),
+    // A machine plugs its disks, and a disk that is lost ends its machine; both change chains, which are compared.
+    ("taplined", &["plug", "reconcile", "vdi", "vm"]),
+    ("taplined/http", &["access", "contract"]),
+    ("taplined/plug", &["leave", "upgrade"]),
+    ("taplined/plug", &["supervise", "unplug"]),
+    ("taplined/retention", &["keep", "room"]),
+    ("taplined/vdi", &["begin", "merge"]),
+    ("taplined/vdi", &["create", "target"]),
+    ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
+    ("transport/vhost_user", &["inflight", "ring"]),
+    ("vm/qemu", &["accelerator", "account", "hardware"]),
+    ("xtask/tidy", &["ratchet", "words"]),
+];
 
 /// Where a module names another one.
 struct Use<'a> {
@@ -21,65 +47,149 @@ struct Use<'a> {
     at: usize,
 }
 
-/// The modules of a crate, each with those that it names.
-type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, Use<'a>>>;
+/// The modules of a directory, each with those that it names.
+type Uses<'a> = BTreeMap<String, BTreeMap<String, Use<'a>>>;
 
-/// Every circle, at the line that closes it.
+/// Every circle, at a line that closes it; and every known one that is none any more.
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let mut crates: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
+    let mut crates: BTreeMap<&str, Vec<(Vec<String>, &Source)>> = BTreeMap::new();
     for source in &tree.sources {
-        if let Some((name, _)) = place(&source.path) {
-            crates.entry(name).or_default().push(source);
+        if let Some((name, module)) = place(&source.path) {
+            crates.entry(name).or_default().push((module, source));
         }
     }
-    crates.into_iter().flat_map(|(name, sources)| circles(name, &uses(&sources))).collect()
-}
-
-/// The crate that a file belongs to, and its module there; none of what is no module of a crate.
-fn place(path: &Path) -> Option<(&str, &str)> {
-    let mut parts = path.components().filter_map(|part| match part {
-        Component::Normal(name) => name.to_str(),
-        _ => None,
-    });
-    let (name, src, module) = (parts.next()?, parts.next()?, parts.next()?);
-    (src == "src").then_some((name, module.strip_suffix(".rs").unwrap_or(module)))
-}
-
-fn uses<'a>(sources: &[&'a Source]) -> Uses<'a> {
-    let modules: BTreeSet<&str> = sources.iter().filter_map(|source| Some(place(&source.path)?.1)).collect();
-    let mut uses = Uses::new();
-    for &source in sources {
-        let Some((_, module)) = place(&source.path).filter(|(_, module)| !matches!(*module, "lib" | "main")) else {
-            continue;
-        };
-        let named = source.words().filter(|(at, word)| *word == "crate" && !source.is_test(*at));
-        for (at, _) in named {
-            for name in named_after(source.code.get(at + "crate".len()..).unwrap_or_default()) {
-                if name != module && modules.contains(name) {
-                    uses.entry(module).or_default().entry(name).or_insert(Use { source, at });
+    let mut findings = Vec::new();
+    let mut found = BTreeSet::new();
+    for (name, sources) in &crates {
+        for (directory, uses) in directories(sources) {
+            let directory = [&[(*name).to_owned()], directory.as_slice()].concat().join("/");
+            for circle in circles(&directory, &uses) {
+                let members: Vec<&str> = circle.iter().map(String::as_str).collect();
+                if let Some(known) = KNOWN.iter().find(|known| **known == (directory.as_str(), members.as_slice())) {
+                    found.insert(known);
+                } else {
+                    findings.push(finding(&directory, &members, &uses));
                 }
             }
         }
     }
-    uses
+    let is_read = |known: &&(&str, &[&str])| crates.contains_key(known.0.split('/').next().unwrap_or_default());
+    for (directory, members) in KNOWN.iter().filter(|known| is_read(known) && !found.contains(known)) {
+        let what = format!("{directory} has no circle of {} alone any more: take it from the list", members.join(", "));
+        findings.push(Finding::new(Path::new("xtask/src/tidy/circles.rs"), 1, what));
+    }
+    findings
 }
 
-/// The modules in `::one::…` or `::{one::…, other}`.
-fn named_after(code: &str) -> Vec<&str> {
-    let Some(path) = code.strip_prefix("::") else { return Vec::new() };
-    let Some(group) = path.strip_prefix('{') else { return Vec::from([first_word(path)]) };
-    let mut depth = 0;
-    let mut names = Vec::from([first_word(group.trim_start())]);
-    for (at, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' if depth == 0 => break,
-            '}' => depth -= 1,
-            ',' if depth == 0 => names.push(first_word(group.get(at + 1..).unwrap_or_default().trim_start())),
-            _ => {}
+fn finding(directory: &str, members: &[&str], uses: &Uses<'_>) -> Finding {
+    let into = members.first().copied().unwrap_or_default();
+    let closes = members.iter().find_map(|member| uses.get(*member)?.get(into));
+    let what = format!("{directory} has a circle of modules, {}: move what they share below all", members.join(", "));
+    match closes {
+        Some(Use { source, at }) => Finding::new(&source.path, source.line_at(*at), what),
+        None => Finding::new(Path::new(directory), 1, what),
+    }
+}
+
+/// The crate that a file belongs to, and its module there; none of what is no module of a crate.
+fn place(path: &Path) -> Option<(&str, Vec<String>)> {
+    let mut parts = path.components().filter_map(|part| match part {
+        Component::Normal(name) => name.to_str(),
+        _ => None,
+    });
+    let (name, src) = (parts.next()?, parts.next()?);
+    let mut module: Vec<String> = parts.map(|part| part.strip_suffix(".rs").unwrap_or(part).to_owned()).collect();
+    let root = module.len() == 1 && module.first().is_some_and(|name| name == "lib" || name == "main");
+    if root || module.last().is_some_and(|name| name == "mod") {
+        module.pop();
+    }
+    (src == "src").then_some((name, module))
+}
+
+/// What the modules of each directory of a crate name of each other.
+fn directories<'a>(sources: &[(Vec<String>, &'a Source)]) -> BTreeMap<Vec<String>, Uses<'a>> {
+    let modules: BTreeSet<&[String]> =
+        sources.iter().flat_map(|(module, _)| (0..=module.len()).filter_map(|len| module.get(..len))).collect();
+    let mut all: BTreeMap<Vec<String>, Uses<'a>> = BTreeMap::new();
+    for (module, source) in sources {
+        for (at, path) in paths(source) {
+            let Some(named) = resolve(module, &path, &modules) else { continue };
+            let common = module.iter().zip(&named).take_while(|(one, other)| one == other).count();
+            if let (Some(one), Some(other)) = (module.get(common), named.get(common)) {
+                let uses = all.entry(module.iter().take(common).cloned().collect()).or_default();
+                uses.entry(one.clone()).or_default().entry(other.clone()).or_insert(Use { source, at });
+            }
         }
     }
-    names
+    all
+}
+
+/// The module that a path names, or the one that has what it names.
+fn resolve(module: &[String], path: &[&str], modules: &BTreeSet<&[String]>) -> Option<Vec<String>> {
+    let mut named = if path.first() == Some(&"crate") { Vec::new() } else { module.to_vec() };
+    for word in path {
+        match *word {
+            "crate" | "self" => {}
+            "super" => drop(named.pop()?),
+            word => {
+                named.push(word.to_owned());
+                if !modules.contains(named.as_slice()) {
+                    named.pop();
+                    break;
+                }
+            }
+        }
+    }
+    Some(named)
+}
+
+/// All paths of a file that begin with `crate`, `super` or `self`, each with where it begins.
+fn paths(source: &Source) -> Vec<(usize, Vec<&str>)> {
+    let mut paths = Vec::new();
+    let mut behind = 0;
+    for (at, word) in source.words() {
+        if at >= behind && matches!(word, "crate" | "super" | "self") && !source.is_test(at) {
+            let code = source.code.get(at..).unwrap_or_default();
+            let mut found = Vec::new();
+            let len = branches(code, &mut Vec::new(), &mut found);
+            behind = at + len.max(word.len());
+            paths.extend(found.into_iter().map(|path| (at, path)));
+        }
+    }
+    paths
+}
+
+/// The paths of a tree of uses, `one::{two, three::four}`, and how long it is.
+fn branches<'a>(code: &'a str, before: &mut Vec<&'a str>, found: &mut Vec<Vec<&'a str>>) -> usize {
+    let skipped = code.len() - code.trim_start().len();
+    let rest = code.get(skipped..).unwrap_or_default();
+    if let Some(mut group) = rest.strip_prefix('{') {
+        loop {
+            let len = branches(group, before, found);
+            group = group.get(len..).unwrap_or_default().trim_start();
+            match group.strip_prefix(',') {
+                Some(next) => group = next,
+                None => return code.len() - group.strip_prefix('}').unwrap_or(group).len(),
+            }
+        }
+    }
+    let word = first_word(rest);
+    if word.is_empty() {
+        return skipped;
+    }
+    let behind = skipped + word.len();
+    before.push(word);
+    let len = match code.get(behind..).and_then(|code| code.strip_prefix("::")) {
+        Some(next) if next.starts_with('{') || !first_word(next).is_empty() => {
+            behind + 2 + branches(next, before, found)
+        }
+        _ => {
+            found.push(before.clone());
+            behind
+        }
+    };
+    before.pop();
+    len
 }
 
 fn first_word(code: &str) -> &str {
@@ -87,42 +197,34 @@ fn first_word(code: &str) -> &str {
     code.get(..end).unwrap_or_default()
 }
 
-/// One finding for each module that is the first, by name, of a circle.
-fn circles(name: &str, uses: &Uses<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for start in uses.keys() {
-        let Some(circle) = way_back(start, uses) else { continue };
-        let is_first = circle.iter().all(|module| module >= start);
-        let is_known = name == KNOWN.0 && circle.iter().all(|module| KNOWN.1.contains(module));
-        if is_first && !is_known {
-            let last = circle.last().unwrap_or(start);
-            let Use { source, at } = &uses[last][start];
-            let what = format!(
-                "{name} has a circle of modules, {} → {start}: move what this line needs below both",
-                circle.join(" → ")
-            );
-            findings.push(Finding::new(&source.path, source.line_at(*at), what));
+/// Modules that need each other, each circle once; the hub does not count.
+fn circles(directory: &str, uses: &Uses<'_>) -> Vec<Vec<String>> {
+    let is_hub = |module: &str| (directory, module) == HUB;
+    let reach: BTreeMap<&str, BTreeSet<&str>> =
+        uses.keys().filter(|from| !is_hub(from)).map(|from| (from.as_str(), reached(from, uses, &is_hub))).collect();
+    let mut circles = BTreeSet::new();
+    for (from, theirs) in &reach {
+        let back = |to: &&str| reach.get(to).is_some_and(|theirs| theirs.contains(from));
+        let circle: BTreeSet<String> = theirs.iter().copied().filter(back).map(str::to_owned).collect();
+        if circle.len() > 1 {
+            circles.insert(Vec::from_iter(circle));
         }
     }
-    findings
+    Vec::from_iter(circles)
 }
 
-/// The shortest way from a module to one that names it.
-fn way_back<'a>(start: &'a str, uses: &Uses<'a>) -> Option<Vec<&'a str>> {
-    let mut seen = BTreeSet::from([start]);
-    let mut ways = VecDeque::from([Vec::from([start])]);
-    while let Some(way) = ways.pop_front() {
-        let from = way.last()?;
-        for &next in uses.get(from).into_iter().flat_map(BTreeMap::keys) {
-            if next == start {
-                return Some(way);
-            }
-            if seen.insert(next) {
-                ways.push_back(way.iter().copied().chain([next]).collect());
+/// The modules that one needs, by whatever way.
+fn reached<'a>(from: &str, uses: &'a Uses<'_>, is_hub: &impl Fn(&str) -> bool) -> BTreeSet<&'a str> {
+    let mut reached = BTreeSet::new();
+    let mut open = Vec::from([from]);
+    while let Some(module) = open.pop() {
+        for next in uses.get(module).into_iter().flat_map(BTreeMap::keys).filter(|next| !is_hub(next)) {
+            if reached.insert(next.as_str()) {
+                open.push(next);
             }
         }
     }
-    None
+    reached
 }
 
 #[cfg(test)]
@@ -135,34 +237,46 @@ mod test {
     }
 
     #[test]
-    fn a_circle_is_found_once_where_it_closes() {
+    fn a_circle_is_found_once_in_its_directory() {
         let files = [
             ("a/src/lib.rs", "mod one; mod two; mod three; use crate::one::X;"),
             ("a/src/one.rs", "use crate::two::X;"),
-            ("a/src/two/deep.rs", "//! Words: crate::one.\nuse crate::{Y, three::{X, Z}};"),
+            ("a/src/two/deep.rs", "//! Words: crate::one.\nuse crate::{Y, three::{X, Z}};\nuse super::other;"),
+            ("a/src/two/other.rs", "\nuse super::{Q, deep};"),
             ("a/src/three.rs", "\nfn f() { crate::one::g() }"),
             ("b/src/one.rs", "use crate::two;"),
             ("b/src/two.rs", "use crate::three;"),
         ];
         assert_eq!(
             findings(&files),
-            ["a/src/three.rs:2: a has a circle of modules, one → two → three → one: move what this line needs below \
-              both"]
+            [
+                "a/src/three.rs:2: a has a circle of modules, one, three, two: move what they share below all",
+                "a/src/two/other.rs:2: a/two has a circle of modules, deep, other: move what they share below all"
+            ]
         );
     }
 
     #[test]
-    fn tests_and_the_known_circle_do_not_count() {
-        assert!(
-            findings(&[
-                ("a/src/one.rs", "use crate::two;"),
-                ("a/src/two.rs", "#[cfg(test)]\nmod test { use crate::one; }"),
-                ("taplined/src/vm.rs", "use crate::daemon::Daemon;"),
-                ("taplined/src/daemon.rs", "use crate::vm;"),
-            ])
-            .is_empty()
-        );
-        let more = [("taplined/src/vm.rs", "use crate::log;"), ("taplined/src/log.rs", "use crate::vm;")];
-        assert_eq!(findings(&more).len(), 1);
+    fn a_circle_that_is_not_the_shortest_is_found_too() {
+        let files = [
+            ("a/src/one.rs", "use crate::two; use crate::three;"),
+            ("a/src/two.rs", "use crate::one;"),
+            ("a/src/three.rs", "use crate::one;"),
+        ];
+        assert_eq!(findings(&files).len(), 1);
+        assert!(findings(&files)[0].contains("one, three, two"));
+    }
+
+    #[test]
+    fn tests_parents_and_the_hub_do_not_count() {
+        let files = [
+            ("a/src/one.rs", "mod deep; use crate::two;"),
+            ("a/src/one/deep.rs", "use super::X; use crate::one::Y;"),
+            ("a/src/two.rs", "#[cfg(test)]\nmod test { use crate::one; }"),
+        ];
+        assert_eq!(findings(&files), [""; 0]);
+        let hub =
+            [("taplined/src/log.rs", "use crate::daemon::Daemon;"), ("taplined/src/daemon.rs", "use crate::log;")];
+        assert!(findings(&hub).iter().all(|finding| finding.contains("any more")));
     }
 }

@@ -1,4 +1,5 @@
-//! How long files and functions and how wide comments may be, which words have no place, and the recorded exceptions.
+//! How long files and functions and how wide comments may be, how short documentation, which words have no place, and
+//! the recorded exceptions.
 //!
 //! The record is always exact: what grows is a finding, and so is what has shrunk without its record being
 //! lowered. So an exception, once smaller, cannot grow back unseen; raising a number takes an edit that a
@@ -20,6 +21,9 @@ const FUNCTION_MAX: usize = 70;
 
 /// Columns of a line of comment, as of code, which rustfmt holds.
 const COLUMNS_MAX: usize = 120;
+
+/// Characters of a documentation that says something: «The same.» does not.
+const DOCUMENTATION_MIN: usize = 15;
 
 /// A rule about something that can be counted.
 struct Rule {
@@ -58,6 +62,15 @@ const COMMENTS: Rule = Rule {
     ..FILES
 };
 
+/// Types, functions and constants that are public. A field may be named by its type.
+const DOCUMENTATION: Rule = Rule {
+    section: "documentation",
+    unit: "comments under 15 characters on what is public",
+    advice: "write for a caller who has not read the code",
+    measure: short_documentation,
+    ..COMMENTS
+};
+
 /// Words that users do not read: those of comments (`words`).
 const WORDS: Rule = Rule {
     section: "words",
@@ -82,7 +95,7 @@ const PAGES: Rule = Rule {
     ..WORDS
 };
 
-const RULES: [Rule; 6] = [FILES, FUNCTIONS, COMMENTS, WORDS, MESSAGES, PAGES];
+const RULES: [Rule; 7] = [FILES, FUNCTIONS, COMMENTS, DOCUMENTATION, WORDS, MESSAGES, PAGES];
 
 /// The recorded exceptions, by section and then by what is measured.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -175,6 +188,33 @@ fn wide_comments(tree: &Tree) -> Measured {
     found
 }
 
+/// The first such comment of a file, and how many there are.
+fn short_documentation(tree: &Tree) -> Measured {
+    const ITEMS: &[&str] = &["fn", "async", "const", "unsafe", "struct", "enum", "trait", "type", "static"];
+    let is_item = |line: &str| line.strip_prefix("pub ").is_some_and(|item| ITEMS.contains(&first_word(item)));
+    let mut found = Measured::new();
+    for source in &tree.sources {
+        let lines: Vec<&str> = source.text.lines().map(str::trim_start).collect();
+        let mut at = 0;
+        for (number, (line, whole)) in lines.iter().zip(source.text.split_inclusive('\n')).enumerate() {
+            let is_test = source.is_test(at);
+            at += whole.len();
+            let follows = number.checked_sub(1).and_then(|before| lines.get(before));
+            let begins = !follows.is_some_and(|before| before.starts_with("///"));
+            let Some(text) = line.strip_prefix("/// ").filter(|_| begins && !is_test) else { continue };
+            let mut behind = lines.iter().skip(number + 1).skip_while(|line| line.starts_with("#["));
+            if text.chars().count() < DOCUMENTATION_MIN && behind.next().is_some_and(|line| is_item(line)) {
+                found.entry(source.path.display().to_string()).or_insert((number + 1, 0, String::new())).1 += 1;
+            }
+        }
+    }
+    found
+}
+
+fn first_word(text: &str) -> &str {
+    text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default()
+}
+
 fn judge(rule: &Rule, measured: &Measured, recorded: &BTreeMap<String, usize>, record: &Path) -> Vec<Finding> {
     let Rule { noun, unit, max, advice, .. } = rule;
     let mut findings = Vec::new();
@@ -211,11 +251,11 @@ impl fmt::Display for Ratchet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "# What is longer than tidy allows: files and functions, in lines of code; lines of comment that are too"
+            "# What tidy does not allow: long files and functions, in lines of code; lines of comment that are too"
         )?;
         writeln!(
             f,
-            "# wide, by file; and words that the house does not use (xtask/src/tidy/words.rs), in comments, messages"
+            "# wide and documentation that is too short, by file; and words (xtask/src/tidy/words.rs) of comments, messages"
         )?;
         writeln!(
             f,
@@ -246,6 +286,15 @@ mod test {
 
     fn one_file(text: String) -> Tree {
         Tree { sources: vec![Source::new(PathBuf::from("a/src/x.rs"), text)], ..Tree::default() }
+    }
+
+    #[test]
+    fn short_documentation_counts_on_public_items_only() {
+        let text = "//! Head.\n\n/// The same.\n#[inline]\npub fn one() {}\n\n/// The number of requests.\npub fn two() {}\n\
+                    \n/// Its name.\nfn three() {}\n\n/// Longer than one\n/// line.\npub struct Four {\n    /// Its name.\n    \
+                    pub name: u8,\n}\n";
+        let tree = one_file(text.to_owned());
+        assert_eq!(short_documentation(&tree).into_values().collect::<Vec<_>>(), [(3, 1, String::new())]);
     }
 
     fn findings(record: &str, tree: &Tree) -> Vec<String> {

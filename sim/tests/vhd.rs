@@ -3,6 +3,7 @@
 //! Invariants checked: those of `sim::run`, `sim::crash` and `sim::flat`.
 #![allow(missing_docs, reason = "nobody imports a test")]
 
+#[allow(dead_code, reason = "each test uses its part")]
 mod search;
 
 use search::{assert_nothing_found, subjects_of};
@@ -29,13 +30,6 @@ fn a_raw_image_keeps_its_promises_too() {
         let bound = Bound::of_ops(2, kind.theme());
         assert_nothing_found(explore::exhaustive(&explore::subjects(&[kind]), bound, None, 2, &|_, _| true));
     }
-}
-
-/// Scope: seeds 0 to 60, 16 operations each.
-#[test]
-#[ignore = "slow: run by `make test-all`"]
-fn no_random_workload_loses_what_was_flushed() {
-    assert_nothing_found(explore::random(&subjects_of("vhd"), 0..60, 16, 2, &|_, _| true));
 }
 
 /// Scope: each operation of four workloads fails in each way, on a dynamic and a differencing image.

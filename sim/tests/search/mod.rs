@@ -3,6 +3,8 @@
 //!
 //! Knows nothing of what the formats' workloads are about; each format's own file says that.
 
+use std::ops::Range;
+
 use sim::crash::Explorer;
 use sim::explore::{self, Case, Outcome};
 use sim::fault::Fault;
@@ -10,6 +12,21 @@ use sim::run::Setup;
 use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
+
+/// Whether all is to be explored, as `make test-long` does in a night; others explore a part.
+fn is_night() -> bool {
+    std::env::var_os("TAPLINE_NIGHT").is_some()
+}
+
+/// Seeds of random workloads: all of a night's, or the first third.
+pub fn seeds(night: u64) -> Range<u64> {
+    0..if is_night() { night } else { night / 3 }
+}
+
+/// Images: all of a night's, or every fourth, which meets each kind and each storage.
+pub fn some(night: Vec<Subject>) -> Vec<Subject> {
+    night.into_iter().step_by(if is_night() { 1 } else { 4 }).collect()
+}
 
 /// All images of a format, on both kinds of storage.
 pub fn subjects_of(format: &str) -> Vec<Subject> {

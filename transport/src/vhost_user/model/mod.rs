@@ -16,6 +16,7 @@ mod storage;
 #[path = "../../../tests/vhost_mock/mod.rs"]
 mod vhost_mock;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::kill_point::test::{self as kill_point, BUGS, Bug};
@@ -52,9 +53,14 @@ impl Explored {
     }
 }
 
-/// Runs the script without a kill, and then with a kill at each of its kill points.
-fn kill_everywhere(scenario: Scenario, script: &[ModelStep], explored: &mut Explored) -> Result<(), String> {
-    for last in 0.. {
+/// Runs the script with a kill at each of its kill points in this range, and without one behind the last.
+fn kill_everywhere(
+    scenario: Scenario,
+    script: &[ModelStep],
+    points: Range<u64>,
+    explored: &mut Explored,
+) -> Result<(), String> {
+    for last in points {
         let told = |why| format!("{scenario:?}, killed after {last} kill points of {script:?}: {why}");
         let run = Run::new(scenario, vec![last]).live(script).map_err(told)?;
         explored.add(&run);
@@ -83,19 +89,27 @@ fn scenarios(deep: bool, queues: usize) -> Vec<Scenario> {
     scenarios
 }
 
-fn explore(deep: bool) -> Result<Explored, String> {
-    let mut explored = Explored::default();
-    let mut kinds = [(2, script::with_failures(deep).into_iter()), (1, script::with_events(deep).into_iter())];
-    // In turn, so that a planted bug that only one of them shows does not wait for all of the other.
-    while kinds.iter().any(|(_, scripts)| scripts.len() > 0) {
-        for (queues, scripts) in &mut kinds {
-            let Some(script) = scripts.next() else { continue };
-            for scenario in scenarios(deep, *queues) {
-                kill_everywhere(scenario, &script, &mut explored)?;
+/// All short scripts, killed at each of these points.
+fn explore_points(deep: bool, points: Range<u64>, explored: &mut Explored) -> Result<(), String> {
+    for (queues, scripts) in [(2, script::with_failures(deep)), (1, script::with_events(deep))] {
+        for script in scripts {
+            for scenario in scenarios(deep, queues) {
+                kill_everywhere(scenario, &script, points.clone(), explored)?;
             }
         }
     }
-    Ok(explored)
+    Ok(())
+}
+
+fn explore(deep: bool) -> Result<Explored, String> {
+    let mut explored = Explored::default();
+    explore_points(deep, 0..u64::MAX, &mut explored).map(|()| explored)
+}
+
+/// The same until something is found: all scripts with an early kill first, which shows most bugs.
+fn seek() -> Result<Explored, String> {
+    explore_points(false, 0..1, &mut Explored::default())?;
+    explore(false)
 }
 
 /// A long run with several kills, some of them during recovery.
@@ -195,7 +209,7 @@ fn every_planted_bug_is_detected() {
     let work = || {
         while let Some(bug) = BUGS.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
             kill_point::plant(Some(bug));
-            let found = explore(false).and_then(|_| random_lives(1500));
+            let found = seek().and_then(|_| random_lives(1500));
             kill_point::plant(None::<Bug>);
             match found {
                 Ok(explored) => panic!("{bug:?} was not detected in {explored:?}"),

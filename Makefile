@@ -18,7 +18,7 @@ STAGE = target/stage
 
 help:
 	@echo 'make demo      a Linux guest on a Tapline disk: filesystem, fio, fstrim, snapshot, kill -9; 8 minutes at first, then 3'
-	@echo 'make test      the gate before each commit: tests, crash exploration, planted bugs, a guest, Xen; 15 minutes'
+	@echo 'make test      the gate before each commit: tests, crash exploration, planted bugs, a guest, Xen; 20 minutes'
 	@echo 'make test-all  the same and the slow tests, clippy, longer explorations, more guests; an hour'
 	@echo 'make test-long the same and what takes hours: deeper explorations, test-xen, test-shares, xfstests'
 	@echo 'make test-xen  all tests on real Xen under QEMU: dom0, guests, their disks; 40 minutes or so'
@@ -43,7 +43,7 @@ demo:
 	@target/debug/demo --bin-dir target/debug
 
 test: prepare
-	@echo 'test: 15 minutes on 2 cores from a fresh clone, of which compiling takes 5'
+	@echo 'test: 20 minutes on 2 cores from a fresh clone, of which compiling takes 9'
 	@$(WITH_CARGO) tools/gate
 
 test-all: prepare

@@ -23,9 +23,13 @@ pub fn seeds(night: u64) -> Range<u64> {
     0..if is_night() { night } else { night / 3 }
 }
 
-/// Images: all of a night's, or every fourth, which meets each kind and each storage.
+/// Images: all of a night's, or one of every four, on each kind of storage in turn: the two of an image are neighbours.
 pub fn some(night: Vec<Subject>) -> Vec<Subject> {
-    night.into_iter().step_by(if is_night() { 1 } else { 4 }).collect()
+    if is_night() {
+        return night;
+    }
+    let fours = night.chunks(4).enumerate();
+    fours.filter_map(|(number, four)| four.get(number % 2)).copied().collect()
 }
 
 /// All images of a format, on both kinds of storage.

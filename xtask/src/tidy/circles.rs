@@ -50,7 +50,7 @@ struct Use<'a> {
 /// The modules of a directory, each with those that it names.
 type Uses<'a> = BTreeMap<String, BTreeMap<String, Use<'a>>>;
 
-/// Every circle, at a line that closes it; and every known one that is none any more.
+/// Every circle, at a line that closes it; and every known one that has gone.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Vec<(Vec<String>, &Source)>> = BTreeMap::new();
     for source in &tree.sources {

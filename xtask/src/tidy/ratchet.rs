@@ -255,11 +255,11 @@ impl fmt::Display for Ratchet {
         )?;
         writeln!(
             f,
-            "# wide and documentation that is too short, by file; and words (xtask/src/tidy/words.rs) of comments, messages"
+            "# wide and documentation that is too short, by file; and words (xtask/src/tidy/words.rs) in comments,"
         )?;
         writeln!(
             f,
-            "# and pages. A number here may only shrink; `cargo xtask tidy --tighten` lowers what has become less."
+            "# messages and pages. A number may only shrink; `cargo xtask tidy --tighten` lowers what has become less."
         )?;
         for Rule { section, .. } in RULES {
             writeln!(f, "\n[{section}]")?;
@@ -290,10 +290,13 @@ mod test {
 
     #[test]
     fn short_documentation_counts_on_public_items_only() {
-        let text = "//! Head.\n\n/// The same.\n#[inline]\npub fn one() {}\n\n/// The number of requests.\npub fn two() {}\n\
-                    \n/// Its name.\nfn three() {}\n\n/// Longer than one\n/// line.\npub struct Four {\n    /// Its name.\n    \
-                    pub name: u8,\n}\n";
-        let tree = one_file(text.to_owned());
+        let text = [
+            "//! Head.\n\n/// The same.\n#[inline]\npub fn one() {}\n",
+            "/// The number of requests.\npub fn two() {}\n",
+            "/// Its name.\nfn three() {}\n",
+            "/// Longer than one\n/// line.\npub struct Four {\n    /// Its name.\n    pub name: u8,\n}\n",
+        ];
+        let tree = one_file(text.join("\n"));
         assert_eq!(short_documentation(&tree).into_values().collect::<Vec<_>>(), [(3, 1, String::new())]);
     }
 

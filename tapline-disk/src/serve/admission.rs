@@ -21,12 +21,10 @@ pub mod share;
 mod space;
 
 use control::answer::Condition;
-use control::limits::Limits;
 use disk::{RedoLog, Request, Status, Token};
 
 use limits::{Limiter, Waited};
 use quarantine::Quarantine;
-use share::Sharing;
 use space::{Fate, Space};
 
 /// Whether something is done wrong on purpose, to see that a test notices it.
@@ -53,7 +51,8 @@ mod test;
 #[derive(Debug)]
 pub struct Admission {
     quarantine: Quarantine,
-    limiter: Limiter,
+    /// The limits and the share, to be set and reported.
+    pub limiter: Limiter,
     space: Space,
 }
 
@@ -100,7 +99,7 @@ pub enum Reason {
     Space,
 }
 
-/// A request that is not held any more.
+/// A request that has been released.
 #[derive(Debug)]
 pub enum Released {
     /// Begin it.
@@ -129,11 +128,6 @@ impl Admission {
     pub fn begin(&mut self, log: Option<&RedoLog>, fatal: u64, now: u64) {
         self.limiter.go();
         self.quarantine = Quarantine::after(log, fatal, now);
-    }
-
-    /// The process ends, and no other one takes its place.
-    pub fn end(&mut self) {
-        self.limiter.leave();
     }
 
     /// Whether [`Admission::arrive`] would have every request begun, until one is held.
@@ -190,12 +184,7 @@ impl Admission {
         self.limiter.waiting() + self.space.waiting()
     }
 
-    /// Finds out how much the disk's share lets go now.
-    pub fn refresh(&mut self, in_flight: usize, now: u64) {
-        self.limiter.allot(in_flight, now);
-    }
-
-    /// A request that is not held any more, until there is none. `count` is called for one that a limit or the share
+    /// The next request that is released, if there is one. `count` is called for one that a limit or the share
     /// has held, with how long: it may still wait for space.
     pub fn next(
         &mut self,
@@ -242,6 +231,7 @@ impl Admission {
     }
 
     /// `count` answers can be seen by their peers.
+    #[inline(always)]
     pub fn answered(&mut self, count: usize, log: Option<&RedoLog>) {
         if self.quarantine.is_on() {
             (0..count).for_each(|_| self.quarantine.answered(log));
@@ -266,9 +256,8 @@ impl Admission {
         if planted!(IsAlwaysDue) && self.held() > 0 {
             return Some(now);
         }
-        let pace = if self.limiter.waiting() > 0 { self.limiter.next_at(now) } else { None };
         let space = self.space.retry_at().filter(|_| self.fate(in_flight, Peers::Here) == Fate::Begun);
-        [self.quarantine.rests_until(now), pace, space].into_iter().flatten().min()
+        [self.quarantine.rests_until(now), self.limiter.next_at(now), space].into_iter().flatten().min()
     }
 
     /// Holds nothing for a time while there is no timer that would end it.
@@ -278,11 +267,6 @@ impl Admission {
             self.quarantine.end_rest();
             self.space.close();
         }
-    }
-
-    /// Holds no request to limits and share while the disk is handed to another process.
-    pub fn set_handing_over(&mut self, handing_over: bool) {
-        self.limiter.set_ending(handing_over);
     }
 
     /// The disk ends: nothing is held any more, and a request that finds no space is refused.
@@ -326,49 +310,5 @@ impl Admission {
     /// Requests that the next process is to begin one at a time, if this one dies.
     pub fn left_in_quarantine(&self) -> u64 {
         self.quarantine.left()
-    }
-
-    /// The limits of the disk.
-    pub fn limits(&self) -> Limits {
-        self.limiter.limits()
-    }
-
-    /// Sets the limits of the disk.
-    pub fn set_limits(&mut self, limits: Limits, now: u64) {
-        self.limiter.set(limits, now);
-    }
-
-    /// How many requests are held by limits and share.
-    pub fn waiting_for_pace(&self) -> usize {
-        self.limiter.waiting()
-    }
-
-    /// How many requests are held by the share.
-    pub fn waiting_for_share(&self) -> usize {
-        self.limiter.waiting_for_share()
-    }
-
-    /// The disk's part of its storage, if others may share that.
-    #[inline(always)]
-    pub fn sharing(&mut self) -> Option<&mut Sharing> {
-        self.limiter.sharing()
-    }
-
-    /// Sets the disk's part of its storage, or leaves it.
-    pub fn set_sharing(&mut self, sharing: Option<Sharing>) {
-        if sharing.is_none() {
-            self.limiter.leave();
-        }
-        self.limiter.set_sharing(sharing);
-    }
-
-    /// Tells the disks that share the storage how it is after a turn in which `answered` requests were answered.
-    pub fn turned(&mut self, answered: usize, in_flight: usize, now: u64) {
-        self.limiter.turned(answered, in_flight, now);
-    }
-
-    /// The limits and the share, for the process that takes the place of this one.
-    pub fn hand_over(&mut self) -> Option<limits::Handed> {
-        self.limiter.handed()
     }
 }

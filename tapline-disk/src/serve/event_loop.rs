@@ -274,7 +274,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         panics::in_flight(in_flight);
         if found {
             self.note_in_flight(in_flight);
-            if self.admission.sharing().is_some() {
+            if self.admission.limiter.sharing().is_some() {
                 self.tell_others(answered, in_flight);
             }
             self.time = None;
@@ -287,7 +287,7 @@ impl<S: Server + Disclose> EventLoop<S> {
     #[cold]
     fn tell_others(&mut self, answered: usize, in_flight: usize) {
         let now = self.time();
-        self.admission.turned(answered, in_flight, now);
+        self.admission.limiter.turned(answered, in_flight, now);
     }
 
     /// Has the images get new stamps for what is logged from now on, if the last ones are old.

@@ -93,8 +93,9 @@ impl Limiter {
         is_known.then(|| Handed { limits: self.limits, levels: self.gate.levels(), share })
     }
 
-    /// Has this part of the storage from now on.
+    /// Has this part of the storage from now on; another one is left.
     pub fn set_sharing(&mut self, sharing: Option<Sharing>) {
+        self.leave();
         self.sharing = sharing;
         self.gate.set_allowance(Allowance::ALL);
         self.mind_active();
@@ -193,7 +194,6 @@ impl Limiter {
     pub fn hold(&mut self, request: Request, now: u64) {
         let direction = direction_of(request.operation()).unwrap_or(Direction::Write);
         self.gate.hold(direction, bytes_of(&request), now, request);
-        self.active = true;
     }
 
     /// A request that may be begun now, and how long it has waited.

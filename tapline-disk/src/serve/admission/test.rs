@@ -10,12 +10,14 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use control::limits::Limits;
 use disk::redo::{HEADER_LEN, IDENTITY_LEN, Mark, Owner};
 use disk::{DiskOffset, Geometry, Operation, RedoLog, Span};
 use fastrand::Rng;
 use memory::{Segments, Shared};
 use shares::{Page, Slot, Usable};
 
+use super::share::Sharing;
 use super::*;
 
 /// What can be done wrong.
@@ -185,11 +187,8 @@ impl World {
         if self.closed || self.peers != Peers::Here {
             return Ok(());
         }
-        self.admission.refresh(self.in_flight.len(), self.now);
-        let batch = match self.admission.is_in_quarantine() {
-            true => self.admission.batch(BATCH, self.state(), self.now),
-            false => BATCH,
-        };
+        self.admission.limiter.allot(self.in_flight.len(), self.now);
+        let batch = self.admission.batch(BATCH, self.state(), self.now);
         if batch > 0 && self.now < self.rests_until {
             return Err("a request is taken while the quarantine rests".into());
         }
@@ -375,7 +374,7 @@ impl World {
         let limits = ["", "iops=100", "write-iops=10", "read-iops=1000,burst=1ms", "bandwidth=1M", "iops=100000"];
         let limits = limits[self.random.usize(0..limits.len())];
         let limits = if limits.is_empty() { Limits::default() } else { limits.parse().unwrap() };
-        self.admission.set_limits(limits, self.now);
+        self.admission.limiter.set(limits, self.now);
     }
 
     fn may_have_space(&mut self) {
@@ -399,7 +398,7 @@ impl World {
 
     /// Time passes: until the deadline, or less. It is not in the past, unless something is to be done.
     fn wait(&mut self) -> Result<(), String> {
-        self.admission.refresh(self.in_flight.len(), self.now);
+        self.admission.limiter.allot(self.in_flight.len(), self.now);
         let held = self.places.values().any(|place| matches!(place, Place::Pace | Place::Space));
         let least = self.now + self.random.u64(0..20 * MS);
         match self.admission.deadline(self.in_flight.len(), self.now) {
@@ -427,7 +426,7 @@ impl World {
             _ => self.peers = [Peers::Here, Peers::Here, Peers::Finishing, Peers::Gone][self.random.usize(0..4)],
         }
         self.release()?;
-        self.admission.turned(0, self.in_flight.len(), self.now);
+        self.admission.limiter.turned(0, self.in_flight.len(), self.now);
         Ok(())
     }
 
@@ -440,7 +439,7 @@ impl World {
         }
         self.storage_is_full = false;
         self.peers = Peers::Here;
-        self.admission.set_limits(Limits::default(), self.now);
+        self.admission.limiter.set(Limits::default(), self.now);
         if let Some((page, slot)) = &self.other {
             page.say(*slot, Slot::default(), 100);
         }

@@ -36,11 +36,11 @@ pub fn stats(work: &Work<'_>) -> answer::Stats {
 pub fn limit(asked: ask::Limit, work: &mut Work<'_>) -> answer::Limited {
     if let Some(limits) = asked.limits {
         let now = ::stats::monotonic();
-        work.admission.set_limits(limits, now);
+        work.admission.limiter.set(limits, now);
     }
     let (requests, ns) = work.stats.all_throttled();
-    let limits = work.admission.limits();
-    answer::Limited { limits, waiting: work.admission.waiting_for_pace(), throttled: requests, throttled_ns: ns }
+    let limits = work.admission.limiter.limits();
+    answer::Limited { limits, waiting: work.admission.limiter.waiting(), throttled: requests, throttled_ns: ns }
 }
 
 /// `share`.
@@ -49,17 +49,17 @@ pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<a
         if asked.weight.is_some() || !files.is_empty() {
             return Err(Failure::of(Kind::Invalid, "a disk that is to be alone is given neither a page nor a weight"));
         }
-        work.admission.set_sharing(None);
+        work.admission.limiter.set_sharing(None);
     }
     if let Some(page) = files.named(share::NAME) {
         let refused = |why: String| Failure::new("share the storage by the page that came with the line", why);
         let page = page.map_err(|error| refused(error.to_string()))?;
-        match work.admission.sharing() {
+        match work.admission.limiter.sharing() {
             Some(sharing) => sharing.move_to(page).map_err(refused)?,
-            None => work.admission.set_sharing(Some(Sharing::in_page(page).map_err(refused)?)),
+            None => work.admission.limiter.set_sharing(Some(Sharing::in_page(page).map_err(refused)?)),
         }
     }
-    match (asked.weight, work.admission.sharing()) {
+    match (asked.weight, work.admission.limiter.sharing()) {
         (Some(weight), Some(sharing)) => sharing.set_weight(weight),
         (Some(_), None) => {
             let what = "the disk shares its storage with no other disk, so it can have no weight";
@@ -68,8 +68,9 @@ pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<a
         (None, _) => {}
     }
     let (held, held_ns) = work.stats.all_shared();
-    let waiting = work.admission.waiting_for_share();
-    let Some((sharing, depth)) = work.admission.sharing().and_then(|sharing| Some((sharing.share(), sharing.depth()?)))
+    let waiting = work.admission.limiter.waiting_for_share();
+    let Some((sharing, depth)) =
+        work.admission.limiter.sharing().and_then(|sharing| Some((sharing.share(), sharing.depth()?)))
     else {
         return Ok(answer::Shared { held, held_ns, ..Default::default() });
     };

@@ -136,11 +136,11 @@ impl Successor {
             // Programs that know nothing of pages take it for the log of some layer, and close it.
             say(Said::Log { name: page::NAME.into() }, &[file])?;
         }
-        if let Some(file) = work.admission.sharing().and_then(|sharing| sharing.file()) {
+        if let Some(file) = work.admission.limiter.sharing().and_then(|sharing| sharing.file()) {
             // So do programs that know nothing of shares.
             say(Said::Log { name: share::NAME.into() }, &[file])?;
         }
-        if let Some(limits) = work.admission.hand_over() {
+        if let Some(limits) = work.admission.limiter.handed() {
             say(Said::Limits(Box::new(limits)), &[])?;
         }
         if let Some(shaping) = work.shaping.handed() {

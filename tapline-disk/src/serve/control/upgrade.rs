@@ -190,7 +190,7 @@ impl Upgrade {
     fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         work.server.hold(true);
         // What its peers do not keep for the next process is done by this one.
-        work.admission.set_handing_over(!work.server.takes_back());
+        work.admission.limiter.set_ending(!work.server.takes_back());
         self.set_timer(self.pause_max)?;
         self.stage = Stage::Draining { since: Instant::now() };
         Ok(())
@@ -275,7 +275,7 @@ impl Upgrade {
 /// Takes requests again, within the limits of the disk.
 fn go_on(work: &mut Work<'_>) {
     work.server.hold(false);
-    work.admission.set_handing_over(false);
+    work.admission.limiter.set_ending(false);
 }
 
 /// What no waiting helps against.

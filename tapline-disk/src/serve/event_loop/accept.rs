@@ -33,16 +33,19 @@ const FIRST: usize = 4;
 struct Ledger<'a>(&'a mut Stats, &'a mut Option<BlkbackStats>);
 
 impl Ledger<'_> {
-    /// A request has come at `now`, and could have been seen at `seen`.
+    /// A request has come at `now`, and has waited as it says.
     #[inline(always)]
-    fn count(&mut self, request: &mut Request, seen: u64, now: u64) {
-        // More than four seconds are counted as that.
-        request.waited = u32::try_from(now.saturating_sub(seen)).unwrap_or(u32::MAX);
+    fn count(&mut self, request: &mut Request, now: u64) {
         self.0.came(request, now);
         if let Some(stats) = &mut self.1 {
             stats.came(request);
         }
     }
+}
+
+/// A wait as a request has it: more than four seconds count as that.
+fn waited(ns: u64) -> u32 {
+    u32::try_from(ns).unwrap_or(u32::MAX)
 }
 
 impl<S: Server + Disclose> EventLoop<S> {
@@ -84,8 +87,16 @@ impl<S: Server + Disclose> EventLoop<S> {
     #[inline(always)]
     fn count_and_begin(&mut self, mut request: Request, seen: u64, first: bool) {
         let now = self.time();
-        Ledger(&mut self.stats, &mut self.blkback_stats).count(&mut request, seen, now);
+        request.waited = waited(now.saturating_sub(seen));
+        Ledger(&mut self.stats, &mut self.blkback_stats).count(&mut request, now);
+        self.submit(request, first);
+    }
+
+    /// Gives a request to the disk. `first`: of its batch.
+    #[inline(always)]
+    fn submit(&mut self, request: Request, first: bool) {
         if first {
+            let now = self.time();
             self.pause.came(Duration::from_nanos(now));
         }
         fault::point("begin", &request);
@@ -96,35 +107,27 @@ impl<S: Server + Disclose> EventLoop<S> {
     #[cold]
     fn arrive(&mut self, mut request: Request, seen: u64, first: bool) {
         let now = self.time();
+        request.waited = waited(now.saturating_sub(seen));
         let mut ledger = Ledger(&mut self.stats, &mut self.blkback_stats);
-        match self.admission.arrive(&mut request, now, |request| ledger.count(request, seen, now)) {
+        match self.admission.arrive(&mut request, now, |request| ledger.count(request, now)) {
             Arrival::Start => self.begin(request, first),
-            Arrival::Hold(reason) => {
-                request.waited = u32::try_from(now.saturating_sub(seen)).unwrap_or(u32::MAX);
-                self.admission.hold(request, reason, now);
-            }
+            Arrival::Hold(reason) => self.admission.hold(request, reason, now),
             Arrival::Fail => self.fail(request),
         }
     }
 
     /// Begins a request that was counted. `first`: of its batch.
     fn begin(&mut self, request: Request, first: bool) {
-        if first {
-            let now = self.time();
-            self.pause.came(Duration::from_nanos(now));
-        }
-        if self.admission.is_in_quarantine() {
-            return self.begin_quarantined(request);
-        }
-        fault::point("begin", &request);
-        self.disk.submit(request, &mut self.engine);
+        self.note_if_alone(&request);
+        self.submit(request, first);
+        self.at_work(false);
     }
 
     /// Finds out what limits and share release now, and begins that; how many requests.
     #[cold]
     fn refresh_admission(&mut self) -> usize {
         let now = self.time();
-        self.admission.refresh(self.disk.in_flight(), now);
+        self.admission.limiter.allot(self.disk.in_flight(), now);
         if self.admission.held() == 0 { 0 } else { self.begin_released() }
     }
 
@@ -136,12 +139,12 @@ impl<S: Server + Disclose> EventLoop<S> {
         let mut count = 0;
         loop {
             let mut ledger = Ledger(&mut self.stats, &mut self.blkback_stats);
-            let counted = |request: &mut Request, waited: Waited| {
-                let before = waited.ns.saturating_add(u64::from(request.waited));
-                ledger.count(request, now.saturating_sub(before), now);
-                match waited.by_share {
-                    true => ledger.0.shared(waited.ns),
-                    false => ledger.0.throttled(waited.ns),
+            let counted = |request: &mut Request, held: Waited| {
+                request.waited = waited(held.ns.saturating_add(u64::from(request.waited)));
+                ledger.count(request, now);
+                match held.by_share {
+                    true => ledger.0.shared(held.ns),
+                    false => ledger.0.throttled(held.ns),
                 }
             };
             let in_flight = self.disk.in_flight();
@@ -209,7 +212,7 @@ impl<S: Server + Disclose> EventLoop<S> {
             return false;
         }
         // Requests that wait in a ring while one of the quarantine is under way are no reason to stay awake.
-        (self.admission.is_in_quarantine() && self.batch(1) == 0) || self.server.may_sleep()
+        self.batch(1) == 0 || self.server.may_sleep()
     }
 
     /// Whether nothing that is held may go yet; the timer is set for when it may.
@@ -220,7 +223,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         let now = self.stats.now();
         // Requests have ended since it was found out what the share lets go.
         let in_flight = self.disk.in_flight();
-        self.admission.refresh(in_flight, now);
+        self.admission.limiter.allot(in_flight, now);
         let Some(at) = self.admission.deadline(in_flight, now) else { return true };
         if at <= now {
             return false;

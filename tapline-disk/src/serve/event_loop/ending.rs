@@ -55,7 +55,7 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.end_well();
         self.stats.page().leave();
         self.page.remove();
-        self.admission.end();
+        self.admission.limiter.leave();
         redo_log::end_all();
         match self.given_back - before {
             0 => say("stopped: all requests are completed and flushed"),

@@ -9,7 +9,6 @@ use transport::Server;
 
 use super::words::in_words;
 use super::{Disclose, EventLoop};
-use crate::process::fault;
 use crate::process::log::say;
 use crate::serve::admission::DiskState;
 use crate::serve::control::Control;
@@ -34,17 +33,13 @@ impl<S: Server + Disclose> EventLoop<S> {
         self.admission.batch(most, self.disk_state(), now)
     }
 
-    /// Begins a request, and notes for the next process that this one does nothing else, if so.
-    #[cold]
-    pub(super) fn begin_quarantined(&mut self, request: Request) {
+    /// Notes for the next process which request of the quarantine is begun while this one does nothing else.
+    pub(super) fn note_if_alone(&self, request: &Request) {
         let is_alone = self.admission.is_alone(self.disk_state());
         if let Some(log) = self.disk.leaf_log().filter(|_| is_alone) {
-            log.note_alone(Mark::of(&request));
+            log.note_alone(Mark::of(request));
             log.note_at_work(true);
         }
-        fault::point("begin", &request);
-        self.disk.submit(request, &mut self.engine);
-        self.at_work(false);
     }
 
     fn disk_state(&self) -> DiskState {

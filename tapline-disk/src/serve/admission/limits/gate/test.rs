@@ -5,6 +5,8 @@
 //! - reads and writes both go on, and neither waits for the other one's limit;
 //! - a loop that sleeps until `next_at` makes progress each time.
 
+use fastrand::Rng;
+
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -19,18 +21,6 @@ impl<T> Gate<T> {
         }
         self.hold(direction, bytes, now, item);
         None
-    }
-}
-
-/// Numbers from a seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
     }
 }
 
@@ -56,7 +46,7 @@ struct Gone {
 struct Run {
     gate: Gate<Direction>,
     client: Client,
-    random: Random,
+    random: Rng,
     /// How late the loop wakes up at most.
     late: u64,
     now: u64,
@@ -93,7 +83,7 @@ impl Run {
         Run {
             gate: Gate::new(&limits, 0),
             client,
-            random: Random(7),
+            random: Rng::with_seed(7),
             late,
             now: 0,
             gone: Gone::default(),
@@ -111,9 +101,9 @@ impl Run {
     }
 
     fn ask(&mut self) {
-        let write = self.random.below(100) < self.client.writes;
+        let write = self.random.u64(0..100) < self.client.writes;
         let direction = if write { Direction::Write } else { Direction::Read };
-        let size = usize::try_from(self.random.below(u64::try_from(self.client.sizes.len()).unwrap())).unwrap();
+        let size = usize::try_from(self.random.u64(0..u64::try_from(self.client.sizes.len()).unwrap())).unwrap();
         let bytes = self.client.sizes[size];
         if let Some(direction) = self.gate.offer(direction, bytes, self.now, direction) {
             self.went(direction, bytes);
@@ -130,7 +120,7 @@ impl Run {
             }
             let gate_at = self.gate.next_at(self.now);
             assert!(gate_at.is_none_or(|at| at > self.now), "what may go has gone");
-            let gate_at = gate_at.map(|at| at + self.random.below(self.late + 1));
+            let gate_at = gate_at.map(|at| at + self.random.u64(0..self.late + 1));
             let next = gate_at.into_iter().chain(self.served.front().copied()).min();
             self.now = next.expect("something is waited for").max(self.now);
             while self.served.front().is_some_and(|&at| at <= self.now) {

@@ -66,13 +66,13 @@ pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory,
 use writer::{State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
-const VERSION: i64 = 17;
+const VERSION: i64 = 18;
 
 /// The version since which deleted rows are overwritten.
 const WIPED_SINCE: i64 = 17;
 
 /// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 17] = [
+const MIGRATIONS: [&str; 18] = [
     include_str!("catalogue/schema.sql"),
     include_str!("catalogue/schema-2.sql"),
     include_str!("catalogue/schema-3.sql"),
@@ -90,6 +90,7 @@ const MIGRATIONS: [&str; 17] = [
     include_str!("catalogue/schema-15.sql"),
     include_str!("catalogue/schema-16.sql"),
     include_str!("catalogue/schema-17.sql"),
+    include_str!("catalogue/schema-18.sql"),
 ];
 
 /// How long another program that reads the file may lock it.

@@ -4,3 +4,4 @@
 
 pub mod firmware;
 pub mod nbd;
+pub mod program;

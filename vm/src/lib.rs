@@ -13,6 +13,4 @@ pub mod qemu;
 pub mod qmp;
 mod socket;
 pub mod syntax;
-#[cfg(test)]
-mod test_script;
 pub mod xen;

@@ -62,6 +62,7 @@ pub fn check_rows(connection: &Connection) -> Result<(), Problem> {
         for vm in view.vms()? {
             view.vm_process(vm.uuid)?;
             view.vm_held(vm.uuid)?;
+            view.vm_shutdown(vm.uuid)?;
             view.seed(vm.uuid)?;
         }
         view.vdis(None)?;

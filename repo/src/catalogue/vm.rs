@@ -1,6 +1,6 @@
 //! Virtual machines.
 
-use api::{Change, Code, Labels, ObjectKind, Power, Problem, Vbd, VbdState, Vm, VmPatch};
+use api::{Change, Code, Labels, ObjectKind, Power, Problem, Vbd, VbdState, Vm, VmPatch, VmShutdown};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
@@ -78,6 +78,13 @@ impl View<'_> {
         })
     }
 
+    /// How a VM that is stopping was asked to shut down. None if it is stopping for another reason.
+    pub fn vm_shutdown(&self, uuid: Uuid) -> Result<Option<VmShutdown>, Problem> {
+        let sql = "SELECT shutdown FROM vm WHERE uuid = ?1";
+        let asked = self.row(sql, [Id(uuid)], |row| row.get::<_, Option<Json<_>>>(0))?;
+        Ok(asked.flatten().map(|json| json.0))
+    }
+
     /// Refuses to plug a VBD individually while its VM is being started or shut down, which handles all of them.
     pub fn check_vm_settled(&self, vbd: &Vbd) -> Result<(), Problem> {
         let power = vbd.vm.map(|vm| self.vm(vm)).transpose()?.map(|vm| vm.power);
@@ -105,7 +112,7 @@ impl Tx<'_> {
     pub fn insert_vm(&mut self, vm: &Vm) -> Result<(), Problem> {
         self.execute(
             "INSERT INTO vm VALUES (:uuid, :name, :description, :driver, :memory, :vcpus, :boot, :platform, :power,
-             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL, :retention, NULL)",
+             NULL, NULL, NULL, NULL, NULL, :created, :autostart, :tags, :other_config, NULL, :retention, NULL, NULL)",
             named_params! {
                 ":uuid": Id(vm.uuid), ":name": vm.name.as_str(), ":description": vm.description.as_str(),
                 ":driver": Word(vm.driver), ":memory": vm.memory, ":vcpus": vm.vcpus, ":boot": Json(&vm.boot),
@@ -203,12 +210,20 @@ impl Tx<'_> {
     pub fn set_vm_power(&mut self, uuid: Uuid, power: Power, problem: Option<&Problem>) -> Result<(), Problem> {
         self.vm(uuid)?;
         self.execute(
-            "UPDATE vm SET power = ?2, problem = ?3, held_for = CASE WHEN ?2 IN ('halted', 'suspended') THEN NULL ELSE held_for END
+            "UPDATE vm SET power = ?2, problem = ?3,
+             held_for = CASE WHEN ?2 IN ('halted', 'suspended') THEN NULL ELSE held_for END,
+             shutdown = CASE WHEN ?2 = 'stopping' THEN shutdown ELSE NULL END
              WHERE uuid = ?1",
             (Id(uuid), Word(power), problem.map(Json)),
         )?;
         self.touch(ObjectKind::Vm, uuid, Change::Changed);
         Ok(())
+    }
+
+    /// Records that a VM is being shut down, and how, so that a daemon that restarts continues in the same way.
+    pub fn set_vm_stopping(&mut self, uuid: Uuid, asked: &VmShutdown) -> Result<(), Problem> {
+        self.set_vm_power(uuid, Power::Stopping, None)?;
+        self.execute("UPDATE vm SET shutdown = ?2 WHERE uuid = ?1", (Id(uuid), Json(asked))).map(drop)
     }
 
     /// Records that no machine of a VM runs any more, and why: it is suspended if its memory was saved.

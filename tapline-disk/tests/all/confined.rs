@@ -4,8 +4,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -28,9 +27,7 @@ thread_local! {
         let place = tempfile::tempdir().unwrap();
         std::fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
         let program = place.path().join("tapline-disk");
-        // Copied by another process: a process that another test forks at the same time would have the copy open for
-        // writing.
-        assert!(Command::new("cp").arg(TAPLINE).arg(&program).status().unwrap().success());
+        testkit::program::copy(Path::new(TAPLINE), &program);
         (place, program)
     };
 }

@@ -3,7 +3,6 @@
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -163,8 +162,7 @@ fn a_program_that_does_not_start_changes_nothing() {
                 sys.exit(1)\n";
     let programs = [("half", half), ("deaf", "#!/bin/sh\nexit 64\n"), ("none", "no program at all")];
     for (name, text) in programs {
-        room.write(name, text.as_bytes());
-        std::fs::set_permissions(room.file(name), PermissionsExt::from_mode(0o755)).unwrap();
+        testkit::program::write(&room.file(name), text);
     }
     let paths = programs.map(|(name, _)| room.file(name).to_str().unwrap().to_owned());
     for program in paths.iter().map(String::as_str).chain(["/nowhere/tapline-disk", "/bin/true"]) {

@@ -1,27 +1,16 @@
 //! `tapline` passes its arguments on to the `tapline-disk` in the same directory, and exits with its exit code.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by each test from the writing of its programs to their end: a process that another test forks in between would
-/// inherit the file still open for writing, and the kernel then refuses to run it (ETXTBSY).
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use testkit::program;
 
 /// A copy of `tapline` in a directory of its own, next to a program that only prints how it was called.
 fn installed(directory: &tempfile::TempDir, with_disk_program: bool) -> PathBuf {
     let tapline = directory.path().join("tapline");
-    fs::copy(env!("CARGO_BIN_EXE_tapline"), &tapline).unwrap();
+    program::copy(Path::new(env!("CARGO_BIN_EXE_tapline")), &tapline);
     if with_disk_program {
-        let script = directory.path().join("tapline-disk");
-        fs::write(&script, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 3\n").unwrap();
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        program::script(&directory.path().join("tapline-disk"), "printf '<%s>' \"$@\"\nexit 3");
     }
     tapline
 }
@@ -32,7 +21,6 @@ fn run(tapline: &PathBuf, words: &[&str]) -> Output {
 
 #[test]
 fn words_and_exit_code_pass_through_unchanged() {
-    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, true);
     let output = run(&tapline, &["image", "check", "vhd:a b", "--repair"]);
@@ -42,7 +30,6 @@ fn words_and_exit_code_pass_through_unchanged() {
 
 #[test]
 fn help_of_a_command_of_the_disk_program_is_printed_by_it() {
-    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, true);
     let output = run(&tapline, &["help", "image", "create"]);
@@ -52,7 +39,6 @@ fn help_of_a_command_of_the_disk_program_is_printed_by_it() {
 
 #[test]
 fn a_missing_disk_program_is_reported_with_its_location() {
-    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, false);
     let output = run(&tapline, &["serve", "vhd:a"]);
@@ -63,7 +49,6 @@ fn a_missing_disk_program_is_reported_with_its_location() {
 
 #[test]
 fn wrong_words_are_refused_without_any_other_program() {
-    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let tapline = installed(&directory, false);
     assert_eq!(run(&tapline, &["frobnicate"]).status.code(), Some(64));

@@ -66,7 +66,7 @@ impl Host {
     /// A program that runs in the place of one that was installed.
     fn running(&self, program: &str) -> Child {
         self.stage(program, "");
-        fs::copy("/bin/sleep", self.staged(program)).unwrap();
+        testkit::program::copy(Path::new("/bin/sleep"), &self.staged(program));
         self.install();
         fs::set_permissions(self.path(program), fs::Permissions::from_mode(0o755)).unwrap();
         Command::new(self.path(program)).arg("60").spawn().unwrap()

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use testkit::program;
+
 /// A host: what runs there, in directories of its own.
 struct Host {
     room: tempfile::TempDir,
@@ -30,14 +32,10 @@ impl Host {
         self.room.path().join(name)
     }
 
-    /// Copied by another process: one that another test forks at the same time would inherit the script still open for
-    /// writing, and the kernel then refuses to run it (ETXTBSY).
+    /// A program that records its arguments.
     fn script(&self, name: &str, text: &str) {
-        let draft = self.path("draft");
-        fs::write(&draft, format!("#!/bin/sh\necho {name} \"$@\" >>{}\n{text}\n", self.path("asked").display()))
-            .unwrap();
-        let copied = Command::new("install").args(["-m", "755"]).arg(draft).arg(self.path("bin").join(name)).status();
-        assert!(copied.unwrap().success());
+        let records = format!("echo {name} \"$@\" >>{}", self.path("asked").display());
+        program::script(&self.path("bin").join(name), &format!("{records}\n{text}"));
     }
 
     /// The output, and the recorded arguments.

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::end::Ended;
 use super::guest::{self, Guest};
 use super::machine::{RunningVm, qemu_problem};
-use super::stop::{self, Grace};
+use super::stop;
 use super::suspend::Suspend;
 use super::{domain, end, hardware, memory, network, new_task, strays, vm_directory};
 use crate::daemon::Daemon;
@@ -183,11 +183,10 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
-            // Continues that shutdown. A deadline to stop the guest by force is not recorded, so the guest is not.
+            // Continues that shutdown. Its guest has the whole time again: a clock may have been set in between.
+            let asked = daemon.catalogue.read(move |view| view.vm_shutdown(uuid)).await?.unwrap_or_default();
             let at_work = daemon.clone();
-            let work = move |context| async move {
-                stop::finish(&at_work, uuid, Some(Grace::Unlimited), operation, context).await
-            };
+            let work = move |context| async move { stop::finish(&at_work, uuid, asked, operation, context).await };
             daemon.tasks.start(daemon, new_task("vm-shutdown", uuid, true), work).await?;
         }
         (Ok(Some(_)), _) => {}

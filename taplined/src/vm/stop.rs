@@ -17,15 +17,6 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::task::Context;
 
-/// How long a guest may take to power off before it is stopped by force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grace {
-    /// This long.
-    For(Duration),
-    /// It is not stopped by force.
-    Unlimited,
-}
-
 /// Shuts a VM down: a task. With force it aborts other operations on the VM.
 pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
@@ -42,18 +33,13 @@ pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Ta
         (_, Err(_)) if asked.force => None,
         (_, Err(busy)) => return Err(busy),
     };
-    let grace = match (asked.force, asked.force_after) {
-        (true, _) => None,
-        (false, Some(seconds)) => Some(Grace::For(Duration::from_secs(seconds.into()))),
-        (false, None) => Some(Grace::Unlimited),
-    };
     let at_work = daemon.clone();
     let work = move |context: Context| async move {
         let operation = match operation {
             Some(operation) => operation,
             None => take(&at_work, vm, &context).await?,
         };
-        finish(&at_work, vm, grace, operation, context).await
+        finish(&at_work, vm, asked, operation, context).await
     };
     daemon.tasks.start(daemon, new_task("vm-shutdown", vm, true), work).await
 }
@@ -71,11 +57,11 @@ async fn take(daemon: &Daemon, vm: Uuid, context: &Context) -> Result<Operation,
     context.unless_cancelled(async { Ok(daemon.vms.operations.wait(vm).await) }).await
 }
 
-/// Shuts down a VM that is reserved for this operation; without `grace` at once, without pressing its power button.
+/// Shuts down a VM that is reserved for this operation. With force its power button is not pressed.
 pub async fn finish(
     daemon: &Daemon,
     vm: Uuid,
-    grace: Option<Grace>,
+    asked: VmShutdown,
     operation: Operation,
     mut context: Context,
 ) -> Result<Value, Problem> {
@@ -84,15 +70,22 @@ pub async fn finish(
         return shown(daemon.catalogue.read(move |view| view.vm(vm)).await?);
     }
     let guest = recover::reach(daemon, vm).await;
-    daemon.catalogue.write(move |tx| tx.set_vm_power(vm, Power::Stopping, None)).await?;
+    let recorded = asked.clone();
+    daemon.catalogue.write(move |tx| tx.set_vm_stopping(vm, &recorded)).await?;
     let ended = async {
-        if let Some(grace) = grace {
+        if !asked.force {
             let guest = guest.as_ref().map_err(Problem::clone)?;
             context.step("ask", true).await?;
             fault::point("vm-shutdown", "ask", false);
-            context.unless_cancelled(ask(guest, grace)).await?;
+            let force_after = asked.force_after.map(|seconds| Duration::from_secs(seconds.into()));
+            context.unless_cancelled(ask(guest, force_after)).await?;
         }
         context.step("end", false).await?;
+        if !asked.force {
+            // From here on nothing waits for the guest, in a restarted daemon neither.
+            let forced = VmShutdown { force: true, ..VmShutdown::default() };
+            daemon.catalogue.write(move |tx| tx.set_vm_stopping(vm, &forced)).await?;
+        }
         fault::point("vm-shutdown", "end", false);
         match guest {
             Ok(guest) => guest.tell(RunningVm::end).await,
@@ -124,17 +117,17 @@ async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
 /// Time after which the power button is pressed again: firmware and an operating system that is booting ignore it.
 const PRESS_AGAIN: Duration = Duration::from_secs(10);
 
-/// Presses the power button, and waits until the guest has powered off or the time is over.
-async fn ask(guest: &Arc<Guest>, grace: Grace) -> Result<(), Problem> {
+/// Presses the power button, and waits until the guest has powered off or the time is over, if it is limited.
+async fn ask(guest: &Arc<Guest>, force_after: Option<Duration>) -> Result<(), Problem> {
     if let Err(refused) = press(guest).await {
         tracing::warn!(vm = %guest.vm, "{refused}");
-        return match grace {
-            Grace::For(_) => Ok(()),
+        return match force_after {
+            Some(_) => Ok(()),
             // QEMU refuses while it exits, too.
-            Grace::Unlimited => tokio::time::timeout(power::EXIT, guest.ended()).await.unwrap_or(Err(refused)),
+            None => tokio::time::timeout(power::EXIT, guest.ended()).await.unwrap_or(Err(refused)),
         };
     }
-    let Grace::For(patience) = grace else { return press_until_off(guest).await };
+    let Some(patience) = force_after else { return press_until_off(guest).await };
     match tokio::time::timeout(patience, press_until_off(guest)).await {
         Ok(ended) => ended,
         Err(_) => {

@@ -67,7 +67,7 @@ fn attack(user: u32, victims: &[u32]) -> bool {
     let room = tempfile::tempdir().unwrap();
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = room.path().join("attacker");
-    harness::copy_program(&std::env::current_exe().unwrap(), &program);
+    testkit::program::copy(&std::env::current_exe().unwrap(), &program);
     let victims = victims.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     let mut attacker = Command::new(&program);
     attacker.args(["--exact", "confine::inside", "--nocapture"]).env(VICTIMS, victims).uid(user).gid(user);
@@ -266,7 +266,7 @@ fn slow_group_members_do_not_delay_root() {
     let room = tempfile::tempdir().unwrap();
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = room.path().join("member");
-    harness::copy_program(&std::env::current_exe().unwrap(), &program);
+    testkit::program::copy(&std::env::current_exe().unwrap(), &program);
     let mut member = Command::new(&program);
     member
         .args(["--exact", "confine::inside_the_group", "--nocapture"])

@@ -262,10 +262,8 @@ fn a_qemu_without_sandbox_support_runs_and_is_logged() {
     let program = room.path().join("qemu");
     let qemu = std::env::var("TAPLINE_QEMU").unwrap_or_else(|_| QEMU.into());
     let says = "-sandbox support is not enabled in this QEMU binary";
-    let script =
-        format!("#!/bin/sh\ncase \"$*\" in *-sandbox*) echo {says:?} >&2; exit 1;; esac\nexec {qemu} \"$@\"\n");
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let refuses = format!("case \"$*\" in *-sandbox*) echo {says:?} >&2; exit 1;; esac");
+    testkit::program::script(&program, &format!("{refuses}\nexec {qemu} \"$@\""));
     let (daemon, vdis) = with_disks(&format!("qemu-program = {program:?}"), &["a"]);
     let vm = machine(&daemon, &vdis, json!({}));
     let pid = start(&daemon, &vm);

@@ -2,7 +2,6 @@
 //! only their guests wait.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -25,11 +24,10 @@ fn bed() -> Bed {
     let mut daemon = harness::start_with(IMPATIENT, &[]);
     let room = daemon.room().to_owned();
     let program = room.join("tapline-disk");
-    harness::copy_program(&harness::disk_program(), &program);
+    testkit::program::copy(&harness::disk_program(), &program);
     let script = room.join("hanging");
     let hang = format!("if [ \"$1\" = image ] && [ -e {0}/hang ]; then kill -STOP $$; fi", room.display());
-    fs::write(&script, format!("#!/bin/sh\n{hang}\nexec {} \"$@\"\n", program.display())).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::program::script(&script, &format!("{hang}\nexec {} \"$@\"", program.display()));
     let path = room.join("taplined.toml");
     let config = fs::read_to_string(&path).unwrap();
     let lines = config.lines().map(|line| match line.starts_with("disk-program") {

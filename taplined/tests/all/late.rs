@@ -120,10 +120,8 @@ fn hesitant(names: &[&str]) -> Option<(tempfile::TempDir, Taplined, Vec<String>)
     let room = tempfile::Builder::new().prefix("qemu-").tempdir().unwrap();
     let script = room.path().join("qemu");
     let hangs = "case \"$*\" in *id=monitor*) kill -STOP $$;; esac";
-    fs::write(&script, format!("#!/bin/sh\n{hangs}\nexec {qemu} \"$@\"\n")).unwrap();
-    for path in [script.as_path(), room.path()] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
+    testkit::program::script(&script, &format!("{hangs}\nexec {qemu} \"$@\""));
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let (daemon, vdis) = with_disks(&format!("qemu-program = {script:?}"), names);
     Some((room, daemon, vdis))
 }

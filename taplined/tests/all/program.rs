@@ -31,7 +31,7 @@ fn closed() -> (tempfile::TempDir, std::path::PathBuf) {
     fs::set_permissions(closed.path(), fs::Permissions::from_mode(0o700)).unwrap();
     fs::create_dir(closed.path().join("bin")).unwrap();
     let program = closed.path().join("bin/tapline-disk");
-    harness::copy_program(&harness::disk_program(), &program);
+    testkit::program::copy(&harness::disk_program(), &program);
     (closed, program)
 }
 
@@ -77,7 +77,7 @@ fn a_program_that_cannot_start_is_reported_with_advice() {
     let (daemon, vdi) = with_program(&program);
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
 
-    harness::copy_program(&harness::disk_program(), &program);
+    testkit::program::copy(&harness::disk_program(), &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
 
@@ -100,7 +100,7 @@ fn a_noexec_mount_is_reported_as_the_cause() {
         return harness::not_run("a program on a file system that is mounted noexec: this user may mount nothing");
     };
     let program = noexec.path().join("tapline-disk");
-    harness::copy_program(&harness::disk_program(), &program);
+    testkit::program::copy(&harness::disk_program(), &program);
     let (daemon, vdi) = with_program(&program);
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
 }

@@ -283,9 +283,8 @@ fn stand_ins(room: &Path) -> String {
     let bin = room.join("bin");
     fs::create_dir(&bin).unwrap();
     let script = |name: &str, does: &str| {
-        let path = bin.join(name);
-        fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >> {}/words\n{does}\n", room.display())).unwrap();
-        assert!(Command::new("chmod").arg("+x").arg(&path).status().unwrap().success());
+        let records = format!("echo {name} \"$@\" >> {}/words", room.display());
+        testkit::program::script(&bin.join(name), &format!("{records}\n{does}"));
     };
     // The real program has another program do it, too, and waits for that.
     let hang = "test -e \"$(dirname $0)/hang\" && { sleep 1000 & echo $! >\"$(dirname $0)/child\"; wait; exit 1; }";

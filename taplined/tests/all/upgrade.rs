@@ -130,7 +130,7 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
     // The disks' user must get there; the daemon's own directories are closed to others as before.
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = daemon.room().join("tapline-disk");
-    harness::copy_program(&harness::disk_program(), &program);
+    testkit::program::copy(&harness::disk_program(), &program);
     let path = daemon.room().join("taplined.toml");
     let config = fs::read_to_string(&path).unwrap();
     let others: Vec<&str> = config.lines().filter(|line| !line.starts_with("disk-program")).collect();
@@ -145,16 +145,14 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
 
 /// Replaces a program with a script, as an installation does.
 fn install(program: &Path, script: &str) {
-    let (draft, new) = (program.with_extension("draft"), program.with_extension("new"));
-    fs::write(&draft, format!("#!/bin/sh\n# In the place of tapline-disk.\n{script}\n")).unwrap();
-    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
-    harness::copy_program(&draft, &new);
+    let new = program.with_extension("new");
+    testkit::program::script(&new, &format!("# In the place of tapline-disk.\n{script}"));
     fs::rename(&new, program).unwrap();
 }
 
 fn install_real(program: &Path) {
     let new = program.with_extension("new");
-    harness::copy_program(&harness::disk_program(), &new);
+    testkit::program::copy(&harness::disk_program(), &new);
     fs::rename(&new, program).unwrap();
 }
 
@@ -194,7 +192,7 @@ fn a_disk_whose_old_process_dies_in_an_upgrade_is_restarted_once() {
     let before = pid(&daemon, &vbd);
     // Before anything can have been handed to it.
     let real = program.with_extension("real");
-    harness::copy_program(&program, &real);
+    testkit::program::copy(&program, &real);
     let at_take_over = format!("case \"$*\" in *--take-over*) kill -9 {before};; esac\nexec {} \"$@\"", real.display());
     install(&program, &at_take_over);
     daemon.failed(daemon.post(&format!("{vbd}/upgrade"), json!({})));

@@ -296,12 +296,12 @@ fn image_jobs_have_access_only_to_passed_files() {
     let (room, words) = (bed.daemon.room().to_owned(), bed.daemon.room().join("words"));
     let (noting, real) = (room.join("noting"), room.join("tapline-disk"));
     // Its user may have no access to the build directory.
-    harness::copy_program(&harness::disk_program(), &real);
-    let script = format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", words.display(), real.display());
+    testkit::program::copy(&harness::disk_program(), &real);
+    let script = format!("echo \"$@\" >> {}\nexec {} \"$@\"", words.display(), real.display());
+    testkit::program::script(&noting, &script);
     fs::write(&words, "").unwrap();
-    fs::write(&noting, script).unwrap();
     // It runs as a user of its own.
-    for (path, mode) in [(&room, 0o711), (&noting, 0o755), (&words, 0o666)] {
+    for (path, mode) in [(&room, 0o711), (&words, 0o666)] {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
     let config = fs::read_to_string(room.join("taplined.toml")).unwrap();

@@ -140,7 +140,7 @@ mod test {
         let room = tempfile::tempdir().unwrap();
         let script = |text: &str| {
             let path = room.path().join("qemu");
-            crate::test_script::write(&path, text);
+            testkit::program::script(&path, text);
             path
         };
         let ended = try_out(None, &script("echo failed to set MSR >&2"), Accelerator::Kvm, PATIENCE);

@@ -196,7 +196,7 @@ an odd name 7                                2   320     1     --p---       0.0
     fn a_failed_xl_command_is_quoted() {
         let room = tempfile::tempdir().unwrap();
         let program = room.path().join("xl");
-        crate::test_script::write(&program, "echo \"no $1 of $2\" >&2\nexit 3");
+        testkit::program::script(&program, "echo \"no $1 of $2\" >&2\nexit 3");
         let failed = Xl::of(&program).destroy(DomId(7)).unwrap_err();
         assert!(failed.message.ends_with("destroy 7`: exit status: 3: no destroy of 7"), "{failed}");
         let missing = Xl::of(&room.path().join("none")).pause(DomId(7)).unwrap_err();

@@ -122,12 +122,6 @@ pub fn disk_program() -> PathBuf {
     program
 }
 
-/// Copies a program, by another process: a process that another test forks at the same time would have the copy open
-/// for writing.
-pub fn copy_program(from: &Path, to: &Path) {
-    assert!(Command::new("cp").args([from, to]).status().unwrap().success());
-}
-
 impl Taplined {
     fn run(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();

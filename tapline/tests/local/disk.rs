@@ -28,6 +28,8 @@ impl Served {
         while UnixStream::connect(served.room.path().join("control.sock")).is_err() {
             std::thread::sleep(Duration::from_millis(10));
         }
+        // Only a disk that answers has opened its other sockets, too.
+        served.done("disk control.sock stats");
         served
     }
 
@@ -131,7 +133,6 @@ fn replays_what_was_recorded(served: &Served, traced: &Value) {
 #[test]
 fn a_trace_has_the_requests_of_its_time_and_their_stages_add_up() {
     let mut served = Served::new();
-    // A disk that answers has its page.
     let mut client = testkit::nbd::Client::connect(&served.room.path().join("nbd.sock")).unwrap();
     let words = "--json trace control.sock --seconds 2 --svg where.svg --chrome trace.json --record requests";
     let mut trace = tapline();

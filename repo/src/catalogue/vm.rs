@@ -78,7 +78,7 @@ impl View<'_> {
         })
     }
 
-    /// How a VM that is stopping was asked to shut down. None if it is stopping for another reason.
+    /// The request by which a VM is stopping. None if it is stopping for another reason.
     pub fn vm_shutdown(&self, uuid: Uuid) -> Result<Option<VmShutdown>, Problem> {
         let sql = "SELECT shutdown FROM vm WHERE uuid = ?1";
         let asked = self.row(sql, [Id(uuid)], |row| row.get::<_, Option<Json<_>>>(0))?;

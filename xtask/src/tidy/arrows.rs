@@ -37,7 +37,7 @@ const ARROWS: &[Arrow] = &[
         tests_may_use: &["disk", "memory", "testkit", "transport"],
     },
     Arrow { package: "sim", may_use: &["disk", "memory", "plan"], tests_may_use: &[] },
-    Arrow { package: "vm", may_use: &["control", "stats", "xen"], tests_may_use: &[] },
+    Arrow { package: "vm", may_use: &["control", "stats", "xen"], tests_may_use: &["testkit"] },
     Arrow {
         package: "tapline-disk",
         may_use: &[

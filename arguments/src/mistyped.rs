@@ -85,7 +85,8 @@ fn of_verb(error: &mut Error, words: &str, noun: &Command) {
 
 fn of_argument(error: &mut Error, words: &str, verb: &Command) {
     let Some(typed) = text(error, ContextKind::InvalidArg) else { return };
-    let option = typed.split(['=', ' ']).next().unwrap_or_default();
+    // The value of an option is not part of its name; other words are values as a whole.
+    let option = if typed.starts_with('-') { typed.split(['=', ' ']).next().unwrap_or_default() } else { &typed };
     let suggested = text(error, ContextKind::SuggestedArg);
     let is_near = suggested.is_some_and(|name| is_slip(option, name.split(['=', ' ']).next().unwrap_or_default()));
     // To pass an option as a value is hardly ever meant.
@@ -108,6 +109,7 @@ fn of_definition(words: &str, typed: &str, verb: &Command) -> Option<String> {
     let first = verb.get_positionals().next().map(|first| first.get_id().as_str().to_owned());
     match typed {
         "--force" | "-f" if has("yes") => Some(format!("'tapline {words} … --yes' does not ask for confirmation")),
+        "--format" | "--output-format" if has("json") && !has("format") => Some("use --json".to_owned()),
         "--vm" | "--vdi" | "--vbd" | "--sr" | "--name" | "--uuid" | "--disk" | "--domain" | "--id" => {
             let first = first?.to_uppercase();
             Some(format!("the first argument needs no option: 'tapline {words} {first}'"))
@@ -117,11 +119,16 @@ fn of_definition(words: &str, typed: &str, verb: &Command) -> Option<String> {
             Some(format!("a number here cannot be negative{shrinks}"))
         }
         _ if typed.starts_with('-') => None,
+        _ if typed.split_once('=').is_some_and(|(key, _)| has(key)) => {
+            let option = typed.replacen('=', " ", 1);
+            Some(format!("that is an option: 'tapline {words} … --{option}'"))
+        }
         _ if has("dir") => Some(format!("the storage is an option: 'tapline {words} … --dir {typed}'")),
         _ if has("snapshot") => Some(format!("the snapshot is an option: 'tapline {words} … --snapshot {typed}'")),
         _ if has("iops") => Some(format!("limits are options: 'tapline {words} … --iops {typed}'")),
         _ if has("for") => Some(format!("the program is an option: 'tapline {words} … --for {typed}'")),
         _ if has("new") && has("vm") => Some(format!("the machine is an option: 'tapline {words} … --vm {typed}'")),
+        _ if has("disk") => Some(format!("a disk is an option: 'tapline {words} … --disk {typed}'")),
         _ if has("name") => Some(format!("a name is an option: 'tapline {words} … --name {typed}'")),
         _ if has("to") => Some(format!("the target is an option: 'tapline {words} … --to {typed}'")),
         _ => None,
@@ -240,6 +247,12 @@ mod test {
         assert!(said.contains("'--json'"), "{said}");
         let said = refused("tapline image info vhd:x --jubilee");
         assert!(!said.contains("tip:"), "{said}");
+    }
+
+    #[test]
+    fn a_value_with_its_key_is_an_option() {
+        let said = refused("tapline image create vhd:x 1G parent=vhd:y");
+        assert!(said.contains("'tapline image create … --parent vhd:y'"), "{said}");
     }
 
     #[test]

@@ -120,7 +120,16 @@ impl fmt::Display for NotAnImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotAnImage::NoFormat(word) => {
-                write!(f, "'{word}' has no format prefix; use raw:{word}, vhd:{word} or qcow2:{word}")
+                write!(f, "'{word}' has no format prefix; use ")?;
+                match format_by_ending(word) {
+                    Some(format) => write!(f, "{format}:{word}"),
+                    None if word.contains(['/', '.']) => write!(f, "raw:{word}, vhd:{word} or qcow2:{word}"),
+                    // It may be the name of a disk of the daemon.
+                    None => write!(
+                        f,
+                        "raw:{word}, vhd:{word} or qcow2:{word}; verbs for a disk of the daemon: 'tapline vdi --help'"
+                    ),
+                }
             }
             NotAnImage::UnknownFormat(format) => {
                 write!(f, "unknown format '{format}'; use raw, vhd or qcow2, or to read vmdk or vhdx")
@@ -138,6 +147,15 @@ impl fmt::Display for NotAnImage {
                 )
             }
         }
+    }
+}
+
+/// The format that the ending of a file's name suggests.
+fn format_by_ending(word: &str) -> Option<FormatName> {
+    let (_, ending) = word.rsplit_once('.')?;
+    match ending {
+        "img" | "raw" | "iso" => Some(FormatName::Raw),
+        known => FormatName::of(known),
     }
 }
 
@@ -290,8 +308,11 @@ mod test {
 
     #[test]
     fn a_path_without_format_is_refused_with_a_suggestion() {
-        let refused = "disk.vhd".parse::<ImageName>().unwrap_err().to_string();
-        assert!(refused.contains("raw:disk.vhd, vhd:disk.vhd or qcow2:disk.vhd"), "{refused}");
+        let refused = |word: &str| word.parse::<ImageName>().unwrap_err().to_string();
+        assert_eq!(refused("disk.vhd"), "'disk.vhd' has no format prefix; use vhd:disk.vhd");
+        assert!(refused("a.img").ends_with("use raw:a.img"));
+        assert!(refused("/dev/sdb").ends_with("use raw:/dev/sdb, vhd:/dev/sdb or qcow2:/dev/sdb"));
+        assert!(refused("web").contains("tapline vdi"));
         assert!(matches!("/a:b".parse::<ImageName>(), Err(NotAnImage::NoFormat(_))));
     }
 

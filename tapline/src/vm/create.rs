@@ -158,9 +158,9 @@ impl Create {
             Ok(vm) => vm,
             Err(problem) => return Err(made.unmake_for(session, problem).await),
         };
-        // A machine that does not start is there nevertheless, to be looked at.
+        // A machine that does not start is there nevertheless, to be looked at: also one whose start is refused.
         let started = match start {
-            true => session.finish(session.client.vm_start(vm).await?).await.map(drop),
+            true => async { session.finish(session.client.vm_start(vm).await?).await.map(drop) }.await,
             false => Ok(()),
         };
         match session.json() {
@@ -168,7 +168,7 @@ impl Create {
             false => print(&format!("{vm}\n"))?,
         }
         if started.is_err() {
-            say("tapline: the machine is made, but does not run\n");
+            say("tapline: the machine was created, but does not run\n");
         }
         started?;
         if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
@@ -202,7 +202,7 @@ impl Made {
     pub async fn unmake_for(self, session: &Session, problem: Problem) -> Problem {
         match self.unmake(session).await {
             Ok(()) => problem,
-            Err(also) => problem.advise(format!("what was made until then is still there: {also}")),
+            Err(also) => problem.advise(format!("what was created until then is still there: {also}")),
         }
     }
 

@@ -128,7 +128,10 @@ impl Bridged {
         let refused = |why: &str| {
             let what = format!("cannot connect the network card of VM {} to the bridge {bridge}: {why}", self.vm);
             let make = format!("ip link add {bridge} type bridge && ip link set {bridge} up");
-            let advice = format!("make it on the host ({make}), or choose another one with --platform nic=bridge:NAME");
+            let advice = format!(
+                "create it on the host ({make}), or choose another one: tapline vm set {} --nic bridge=NAME",
+                self.vm
+            );
             Problem::new(Code::State, what).field(FIELD).advise(advice)
         };
         let shown = ip(&["-json", "-details", "link", "show", "dev", bridge]).map_err(|failure| match failure {

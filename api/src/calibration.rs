@@ -19,7 +19,7 @@ use crate::{Code, Problem, Sr};
 pub enum SizeRule {
     /// Nothing.
     None,
-    /// So many bytes.
+    /// Size in bytes.
     Bytes(u64),
     /// What the policy says.
     #[default]
@@ -105,10 +105,10 @@ pub struct SrPolicy {
     pub measured: Timestamp,
     /// What was measured.
     pub operation: CalibrationOperation,
-    /// Larger transfers are split into pieces of so many bytes; absent if none are.
+    /// Larger transfers are split into pieces of this size in bytes; absent if transfers are not split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<u64>,
-    /// Adjacent transfers are merged up to so many bytes; absent if none are.
+    /// Adjacent transfers are merged up to this size in bytes; absent if transfers are not merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<u64>,
     /// What loads gain by that on average: 1.1 is a tenth more.
@@ -132,7 +132,7 @@ pub struct SrCalibration {
     pub points: Vec<SrMeasured>,
 }
 
-/// A measurement.
+/// The throughput of one load under one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SrMeasured {
     /// Bytes of a request.

@@ -31,7 +31,8 @@ pub struct DiskLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 65_536)]
     pub write_bandwidth: Option<u64>,
-    /// How much an unused disk saves up: what each limit allows in so many milliseconds. 100 by default.
+    /// The burst that an unused disk saves up, as the time in milliseconds in which each limit would allow it. 100 by
+    /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 3_600_000)]
     pub burst_ms: Option<u64>,

@@ -22,7 +22,7 @@ pub struct Event {
     pub uuid: Uuid,
     /// How the object has changed.
     pub change: Change,
-    /// Who has asked for the change; of what a task does, who has asked for the task. Absent with earlier versions.
+    /// Who requested the change; for changes made by a task, who requested the task. Absent with earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requester: Option<Requester>,
     /// The object after the change; absent if it was removed.

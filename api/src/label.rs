@@ -85,8 +85,8 @@ impl TryFrom<BTreeMap<String, String>> for OtherConfig {
         if let Some(key) = map.keys().find(|key| !is_key(key)) {
             let shown: String = key.escape_debug().take(KEY_MAX).collect();
             return Err(format!(
-                "a key of other_config must have 1 to {KEY_MAX} characters, without '=' and control characters; \
-                 '{shown}' is none"
+                "a key of other_config must have 1 to {KEY_MAX} characters, without '=' and control characters, \
+                 unlike '{shown}'"
             ));
         }
         let is_text = |value: &&String| !value.chars().any(|char| char.is_control() && !"\n\t".contains(char));

@@ -1,4 +1,4 @@
-//! Requester: who has asked for a change.
+//! Requester: who requested a change.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::Name;
 
-/// Who has asked for a change.
+/// Who requested a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum Requester {

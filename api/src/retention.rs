@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 /// 60.
 const TOTAL_MAX: u16 = 50;
 
-/// How many scheduled snapshots of a VDI or a VM are kept: the newest one of each of so many hours, days, weeks and
-/// months that have one. A snapshot is taken in each of the shortest periods that are named here.
+/// The number of hours, days, weeks and months whose newest scheduled snapshot of a VDI or a VM is kept; periods
+/// without a snapshot do not count. A snapshot is taken in each of the shortest periods given here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "Numbers")]
 pub struct Retention {

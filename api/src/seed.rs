@@ -107,7 +107,7 @@ impl<'de> Deserialize<'de> for Seed {
 }
 
 impl SeedText {
-    /// The text.
+    /// The text as it was given. It may contain secrets.
     pub fn as_str(&self) -> &str {
         &self.0
     }

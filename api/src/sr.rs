@@ -111,7 +111,7 @@ pub enum SrType {
 }
 
 impl SrSource {
-    /// Its type.
+    /// The type of repository that this source makes.
     pub fn kind(&self) -> SrType {
         match self {
             SrSource::Dir { .. } => SrType::Dir,

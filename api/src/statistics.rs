@@ -95,10 +95,10 @@ pub struct DiskStatistics {
     pub operations: Vec<OperationStatistics>,
     /// The requests in flight, the oldest first: 64 of them at most.
     pub requests: Vec<RequestInFlight>,
-    /// The layer above: the disk as the guest's kernel counts it. Present where the layers were asked for.
+    /// The layer above: the disk as the guest's kernel counts it. Present if layers were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<GuestLayer>,
-    /// The layer beneath: the host's block device that the image is on. Present where the layers were asked for.
+    /// The layer beneath: the host's block device that the image is on. Present if layers were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<HostLayer>,
 }
@@ -186,8 +186,8 @@ pub struct OperationStatistics {
     /// The sums of what they spent in each stage, in nanoseconds. The growth of a sum in a second, divided by 10⁹, is
     /// the average number of requests in that stage.
     pub stages: StageTimes,
-    /// How long they took from the moment when they could be seen until their guest was told: how many of which
-    /// duration. Present where it was asked for.
+    /// Histogram of the time from the moment when a request could be seen until its guest was notified. Present if
+    /// latencies were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latencies: Option<Vec<LatencyBucket>>,
     /// How long they were with the storage.
@@ -226,14 +226,15 @@ pub struct StageTimes {
     pub storage: u64,
     /// After its last operation, until it has its answer.
     pub completion: u64,
-    /// Answered, until its guest was told.
+    /// From the answer until the guest was notified.
     pub notify: u64,
 }
 
 /// How many requests took how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LatencyBucket {
-    /// They took less than so many nanoseconds, and at least as many as the bucket before says; buckets are within 7 %.
+    /// Upper bound in nanoseconds, exclusive; the bound of the previous bucket is the lower one, inclusive. Buckets are
+    /// at most 7 % wide.
     pub below_ns: u64,
     /// How many.
     pub count: u64,

@@ -93,7 +93,7 @@ impl Vbd {
     }
 }
 
-/// Access mode.
+/// Whether the guest may write to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub enum Mode {
     /// Read-write.
@@ -204,7 +204,7 @@ pub struct VbdPatch {
     pub other_config: Option<OtherConfig>,
 }
 
-/// Unplugs a VBD.
+/// Options for unplugging a VBD.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VbdUnplug {

@@ -84,7 +84,7 @@ pub struct VmHardware {
 }
 
 impl Vm {
-    /// A halted VM.
+    /// A new VM with a random UUID, halted and without labels.
     pub fn halted(name: Name, hardware: VmHardware) -> Vm {
         let VmHardware { driver, memory, vcpus, boot, platform } = hardware;
         Vm {
@@ -123,7 +123,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// The transport of a VM's VBDs unless another is asked for.
+    /// The transport of a VM's VBDs unless another one is requested.
     pub fn transport(self) -> Transport {
         match self {
             Driver::Qemu => Transport::VhostUser,
@@ -164,9 +164,9 @@ pub enum Power {
     Running,
     /// Paused; it can be resumed.
     Paused,
-    /// It has been asked to shut down, or its memory was saved.
+    /// Its guest was requested to shut down, or its memory was saved.
     Stopping,
-    /// Not running, with its memory in a file: a start goes on from there.
+    /// Not running, with its memory in a file: a start continues from there.
     Suspended,
 }
 

@@ -55,7 +55,7 @@ impl Client {
 }
 
 impl Events {
-    /// The next item.
+    /// Waits for the next item. Reconnects after a pause if the connection was lost.
     pub async fn next(&mut self) -> StreamItem {
         if self.stream.is_some() {
             return self.hear().await;

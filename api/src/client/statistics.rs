@@ -7,8 +7,8 @@ use super::target::Target;
 use crate::{DiskStatistics, Problem, VbdHistory};
 
 impl Client {
-    /// Lists the statistics of all plugged block devices, without latencies; with `layers` what is above and beneath
-    /// them as well, for which their guests are asked.
+    /// Lists the statistics of all plugged block devices, without latencies. With `layers` also those of the layers
+    /// above and beneath them; this queries the guests.
     pub async fn statistics(&self, layers: bool) -> Result<Vec<DiskStatistics>, Problem> {
         self.get(&Target::new("statistics").query("layers", Some(layers))).await
     }

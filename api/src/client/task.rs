@@ -22,7 +22,7 @@ impl Client {
         self.get(&Target::new("tasks").query("open", open.then_some(true))).await
     }
 
-    /// Gets a task.
+    /// Gets a task by its UUID.
     pub async fn task(&self, uuid: Uuid) -> Result<Task, Problem> {
         self.get(&Target::object("tasks", uuid)).await
     }

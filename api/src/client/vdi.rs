@@ -28,7 +28,7 @@ impl Client {
         self.get(&Target::new(VDIS).query("sr", sr).query("match", matching).queries("tag", tags)).await
     }
 
-    /// Gets a disk.
+    /// Gets a VDI by its UUID.
     pub async fn vdi(&self, uuid: Uuid) -> Result<Vdi, Problem> {
         self.get(&Target::object(VDIS, uuid)).await
     }
@@ -48,7 +48,7 @@ impl Client {
         self.change(Method::PATCH, &Target::object(VDIS, uuid), asked).await
     }
 
-    /// Grows a disk.
+    /// Grows a VDI; it cannot be made smaller.
     pub async fn vdi_resize(&self, uuid: Uuid, asked: &VdiResize) -> Result<Answer<Vdi>, Problem> {
         self.begin(Method::POST, &Target::verb(VDIS, uuid, "resize"), asked).await
     }

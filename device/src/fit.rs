@@ -35,7 +35,7 @@ const CONSTANT: u64 = 512 * KIB;
 /// Their requests.
 const SIZES: [u64; 8] = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB];
 
-/// A measurement.
+/// The measured throughput of one load under one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     /// The load that was measured.
@@ -46,7 +46,7 @@ pub struct Point {
     pub bytes_per_second: u64,
 }
 
-/// How far it is.
+/// The progress of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Points that are measured.
@@ -68,8 +68,8 @@ pub struct Fit {
     pub points: Vec<Point>,
 }
 
-/// Measures and decides. `measure` says how many bytes a second a load moves under a policy, and is asked for each
-/// point `rounds` times.
+/// Measures throughput and chooses a policy. `measure` returns the bytes per second that a load moves under a policy,
+/// and is called `rounds` times for each point.
 pub fn fit<E>(
     write: bool,
     rounds: usize,

@@ -24,10 +24,10 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// All of them.
+    /// All presets, the fastest first.
     pub const ALL: [Preset; 4] = [Preset::Nvme, Preset::SataSsd, Preset::Disk, Preset::Array];
 
-    /// Its word.
+    /// The name of the preset in `model:NAME`.
     pub fn word(self) -> &'static str {
         match self {
             Preset::Nvme => "nvme",

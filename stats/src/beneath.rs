@@ -52,8 +52,8 @@ fn number_of(word: &str) -> Option<DeviceNumber> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The device beneath the file or block device at `path`, or why it is not known. The file system of `path` is asked,
-/// which may be one of a server that does not answer.
+/// The device beneath the file or block device at `path`, or the reason why it is not known. Queries the file system of
+/// `path`, so it may block while a file server does not answer.
 pub fn beneath(path: &Path) -> Result<DeviceNumber, String> {
     let path = path.canonicalize().map_err(|error| error.to_string())?;
     let found = path.metadata().map_err(|error| error.to_string())?;

@@ -22,7 +22,7 @@ pub enum Source {
     Kernel,
 }
 
-/// A clock.
+/// A clock that never goes back.
 #[derive(Debug)]
 pub struct Clock {
     source: Source,
@@ -62,7 +62,7 @@ impl Clock {
         self.source
     }
 
-    /// The time now.
+    /// The current time, in nanoseconds of CLOCK_MONOTONIC.
     #[inline(always)]
     pub fn now(&mut self) -> u64 {
         let ticks = counter().wrapping_sub(self.last.0);

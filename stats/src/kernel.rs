@@ -135,7 +135,7 @@ impl DeviceCounts {
         })
     }
 
-    /// Of all kinds.
+    /// The counters of all kinds: reads, writes, discards, flushes.
     pub fn all(&self) -> [Completed; 4] {
         [self.reads, self.writes, self.discards, self.flushes]
     }

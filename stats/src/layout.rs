@@ -97,10 +97,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds, in the order of their values.
     pub const ALL: [Kind; KINDS] = [Kind::Read, Kind::Write, Kind::Flush, Kind::Discard, Kind::WriteZeroes];
 
-    /// Its word.
+    /// The name of the kind, as printed.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Read => "read",
@@ -140,7 +140,7 @@ impl Stage {
     pub const ALL: [Stage; STAGES] =
         [Stage::Ring, Stage::Map, Stage::Split, Stage::Queue, Stage::Storage, Stage::Completion, Stage::Notify];
 
-    /// Its word.
+    /// The name of the stage, as printed.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Ring => "ring",
@@ -173,7 +173,7 @@ impl Outcome {
     /// Those that are errors.
     pub const ERRORS: [Outcome; 4] = [Outcome::Failed, Outcome::NoSpace, Outcome::Refused, Outcome::Unsupported];
 
-    /// Its word.
+    /// The name of the outcome, as printed.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Done => "done",
@@ -236,7 +236,7 @@ pub enum Count {
 }
 
 impl Count {
-    /// All of them.
+    /// All counters, in the order of their values.
     pub const ALL: [Count; 15] = [
         Count::Rounds,
         Count::Sleeps,

@@ -36,7 +36,7 @@ pub enum ReadError {
     Version(u64),
 }
 
-/// An open page.
+/// A statistics page that is open for reading.
 #[derive(Debug)]
 pub struct Reader {
     file: File,

@@ -44,7 +44,7 @@ pub enum RecordingError {
     #[error("it is not a recording: `tapline trace DISK --record FILE` makes one")]
     NotARecording,
     /// It was written by another version.
-    #[error("it is of version {0}, and this program reads version {VERSION}: record the disk anew")]
+    #[error("it is of version {0}, and this program reads version {VERSION}: record the disk again")]
     Version(u64),
     /// It ends early.
     #[error("it is cut off: it has {found} of {count} requests")]

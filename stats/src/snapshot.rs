@@ -103,7 +103,7 @@ impl KindCounts {
         self.field(ENDED)
     }
 
-    /// Their bytes.
+    /// Bytes of the requests that have ended.
     pub fn bytes(&self) -> u64 {
         self.field(BYTES)
     }

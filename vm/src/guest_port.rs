@@ -1,5 +1,5 @@
-//! The socket of a guest's port, at which `tapline-guest` is asked what the guest's disks do, by a thread that may
-//! wait.
+//! The socket of a guest's port, through which a thread that may block queries `tapline-guest` for the counters of the
+//! guest's disks.
 //!
 //! It knows sockets and time limits; what is said is in the crate `stats`. The guest is hostile. Invariant: an answer
 //! costs bounded time and memory, and a guest that does not answer is waited for once, until it says something.
@@ -19,7 +19,7 @@ const BEFORE_MAX: usize = 256 << 10;
 /// What is said of one that does not answer.
 const SILENT: &str = "no tapline-guest answers in the guest";
 
-/// A port.
+/// The port of one guest; it connects when it is first used.
 #[derive(Debug)]
 pub struct GuestPort {
     path: PathBuf,
@@ -42,7 +42,7 @@ impl GuestPort {
         GuestPort { path: path.to_owned(), stream: None, number: 0, silent: false }
     }
 
-    /// Asks the guest; or why there is no answer.
+    /// Queries the guest, waiting a second at most; the error is the reason why there is no answer.
     pub fn ask(&mut self) -> Result<GuestAnswer, String> {
         let answer = self.try_ask();
         answer.map_err(|error| match error.kind() {

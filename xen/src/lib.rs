@@ -20,7 +20,7 @@ pub use event::{EventChannels, Port};
 pub use grant::{Copied, CopyBatch, Direction, GrantRef, Granted, Grants, PageRange};
 pub use store::{Store, StoreError, Transaction, WatchEvent};
 
-/// A domain id.
+/// A domain id, unique on the host until it reboots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomId(pub u16);
 

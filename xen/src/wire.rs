@@ -18,7 +18,7 @@ impl Kind {
     pub const DIRECTORY: Kind = Kind(1);
     /// Read a node's value.
     pub const READ: Kind = Kind(2);
-    /// Add a watch.
+    /// Watch a node and everything below it.
     pub const WATCH: Kind = Kind(4);
     /// Remove a watch.
     pub const UNWATCH: Kind = Kind(5);

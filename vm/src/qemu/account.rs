@@ -2,7 +2,7 @@
 //!
 //! It knows nothing about how the user was chosen. Invariant: QEMU has no capability, cannot gain any by executing
 //! programs, and belongs only to the given groups; files are opened for it before it becomes that user, or copied where
-//! it only accepts a path, and are readable by nobody else. It is started through programs that replace themselves with
+//! it only accepts a path, and no other user can read them. It is started through programs that replace themselves with
 //! the next one: doing the same in a forked child would require unsafe code.
 
 use std::fs::{self, OpenOptions, Permissions};

@@ -23,7 +23,7 @@ const SANDBOX: [&str; 2] = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny
 /// The message of a QEMU that was built without sandbox support (system/vl.c).
 const NO_SANDBOX: &str = "-sandbox support is not enabled";
 
-/// The name by which a guest finds the port at which it is asked what its disks do.
+/// The name by which a guest finds the port on which it reports the counters of its disks.
 pub const GUEST_PORT_NAME: &str = "org.tapline.guest.0";
 
 /// Slots on the machine's own bus, below those of the bridges; 0 and 1 are the chipset.
@@ -180,8 +180,8 @@ impl Words {
     }
 
     /// All bridges, used or not: a bridge that is missing at the start cannot be plugged into. Their own hot-plug
-    /// controllers are off, because the guest's ACPI does it; so the firmware must be told to reserve space for later
-    /// disks (virtio 1.0 has no I/O ports).
+    /// controllers are off, because the guest's ACPI does it; so the firmware must be configured to reserve space for
+    /// later disks (virtio 1.0 has no I/O ports).
     fn bridges(&mut self) {
         for number in 0..BRIDGES {
             let (slot, chassis) = (FIRST_BRIDGE_SLOT + number, number + 1);

@@ -29,7 +29,7 @@ const QUEUES_MAX: u16 = 64;
 /// sockaddr_un.sun_path, without the terminating zero.
 const SOCKET_LEN_MAX: usize = 107;
 
-/// A name longer than this is none.
+/// Maximum length of a name.
 const NAME_LEN_MAX: usize = 64;
 
 /// The hardware of a machine.
@@ -58,7 +58,7 @@ pub struct Hardware {
     /// The image of a cloud-init seed, a disk for reading only.
     #[serde(default)]
     pub seed: Option<PathBuf>,
-    /// The socket of the port at which a program in the guest is asked what its disks do.
+    /// The socket of the port through which a program in the guest reports the counters of its disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_port: Option<PathBuf>,
     /// Optional emulated devices.

@@ -58,7 +58,7 @@ impl Position {
         (0..DISKS_MAX).map(Self)
     }
 
-    /// Its number.
+    /// The index of the disk: 0 to 254.
     pub fn number(self) -> u8 {
         self.0
     }

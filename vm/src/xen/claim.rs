@@ -23,7 +23,7 @@ use super::wait;
 /// How long a disk's process has to exit by itself, as it does when its nodes are gone. A signal would interfere: the
 /// kernel closes the files of a process before it has fully exited.
 const BY_ITSELF: Duration = Duration::from_secs(1);
-/// How long a disk may take to complete and flush its requests after it was told to stop.
+/// How long a disk process may take to complete and flush its requests after the request to stop.
 const TO_END: Duration = Duration::from_secs(10);
 /// How long the kernel may take to end a killed process: it waits for its I/O.
 const TO_DIE: Duration = Duration::from_secs(10);

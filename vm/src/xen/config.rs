@@ -15,7 +15,7 @@ const MEMORY_MIB_MAX: u64 = 4 << 20;
 /// Processors of a PV or PVH guest at most, as Xen counts them.
 const VCPUS_MAX: u32 = 128;
 
-/// A domain.
+/// The configuration of a domain, to be written for xl.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Its identity, which is its name as well: two domains cannot have one name.

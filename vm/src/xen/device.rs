@@ -24,9 +24,9 @@ impl State {
     pub const INIT_WAIT: State = State(2);
     /// Both do their part.
     pub const CONNECTED: State = State(4);
-    /// It is closing.
+    /// The end is disconnecting from the other one.
     pub const CLOSING: State = State(5);
-    /// It has ended.
+    /// The end is disconnected and uses no pages of the other one.
     pub const CLOSED: State = State(6);
 
     /// As written in xenstore.

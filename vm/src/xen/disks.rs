@@ -78,7 +78,7 @@ impl Guest {
         give::announce(store, &device, Wish { read_only, kept: true })
     }
 
-    /// Asks it to release a disk.
+    /// Requests the release of a disk from the guest.
     pub fn ask_for(&self, store: &mut dyn Store, vdev: Vdev) -> Result<(), Error> {
         if !self.is_there(store)? {
             return Ok(());

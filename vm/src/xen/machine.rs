@@ -17,7 +17,7 @@ use super::xl::{Reason, State, Xl};
 /// The name of the configuration, in the machine's directory.
 const CONFIG: &str = "xl.cfg";
 
-/// A domain.
+/// A domain that was created, running or not.
 #[derive(Clone, Debug)]
 pub struct XenDomain {
     guest: Guest,
@@ -88,7 +88,7 @@ impl XenDomain {
         self.xl.pause(self.guest.domain)
     }
 
-    /// Asks the guest to power off, without waiting.
+    /// Requests the guest to power off, without waiting.
     pub fn ask_to_power_off(&self) -> Result<(), Error> {
         self.xl.ask_to_power_off(self.guest.domain)
     }
@@ -115,7 +115,7 @@ impl XenDomain {
         self.guest.give(&mut store()?, vdev, read_only)
     }
 
-    /// Asks the guest to release a disk.
+    /// Requests the release of a disk from the guest.
     pub fn begin_unplug(&self, vdev: Vdev) -> Result<(), Error> {
         self.guest.ask_for(&mut store()?, vdev)
     }

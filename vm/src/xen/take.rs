@@ -1,5 +1,5 @@
-//! Detaches a disk from a guest: finds it, asks both ends to close, waits until they have, and removes the remains of
-//! the device.
+//! Detaches a disk from a guest: finds it, requests both ends to close, waits until they have, and removes the remains
+//! of the device.
 //!
 //! It knows nothing about serving processes. Invariant: only nodes of the given device are touched, whatever a guest
 //! has written into those it owns.
@@ -15,7 +15,7 @@ use super::domain;
 use super::give::is_kept;
 use super::vdev::Vdev;
 
-/// Asks both ends to close.
+/// Requests both ends to close.
 pub fn ask(store: &mut dyn Store, device: &Device) -> Result<(), Error> {
     together(store, |store, within| close(store, within, device))
 }
@@ -68,7 +68,7 @@ pub fn unknown(store: &mut dyn Store, guest: DomId, vdev: Vdev) -> Error {
 
 /// The device, if the store knows it.
 pub fn look_up(store: &mut dyn Store, own: DomId, guest: DomId, vdev: Vdev) -> Result<Option<Device>, Error> {
-    // The guest may have written there what it likes: it is believed about itself only.
+    // The guest can write anything there: it is trusted only about itself.
     let said = text(store, None, &format!("{}/backend", frontend(guest, vdev)))?;
     let said = said.as_deref().and_then(Device::of_backend);
     if let Some(device) = said.filter(|said| (said.own, said.guest, said.vdev) == (own, guest, vdev)) {

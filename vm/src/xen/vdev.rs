@@ -55,7 +55,7 @@ impl Vdev {
         Vdev(encoded("xvd", position.into(), 0).unwrap_or_default())
     }
 
-    /// The number.
+    /// The number of the disk in xenstore.
     pub fn number(self) -> u32 {
         self.0
     }

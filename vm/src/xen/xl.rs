@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes of what a command says that are read: a line for each of Xen's domains at most.
 const SAID_MAX: u64 = 8 << 20;
 
-/// The program.
+/// Runs the commands of `xl`.
 #[derive(Clone, Debug)]
 pub struct Xl {
     program: PathBuf,
@@ -77,7 +77,7 @@ impl Xl {
         self.run(&["pause", &domain.to_string()]).map(drop)
     }
 
-    /// Asks the guest to power off, without waiting.
+    /// Requests the guest to power off, without waiting.
     pub fn ask_to_power_off(&self, domain: DomId) -> Result<(), Error> {
         self.run(&["shutdown", &domain.to_string()]).map(drop)
     }

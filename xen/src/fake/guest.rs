@@ -41,7 +41,7 @@ impl Guest {
         Guest { host, domain }
     }
 
-    /// Its id.
+    /// The domain's id.
     pub fn domain(&self) -> DomId {
         self.domain
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a failed plug leaves nothing behind, or says what; an unplug is done when the guest has released the
 //! disk, and not earlier. Steps of a plug: the chardev (chardev-add), then the device (device_add); of an unplug: the
-//! guest is asked (device_del), releases the disk (DEVICE_DELETED), and the chardev is removed. After a crash in
-//! between, [`QemuVm::disks`] shows what exists, and the next plug removes a chardev without a device.
+//! guest receives the request (device_del), releases the disk (DEVICE_DELETED), and the chardev is removed. After a
+//! crash in between, [`QemuVm::disks`] shows what exists, and the next plug removes a chardev without a device.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,7 @@ use super::error::{MachineError, monitor};
 use super::{COMMAND, QemuVm, Status};
 use crate::qmp::{Event, QmpError};
 
-/// A guest that was asked before its system was up has not received the request; QEMU accepts a repetition after five
-/// seconds.
+/// A guest whose system was not up yet has not received the request; QEMU accepts a repetition after five seconds.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
 /// QEMU's event for a guest that says no.
@@ -33,7 +32,7 @@ const LET_GO: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 impl QemuVm {
-    /// The positions of the machine's disks, including those that the guest was asked to release and has not.
+    /// The positions of the machine's disks, including those whose release is requested and pending.
     pub fn disks(&mut self) -> Result<Vec<Position>, MachineError> {
         let names = self.children("/machine/peripheral")?;
         let mut positions: Vec<Position> = names.iter().filter_map(|name| position_of(name)).collect();
@@ -76,8 +75,8 @@ impl QemuVm {
         }
     }
 
-    /// Asks the guest to release a disk and waits for that, for at most `patience`. A disk that does not exist counts
-    /// as unplugged.
+    /// Requests the release of a disk from the guest and waits for it, for at most `patience`. A disk that does not
+    /// exist counts as unplugged.
     pub fn unplug(&mut self, position: Position, patience: Duration) -> Result<(), MachineError> {
         let began = Instant::now();
         self.begin_unplug(position)?;
@@ -95,7 +94,8 @@ impl QemuVm {
         Ok(())
     }
 
-    /// Asks the guest to release a disk, without waiting: `finish_unplug` checks later whether it has.
+    /// Requests the release of a disk from the guest, without waiting: `finish_unplug` checks later whether it is
+    /// released.
     pub fn begin_unplug(&mut self, position: Position) -> Result<(), MachineError> {
         // An event about an earlier disk at this position is not an answer.
         while self.event_about(position, Duration::ZERO)?.is_some() {}
@@ -192,7 +192,7 @@ fn is_busy(error: &QmpError) -> bool {
     matches!(error, QmpError::Refused { description, .. } if description.ends_with("is busy"))
 }
 
-/// The guest was asked a moment ago; QEMU rejects a repetition within five seconds.
+/// The request was sent a moment ago; QEMU rejects a repetition within five seconds.
 fn is_under_way(error: &QmpError) -> bool {
     matches!(error, QmpError::Refused { description, .. } if description.contains("already in the process of unplug"))
 }

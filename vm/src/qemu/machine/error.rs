@@ -96,7 +96,7 @@ pub enum MachineError {
         /// QEMU's reason.
         why: String,
     },
-    /// A disk is not served, and QEMU was not told about it.
+    /// A disk is not served, and no command about it was sent to QEMU.
     #[error("cannot plug disk {position} into the VM")]
     NotServed {
         /// The disk's position.

@@ -48,7 +48,7 @@ const POLL: Duration = Duration::from_millis(10);
 /// The time limit for reading the monitor of a QEMU that has exited: it is closed, and everything sent is available.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The time limit for the exit of a QEMU that was told to quit: it only has to wait for the disks' processes.
+/// The time limit for the exit of QEMU after `quit`: it only has to wait for the disks' processes.
 const TO_END: Duration = Duration::from_secs(10);
 
 /// A machine, which keeps running if this is dropped. A process that has started it is its parent, and should keep this
@@ -76,7 +76,7 @@ pub struct QemuVm {
 pub enum Ending {
     /// The guest has powered off.
     Guest,
-    /// It has not done so in time, and QEMU was told to quit, as if the power were cut.
+    /// It has not done so in time, and QEMU quit on command, as if the power were cut.
     Quit,
     /// QEMU did not either, and was killed.
     Killed,
@@ -277,7 +277,7 @@ impl QemuVm {
         &self.files.log
     }
 
-    /// QEMU's events.
+    /// Takes the events that QEMU has sent since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.client.take_events()
     }

@@ -1,4 +1,4 @@
-//! Whether the guest of a machine runs: asked for, changed, and followed.
+//! Whether the guest of a machine runs: queried, changed, and followed.
 //!
 //! Invariant: a command that QEMU has not answered in time is neither done nor not done. The machine is in doubt until
 //! QEMU answers again, and then it says what has become of the guest.

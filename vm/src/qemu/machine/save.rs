@@ -27,7 +27,7 @@ const NAME: &str = "memory";
 /// Bytes a second: no limit, for the guest waits for it.
 const BANDWIDTH: u64 = 1 << 40;
 
-/// How long loading may take: a while, and a second for each of so many MiB.
+/// The time limit for loading: this, and a second for every [`MIB_A_SECOND`] MiB of memory.
 const TO_LOAD: Duration = Duration::from_secs(120);
 const MIB_A_SECOND: u32 = 8;
 
@@ -67,7 +67,7 @@ pub enum Saving {
 pub struct Leftover(pub Position);
 
 impl QemuVm {
-    /// What a QEMU that loads its memory must be, and be told.
+    /// The machine type, accelerator and version that a QEMU which loads its memory must have.
     pub fn kind(&mut self) -> Result<Kind, MachineError> {
         let what = "query its machine type";
         let answer = self.command(what, "qom-get", &json!({ "path": "/machine", "property": "type" }))?;

@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// Why not.
+/// Why a request was not done, as sent to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {

@@ -215,7 +215,7 @@ impl ImageName {
         Some(word.split_once(SIZE).map_or(word, |(kind, _)| kind))
     }
 
-    /// The file.
+    /// The path of the image's file; for a disk without a file, the text behind its format.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -37,7 +37,7 @@ impl Stderr {
         Stderr { program, lines: Lines::new() }
     }
 
-    /// Logs a line.
+    /// Writes one line, with the program's name in front.
     pub fn say(&self, line: impl Display) {
         self.write(format!("{}: {line}\n", self.program).as_bytes());
     }

@@ -16,7 +16,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// No lost lines.
+    /// The state before the first line: none is lost.
     pub const fn new() -> Lines {
         Lines { lost: AtomicU64::new(0), torn: AtomicBool::new(false) }
     }

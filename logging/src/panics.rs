@@ -8,7 +8,7 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Display;
 use std::panic::PanicHookInfo;
 
-/// A panic.
+/// A panic that is about to end the process.
 #[derive(Debug)]
 pub struct Panic<'a>(&'a PanicHookInfo<'a>);
 

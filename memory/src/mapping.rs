@@ -94,7 +94,7 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Bytes mapped.
+    /// Length of the mapping in bytes.
     #[allow(clippy::len_without_is_empty, reason = "mmap refuses an empty mapping")]
     pub fn len(&self) -> usize {
         self.len

@@ -55,7 +55,7 @@ impl Shared {
     }
 
     /// Length in bytes.
-    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
         self.len
     }

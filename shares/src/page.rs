@@ -91,7 +91,7 @@ impl Owner {
         (word != 0).then(|| Owner { pid: half(word), started: half(word >> 32) })
     }
 
-    /// This process.
+    /// The calling process.
     pub fn this() -> io::Result<Owner> {
         let pid = std::process::id();
         Owner::of(pid)?.ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat is not there")))
@@ -197,7 +197,7 @@ impl Page {
         self.mapping.is_lost()
     }
 
-    /// Its file.
+    /// The page's file, to be passed to other processes.
     pub fn file(&self) -> &File {
         &self.file
     }

@@ -115,7 +115,7 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Anything.
+    /// Without any limit.
     pub const ALL: Allowance = Allowance { requests: u32::MAX, cost: i64::MAX };
     const NONE: Allowance = Allowance { requests: 0, cost: 0 };
     const ONE: Allowance = Allowance { requests: 1, cost: 1 };
@@ -198,7 +198,7 @@ impl Share {
         }
     }
 
-    /// The weight.
+    /// The weight of the disk, clamped to [`WEIGHTS`].
     pub fn weight(&self) -> u32 {
         self.weight
     }

@@ -116,7 +116,7 @@ impl Tx<'_> {
         self.execute("DELETE FROM to_start WHERE object = ?1", [Id(uuid)]).map(drop)
     }
 
-    /// Changes a VBD.
+    /// Changes the given fields of a VBD.
     pub fn patch_vbd(&mut self, uuid: Uuid, patch: &VbdPatch) -> Result<Vbd, Problem> {
         let mut vbd = self.vbd(uuid)?;
         vbd.autostart = patch.autostart.unwrap_or(vbd.autostart);

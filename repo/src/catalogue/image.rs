@@ -111,7 +111,7 @@ impl View<'_> {
         self.row(&format!("SELECT {COLUMNS} FROM image WHERE uuid = ?1"), [Id(uuid)], of_row)
     }
 
-    /// An image.
+    /// An image; an error if there is none with this UUID.
     pub fn image(&self, uuid: Uuid) -> Result<Image, Problem> {
         self.find_image(uuid)?.ok_or_else(|| no_image(uuid))
     }
@@ -178,7 +178,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Adds an image.
+    /// Adds an image to its repository.
     pub fn add_image(&mut self, image: &Image) -> Result<(), Problem> {
         self.note(image.sr, Noted::Image(image.uuid));
         self.insert_image(image)

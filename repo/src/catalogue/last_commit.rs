@@ -51,8 +51,8 @@ impl Numbered {
         format!("{} {:020}", self.life, self.number)
     }
 
-    /// Whether a catalogue with this number contains all that was told by the time that the file had `told`: a daemon
-    /// may be killed between the two.
+    /// Whether a catalogue with this number contains every commit that was answered by the time that the file had the
+    /// number `told`. The catalogue may be one commit ahead: a daemon may be killed between writing the two.
     fn has_all(self, told: Numbered) -> bool {
         self.life == told.life && (self.number == told.number || self.number == told.number.saturating_add(1))
     }

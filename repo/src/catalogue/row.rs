@@ -10,14 +10,14 @@ use uuid::Uuid;
 
 use super::{View, failed};
 
-/// An identity.
+/// A UUID, stored as text.
 #[derive(Clone, Copy)]
 pub struct Id(pub Uuid);
-/// A moment.
+/// A time, stored as text.
 pub struct Time(pub Timestamp);
 /// An enumeration without data, stored as its name.
 pub struct Word<T>(pub T);
-/// Anything else.
+/// Any other value, stored as JSON.
 pub struct Json<T>(pub T);
 
 /// A logical block size, stored as a number of bytes.

@@ -65,7 +65,7 @@ impl View<'_> {
         self.row(&sql, [Id(uuid)], |row| of_row(row, self.event_bus.health()))
     }
 
-    /// A repository.
+    /// A repository; an error if there is none with this UUID.
     pub fn sr(&self, uuid: Uuid) -> Result<Sr, Problem> {
         self.find_sr(uuid)?.ok_or_else(|| not_found(ObjectKind::Sr, uuid))
     }

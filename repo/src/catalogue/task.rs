@@ -91,7 +91,7 @@ impl View<'_> {
         self.row(&format!("SELECT {COLUMNS} FROM task WHERE uuid = ?1"), [Id(uuid)], |row| self.task_of_row(row))
     }
 
-    /// A task.
+    /// A task; an error if there is none with this UUID.
     pub fn task(&self, uuid: Uuid) -> Result<Task, Problem> {
         self.find_task(uuid)?.ok_or_else(|| not_found(ObjectKind::Task, uuid))
     }

@@ -95,7 +95,7 @@ impl View<'_> {
         Ok(worst)
     }
 
-    /// A VBD.
+    /// A VBD; an error if there is none with this UUID.
     pub fn vbd(&self, uuid: Uuid) -> Result<Vbd, Problem> {
         self.find_vbd(uuid)?.ok_or_else(|| not_found(ObjectKind::Vbd, uuid))
     }
@@ -317,8 +317,8 @@ impl Tx<'_> {
         self.vbd(uuid)
     }
 
-    /// Records the weight of the disk of a VBD among those that share its storage. A process that is starting is told
-    /// of it when it serves.
+    /// Records the weight of a VBD's disk among those that share its storage. A disk process that is starting receives
+    /// it when it serves.
     pub fn set_vbd_share_weight(&mut self, uuid: Uuid, weight: u32) -> Result<Vbd, Problem> {
         self.vbd(uuid)?;
         self.execute("UPDATE vbd SET share_weight = ?2 WHERE uuid = ?1", (Id(uuid), weight))?;

@@ -145,7 +145,7 @@ impl View<'_> {
         Ok(vdis)
     }
 
-    /// A VDI.
+    /// A VDI; an error if there is none with this UUID.
     pub fn vdi(&self, uuid: Uuid) -> Result<Vdi, Problem> {
         self.find_vdi(uuid)?.ok_or_else(|| not_found(ObjectKind::Vdi, uuid))
     }

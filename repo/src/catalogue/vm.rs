@@ -60,7 +60,7 @@ impl View<'_> {
         self.row(&format!("{SELECT} WHERE uuid = ?1"), [Id(uuid)], of_row)
     }
 
-    /// A VM.
+    /// A VM; an error if there is none with this UUID.
     pub fn vm(&self, uuid: Uuid) -> Result<Vm, Problem> {
         self.find_vm(uuid)?.ok_or_else(|| not_found(ObjectKind::Vm, uuid))
     }

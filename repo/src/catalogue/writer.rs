@@ -190,8 +190,8 @@ fn run(mut state: State, mut waiting: mpsc::Receiver<Asking>, commits: &AtomicU6
     }
 }
 
-/// Moves what is in the log to the catalogue's file, so that the next commit finds the log's space free. Whoever was
-/// refused tries again.
+/// Moves the content of the log to the catalogue's file, so that the next commit finds the log's space free. A client
+/// whose commit was refused retries.
 fn start_log_again(connection: &Connection) {
     // If there is no space for that either, the next commit says so.
     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).ok();

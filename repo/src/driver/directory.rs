@@ -97,7 +97,7 @@ impl Directory {
         Ok(Directory { handle, path: path.clone(), device, lock: None })
     }
 
-    /// Where it is.
+    /// The path by which the directory was opened.
     pub fn path(&self) -> &Path {
         self.path.as_path()
     }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Directory;
 
-/// The file.
+/// The name of the label's file in the directory.
 pub const LABEL: &str = ".tapline-sr.json";
 
 /// The version of the label that this program writes, and the last that it understands.

@@ -16,7 +16,7 @@ use super::directory::{Directory, UNFINISHED, open_failed};
 const PREFIX: &str = "calibration-";
 
 impl Directory {
-    /// Creates one.
+    /// Creates an empty file that disappears when it is closed.
     pub fn scratch(&self) -> Result<File, Problem> {
         let tried = || format!("create an unnamed file in {}", self.path().display());
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

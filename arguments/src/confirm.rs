@@ -1,4 +1,4 @@
-//! Asks for confirmation before something is lost: on a terminal by a question, elsewhere by an option.
+//! Confirmation before something is lost: by a question on a terminal, elsewhere by an option.
 
 use std::io::{self, IsTerminal, Write};
 

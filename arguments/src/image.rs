@@ -108,7 +108,7 @@ pub struct Create {
     pub json: bool,
 }
 
-/// `image info`.
+/// Arguments of `image info`.
 #[derive(Debug, Args)]
 pub struct Info {
     /// The image
@@ -129,7 +129,7 @@ pub struct Info {
     pub json: bool,
 }
 
-/// `image check`.
+/// Arguments of `image check`.
 #[derive(Debug, Args)]
 pub struct Check {
     /// The image
@@ -151,7 +151,7 @@ pub struct Check {
     pub json: bool,
 }
 
-/// `image map`.
+/// Arguments of `image map`.
 #[derive(Debug, Args)]
 pub struct Map {
     /// The image
@@ -437,7 +437,7 @@ pub struct Compact {
     pub json: bool,
 }
 
-/// `image bench`.
+/// Arguments of `image bench`.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// The image; null:SIZE is a disk that completes each request at once and stores nothing, model:KIND the same with
@@ -517,7 +517,7 @@ pub struct Replay {
 /// How fast a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speed {
-    /// So many times as fast as it was recorded.
+    /// The recorded speed times this factor.
     Times(NonZeroU16),
     /// As fast as answers come.
     Max,

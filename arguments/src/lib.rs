@@ -79,7 +79,7 @@ fn with_present_names(words: Vec<OsString>) -> Vec<OsString> {
     words.into_iter().map(|word| present(word.clone()).unwrap_or(word)).collect()
 }
 
-/// The commands.
+/// The commands of `tapline-disk`.
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one in a process, for as long as that lives")]
 pub enum Command {
@@ -103,7 +103,7 @@ impl Command {
     }
 }
 
-/// `serve`.
+/// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("transport").required(true).args(["vhost_user", "nbd", "xen"]).multiple(true))]
 pub struct Serve {
@@ -251,7 +251,7 @@ pub struct Serve {
     pub print: Option<PrintFor>,
 }
 
-/// `calibrate`.
+/// Arguments of `calibrate`.
 #[derive(Debug, Args)]
 pub struct Calibrate {
     /// A file or block device on the storage: raw:PATH, of a GiB or more if possible. It is only read, unless --write
@@ -348,7 +348,7 @@ fn wide(range: RangeInclusive<u32>) -> RangeInclusive<u64> {
     u64::from(*range.start())..=u64::from(*range.end())
 }
 
-/// Limits of a disk, or why they are none.
+/// Parses the limits of a disk; the error is a message with advice.
 fn limits(word: &str) -> Result<Box<Limits>, String> {
     word.parse().map(Box::new).map_err(|error: control::Error| match error.advice {
         Some(advice) => format!("{}: {advice}", error.message),

@@ -4,7 +4,7 @@ use clap::Args;
 use control::Error;
 use control::limits::{self, Limits};
 
-/// The options.
+/// Limits of a disk, by option; `None` where an option is not given.
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[group(skip)]
 pub struct LimitWords {

@@ -1,23 +1,23 @@
 //! Accesses to files whose storage takes whole units only, larger than the 512-byte sectors that formats and guests
 //! have: O_DIRECT on storage with sectors of 4096 bytes.
 //!
-//! Knows nothing of requests and formats. It stands between the disk and the engine, for files that were named to it;
-//! what is for other files passes it by. What is cut at units' borders goes on as it is. Of the rest, a piece inside a
-//! unit is read by reading the unit, and written in three steps:
+//! Knows nothing of requests and formats. It stands between the disk and the engine for the files that are registered
+//! with it; operations on other files bypass it. Operations that begin and end at unit boundaries are passed on
+//! unchanged. Of the others, a piece inside a unit is read by reading the unit, and written in three steps:
 //! 1. the unit is read;
 //! 2. the piece is copied over it in memory;
 //! 3. the unit is written, and after that the operation answered.
 //!
 //! A power loss before 3 or in it finds the unit as it was or as it will be, since storage writes one whole or not at
-//! all: that is the assumption of decision 0004 for its sectors. So the neighbours of the piece lose nothing that was
-//! flushed. A sync that the disk asks for after the answer is submitted after 3 has completed, and covers it.
+//! all: that is the assumption of decision 0004 for its sectors. So the bytes around the piece lose nothing that was
+//! flushed. A sync that the disk requests after the answer is submitted after 3 has completed, and covers it.
 //!
 //! Between 1 and 3 nothing else that changes the unit is under way, or what it wrote would be undone.
 //!
 //! **The end of a file.** A file may end inside a unit, as a VHD does: its footer takes the last 512 bytes. Direct
-//! writes cannot end there. What is written to that unit goes on as a piece, the only ones that do, and the engine has
-//! the page cache write it. Nothing else is under way on the file then: direct and cached I/O to one page at once end
-//! in errors.
+//! writes cannot end there. A write to that unit is the only kind of piece that is passed on as a piece, and the engine
+//! writes it through the page cache. Nothing else is in flight on the file then: direct and cached I/O to one page at
+//! the same time fail.
 //!
 //! Invariants: every operation comes back exactly once; of two changes of one unit, of which one is in three steps, one
 //! ends before the other begins; an operation waits only for those that came before it, so that each has its turn.
@@ -61,7 +61,7 @@ struct Storage {
     end: Option<FileOffset>,
 }
 
-/// An operation that goes on in pieces.
+/// An operation that is done in pieces.
 #[derive(Debug)]
 struct Cut {
     op: FileOp,
@@ -79,7 +79,7 @@ enum Owner {
 
 #[derive(Debug)]
 enum What {
-    /// Goes on as it is.
+    /// An operation that is passed on unchanged.
     Pass(Action),
     /// A piece of a unit.
     Read { into: Segments },

@@ -13,7 +13,7 @@ pub enum ImageErrorKind {
     Unsupported,
     /// The layers do not belong together: another size, another identity.
     Mismatch,
-    /// What was asked for cannot be expressed in this format.
+    /// The request cannot be expressed in this format.
     OutOfLimits,
     /// The storage failed.
     Storage,

@@ -143,7 +143,7 @@ pub enum Wait {
     Round,
     /// The format has run out of places (or the storage, where its size is fixed).
     NoSpace,
-    /// The metadata that says where the first bytes live makes no sense. What lies beside them is not concerned.
+    /// The metadata that says where the first bytes live is malformed. Bytes around them are not affected.
     Damaged(Corrupt),
 }
 
@@ -189,8 +189,8 @@ pub struct Committed {
 /// What became of the first bytes of a discarded span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discarded {
-    /// They have lost their place and read as zero. The file range is to be deallocated, all of it, and its fate
-    /// told to [`Format::released`].
+    /// They have lost their place and read as zero. The whole file range is to be deallocated, and [`Format::released`]
+    /// called with the result.
     Freed {
         /// Offset in the file.
         at: FileOffset,
@@ -249,15 +249,15 @@ pub trait Format {
     /// The write failed: the old place stays.
     fn abandon(&mut self, ticket: Ticket);
 
-    /// Frees the first bytes of `span`, over which no operation is in flight. Of what is being written beside them and
-    /// will be visible with them, nothing may be taken away: `Nothing`, or `Busy`.
+    /// Frees the first bytes of `span`, over which no operation is in flight. Nothing may be freed of a cluster that is
+    /// being written next to them and will become visible with them: `Nothing`, or `Busy`.
     fn discard(&mut self, span: Span) -> Result<Discarded, Wait>;
 
     /// The file range of a [`Discarded::Freed`] was deallocated (`clean`: it reads as zero now) or could not be.
     fn released(&mut self, at: FileOffset, clean: bool);
 
-    /// A file range in no use and of unknown content, left by a crash or a failed write: to be
-    /// deallocated and its fate told to [`Format::released`], whenever there is time.
+    /// A file range in no use and of unknown content, left by a crash or a failed write: to be deallocated whenever
+    /// there is time, and [`Format::released`] called with the result.
     fn reclaim(&mut self) -> Option<FileRange>;
 
     /// The first bytes of `span` live here no longer: readers find them in the parent, which holds the same. How many
@@ -277,8 +277,8 @@ pub trait Format {
     /// Forgets metadata that can be loaded again, but for what the file does not have yet or something under way needs.
     fn drop_caches(&mut self) {}
 
-    /// What has changed in the metadata since this was last asked and cleared, if it is told to collect that
-    /// ([`Records::collect`]): for the redo log. Never part of a change.
+    /// Changes of the metadata since the records were last cleared, for the redo log, if they are collected
+    /// ([`Records::collect`]). Never part of a change.
     fn records(&mut self) -> &mut Records;
 
     /// From now on changes are collected.

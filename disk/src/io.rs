@@ -88,7 +88,7 @@ pub enum FileError {
 pub enum Until {
     /// Not at all.
     Now,
-    /// Until there is at least one completion (or another event that the engine was asked to wait for).
+    /// Until there is at least one completion (or another event that the engine waits for).
     Any,
 }
 
@@ -105,13 +105,13 @@ pub struct EngineFailed {
 /// What a file system holds at some offset of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
-    /// Data (or the file system cannot tell), for so many bytes.
+    /// Data (or the file system cannot tell), for this many bytes.
     Data(u64),
-    /// A hole, which reads as zero, for so many bytes.
+    /// A hole, which reads as zero, for this many bytes.
     Hole(u64),
 }
 
-/// An I/O engine.
+/// An I/O engine: operations on files in, completions out.
 pub trait Io {
     /// Queues `op`, or hands it back when full: backpressure, never an I/O error, never a drop.
     // Handing an operation back by value is the point of the signature, whatever its size.
@@ -121,7 +121,7 @@ pub trait Io {
     /// Submits what is queued; moves finished operations, memory included, into `done`.
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed>;
 
-    /// What the file system holds at `at`; the answer covers at most `len` bytes. Quick: asks only the file
+    /// What the file system holds at `at`; the answer covers at most `len` bytes. Quick: looks only at the file
     /// system's own tables. For reports of allocation, never for reading.
     fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation;
 }

@@ -1,8 +1,8 @@
 //! The waist of Tapline: many transports, many formats, one [`Disk`] between them.
 //!
-//! A transport pops [`Request`]s from its peer; the disk asks a format where the bytes live, has an I/O engine
-//! move them, and answers. Everything here is a plain state machine: no file, no thread, no clock, no unsafe
-//! code. The same code therefore runs over io_uring and over a simulator that crashes it at every write.
+//! A transport pops [`Request`]s from its peer; the disk looks up in a format where the bytes live, has an I/O engine
+//! move them, and answers. Everything here is a plain state machine: no file, no thread, no clock, no unsafe code. The
+//! same code therefore runs over io_uring and over a simulator that crashes it at every write.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]

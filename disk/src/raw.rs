@@ -66,7 +66,7 @@ impl Format for Raw {
         None
     }
 
-    /// A raw image has no parent: nobody forgets what is in it.
+    /// A raw image has no parent, so nothing in it is ever given up.
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
         Ok(span.len)
     }

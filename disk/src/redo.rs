@@ -1,8 +1,8 @@
 //! The redo log of an image: what answered requests have changed in its metadata and no file says yet.
 //!
-//! A power loss may forget what was not flushed. The death of a process may not: its guest lives, and has been told. So
-//! every change of metadata is also written to memory that outlives the process, before the request that caused it is
-//! answered; the process that opens the image next reads it back ([`recovery`]).
+//! A power loss may forget what was not flushed. The death of a process may not: its guest lives, and has received the
+//! answers. So every change of metadata is also written to memory that outlives the process, before the request that
+//! caused it is answered; the process that opens the image next reads it back ([`recovery`]).
 //!
 //! Knows nothing of where that memory comes from, nor of what a format's metadata means: a change is bytes at an offset
 //! of the file. Keeps: what is published is a state that the format was in, whole; and nothing is dropped from the log
@@ -30,7 +30,7 @@
 //! in the same place nor to an earlier state of the same one. Before the first record after a round (and the first of
 //! all), the file gets a new stamp:
 //!
-//! 1. The log accepts the new stamp beside the old one. *Killed here:* the file has either, and the log is of both.
+//! 1. The log accepts the new stamp as well as the old one. *Killed here:* the file has either, and the log is of both.
 //! 2. The stamp is written to the file; nothing is appended meanwhile. *Killed here:* as before.
 //! 3. The log accepts the new stamp only, and changes are appended. *A copy of the file from before, put back:* it has
 //!    an older stamp, and the log is void.
@@ -70,7 +70,7 @@ const VERSION: u64 = 2;
 
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 8;
-/// Where it stands how many bytes were ever appended, for whoever looks at a log from outside.
+/// Offset of the number of bytes that were ever appended, for programs that inspect a log from outside.
 pub const HEAD_AT: usize = 16;
 /// Where it stands how many of them are dropped.
 pub const TAIL_AT: usize = 24;
@@ -88,8 +88,8 @@ pub const STAMPS_AT: [usize; 3] = [64, 96, 208];
 const REACH_AT: usize = 232;
 /// What stands at [`ACCEPTED_AT`] when all stamps count.
 const ALL_STAMPS: u64 = 0b111;
-/// Beside the stamps: the log is also of the file with its identity and any stamp or none. So it is from the beginning,
-/// until the file has its first stamp.
+/// In addition to the stamps: the log also belongs to the file with its identity, with any stamp or none. This is so
+/// from the beginning until the file has its first stamp.
 const UNSTAMPED: u64 = 0b1000;
 /// Offset of the identity of the file.
 pub const IDENTITY_AT: usize = 256;
@@ -106,8 +106,8 @@ const WORD: usize = 8;
 /// Kept free for the mark that ends a gap.
 const SPARE: u64 = 8;
 
-/// Whether a log, of which this is the beginning, says something that is not in its image; of one that is not
-/// understood nobody can say that it does not.
+/// Whether a log with this beginning holds something that is not in its image. True for a log that is not understood,
+/// as it may.
 pub fn is_left(state: &[u8; STATE_LEN]) -> bool {
     let word = |at: usize| word_of(state, at);
     let says = || word(HEAD_AT) != word(TAIL_AT) || word(UNSYNCED_AT) != 0 || word(FAILED_AT) != 0;
@@ -371,20 +371,21 @@ impl RedoLog {
         self.owed.as_ref()
     }
 
-    /// The file as it is when all that is owed has been written: what the image is to be opened from.
+    /// The file as it is when all pending writes of the last process have been made; the image must be opened from
+    /// this.
     pub fn patched<'a>(&'a self, source: &'a mut dyn Source) -> Patched<'a> {
         Patched::new(source, self.owed.as_ref())
     }
 
-    /// Whether the process before us, or we, have seen a sync fail of this image or of one below it. What is owed is
-    /// read then, and never written: it speaks of data that may be lost, and a merge may have freed here what is
-    /// lost below.
+    /// Whether this process or the one before has seen a sync fail of this image or of one below it. Pending writes are
+    /// then read and never written: they refer to data that may be lost, and a merge may have freed here what is lost
+    /// below.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// The image is opened by someone who knows that a sync has failed, and takes it as after a power loss: what is
-    /// owed is forgotten, none of which was flushed. Before it is opened through the log.
+    /// The image is opened by someone who knows that a sync has failed, and accepts its state after a power loss:
+    /// pending writes, none of which was flushed, are dropped. To be called before the image is opened through the log.
     pub fn accept_failure(&mut self) {
         self.tail = self.head;
         self.sealed = self.head;
@@ -399,7 +400,7 @@ impl RedoLog {
         self.word(UNSYNCED_AT) != 0
     }
 
-    /// Whether the image's file says all that this log could say: nobody has to read it.
+    /// Whether the image's file has everything that this log could hold, so that no process has to read the log.
     pub fn is_clean(&self) -> bool {
         self.used() == 0 && !self.is_unsynced() && !self.failed && self.logging == Logging::Complete
     }
@@ -448,7 +449,7 @@ impl RedoLog {
         records.clear();
     }
 
-    /// The file has at least so many bytes, since something was written up to there that records will refer to.
+    /// Notes that the file extends to `end` at least: data that records will refer to were written up to there.
     pub(crate) fn reaches(&mut self, end: FileOffset) {
         if end.0 > self.word(REACH_AT) {
             self.store(REACH_AT, end.0);

@@ -1,4 +1,4 @@
-//! What a peer asks of a disk, and what it is told.
+//! Requests of a peer to a disk, and their answers.
 //!
 //! A [`Request`] that exists has been checked against the disk's geometry; nothing below checks it again. It is
 //! answered exactly once: [`Request::retire`] takes it by value, and dropping an unanswered one panics.
@@ -9,7 +9,7 @@ use crate::io::FileError;
 use crate::span::{Geometry, Span};
 use crate::unaligned::{self, Unaligned};
 
-/// What is asked.
+/// The operation of a request, as a peer sends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Fill the memory from the span.
@@ -19,8 +19,8 @@ pub enum Operation {
         /// Force unit access: implies a flush that covers this write.
         durable: bool,
     },
-    /// The same for bytes that do not begin and end with blocks: what is around them in their first and last block is
-    /// read first. A span has whole blocks all the same; [`Request::asked`] has what is asked for.
+    /// The same for bytes that do not begin and end at block boundaries: the rest of their first and last block is read
+    /// first. The span has whole blocks all the same; [`Request::asked`] has the requested bytes.
     Patch {
         /// As for a write.
         durable: bool,
@@ -70,15 +70,15 @@ pub struct Extent {
     pub len: u64,
     /// What they hold.
     pub kind: ExtentKind,
-    /// Which layer holds them: 1 for the disk's own, 2 for its parent, and so on; 0 if none does, or if that was not
-    /// asked.
+    /// Which layer holds them: 1 for the disk's own, 2 for its parent, and so on; 0 if none does, or if depths were not
+    /// requested.
     pub depth: u32,
 }
 
 /// The outcome of a request: one byte, mapped to each protocol's codes by its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done as asked.
+    /// Done as requested.
     Done,
     /// The storage failed; a write's own range is uncertain, nothing else is.
     Failed,
@@ -209,14 +209,14 @@ impl Request {
         Ok(request)
     }
 
-    /// What the disk asks of itself: nobody waits for an answer.
+    /// A request of the disk to itself: no peer waits for an answer.
     pub(crate) fn internal(operation: Operation, span: Span) -> Request {
         let (memory, token) = (Segments::empty(), Token(0));
         let (extras, taken, waited, slot, at_limit, fast) = (None, 0, 0, u16::MAX, false, false);
         Request { operation, span, memory, token, extras, taken, waited, slot, at_limit, fast, open: false }
     }
 
-    /// What is asked.
+    /// The requested operation.
     pub fn operation(&self) -> Operation {
         self.operation
     }
@@ -226,12 +226,12 @@ impl Request {
         self.span
     }
 
-    /// The bytes that were asked for: all of the span, or fewer where it was widened to whole blocks.
+    /// The requested bytes: all of the span, or fewer where it was widened to whole blocks.
     pub fn asked(&self) -> Span {
         self.widened().map_or(self.span, |unaligned| unaligned.asked)
     }
 
-    /// The memory of the bytes that were asked for, of a read or a write.
+    /// The memory of the requested bytes, of a read or a write.
     pub fn asked_memory(&self) -> Segments {
         match self.widened() {
             Some(unaligned) if !self.memory.is_empty() => unaligned::cut(&self.memory, self.span, unaligned.asked),
@@ -290,7 +290,7 @@ impl Request {
         self
     }
 
-    /// Ends the request. Called by a transport that has told, or can no longer tell, its peer.
+    /// Ends the request. Called by a transport that has answered its peer, or no longer can.
     pub fn retire(mut self) -> Token {
         self.open = false;
         self.token

@@ -26,7 +26,7 @@ pub enum Step {
     Sync(FileId),
     /// Write these, in any order.
     Write(FileId, Vec<MetaWrite>),
-    /// The round has ended for this layer; go on with [`Round::next`].
+    /// The round has ended for this layer; continue with [`Round::next`].
     Settle {
         /// Its file.
         file: FileId,
@@ -54,7 +54,7 @@ enum Stage {
         left: usize,
         failed: bool,
     },
-    /// Nothing more is written; who is left hears of it.
+    /// Nothing more is written; the layers that are left are settled as failed.
     Failed,
 }
 

@@ -3,13 +3,13 @@
 //! It stands between the disk and the engine, and knows nothing of requests, formats and storage. Which policy is the
 //! right one is found by `tapline calibrate` (decision 0049); without one there is no [`Shape`] at all.
 //!
-//! **Splitting.** A transfer larger than a piece goes on as pieces, all of them at once, cut where offsets in the file
-//! are multiples of the piece. It ends when the last of them has, and well only if all have.
+//! **Splitting.** A transfer larger than a piece is submitted as pieces, all of them at once, cut where offsets in the
+//! file are multiples of the piece. It ends when the last of them has, and succeeds only if all do.
 //!
-//! **Merging.** Transfers of one kind to one file of which one begins where another ends go on as one, if they are
-//! pushed between two reaps: nothing is held back longer. What is no transfer is a barrier: what came before it goes on
-//! before it, and what comes behind it is merged with nothing from before. A merged transfer that fails says nothing
-//! about its parts: each is done again by itself. So a failure is of those whose own it is.
+//! **Merging.** Transfers of one kind to one file of which one begins where another ends are submitted as one, if they
+//! are pushed between two reaps: nothing is held back longer. Any other operation is a barrier: transfers that came
+//! before it are submitted before it, and later ones are not merged with them. A merged transfer that fails says
+//! nothing about its parts: each is done again by itself. So only the parts that fail by themselves are failed.
 //!
 //! Why nothing is less durable: a sync covers what has completed (`Action::SyncData`), and an operation completes here
 //! not before all of it has below. A part that is done again was not completed all the while.
@@ -40,9 +40,9 @@ const RUNS_SEEN: usize = 16;
 /// What is done to the sizes of transfers. By default nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShapePolicy {
-    /// Larger transfers are split into pieces of so many bytes: a power of two, of a sector at least.
+    /// Larger transfers are split into pieces of this size in bytes: a power of two, of a sector at least.
     pub split: Option<u64>,
-    /// Adjacent transfers are merged up to so many bytes.
+    /// Adjacent transfers are merged up to this size in bytes.
     pub merge: Option<u64>,
 }
 
@@ -63,14 +63,14 @@ impl ShapePolicy {
 pub struct ShapeCounts {
     /// Operations that were split.
     pub splits: u64,
-    /// Operations that went on as part of another one.
+    /// Operations that were submitted as part of another one.
     pub merges: u64,
     /// Operations that were done again by themselves, since one that they were part of has failed.
     pub redone: u64,
 }
 
 impl ShapeCounts {
-    /// Both together.
+    /// The sums of both counts.
     #[must_use]
     pub fn plus(self, other: ShapeCounts) -> ShapeCounts {
         let ShapeCounts { splits, merges, redone } = other;
@@ -101,7 +101,7 @@ struct Kept {
     next: usize,
 }
 
-/// Operations of a batch that go on as one.
+/// Operations of a batch that are submitted as one.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     file: FileId,
@@ -151,7 +151,7 @@ impl Shape {
         shape
     }
 
-    /// The policy.
+    /// The policy for operations that are pushed from now on.
     pub fn policy(&self) -> ShapePolicy {
         self.policy
     }
@@ -176,7 +176,7 @@ impl Shape {
         self.batch.is_empty() && self.refused.is_empty() && self.under_way.len() == 0
     }
 
-    /// Operations that were pushed and did not go on yet.
+    /// Number of operations that were pushed and not submitted yet.
     pub fn held(&self) -> usize {
         self.batch.len() + self.refused.len()
     }
@@ -192,7 +192,7 @@ impl Shape {
             || self.under_way.iter().any(is_of)
     }
 
-    /// As [`Io::push`]; what may be merged goes on with [`Shape::submit`].
+    /// Like [`Io::push`]; transfers that may be merged are held until [`Shape::submit`].
     #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `Io::push`")]
     pub fn push(&mut self, op: FileOp, io: &mut impl Io) -> Result<(), FileOp> {
         if !self.refused.is_empty() || self.held() + self.under_way.len() >= HELD_MAX {
@@ -219,7 +219,7 @@ impl Shape {
         if self.refused.is_empty() { io.push(op) } else { Err(op) }
     }
 
-    /// Cuts an operation, none of whose pieces goes on if the first finds no room.
+    /// Cuts an operation into pieces; none of them is submitted if the first finds no room.
     #[allow(clippy::result_large_err, reason = "as above")]
     fn split(&mut self, op: FileOp, io: &mut impl Io) -> Result<(), FileOp> {
         let (Some(piece), Some(transfer)) = (self.policy.split, Transfer::of(&op.action)) else { return Err(op) };
@@ -277,7 +277,7 @@ impl Shape {
         run.areas += areas;
     }
 
-    /// Ends the batch: all of it goes on, merged.
+    /// Ends the batch: submits all of it, merged.
     pub fn submit(&mut self, io: &mut impl Io) {
         if self.batch.is_empty() {
             return;

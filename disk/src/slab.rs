@@ -1,6 +1,6 @@
 //! Values under small numbers that are used again. Sized at the beginning, grown if that was too small.
 
-/// A slab.
+/// Values of one type, each under the number that [`Slab::insert`] returned.
 #[derive(Debug)]
 pub struct Slab<T> {
     values: Vec<Option<T>>,
@@ -55,7 +55,7 @@ impl<T> Slab<T> {
         self.values.len() - self.free.len()
     }
 
-    /// All values.
+    /// All values, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.values.iter().flatten()
     }

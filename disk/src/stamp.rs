@@ -10,7 +10,7 @@
 /// Bytes of a stamp in a file.
 pub const STAMP_LEN: usize = 24;
 
-/// A stamp.
+/// Identifies a state of an image's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Random bytes of the process that wrote it.

@@ -17,6 +17,6 @@ pub trait Transport {
     /// is not an error.
     fn complete(&mut self, request: Request, status: Status);
 
-    /// Publishes answers and signals the peer if it asked for that; once per batch.
+    /// Publishes answers and signals the peer if it wants that; once per batch.
     fn publish(&mut self) -> Result<(), Disconnected>;
 }

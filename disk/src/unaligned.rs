@@ -1,8 +1,8 @@
 //! What a request needs that does not begin and end with blocks: the memory of the blocks at its ends, of which it
 //! is about a part only.
 //!
-//! Knows spans and memory, and nothing of how they are read or written. Keeps: the bytes of an end block that are not
-//! asked for come from the block as it was read and from nowhere else.
+//! Knows spans and memory, and nothing of how they are read or written. Keeps: the bytes of an end block that were not
+//! requested come from the block as it was read and from nowhere else.
 
 use memory::Segments;
 
@@ -11,7 +11,7 @@ use crate::{DiskOffset, Span};
 /// A request that was widened to whole blocks.
 #[derive(Debug)]
 pub(crate) struct Unaligned {
-    /// The bytes that are asked for.
+    /// The requested bytes.
     pub asked: Span,
     /// The blocks at the ends of a write, of which the request changes a part.
     edges: Vec<Edge>,

@@ -41,7 +41,7 @@ impl Chunk {
 struct Region {
     /// Which chunks are known.
     known: u64,
-    /// Which of them were used since this was last asked.
+    /// The known chunks that were used since [`Chunks::take_used`] last cleared their bit.
     used: Cell<u64>,
     /// The known ones, ascending.
     chunks: Vec<Chunk>,
@@ -77,7 +77,7 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// The number of chunks whose table pointers fit in so many bytes.
+    /// The number of chunks whose table pointers fit in this many bytes.
     pub fn within(bytes: usize) -> u64 {
         let tables = u64::try_from(bytes / size_of::<Option<Box<Table>>>()).unwrap_or(0);
         tables.saturating_mul(REGION).saturating_mul(u64::try_from(TABLE).unwrap_or(0))
@@ -116,7 +116,7 @@ impl Chunks {
         region.chunks.get_mut(rank)
     }
 
-    /// Whether a chunk was used since this was last asked.
+    /// Returns whether a chunk was used since the last call for it, and clears that mark.
     pub fn take_used(&self, chunk: u64) -> bool {
         let (table, region, bit) = place(chunk);
         let region = self.tables.get(table).and_then(Option::as_ref).and_then(|table| table.regions.get(region));
@@ -216,7 +216,7 @@ fn place(chunk: u64) -> (usize, usize, u64) {
     (table, usize::try_from(region % tables).unwrap_or(usize::MAX), 1 << (chunk % REGION))
 }
 
-/// The memory that an allocation of so many bytes takes. None takes none.
+/// Memory taken by an allocation of this many bytes, with the allocator's overhead; zero for no bytes.
 fn with_allocator(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { bytes + ALLOCATOR }
 }

@@ -175,7 +175,7 @@ impl ChainMap {
         drawn
     }
 
-    /// A number below `below`. Nobody gains anything by predicting it.
+    /// A number below `below`. Predicting it gains an attacker nothing.
     fn draw(&mut self, below: usize) -> usize {
         // Knuth's MMIX generator, whose high bits are the good ones.
         self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -163,7 +163,7 @@ impl Runs {
             starts.fold(0, |word, (start, shift)| word | (start << shift))
         }));
         if words.len() == SHORT_PAGES {
-            // Not to be taken for pages: one word more, which nobody reads.
+            // Not to be taken for pages: one word more, which is never read.
             words.push(0);
         }
         Runs(words.into_boxed_slice())

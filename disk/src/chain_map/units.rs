@@ -33,7 +33,7 @@ fn entry<const UNIT: u64>(place: Location) -> Option<u32> {
         Location::Data { file, at } if at % UNIT == 0 => {
             (file, u32::try_from(at / UNIT).ok().filter(|&unit| unit < INSIDE)?)
         }
-        // Rare, and told apart from others only in a longer entry.
+        // Rare, and distinguished from others only in a longer entry.
         Location::Data { .. } | Location::Shared { .. } | Location::Damaged { .. } => return None,
     };
     (u32::from(file.0) <= u32::MAX >> PLACE_BITS).then_some((u32::from(file.0) << PLACE_BITS) | unit)

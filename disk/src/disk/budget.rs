@@ -3,8 +3,8 @@
 //! Knows nothing of what the bytes are for. Keeps: no more bytes are taken than there are, except that one taker larger
 //! than the whole budget gets it alone; takers are served in the order in which they came, and none overtakes another.
 //!
-//! Nobody starves as long as every taker gives its bytes back without waiting for one that waits here. Giving back
-//! wakes nobody: the caller asks [`Budget::next`] where nothing else is half done.
+//! No taker starves as long as every taker gives its bytes back without waiting for one that waits here. Giving back
+//! wakes no taker: the caller calls [`Budget::next`] where nothing else is half done.
 
 use std::collections::VecDeque;
 
@@ -55,7 +55,7 @@ impl<T> Budget<T> {
         self.taken
     }
 
-    /// Whether nothing is taken and nobody waits.
+    /// Whether nothing is taken and no taker waits.
     #[cfg(test)]
     pub fn is_whole(&self) -> bool {
         self.taken == 0 && self.waiting.is_empty()

@@ -193,7 +193,7 @@ impl<F: Format> Chain<F> {
         self.logs && self.writers().any(Layer::owes)
     }
 
-    /// To be called before a format is asked for something that may change it.
+    /// To be called before any call of a format that may change it.
     pub fn may_change(&mut self) {
         self.log_due = self.logs;
     }
@@ -259,7 +259,7 @@ impl<F: Format> Chain<F> {
         found
     }
 
-    /// Asks the layer of `file` for something that it may have to wait for.
+    /// Calls the format of the layer of `file`; the error says what the caller has to wait for.
     pub fn ask<T>(&mut self, file: FileId, question: impl FnOnce(&mut F) -> Result<T, Wait>) -> Result<T, Obstacle> {
         self.may_change();
         let layer = self.of(file);

@@ -1,8 +1,8 @@
 //! Reading compressed clusters.
 //!
-//! Knows nothing of how they are compressed. Keeps: a cluster is read and decompressed once for all who wait for it,
-//! and the last few stay decompressed, so that small sequential reads do not decompress each cluster again and again; a
-//! cluster that cannot be decompressed fails those who wanted it and nobody else.
+//! Knows nothing of how they are compressed. Keeps: a cluster is read and decompressed once for all requests that wait
+//! for it, and the last few stay decompressed, so that small sequential reads do not decompress each cluster again and
+//! again; a cluster that cannot be decompressed fails the requests for it and no others.
 //!
 //! A cluster may be freed while it is read: a write commits its new mapping, a round passes, and the old space is
 //! reused. What was read may then be anything. So a commit marks the reads that it overlaps, and their readers resolve
@@ -77,7 +77,7 @@ pub(super) struct Cluster {
 /// How bytes of a cluster are had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The cluster was cached; they are copied, or it does not have so many.
+    /// The cluster was cached: the bytes are copied, or the status says that it is too short for them.
     Cached(Status),
     /// It is being read, or waits for memory.
     Joined,
@@ -177,7 +177,7 @@ impl CompressedReads {
         self.kept.retain(|(begin, _)| begin.0 != file);
     }
 
-    /// `span` was allocated anew in `file`: what is being read there may soon be something else.
+    /// `span` was allocated again in `file`: the place that is being read may soon hold other data.
     pub(super) fn moved(&mut self, file: FileId, span: Span) {
         for (_, reading) in self.reading.iter_mut().filter(|(begin, _)| begin.0 == file) {
             reading.moved |= reading.wants.iter().any(|want| want.span.overlaps(span));

@@ -1,7 +1,7 @@
-//! Damaged metadata that requests have met, so that users can be told why a request failed.
+//! Damaged metadata that requests have met, so that the reason why a request failed can be reported.
 //!
 //! Knows nothing of what should have been there. Keeps the latest, as many as the requests in flight can meet, until
-//! the caller asks.
+//! the caller takes them.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::{FileId, FileOffset, Span};
 pub struct Damage {
     /// The file that is damaged.
     pub file: FileId,
-    /// The bytes, as far as they were asked for.
+    /// The unreadable bytes, clipped to those that a request wanted.
     pub span: Span,
     /// Offset in the file of the damaged metadata, or of the bytes that are missing.
     pub at: FileOffset,
@@ -33,10 +33,10 @@ pub enum Damaged {
     Missing(u64),
 }
 
-/// Damage that is kept: a client may have so many requests in flight that all fail on one entry.
+/// Damage that is kept: a client may have this number of requests in flight that all fail on one entry.
 const KEPT_MAX: usize = 64;
 
-/// Damage that was met and not asked for.
+/// Damage that was met and not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct MetDamage(VecDeque<Damage>);
 

@@ -98,10 +98,10 @@ impl<F: Format> Disk<F> {
     }
 
     /// How many of the first bytes of `span` the layer of `file` has not allocated, where the layers below have nothing
-    /// to hide either. The format is not asked then, or trimming an empty clone would fill its tables. Ends where a
+    /// to hide either. The format is not called then, or trimming an empty clone would fill its tables. Ends where a
     /// format could free something, so that the rest still reaches it whole.
     fn nothing_to_hide(&mut self, file: FileId, span: Span) -> Result<Option<u64>, Obstacle> {
-        // A layer without a parent has nothing to hide. A format that must load metadata to answer is asked to discard
+        // A layer without a parent has nothing to hide. A format that must load metadata to answer is called to discard
         // instead: it loads the same block for that, and next time it is there.
         let absent = if self.layers().len() > 1 { Some(self.chain.format_of(file).map(span)) } else { None };
         let Some(Ok(Mapping::Parent { len })) = absent else { return Ok(None) };

@@ -1,6 +1,6 @@
-//! Where the bytes of the disk live: the chain map, loaded as it is asked.
+//! Where the bytes of the disk live: the chain map, loaded on demand.
 //!
-//! Knows nothing of who asks and of waiting. Keeps: a damaged part of a chunk does not make the rest of it unreadable.
+//! Knows nothing of requests and of waiting. Keeps: a damaged part of a chunk does not make the rest of it unreadable.
 
 use std::collections::VecDeque;
 
@@ -125,7 +125,7 @@ impl DiskMap {
         true
     }
 
-    /// So many bytes of metadata were loaded, or written and kept.
+    /// Counts bytes of metadata that were loaded, or written and kept.
     pub fn cached(&mut self, bytes: usize) {
         self.cached_bytes += bytes;
     }

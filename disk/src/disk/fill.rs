@@ -7,7 +7,7 @@
 //! what was read for the fill is what a reader would find up to the commit, and the commit loses nothing:
 //!
 //! 1. *Writes and writes of zeroes to C* come to `reserve` in `write`. The map says of no byte of C that it lives in
-//!    the file that is written: a format never calls `Data` what it would not overwrite in place, and asks for no fill
+//!    the file that is written: a format never calls `Data` what it would not overwrite in place, and requires no fill
 //!    around that. So they reach the format, which says `Busy` for C until the ticket has ended.
 //! 2. *A discard of all of C* overlaps the write, so one of the two waits for the other. *A discard of a part of C*,
 //!    next to the write, cannot take the part away: a format frees clusters only as a whole (`Nothing`, or `Busy`).
@@ -17,8 +17,8 @@
 //! 4. *The place that is read* does not change either. Only a merge writes to a parent, and it waits for all that
 //!    overlaps the chunk; C does not leave the chunks of its write. A compressed cluster of the written file itself is
 //!    freed by this very commit at the earliest.
-//! 5. *An abandoned ticket* leaves the old mapping as it was. Those who waited for it reserve anew and get a fill of
-//!    their own: nothing that was read for one reservation is ever used for another.
+//! 5. *An abandoned ticket* leaves the old mapping as it was. Requests that waited for it reserve again and get a fill
+//!    of their own: nothing that was read for one reservation is ever used for another.
 //!
 //! There is no deadlock: a fill waits for reads and metadata only, never for a ticket or a request; and, before it
 //! begins, for bytes of the budget. Takers keep their bytes until their write has ended, and wait for no other taker:
@@ -209,7 +209,7 @@ impl Filling {
         self.pending += 1;
     }
 
-    /// It has ended.
+    /// Counts a read or a load that has ended with `status`.
     pub fn read_ended(&mut self, status: Status) {
         self.pending -= 1;
         self.fail(status);
@@ -243,7 +243,7 @@ impl Filling {
     }
 }
 
-/// So many zeroes, to be written.
+/// Memory of `len` zeroes, to be written.
 pub(super) fn zeroes(len: u64) -> Segments {
     Segments::zeroes(in_memory(len))
 }

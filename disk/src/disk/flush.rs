@@ -100,7 +100,7 @@ impl<F: Format> Disk<F> {
         self.freeze_if_durable(self.chain.depth_of(file));
     }
 
-    /// Answers the flushes that the round was for; what has waited for its end goes on.
+    /// Answers the flushes that the round was for, and continues what waited for its end.
     fn answer_round<I: Io>(&mut self, io: &mut I) {
         let status = self.rounds.status();
         let (flushes, parked) = self.rounds.end();
@@ -140,7 +140,8 @@ impl<F: Format> Disk<F> {
             return;
         }
         if self.chain.owes() {
-            // After a failed round, as for want of space, what needs another one asks for it, and not each request.
+            // After a failed round, as for want of space, only operations that need another round request one, and not
+            // every request.
             if self.rounds.status() == Status::Done {
                 self.rounds.ask();
             }

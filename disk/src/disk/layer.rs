@@ -108,8 +108,9 @@ impl<F: Format> Layer<F> {
         self.log.as_ref().is_some_and(|log| log.owed().is_some())
     }
 
-    /// Whether so much has changed that a round should begin before requests have to wait for one. What a failed round
-    /// has left is written again when a request asks for it or as much again has changed, not at once and without end.
+    /// Whether enough has changed that a round should begin before requests have to wait for one. Changes left by a
+    /// failed round are written again when a request requires it or when as much again has changed, not at once and
+    /// without end.
     pub(super) fn is_much_dirty(&self, dirty_max: usize) -> bool {
         let is_log_full = |log: &RedoLog| log.used().saturating_sub(self.upkeep.log_left) > log.capacity() / 2;
         self.format.dirty().saturating_sub(self.upkeep.dirty_left) > dirty_max

@@ -176,7 +176,7 @@ impl<F: Format> Disk<F> {
     pub fn pop_to(&mut self, depth: usize) -> Result<Vec<Layer<F>>, ImageError> {
         self.require_quiet("layers cannot be taken off the chain")?;
         let Some(leaf) = self.layers().get(depth) else { return Err(no_layer(depth)) };
-        // The guest keeps the sector size that it was told.
+        // The guest keeps the sector size that was reported to it.
         self.chain.set_geometry(Geometry { block: self.geometry().block, ..leaf.format.geometry() });
         self.map.reset(self.geometry().len);
         let popped: Vec<Layer<F>> = self.chain.layers_mut().drain(..depth).collect();
@@ -203,7 +203,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// Grows a layer that is to be merged; the new part reads as zero. Durable with the next round; a format may grow
-    /// no earlier. The guest may go on meanwhile.
+    /// no earlier. The guest may keep using the disk meanwhile.
     pub fn grow_layer(&mut self, depth: usize, len: u64) -> Result<(), ImageError> {
         self.check_hidden(depth, len)?;
         self.require_nothing_owed(depth)?;
@@ -258,7 +258,7 @@ impl<F: Format> Disk<F> {
         self.reclaim_due = true;
     }
 
-    /// Refuses a layer on storage with larger blocks than the guest was told: it cannot take its requests.
+    /// Refuses a layer on storage with larger blocks than those reported to the guest: it cannot take its requests.
     pub(super) fn check_block(&self, geometry: Geometry, name: &str) -> Result<(), ImageError> {
         if geometry.block <= self.geometry().block {
             return Ok(());

@@ -66,8 +66,9 @@ impl MapLoader {
         begun
     }
 
-    /// Parks something until the missing metadata is loaded. All of it is asked for at once, and the last block waited
-    /// for: by then most others have come, and the layers need not be walked for each. Returns what is to be read now.
+    /// Parks something until the missing metadata is loaded. All of it is requested at once, and the parked operation
+    /// waits for the last block: by then most others have come, and the layers need not be walked for each. Returns
+    /// what is to be read now.
     pub fn park(&mut self, parked: Parked, mut missing: Missing) -> Missing {
         let Some(&(file, MetaBlock { at, .. })) = missing.last() else { unreachable!("nothing is missing") };
         // One load for all who wait: a second one could bring older bytes than the first.
@@ -85,16 +86,16 @@ impl MapLoader {
     /// A block was read: what has waited for it. [`MapLoader::went_on`] follows for each.
     pub fn loaded(&mut self, file: FileId, block: MetaBlock) -> Vec<Parked> {
         let Some(parked) = self.loads.remove(&(file, block.at)) else {
-            unreachable!("nobody has asked for {block:?} of file {}", file.0)
+            unreachable!("no request waits for {block:?} of file {}", file.0)
         };
         parked
     }
 
-    /// What waited for metadata around byte `at` has gone on. Ends the load of its chunk, so that the next one has its
-    /// turn, unless the chunk is not known (`is_known`) and more of it is awaited.
+    /// An operation that waited for metadata around byte `at` has continued. Ends the load of its chunk, so that the
+    /// next one has its turn, unless the chunk is not known (`is_known`) and more of it is awaited.
     pub fn went_on(&mut self, at: DiskOffset, is_known: bool) {
         let chunk = ChainMap::chunk_of(at).at;
-        // It is known now, or failed, or was known and forgotten again since the request went on behind it.
+        // It is known now, or failed, or was known and forgotten again since the request continued behind it.
         if is_known || !self.is_awaited(chunk) {
             self.under_way.retain(|load| load.chunk != chunk);
             self.alone.take_if(|alone| *alone == chunk);

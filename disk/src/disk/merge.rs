@@ -1,4 +1,4 @@
-//! Merging layers into the one below them, while the guest goes on.
+//! Merging layers into the one below them, while the guest keeps using the disk.
 //!
 //! Knows how far a merge is and what its chunk under way holds; `merge_steps` does what is to be done, `routing` says
 //! where the guest's writes go meanwhile. Knows nothing of clocks and rates: the caller of
@@ -82,7 +82,7 @@ pub(super) struct Merge {
     guest_now: bool,
     /// It was cancelled.
     cancelled: bool,
-    /// A round was asked for with which the target grows.
+    /// The round in which the target grows was requested.
     growth_asked: bool,
     /// The first byte that is not done.
     next: DiskOffset,
@@ -166,7 +166,7 @@ impl Merge {
         self.copied
     }
 
-    /// So many more.
+    /// Counts bytes whose copy to the target has begun.
     pub fn copy_begun(&mut self, len: u64) {
         self.copied += len;
     }
@@ -208,7 +208,8 @@ impl Merge {
         routing.stop_merge();
     }
 
-    /// It goes on after it has stopped; from the beginning, if what was decided of the chunks is not known any more.
+    /// Continues a merge that has stopped; from the beginning, if the decisions about its chunks are not known any
+    /// more.
     pub fn resume(&mut self, routing: &mut WriteRouting) {
         (self.state, self.cancelled, self.growth_asked) = (MergeState::Running, false, false);
         if self.from == 0 && !routing.resume_merge() {
@@ -218,12 +219,12 @@ impl Merge {
         self.advance(routing);
     }
 
-    /// Asks for the growth of the target. Returns whether it was asked for before.
+    /// Marks the growth of the target as requested. Returns whether it was before.
     pub fn ask_growth(&mut self) -> bool {
         std::mem::replace(&mut self.growth_asked, true)
     }
 
-    /// Goes on to the next chunk that is not merged.
+    /// Advances to the next chunk that is not merged.
     pub fn advance(&mut self, routing: &WriteRouting) {
         while self.next.0 < self.len && routing.is_merged(self.next) {
             self.next += CHUNK;

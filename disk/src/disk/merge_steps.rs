@@ -138,7 +138,7 @@ impl<F: Format> Disk<F> {
         self.merge.as_ref().is_some_and(|merge| self.chain.at(merge.target_depth()).len() < merge.len())
     }
 
-    /// Asks for the round with which the target grows.
+    /// Requests the round in which the target grows.
     fn grow_target<I: Io>(&mut self, io: &mut I) {
         let (syncing, broken) = (self.is_syncing(), self.chain.is_broken());
         let Some(merge) = self.merge.as_mut().filter(|merge| merge.goes_on() && !syncing) else { return };

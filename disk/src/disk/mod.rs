@@ -20,8 +20,8 @@
 //!
 //! [`Disk`] ties them together. This file begins and ends requests; `fast_path` (one operation on one file, as most
 //! requests are), `read`, `write`, `discard`, `unaligned` and `flush` do them, `merge_steps` merges, `layers` changes
-//! the chain. Nothing of these calls back: what can go on is put into a queue (`queue`), and one loop takes it from
-//! there ([`Disk::work`]).
+//! the chain. None of these calls back: work that can continue is put into a queue (`queue`), and one loop takes it
+//! from there ([`Disk::work`]).
 
 mod active;
 mod budget;
@@ -101,7 +101,7 @@ pub struct Disk<F: Format> {
     damage: MetDamage,
     /// What waits for another write to the same cluster, by file and ticket.
     busy: FxHashMap<(FileId, Ticket), Vec<Parked>>,
-    /// What can go on. Empty between two calls of the disk.
+    /// Work that can continue. Empty between two calls of the disk.
     ready: VecDeque<Ready>,
     /// Some layers have not been scanned for leaked space yet.
     reclaim_due: bool,
@@ -227,8 +227,8 @@ impl<F: Format> Disk<F> {
         self.active.answer()
     }
 
-    /// The caller says what time it is, from now on, with the three calls below. A disk that is told no times serves as
-    /// well, and remembers nothing for them.
+    /// From now on the caller passes the time in the three calls below. A disk without times works as well, and keeps
+    /// no state for them.
     pub fn keep_times(&mut self) {
         self.active.waiting.time();
     }
@@ -255,14 +255,14 @@ impl<F: Format> Disk<F> {
         self.active.waiting.ended_at(now);
     }
 
-    /// The damage that failed a request for `span`, unless it was asked for already. It may lie outside of `span`: what
-    /// surrounds a write has to be read.
+    /// Takes the damage that failed a request for `span`; `None` if it was taken already. It may lie outside of `span`:
+    /// the bytes around a write have to be read.
     pub fn take_damage(&mut self, span: Span) -> Option<Damage> {
         self.damage.take(span)
     }
 
-    /// Whether so much was cached since [`Disk::drop_caches`] that an idle disk should free it. A guest that does
-    /// little from time to time keeps its caches, and nothing wakes up for them.
+    /// Whether enough was cached since [`Disk::drop_caches`] that an idle disk should free it. A guest that does little
+    /// from time to time keeps its caches, and nothing wakes up for them.
     pub fn is_trim_due(&self) -> bool {
         self.map.cached_bytes() > self.options.trim_bytes
     }
@@ -347,7 +347,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Continues what can go on, until nothing can, after a call that has given back no memory.
+    /// Does all work that can continue, after a call that has given back no memory.
     #[inline(always)]
     fn work<I: Io>(&mut self, io: &mut I) {
         if !self.ready.is_empty() || self.rounds.is_due() || self.overlap.is_due() {
@@ -355,8 +355,8 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// Continues what can go on, until nothing can. What is already under way comes first, then what waits for a turn
-    /// or for memory, then a round, and last requests that have not begun.
+    /// Does all work that can continue. Operations already under way come first, then those that wait for a turn or for
+    /// memory, then a round, and last requests that have not begun.
     #[inline(never)]
     fn work_all<I: Io>(&mut self, io: &mut I) {
         loop {
@@ -371,7 +371,7 @@ impl<F: Format> Disk<F> {
             } else if let Some(fill) = self.fills.next() {
                 self.go_on_filling(fill, io);
             } else if self.rounds.take_due() && self.begin_round(io) {
-                // What it has answered or parked may go on.
+                // Operations that it has answered or parked may continue.
             } else if let Some(waiting) = self.overlap.take_due() {
                 self.start_waiting(waiting, io);
             } else {

@@ -1,7 +1,7 @@
-//! What waits, and what can go on.
+//! Work that waits, and work that can continue.
 //!
-//! Nothing calls back into the disk. Who finds that something can go on puts it into the queue of [`Ready`], from which
-//! one loop takes it; so nothing begins while something else is half done.
+//! Nothing calls back into the disk. Code that finds work which can continue puts it into the queue of [`Ready`], from
+//! which one loop takes it; so nothing begins while something else is half done.
 
 use crate::{DiskOffset, Span};
 
@@ -24,11 +24,11 @@ impl Parked {
     }
 }
 
-/// What can go on.
+/// Work that can continue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ready {
     /// It need not wait any more.
     Parked(Parked),
-    /// What waited for metadata around this byte has gone on: the load of its chunk may be over.
+    /// An operation that waited for metadata around this byte has continued: the load of its chunk may be over.
     Loaded { at: DiskOffset },
 }

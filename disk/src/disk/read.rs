@@ -1,6 +1,6 @@
 //! Reads, and the loading of metadata that tells where bytes live.
 //!
-//! Keeps: what waits goes on, or fails, when what it waits for has ended.
+//! Keeps: an operation that waits continues, or fails, when what it waits for has ended.
 
 use memory::Segments;
 
@@ -190,7 +190,7 @@ impl<F: Format> Disk<F> {
         for parked in self.map_loader.loaded(file, block) {
             let number = self.request_of_parked(parked);
             self.active.waiting.wait_ended(number);
-            // The block may concern another part of the chunk than was asked for.
+            // The block may concern another part of the chunk than the request.
             match parked {
                 _ if sound || self.map.met_damage(parked.at()) => self.go_on_soon(parked),
                 Parked::Request { number, .. } => self.part_ended(number, Status::Failed),
@@ -200,7 +200,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// What waited for metadata around byte `at` has gone on.
+    /// An operation that waited for metadata around byte `at` has continued.
     pub(super) fn load_ended(&mut self, at: DiskOffset) {
         self.map_loader.went_on(at, self.map.lookup(at).is_some());
     }

@@ -1,7 +1,8 @@
 //! Rounds, and who waits for them.
 //!
-//! Knows when a round begins and whom it answers; `crate::round` knows the order of its steps, `flush` carries them
-//! out. Keeps: a round answers those only who asked before it began; no failed sync is taken for a success.
+//! Knows when a round begins and which requests it answers; `crate::round` knows the order of its steps, `flush`
+//! carries them out. Keeps: a round answers only requests that joined before it began; no failed sync is taken for a
+//! success.
 
 use super::queue::Parked;
 use crate::Status;
@@ -18,7 +19,7 @@ pub(super) struct Rounds {
     parked: Vec<Parked>,
     /// How the round under way has failed, if it has; or how the last one has ended.
     status: Status,
-    /// A round is wanted, though no request asks for it.
+    /// A round is wanted although no request waits for it.
     asked: bool,
     /// Something has changed that may be a reason for a round.
     due: bool,
@@ -40,7 +41,7 @@ impl Rounds {
         }
     }
 
-    /// Wants a round.
+    /// Requests a round that answers no request.
     pub fn ask(&mut self) {
         self.asked = true;
         self.due = true;
@@ -135,7 +136,7 @@ impl Rounds {
         self.reclaim_syncs += 1;
     }
 
-    /// It has ended.
+    /// A sync in front of a first reclaim has ended.
     pub fn reclaim_sync_ended(&mut self) {
         self.reclaim_syncs -= 1;
         self.due = true;

@@ -112,7 +112,7 @@ impl WriteRouting {
         self.epoch += 1;
     }
 
-    /// A merge that had stopped goes on. Returns whether what was decided still is.
+    /// Continues a merge that had stopped. Returns whether its decisions about chunks are still known.
     pub fn resume_merge(&mut self) -> bool {
         self.by_chunk.as_mut().map(|by_chunk| by_chunk.decides = true).is_some()
     }

@@ -58,7 +58,7 @@ impl<F: Format> Disk<F> {
     }
 
     /// The next change that is logged needs a new stamp. To be called from time to time while requests come: a copy of
-    /// the file that was made since the last stamp cannot be told from the file.
+    /// the file that was made since the last stamp cannot be distinguished from the file.
     pub fn expire_stamps(&mut self) {
         self.chain.for_writers_upwards(super::layer::Layer::expire_stamp);
     }

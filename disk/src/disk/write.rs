@@ -1,7 +1,7 @@
 //! Writes: those in place, those that allocate, and those with bytes around them to be written too (`fill`).
 //!
 //! Keeps: readers see a new place only after its bytes were written; a reservation is committed or abandoned once, and
-//! who waited for it goes on then.
+//! requests that waited for it continue then.
 
 use memory::Segments;
 
@@ -225,7 +225,7 @@ impl<F: Format> Disk<F> {
         self.part_ended(number, Status::of(result));
     }
 
-    /// Commits or abandons a reservation. Those who waited for it go on.
+    /// Commits or abandons a reservation. Requests that waited for it continue.
     fn finish_reservation<I: Io>(&mut self, file: FileId, ticket: Ticket, ok: bool, io: &mut I) {
         self.chain.may_change();
         let is_leaf = file == self.chain.leaf();

@@ -66,7 +66,7 @@ impl Foreign {
         }
     }
 
-    /// What it is.
+    /// The image, by its format.
     pub fn body(&self) -> &Body {
         &self.body
     }
@@ -104,7 +104,7 @@ impl Format for Foreign {
         None
     }
 
-    /// It has no parent: nobody forgets what is in it.
+    /// It has no parent, so nothing in it is ever given up.
     fn forget(&mut self, span: Span) -> Result<u64, Wait> {
         Ok(span.len)
     }
@@ -194,7 +194,7 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, ImageError> {
     Err(ImageError::new(ImageErrorKind::Unsupported, what))
 }
 
-/// Whether a disk can have so many bytes.
+/// Checks that a disk can have this size: whole sectors, up to 64 TiB.
 fn check_len(at: u64, len: Option<u64>) -> Result<u64, ImageError> {
     match len {
         Some(len) if len > 0 && len <= LEN_MAX && len % 512 == 0 => Ok(len),

@@ -38,7 +38,7 @@ impl Pages {
         }
     }
 
-    /// Forgets all.
+    /// Drops all pages; they are loaded again when needed.
     pub fn clear(&mut self) {
         *self = Pages::default();
     }

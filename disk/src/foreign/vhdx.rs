@@ -30,8 +30,8 @@ const METADATA_TABLE_LEN: usize = 64 << 10;
 const ENTRIES_MAX: u32 = 2047;
 /// The BAT is read in such pieces.
 const PAGE: u64 = 4096;
-/// 2.5: a sector bitmap block, of which there is an entry behind those of as many payload blocks, has a bit for each of
-/// so many sectors.
+/// 2.5: the number of sectors for which a sector bitmap block has a bit. Its entry stands behind those of the payload
+/// blocks with these sectors.
 const BITMAP_SECTORS: u64 = 1 << 23;
 
 const BAT: [u8; 16] = guid(0x2dc2_7766, 0xf623, 0x4200, *b"\x9d\x64\x11\x5e\x9b\xfd\x4a\x08");
@@ -104,7 +104,7 @@ const fn guid(one: u32, two: u16, three: u16, four: [u8; 8]) -> [u8; 16] {
     [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
 }
 
-/// One open VHDX.
+/// A VHDX image, open for reading.
 #[derive(Debug)]
 pub struct Vhdx {
     len: u64,
@@ -240,7 +240,7 @@ impl Vhdx {
         self.bat.load(block, bytes);
     }
 
-    /// Forgets pages.
+    /// Drops cached pages of the BAT.
     pub fn drop_caches(&mut self) {
         self.bat.clear();
     }
@@ -362,7 +362,7 @@ impl Items {
         self.region.at.get() + item.map_or(0, |item| item.at.get().into())
     }
 
-    /// The number that is an item of so many bytes.
+    /// The number in an item of `len` bytes.
     fn number(&self, source: &mut dyn Source, guid: [u8; 16], len: usize, what: &str) -> Result<u64, ImageError> {
         let Some(item) = self.items.iter().find(|item| item.guid == guid) else {
             return corrupt(self.region.at.get(), format!("the metadata lacks the {what}"));

@@ -90,7 +90,7 @@ impl Kind {
     }
 }
 
-/// One open VMDK.
+/// A VMDK image, open for reading.
 #[derive(Debug)]
 pub struct Vmdk {
     kind: Kind,
@@ -343,7 +343,7 @@ fn descriptor(source: &mut dyn Source, header: &RawHeader) -> Result<Kind, Image
         return unsupported(match hint.is_empty() {
             false => format!(
                 "the image is a snapshot on top of '{}': merge them first, in its own hypervisor, or with \
-                 `qemu-img convert -f vmdk -O qcow2 FILE NEW` where the other file is beside it",
+                 `qemu-img convert -f vmdk -O qcow2 FILE NEW` in a directory that has both files",
                 hint.escape_debug()
             ),
             true => format!(

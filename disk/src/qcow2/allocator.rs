@@ -2,15 +2,15 @@
 //!
 //! Knows nothing of the disk's clusters. Keeps: what is allocated has a refcount of zero in a slice that is here.
 //!
-//! A cluster that no refcount block counts has a refcount of zero too ("Host cluster management"). Whoever was killed
-//! may leave many of them, and no repair finds fault with that, so they are handed out. But a block that is merely
-//! lost looks the same, and one that damage has zeroed is no better: all would be free that it has counted. The first
-//! sign of that is enough to leave alone whatever such a block counts or would count: a table that stands there and
-//! has no reference (a range in use has some, as tables are allocated with the data; the block itself is one), or an
-//! entry that refers to what has none and is met before that is handed out. So before anything that a block counts is
-//! handed out, the refcounts of all tables in its range are looked at, and the entries that are at hand. Storage that
-//! grows has nothing behind its end; what is allocated there needs no such proof. What the refcount table is too short
-//! for is left alone: it grows at the end of the file, and then counts it.
+//! A cluster that no refcount block counts has a refcount of zero too ("Host cluster management"). A writer that was
+//! killed may leave many of them, and no repair finds fault with that, so they are handed out. But a block that is
+//! merely lost looks the same, and one that damage has zeroed is no better: all would be free that it has counted. The
+//! first sign of that is enough to leave alone whatever such a block counts or would count: a table that stands there
+//! and has no reference (a range in use has some, as tables are allocated with the data; the block itself is one), or
+//! an entry that refers to what has none and is met before that is handed out. So before anything that a block counts
+//! is handed out, the refcounts of all tables in its range are looked at, and the entries that are at hand. Storage
+//! that grows has nothing behind its end; what is allocated there needs no such proof. What the refcount table is too
+//! short for is left alone: it grows at the end of the file, and then counts it.
 
 use super::cluster::{HostCluster, run};
 use super::counts::{Counts, Cover, Fate, Loss};
@@ -218,9 +218,9 @@ impl Allocator {
         }
     }
 
-    /// A cluster that others refer to, or may, loses a reference. Its refcount is here. Reads of it may be under way
-    /// for those who have lost it, so that it is not used again before the image is opened the next time, should nobody
-    /// have it now.
+    /// A cluster that others refer to, or may, loses a reference. Its refcount is loaded. Reads of it may be in flight
+    /// for the part of the disk that has lost it, so if nothing refers to it now, it is not used again before the image
+    /// is opened the next time.
     pub fn lose_shared(&mut self, cluster: HostCluster) {
         match self.counts.get(cluster) {
             // Damage that somebody else has done; there is nothing to give up.

@@ -129,7 +129,7 @@ impl Appender {
         Entry::Compressed { at: FileOffset(at), end: FileOffset(self.end()).align_up(super::layout::SECTOR) }
     }
 
-    /// Goes on at the beginning of a cluster.
+    /// Continues at the beginning of a cluster.
     fn align(&mut self) {
         let missing = self.end().next_multiple_of(self.cluster()) - self.end();
         self.bytes.resize(self.bytes.len() + index(missing), 0);

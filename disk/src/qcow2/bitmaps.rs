@@ -1,8 +1,8 @@
 //! Persistent dirty bitmaps of other programs ("Bitmaps extension"), which do not notice our writes.
 //!
-//! A writer that does not keep a bitmap up to date marks it as in use, before its first write: whoever reads the
-//! directory then knows that the bits are not to be believed, and still whose the clusters are. Knows nothing of the
-//! bits. Keeps: a directory that makes no sense is left alone.
+//! A writer that does not keep a bitmap up to date marks it as in use, before its first write: a reader of the
+//! directory then knows that the bits are not valid, and still which bitmap owns the clusters. Knows nothing of the
+//! bits. Keeps: a malformed directory is left alone.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -43,7 +43,8 @@ pub fn split_entry(directory: &[u8]) -> Option<(RawBitmap, &[u8], &[u8])> {
     Some((bitmap, name, rest))
 }
 
-/// Names of the bitmaps, as far as they can be read: they are for people. And whether the bits of all can be believed.
+/// Names of the bitmaps, as far as they can be read, to be shown to users. And whether the bits of all of them are
+/// valid.
 pub fn names(header: &Header, source: &mut dyn Source) -> (Vec<String>, bool) {
     let mut valid = header.raw.autoclear.get() & BITMAPS_VALID != 0;
     let mut names = Vec::new();

@@ -1,8 +1,8 @@
 //! The clusters of an image, as a reader sees them.
 //!
 //! What changes them is in `allocate` (places for writes), `giveup` (discards and their kin) and `order` (rounds).
-//! Keeps: an answer is about clusters whose entries were checked; and an entry that makes no sense costs its own
-//! cluster, and nothing beside it.
+//! Keeps: an answer is about clusters whose entries were checked; and a malformed entry costs its own cluster, and
+//! nothing else.
 
 use super::allocator::Allocator;
 use super::cluster::{GuestCluster, HostCluster, run};
@@ -39,7 +39,7 @@ enum Found {
     Entry(Spot),
     /// There is no L2 table for it.
     NoTable,
-    /// What stands at this offset of the file makes no sense, and is about so many clusters.
+    /// The entry at this offset of the file is malformed; it maps `count` clusters.
     Unsound { at: FileOffset, raw: u64, count: u64 },
 }
 
@@ -227,7 +227,7 @@ impl Clusters {
         }
     }
 
-    /// Takes in metadata that was asked for.
+    /// Takes in metadata that was requested with [`Wait::Load`].
     pub fn load(&mut self, block: MetaBlock, bytes: &[u8]) {
         if self.tables.slices().awaits(block.at) {
             self.tables.slices().loaded(block.at, bytes);

@@ -14,7 +14,7 @@ use super::layout::{
 };
 use crate::{Creation, FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 
-/// Bytes in a cluster where nobody says otherwise: what other programs make too.
+/// Bytes in a cluster by default, as in other programs.
 pub const CLUSTER_SIZE: u32 = 64 << 10;
 /// Where a new image has the name of its parent.
 const NAME_AT: u64 = 1024;
@@ -73,7 +73,8 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     Ok(Creation { len: end, writes })
 }
 
-/// Bytes of the file of such an image when so many of its clusters have been written, and so many L2 tables for them.
+/// Bytes of the file of such an image when this number of its clusters have been written, and this number of L2 tables
+/// for them.
 pub fn measure(spec: &Spec, clusters: u64, tables: u64) -> Result<u64, ImageError> {
     let cluster = u64::from(spec.cluster_size);
     let used = (create(spec)?.len / cluster).saturating_add(clusters).saturating_add(tables);

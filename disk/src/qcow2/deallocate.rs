@@ -41,7 +41,7 @@ impl Clusters {
             return Ok(Discarded::Nothing { len: self.clip(span, start, count) });
         }
         if self.parent && !self.zeroes {
-            // Nothing can be said to read as zero here: whoever needs zeroes writes them.
+            // The format cannot express zeroes here: a caller that needs them writes them.
             return Ok(Discarded::Nothing { len: self.clip(span, start, whole) });
         }
         let spot = self.spot_for_writing(start.cluster)?;

@@ -42,7 +42,7 @@ fn inflate(bytes: &[u8], cluster: &mut [u8]) -> Result<(), Garbled> {
     let (status, _, written) = inflate::decompress(&mut state, bytes, cluster, 0, flags);
     match status {
         _ if written < cluster.len() => Err(Garbled("the deflated bytes do not make a cluster")),
-        // Full, and the end mark not read: that is all that is asked of it.
+        // Full, and the end mark not read: no more is required.
         TINFLStatus::Done | TINFLStatus::HasMoreOutput => Ok(()),
         _ => Err(Garbled("the deflated bytes are no deflate stream")),
     }

@@ -168,7 +168,7 @@ pub struct RawEntry {
 }
 
 impl RawEntry {
-    /// Whether nobody has written anything here.
+    /// Whether nothing was ever written here.
     pub fn is_empty(self) -> bool {
         self.descriptor == 0 && self.bitmap == 0
     }
@@ -206,7 +206,7 @@ impl EntryFormat {
         u32::try_from(byte / self.subcluster()).unwrap_or(SUBCLUSTERS)
     }
 
-    /// The subclusters of so many bytes from byte `from` of a cluster on.
+    /// The subclusters of `len` bytes from byte `from` of a cluster on.
     pub fn part_of(self, from: u64, len: u64) -> Part {
         let first = self.subcluster_of(from);
         let last = self.subcluster_of(from + len - 1);

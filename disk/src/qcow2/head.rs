@@ -13,7 +13,7 @@ use crate::{FileOffset, ImageError, ImageErrorKind, Link, Stamp};
 /// Where the backing name may stand: one of the three is always free of the old name and the one before.
 const NAME_PLACES: [u64; 3] = [1024, 2048, 3072];
 
-/// The page.
+/// The header and the bytes behind it, as they are and as rounds will write them.
 #[derive(Debug)]
 pub struct Head {
     /// As it is to be.
@@ -85,8 +85,8 @@ impl Head {
         self.changes.refcount_table = true;
     }
 
-    /// Clears the autoclear bits but for those in `kept`: nobody here keeps up what they stand for. Returns what is to
-    /// be written before the first write of a guest, if any was set.
+    /// Clears the autoclear bits but for those in `kept`: this program does not keep up to date what they stand for.
+    /// Returns the write to make before the first write of a guest, if any was set.
     pub fn clear_autoclear(&mut self, kept: u64) -> Option<MetaWrite> {
         let old = self.header.raw.autoclear.get();
         if old & !kept == 0 {
@@ -230,7 +230,7 @@ impl Head {
         writes
     }
 
-    /// Ends a round.
+    /// Ends a round; what it did not make durable stays to be written.
     pub fn settled(&mut self, durable: bool) {
         let Some(sector) = self.sealed.take() else { return };
         let sealed = std::mem::take(&mut self.sealed_changes);

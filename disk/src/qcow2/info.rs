@@ -45,7 +45,7 @@ pub struct Info {
     pub compatible: Vec<String>,
     /// Names of the autoclear bits that are set.
     pub autoclear: Vec<String>,
-    /// The refcounts may be wrong: whoever wrote last has not closed the image.
+    /// The refcounts may be wrong: the last writer has not closed the image.
     pub dirty: bool,
     /// Marked as damaged.
     pub corrupt: bool,

@@ -55,7 +55,7 @@ pub const EXTERNAL_DATA: u64 = 1 << 2;
 pub const COMPRESSION_TYPE: u64 = 1 << 3;
 /// Incompatible: L2 entries have a bitmap of subclusters.
 pub const EXTENDED_L2: u64 = 1 << 4;
-/// Compatible: whoever writes may leave the refcounts behind, and set [`DIRTY`] meanwhile.
+/// Compatible: a writer may let the refcounts become stale, with [`DIRTY`] set meanwhile.
 pub const LAZY_REFCOUNTS: u64 = 1;
 /// Autoclear: the bitmaps extension agrees with the data.
 pub const BITMAPS_VALID: u64 = 1;

@@ -39,7 +39,7 @@
 //! An image open for writing keeps its L1 and refcount tables (for 16 TiB in clusters of 64 KiB: 256 and 128 KiB) and
 //! where its tables stand (2 MiB then), 8 MiB of L2 tables and 2 MiB of refcount blocks in slices of 4 KiB. Slices that
 //! a round has to write stay beyond that, which the disk bounds by beginning one. 8 MiB of L2 tables are about 64 GiB
-//! of disk with clusters of 64 KiB, 2 TiB with those of 2 MiB: not a whole TiB at 64 KiB. A disk asks again only for
+//! of disk with clusters of 64 KiB, 2 TiB with those of 2 MiB: not a whole TiB at 64 KiB. A disk looks up again only
 //! what its folded map has forgotten, and a miss is one read of 4 KiB.
 
 mod allocate;

@@ -1,7 +1,7 @@
 //! Opens a qcow2 file: what is refused, and what is read.
 //!
-//! Knows nothing of requests. Keeps: what is opened for writing has sound tables, refcounts that whoever wrote last has
-//! kept up, and no feature that a write would break.
+//! Knows nothing of requests. Keeps: an image that is opened for writing has sound tables, refcounts that its last
+//! writer has kept up to date, and no feature that a write would break.
 
 use super::allocator::Allocator;
 use super::bitmaps;
@@ -79,7 +79,7 @@ fn check_writable(header: &Header) -> Result<(), ImageError> {
     let raw = &header.raw;
     let incompatible = raw.incompatible.get();
     if incompatible & CORRUPT != 0 {
-        let what = "the image is marked as corrupt and only read; `tapline image check --repair` may mend it";
+        let what = "the image is marked as corrupt and only read; `tapline image check --repair` may repair it";
         return corrupt(FileOffset(72), what);
     }
     if incompatible & DIRTY != 0 {
@@ -121,7 +121,7 @@ impl Opening<'_> {
         let allocator = if writable { Some(self.allocator(&tables, &snapshots)?) } else { None };
         Ok(Clusters {
             bits,
-            // Whoever wrote another size has rounded it in the same way.
+            // A program that wrote another size has rounded it in the same way.
             len: self.header.raw.len.get() / 512 * 512,
             parent: !self.header.backing.is_empty(),
             zeroes: self.header.raw.version.get() >= 3,
@@ -141,7 +141,7 @@ impl Opening<'_> {
         Ok(Head::new(self.header.clone(), page))
     }
 
-    /// The L1 table. Who only reads is told of an entry that makes no sense when it is met.
+    /// The L1 table. Of an image that is only read, a malformed entry is reported when a request meets it.
     fn l1(&mut self, writable: bool) -> Result<Vec<u64>, ImageError> {
         let at = FileOffset(self.header.raw.l1_at.get());
         let table = read_table(self.source, at, self.header.l1_len(), "L1 table")?;
@@ -153,7 +153,7 @@ impl Opening<'_> {
             if writable && (raw & !(OFFSET_MASK | COPIED) != 0 || l2 % cluster != 0 || l2 >= end) {
                 let what = format!(
                     "an L1 entry is not an L2 table's place: {raw:#x}; the image is only read, unless \
-                     `tapline image check --repair` can mend it, which says what to do if not"
+                     `tapline image check --repair` can repair it; it says what to do if not"
                 );
                 return corrupt(place, what);
             }

@@ -28,7 +28,7 @@ struct Slice {
     sealed: bool,
     /// Writes under way that will change it.
     pins: u32,
-    /// A bit for each part of it that whoever knows what is in there has marked.
+    /// A bit for each of its 64 parts, set by [`Slices::mark`]. The owner of the content knows what a mark means.
     marks: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct Slices {
     dirty: BTreeSet<FileOffset>,
     /// Tables of which the file has nothing: slices that are not here are zero.
     fresh: BTreeSet<FileOffset>,
-    /// Asked for with [`Wait::Load`].
+    /// Requested with [`Wait::Load`] and not loaded yet.
     loading: HashSet<FileOffset>,
     /// What the round under way will have made durable: slices, and fresh tables.
     sealed: Vec<FileOffset>,
@@ -108,12 +108,12 @@ impl Slices {
         Err(Wait::Load(MetaBlock { at, len: u32::try_from(self.size).unwrap_or(u32::MAX) }))
     }
 
-    /// Whether the slice at `at` was asked for and has not come.
+    /// Whether the slice at `at` was requested and is not loaded yet.
     pub fn awaits(&self, at: FileOffset) -> bool {
         self.loading.contains(&at)
     }
 
-    /// A slice that was asked for has come.
+    /// Takes in a slice that was requested.
     pub fn loaded(&mut self, at: FileOffset, bytes: &[u8]) {
         if self.loading.remove(&at) && length(bytes.len()) == self.size && !self.slices.contains_key(&at) {
             self.insert(at, bytes.to_vec());
@@ -141,7 +141,7 @@ impl Slices {
         Some(&slice.bytes)
     }
 
-    /// Marks a part.
+    /// Marks one of the 64 parts of a slice, if the slice is loaded.
     pub fn mark(&mut self, at: FileOffset, part: usize) {
         if let Some(slice) = self.slices.get_mut(&at) {
             slice.marks |= bit(part);
@@ -207,7 +207,7 @@ impl Slices {
         MetaWrite { at, bytes }
     }
 
-    /// Ends a round.
+    /// Ends a round; slices that it did not make durable are dirty again.
     pub fn settled(&mut self, durable: bool) {
         for at in std::mem::take(&mut self.sealed) {
             let Some(slice) = self.slices.get_mut(&at) else { continue };

@@ -13,8 +13,8 @@ use super::slices::Slices;
 use crate::format::{MetaWrite, Wait};
 use crate::{FileOffset, Records};
 
-/// Bytes of L2 tables that are kept: they are about 64 GiB of disk with clusters of 64 KiB. What is folded into the map
-/// of the disk is not asked for again.
+/// Bytes of L2 tables that are kept: they are about 64 GiB of disk with clusters of 64 KiB. Entries that are folded
+/// into the map of the disk are not looked up again.
 pub const BUDGET: u64 = 8 << 20;
 
 /// Entries that are checked at once, when one of them is first looked at. Few: a slice has hundreds, of which a random
@@ -240,8 +240,8 @@ impl Tables {
         (super::layout::length(self.l1.len()), self.l1_at)
     }
 
-    /// Whether there is an L2 table for anything behind the first `clusters` of the disk, but for those beside the last
-    /// one.
+    /// Whether there is an L2 table for anything behind the first `clusters` of the disk, other than the table of the
+    /// last one.
     pub fn reach_behind(&self, clusters: u64) -> bool {
         let first = clusters.div_ceil(1 << self.table_bits());
         self.l1.iter().skip(index(first)).any(|entry| entry & OFFSET_MASK != 0)
@@ -273,7 +273,7 @@ impl Tables {
         MetaWrite { at: self.l1_at + at, bytes: values.flat_map(u64::to_be_bytes).collect() }
     }
 
-    /// Ends a round.
+    /// Ends a round; tables that it did not make durable are dirty again.
     pub fn settled(&mut self, durable: bool) {
         self.slices.settled(durable);
         let sealed = std::mem::take(&mut self.sealed_l1);

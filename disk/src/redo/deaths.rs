@@ -11,7 +11,7 @@ use crate::{Operation, Request};
 const IN_FLIGHT_AT: usize = 128;
 /// Where it stands how the request is being done that is the only one.
 const STAGE_AT: usize = 136;
-/// Where it stands what that one asks for.
+/// Offset of the mark of that request.
 const ALONE_AT: usize = 144;
 /// Where it stands at which request, done alone, processes have died one after the other, and how many.
 const SUSPECT_AT: usize = 168;
@@ -26,7 +26,7 @@ const NOTHING: u64 = 0;
 const WAITS: u64 = 1;
 const AT_WORK: u64 = 2;
 
-/// What a request asks for, as it is known in the next process.
+/// Kind and range of a request, by which the next process recognizes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     kind: u64,
@@ -39,7 +39,7 @@ pub struct Mark {
 pub struct Suspect {
     /// Which it is.
     pub mark: Mark,
-    /// So many of them, one after the other, while they were at work on it and on nothing else.
+    /// The number of processes that died in succession while they worked on this request and on nothing else.
     pub deaths: u64,
 }
 
@@ -64,7 +64,7 @@ impl RedoLog {
         self.word(IN_FLIGHT_AT)
     }
 
-    /// So many requests are in flight, at least: to be told before they are begun.
+    /// Notes the least number of requests in flight. To be called before they are begun.
     pub fn note_in_flight(&self, count: u64) {
         self.store(IN_FLIGHT_AT, count);
     }
@@ -83,7 +83,7 @@ impl RedoLog {
         }
     }
 
-    /// The request that was done alone is answered. If it was a suspect it is none any more.
+    /// The request that was done alone is answered. If it was a suspect, it is cleared.
     pub fn note_answered(&self) {
         if self.word(STAGE_AT) == NOTHING {
             return;

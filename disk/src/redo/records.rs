@@ -1,4 +1,4 @@
-//! What a format has changed in its metadata since it was last asked, in the words in which a redo log has it.
+//! Changes that a format has made to its metadata since they were last taken, encoded in the words of a redo log.
 //!
 //! A record is a word with the place, the kind and the batch; then one with the value, or the length and what follows:
 //!
@@ -23,7 +23,7 @@ const BATCHES: u64 = 16;
 /// Offsets in a file are below this: what is left of a word.
 const AT_END: u64 = 1 << 56;
 
-/// Records that are still to be logged. Collects nothing before it is told to.
+/// Records that are still to be logged. None are collected before [`Records::collect`].
 #[derive(Debug, Default)]
 pub struct Records {
     collecting: bool,
@@ -32,7 +32,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// From now on changes are noted; what happened before is in the file, or is nobody's business.
+    /// From now on changes are noted; earlier ones are in the file, or concern no one.
     pub fn collect(&mut self) {
         self.collecting = true;
     }
@@ -48,7 +48,7 @@ impl Records {
         self.incomplete
     }
 
-    /// The records.
+    /// The encoded records that are still to be logged.
     pub fn words(&self) -> &[u64] {
         &self.words
     }

@@ -1,7 +1,7 @@
-//! What is read back from a redo log: the writes that its process still owed, in the batches of a round.
+//! The content of a redo log, read back: the writes that were pending when its process died, in the batches of a round.
 //!
 //! Of the rounds that the process had under way, any write may be in the file. So each place that the log names is
-//! written anew, with what it must hold in the end, in the order of a round's batches: first what the first batch has
+//! written again, with what it must hold in the end, in the order of a round's batches: first what the first batch has
 //! changed, and so on. It is as if no round had begun yet and one were sealed now.
 //!
 //! Knows nothing of what the bytes mean. The log is memory that others may have written to: whatever it holds leads to
@@ -25,7 +25,7 @@ const RECORD_MAX: u64 = 2 << 20;
 /// By where they stand.
 type Sectors = BTreeMap<FileOffset, [u8; 512]>;
 
-/// Writes that are still to be made: those that a process owed when it died.
+/// Writes that are still to be made: those that were pending when a process died.
 #[derive(Clone, Debug)]
 pub struct Owed {
     batches: Vec<Vec<MetaWrite>>,
@@ -47,8 +47,8 @@ enum Content {
 }
 
 impl Owed {
-    /// What the records in `words` come to, over the file as it is; `None` if they are none. And how many of the words
-    /// count: those in front of a gap.
+    /// The writes that the records in `words` amount to, over the file as it is; `None` if there are no records. And
+    /// the number of words that count: those in front of a gap.
     pub fn of(words: &[u64], source: &mut dyn Source) -> Result<(Option<Owed>, usize), ImageError> {
         let (records, count) = parse(words)?;
         if records.is_empty() {
@@ -199,14 +199,14 @@ fn writes(sectors: &Sectors, touched: &BTreeSet<FileOffset>) -> Vec<MetaWrite> {
     writes
 }
 
-/// A file as it is when what is owed has been written.
+/// A file as it is when the pending writes have been made.
 pub struct Patched<'a> {
     source: &'a mut dyn Source,
     owed: Option<&'a Owed>,
 }
 
 impl<'a> Patched<'a> {
-    /// The file as it is, where nothing is owed.
+    /// The file as it is, without pending writes.
     pub fn of(source: &'a mut dyn Source) -> Patched<'a> {
         Patched::new(source, None)
     }

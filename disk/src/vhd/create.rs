@@ -63,7 +63,7 @@ pub fn create(spec: &Spec) -> Result<Creation, ImageError> {
     sparse(spec, block_size)
 }
 
-/// Bytes of the file of such an image when so many of its blocks have been written, one after the other.
+/// Bytes of the file of such an image when `blocks` of its blocks have been written, one after the other.
 pub fn measure(spec: &Spec, blocks: u64) -> Result<u64, ImageError> {
     let empty = create(spec)?.len;
     if spec.kind == Kind::Fixed || blocks == 0 {
@@ -90,7 +90,7 @@ fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
         parent.name_in(&mut header);
         let locators = parent.locators()?;
         writes.extend(locators.place(&mut header, LOCATORS_AT));
-        // As much again stays free, for the header and locators of another parent: they are written beside these.
+        // As much again stays free, for the header and locators of another parent: they are written next to these.
         end = LOCATORS_AT + locators.len() + NEXT_HEADER;
     }
     let blocks = spec.len.div_ceil(block_size);
@@ -114,7 +114,7 @@ fn sparse(spec: &Spec, block_size: u64) -> Result<Creation, ImageError> {
     Ok(Creation { len: footer_at.0 + SECTOR, writes })
 }
 
-/// Bytes of a batmap for so many blocks.
+/// Bytes of a batmap for this number of blocks.
 pub fn batmap_len(blocks: u64) -> usize {
     index(blocks.div_ceil(8).next_multiple_of(SECTOR))
 }

@@ -21,7 +21,7 @@ use crate::{FileOffset, ImageError, ImageErrorKind, Records, Span};
 /// Some programs round the size up in the file and not in the footer; to a cylinder, at most.
 const SLACK_MAX: u64 = 1 << 20;
 
-/// A fixed image.
+/// A fixed VHD: data, and a footer at the end.
 #[derive(Debug)]
 pub struct Fixed {
     footer: RawFooter,
@@ -120,7 +120,7 @@ impl Fixed {
         batches.into_iter().filter(|write| !write.bytes.is_empty()).map(|write| vec![write]).collect()
     }
 
-    /// Ends a round.
+    /// Ends a round; `durable` if its footer is on storage.
     pub fn settled(&mut self, durable: bool) {
         let Some(footer) = self.sealed.take() else { return };
         if durable {

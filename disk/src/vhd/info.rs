@@ -96,7 +96,7 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
 pub struct Report {
     /// What is wrong. Empty: nothing is.
     pub problems: Vec<Problem>,
-    /// Batches of writes that mend every [`Severity::Repairable`] problem, a sync behind each.
+    /// Batches of writes that repair every [`Severity::Repairable`] problem, a sync behind each.
     pub repairs: Vec<Vec<MetaWrite>>,
 }
 

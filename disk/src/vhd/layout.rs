@@ -37,8 +37,8 @@ pub const HEADER_COOKIE: [u8; 8] = *b"cxsparse";
 pub const BATMAP_COOKIE: [u8; 8] = *b"tdbatmap";
 /// The platform code of a path as a file URL: "Mac OS X", as the specification spells it.
 pub const FILE_URL: [u8; 4] = *b"MacX";
-/// What Tapline wrote in its place until it was held against libvhd, which refuses a header with a code that it does
-/// not know. Read as [`FILE_URL`], and mended by who writes to the image next.
+/// What Tapline wrote in its place until it was compared with libvhd, which refuses a header with a code that it does
+/// not know. Read as [`FILE_URL`], and corrected by the next writer of the image.
 pub const MISSPELT_FILE_URL: [u8; 4] = *b"MACX";
 /// The only version of footer and header.
 pub const VERSION: u32 = 0x0001_0000;

@@ -100,7 +100,7 @@ impl Vhd {
         Ok(Vhd { info, geometry, body, tail })
     }
 
-    /// What the metadata says, as of opening and with what was asked for since.
+    /// What the metadata said at opening, with the changes requested since.
     pub fn info(&self) -> &Info {
         &self.info
     }
@@ -230,8 +230,8 @@ impl Format for Vhd {
         }
     }
 
-    /// A fixed disk becomes larger only when the round has settled: see `vhd::fixed`. Asked again then, there is
-    /// nothing more to do.
+    /// A fixed disk becomes larger only when the round has settled: see `vhd::fixed`. A call after that has nothing
+    /// more to do.
     fn grow(&mut self, len: u64) -> Result<(), ImageError> {
         let refused = |kind, what: String| Err(ImageError::new(kind, what));
         let old = self.geometry.len;

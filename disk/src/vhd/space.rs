@@ -1,8 +1,8 @@
 //! Which places of a VHD file are free for a block.
 //!
-//! A place ("slot") is a sector bitmap and the block behind it, so laid out that the block begins at a multiple
-//! of 4 KiB. Behind the last slot stands the footer; since a slot begins with padding that nobody uses, the next
-//! slot never lies over that footer, and an old footer never lies over a block.
+//! A place ("slot") is a sector bitmap and the block behind it, so laid out that the block begins at a multiple of 4
+//! KiB. Behind the last slot stands the footer; since a slot begins with padding that is never used, the next slot
+//! never lies over that footer, and an old footer never lies over a block.
 //!
 //! Invariant: a slot is handed out only when no durable metadata refers to it. A slot freed is therefore kept
 //! back until the metadata that freed it is durable *and* its old content has been deallocated, or is known
@@ -39,7 +39,7 @@ struct Returning {
     forgotten: bool,
     /// Whether it reads as zero, once that is known.
     clean: Option<bool>,
-    /// Whether nobody deallocates it until it is asked for as leaked.
+    /// Whether no caller is deallocating it: it waits until it is handed out as leaked.
     idle: bool,
 }
 
@@ -174,8 +174,8 @@ impl Space {
         Ok(Slot { sector, clean: self.zero_tail })
     }
 
-    /// Keeps room for pieces of metadata of so many bytes behind everything else, in place of what was kept before, if
-    /// there is as much.
+    /// Reserves room for pieces of metadata of these lengths behind everything else, replacing the last reservation.
+    /// Returns whether there is enough room.
     pub fn keep_room(&mut self, lens: &[u64]) -> bool {
         let end = lens.iter().fold(self.end, |end, len| room_behind(end) + *len);
         let fits = end <= self.limit();

@@ -31,8 +31,8 @@ const ENTRIES: u32 = 128;
 /// Bitmaps kept though nothing is to be written of them: at 512 bytes each 1 MiB, enough for the partly written
 /// blocks of 4 GiB of disk.
 const BITMAPS_WRITABLE: usize = 2048;
-/// Bitmaps kept of a layer that is only read. Once folded into the map of the chain they are not asked for again;
-/// a disk folds sixteen chunks at once, each of at most four blocks, and this is four times that.
+/// Bitmaps kept of a layer that is only read. Once folded into the map of the chain they are not needed again; a disk
+/// folds sixteen chunks at once, each of at most four blocks, and this is four times that.
 const BITMAPS_READ_ONLY: usize = 256;
 
 /// A bitmap in memory.
@@ -70,7 +70,7 @@ pub struct Sparse {
     arrivals: VecDeque<(Block, u64)>,
     last_arrival: u64,
     bitmaps_max: usize,
-    /// Bitmaps asked for with [`Wait::Load`], by their offset in the file.
+    /// Bitmaps requested with [`Wait::Load`], by their offset in the file.
     loading: FxHashMap<FileOffset, Block>,
     pending: Pending,
     space: Space,
@@ -154,7 +154,7 @@ impl Sparse {
         sparse
     }
 
-    /// What restores redundant metadata and mends locators, in the order of a round.
+    /// The writes that restore redundant metadata and correct locators, in the order of a round.
     pub fn mending(survey: Survey, tail: Tail) -> Vec<Vec<MetaWrite>> {
         Sparse::new(survey, Access::ReadWrite, tail).seal()
     }
@@ -203,8 +203,8 @@ impl Sparse {
         let write = self.pending.end(ticket);
         let mut span = self.span_of(write);
         if let Some(slot) = self.pending.claim(write.block) {
-            // The first write to a new block: from now on the block is there. In space that reads as zero, the
-            // sectors that nobody wrote are what they should be already.
+            // The first write to a new block: from now on the block is there. In space that reads as zero, the sectors
+            // that were never written are what they should be already.
             let whole = slot.clean && !self.parent;
             let count = sectors(self.block_len);
             // Another program's batmap may call a block full that is not even there.
@@ -394,7 +394,7 @@ impl Sparse {
             }
             let Some(oldest) = self.arrivals.pop_front() else { break };
             let (candidate, arrival) = oldest;
-            // A block that was freed and came anew has a later arrival; the old one counts no more.
+            // A block that was freed and allocated again has a later arrival; the old one no longer counts.
             match self.bitmaps.get(&candidate).filter(|cached| cached.arrival == arrival) {
                 Some(cached) if cached.dirty || cached.sealed => self.arrivals.push_back(oldest),
                 // A write under way will set bits in it; the newest is what somebody waits for.
@@ -451,7 +451,7 @@ impl Sparse {
         if let Some(byte) = batmap.bits.get_mut(index(number)).filter(|byte| **byte & bit != 0) {
             *byte &= !bit;
             self.dirty_batmap = true;
-            // Its checksum is not logged: a batmap without the right one is not believed, and made anew.
+            // Its checksum is not logged: a batmap without the right one is not trusted, and is rebuilt.
             self.records.bytes(FIRST, FileOffset(batmap.header.offset.get()) + number, &[*byte]);
         }
     }
@@ -464,7 +464,7 @@ impl Sparse {
     }
 }
 
-/// Bytes as sectors; what is asked of here is at most a block.
+/// Bytes as sectors; callers pass a block at most.
 fn sectors(len: u64) -> u32 {
     u32::try_from(len / SECTOR).unwrap_or(u32::MAX)
 }

@@ -113,8 +113,8 @@ pub struct Survey {
     pub disk_type: DiskType,
     /// For dynamic and differencing images.
     pub tables: Option<Tables>,
-    /// Table entries of blocks that lie over something else, or reach behind the end of the file: all damage that there
-    /// can be beside which the rest is readable.
+    /// Table entries of blocks that lie over something else, or reach behind the end of the file: the only kinds of
+    /// damage with which the rest stays readable.
     pub damaged: BTreeSet<FileSector>,
     /// What is wrong, none of it so bad that the rest could not be read.
     pub problems: Vec<Problem>,
@@ -332,8 +332,8 @@ struct Footers {
 }
 
 /// The copy of the footer at the start of the file counts. The one at the end is as good, while it is there: it is lost
-/// when the file grows behind it, so whatever is found there after a crash must not have been believed in between.
-/// Only a fixed image has no copy.
+/// when the file grows behind it, so whatever is found there after a crash must not have been trusted in between. Only
+/// a fixed image has no copy.
 fn find_footer(
     source: &mut dyn Source,
     storage: Tail,

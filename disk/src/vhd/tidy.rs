@@ -27,8 +27,9 @@ pub struct Tidy {
     pub last: Vec<MetaWrite>,
 }
 
-/// What there is to tidy in a file that nobody has open. Nothing if it ends as it should: not more than a block of
-/// unused space, and the footer. Not for block devices, whose length is not ours. The image is to be opened again.
+/// The writes that tidy a file that no process has open. `None` if it ends as it should: not more than a block of
+/// unused space, and the footer. Not for block devices, whose length is not ours. The image must be opened again
+/// afterwards.
 pub fn tidy(source: &mut dyn Source) -> Result<Option<Tidy>, ImageError> {
     let survey = Survey::of(source)?;
     let Some(tables) = survey.tables.as_ref().filter(|_| survey.damage().is_none()) else { return Ok(None) };

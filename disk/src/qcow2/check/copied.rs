@@ -1,7 +1,7 @@
 //! The marks "copied" of the active disk (bit 63 of both levels): set where the refcount is one, and only there.
 //!
-//! Knows nothing of how to count. Which entries are marked wrongly depends on whom one asks, the refcounts that the
-//! image keeps (a check) or those that it should (a repair); so that is a question to the caller.
+//! Knows nothing of how to count. Which entries are marked wrongly depends on the refcounts to compare with, those that
+//! the image has (a check) or those that it should have (a repair), so the caller supplies them.
 
 use std::collections::BTreeSet;
 

@@ -56,7 +56,7 @@ pub struct Ledger {
     pages_max: usize,
     /// Page numbers, and where those pages are.
     places: BTreeMap<u64, usize>,
-    /// The one asked for last: clusters that follow each other are mostly asked for in turn.
+    /// The page used last: clusters that follow each other are mostly looked up in turn.
     last: Cell<Option<(u64, usize)>>,
 }
 

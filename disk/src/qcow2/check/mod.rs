@@ -1,10 +1,10 @@
 //! Whether a qcow2 image is sound: every reference in it is followed and counted, and the counts are compared with
 //! those that the image keeps.
 //!
-//! Reads only, and knows nothing of how to mend ([`super::repair`] begins with the same survey). What `qemu-img check`
-//! calls an error is [`Severity::Repairable`] or [`Severity::Damage`] here, what it calls a leak is
-//! [`Severity::Leak`]. Memory: the ledger, and one table of 8 MiB at most; everything else
-//! passes through in pieces. Time: each table is read once for each first-level entry that names it.
+//! Reads only, and knows nothing of how to repair ([`super::repair`] begins with the same survey). What `qemu-img
+//! check` calls an error is [`Severity::Repairable`] or [`Severity::Damage`] here, what it calls a leak is
+//! [`Severity::Leak`]. Memory: the ledger, and one table of 8 MiB at most; everything else passes through in pieces.
+//! Time: each table is read once for each first-level entry that names it.
 
 mod bitmaps;
 pub mod copied;
@@ -22,7 +22,8 @@ use walk::Walk;
 use crate::qcow2::cluster::HostCluster;
 use crate::{FileOffset, FileRange, ImageError, Problem, Severity, Source};
 
-/// Problems listed of each severity. A block of refcounts that is gone makes 32768 of them, and nobody reads on.
+/// Problems listed of each severity. A block of refcounts that is gone makes 32768 of them, and no user reads that
+/// many.
 const LISTED_MAX: u64 = 200;
 
 /// The outcome of a check.
@@ -88,7 +89,7 @@ pub(super) struct Survey {
     pub(super) findings: Findings,
     /// Some references cannot be made out: what they refer to may look like a leak.
     pub(super) unresolved: bool,
-    /// Some entries may be mended by themselves.
+    /// Some entries may be repairable one by one.
     pub(super) mendable: bool,
     /// The first cluster behind the end of the file that something refers to.
     pub(super) beyond: Option<HostCluster>,
@@ -108,7 +109,7 @@ impl Survey {
             walk.findings.add(
                 Severity::Repairable,
                 FileOffset(88),
-                "the header speaks of a raw external data file that is none",
+                "the header flags a raw external data file, but the image has no data file",
             );
         }
         if shape.misplaces_no_snapshots() {

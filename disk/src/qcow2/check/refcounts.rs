@@ -29,7 +29,7 @@ impl Width {
         u64::MAX >> (64 - (1 << self.0))
     }
 
-    /// Refcounts in a block of so many bytes.
+    /// Number of refcounts in a block of `len` bytes.
     pub fn in_block(self, len: u64) -> u64 {
         len.saturating_mul(8) >> self.0
     }
@@ -82,7 +82,7 @@ pub struct Refcounts {
     pub blocks: Vec<FileOffset>,
     /// What the refcounts themselves take.
     pub taken: Vec<FileRange>,
-    /// The table or a block is not to be mended where it is.
+    /// The table or a block cannot be repaired in place.
     pub replace: bool,
 }
 
@@ -216,7 +216,7 @@ pub(super) fn compare(
     Ok(compared)
 }
 
-/// Neighbours that are wrong in the same way, told as one problem.
+/// Neighbours that are wrong in the same way, reported as one problem.
 #[derive(Default)]
 struct Run {
     first: HostCluster,

@@ -17,7 +17,7 @@ use crate::{FileOffset, FileRange, ImageError, Severity, Source};
 /// its first-level table has entries.
 const REPEATS_MAX: u32 = 1024;
 
-/// Structures that are remembered, to be looked for behind every entry: a table for each snapshot, and few beside them.
+/// Structures that are remembered, to be looked for behind every entry: a table for each snapshot, and a few others.
 const STRUCTURES_MAX: usize = 1024;
 
 /// Bits of a first-level entry that must be zero.
@@ -30,11 +30,11 @@ pub struct Walk<'a> {
     pub(super) findings: Findings,
     /// Some references cannot be made out.
     pub(super) unresolved: bool,
-    /// Some entries may be mended by themselves.
+    /// Some entries may be repairable one by one.
     pub(super) mendable: bool,
     /// The first cluster behind the end of the file that something refers to.
     pub(super) beyond: Option<HostCluster>,
-    /// Something lies where a structure is that cannot be laid out anew.
+    /// Something lies over a structure that cannot be rebuilt elsewhere.
     pub(super) overlapped: bool,
     /// Those structures, but for second-level tables.
     pub(super) structures: Vec<FileRange>,
@@ -88,7 +88,8 @@ impl<'a> Walk<'a> {
         Ok(inside)
     }
 
-    /// The same for what a repair lays out anew if need be; whether it can be read where it is.
+    /// The same for a structure that a repair rebuilds elsewhere if need be. Returns whether it can be read where it
+    /// is.
     pub(super) fn refer_replaceable(
         &mut self,
         at: FileOffset,

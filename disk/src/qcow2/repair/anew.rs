@@ -1,5 +1,5 @@
-//! Refcounts laid out anew: a table and blocks behind everything that is in use, for when those of the image cannot be
-//! mended where they are.
+//! Rebuilt refcounts: a table and blocks behind everything that is in use, for when those of the image cannot be
+//! repaired in place.
 //!
 //! Knows nothing of the header, which is to name the new table once all of this is durable. The old table and blocks
 //! are counted as free, unless references cannot be made out: then nothing is. Where something refers to what a file

@@ -64,7 +64,7 @@ impl Apart {
         Ok(apart)
     }
 
-    /// All of it.
+    /// All writes: the copies, then the entries that refer to them.
     pub fn writes(&self) -> impl Iterator<Item = &MetaWrite> {
         self.copies.iter().chain(&self.entries)
     }

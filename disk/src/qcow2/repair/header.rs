@@ -1,4 +1,4 @@
-//! The header's first sector while an image is mended: changed step by step, each step one sector that is written
+//! The header's first sector while an image is repaired: changed step by step, each step one sector that is written
 //! whole or not at all.
 //!
 //! Knows nothing of refcounts. What is not named here stays as it is, the fields and extensions of other programs
@@ -39,8 +39,8 @@ impl HeaderSector {
         })
     }
 
-    /// Clears the autoclear bits that we do not know ("Autoclear features": whoever does not know a bit clears it
-    /// before writing). `None` if there are none.
+    /// Clears the autoclear bits that we do not know ("Autoclear features": a program that does not know a bit clears
+    /// it before writing). `None` if there are none.
     pub(super) fn forget_unknown(&mut self) -> Option<MetaWrite> {
         let kept = self.kept;
         self.change(|raw| raw.autoclear = (raw.autoclear.get() & kept).into());

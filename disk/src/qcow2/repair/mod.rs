@@ -1,17 +1,16 @@
-//! Mends what a [check](super::check()) finds: refcounts, the marks "copied", and the bits that say that an image was
+//! Repairs what a [check](super::check()) finds: refcounts, the marks "copied", and the bits that say that an image was
 //! not closed or is damaged.
 //!
 //! Never touches a byte of the guest, and writes nothing itself: what it finds out is a list of batches, each to be
 //! made in any order and followed by a sync. The file can be left after any sector of them:
 //!
 //! 1. Autoclear bits that we do not know are cleared, since we write. *Reopened here:* as before.
-//! 2. Refcounts that are too low are raised. *Reopened here:* what is in use is safe from being used again; the rest
-//!    is wrong still. Where the table or a block cannot be mended in place, all refcounts are laid out anew behind
-//!    everything that is in use. *Reopened here:* as before, nothing refers to them.
-//! 3. Entries that can be mended by themselves are. *Reopened here:* the disk shows what it did, or what could not be
-//!    read; a place that an entry has lost is a leak.
-//!    Clusters of the disk that lie where a structure is, copied to places of their own before step 2, are referred to
-//!    there. *Reopened here:* the disk shows what it did.
+//! 2. Refcounts that are too low are raised. *Reopened here:* what is in use is safe from being used again; the rest is
+//!    wrong still. Where the table or a block cannot be repaired in place, all refcounts are rebuilt behind everything
+//!    that is in use. *Reopened here:* as before, nothing refers to them.
+//! 3. Entries that can be repaired one by one are. *Reopened here:* the disk shows what it did, or what could not be
+//!    read; a place that an entry has lost is a leak. Clusters of the disk that lie where a structure is, copied to
+//!    places of their own before step 2, are referred to there. *Reopened here:* the disk shows what it did.
 //! 4. Marks "copied" on what has several references are cleared. *Reopened here:* such clusters are not written to in
 //!    place any more.
 //! 5. Refcounts that are too high are lowered; or the header gets the new table, in one sector.
@@ -21,9 +20,9 @@
 //!    sound.
 //!
 //! Where references cannot be made out, steps 2 and 3 are all that is done: what looks unused may be what they refer
-//! to. And not even that, if refcounts would have to be laid out anew and a reference leads there, behind the end of
-//! the file: it would read them as what it refers to.
-//! Memory: one new refcount block for each that changes, and 512 bytes for each sector of entries with a wrong mark.
+//! to. And not even that, if refcounts would have to be rebuilt and a reference leads there, behind the end of the
+//! file: it would read them as what it refers to. Memory: one new refcount block for each that changes, and 512 bytes
+//! for each sector of entries with a wrong mark.
 
 mod anew;
 mod apart;
@@ -41,10 +40,10 @@ use apart::Apart;
 use header::HeaderSector;
 use single::Single;
 
-/// What mends an image.
+/// The writes that repair an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repair {
-    /// Writes, in any order within a batch; a sync behind each batch. Empty: there is nothing to mend.
+    /// Writes, in any order within a batch; a sync behind each batch. Empty: there is nothing to repair.
     pub batches: Vec<Vec<MetaWrite>>,
     /// What they do, a sentence each without a full stop; and what they cannot.
     pub what: Vec<String>,
@@ -68,7 +67,7 @@ impl Repair {
     }
 }
 
-/// How to mend an image. An error means that it cannot be read as a qcow2 image at all.
+/// Finds out how to repair an image. An error means that it cannot be read as a qcow2 image at all.
 pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     let len = source.len();
     let mut survey = Survey::of(source)?;
@@ -93,8 +92,8 @@ pub fn repair(source: &mut dyn Source) -> Result<Repair, ImageError> {
     Ok(repair)
 }
 
-/// The same of a file as it is when single entries are mended, and the clusters that lie upon structures have places of
-/// their own.
+/// The same of a file as it is when single entries are repaired, and the clusters that lie over structures have places
+/// of their own.
 fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apart) -> Result<Repair, ImageError> {
     let mut repair = Repair::default();
     let sound = !survey.unresolved;
@@ -138,7 +137,7 @@ fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apar
     let mut raise = refcounts.raise;
     let mut lower = refcounts.lower;
     if let Some(Anew { table_at, table_clusters, writes }) = anew {
-        repair.what.push(format!("all refcounts are laid out anew at byte {table_at}"));
+        repair.what.push(format!("all refcounts are rebuilt at byte {table_at}"));
         raise.extend(writes);
         lower.push(header.set_refcount_table(table_at, table_clusters));
     }
@@ -165,7 +164,7 @@ fn plan(source: &mut dyn Source, mut survey: Survey, single: Single, apart: Apar
     Ok(repair)
 }
 
-/// Refcounts that are mended where they are.
+/// Refcounts that are repaired in place.
 #[derive(Default)]
 struct InPlace {
     raise: Vec<MetaWrite>,

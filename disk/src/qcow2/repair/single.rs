@@ -1,8 +1,8 @@
-//! Entries of the disk's tables that can be mended by themselves.
+//! Entries of the disk's tables that can be repaired one by one.
 //!
-//! One that reads as zero needs no place, so that one which cannot be is taken out. Reserved bits mean nothing, and are
-//! cleared where the rest of the entry makes sense: it is the only one that refers to a place in the file, or refers to
-//! none. Knows nothing of refcounts: they are mended once the entries are.
+//! An entry that reads as zero needs no place, so an impossible one is removed. Reserved bits mean nothing, and are
+//! cleared where the rest of the entry is sound: it is the only one that refers to a place in the file, or refers to
+//! none. Knows nothing of refcounts: they are repaired once the entries are.
 
 use crate::qcow2::check::Survey;
 use crate::qcow2::check::shape::{entries, read_padded};
@@ -11,7 +11,7 @@ use crate::qcow2::entry::{Entry, RawEntry};
 use crate::qcow2::layout::{OFFSET_MASK, SECTOR, index, set_entry};
 use crate::{FileOffset, ImageError, MetaWrite, Source};
 
-/// Entries that are mended.
+/// The repaired entries.
 #[derive(Default)]
 pub struct Single {
     /// The tables with them, a sector or more each.
@@ -23,7 +23,7 @@ pub struct Single {
 }
 
 impl Single {
-    /// Finds them.
+    /// Finds the entries that can be repaired; reads the tables, writes nothing.
     pub fn find(source: &mut dyn Source, survey: &Survey) -> Result<Single, ImageError> {
         let mut single = Single::default();
         if !survey.mendable {

@@ -7,7 +7,7 @@
 //!
 //! 1. In memory bits are cleared. A block left without bits leaves the table; its slot stays as it is.
 //! 2. Batch one: the bitmap, and the batmap if it called the block full. *Reopened between the two:* the sectors are
-//!    back, all or some of them, with the content that the parent has too. A batmap half old is not believed.
+//!    back, all or some of them, with the content that the parent has too. A batmap half old is not trusted.
 //! 3. Batch two: the table. *Reopened before it:* a block that has left is back, with the bitmap it had in the file.
 //! 4. Settled: now the slot is leaked, is deallocated in the background, and only then used again.
 //!

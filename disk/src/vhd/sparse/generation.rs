@@ -1,4 +1,4 @@
-//! Another parent, or a larger table: what a footer leads to is written anew beside the old.
+//! Another parent, or a larger table: the metadata that a footer leads to is written again, next to the old.
 //!
 //! Knows nothing about blocks' content. Keeps: at every moment each footer in the file leads to a complete image.
 //!
@@ -17,13 +17,13 @@
 //! 5. Settled: the old header's room can be used for the next. Room of an old table becomes leaked space when the image
 //!    is opened again, as far as it is large enough for a block.
 //!
-//! When the round fails, nobody knows where the copy leads. Then the room of both generations is held, and the next
+//! When the round fails, it is not known where the copy leads. Then the room of both generations is held, and the next
 //! round writes a third.
 //!
 //! libvhd accepts metadata in front of the first block only. So room is left there when the first block gets its place
-//! ([`floor`]), for the table of the largest disk and for another header. In images of others there may be none: then
-//! metadata goes behind the last block, since a disk could not grow nor a merge end without it, and whoever asked is
-//! told ([`Sparse::is_behind_blocks`], decision 0029).
+//! ([`floor`]), for the table of the largest disk and for another header. In images of other programs there may be
+//! none: then metadata goes behind the last block, since otherwise a disk could not grow nor a merge end, and the user
+//! is informed ([`Sparse::is_behind_blocks`], decision 0029).
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ pub fn floor(tables: &Tables) -> FileOffset {
     in_front.max().unwrap_or_default() + room_in_front(block_len, blocks)
 }
 
-/// Bytes of that room, where there are so many blocks of this length.
+/// Bytes of that room in an image of `blocks` blocks of this length.
 pub fn room_in_front(block_len: u64, blocks: u64) -> u64 {
     let entries = LEN_MAX / LIBVHD_BLOCK;
     match block_len == LIBVHD_BLOCK {
@@ -66,7 +66,7 @@ pub fn room_in_front(block_len: u64, blocks: u64) -> u64 {
     }
 }
 
-/// Bytes of a table of so many entries, with a batmap behind it or without.
+/// Bytes of a table of this number of entries, with a batmap behind it or without.
 fn table_space(entries: u64, batmap: bool) -> u64 {
     let map = if batmap { SECTOR + u64::try_from(batmap_len(entries)).unwrap_or(u64::MAX) } else { 0 };
     (entries * 4).next_multiple_of(SECTOR) + map
@@ -77,7 +77,7 @@ fn table_space(entries: u64, batmap: bool) -> u64 {
 pub struct Change {
     /// Other paths of the parent; `None`: the same.
     locators: Option<Locators>,
-    /// A table of so many entries; `None`: the same.
+    /// The number of entries of another table; `None`: the same table.
     entries: Option<u32>,
 }
 
@@ -87,7 +87,7 @@ impl Change {
         self.locators.as_ref().map_or(0, Locators::len)
     }
 
-    /// This change, and what `older` asks for besides.
+    /// This change on top of `older`: fields that it does not set are taken from there.
     pub fn over(self, older: Change) -> Change {
         Change { locators: self.locators.or(older.locators), entries: self.entries.or(older.entries) }
     }
@@ -177,8 +177,9 @@ impl Sparse {
         Err(ImageError::new(ImageErrorKind::OutOfLimits, what))
     }
 
-    /// Entries of a table for so many blocks, with some to spare, so that a disk that grows by little each time does
-    /// not leave a table behind each time: for all that a disk can have, where that has room; else an eighth more.
+    /// Entries of a table for `blocks` blocks, with some to spare, so that a disk that grows by little each time does
+    /// not leave a table behind each time: enough for the largest disk where there is room for that, else an eighth
+    /// more.
     fn entries_for(&self, blocks: u64) -> u32 {
         let eighth_more = (blocks + blocks / 8).next_multiple_of(ENTRIES.into());
         let header = HEADER + self.change.as_ref().map_or(0, Change::locators_len);
@@ -189,8 +190,8 @@ impl Sparse {
         u32::try_from(in_front.unwrap_or(eighth_more)).unwrap_or(u32::MAX)
     }
 
-    /// Lays out the generation that was asked for, if one was: the writes of its metadata. From here on the footer
-    /// leads to it.
+    /// Lays out the requested generation, if any, and returns the writes of its metadata. From here on the footer leads
+    /// to it.
     pub fn lay_out(&mut self) -> Option<Vec<MetaWrite>> {
         let change = self.change.take()?;
         self.space.give_room_back();
@@ -277,7 +278,7 @@ impl Sparse {
         }
     }
 
-    /// Room for pieces of metadata of so many bytes in front of the first block, for all of them or for none.
+    /// Room for pieces of metadata of these lengths in front of the first block, for all of them or for none.
     fn rooms_in_front(&self, lens: &[u64]) -> Option<Vec<FileOffset>> {
         // The footer at the end may stand in a gap before blocks that came later. While it is the only one, it stays.
         if self.copy_lost {

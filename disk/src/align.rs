@@ -51,7 +51,7 @@ pub struct Aligner {
     done: Vec<FileDone>,
 }
 
-/// What a file is on.
+/// The storage of a file.
 #[derive(Clone, Copy, Debug)]
 struct Storage {
     /// A power of two.
@@ -69,7 +69,7 @@ struct Cut {
     result: Result<(), FileError>,
 }
 
-/// What a piece is a piece of.
+/// The operation that a piece belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     /// It is the whole of the operation of this name.
@@ -81,13 +81,13 @@ enum Owner {
 enum What {
     /// An operation that is passed on unchanged.
     Pass(Action),
-    /// A piece of a unit.
+    /// A piece of a unit, read with the whole unit.
     Read { into: Segments },
-    /// The same.
+    /// A piece of a unit, written by read, copy and write.
     Write { from: Segments },
 }
 
-/// What must not meet what.
+/// Kinds of access to a unit, of which some exclude each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     /// Changes nothing.
@@ -100,7 +100,7 @@ enum Manner {
     Alone,
 }
 
-/// What an operation takes up of a file: whole units.
+/// The whole units of a file that an operation occupies.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     file: FileId,
@@ -269,7 +269,7 @@ impl Aligner {
         }
     }
 
-    /// What a piece takes up, as things are now.
+    /// The units that a piece occupies at present.
     fn claim(&self, piece: &Piece) -> Claim {
         let Piece { file, at, len, .. } = *piece;
         let storage = self.files.get(&file).copied().unwrap_or(Storage { unit: 1, end: None });

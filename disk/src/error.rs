@@ -2,7 +2,7 @@
 
 use crate::FileOffset;
 
-/// What is wrong with an image, in kinds that a caller may act upon.
+/// Kinds of problems of an image, as far as callers act upon them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageErrorKind {
     /// The file is not an image of the format that was named.
@@ -27,7 +27,7 @@ pub struct ImageError {
     pub kind: ImageErrorKind,
     /// Offset in the file of what is wrong, where there is one.
     pub at: Option<FileOffset>,
-    /// What was found, in one sentence without a full stop.
+    /// The finding, in one sentence without a full stop.
     pub what: String,
 }
 

@@ -11,7 +11,7 @@
 
 use crate::{FileOffset, FileRange, Geometry, ImageError, Records, Span, Stamp};
 
-/// What an image is opened for.
+/// The access for which an image is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading only: nothing is ever written, not even a repair.
@@ -20,7 +20,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What the bytes of the file behind its used part hold.
+/// The content of the file behind its used part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
     /// Zeros: a file system.
@@ -72,7 +72,7 @@ pub enum Mapping {
     Damaged {
         /// Offset in the file of that metadata.
         at: FileOffset,
-        /// What stands there.
+        /// The value of the entry.
         raw: u64,
         /// Number of bytes.
         len: u64,
@@ -160,7 +160,7 @@ pub struct Reserved {
     pub len: u64,
     /// To commit or abandon when the write has ended; `None` where nothing changes with it.
     pub ticket: Option<Ticket>,
-    /// What must be written with it, in one piece.
+    /// The bytes around it that must be written with it, in one piece.
     pub fill: Option<Fill>,
 }
 
@@ -186,7 +186,7 @@ pub struct Committed {
     pub at: FileOffset,
 }
 
-/// What became of the first bytes of a discarded span.
+/// The outcome for the first bytes of a discarded span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discarded {
     /// They have lost their place and read as zero. The whole file range is to be deallocated, and [`Format::released`]
@@ -268,7 +268,7 @@ pub trait Format {
     /// Makes the disk larger; what is new reads as zero. Durable with the next round.
     fn grow(&mut self, len: u64) -> Result<(), ImageError>;
 
-    /// What a compressed cluster holds.
+    /// Decompresses a cluster.
     fn decompress(&self, bytes: &[u8]) -> Result<Vec<u8>, Corrupt>;
 
     /// Metadata that was waited for. Of what was loaded, at least as much is kept as answers for 2 MiB of disk take.
@@ -292,8 +292,8 @@ pub trait Format {
     /// else is durable.
     fn clear_stamp(&mut self);
 
-    /// What a round would do: metadata blocks changed since the last `seal`, that it would write, and places freed
-    /// since, that could be used again after it.
+    /// The amount of work for a round: metadata blocks changed since the last `seal`, which it would write, and places
+    /// freed since, which could be used again after it.
     fn dirty(&self) -> usize;
 
     /// Begins a round: the batches that make durable what has been committed until now. Never called while a

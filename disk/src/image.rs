@@ -42,7 +42,7 @@ impl Image {
         }
     }
 
-    /// What it records of its parent, if it has one.
+    /// The image's record of its parent, if it has one.
     pub fn link(&self) -> Option<Link> {
         match self {
             Image::Raw(_) | Image::Foreign(_) => None,

@@ -24,11 +24,11 @@ pub struct FileOp {
     pub id: OpId,
     /// The file.
     pub file: FileId,
-    /// What to do with it.
+    /// The operation on the file.
     pub action: Action,
 }
 
-/// What to do with a file. Offsets and lengths are in bytes. Formats and guests keep to sectors of 512; where a file's
+/// An operation on a file. Offsets and lengths are in bytes. Formats and guests keep to sectors of 512; where a file's
 /// alignment is larger, [`crate::Aligner`] sees to it.
 #[derive(Clone, Debug)]
 pub enum Action {
@@ -102,7 +102,7 @@ pub struct EngineFailed {
     pub errno: i32,
 }
 
-/// What a file system holds at some offset of a file.
+/// The allocation of a file at some offset, from the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// Data (or the file system cannot tell), for this many bytes.
@@ -121,8 +121,8 @@ pub trait Io {
     /// Submits what is queued; moves finished operations, memory included, into `done`.
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed>;
 
-    /// What the file system holds at `at`; the answer covers at most `len` bytes. Quick: looks only at the file
-    /// system's own tables. For reports of allocation, never for reading.
+    /// Queries the allocation at `at`; the answer covers at most `len` bytes. Quick: looks only at the file system's
+    /// own tables. For reports of allocation, never for reading.
     fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation;
 }
 

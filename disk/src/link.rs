@@ -1,5 +1,5 @@
-//! What an image records of its parent: enough to find the right file, and to see that it is not the right one any
-//! more.
+//! The record that an image has of its parent: enough to find the right file, and to notice that it is no longer the
+//! right one.
 //!
 //! The names are for people. No file is ever opened because an image names it.
 

@@ -1,4 +1,4 @@
-//! What a check of an image finds, in whatever format it is.
+//! Findings of a check of an image, for all formats.
 
 use crate::FileOffset;
 
@@ -22,6 +22,6 @@ pub struct Problem {
     pub severity: Severity,
     /// Offset in the file.
     pub at: FileOffset,
-    /// What was found, in one sentence without a full stop.
+    /// The finding, in one sentence without a full stop.
     pub what: String,
 }

@@ -72,11 +72,11 @@ const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 8;
 /// Offset of the number of bytes that were ever appended, for programs that inspect a log from outside.
 pub const HEAD_AT: usize = 16;
-/// Where it stands how many of them are dropped.
+/// Offset of the number of these bytes that are dropped.
 pub const TAIL_AT: usize = 24;
-/// Where it stands whether something was written that no sync has covered.
+/// Offset of the flag that something was written that no sync has covered.
 pub const UNSYNCED_AT: usize = 32;
-/// Where it stands whether a sync has failed, of the image or of one below it.
+/// Offset of the flag that a sync has failed, of the image or of one below it.
 pub const FAILED_AT: usize = 40;
 /// Offset of the bits that say which stamps count.
 pub const ACCEPTED_AT: usize = 48;
@@ -86,7 +86,7 @@ const CAPACITY_AT: usize = 56;
 pub const STAMPS_AT: [usize; 3] = [64, 96, 208];
 /// Offset of the number of bytes that the file has at least.
 const REACH_AT: usize = 232;
-/// What stands at [`ACCEPTED_AT`] when all stamps count.
+/// The value at [`ACCEPTED_AT`] when all stamps count.
 const ALL_STAMPS: u64 = 0b111;
 /// In addition to the stamps: the log also belongs to the file with its identity, with any stamp or none. This is so
 /// from the beginning until the file has its first stamp.
@@ -144,7 +144,7 @@ fn stamp_of(prefix: &[u8; PREFIX_LEN], slot: usize) -> Option<Stamp> {
     Stamp::from_bytes(prefix.get(at..at + STAMP_LEN)?)
 }
 
-/// What the log accepts from now on, if it is of the owner's file in the state in which the file is.
+/// The stamps that the log accepts from now on, if it belongs to the owner's file in its present state.
 fn accepted_of(prefix: &[u8; PREFIX_LEN], owner: &Owner) -> Option<u64> {
     let word = |at: usize| word_of_prefix(prefix, at);
     let has = |slot: &usize| stamp_of(prefix, *slot).is_some_and(|stamp| owner.stamps.contains(&stamp));
@@ -205,7 +205,7 @@ pub struct RedoLog {
     /// The head when the round under way was sealed.
     sealed: u64,
     logging: Logging,
-    /// What the process before us has left to be done.
+    /// The pending writes of the process before.
     owed: Option<Owed>,
     /// Whether a sync has failed under that process, or under us.
     failed: bool,
@@ -366,7 +366,7 @@ impl RedoLog {
         Ok(())
     }
 
-    /// What the process before us has left to be written, until it is durable.
+    /// The pending writes of the process before, until they are durable.
     pub fn owed(&self) -> Option<&Owed> {
         self.owed.as_ref()
     }

@@ -54,7 +54,7 @@ impl Operation {
     }
 }
 
-/// What a run of bytes holds, as far as the formats know without reading it.
+/// The kind of a run of bytes, as far as the formats know without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Stored bytes.
@@ -68,7 +68,7 @@ pub enum ExtentKind {
 pub struct Extent {
     /// Number of bytes.
     pub len: u64,
-    /// What they hold.
+    /// The kind of the bytes.
     pub kind: ExtentKind,
     /// Which layer holds them: 1 for the disk's own, 2 for its parent, and so on; 0 if none does, or if depths were not
     /// requested.
@@ -112,7 +112,7 @@ pub struct Request {
     span: Span,
     memory: Segments,
     token: Token,
-    /// What few requests have, by itself: requests are moved often, and what is longer costs all of them more.
+    /// Rarely used fields, kept apart: requests are moved often, and a larger one costs more.
     extras: Option<Box<Extras>>,
     /// When it was taken in, in nanoseconds of the clock of the loop that serves the disk, which sets and reads it; so
     /// are the next two.
@@ -128,7 +128,7 @@ pub struct Request {
     open: bool,
 }
 
-/// What few requests have.
+/// Rarely used fields of a request.
 #[derive(Debug, Default)]
 struct Extras {
     /// The answer to [`Operation::Extents`].
@@ -239,7 +239,7 @@ impl Request {
         }
     }
 
-    /// What is to be read before anything is written, if it is a write and anything is.
+    /// The blocks to be read before a write that does not cover whole blocks; `None` for other requests.
     pub(crate) fn unaligned(&self) -> Option<&Unaligned> {
         self.widened().filter(|unaligned| self.operation.is_write() && unaligned.has_edges())
     }
@@ -248,7 +248,7 @@ impl Request {
         self.extras.as_ref().and_then(|extras| extras.unaligned.as_ref())
     }
 
-    /// What the disk has answered to [`Operation::Extents`], in order, covering the span from its start.
+    /// The answer to [`Operation::Extents`], in order, covering the span from its start.
     pub fn extents(&self) -> &[Extent] {
         self.extras.as_ref().map_or(&[], |extras| &extras.extents)
     }

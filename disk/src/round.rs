@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use crate::{FileId, MetaWrite};
 
-/// What a round has to make durable of one layer.
+/// The changes of one layer that a round makes durable.
 #[derive(Debug)]
 pub struct Part {
     /// Its file.
@@ -19,7 +19,7 @@ pub struct Part {
     pub batches: Vec<Vec<MetaWrite>>,
 }
 
-/// What to do next in a round.
+/// The next step of a round.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Sync this file.
@@ -77,7 +77,7 @@ impl Round {
         self.next()
     }
 
-    /// What follows a [`Step::Settle`].
+    /// The step after a [`Step::Settle`].
     pub fn next(&mut self) -> Step {
         match self.parts.front() {
             Some(_) if self.stage == Stage::Failed => self.settle(false),

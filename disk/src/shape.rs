@@ -37,7 +37,7 @@ const AREAS_MAX: usize = 1024;
 /// Runs that are looked at for a place to be merged to: as many streams of adjacent requests as one batch may have.
 const RUNS_SEEN: usize = 16;
 
-/// What is done to the sizes of transfers. By default nothing.
+/// How the sizes of transfers are changed. By default not at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShapePolicy {
     /// Larger transfers are split into pieces of this size in bytes: a power of two, of a sector at least.
@@ -58,7 +58,7 @@ impl ShapePolicy {
     }
 }
 
-/// What was done so far.
+/// Counters of split, merged and repeated operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShapeCounts {
     /// Operations that were split.
@@ -83,7 +83,7 @@ impl ShapeCounts {
 pub struct Shape {
     policy: ShapePolicy,
     counts: ShapeCounts,
-    /// What was pushed since the last reap and may be merged, in the order in which it came.
+    /// Operations pushed since the last reap that may be merged, in order of arrival.
     batch: Vec<Kept>,
     runs: Vec<Run>,
     under_way: Slab<Shaped>,
@@ -113,7 +113,7 @@ struct Run {
     last: usize,
 }
 
-/// What an operation below stands for.
+/// The operations that an operation below stands for.
 #[derive(Debug)]
 enum Shaped {
     /// A piece of this.
@@ -166,7 +166,7 @@ impl Shape {
         self.policy = policy;
     }
 
-    /// What was done so far.
+    /// The counters since the beginning.
     pub fn counts(&self) -> ShapeCounts {
         self.counts
     }

@@ -1,4 +1,4 @@
-//! What a disk needs of a peer's side: requests in, answers out.
+//! The peer's side of a disk: requests in, answers out.
 
 use crate::{Geometry, Request, Status};
 

@@ -1,5 +1,5 @@
-//! What a request needs that does not begin and end with blocks: the memory of the blocks at its ends, of which it
-//! is about a part only.
+//! State of a request that does not begin and end at block boundaries: the memory of the blocks at its ends, of which
+//! it covers a part only.
 //!
 //! Knows spans and memory, and nothing of how they are read or written. Keeps: the bytes of an end block that were not
 //! requested come from the block as it was read and from nowhere else.

@@ -16,7 +16,7 @@ const ALLOCATOR: usize = 16;
 /// Chunks by which a region grows. Few, since of a large disk little is known, and most of this is unused.
 const ROOM: usize = 4;
 
-/// What is known of a chunk.
+/// The known locations of a chunk.
 #[derive(Debug)]
 pub enum Chunk {
     /// All of it lives in one place.

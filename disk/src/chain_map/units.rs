@@ -9,7 +9,7 @@ use crate::{DiskOffset, FileId, FileOffset};
 
 /// The clusters of most images of qcow2.
 pub const CLUSTER: u64 = 64 << 10;
-/// What most guests read at once.
+/// The size of most reads of guests.
 pub const PAGE: u64 = 4096;
 
 /// Words that the units of a chunk take.

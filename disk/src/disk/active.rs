@@ -22,7 +22,7 @@ pub(super) struct Active {
     pub request: Request,
     /// Parts under way, and one more while it is being split.
     pub left: u32,
-    /// What is to be split when fewer parts are under way. Counts as a part.
+    /// The rest of the span, to be split when fewer parts are under way. Counts as a part.
     pub rest: Option<Span>,
     pub status: Status,
     /// Of an unaligned write: the blocks at its ends have been read.
@@ -65,7 +65,7 @@ impl Active {
     }
 }
 
-/// What the end of a part means for its request.
+/// The effect of the end of a part on its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartEnd {
     /// Others are under way.
@@ -80,7 +80,7 @@ pub(super) enum PartEnd {
 #[derive(Debug)]
 pub(super) struct Requests {
     all: Slab<Active>,
-    /// What each of them waits for, by their numbers: by itself, since requests are moved.
+    /// What each of them waits for, by their numbers. Kept apart from the requests, since these are moved.
     pub(super) waiting: Waiting,
     /// The numbers of those that have ended, in that order.
     ended: VecDeque<u32>,

@@ -36,7 +36,7 @@ pub(super) struct Allocated {
 pub(super) struct Chain<F> {
     /// Leaf first.
     layers: Vec<Layer<F>>,
-    /// What the guest sees.
+    /// The geometry that the guest sees.
     geometry: Geometry,
     /// The layers that can be written to, leaf first.
     writers: Vec<usize>,
@@ -319,7 +319,7 @@ impl<F: Format> Chain<F> {
         if missing.is_empty() { Ok((len, found)) } else { Err(missing) }
     }
 
-    /// What the layers of these depths have allocated of `span`. `Err` names metadata to be loaded first.
+    /// The parts of `span` that the layers of these depths have allocated. `Err` names metadata to be loaded first.
     pub fn allocated(&mut self, depths: Range<usize>, span: Span) -> Result<Vec<Allocated>, Missing> {
         let Some(layers) = self.layers.get_mut(depths.clone()) else { unreachable!("{depths:?} are no layers") };
         let (mut allocated, mut missing) = (Vec::new(), Missing::new());

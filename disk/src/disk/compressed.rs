@@ -64,7 +64,7 @@ pub(super) struct Reading {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cluster {
     pub file: FileId,
-    /// What is to be read, in the file.
+    /// The range of the file to be read.
     pub at: FileOffset,
     pub size: u64,
     /// Where in what is read the compressed bytes begin, and where in what they decompress to the wanted ones do.

@@ -18,7 +18,7 @@ pub struct Damage {
     pub span: Span,
     /// Offset in the file of the damaged metadata, or of the bytes that are missing.
     pub at: FileOffset,
-    /// What stands there.
+    /// The kind of damage found there.
     pub what: Damaged,
 }
 

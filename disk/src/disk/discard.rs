@@ -22,7 +22,7 @@ const ZEROES_MAX: u64 = 2 << 20;
 /// The largest logical block of any device, of which storage may be unable to free a part.
 const FREED_WHOLE: u64 = 4096;
 
-/// What became of the first bytes of a span that were to be freed.
+/// The outcome for the first bytes of a span that were to be freed.
 enum Freed {
     /// This many read as zero, or may hold anything.
     Done(u64),
@@ -217,7 +217,7 @@ impl<F: Format> Disk<F> {
         self.part_ended(number, Status::Done);
     }
 
-    /// What was freed or leaked was deallocated.
+    /// Freed or leaked space was deallocated, or could not be.
     pub(super) fn released<I: Io>(
         &mut self,
         number: Option<u32>,

@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 /// Writes in place to chunks that are not known for each of them that is mapped, since that may find nothing.
 const WRITES_A_LOOK: u32 = 8;
 
-/// What is known of where bytes live.
+/// The known locations of the bytes of a disk.
 #[derive(Debug)]
 pub(super) struct DiskMap {
     known: ChainMap,

@@ -109,7 +109,7 @@ pub(super) struct Filling {
     /// The bytes of the write itself, and their new content.
     own: Span,
     from: Segments,
-    /// What is to be written, up to `next`.
+    /// The memory to be written, up to `next`.
     parts: Vec<Segments>,
     next: DiskOffset,
     /// Reads under way, and one more while metadata is loaded.
@@ -121,7 +121,7 @@ pub(super) struct Filling {
     room: Option<Segments>,
 }
 
-/// What the next part of a fill is made of.
+/// The source of the next part of a fill.
 pub(super) enum FillPart {
     /// The write itself.
     Own,
@@ -165,7 +165,7 @@ impl Filling {
         self.whole.len - self.own.len
     }
 
-    /// What comes next, of a disk of `disk_len` bytes. None: it has all it needs, or has failed.
+    /// The next part, on a disk of `disk_len` bytes. `None` if the fill is complete or has failed.
     pub fn next_part(&mut self, disk_len: u64) -> Option<FillPart> {
         if self.status != Status::Done || self.next >= self.whole.end() {
             return None;

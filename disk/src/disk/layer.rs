@@ -12,9 +12,9 @@ use crate::{FileId, FileOffset, Span};
 pub struct Layer<F> {
     /// The file, as the engine knows it.
     pub file: FileId,
-    /// What is in it.
+    /// The image's format, which maps its bytes.
     pub format: F,
-    /// What the next process must know of it.
+    /// The redo log, for the next process.
     pub(super) log: Option<RedoLog>,
     pub(super) stamping: Stamping,
     pub(super) upkeep: Upkeep,
@@ -37,7 +37,7 @@ pub(super) enum Stamping {
     Done,
 }
 
-/// What became of changes that were to be logged. A layer depends on the greatest of those below it.
+/// The outcome of logging changes. A layer depends on the greatest of those below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Logged {
     /// All of them are logged, and all before them.
@@ -48,7 +48,7 @@ pub(super) enum Logged {
     Gap,
 }
 
-/// What is to be done for a layer besides requests.
+/// State of the background work for a layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Upkeep {
     /// Something was written since the last round began, or may have been before the image was opened.

@@ -267,7 +267,7 @@ impl<F: Format> Disk<F> {
         Err(ImageError::new(ImageErrorKind::Unsupported, what))
     }
 
-    /// What the end of a merge requires.
+    /// Checks the requirements for ending a merge.
     pub(super) fn require_clean(&self, what: &str) -> Result<(), ImageError> {
         self.require_standstill(what)?;
         if self.is_clean() { Ok(()) } else { Err(refused(what, "not everything is durable")) }

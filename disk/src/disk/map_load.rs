@@ -25,7 +25,7 @@ const LOADS_MAX: usize = 16;
 /// Loads under way, chunks that are being loaded, and what waits for its turn.
 #[derive(Debug, Default)]
 pub(super) struct MapLoader {
-    /// What waits for each block, by its file and its place there.
+    /// The operations that wait for each block, by its file and its offset there.
     loads: FxHashMap<(FileId, FileOffset), Vec<Parked>>,
     under_way: Vec<ChunkLoad>,
     /// The chunk that is loaded alone.

@@ -97,7 +97,7 @@ struct MergeChunk {
     stage: Stage,
     /// Where the bytes of the chunk live, as the first source shows them.
     runs: Vec<Run>,
-    /// What the sources have allocated of it, ascending.
+    /// The parts of it that the sources have allocated, ascending.
     allocated: Vec<Allocated>,
 }
 
@@ -273,7 +273,7 @@ impl Merge {
         (self.chunk().span, self.chunk().stage)
     }
 
-    /// What there is to copy of the chunk, and where it lives.
+    /// Takes in the parts of the chunk to be copied, and their locations.
     pub fn looked(&mut self, allocated: Vec<Allocated>, runs: Vec<Run>) {
         let chunk = self.chunk_mut();
         (chunk.stage, chunk.allocated, chunk.runs) = (Stage::Copying, allocated, runs);

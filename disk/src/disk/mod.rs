@@ -11,12 +11,12 @@
 //!
 //! # How it is put together
 //!
-//! What must hold is held by types that know nothing of [`Disk`], each with its own state: `active` has the requests
-//! under way and counts their parts; `overlap` says which requests wait for others; `ops` has the file operations under
-//! way; `chain` has the layers (`layer`) and their redo logs; `disk_map` knows where bytes live, and `map_load` who
-//! waits for metadata; `routing` says where writes go; `fill` has writes that wait for the bytes around them,
-//! `compressed` reads of compressed clusters, both with a `budget` of memory; `rounds` has who waits for a round;
-//! `merge` how far a merge is; `damage` which metadata made no sense.
+//! Invariants are kept by types that know nothing of [`Disk`], each with its own state: `active` has the requests under
+//! way and counts their parts; `overlap` says which requests wait for others; `ops` has the file operations under way;
+//! `chain` has the layers (`layer`) and their redo logs; `disk_map` knows where bytes live, and `map_load` who waits
+//! for metadata; `routing` says where writes go; `fill` has writes that wait for the bytes around them, `compressed`
+//! reads of compressed clusters, both with a `budget` of memory; `rounds` has who waits for a round; `merge` how far a
+//! merge is; `damage` which metadata made no sense.
 //!
 //! [`Disk`] ties them together. This file begins and ends requests; `fast_path` (one operation on one file, as most
 //! requests are), `read`, `write`, `discard`, `unaligned` and `flush` do them, `merge_steps` merges, `layers` changes
@@ -99,7 +99,7 @@ pub struct Disk<F: Format> {
     unstamped: Vec<u32>,
     merge: Option<Merge>,
     damage: MetDamage,
-    /// What waits for another write to the same cluster, by file and ticket.
+    /// Operations that wait for another write to the same cluster, by file and ticket.
     busy: FxHashMap<(FileId, Ticket), Vec<Parked>>,
     /// Work that can continue. Empty between two calls of the disk.
     ready: VecDeque<Ready>,
@@ -249,7 +249,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// What is settled from now on has ended at `now`.
+    /// Operations that are settled from now on count as ended at `now`.
     #[inline(always)]
     pub fn ended_at(&mut self, now: u64) {
         self.active.waiting.ended_at(now);
@@ -413,7 +413,7 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// What was set aside need not wait any more.
+    /// A parked operation need not wait any more.
     fn go_on_soon(&mut self, parked: Parked) {
         self.ready.push_back(Ready::Parked(parked));
     }
@@ -444,8 +444,8 @@ impl<F: Format> Disk<F> {
         }
     }
 
-    /// What is to be done next, with nothing of the request under way: a chunk of a merge has several stages, and a
-    /// write of parts of blocks reads the blocks at its ends first.
+    /// Returns the span of the next stage of a request, of which nothing is under way: a chunk of a merge has several
+    /// stages, and a write of parts of blocks reads the blocks at its ends first.
     fn next_stage(&mut self, number: u32) -> Option<Span> {
         let (of_merge, failed) = (self.active.get(number).of_merge, self.active.has_failed(number));
         if of_merge { self.merge_mut().next_stage(failed) } else { self.active.edges_read(number) }

@@ -13,7 +13,7 @@ use super::compressed::Begin;
 /// Marks the id of an operation that is a whole request. The rest of the id is the request's number.
 const WHOLE: u64 = 1 << 32;
 
-/// What an operation is for.
+/// The purpose of an operation.
 #[derive(Debug)]
 pub(super) enum Op {
     /// Bytes of a request. A write may have a reservation to commit.
@@ -42,7 +42,7 @@ pub(super) enum Op {
     ReclaimSync { range: FileRange },
 }
 
-/// What an operation that has ended was.
+/// The purpose of an operation that has ended.
 pub(super) enum Ended {
     /// All of this request.
     Request(u32),
@@ -91,7 +91,7 @@ impl Ops {
         self.backlog.retry(io);
     }
 
-    /// What has ended.
+    /// Takes the purpose of an operation that has ended.
     #[inline(always)]
     pub fn ended(&mut self, id: OpId) -> Ended {
         match id.0.checked_sub(WHOLE).and_then(|number| u32::try_from(number).ok()) {

@@ -1,4 +1,4 @@
-//! What a file operation is for: which request waits for it, and what it shows of the file.
+//! Purposes of file operations: the request that waits for one, and what its result shows about the file.
 //!
 //! Knows nothing of how an operation is done. Invariant: an operation is for one request at most.
 

@@ -5,7 +5,7 @@
 
 use crate::{DiskOffset, Span};
 
-/// What waits for metadata, for the end of another write, or for a round.
+/// An operation that waits for metadata, for the end of another write, or for a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parked {
     /// The rest of a request. It counts as one of its parts.

@@ -15,7 +15,7 @@ pub(super) struct Rounds {
     /// Requests that the next round will answer, and those of the one under way.
     flushes: Vec<u32>,
     flushing: Vec<u32>,
-    /// What waits for the end of a round, because too much metadata has changed or to have space.
+    /// Operations that wait for the end of a round, because too much metadata has changed or because they need space.
     parked: Vec<Parked>,
     /// How the round under way has failed, if it has; or how the last one has ended.
     status: Status,
@@ -104,7 +104,7 @@ impl Rounds {
         self.round.begin(parts.unwrap_or_default())
     }
 
-    /// What follows the settling of a layer.
+    /// The next step, after a layer was settled.
     pub fn next(&mut self) -> Step {
         self.round.next()
     }

@@ -46,7 +46,7 @@ pub(super) struct WriteRouting {
     epoch: u64,
 }
 
-/// What is decided of the chunks.
+/// The decisions about the chunks.
 #[derive(Debug)]
 struct ByChunk {
     /// The depth of the target. All layers above it are sources.

@@ -6,8 +6,8 @@
 
 use probe::probe_lazy;
 
-/// What became of a request's time, in nanoseconds. Between `begun` and `ended` it was split, queued, or with
-/// the storage.
+/// The time of a request by stage, in nanoseconds. Between `begun` and `ended` it was split, queued, or with the
+/// storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// When its first operation was submitted, or found the engine full; zero: it needed none.
@@ -45,7 +45,7 @@ enum State {
 #[derive(Clone, Copy, Debug, Default)]
 struct Stages {
     times: Times,
-    /// What it waits for, at the engine.
+    /// The number of things that it waits for: operations of the engine, metadata, a round.
     waits: u32,
     state: State,
     /// The slot of the request.
@@ -123,7 +123,7 @@ impl Stages {
 
 const NONE: Times = Times { begun: 0, ended: 0, split: 0, queue: 0 };
 
-/// What requests wait for at the engine, by their numbers.
+/// The stages of all requests, by their numbers.
 #[derive(Debug)]
 pub(super) struct Waiting {
     stages: Vec<Stages>,
@@ -159,7 +159,7 @@ impl Waiting {
         self.stages.resize(number as usize + 1, Stages { slot, ..Stages::default() });
     }
 
-    /// What became of a request's time.
+    /// The time of a request by stage.
     #[inline(always)]
     pub fn times(&self, number: u32) -> &Times {
         self.stages.get(number as usize).map_or(&NONE, |stages| &stages.times)
@@ -186,13 +186,13 @@ impl Waiting {
         }
     }
 
-    /// What has ended since the last call has ended at `now`.
+    /// Operations that have ended since the last call count as ended at `now`.
     #[inline(always)]
     pub fn ended_at(&mut self, now: u64) {
         self.now = now;
     }
 
-    /// What was pushed is submitted now. Calls `each` with the slots of their requests.
+    /// Operations that were pushed are submitted now. Calls `each` with the slots of their requests.
     #[inline(always)]
     pub fn submitted_at(&mut self, now: u64, mut each: impl FnMut(u16)) {
         for number in &self.pushed {

@@ -3,7 +3,7 @@
 //! Each of the two says where bytes live; what they have in common is here. Nothing is ever written: the disk refuses
 //! writes to an image whose geometry says so, and no image is opened on top of these.
 //!
-//! What comes in is hostile. Every number of the file is checked before it is used: sizes against limits that are named
+//! The input is hostile. Every number of the file is checked before it is used: sizes against limits that are named
 //! where they are, places against the file's end. Tables are read a page at a time and a bounded number of pages is
 //! kept, so that no number of the file decides how much memory is taken.
 

@@ -224,7 +224,7 @@ impl Vhdx {
         Ok(le64(bytes, in_memory(at - page.0)))
     }
 
-    /// What an entry says.
+    /// Decodes a BAT entry.
     fn kind(&self, entry: u64) -> Block {
         // 2.5.1: three bits of state, and above twenty bits a place in units of 1 MiB.
         let at = entry >> 20 << 20;
@@ -246,7 +246,7 @@ impl Vhdx {
     }
 }
 
-/// What an entry says of its block.
+/// The state of a block, from its BAT entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Block {
     Zero,

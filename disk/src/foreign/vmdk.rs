@@ -41,7 +41,7 @@ const FLAG_ZERO_GRAINS: u32 = 1 << 2;
 const FLAG_COMPRESSED: u32 = 1 << 16;
 /// Grains and tables have markers in front of them.
 const FLAG_MARKERS: u32 = 1 << 17;
-/// What the entry of a grain says that is zero.
+/// The table entry of a grain that reads as zero.
 const ZERO_GRAIN: u32 = 1;
 const DEFLATE: u16 = 1;
 
@@ -71,7 +71,7 @@ const _: () = assert!(size_of::<RawHeader>() == 512);
 /// In front of a compressed grain: "Grain Marker".
 const MARKER: usize = 12;
 
-/// What the descriptor calls the image.
+/// The type of the image, from its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `monolithicSparse`.
@@ -156,7 +156,7 @@ impl Vmdk {
         false
     }
 
-    /// What its descriptor calls it.
+    /// The type of the image, from its descriptor.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -199,7 +199,7 @@ impl Vmdk {
         })
     }
 
-    /// What an entry says.
+    /// Decodes a table entry.
     fn grain_at(&self, entry: u32) -> Grain {
         let at = u64::from(entry) * SECTOR;
         match entry {
@@ -260,7 +260,7 @@ impl Vmdk {
     }
 }
 
-/// What an entry says of its grain.
+/// The state of a grain, from its table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Grain {
     /// It has no place.
@@ -315,7 +315,7 @@ fn check_version(header: &RawHeader) -> Result<(), ImageError> {
     }
 }
 
-/// What the descriptor says of the image, if it is one that can be read.
+/// Reads the type of the image from its descriptor; an error if images of that type cannot be read.
 fn descriptor(source: &mut dyn Source, header: &RawHeader) -> Result<Kind, ImageError> {
     let (at, len) = (header.descriptor_at.get(), header.descriptor_len.get());
     if at == 0 || len == 0 {

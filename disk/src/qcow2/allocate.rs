@@ -180,7 +180,7 @@ impl Clusters {
         Reserved { at, len, ticket: Some(ticket), fill }
     }
 
-    /// What a write gives a place, from the beginning of its first cluster on: where it begins, and how many bytes.
+    /// The range to which a write gives a place, relative to its first cluster: offset and number of bytes.
     fn covered(&self, part: Option<Part>, count: u64) -> (u64, u64) {
         part.map_or((0, count << self.bits), |part| self.tables.format().bytes_of(part))
     }

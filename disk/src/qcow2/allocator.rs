@@ -21,7 +21,7 @@ use super::space::{Found, Space};
 use super::tables::Tables;
 use crate::format::Wait;
 
-/// What an image that is open for writing has, and others do not.
+/// The allocation state of an image that is open for writing.
 #[derive(Debug)]
 pub struct Allocator {
     /// Bytes of a cluster, as a power of two.

@@ -22,7 +22,7 @@ use crate::{FileOffset, ImageError, ImageErrorKind};
 
 /// References to one cluster of the file: one less than a refcount can be, which a check takes for too many.
 const REFERENCES_MAX: u16 = u16::MAX - 1;
-/// What is written at once.
+/// Bytes of one write.
 const PIECE: u64 = 1 << 20;
 
 /// A cluster's bytes.
@@ -144,7 +144,7 @@ impl Appender {
         set_entry(&mut self.l1, index(number), at.0 | COPIED);
     }
 
-    /// What is to be written by now.
+    /// Takes the whole pieces that are ready to be written.
     pub fn take(&mut self) -> Option<MetaWrite> {
         let whole = length(self.bytes.len()) / PIECE * PIECE;
         if whole == 0 {
@@ -157,7 +157,7 @@ impl Appender {
         Some(MetaWrite { at, bytes })
     }
 
-    /// What is to be written last.
+    /// Ends the image; returns the last writes, in batches.
     pub fn finish(mut self) -> Result<Vec<Vec<MetaWrite>>, ImageError> {
         self.end_table();
         self.align();
@@ -218,7 +218,7 @@ mod test {
         assert!(report.problems.is_empty(), "{:?}", report.problems);
     }
 
-    /// What the image has at the beginning of a cluster.
+    /// The mapping of the beginning of a cluster.
     fn mapping(image: &mut Qcow2, file: &[u8], at: u64) -> Mapping {
         loop {
             match image.map(Span { at: DiskOffset(at), len: 512 }) {

@@ -58,7 +58,7 @@ pub fn names(header: &Header, source: &mut dyn Source) -> (Vec<String>, bool) {
     (names, valid)
 }
 
-/// What marks all bitmaps as in use. `None` if there are none that anybody believes, or they cannot be made out.
+/// The writes that mark all bitmaps as in use. `None` if no bitmap is valid, or the directory cannot be read.
 pub fn mark_in_use(header: &Header, source: &mut dyn Source) -> Option<Vec<MetaWrite>> {
     if header.raw.autoclear.get() & BITMAPS_VALID == 0 {
         return None;

@@ -1,8 +1,8 @@
 //! The clusters of an image, as a reader sees them.
 //!
-//! What changes them is in `allocate` (places for writes), `giveup` (discards and their kin) and `order` (rounds).
-//! Keeps: an answer is about clusters whose entries were checked; and a malformed entry costs its own cluster, and
-//! nothing else.
+//! They are changed by `allocate` (places for writes), `giveup` (discards and their kin) and `order` (rounds). Keeps:
+//! an answer is about clusters whose entries were checked; and a malformed entry costs its own cluster, and nothing
+//! else.
 
 use super::allocator::Allocator;
 use super::cluster::{GuestCluster, HostCluster, run};
@@ -27,13 +27,13 @@ pub struct Clusters {
     pub pinned: bool,
     /// Offset of the file at and behind which nothing is, where the image is only read.
     pub limit: FileOffset,
-    /// What is where.
+    /// The mapping of clusters to places in the file.
     pub tables: Tables,
-    /// What writing takes; `None` where the image is only read.
+    /// The allocator; `None` where the image is only read.
     pub allocator: Option<Allocator>,
 }
 
-/// What there is to know of the entry of a cluster.
+/// The result of looking up the entry of a cluster.
 enum Found {
     /// It makes sense, and stands here.
     Entry(Spot),

@@ -10,7 +10,7 @@ use super::decompress::Compression;
 use super::layout::SECTOR;
 use crate::size::in_memory;
 
-/// What other programs take by default: more costs several times the time for a few percent.
+/// The default of other programs: a higher level takes several times as long for a few percent.
 const DEFLATE_LEVEL: u8 = 6;
 const ZSTD_LEVEL: i32 = 3;
 

@@ -16,7 +16,7 @@ use crate::{FileOffset, Records};
 /// Bytes of refcount blocks that are kept: those of 64 GiB of file with clusters of 64 KiB.
 pub const BUDGET: u64 = 2 << 20;
 
-/// What becomes of clusters that were freed, when that is durable.
+/// What happens to freed clusters when the change is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The disk deallocates them at once and tells.
@@ -34,11 +34,11 @@ pub struct Loss {
     pub first: HostCluster,
     /// How many.
     pub count: u64,
-    /// What becomes of them.
+    /// What happens to them then.
     pub fate: Fate,
 }
 
-/// What there is to count a cluster with.
+/// The state of the refcount block of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
     /// A refcount, in the slice at this offset of the file.
@@ -49,7 +49,7 @@ pub enum Cover {
     NoTable,
 }
 
-/// What a round is to write of the refcounts.
+/// The writes of refcounts in a round.
 #[derive(Debug, Default)]
 pub struct Changes {
     /// Blocks and slices in front of everything else.
@@ -80,7 +80,7 @@ pub struct Counts {
     records: Records,
 }
 
-/// What the round under way will have made durable.
+/// The changes that the round under way makes durable.
 #[derive(Debug, Default)]
 struct Sealed {
     raised: BTreeSet<FileOffset>,
@@ -157,7 +157,7 @@ impl Counts {
         cluster.0 % self.per_slice()
     }
 
-    /// What there is to count a cluster with.
+    /// The state of the refcount block of a cluster.
     pub fn cover(&self, cluster: HostCluster) -> Cover {
         match self.table.get(index(self.block_of(cluster))) {
             None => Cover::NoTable,
@@ -218,7 +218,7 @@ impl Counts {
         self.losses.push(loss);
     }
 
-    /// What has changed and is to be logged.
+    /// The changes that are to be logged.
     pub fn records(&mut self) -> &mut Records {
         &mut self.records
     }

@@ -28,7 +28,7 @@ pub struct Spec {
     pub cluster_size: u32,
     /// The new image's identity.
     pub uuid: [u8; 16],
-    /// What it is made on top of.
+    /// The parent on which it is based, if any.
     pub parent: Option<Link>,
     /// How compressed clusters will be compressed, if it gets any.
     pub compression: Compression,

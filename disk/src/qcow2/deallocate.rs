@@ -12,7 +12,7 @@ use super::tables::Spot;
 use crate::format::{Discarded, Mapping, Wait};
 use crate::{FileOffset, FileRange, Span};
 
-/// What is done with a run of clusters that all hold something, or nothing.
+/// How a run of clusters, all allocated or none, is freed.
 enum Loss {
     /// Clusters of the file from this one on, with one reference each.
     Own { first: HostCluster },
@@ -179,7 +179,7 @@ impl Clusters {
         }
     }
 
-    /// What freeing a cluster with `entry` takes, with the refcounts at hand.
+    /// How a cluster with `entry` is freed; loads the refcounts that this needs.
     fn loss(&mut self, entry: Entry) -> Result<Loss, Wait> {
         let allocator = writable(&mut self.allocator);
         allocator.free_old_tables()?;

@@ -15,7 +15,7 @@ pub const SUBCLUSTERS: u32 = 32;
 const ALL_HERE: u64 = 0xffff_ffff;
 const ALL_ZERO: u64 = ALL_HERE << SUBCLUSTERS;
 
-/// What an L2 entry says of its cluster.
+/// A decoded L2 entry: the state of its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// In the parent, or zero if there is none.
@@ -49,12 +49,12 @@ pub enum Entry {
         at: Option<FileOffset>,
         /// Nothing else refers to that place.
         copied: bool,
-        /// What is where.
+        /// The state of each subcluster.
         subclusters: Subclusters,
     },
 }
 
-/// What a bitmap says of the subclusters of a cluster.
+/// The bitmap of the subclusters of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subclusters(u64);
 
@@ -67,7 +67,7 @@ pub struct Part {
     pub count: u32,
 }
 
-/// What it says of one of them.
+/// The state of one subcluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subcluster {
     /// In the cluster's place in the file.
@@ -161,7 +161,7 @@ impl Entry {
 /// An entry as it stands in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawEntry {
-    /// What every entry has: a place and flags.
+    /// The part that every entry has: a place and flags.
     pub descriptor: u64,
     /// "Subcluster Allocation Bitmap"; zero where entries are not extended.
     pub bitmap: u64,
@@ -260,7 +260,7 @@ impl EntryFormat {
         number * index(self.size() / 8)
     }
 
-    /// What an entry says.
+    /// Decodes an entry.
     pub fn decode(self, raw: RawEntry) -> Entry {
         let RawEntry { descriptor, bitmap } = raw;
         if descriptor & COMPRESSED != 0 {
@@ -322,9 +322,9 @@ impl EntryFormat {
         RawEntry { descriptor: descriptor | if bitmap == ALL_ZERO { ZERO } else { 0 }, bitmap: 0 }
     }
 
-    /// What makes no sense in the entry of a cluster, of an image where nothing lies at or behind `limit`: where it
-    /// stands in the entry, and its value. `zeroes`: version 2 does not know clusters that read as zero. A mark
-    /// "copied" that is missing, or where none belongs, makes no entry unsound: it costs time.
+    /// The malformed word in the entry of a cluster, of an image where nothing lies at or behind `limit`: its offset in
+    /// the entry, and its value. `zeroes`: version 2 does not know clusters that read as zero. A mark "copied" that is
+    /// missing, or where none belongs, makes no entry unsound: it costs time.
     pub fn unsound(self, raw: RawEntry, cluster: GuestCluster, limit: FileOffset, zeroes: bool) -> Option<(u64, u64)> {
         let entry = self.decode(raw);
         let descriptor = match entry {

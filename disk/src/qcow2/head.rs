@@ -22,7 +22,7 @@ pub struct Head {
     page: Vec<u8>,
     /// The sector as it is in the file, and was before the round that may be under way.
     durable: Vec<u8>,
-    /// What the round under way makes durable.
+    /// The sector that the round under way makes durable.
     sealed: Option<Vec<u8>>,
     /// Places of names that the file may refer to: those of `durable` and `sealed`.
     names: [Option<(u64, u64)>; 2],
@@ -30,7 +30,7 @@ pub struct Head {
     sealed_changes: Changes,
 }
 
-/// What has changed in the header.
+/// The changed parts of the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Where the refcount table stands.
@@ -41,7 +41,7 @@ pub struct Changes {
     pub name: bool,
 }
 
-/// What a round is to write of the page.
+/// The writes of the page in a round.
 #[derive(Debug, Default)]
 pub struct Writes {
     /// A name that nothing refers to.

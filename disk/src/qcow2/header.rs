@@ -237,7 +237,7 @@ impl Header {
     }
 }
 
-/// What a header of version 2 says by having nothing there.
+/// Fills in the fields that a header of version 2 does not have.
 fn complete_v2(raw: &mut RawHeader) {
     raw.incompatible = 0.into();
     raw.compatible = 0.into();
@@ -312,7 +312,7 @@ fn check_places(raw: &RawHeader) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// What QEMU refuses of the extensions that both know.
+/// Refuses extensions that QEMU refuses, of those that both know.
 fn check_extension(raw: &RawHeader, kind: u32, len: usize, at: u64) -> Result<(), ImageError> {
     match kind {
         EXTENSION_BACKING_FORMAT if len > BACKING_FORMAT_MAX => {

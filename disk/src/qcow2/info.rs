@@ -1,4 +1,4 @@
-//! What a qcow2 image says of itself.
+//! A description of a qcow2 image, from its header.
 //!
 //! Knows nothing of clusters. Names of files are shown and never opened.
 
@@ -66,7 +66,7 @@ pub struct Info {
 }
 
 impl Info {
-    /// What `header` says.
+    /// Describes the image with this header.
     pub fn of(header: &Header, source: &mut dyn Source) -> Info {
         let raw = &header.raw;
         let incompatible = raw.incompatible.get();

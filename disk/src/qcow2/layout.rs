@@ -112,7 +112,7 @@ pub struct RawHeader {
 }
 const _: () = assert!(size_of::<RawHeader>() == 112);
 
-/// What precedes each header extension, whose data is padded to a multiple of 8 bytes.
+/// The head of each header extension, whose data is padded to a multiple of 8 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RawExtension {

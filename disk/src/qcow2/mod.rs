@@ -1,6 +1,6 @@
 //! qcow2, versions 2 and 3.
 //!
-//! What is assumed of the storage: a sector of 512 bytes is written whole or not at all.
+//! Assumption about the storage: a sector of 512 bytes is written whole or not at all.
 //!
 //! # How a crash is survived
 //!
@@ -105,7 +105,7 @@ pub struct Qcow2 {
     geometry: Geometry,
     head: Head,
     clusters: Clusters,
-    /// What is to be written before the first write of a guest.
+    /// Writes to be made before the first write of a guest.
     first: Vec<MetaWrite>,
     /// The last round has failed: it is not known what the file refers to.
     retried: bool,
@@ -142,7 +142,7 @@ impl Qcow2 {
         Ok(Qcow2 { info, geometry, head, clusters, first, retried: false, records: Records::default() })
     }
 
-    /// What the metadata says, as of opening.
+    /// The description of the image, as of opening.
     pub fn info(&self) -> &Info {
         &self.info
     }
@@ -186,7 +186,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What is to be written, and synced, before the first write of a guest. The same each time.
+    /// Writes to be made, and synced, before the first write of a guest. The same each time.
     pub fn first_writes(&self) -> Vec<MetaWrite> {
         self.first.clone()
     }

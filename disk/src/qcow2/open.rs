@@ -100,9 +100,9 @@ pub struct Opening<'a> {
     pub source: &'a mut dyn Source,
     /// Its header.
     pub header: Header,
-    /// What for.
+    /// The access for which it is opened.
     pub access: Access,
-    /// What is behind its end.
+    /// The content of the file behind its end.
     pub tail: Tail,
 }
 
@@ -161,7 +161,7 @@ impl Opening<'_> {
         Ok(table)
     }
 
-    /// What writing takes.
+    /// The allocator that writing needs.
     fn allocator(&mut self, tables: &Tables, snapshots: &Snapshots) -> Result<Allocator, ImageError> {
         let raw = &self.header.raw;
         let (bits, order) = (raw.cluster_bits.get(), raw.refcount_order.get());

@@ -39,7 +39,7 @@ impl Slice {
     }
 }
 
-/// What a round is to write.
+/// The writes of a round.
 #[derive(Debug, Default)]
 pub struct Changes {
     /// Tables that the file does not have yet, whole.
@@ -66,7 +66,7 @@ pub struct Slices {
     fresh: BTreeSet<FileOffset>,
     /// Requested with [`Wait::Load`] and not loaded yet.
     loading: HashSet<FileOffset>,
-    /// What the round under way will have made durable: slices, and fresh tables.
+    /// The slices and fresh tables that the round under way makes durable.
     sealed: Vec<FileOffset>,
     sealed_fresh: BTreeSet<FileOffset>,
 }

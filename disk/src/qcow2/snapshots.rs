@@ -1,7 +1,7 @@
 //! Internal snapshots ("Snapshots"), as far as a writer has to know them: where their tables are, which are never
 //! written to.
 //!
-//! What they hold is kept by its refcount alone: a cluster that the disk shares with a snapshot has more than one
+//! Their clusters are kept by refcounts alone: a cluster that the disk shares with a snapshot has more than one
 //! reference and is copied by the first write. Knows nothing of clusters.
 
 use zerocopy::FromBytes;
@@ -49,7 +49,7 @@ impl RawSnapshot {
     }
 }
 
-/// What a writer has to know of the snapshots of an image.
+/// The facts about an image's snapshots that a writer needs.
 #[derive(Debug, Default)]
 pub struct Snapshots {
     /// Ranges of the file: the table of snapshots, and the L1 table of each.

@@ -154,7 +154,7 @@ impl Space {
         if self.zero_tail { self.end } else { self.limit }
     }
 
-    /// What is free of these clusters is not handed out: it may be in use.
+    /// Sets aside the free ones of these clusters, which are not handed out then: they may be in use.
     pub fn set_aside(&mut self, first: HostCluster, count: u64) {
         let free: Vec<_> = self.clean.within(first, count).chain(self.unclean.within(first, count)).collect();
         for (first, count) in free {

@@ -47,7 +47,7 @@ pub struct Tables {
     records: Records,
 }
 
-/// What a round is to write of the tables.
+/// The writes of tables in a round.
 #[derive(Debug)]
 pub struct Changes {
     /// L2 tables that nothing durable refers to, unless a round has failed since they were made.
@@ -222,7 +222,7 @@ impl Tables {
         }
     }
 
-    /// What has changed and is to be logged.
+    /// The changes that are to be logged.
     pub fn records(&mut self) -> &mut Records {
         &mut self.records
     }

@@ -1,4 +1,5 @@
-//! What a process was doing when it died: how many requests it had in flight, and at which one alone it was working.
+//! The state of a process at its death: the number of its requests in flight, and the one on which alone it was
+//! working.
 //!
 //! Knows nothing about what is done with that. It lies in the header of the leaf's redo log ([`super`]), behind what
 //! the log itself needs there, since a log outlives its process and belongs to one image. Keeps: a death that is half
@@ -7,13 +8,13 @@
 use super::RedoLog;
 use crate::{Operation, Request};
 
-/// Where it stands how many requests the process has in flight, at least.
+/// Offset of the least number of requests that the process has in flight.
 const IN_FLIGHT_AT: usize = 128;
-/// Where it stands how the request is being done that is the only one.
+/// Offset of the state of the request that is processed alone.
 const STAGE_AT: usize = 136;
 /// Offset of the mark of that request.
 const ALONE_AT: usize = 144;
-/// Where it stands at which request, done alone, processes have died one after the other, and how many.
+/// Offsets of the mark of the suspect, a request on which processes died in succession, and of the number of deaths.
 const SUSPECT_AT: usize = 168;
 const DEATHS_AT: usize = 192;
 /// Words in all, from [`IN_FLIGHT_AT`] on.

@@ -29,7 +29,7 @@ type Sectors = BTreeMap<FileOffset, [u8; 512]>;
 #[derive(Clone, Debug)]
 pub struct Owed {
     batches: Vec<Vec<MetaWrite>>,
-    /// What the sectors hold when all of it is written.
+    /// The content of the sectors when all of it is written.
     sectors: Sectors,
 }
 

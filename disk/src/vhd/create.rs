@@ -16,7 +16,7 @@ use super::sparse::room_in_front;
 use super::survey::{BLOCK_MAX, BLOCK_MIN, LEN_MAX, bitmap_len, index};
 use crate::{Creation, FileOffset, ImageError, ImageErrorKind, MetaWrite};
 
-/// What kind of image to make.
+/// The type of image to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// All bytes from the beginning.
@@ -32,7 +32,7 @@ pub enum Kind {
 pub struct Spec {
     /// Virtual size in bytes: whole sectors, at most 2040 GiB.
     pub len: u64,
-    /// What kind.
+    /// The type of the image.
     pub kind: Kind,
     /// Block size in bytes: a power of two from 512 KiB to 16 MiB. Not for fixed images.
     pub block_size: u32,

@@ -97,7 +97,7 @@ impl Fixed {
         Ok(())
     }
 
-    /// What has changed and is to be logged.
+    /// The changes that are to be logged.
     pub fn records(&mut self) -> &mut Records {
         &mut self.records
     }

@@ -1,4 +1,4 @@
-//! What a VHD says of itself, and whether it is sound.
+//! A description of a VHD, and whether it is sound.
 
 use super::layout::{CREATOR_OS, EPOCH, UNUSED};
 use super::parent::ParentInfo;
@@ -42,7 +42,7 @@ pub struct Info {
     pub batmap: bool,
     /// Length of the file in bytes.
     pub file_len: u64,
-    /// What is recorded of the parent. Only for differencing images.
+    /// The record of the parent. Only for differencing images.
     pub parent: Option<ParentInfo>,
 }
 
@@ -94,7 +94,7 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong. Empty: nothing is.
+    /// The problems found. Empty if there are none.
     pub problems: Vec<Problem>,
     /// Batches of writes that repair every [`Severity::Repairable`] problem, a sync behind each.
     pub repairs: Vec<Vec<MetaWrite>>,

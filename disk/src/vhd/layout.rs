@@ -27,7 +27,7 @@ impl FileSector {
     }
 }
 
-/// What the table says of a block that has no place in the file.
+/// The table entry of a block that has no place in the file.
 pub const UNUSED: FileSector = FileSector(u32::MAX);
 /// First bytes of a footer.
 pub const FOOTER_COOKIE: [u8; 8] = *b"conectix";
@@ -37,8 +37,8 @@ pub const HEADER_COOKIE: [u8; 8] = *b"cxsparse";
 pub const BATMAP_COOKIE: [u8; 8] = *b"tdbatmap";
 /// The platform code of a path as a file URL: "Mac OS X", as the specification spells it.
 pub const FILE_URL: [u8; 4] = *b"MacX";
-/// What Tapline wrote in its place until it was compared with libvhd, which refuses a header with a code that it does
-/// not know. Read as [`FILE_URL`], and corrected by the next writer of the image.
+/// The code that Tapline wrote in its place until it was compared with libvhd, which refuses a header with a code that
+/// it does not know. Read as [`FILE_URL`], and corrected by the next writer of the image.
 pub const MISSPELT_FILE_URL: [u8; 4] = *b"MACX";
 /// The only version of footer and header.
 pub const VERSION: u32 = 0x0001_0000;

@@ -1,7 +1,7 @@
 //! VHD: fixed, dynamic and differencing.
 //!
-//! What is assumed of the storage: a sector of 512 bytes is written whole or not at all. VHD updates its table
-//! in place and has no journal, so no writer of it could do with less.
+//! Assumption about the storage: a sector of 512 bytes is written whole or not at all. VHD updates its table in place
+//! and has no journal, so no writer of it could do with less.
 //!
 //! # How a crash is survived
 //!
@@ -100,7 +100,7 @@ impl Vhd {
         Ok(Vhd { info, geometry, body, tail })
     }
 
-    /// What the metadata said at opening, with the changes requested since.
+    /// The description of the image as of opening, with the changes requested since.
     pub fn info(&self) -> &Info {
         &self.info
     }
@@ -123,7 +123,7 @@ impl Vhd {
         self.info.uuid
     }
 
-    /// What is recorded of the parent, if there is one.
+    /// The record of the parent, if there is one.
     pub fn link(&self) -> Option<Link> {
         self.info.parent.as_ref().map(ParentInfo::link)
     }

@@ -12,7 +12,7 @@ use crate::{FileOffset, ImageError, ImageErrorKind, Link, MetaWrite};
 /// Longest path in a locator: twice what Linux allows, in UTF-16.
 const PATH_MAX: u32 = 8192;
 
-/// What a differencing image records of its parent.
+/// The record that a differencing image has of its parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// The parent's identity; all zero if the parent is raw.
@@ -50,7 +50,7 @@ impl From<&Link> for Parent {
 }
 
 impl Parent {
-    /// What an image that records it says of it.
+    /// The description of this parent that an image with this record has.
     pub(super) fn info(&self) -> Result<ParentInfo, ImageError> {
         let mut header = RawHeader::new_zeroed();
         self.name_in(&mut header);
@@ -154,7 +154,7 @@ pub fn vhd_time(unix: u64) -> u32 {
 }
 
 impl ParentInfo {
-    /// What a header says.
+    /// Decodes the record of the parent in a header.
     pub(super) fn of(header: &RawHeader, locators: Vec<Locator>) -> ParentInfo {
         let name: Vec<u16> = header.parent_name.iter().map(|unit| unit.get()).take_while(|&unit| unit != 0).collect();
         ParentInfo {

@@ -8,10 +8,10 @@
 //! back until the metadata that freed it is durable *and* its old content has been deallocated, or is known
 //! not to have been ("unclean"). Where a power loss must find the old content, deallocating waits for the metadata.
 //!
-//! What was read at open need not be durable: a process that was killed may have left it in a cache. Slots between
-//! others are leaked then, and the disk syncs before it deallocates the first of them. Behind the last one there is
-//! nothing of which durable metadata could speak where the file ends there; on a device there may be a block that the
-//! killed process has just freed. So nothing is placed there before a round has ended ([`Space::prove`]).
+//! Metadata that was read at open need not be durable: a process that was killed may have left it in a cache. Slots
+//! between others are leaked then, and the disk syncs before it deallocates the first of them. Behind the last one
+//! there is nothing of which durable metadata could speak where the file ends there; on a device there may be a block
+//! that the killed process has just freed. So nothing is placed there before a round has ended ([`Space::prove`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -273,7 +273,7 @@ mod test {
     use super::*;
 
     const BLOCK: u64 = 2 << 20;
-    /// What is taken in front of the blocks.
+    /// The range in use in front of the blocks.
     const METADATA: Range<FileOffset> = FileOffset(0)..FileOffset(8192);
 
     #[test]

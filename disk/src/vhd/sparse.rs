@@ -322,7 +322,7 @@ impl Sparse {
         self.table_at + u64::from(block.0) * 4
     }
 
-    /// What has changed and is to be logged.
+    /// The changes that are to be logged.
     pub fn records(&mut self) -> &mut Records {
         &mut self.records
     }

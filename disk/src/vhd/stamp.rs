@@ -26,7 +26,7 @@ pub fn stamps(source: &mut dyn Source) -> Result<Vec<Stamp>, ImageError> {
     Ok(found)
 }
 
-/// What stands at this byte of the file, if the file reaches so far.
+/// Reads the structure at this byte of the file; `None` if the file is shorter.
 fn structure<T: FromBytes>(source: &mut dyn Source, at: u64) -> Result<Option<T>, ImageError> {
     let mut bytes = vec![0; size_of::<T>()];
     match source.read_at(FileOffset(at), &mut bytes) {

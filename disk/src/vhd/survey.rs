@@ -29,7 +29,7 @@ const LOCATORS_AT: u64 = 576;
 /// A locator holds a path: four times the longest that Linux allows.
 const LOCATOR_MAX: u32 = 16 << 10;
 
-/// What kind of image it is.
+/// The type of a VHD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskType {
     /// All bytes are there from the beginning.
@@ -109,14 +109,14 @@ pub struct Survey {
     pub end: (FileOffset, bool),
     /// Whether the copy at the start is another.
     pub copy_stale: bool,
-    /// What the footer says it is.
+    /// The type, from the footer.
     pub disk_type: DiskType,
     /// For dynamic and differencing images.
     pub tables: Option<Tables>,
     /// Table entries of blocks that lie over something else, or reach behind the end of the file: the only kinds of
     /// damage with which the rest stays readable.
     pub damaged: BTreeSet<FileSector>,
-    /// What is wrong, none of it so bad that the rest could not be read.
+    /// The problems found; with all of them the rest can be read.
     pub problems: Vec<Problem>,
     /// Writes that restore redundant metadata.
     pub repairs: Vec<MetaWrite>,

@@ -1,4 +1,4 @@
-//! What a writer that was killed has left at the end of the file, and how to take it away before the next one begins.
+//! Removal of what a killed writer has left at the end of the file, before the next one begins.
 //!
 //! Knows nothing about files: it says what is to be done, in order. Keeps: whatever of it is done when the power goes,
 //! the same image opens.

@@ -18,7 +18,7 @@ const WIDTH: u64 = 4096;
 /// not take more.
 const PAGES_MAX: usize = 100_000;
 
-/// What a reference is for.
+/// The purpose of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A second-level table of the active disk.
@@ -145,7 +145,7 @@ impl Ledger {
         }
     }
 
-    /// What [`Ledger::set_single`] noted.
+    /// Whether the cluster was noted with [`Ledger::set_single`].
     pub fn is_single(&self, cluster: HostCluster) -> bool {
         self.bit(cluster, |page| &page.single)
     }

@@ -29,7 +29,7 @@ const LISTED_MAX: u64 = 200;
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong. Empty: nothing is. Of each severity, the first 200.
+    /// The problems found, the first 200 of each severity. Empty if there are none.
     pub problems: Vec<Problem>,
     /// Number of problems that are not in the list.
     pub unlisted: u64,

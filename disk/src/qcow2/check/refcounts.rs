@@ -80,7 +80,7 @@ pub struct Refcounts {
     pub width: Width,
     /// The place of each block, up to the last; zero where there is none that can be read.
     pub blocks: Vec<FileOffset>,
-    /// What the refcounts themselves take.
+    /// The space that the refcounts themselves take.
     pub taken: Vec<FileRange>,
     /// The table or a block cannot be repaired in place.
     pub replace: bool,
@@ -158,7 +158,7 @@ impl Refcounts {
     }
 }
 
-/// What a comparison of refcounts and references leaves to know.
+/// The result of comparing refcounts with references.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Compared {
     /// Clusters that two places of the disk have though the image does not say so.

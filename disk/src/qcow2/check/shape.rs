@@ -1,4 +1,5 @@
-//! What a check has to know of an image before it follows the first reference: sizes, and where the tables are.
+//! The parameters of an image that a check needs before it follows the first reference: sizes, and the places of the
+//! tables.
 //!
 //! Knows nothing of what is in the tables. Reads of metadata pass through here: what lies behind the end of the file
 //! is zero, as it is for QEMU, and is judged where it is referred to.

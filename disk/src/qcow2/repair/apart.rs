@@ -17,7 +17,7 @@ const COPIES_MAX: u64 = 64 << 20;
 /// Clusters that are taken apart from what they lie upon.
 #[derive(Default)]
 pub struct Apart {
-    /// What the clusters hold, at their new places.
+    /// The content of the clusters, to be written at their new places.
     pub copies: Vec<MetaWrite>,
     /// The tables that lead there, a sector or more each.
     pub entries: Vec<MetaWrite>,

@@ -76,7 +76,7 @@ impl HeaderSector {
         Ok(what)
     }
 
-    /// What [`HeaderSector::close`] changed.
+    /// The writes of the changes that [`HeaderSector::close`] made.
     pub(super) fn changed(mut self) -> Vec<MetaWrite> {
         let mut writes = Vec::from_iter(self.elsewhere.take());
         if self.bytes != self.written {

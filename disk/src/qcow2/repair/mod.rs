@@ -45,7 +45,7 @@ use single::Single;
 pub struct Repair {
     /// Writes, in any order within a batch; a sync behind each batch. Empty: there is nothing to repair.
     pub batches: Vec<Vec<MetaWrite>>,
-    /// What they do, a sentence each without a full stop; and what they cannot.
+    /// The repairs, a sentence each without a full stop, and what cannot be repaired.
     pub what: Vec<String>,
     /// The length that the file is to have before the first write, if it has to grow.
     pub new_len: Option<u64>,

@@ -72,7 +72,7 @@ fn table_space(entries: u64, batmap: bool) -> u64 {
     (entries * 4).next_multiple_of(SECTOR) + map
 }
 
-/// What the next footer is to lead to, other than the one in force.
+/// The differences between the metadata of the next footer and those of the one in force.
 #[derive(Clone, Debug, Default)]
 pub struct Change {
     /// Other paths of the parent; `None`: the same.

@@ -1,4 +1,4 @@
-//! What a round writes, in which order, and what becomes of it. The order is argued in [`super::super`].
+//! The writes of a round, their order, and how they are settled. The order is argued in [`super::super`].
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub const FIRST: u8 = 0;
 /// The batch of the table.
 pub const TABLE: u8 = 1;
 
-/// What the round under way will have made durable.
+/// The changes that the round under way makes durable.
 #[derive(Debug, Default)]
 pub struct Round {
     bitmaps: Vec<Block>,

@@ -40,7 +40,7 @@ const SIZES: [u64; 8] = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * K
 pub struct Point {
     /// The load that was measured.
     pub load: Load,
-    /// What was done to it.
+    /// The policy under which it ran.
     pub policy: Policy,
     /// How fast it was.
     pub bytes_per_second: u64,
@@ -55,14 +55,14 @@ pub struct Progress {
     pub all: usize,
 }
 
-/// What was found, and by what.
+/// The result of a calibration, and the measurements behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// The policy that suits.
     pub policy: Policy,
     /// Its mean gain over the loads that it was tried on: 1.1 is a tenth.
     pub gain: f64,
-    /// What the worst of them is left with.
+    /// The gain of the load that gains least; less than 1 is a loss.
     pub worst: f64,
     /// All that was measured.
     pub points: Vec<Point>,
@@ -97,7 +97,7 @@ pub fn fit<E>(
     Ok(Fit { policy: merge.policy, gain, worst, points: sweep.points })
 }
 
-/// What was decided about some candidates.
+/// The best of some candidates.
 struct Best {
     policy: Policy,
     gain: f64,

@@ -30,7 +30,7 @@ pub struct Load {
     pub write: bool,
 }
 
-/// What is done to the sizes of transfers.
+/// How the sizes of transfers are changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Size in bytes of the pieces that larger requests are split into.

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-/// What a device is made of.
+/// The parameters of a modelled device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// Parts that work at the same time: flash dies, spindles.
@@ -45,7 +45,7 @@ pub struct Device {
 #[derive(Clone, Copy, Debug, Default)]
 struct Channel {
     free: u64,
-    /// What would be read or written next without a seek.
+    /// The offset at which the next transfer needs no seek.
     head: u64,
 }
 

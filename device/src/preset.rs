@@ -37,7 +37,7 @@ impl Preset {
         }
     }
 
-    /// What it is made of.
+    /// The parameters of the model.
     pub fn spec(self) -> Spec {
         match self {
             Preset::Nvme => Spec {

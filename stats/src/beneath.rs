@@ -72,7 +72,7 @@ pub fn beneath_filesystem(device: u64, path: &Path) -> Result<DeviceNumber, Stri
     }
 }
 
-/// What a file system is on.
+/// The storage of a file system.
 pub(crate) enum Beneath {
     Device(DeviceNumber),
     /// It has no device.

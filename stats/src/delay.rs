@@ -33,7 +33,7 @@ pub enum Delay {
     BeforeStorage,
 }
 
-/// What was seen of a disk's requests so far.
+/// The observed progress of a disk's requests.
 #[derive(Clone, Debug, Default)]
 pub struct Delays {
     before: Option<(u64, KindCounts)>,

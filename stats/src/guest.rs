@@ -1,4 +1,4 @@
-//! What is said between the host and `tapline-guest`, the reader in a guest: a question and its answer, in lines.
+//! The protocol between the host and `tapline-guest`, the reader in a guest: a question and its answer, in lines.
 //!
 //! ```text
 //! disks 17
@@ -25,7 +25,7 @@ pub fn question(number: u64) -> String {
     format!("disks {number}\n")
 }
 
-/// What a guest has answered.
+/// The answer of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestAnswer {
     /// For how long its kernel runs, in nanoseconds: its clock for differences.
@@ -75,7 +75,7 @@ impl GuestAnswer {
 #[derive(Debug)]
 pub struct Listening {
     number: u64,
-    /// What has come of a line.
+    /// The part of a line that was received.
     line: Vec<u8>,
     heard: usize,
     answer: Option<Begun>,

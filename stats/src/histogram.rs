@@ -56,7 +56,7 @@ impl Histogram {
         self.buckets.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 
-    /// What has come since an earlier reading of the same histogram.
+    /// The difference from an earlier reading of the same histogram.
     #[must_use]
     pub fn since(&self, before: &Histogram) -> Histogram {
         let mut old = before.buckets.iter().peekable();

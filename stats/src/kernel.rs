@@ -1,4 +1,4 @@
-//! What a Linux kernel counts for a block device, as a line of /proc/diskstats has it, and what two readings mean.
+//! A Linux kernel's counters for a block device, from a line of /proc/diskstats, and the rates between two readings.
 //!
 //! It does not know where a line comes from: a guest may have made it up. Invariant: whatever a line says, no rate is
 //! negative or infinite, and counters that went back give none. The fields are those of
@@ -25,12 +25,12 @@ pub fn differs(queue: f64, product: f64) -> bool {
     larger >= QUEUE_MIN && (queue - product).abs() > LITTLE * larger
 }
 
-/// What has been completed of a kind of request.
+/// Completed requests of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completed {
     /// Requests.
     pub count: u64,
-    /// What was merged into another request, and is not counted as one.
+    /// Requests that were merged into another one and are not counted.
     pub merged: u64,
     /// Bytes.
     pub bytes: u64,
@@ -62,13 +62,13 @@ pub struct DeviceCounts {
 pub struct DeviceLine {
     /// Its number: major and minor.
     pub number: (u32, u32),
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
     /// Its counters.
     pub counts: DeviceCounts,
 }
 
-/// What a device has done in an interval.
+/// The rates of a device in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceRates {
     /// The length of the interval.
@@ -140,7 +140,7 @@ impl DeviceCounts {
         [self.reads, self.writes, self.discards, self.flushes]
     }
 
-    /// What has come since an earlier reading `ns` nanoseconds before; `None` if a counter went back.
+    /// The rates since an earlier reading, `ns` nanoseconds before; `None` if a counter went back.
     pub fn since(&self, before: &DeviceCounts, ns: u64) -> Option<DeviceRates> {
         if ns == 0 {
             return None;

@@ -43,7 +43,7 @@ pub(crate) const TRACED_AT: usize = 96;
 /// The counters of the whole disk ([`Count`]).
 pub(crate) const COUNTS_AT: usize = 128;
 
-/// What the disk is, as JSON: the length, then the bytes.
+/// The description of the disk, as JSON: the length, then the bytes.
 pub(crate) const IDENTITY_AT: usize = 512;
 pub(crate) const IDENTITY_MAX: usize = 1528;
 

@@ -1,4 +1,4 @@
-//! What the kernel knows of a process (proc_pid_stat(5), proc_pid_maps(5)).
+//! Facts about a process from the kernel (proc_pid_stat(5), proc_pid_maps(5)).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

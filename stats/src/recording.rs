@@ -22,7 +22,7 @@ const LINE_MAX: u64 = 4096;
 pub struct Recorded {
     /// When it came, in nanoseconds after the first.
     pub at_ns: u64,
-    /// What it was.
+    /// The kind of the request.
     pub kind: Kind,
     /// Whether the request succeeded.
     pub done: bool,

@@ -1,4 +1,4 @@
-//! What was read from a page at one moment, and what follows from two of them.
+//! A reading of a page at one moment, and the differences between two of them.
 
 use crate::layout::*;
 
@@ -11,7 +11,7 @@ pub fn float(number: u64) -> f64 {
 /// The counters of a page at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// What the disk is, as the process that serves it says: JSON.
+    /// The description of the disk, in JSON, from the process that serves it.
     pub identity: String,
     /// The process that writes the page; `None` once it has ended on request.
     pub pid: Option<u32>,
@@ -58,7 +58,7 @@ pub struct Record {
     pub len: u64,
     /// When it could have been seen.
     pub seen: u64,
-    /// What it spent in each stage, in nanoseconds.
+    /// The time that it spent in each stage, in nanoseconds.
     pub stages: [u64; STAGES],
     /// When its peer had been signalled, which the last stage ends with.
     pub shown: u64,
@@ -139,7 +139,7 @@ impl KindCounts {
         Stage::ALL.iter().fold(0, |sum, stage| sum.wrapping_add(self.sum(*stage)))
     }
 
-    /// What has come since an earlier reading. The longest is that of all time.
+    /// The difference from an earlier reading. The longest duration is that of all time.
     #[must_use]
     pub fn since(&self, before: &KindCounts) -> KindCounts {
         let mut fields = self.fields;

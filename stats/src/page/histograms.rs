@@ -12,7 +12,7 @@ use crate::layout::*;
 /// Durations that a full file system has kept out of a histogram before memory is requested again.
 pub(super) const ASK_AGAIN: u64 = 4096;
 
-/// What is known of the histograms of a page.
+/// The histograms of a page.
 pub(super) struct Histograms {
     /// The file, for more memory; none if the page is this process's own.
     file: Option<File>,

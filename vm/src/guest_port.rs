@@ -1,7 +1,7 @@
 //! The socket of a guest's port, through which a thread that may block queries `tapline-guest` for the counters of the
 //! guest's disks.
 //!
-//! It knows sockets and time limits; what is said is in the crate `stats`. The guest is hostile. Invariant: an answer
+//! It knows sockets and time limits; the protocol is in the crate `stats`. The guest is hostile. Invariant: an answer
 //! costs bounded time and memory, and a guest that does not answer is waited for once, until it says something.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,9 +14,9 @@ use stats::{GuestAnswer, Listening, question};
 
 /// A guest has this long to answer.
 const LIMIT: Duration = Duration::from_secs(1);
-/// What was said since the last question is passed over up to here.
+/// The most bytes from before the question that are skipped.
 const BEFORE_MAX: usize = 256 << 10;
-/// What is said of one that does not answer.
+/// The error for a guest that does not answer.
 const SILENT: &str = "no tapline-guest answers in the guest";
 
 /// The port of one guest; it connects when it is first used.

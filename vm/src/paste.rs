@@ -63,7 +63,7 @@ pub enum Unspeakable {
     },
 }
 
-/// What a monitor must know of the disk.
+/// Properties of the disk that a monitor must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Whether it can only be read.

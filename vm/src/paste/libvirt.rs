@@ -34,7 +34,7 @@ pub fn device(served: Served<'_>, disk: Properties) -> String {
     format!("{needed}{}", element(served, disk))
 }
 
-/// What people have to know of it.
+/// Notes for the user of the XML.
 const NOTES: &str = "virsh start waits forever if QEMU's user may not open the socket: check with 'tapline doctor'. \
                      The target is only a name, which must be free in the domain";
 

@@ -22,7 +22,7 @@ const LAST_WORDS: &[u8] = b"No bootable device";
 /// The firmware's whole output is a few KiB.
 const WORDS_MAX: usize = 1 << 20;
 
-/// What runs the guest's instructions.
+/// The engine that executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {

@@ -60,7 +60,7 @@ pub fn words(hardware: &Hardware, monitor: &Path, version: Version) -> Vec<Strin
     words.0
 }
 
-/// What makes it wait for memory that was saved, instead of starting with an empty one.
+/// Options that make QEMU wait for saved memory instead of booting.
 pub const INCOMING: [&str; 2] = ["-incoming", "defer"];
 
 /// The same for a QEMU that has exited with that message; `None` if it had another reason.

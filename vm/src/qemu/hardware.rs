@@ -45,7 +45,7 @@ pub struct Hardware {
     /// The version of the machine, of which the guest's memory is: `pc-i440fx-7.2`. The newest by default.
     #[serde(default)]
     pub machine: Option<String>,
-    /// What runs the guest's instructions.
+    /// The engine that executes the guest's instructions.
     pub accelerator: Accelerator,
     /// The boot source.
     pub boot: Boot,
@@ -79,7 +79,7 @@ pub enum Boot {
         /// Its command line.
         command_line: String,
     },
-    /// What the firmware finds on the first bootable disk.
+    /// The boot loader that the firmware finds on the first bootable disk.
     Firmware,
 }
 

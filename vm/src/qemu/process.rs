@@ -64,7 +64,7 @@ impl Process {
         Ok(if process.wait(Duration::ZERO)? { None } else { Some(process) })
     }
 
-    /// What identifies it for reattaching.
+    /// The identity of the process, for reattaching.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }

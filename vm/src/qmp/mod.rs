@@ -290,8 +290,7 @@ impl Client {
         self.lost.as_ref().map_or(Ok(()), |why| Err(QmpError::Lost { why: why.clone() }))
     }
 
-    /// What a failure of the connection means. After a timeout the monitor can be used again; any other failure is
-    /// final.
+    /// Handles a failure of the connection. After a timeout the monitor can be used again; any other failure is final.
     fn lose(&mut self, error: WireError, during: &str, timeout: Duration) -> QmpError {
         let during = during.to_owned();
         let error = match error {

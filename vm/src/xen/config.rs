@@ -81,7 +81,7 @@ pub enum ConfigError {
     Range {
         /// The field of it.
         field: &'static str,
-        /// What it may have.
+        /// The allowed values.
         what: String,
         /// The given value.
         given: u64,

@@ -15,7 +15,7 @@ use super::device::store_failed;
 /// The token of our watches, of which one set is active at a time.
 const TOKEN: &str = "tapline-wait";
 
-/// What is waited for.
+/// The conditions that end a wait.
 pub struct Wait<'a> {
     /// Nodes whose changes end the wait.
     pub paths: &'a [String],

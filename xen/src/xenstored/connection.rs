@@ -222,7 +222,7 @@ fn event(message: &Message) -> Option<WatchEvent> {
     Some(WatchEvent { path: words.next()??, token: words.next()?? })
 }
 
-/// What was received is not valid protocol.
+/// The error for received data that is not valid protocol.
 pub(super) fn protocol_error(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

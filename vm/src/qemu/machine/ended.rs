@@ -1,4 +1,4 @@
-//! What is known about the exit of a QEMU.
+//! Known facts about the exit of a QEMU.
 //!
 //! It knows nothing about its callers. Invariant: unknown facts are not made up.
 

@@ -181,7 +181,7 @@ impl QemuVm {
         Ok(machine)
     }
 
-    /// What identifies it for reattaching.
+    /// The identity of its process, for reattaching.
     pub fn identity(&self) -> &Identity {
         self.process.identity()
     }

@@ -34,14 +34,14 @@ const MIB_A_SECOND: u32 = 8;
 /// How long QEMU may take to stop saving.
 const TO_CANCEL: Duration = Duration::from_secs(20);
 
-/// What a machine is, as far as its memory depends on it.
+/// The properties of a machine on which its saved memory depends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
     /// The version of the machine: `pc-i440fx-7.2`.
     pub machine: String,
-    /// What runs the guest's instructions.
+    /// The engine that executes the guest's instructions.
     pub accelerator: Accelerator,
-    /// The QEMU.
+    /// The version of QEMU.
     pub version: Version,
 }
 

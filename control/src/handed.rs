@@ -1,4 +1,4 @@
-//! What is passed to a process before it begins (`--handed`): a message for each descriptor, and one that ends them.
+//! Descriptors that are passed to a process before it begins (`--handed`): a message for each, and one that ends them.
 //!
 //! It knows nothing about sockets. Invariant: a [`Message`] is one of four kinds, and its path is absolute.
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub enum Message {
     /// A file.
     File {
-        /// What the command line calls it.
+        /// The path by which the command line names it.
         path: PathBuf,
         /// Whether it is open for writing too.
         write: bool,

@@ -110,7 +110,7 @@ pub enum NotAnImage {
     HasNone(FormatName),
     /// The disk stores nothing, which is of no use here.
     StoresNothing(String),
-    /// What follows is not the size of such a disk.
+    /// The text behind the format is not the size of such a disk.
     NoSize(String),
 }
 
@@ -209,7 +209,7 @@ impl ImageName {
         (len > 0 && len % 512 == 0 && len <= LEN_MAX).then_some(len)
     }
 
-    /// What storage a disk without a file is a model of.
+    /// The kind of storage that a disk without a file models; `None` for other disks.
     pub fn model(&self) -> Option<&str> {
         let word = self.path.to_str().filter(|_| self.format == FormatName::Model)?;
         Some(word.split_once(SIZE).map_or(word, |(kind, _)| kind))

@@ -1,5 +1,6 @@
-//! What a disk process and its clients say to each other (docs/control.md): requests, answers, events and errors as
-//! types, the lines that they travel in, and a client; and how both command lines write sizes, errors and foreign text.
+//! The control protocol between a disk process and its clients (docs/control.md): requests, answers, events and errors
+//! as types, the lines that they travel in, and a client. Also the notation of sizes, errors and foreign text that both
+//! command lines use.
 //!
 //! It knows nothing about disks, and nothing about how a verb is carried out. Invariants: what one end writes the other
 //! end reads, also if it is older or newer; a [`Verb`] that was parsed has all the fields it needs and no others.

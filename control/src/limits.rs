@@ -50,7 +50,7 @@ pub struct Limits {
     pub burst_ms: Option<u64>,
 }
 
-/// What a word of the command line sets.
+/// The limit that a word of the command line sets.
 type Field = fn(&mut Limits) -> &mut Option<u64>;
 
 /// The words of requests per second, and those of bytes per second: of all, of reads and of writes.

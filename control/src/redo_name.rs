@@ -15,7 +15,7 @@ pub fn numbers(image: &Metadata) -> (u64, u64) {
     }
 }
 
-/// What the log of a file is called.
+/// The file name of an image's redo log, from its device and inode numbers.
 pub fn file_name(image: &Metadata) -> String {
     let (device, inode) = numbers(image);
     format!("{device:x}-{inode:x}.redo")

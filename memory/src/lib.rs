@@ -7,7 +7,7 @@
 //!
 //! Invariant: a [`Segments`] never outlives the mapping or buffer it points into, because it holds it.
 //!
-//! What it knows nothing about: requests, rings, files, images.
+//! It knows nothing about requests, rings, files and images.
 
 mod buffer;
 mod guest;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 /// The newest of all places. They are never freed, as a handler may be reading them at any time, but used again.
 static PLACES: AtomicPtr<Place> = AtomicPtr::new(null_mut());
 
-/// What handled SIGBUS before; why nothing here does, if that is so.
+/// The previous handler of SIGBUS, or the error number if ours could not be installed.
 static BEFORE: OnceLock<Result<Before, i32>> = OnceLock::new();
 
 /// An action of a signal is plain data.

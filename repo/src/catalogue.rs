@@ -111,7 +111,7 @@ pub struct Catalogue {
     damage: Arc<Damage>,
 }
 
-/// What was found to be wrong with the file while it was in use.
+/// Damage of the file that was found while it was in use.
 #[derive(Debug, Default)]
 struct Damage {
     found: Mutex<Option<Problem>>,

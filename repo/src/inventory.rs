@@ -21,7 +21,7 @@ pub use crate::driver::{DAMAGED, INVENTORY};
 pub use line::{Line, first_head};
 pub use log::{Damage, Log, Read, keep_damaged, read};
 
-/// What people and programs say of a repository.
+/// The texts of a repository that people and programs give it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Words {

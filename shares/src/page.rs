@@ -261,7 +261,7 @@ impl Page {
         }
     }
 
-    /// What the owner of a slot says.
+    /// Publishes the state of the owner of a slot.
     #[inline]
     pub fn say(&self, slot: usize, said: Slot, weight: u32) {
         let state = u64::from(said.in_flight) | if said.waits { WAITS } else { 0 };
@@ -271,12 +271,12 @@ impl Page {
         self.publish(at(slot, STATE), state);
     }
 
-    /// What is said in all slots that were ever taken but this one.
+    /// The states in all slots that were ever taken, except this one.
     pub fn others(&self, own: usize) -> impl Iterator<Item = (usize, Slot)> {
         (0..self.used()).filter(move |slot| *slot != own).map(|slot| (slot, self.said(slot)))
     }
 
-    /// What is said in a slot, and the owner and weight of it.
+    /// The state in a slot, with its owner and weight.
     pub fn said(&self, slot: usize) -> Slot {
         let state = self.load(at(slot, STATE));
         if state == 0 {

@@ -49,8 +49,8 @@ pub const DEPTH: u32 = 128;
 /// Depths that can be set: less than 1 would leave rule 1 alone, and more is more than any device takes.
 pub const DEPTHS: RangeInclusive<u32> = 1..=4096;
 
-/// What a request costs besides its bytes: about what a drive could have transferred meanwhile. A request of 4 KiB thus
-/// costs 20 KiB, and one of 1 MiB costs 52 times as much.
+/// The fixed cost of a request, added to its bytes: about what a drive could have transferred meanwhile. A request of 4
+/// KiB thus costs 20 KiB, and one of 1 MiB costs 52 times as much.
 const FIXED: u64 = 16 << 10;
 /// Virtual time that a byte of cost is for a disk with the largest weight, so that no weight loses more to rounding
 /// than a request of 4 KiB in 20,480.
@@ -63,7 +63,8 @@ const DEBT: i64 = (64 << 20) * 100;
 /// In nanoseconds, how long a slot counts that does not change. A process that was killed, and one whose storage does
 /// not answer, keeps others back for so long at most.
 const STUCK: u64 = 2_000_000_000;
-/// What a slot can say at most: a disk has no more operations than these in flight (`DEPTH` in tapline-disk).
+/// The most requests in flight that a slot can state: a disk has no more operations than these in flight (`DEPTH` in
+/// tapline-disk).
 const IN_FLIGHT_MAX: u32 = 256;
 /// In nanoseconds, how long a disk that has seen another one takes it that there are others. At any one moment all of
 /// those that use little may have nothing in flight.
@@ -86,7 +87,7 @@ pub fn cost(bytes: u64) -> u64 {
     FIXED.saturating_add(bytes)
 }
 
-/// What a disk says of itself.
+/// The state that a disk publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
     /// Requests that are begun and not answered.
@@ -143,7 +144,7 @@ struct Seen {
     since: u64,
 }
 
-/// What was seen of the other disks in the last look.
+/// A summary of the other disks, as of the last look.
 #[derive(Clone, Copy, Debug, Default)]
 struct Others {
     /// Disks with something in flight or waiting.
@@ -167,7 +168,7 @@ pub struct Share {
     time: u64,
     waits: bool,
     others: Others,
-    /// What was seen of each slot.
+    /// The last observation of each slot.
     seen: Vec<Seen>,
     look_at: u64,
     /// Until when there are others, as far as is known.
@@ -240,7 +241,7 @@ impl Share {
         now >= self.look_at
     }
 
-    /// What to say to the others.
+    /// The state to publish to the other disks.
     pub fn slot(&mut self, in_flight: u32, waits: bool) -> Slot {
         self.count();
         self.waits = waits;
@@ -289,7 +290,7 @@ impl Share {
         self.look_at = now.saturating_add(pause);
     }
 
-    /// What may start now, with this number of requests in flight.
+    /// The requests that may start now, with this number in flight.
     pub fn allowance(&mut self, in_flight: u32, now: u64) -> Allowance {
         let Others { active, waiting, in_flight: theirs, least, mean } = self.others;
         if !self.is_shared {

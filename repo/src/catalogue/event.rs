@@ -78,7 +78,7 @@ impl EventBus {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of the health of objects.
+    /// The known health of objects.
     pub(super) fn health(&self) -> &HealthBoard {
         &self.health
     }

@@ -20,17 +20,18 @@ use super::{Tx, View, meta};
 /// Where the catalogue keeps since when objects are not healthy.
 const META: &str = "health";
 
-/// What is known besides the rows.
+/// Facts about health that are not in the rows.
 #[derive(Debug, Default)]
 pub struct HealthBoard(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// What was last seen of the processes of VBDs, if there is anything to report.
+    /// The last observation of the processes of VBDs, if there is anything to report.
     vbds: HashMap<Uuid, Seen>,
     /// Repositories whose storage does not respond.
     silent: HashSet<Uuid>,
-    /// What the disks of a repository have from it: only of those whose storage is missing or does not respond.
+    /// The health that a repository passes on to its disks, for repositories whose storage is missing or does not
+    /// respond.
     conditions: HashMap<Uuid, Health>,
     /// The objects that are not healthy, and since when.
     since: HashMap<Uuid, (HealthState, Timestamp)>,

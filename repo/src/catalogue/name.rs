@@ -33,7 +33,7 @@ pub enum Among {
 }
 
 impl Among {
-    /// What keeps claims of different kinds apart, with [`Among::of`].
+    /// Distinguishes claims of different kinds, together with [`Among::of`].
     fn kind(self) -> ObjectKind {
         match self {
             Among::Vdis(_) => ObjectKind::Vdi,
@@ -64,11 +64,11 @@ impl Among {
     }
 }
 
-/// What has a name.
+/// The holder of a name.
 enum Holder {
     /// An object, and when it was created.
     Object(Uuid, Timestamp),
-    /// What a task is creating.
+    /// A task that is creating the object.
     Task(Uuid),
 }
 

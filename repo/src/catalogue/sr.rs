@@ -272,7 +272,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What a calibration has found, in the place of what was found before; or nothing.
+    /// Replaces the result of the last calibration; `None` removes it.
     pub fn set_sr_calibration(&mut self, uuid: Uuid, found: Option<&SrCalibration>) -> Result<(), Problem> {
         self.sr(uuid)?;
         let (policy, points) = (found.map(|found| Json(&found.policy)), found.map(|found| Json(&found.points)));

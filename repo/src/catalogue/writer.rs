@@ -33,7 +33,7 @@ pub struct Writer {
     thread: JoinHandle<()>,
 }
 
-/// What only the thread uses, and whom it tells of its commits.
+/// State of the writer's thread, and the receivers of its commits.
 #[derive(Debug)]
 pub struct State {
     pub connection: Connection,

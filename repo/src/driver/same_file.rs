@@ -18,7 +18,7 @@ pub(super) fn renumbers(kind: &str) -> bool {
     kind.starts_with("fuse") || ["cifs", "smb3", "overlay", "9p"].contains(&kind)
 }
 
-/// What two names of one file have in common at one moment.
+/// Attributes that two names of one file have in common at one moment.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     numbers: FileNumbers,

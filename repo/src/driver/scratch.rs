@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::directory::{Directory, UNFINISHED, open_failed};
 
-/// What its name begins with.
+/// The prefix of its name.
 const PREFIX: &str = "calibration-";
 
 impl Directory {

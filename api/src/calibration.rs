@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use crate::{Code, Problem, Sr};
 
-/// What is done to the sizes of transfers, in one direction: `none`, a power of two from 4096 to 16777216 in bytes, or
-/// `auto`, which is what the policy says that was measured on the storage, and nothing without one.
+/// How the sizes of transfers are changed, in one direction: `none`, a power of two from 4096 to 16777216 in bytes, or
+/// `auto`, which is the size of the policy that was measured on the storage, and `none` without a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum SizeRule {
@@ -21,7 +21,7 @@ pub enum SizeRule {
     None,
     /// Size in bytes.
     Bytes(u64),
-    /// What the policy says.
+    /// The size that the policy of the storage has.
     #[default]
     Auto,
 }
@@ -77,16 +77,16 @@ impl PartialSchema for SizeRule {
 
 impl ToSchema for SizeRule {}
 
-/// Which storage something is on.
+/// The identity of a storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Storage {
-    /// What tells it from all other storage: identities of the device that the kernel knows, and its size.
+    /// Distinguishes it from all other storage: identities of the device that the kernel knows, and its size.
     pub id: String,
-    /// What people call it.
+    /// A name for people.
     pub name: String,
 }
 
-/// What a calibration did to the storage.
+/// The accesses of a calibration to the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CalibrationOperation {
@@ -101,9 +101,9 @@ pub enum CalibrationOperation {
 pub struct SrPolicy {
     /// The storage that it was measured on. It is not used on any other.
     pub device: Storage,
-    /// When.
+    /// When it was measured.
     pub measured: Timestamp,
-    /// What was measured.
+    /// The accesses with which it was measured.
     pub operation: CalibrationOperation,
     /// Larger transfers are split into pieces of this size in bytes; absent if transfers are not split.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,15 +111,15 @@ pub struct SrPolicy {
     /// Adjacent transfers are merged up to this size in bytes; absent if transfers are not merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<u64>,
-    /// What loads gain by that on average: 1.1 is a tenth more.
+    /// The mean gain of loads: 1.1 is a tenth more throughput.
     pub gain: f64,
-    /// What the worst load is left with.
+    /// The gain of the load that gains least; less than 1 is a loss.
     pub worst: f64,
     /// Why the policy is what it is, for people.
     pub why: String,
     /// The version of the disk process that measured.
     pub program: String,
-    /// The kernel.
+    /// The version of the kernel.
     pub kernel: String,
 }
 
@@ -139,15 +139,15 @@ pub struct SrMeasured {
     pub size: u64,
     /// Requests in flight.
     pub depth: u64,
-    /// Whether they were one behind the other, and not anywhere.
+    /// Whether they were sequential; otherwise they were at random offsets.
     pub sequential: bool,
-    /// What they were split into.
+    /// The size in bytes of the pieces that they were split into; absent if they were not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<u64>,
-    /// What they were merged up to.
+    /// The size in bytes up to which they were merged; absent if they were not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<u64>,
-    /// How fast they were.
+    /// The measured throughput.
     pub bytes_per_second: u64,
 }
 

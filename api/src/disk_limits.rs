@@ -1,4 +1,4 @@
-//! What the disk of a VBD is limited to.
+//! The limits of a VBD's disk.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -31,7 +31,7 @@ pub struct DiskLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 65_536)]
     pub write_bandwidth: Option<u64>,
-    /// The burst that an unused disk saves up, as the time in milliseconds in which each limit would allow it. 100 by
+    /// The burst that an unused disk saves up: the amount that each limit allows in this many milliseconds. 100 by
     /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 3_600_000)]

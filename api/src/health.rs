@@ -100,7 +100,7 @@ pub enum Delay {
     BeforeStorage,
 }
 
-/// What can be seen of a disk's process without its help.
+/// Observations of a disk's process that do not need its help.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// It is stopped by a signal or a debugger.
@@ -113,7 +113,7 @@ pub struct Seen {
     pub delay: Delay,
 }
 
-/// What the health of a disk follows from.
+/// The facts that determine the health of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskFacts<'a> {
     /// What commands call the disk: the beginning of the VBD's UUID, or a control socket.
@@ -132,13 +132,13 @@ pub struct DiskFacts<'a> {
     pub waits_for_space: bool,
     /// The process that serves it.
     pub pid: Option<u32>,
-    /// What was seen of that process.
+    /// The observations of that process.
     pub seen: Seen,
     /// What keeps its repository from being used, if anything does ([`of_contents`]).
     pub repository: Option<&'a Health>,
 }
 
-/// What the health of a VDI follows from, besides that of the VBDs that use it.
+/// The facts that determine the health of a VDI, besides that of the VBDs that use it.
 #[derive(Clone, Copy, Debug)]
 pub struct VdiFacts<'a> {
     /// What commands call it: the beginning of its UUID.
@@ -151,7 +151,7 @@ pub struct VdiFacts<'a> {
     pub repository: Option<&'a Health>,
 }
 
-/// What the health of a repository follows from.
+/// The facts that determine the health of a repository.
 #[derive(Clone, Copy, Debug)]
 pub struct SrFacts<'a> {
     /// Whether it can be used.

@@ -1,4 +1,4 @@
-//! What people and programs attach to an object: tags to find it by, and a map of strings for programs.
+//! Labels of objects: tags to find them by, and a map of strings for programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

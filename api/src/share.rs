@@ -8,7 +8,7 @@ pub const SHARE_WEIGHT: u32 = 100;
 /// Requests in flight of all disks of a repository, unless another depth is set.
 pub const SHARE_DEPTH: u32 = 128;
 
-/// What a disk gets of a storage that other disks use too.
+/// A disk's share of a storage that other disks use too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskShare {

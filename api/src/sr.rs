@@ -45,13 +45,13 @@ pub struct Sr {
     /// Requests in flight of all its plugged disks together, beyond which a disk waits that has had more than others.
     #[serde(default = "crate::share::default_depth")]
     pub share_depth: u32,
-    /// What larger transfers of its disks are split into.
+    /// The size of the pieces into which larger transfers of its disks are split.
     #[serde(default)]
     pub split: SizeRule,
-    /// What adjacent transfers of its disks are merged to.
+    /// The size up to which adjacent transfers of its disks are merged.
     #[serde(default)]
     pub merge: SizeRule,
-    /// What a calibration of its storage has found, which is what `auto` follows.
+    /// The result of a calibration of its storage, which `auto` follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<SrPolicy>,
     /// Why the repository is lost, and what to do about it.
@@ -149,7 +149,7 @@ pub struct Variant {
     pub read_only: bool,
     /// Its path on the host.
     pub path: AbsolutePath,
-    /// What it is on; absent if that cannot be found out.
+    /// The storage that it is on; absent if that cannot be found out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Storage>,
     /// Remarks, for example on how a server's storage handles flushes.
@@ -327,10 +327,10 @@ pub struct SrPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 4096)]
     pub share_depth: Option<u32>,
-    /// What larger transfers of its disks are split into. auto by default.
+    /// The size of the pieces into which larger transfers of its disks are split. auto by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<SizeRule>,
-    /// What adjacent transfers of its disks are merged to. auto by default.
+    /// The size up to which adjacent transfers of its disks are merged. auto by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<SizeRule>,
     /// Words to find it by, instead of those it has.

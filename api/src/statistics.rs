@@ -1,4 +1,4 @@
-//! What the disks do: counters, latencies and the requests in flight, as read from their statistics pages.
+//! Statistics of disks: counters, latencies and the requests in flight, as read from their statistics pages.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -103,7 +103,7 @@ pub struct DiskStatistics {
     pub host: Option<HostLayer>,
 }
 
-/// What a guest says of a disk. It may say anything: these are its figures and not ours.
+/// A guest's figures of a disk. They are not verified: a guest may send anything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GuestLayer {
     /// Why nothing is known; `device` is missing then.
@@ -126,11 +126,11 @@ pub struct HostLayer {
     pub shared_by: u64,
 }
 
-/// What a Linux kernel counts for a block device (/proc/diskstats). Its times are in milliseconds, of 32 bits, and
-/// those of requests that have ended.
+/// A Linux kernel's counters for a block device (/proc/diskstats). Its times are in milliseconds, of 32 bits, and those
+/// of requests that have ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceStatistics {
-    /// What that kernel calls it.
+    /// The name of the device in that kernel.
     pub name: String,
     /// When it was counted, in nanoseconds on a clock of that kernel that is never set: for differences.
     pub clock_ns: u64,
@@ -150,12 +150,12 @@ pub struct DeviceStatistics {
     pub flush: DeviceOperations,
 }
 
-/// What of a kind of request was completed.
+/// Completed requests of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceOperations {
     /// Requests.
     pub count: u64,
-    /// What was merged into one of them, and is not counted.
+    /// Requests that were merged into one of them and are not counted.
     pub merged: u64,
     /// Bytes.
     pub size: u64,

@@ -36,7 +36,7 @@ pub struct Vbd {
     /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
-    /// What its disk is limited to; absent if it has no limits.
+    /// The limits of its disk; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<DiskLimits>,
     /// Its disk's weight among those that share its storage.
@@ -173,7 +173,7 @@ pub struct VbdCreate {
     /// Autostart when the host boots, only for VBDs that belong to no VM; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
-    /// What its disk is limited to; without limits by default.
+    /// The limits of its disk; none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<DiskLimits>,
     /// Its disk's weight among those that share its storage: 100 by default.

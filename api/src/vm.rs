@@ -212,7 +212,7 @@ pub struct VmCreate {
     /// Autostart when the host boots; disabled by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
-    /// What cloud-init in the guest reads when it boots first. QEMU only.
+    /// The data that cloud-init in the guest reads at its first boot. QEMU only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<Seed>,
     /// Words to find it by.

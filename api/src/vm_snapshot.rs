@@ -20,7 +20,7 @@ pub struct VmSnapshot {
     pub description: Description,
     /// When it was taken.
     pub created: Timestamp,
-    /// What the VM had then.
+    /// The hardware of the VM at that time.
     pub hardware: VmHardware,
     /// The VM's disks, by position.
     pub disks: Vec<VmSnapshotDisk>,

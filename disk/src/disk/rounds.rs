@@ -41,7 +41,7 @@ impl Rounds {
         }
     }
 
-    /// Requests a round that answers no request.
+    /// Requests a round, whether or not a flush waits for one.
     pub fn ask(&mut self) {
         self.asked = true;
         self.due = true;

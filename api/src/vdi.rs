@@ -379,7 +379,7 @@ pub struct VdiReconcile {
     pub believe: Believed,
 }
 
-/// Which side is believed about the layers of a VDI.
+/// The side that is trusted about the layers of a VDI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Believed {

@@ -67,7 +67,7 @@ pub fn walk(walk: &mut Walk<'_>, source: &mut dyn Source) -> Result<(), ImageErr
         table(walk, source, place)?;
     }
     if !rest.is_empty() {
-        walk.damage(start, "the bitmap directory continues behind its last entry");
+        walk.damage(start, "the directory of bitmaps continues behind its last entry");
     }
     Ok(())
 }

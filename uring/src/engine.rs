@@ -52,6 +52,7 @@ const SECTOR: usize = 512;
 
 /// An I/O engine. It belongs to the thread that opened it.
 pub struct Engine {
+    backend: Backend,
     /// Present only if transfers are split or merged.
     shape: Option<Box<Shape>>,
     /// Present only if an image has, or had, a data file.
@@ -60,7 +61,6 @@ pub struct Engine {
     aligner: Option<Box<Aligner>>,
     /// Present only if there are lanes, or were a moment ago.
     lanes: Option<Box<Lanes>>,
-    backend: Backend,
     /// Counts of earlier shapes.
     shaped: ShapeCounts,
 }
@@ -71,7 +71,7 @@ impl Engine {
         let data: Vec<Option<ImageFile>> = files.iter().map(clone_data_file).collect::<Result<_, EngineError>>()?;
         let backend = Backend::open(kind, files, depth)?;
         let shaped = ShapeCounts::default();
-        let mut engine = Engine { shape: None, data_files: None, aligner: None, lanes: None, backend, shaped };
+        let mut engine = Engine { backend, shape: None, data_files: None, aligner: None, lanes: None, shaped };
         for (image, data) in (0..).map(FileId).zip(data) {
             engine.align(image);
             engine.add_data_file(image, data)?;

@@ -223,6 +223,23 @@ fn an_engine_is_dropped_with_operations_in_its_lanes() {
 }
 
 #[test]
+fn a_write_that_was_submitted_to_a_lane_is_done_before_the_engine_is_dropped() {
+    for kind in kinds() {
+        // The lane often sees the write and the stop in one look.
+        for _ in 0..20 {
+            let mut subject = Subject::with_lanes(kind);
+            subject.push(FileId(0), 0, write(0));
+            assert_eq!(subject.engine.lane_operations().iter().sum::<u64>(), 1);
+            subject.engine.reap(Until::Now, &mut subject.done).unwrap();
+            let Subject { engine, directory, .. } = subject;
+            drop(engine);
+            let found = std::fs::read(directory.path().join("0")).unwrap();
+            assert!(found.starts_with(&bytes(0)), "the write is missing");
+        }
+    }
+}
+
+#[test]
 fn lanes_use_memory_that_is_registered_before_and_after_they_start() {
     let mut subject = Subject::new(EngineKind::Uring, Faults::default());
     let buffers = [Buffer::zeroed(64 << 10), Buffer::zeroed(64 << 10)];

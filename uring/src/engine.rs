@@ -1,4 +1,11 @@
-//! The I/O engine, chosen by name when the disk is opened.
+//! The I/O engine of a disk: a backend, chosen by name when the disk is opened, and the stages in front of it.
+//!
+//! An operation passes the stages in this order, and its completion passes them in reverse: splitting and merging
+//! (`shape`), images with a data file (`data_files`), storage with large sectors (`aligner`), more threads (`lanes`).
+//! Most disks need none of them. The engine knows no policy: callers decide on shapes and lanes.
+//!
+//! Invariants: a file has one id in the backend and in all lanes; a stage comes into being with the first work for it,
+//! so that without stages an operation goes straight to the backend.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,11 +14,13 @@ use std::time::Duration;
 
 use device::Preset;
 use disk::{
-    Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Shape, ShapeCounts, ShapePolicy, Until,
+    Aligner, Allocation, DataFiles, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Shape, ShapeCounts,
+    ShapePolicy, Source, Until,
 };
 use memory::Buffer;
 
-use crate::below::Below;
+use crate::backend::Backend;
+use crate::lanes::{BELL, Lanes};
 use crate::{EngineError, ImageFile};
 
 /// The maximum number of concurrent operations: an io_uring has at most 32768 entries, and no storage needs half of
@@ -38,25 +47,41 @@ impl EngineKind {
     }
 }
 
+/// The unit in which formats and guests address files.
+const SECTOR: usize = 512;
+
 /// An I/O engine. It belongs to the thread that opened it.
 pub struct Engine {
-    below: Below,
+    backend: Backend,
     /// Present only if transfers are split or merged.
     shape: Option<Box<Shape>>,
-    /// What earlier ones of those have done.
+    /// Present only if an image has, or had, a data file.
+    data_files: Option<Box<DataFiles>>,
+    /// Present only if the minimum I/O unit of a file is, or was, larger than a sector.
+    aligner: Option<Box<Aligner>>,
+    /// Present only if there are lanes, or were a moment ago.
+    lanes: Option<Box<Lanes>>,
+    /// Counts of earlier shapes.
     shaped: ShapeCounts,
 }
 
 impl Engine {
     /// Opens an engine of this kind, with no fallback, for `depth` concurrent operations on `files` (leaf first).
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
-        let below = Below::open(kind, files, depth)?;
-        Ok(Engine { below, shape: None, shaped: ShapeCounts::default() })
+        let data: Vec<Option<ImageFile>> = files.iter().map(clone_data_file).collect::<Result<_, EngineError>>()?;
+        let backend = Backend::open(kind, files, depth)?;
+        let shaped = ShapeCounts::default();
+        let mut engine = Engine { backend, shape: None, data_files: None, aligner: None, lanes: None, shaped };
+        for (image, data) in (0..).map(FileId).zip(data) {
+            engine.align(image);
+            engine.add_data_file(image, data)?;
+        }
+        Ok(engine)
     }
 
     /// The kind of this engine.
     pub fn kind(&self) -> EngineKind {
-        self.below.kind()
+        self.backend.kind()
     }
 
     /// Splits and merges transfers by this policy from now on; what was pushed before ends as it began.
@@ -85,156 +110,298 @@ impl Engine {
         self.shaped.plus(here)
     }
 
-    /// Without a policy there is nothing to be passed on the way to the backend, as soon as nothing is left in it.
-    fn drop_idle_shape(&mut self) {
-        if let Some(shape) = self.shape.take_if(|shape| shape.policy().is_none() && shape.is_idle()) {
-            self.shaped = self.shaped.plus(shape.counts());
-        }
-    }
-
     /// Starts one more lane: a thread that does transfers for this one ([`crate::lanes`]). One that turns out not to be
     /// possible here is let go of, and [`Engine::take_lane_trouble`] says why.
     pub fn start_lane(&mut self) -> Result<(), EngineError> {
-        self.below.start_lane()
+        if self.kind().stores_nothing() {
+            return Err(EngineError::NoLanes);
+        }
+        let (lanes, backend) = self.insert_lanes()?;
+        lanes.start(backend)
+    }
+
+    /// The lanes, present from now on, and the backend that they help.
+    pub(crate) fn insert_lanes(&mut self) -> Result<(&mut Lanes, &Backend), EngineError> {
+        let Engine { lanes, backend, .. } = self;
+        let lanes = match lanes {
+            Some(lanes) => lanes,
+            none => none.insert(Box::new(Lanes::new(backend)?)),
+        };
+        Ok((lanes, backend))
     }
 
     /// Waits until each lane takes operations, or cannot; from then on they get all that they can do, also what this
     /// thread would do faster itself. For tests, which want to see lanes at work.
     pub fn prefer_lanes(&mut self) {
-        self.below.prefer_lanes()
+        if let Some(lanes) = &mut self.lanes {
+            lanes.wait_until_begun();
+            lanes.prefer();
+        }
     }
 
     /// Ends one lane, as soon as it has nothing in flight.
     pub fn end_lane(&mut self) {
-        self.below.end_lane()
+        if let Some(lanes) = &mut self.lanes {
+            lanes.end_one();
+        }
     }
 
     /// The number of lanes, without those that are about to end.
     pub fn lane_count(&self) -> usize {
-        self.below.lane_count()
+        self.lanes.as_ref().map_or(0, |lanes| lanes.count())
     }
 
     /// How many operations each lane has got since it was started.
     pub fn lane_operations(&self) -> Vec<u64> {
-        self.below.lane_operations()
+        self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.operations())
     }
 
     /// The processor time that lanes have used, of those that are there.
     pub fn lane_time(&self) -> Duration {
-        self.below.lane_time()
+        self.lanes.as_ref().map_or(Duration::ZERO, |lanes| lanes.time())
     }
 
     /// Why a lane was let go of, if that was not asked for.
     pub fn take_lane_trouble(&mut self) -> Option<String> {
-        self.below.take_lane_trouble()
-    }
-
-    /// Has lanes that are started from now on fail at some step.
-    #[cfg(test)]
-    pub(crate) fn set_lane_faults(&mut self, faults: crate::lanes::Faults) {
-        self.below.set_lane_faults(faults)
-    }
-
-    /// Waits until each lane takes operations, or cannot.
-    #[cfg(test)]
-    pub(crate) fn wait_for_lanes(&mut self) {
-        self.below.wait_for_lanes()
-    }
-
-    /// Whether operations take the long way.
-    #[cfg(test)]
-    pub(crate) fn has_adapters(&self) -> bool {
-        self.below.has_adapters()
+        self.lanes.as_mut()?.take_trouble()
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
     /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
     /// but none is missed. Watching a key again replaces the old watch. One key is the engine's own, and refused.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
-        self.below.watch(fd, write, key)
+        assert_ne!(key, BELL, "this key is the engine's own");
+        self.backend.watch(fd, write, key)
     }
 
     /// Stops reporting `key`.
     pub fn forget(&mut self, key: u64) {
-        self.below.forget(key)
+        self.backend.forget(key)
     }
 
     /// Moves the keys reported since the last call into `into`, without duplicates.
     pub fn take_ready(&mut self, into: &mut Vec<u64>) {
-        self.below.take_ready(into)
+        self.backend.take_ready(into)
     }
 
-    /// The open file with this id.
-    pub fn file(&self, id: FileId) -> Option<&ImageFile> {
-        self.below.file(id)
+    /// The next sleep takes no longer than this; it may end with nothing.
+    pub fn limit_sleep(&mut self, most: Duration) {
+        self.backend.limit_sleep(most)
     }
 
     /// Registers a buffer that much I/O will go through, if the engine supports that. I/O through unregistered buffers
     /// also works, but is slower.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
-        self.below.register_memory(buffer)
+        self.backend.register_memory(buffer.clone())?;
+        self.lanes.iter_mut().for_each(|lanes| lanes.register_memory(&buffer));
+        Ok(())
     }
 
     /// Unregisters a buffer.
     pub fn forget_memory(&mut self, buffer: &Arc<Buffer>) -> Result<(), EngineError> {
-        self.below.forget_memory(buffer)
+        self.lanes.iter_mut().for_each(|lanes| lanes.forget_memory(buffer));
+        self.backend.forget_memory(buffer)
+    }
+
+    /// The open file with this id.
+    pub fn file(&self, id: FileId) -> Option<&ImageFile> {
+        self.backend.file(id)
     }
 
     /// Registers a file, and its data file if it has one; returns its id.
     pub fn add(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
-        self.below.add(file)
+        let data = clone_data_file(&file)?;
+        let id = self.add_one(file)?;
+        match self.add_data_file(id, data) {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                self.remove(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn add_data_file(&mut self, image: FileId, data: Option<ImageFile>) -> Result<(), EngineError> {
+        if let Some(data) = data {
+            let data = self.add_one(data)?;
+            self.data_files.get_or_insert_default().add(image, data);
+        }
+        Ok(())
+    }
+
+    fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
+        let id = self.backend.add(file)?;
+        self.tell_lanes(id);
+        self.align(id);
+        Ok(id)
     }
 
     /// Replaces the handle of a file, and of its data file: read-only becomes writable, or the reverse. Operations in
     /// flight finish on the old handle, which is returned; later ones use the new one. The caller must drop write
     /// access only when no write is in flight.
     pub fn replace(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
-        self.below.replace(id, file)
+        let data = clone_data_file(&file)?;
+        let old = self.replace_one(id, file)?;
+        let (Some(number), Some(data)) = (self.data_file_of(id), data) else { return Ok(old) };
+        match self.replace_one(number, data) {
+            Ok(_) => Ok(old),
+            Err(error) => {
+                self.replace_one(id, old)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn replace_one(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
+        let old = self.backend.replace(id, file)?;
+        self.tell_lanes(id);
+        Ok(old)
     }
 
     /// Tells the engine that a file has grown by other means than this engine.
     pub fn file_grew(&mut self, id: FileId) {
-        self.below.file_grew(id)
-    }
-
-    /// The next sleep takes no longer than this; it may end with nothing.
-    pub fn limit_sleep(&mut self, most: Duration) {
-        self.below.limit_sleep(most)
+        self.align(id);
+        self.data_file_of(id).into_iter().for_each(|data| self.align(data));
     }
 
     /// Removes a file that has nothing in flight, and its data file. Its id may be reused.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        if self.shape.as_ref().is_some_and(|shape| shape.uses(id)) {
+        let data = self.data_file_of(id);
+        if [Some(id), data].into_iter().flatten().any(|id| self.is_in_stage(id)) {
             return Err(EngineError::FileBusy(id));
         }
-        self.below.remove(id)
+        if let Some(data) = data {
+            self.remove_one(data)?;
+            self.data_files.iter_mut().for_each(|data_files| data_files.remove(id));
+        }
+        self.remove_one(id)
+    }
+
+    fn remove_one(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
+        let removed = self.backend.remove(id)?;
+        self.lanes.iter_mut().for_each(|lanes| lanes.remove(id));
+        self.align(id);
+        Ok(removed)
+    }
+
+    fn data_file_of(&self, id: FileId) -> Option<FileId> {
+        self.data_files.as_ref()?.of(id)
+    }
+
+    /// Has lanes use the file that the backend has under this id.
+    fn tell_lanes(&mut self, id: FileId) {
+        if let (Some(lanes), Some(file)) = (&mut self.lanes, self.backend.file(id)) {
+            lanes.put(id, file);
+        }
+    }
+
+    /// Has the aligner know the file that the backend has under this id, if its storage does not take single sectors.
+    fn align(&mut self, id: FileId) {
+        let file = self.backend.file(id).filter(|file| file.alignment().offset > SECTOR);
+        if let Some(file) = file {
+            let unit = u64::try_from(file.alignment().offset).unwrap_or(u64::MAX);
+            // A device ends where a unit does.
+            let len = file.device_len().is_none().then(|| file.len());
+            self.aligner.get_or_insert_default().add(id, unit, len);
+        } else if let Some(aligner) = &mut self.aligner {
+            aligner.remove(id);
+        }
+    }
+
+    /// Whether a stage has an operation on this file, of which the backend may not know.
+    fn is_in_stage(&self, id: FileId) -> bool {
+        self.shape.as_ref().is_some_and(|shape| shape.uses(id))
+            || self.data_files.as_ref().is_some_and(|data_files| data_files.uses(id))
+            || self.aligner.as_ref().is_some_and(|aligner| aligner.uses(id))
+            || self.lanes.as_ref().is_some_and(|lanes| lanes.uses(id))
+    }
+
+    /// Whether operations pass any stage on their way to the backend.
+    #[inline]
+    pub(crate) fn has_stages(&self) -> bool {
+        self.shape.is_some() || self.data_files.is_some() || self.aligner.is_some() || self.lanes.is_some()
+    }
+
+    /// As [`Io::push`], through the stages in their order. Each is taken out of the engine while it works, so that what
+    /// it pushes itself passes those behind it only. Out of line, to keep the way without stages short.
+    #[inline(never)]
+    #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `Io::push`")]
+    fn push_staged(&mut self, op: FileOp) -> Result<(), FileOp> {
+        if let Some(mut shape) = self.shape.take() {
+            let pushed = shape.push(op, self);
+            self.shape = Some(shape);
+            return pushed;
+        }
+        if let Some(mut data_files) = self.data_files.take() {
+            let pushed = data_files.push(op, self);
+            self.data_files = Some(data_files);
+            return pushed;
+        }
+        if let Some(mut aligner) = self.aligner.take() {
+            let pushed = aligner.push(op, self);
+            self.aligner = Some(aligner);
+            return pushed;
+        }
+        match &mut self.lanes {
+            Some(lanes) => lanes.push(op, &mut self.backend),
+            None => self.backend.push(op),
+        }
+    }
+
+    /// As [`Io::reap`], through the stages as in [`Engine::push_staged`]. An idle shape without a policy is dropped, and
+    /// so are lanes that are over: operations go without them again.
+    #[inline(never)]
+    fn reap_staged(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
+        if let Some(mut shape) = self.shape.take() {
+            let reaped = shape.reap(until, self, done);
+            match shape.policy().is_none() && shape.is_idle() {
+                true => self.shaped = self.shaped.plus(shape.counts()),
+                false => self.shape = Some(shape),
+            }
+            return reaped;
+        }
+        if let Some(mut data_files) = self.data_files.take() {
+            let reaped = data_files.reap(until, self, done);
+            self.data_files = Some(data_files);
+            return reaped;
+        }
+        if let Some(mut aligner) = self.aligner.take() {
+            let reaped = aligner.reap(until, self, done);
+            self.aligner = Some(aligner);
+            return reaped;
+        }
+        let Some(lanes) = &mut self.lanes else { return self.backend.reap(until, done) };
+        lanes.reap(until, &mut self.backend, done)?;
+        if lanes.are_over() {
+            self.lanes = None;
+            self.backend.forget(BELL);
+        }
+        Ok(())
     }
 }
 
 impl Io for Engine {
     #[inline]
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        match &mut self.shape {
-            None => self.below.push(op),
-            Some(shape) => shape.push(op, &mut self.below),
-        }
+        if self.has_stages() { self.push_staged(op) } else { self.backend.push(op) }
     }
 
     #[inline]
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        match &mut self.shape {
-            None => self.below.reap(until, done),
-            Some(shape) => {
-                let reaped = shape.reap(until, &mut self.below, done);
-                self.drop_idle_shape();
-                reaped
-            }
-        }
+        if self.has_stages() { self.reap_staged(until, done) } else { self.backend.reap(until, done) }
     }
 
     fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
-        self.below.allocated(file, at, len)
+        match &mut self.data_files {
+            None => self.backend.allocated(file, at, len),
+            Some(data_files) => data_files.allocated(file, at, len, &mut self.backend),
+        }
     }
+}
+
+/// The engine's own handle of an image's data file, if it has one.
+fn clone_data_file(image: &ImageFile) -> Result<Option<ImageFile>, EngineError> {
+    image.data_file().map(ImageFile::try_clone).transpose().map_err(EngineError::File)
 }
 
 /// The number of slots for the requested depth.

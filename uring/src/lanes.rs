@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
+use disk::{Action, EngineFailed, FileDone, FileId, FileOp, Io, Until};
 use memory::Buffer;
 
 use crate::backend::Backend;
@@ -280,6 +280,45 @@ impl Lanes {
         }
     }
 
+    /// As [`Io::push`], to a lane or to the owner's backend.
+    #[inline]
+    #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `Io::push`")]
+    pub(crate) fn push(&mut self, op: FileOp, backend: &mut Backend) -> Result<(), FileOp> {
+        let is_transfer = matches!(op.action, Action::Read { .. } | Action::Write { .. });
+        if !is_transfer || !self.back.is_empty() {
+            return backend.push(op);
+        }
+        let file = usize::from(op.file.0);
+        let Some(lane) = self.choose() else { return backend.push(op) };
+        lane.push(op);
+        if let Some(count) = self.on_file.get_mut(file) {
+            *count += 1;
+        }
+        Ok(())
+    }
+
+    /// As [`Io::reap`], of all lanes and of the owner's backend.
+    pub(crate) fn reap(
+        &mut self,
+        until: Until,
+        backend: &mut Backend,
+        done: &mut Vec<FileDone>,
+    ) -> Result<(), EngineFailed> {
+        let before = done.len();
+        self.ring_bells();
+        if until == Until::Any {
+            self.collect(backend, done)?;
+        }
+        let sleeps = until == Until::Any && done.len() == before && self.may_sleep();
+        let reaped = backend.reap(if sleeps { Until::Any } else { Until::Now }, done);
+        if sleeps {
+            self.owner.awake();
+        }
+        backend.ignore_ready(BELL);
+        reaped?;
+        self.collect(backend, done)
+    }
+
     /// The lane for the next operation, if one is to do it.
     #[inline]
     fn choose(&mut self) -> Option<&mut Handle> {
@@ -399,51 +438,6 @@ impl Drop for Lanes {
         for thread in self.leaving.drain(..) {
             thread.join().unwrap_or_default();
         }
-    }
-}
-
-/// The owner's backend and its lanes, as one.
-pub(crate) struct Spread<'a> {
-    pub(crate) lanes: Option<&'a mut Lanes>,
-    pub(crate) backend: &'a mut Backend,
-}
-
-impl Io for Spread<'_> {
-    #[inline]
-    fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        let Some(lanes) = &mut self.lanes else { return self.backend.push(op) };
-        let is_transfer = matches!(op.action, Action::Read { .. } | Action::Write { .. });
-        if !is_transfer || !lanes.back.is_empty() {
-            return self.backend.push(op);
-        }
-        let file = usize::from(op.file.0);
-        let Some(lane) = lanes.choose() else { return self.backend.push(op) };
-        lane.push(op);
-        if let Some(count) = lanes.on_file.get_mut(file) {
-            *count += 1;
-        }
-        Ok(())
-    }
-
-    fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        let Some(lanes) = &mut self.lanes else { return self.backend.reap(until, done) };
-        let before = done.len();
-        lanes.ring_bells();
-        if until == Until::Any {
-            lanes.collect(self.backend, done)?;
-        }
-        let sleeps = until == Until::Any && done.len() == before && lanes.may_sleep();
-        let reaped = self.backend.reap(if sleeps { Until::Any } else { Until::Now }, done);
-        if sleeps {
-            lanes.owner.awake();
-        }
-        self.backend.ignore_ready(BELL);
-        reaped?;
-        lanes.collect(self.backend, done)
-    }
-
-    fn allocated(&mut self, file: FileId, at: FileOffset, len: u64) -> Allocation {
-        self.backend.allocated(file, at, len)
     }
 }
 

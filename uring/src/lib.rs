@@ -21,7 +21,6 @@ mod aio_context;
 mod alignment;
 mod backend;
 mod bell;
-mod below;
 mod bounce;
 mod call;
 mod engine;

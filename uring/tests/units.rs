@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
+use disk::{Action, DATA_FILE, FileDone, FileId, FileOffset, FileOp, Io, OpId, ShapePolicy, Until};
 use fixture::{DIRECT, pattern};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
@@ -78,13 +78,16 @@ fn dice(mut state: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none overlapping another's write, on a file of
-/// `model`'s length that grows to `sectors`, or on a device of that size.
-fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
+fn open(path: &Path) -> ImageFile {
     let file = ImageFile::open(path, DIRECT).unwrap();
     assert_eq!(file.alignment().offset, 4096, "{} takes sectors of 512", path.display());
-    let is_device = file.device_len().is_some();
-    let mut engine = Engine::open(kind, vec![file], 8).unwrap();
+    file
+}
+
+/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none overlapping another's write, on the file of an
+/// engine from `base` on: of `model`'s length, growing to `sectors`, or a device of that size.
+fn work(engine: &mut Engine, base: FileOffset, model: &mut Vec<u8>, sectors: usize) {
+    let is_device = engine.file(FileId(0)).unwrap().device_len().is_some();
     let mut throw = dice(1);
     let mut busy: BTreeMap<u64, (usize, usize, Option<Segments>)> = BTreeMap::new();
     let mut done: Vec<FileDone> = Vec::new();
@@ -95,10 +98,10 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
         let memory = Segments::copy_of(&pattern(to - from, id));
         let (at, len) = (u64::try_from(from).unwrap(), u64::try_from(to - from).unwrap());
         let action = match throw(8) {
-            0 if to <= model.len() && !is_device => Action::Deallocate { at: FileOffset(at), len },
+            0 if to <= model.len() && !is_device => Action::Deallocate { at: base + at, len },
             1 => Action::SyncData,
-            2..5 => Action::Read { at: FileOffset(at), into: memory.clone() },
-            _ => Action::Write { at: FileOffset(at), from: memory.clone() },
+            2..5 => Action::Read { at: base + at, into: memory.clone() },
+            _ => Action::Write { at: base + at, from: memory.clone() },
         };
         let free = !busy.values().any(|(begin, end, _)| *begin < to && from < *end);
         if free && busy.len() < 16 {
@@ -107,7 +110,7 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
             if engine.push(op).is_ok() {
                 let range = if matches!(action, Action::SyncData) { (0, 0) } else { (from, to) };
                 busy.insert(id, (range.0, range.1, read));
-                change(model, &action);
+                change(model, from, &action);
             }
         }
         let until = if throw(3) == 0 { Until::Any } else { Until::Now };
@@ -122,13 +125,12 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
     assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::DIRECT));
 }
 
-fn change(model: &mut Vec<u8>, action: &Action) {
-    let (at, bytes) = match action {
-        Action::Write { at, from } => (*at, from.to_vec()),
-        Action::Deallocate { at, len } => (*at, vec![0; usize::try_from(*len).unwrap()]),
+fn change(model: &mut Vec<u8>, at: usize, action: &Action) {
+    let bytes = match action {
+        Action::Write { from, .. } => from.to_vec(),
+        Action::Deallocate { len, .. } => vec![0; usize::try_from(*len).unwrap()],
         Action::Read { .. } | Action::SyncData => return,
     };
-    let at = usize::try_from(at.0).unwrap();
     model.resize(model.len().max(at + bytes.len()), 0);
     model[at..at + bytes.len()].copy_from_slice(&bytes);
 }
@@ -150,9 +152,30 @@ fn a_file_is_read_and_written_in_sectors_and_ends_where_it_should() {
             let path = device.file("image");
             let mut model = pattern(100 * SECTOR, 7);
             std::fs::write(&path, &model).unwrap();
-            work(&path, kind, &mut model, 333);
+            let mut engine = Engine::open(kind, vec![open(&path)], 8).unwrap();
+            work(&mut engine, FileOffset(0), &mut model, 333);
             assert!(std::fs::read(&path).unwrap() == model);
         }
+    }
+}
+
+#[test]
+fn a_data_file_is_read_and_written_in_sectors_through_all_stages() {
+    let Some(device) = Device::mounted("/usr/sbin/mkfs.ext4") else { return };
+    let (image, data) = (device.file("image"), device.file("data"));
+    let header = pattern(8 * SECTOR, 5);
+    std::fs::write(&image, &header).unwrap();
+    for kind in ENGINES {
+        let mut model = pattern(100 * SECTOR, 7);
+        std::fs::write(&data, &model).unwrap();
+        let mut engine = Engine::open(kind, vec![open(&image).with_data_file(open(&data))], 8).unwrap();
+        engine.set_shape(ShapePolicy { split: Some(4 << 10), merge: Some(4 << 10) });
+        (0..2).for_each(|_| engine.start_lane().unwrap());
+        engine.prefer_lanes();
+        work(&mut engine, DATA_FILE, &mut model, 333);
+        assert!(engine.shape_counts().splits > 0 && engine.lane_operations().iter().any(|count| *count > 0));
+        assert!(std::fs::read(&data).unwrap() == model);
+        assert!(std::fs::read(&image).unwrap() == header);
     }
 }
 
@@ -162,7 +185,9 @@ fn a_device_is_read_and_written_in_sectors() {
     for kind in ENGINES {
         let mut model = vec![0; 400 * SECTOR];
         ImageFile::open(Path::new(&device.name), DIRECT).unwrap().write_at(FileOffset(0), &model).unwrap();
-        work(Path::new(&device.name), kind, &mut model, 400);
+        let mut engine = Engine::open(kind, vec![open(Path::new(&device.name))], 8).unwrap();
+        work(&mut engine, FileOffset(0), &mut model, 400);
+        drop(engine);
         let mut found = vec![0; model.len()];
         std::fs::File::open(&device.name).unwrap().read_exact_at(&mut found, 0).unwrap();
         assert!(found == model);

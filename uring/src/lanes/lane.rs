@@ -134,6 +134,7 @@ impl Ends {
 impl Lane {
     /// Takes operations in, submits them, hands results over; sleeps if there is nothing of that. Whether to go on.
     fn turn(&mut self) -> bool {
+        let mut stops = false;
         for _ in 0..BATCH {
             match self.ends.from_owner.pop() {
                 None => break,
@@ -143,11 +144,12 @@ impl Lane {
                     // An owner that does not wait for the reply has ended.
                     self.ends.replies.send(changed).ok();
                 }
-                Some(ToLane::Stop) => return false,
+                // What came before it is submitted: the backend discards the rest when it is dropped.
+                Some(ToLane::Stop) => stops = true,
             }
         }
         let (bell, from_owner) = (&self.ends.shared.bell, &mut self.ends.from_owner);
-        let sleeps = bell.may_sleep(|| !from_owner.is_empty());
+        let sleeps = !stops && bell.may_sleep(|| !from_owner.is_empty());
         let reaped = match &mut self.backend {
             Some(backend) => {
                 let until = if sleeps { Until::Any } else { Until::Now };
@@ -170,7 +172,7 @@ impl Lane {
         if let Err(failed) = reaped {
             self.fail(failed);
         }
-        true
+        !stops
     }
 
     fn push(&mut self, op: FileOp) {

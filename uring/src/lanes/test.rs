@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use disk::OpId;
+use disk::{FileOffset, OpId};
 use memory::Segments;
 use tempfile::TempDir;
 
@@ -24,7 +24,7 @@ impl Subject {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = file(&directory, "0");
         let mut engine = Engine::open(kind, vec![file], 64).unwrap();
-        engine.set_lane_faults(faults);
+        engine.insert_lanes().unwrap().0.set_faults(faults);
         Subject { engine, directory, done: Vec::new() }
     }
 
@@ -162,7 +162,7 @@ fn a_few_operations_at_once_are_done_by_the_owner_and_many_are_spread() {
     for kind in kinds() {
         let mut subject = Subject::new(kind, Faults::default());
         subject.engine.start_lane().unwrap();
-        subject.engine.wait_for_lanes();
+        subject.engine.insert_lanes().unwrap().0.wait_until_begun();
         for _ in 0..10 {
             (0..3).for_each(|block| subject.push(FileId(0), block, write(block)));
             subject.finish(3).unwrap();
@@ -198,7 +198,7 @@ fn an_engine_whose_lanes_have_ended_is_as_if_it_never_had_any() {
         assert_eq!(subject.engine.lane_count(), 0);
         (50..60).for_each(|block| subject.push(FileId(0), block, write(block)));
         subject.finish(60).unwrap();
-        while subject.engine.has_adapters() {
+        while subject.engine.has_stages() {
             subject.engine.reap(Until::Now, &mut subject.done).unwrap();
             std::thread::yield_now();
         }
@@ -219,6 +219,23 @@ fn an_engine_is_dropped_with_operations_in_its_lanes() {
         let Subject { engine, directory, .. } = subject;
         drop(engine);
         assert!(ImageFile::open(&directory.path().join("0"), OPTIONS).is_ok(), "its lock is free");
+    }
+}
+
+#[test]
+fn a_write_that_was_submitted_to_a_lane_is_done_before_the_engine_is_dropped() {
+    for kind in kinds() {
+        // The lane often sees the write and the stop in one look.
+        for _ in 0..20 {
+            let mut subject = Subject::with_lanes(kind);
+            subject.push(FileId(0), 0, write(0));
+            assert_eq!(subject.engine.lane_operations().iter().sum::<u64>(), 1);
+            subject.engine.reap(Until::Now, &mut subject.done).unwrap();
+            let Subject { engine, directory, .. } = subject;
+            drop(engine);
+            let found = std::fs::read(directory.path().join("0")).unwrap();
+            assert!(found.starts_with(&bytes(0)), "the write is missing");
+        }
     }
 }
 

@@ -182,7 +182,6 @@ fn verbs_of_a_vdi_ask_their_routes() {
         of("merge"),
     ]);
     let made = format!("{VDI}\n");
-    // As earlier versions had it; `--size` is what the help says.
     assert_eq!(out(&played.run(&["vdi", "resize", VDI, "20G"])), "");
     assert_eq!(out(&played.run(&["vdi", "snapshot", VDI, "--name", "before"])), made);
     assert_eq!(out(&played.run(&["vdi", "clone", VDI])), made);

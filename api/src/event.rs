@@ -22,9 +22,8 @@ pub struct Event {
     pub uuid: Uuid,
     /// How the object has changed.
     pub change: Change,
-    /// Who requested the change; for changes made by a task, who requested the task. Absent with earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requester: Option<Requester>,
+    /// Who requested the change; for changes made by a task, who requested the task.
+    pub requester: Requester,
     /// The object after the change; absent if it was removed.
     // As text: a daemon keeps thousands of them, each of which would be five times as large in pieces.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -17,10 +17,8 @@ pub struct Inventory {
     /// The repository's description.
     pub description: Description,
     /// Words to find it by.
-    #[serde(default)]
     pub tags: Tags,
     /// Strings that programs keep with it.
-    #[serde(default)]
     pub other_config: OtherConfig,
     /// The number of changes recorded so far.
     pub generation: u64,

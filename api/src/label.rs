@@ -42,10 +42,8 @@ pub struct OtherConfig(BTreeMap<String, String>);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Labels {
     /// Its tags.
-    #[serde(default)]
     pub tags: Tags,
     /// The strings that programs keep with it.
-    #[serde(default)]
     pub other_config: OtherConfig,
 }
 

@@ -16,11 +16,3 @@ pub struct DiskShare {
     #[schema(minimum = 1, maximum = 10_000)]
     pub weight: u32,
 }
-
-pub(crate) fn default_weight() -> u32 {
-    SHARE_WEIGHT
-}
-
-pub(crate) fn default_depth() -> u32 {
-    SHARE_DEPTH
-}

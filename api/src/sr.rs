@@ -22,17 +22,14 @@ pub struct Sr {
     /// Its description.
     pub description: Description,
     /// Words to find it by.
-    #[serde(default)]
     pub tags: Tags,
     /// Strings that programs keep with it.
-    #[serde(default)]
     pub other_config: OtherConfig,
     /// The storage of the repository.
     pub source: SrSource,
     /// Whether the repository can be used.
     pub state: SrState,
     /// Whether it does its work; if not, since when, why, and what to do.
-    #[serde(default)]
     pub health: Health,
     /// Properties of the storage; present while the repository is attached.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,13 +40,10 @@ pub struct Sr {
     /// Bytes to keep free: operations that would use them are refused.
     pub reserve: u64,
     /// Requests in flight of all its plugged disks together, beyond which a disk waits that has had more than others.
-    #[serde(default = "crate::share::default_depth")]
     pub share_depth: u32,
     /// The size of the pieces into which larger transfers of its disks are split.
-    #[serde(default)]
     pub split: SizeRule,
     /// The size up to which adjacent transfers of its disks are merged.
-    #[serde(default)]
     pub merge: SizeRule,
     /// The result of a calibration of its storage, which `auto` follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -80,16 +80,12 @@ pub struct DiskStatistics {
     /// Looks that have found none.
     pub polls_missed: u64,
     /// Requests that a limit of the disk has held back.
-    #[serde(default)]
     pub throttled: u64,
     /// For how many nanoseconds it has, in all.
-    #[serde(default)]
     pub throttled_ns: u64,
     /// Requests that have waited for the disk's share of its storage.
-    #[serde(default)]
     pub shared: u64,
     /// For how many nanoseconds they have, in all.
-    #[serde(default)]
     pub shared_ns: u64,
     /// The counters of each kind of request.
     pub operations: Vec<OperationStatistics>,

@@ -32,9 +32,8 @@ pub struct Task {
     /// Why the task failed; or, if it has not ended, why its current step is being retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// Who requested it; absent for tasks of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requester: Option<Requester>,
+    /// Who requested it.
+    pub requester: Requester,
     /// When the task was requested.
     pub created: Timestamp,
     /// When the task ended.

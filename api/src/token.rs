@@ -24,7 +24,6 @@ pub struct Token {
     /// A unique name that says what the token is for.
     pub name: Name,
     /// What its holder may do.
-    #[serde(default)]
     pub role: Role,
     /// The tag of the objects that an operator may operate.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -28,10 +28,8 @@ pub struct Vbd {
     /// Number of queues offered to the guest.
     pub queues: u16,
     /// Words to find it by.
-    #[serde(default)]
     pub tags: Tags,
     /// Strings that programs keep with it.
-    #[serde(default)]
     pub other_config: OtherConfig,
     /// Autostart when the host boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +38,6 @@ pub struct Vbd {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<DiskLimits>,
     /// Its disk's weight among those that share its storage.
-    #[serde(default = "crate::share::default_weight")]
     pub share_weight: u32,
     /// Whether the VBD is plugged.
     pub state: VbdState,
@@ -55,7 +52,6 @@ pub struct Vbd {
     /// Whether the guest is waiting for space in the repository.
     pub waits_for_space: bool,
     /// Whether it does its work; if not, since when, why, and what to do.
-    #[serde(default)]
     pub health: Health,
     /// Why it is not plugged although it should be, or why its process last died.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -22,18 +22,16 @@ pub struct Vdi {
     /// Its description.
     pub description: Description,
     /// Words to find it by.
-    #[serde(default)]
     pub tags: Tags,
     /// Strings that programs keep with it.
-    #[serde(default)]
     pub other_config: OtherConfig,
     /// The repository that contains it.
     pub sr: Uuid,
     /// Size seen by a guest, in bytes.
     pub size: u64,
-    /// The size of the sectors by which its guest partitioned it, in bytes. Absent for a VDI of an earlier version
-    /// until it is set: then its storage decides at each plug, which is 4096 for a raw image, and what is based on one,
-    /// on storage that takes nothing smaller, and 512 for all others.
+    /// The size of the sectors by which its guest partitioned it, in bytes. Absent for a VDI of an inventory without
+    /// one until it is set: then its storage decides at each plug, which is 4096 for a raw image, and what is based on
+    /// one, on storage that takes nothing smaller, and 512 for all others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<LogicalBlockSize>,
     /// Space used by its own image in bytes, at the last measurement; images below it, which it may share, are not
@@ -65,7 +63,6 @@ pub struct Vdi {
     /// Whether the VDI can be used.
     pub state: VdiState,
     /// Whether it can be used and those who use it are served; if not, since when, why, and what to do.
-    #[serde(default)]
     pub health: Health,
     /// Its current users.
     pub users: Vec<Use>,

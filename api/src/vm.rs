@@ -22,10 +22,8 @@ pub struct Vm {
     /// Its description.
     pub description: Description,
     /// Words to find it by.
-    #[serde(default)]
     pub tags: Tags,
     /// Strings that programs keep with it.
-    #[serde(default)]
     pub other_config: OtherConfig,
     /// The driver that runs the VM.
     pub driver: Driver,

@@ -12,7 +12,6 @@ mod new_size;
 mod number;
 mod xen;
 
-use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -53,30 +52,9 @@ impl Arguments {
     /// The command line of this process.
     pub fn of_process() -> Result<Arguments, clap::Error> {
         let command = example::teach(Arguments::command(), &example::examples(example::OF_IMAGES));
-        let words: Vec<OsString> = std::env::args_os().collect();
-        let words = if words.iter().any(|word| word == TAKE_OVER) { with_present_names(words) } else { words };
-        let parsed = command.clone().try_get_matches_from(words).and_then(|found| Arguments::from_arg_matches(&found));
+        let parsed = command.clone().try_get_matches().and_then(|found| Arguments::from_arg_matches(&found));
         parsed.map_err(|refused| mistyped::with_tips(refused, &command))
     }
-}
-
-/// The option of a process that replaces another one.
-const TAKE_OVER: &str = "--take-over";
-
-/// Options of `serve` that had other names: the former name, and the present one.
-const FORMER_NAMES: [(&str, &str); 3] =
-    [("--split", "--io-split"), ("--merge", "--io-merge"), ("--policy", "--io-policy")];
-
-/// The words of a command line with the present names of options. A process that replaces one of an earlier version is
-/// started with that one's words.
-fn with_present_names(words: Vec<OsString>) -> Vec<OsString> {
-    let present = |word: OsString| {
-        let text = word.to_str()?;
-        let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
-        let (_, present) = FORMER_NAMES.iter().find(|(former, _)| *former == name)?;
-        Some(OsString::from(value.map_or((*present).to_owned(), |value| format!("{present}={value}"))))
-    };
-    words.into_iter().map(|word| present(word.clone()).unwrap_or(word)).collect()
 }
 
 /// The commands of `tapline-disk`.
@@ -510,16 +488,6 @@ mod test {
         assert!(said.contains("1 to 20 letters"), "{said}");
         assert!(parse("serve vhd:a --vhost-user s --serial \u{e9}").is_err());
         assert!(parse("serve vhd:a --nbd s --serial a").is_err());
-    }
-
-    #[test]
-    fn a_process_that_replaces_another_understands_former_names() {
-        let words = "tapline serve raw:a --nbd s --split 16K --merge=off --policy p --take-over".split(' ');
-        let words = with_present_names(words.map(OsString::from).collect());
-        let parsed = Arguments::try_parse_from(words).unwrap();
-        let Command::Serve(serve) = parsed.command else { panic!("not a serve command") };
-        assert_eq!(serve.io_split, Some(SizeRule::Bytes(16 << 10)));
-        assert_eq!((serve.io_merge, serve.io_policy), (Some(SizeRule::None), Some("p".into())));
     }
 
     #[test]

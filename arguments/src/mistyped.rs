@@ -272,20 +272,6 @@ mod test {
     }
 
     #[test]
-    fn former_words_name_their_replacements() {
-        for (line, now) in [
-            ("image commit qcow2:a", "tapline image merge"),
-            ("serve raw:a --nbd s --split 16K", "--io-split"),
-            ("serve raw:a --nbd s --merge=16K", "--io-merge"),
-            ("serve raw:a --nbd s --policy p", "--io-policy"),
-            ("image bench raw:a --split 16K", "--io-split"),
-        ] {
-            let said = refused(&format!("tapline {line}"));
-            assert!(said.contains("tip: ") && said.contains(now), "{said}");
-        }
-    }
-
-    #[test]
     fn each_line_of_the_list_is_a_tip() {
         let lines = OTHER_WORDS.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count();
         assert_eq!(tips().count(), lines);

@@ -68,30 +68,12 @@ use writer::{State, Writer};
 /// The version of the schema, in the file's `user_version`.
 const VERSION: i64 = 18;
 
-/// The version since which deleted rows are overwritten.
-const WIPED_SINCE: i64 = 17;
+/// The version that `schema.sql` creates. Tapline 0.1 was the first release: catalogues of earlier versions are refused.
+const FIRST: i64 = 17;
 
-/// `schema.sql` creates version 1; each later version adds an entry, which upgrades the schema of the one before.
-const MIGRATIONS: [&str; 18] = [
-    include_str!("catalogue/schema.sql"),
-    include_str!("catalogue/schema-2.sql"),
-    include_str!("catalogue/schema-3.sql"),
-    include_str!("catalogue/schema-4.sql"),
-    include_str!("catalogue/schema-5.sql"),
-    include_str!("catalogue/schema-6.sql"),
-    include_str!("catalogue/schema-7.sql"),
-    include_str!("catalogue/schema-8.sql"),
-    include_str!("catalogue/schema-9.sql"),
-    include_str!("catalogue/schema-10.sql"),
-    include_str!("catalogue/schema-11.sql"),
-    include_str!("catalogue/schema-12.sql"),
-    include_str!("catalogue/schema-13.sql"),
-    include_str!("catalogue/schema-14.sql"),
-    include_str!("catalogue/schema-15.sql"),
-    include_str!("catalogue/schema-16.sql"),
-    include_str!("catalogue/schema-17.sql"),
-    include_str!("catalogue/schema-18.sql"),
-];
+/// The first entry creates version [`FIRST`]; each later version adds an entry, which upgrades the schema of the one
+/// before.
+const MIGRATIONS: [&str; 2] = [include_str!("catalogue/schema.sql"), include_str!("catalogue/schema-18.sql")];
 
 /// How long another program that reads the file may lock it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -166,20 +148,17 @@ impl Catalogue {
         connection.busy_timeout(PATIENCE).map_err(failed)?;
         // Before any other query.
         sound::check_pages(&connection, Look::Bounded)?;
+        let version = version_of(&connection, path)?;
         // A reader never waits for the writer, nor the writer for readers; a commit is durable (sqlite.org/wal.html).
         connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         connection.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
         connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
         // What is deleted may be a secret: it is overwritten, and not only free space.
         connection.pragma_update(None, "secure_delete", true).map_err(failed)?;
-        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
-        if (1..VERSION).contains(&version) {
+        if (FIRST..VERSION).contains(&version) {
             before_change();
         }
-        migrate(&mut connection, path)?;
-        if (1..WIPED_SINCE).contains(&version) {
-            wipe(&connection);
-        }
+        migrate(&mut connection, version).map_err(failed)?;
         sound::check_rows(&connection)?;
         let starts = count_start(&mut connection).map_err(failed)?;
         reserve::keep_for_log_of(path);
@@ -371,29 +350,33 @@ impl Readers {
     }
 }
 
-fn migrate(connection: &mut Connection, path: &Path) -> Result<(), Problem> {
-    let failed = |error: rusqlite::Error| cannot_open(path, error);
-    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
-    if found > VERSION {
-        let what = format!("cannot use the catalogue {}: it was written by a newer taplined", path.display());
-        return Err(Problem::new(Code::Unsupported, what).advise("start the newer taplined again, or restore a backup"));
-    }
-    let missing = usize::try_from(found).unwrap_or(0);
-    let transaction = connection.transaction().map_err(failed)?;
-    for migration in MIGRATIONS.iter().skip(missing) {
-        transaction.execute_batch(migration).map_err(failed)?;
-    }
-    transaction.pragma_update(None, "user_version", VERSION).map_err(failed)?;
-    transaction.commit().map_err(failed)
+/// The version of a catalogue's schema, 0 of an empty file. Other versions than those that can be upgraded are refused.
+fn version_of(connection: &Connection, path: &Path) -> Result<i64, Problem> {
+    let version = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(|error| cannot_open(path, error))?;
+    let (why, advice) = match version {
+        0 | FIRST..=VERSION => return Ok(version),
+        ..FIRST => (
+            "a version before 0.1, which is not supported",
+            "move it away, then create another one from the repositories' inventories: taplined --rebuild DIRECTORY…; or \
+             start empty: taplined --init. See docs/recover.md",
+        ),
+        _ => ("a newer taplined", "start the newer taplined again, or restore a backup"),
+    };
+    let what = format!("cannot use the catalogue {}: it was written by {why}", path.display());
+    Err(Problem::new(Code::Unsupported, what).advise(advice))
 }
 
-/// Rewrites a catalogue in which deleted secrets were left in free space.
-fn wipe(connection: &Connection) {
-    // It is done again by nothing else, and a catalogue that is in use or on a full file system works without.
-    let wiped = connection.execute_batch("VACUUM").and_then(|()| writer::empty_log(connection));
-    if let Err(error) = wiped {
-        eprintln!("taplined: deleted cloud-init seeds may be left in free space of the catalogue: {error}");
+/// Upgrades the schema from a version that [`version_of`] has returned.
+fn migrate(connection: &mut Connection, version: i64) -> rusqlite::Result<()> {
+    let done = usize::try_from(version.saturating_sub(FIRST).saturating_add(1)).unwrap_or(0);
+    let transaction = connection.transaction()?;
+    for migration in MIGRATIONS.iter().skip(done) {
+        transaction.execute_batch(migration)?;
     }
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    transaction.commit()
 }
 
 /// How often the catalogue was opened: events of a later time have higher numbers.

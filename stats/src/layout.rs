@@ -219,17 +219,17 @@ pub enum Count {
     NotInSlot = 6,
     /// For how long it has polled, in nanoseconds.
     PolledTime = 7,
-    /// Requests that a limit of the disk has held back. Pages of earlier programs have zero here.
+    /// Requests that a limit of the disk has held back.
     Throttled = 8,
     /// For how many nanoseconds it has, in all.
     ThrottledNs = 9,
-    /// Transfers that were split on their way to the storage. Zero in pages of earlier programs too, as the next two.
+    /// Transfers that were split on their way to the storage.
     Splits = 10,
     /// Transfers that were merged into another one.
     Merges = 11,
     /// Those that were done again by themselves, since that one failed.
     Redone = 12,
-    /// Requests that have waited for the disk's share of its storage. Pages of earlier programs have zero here.
+    /// Requests that have waited for the disk's share of its storage.
     Shared = 13,
     /// For how many nanoseconds they have, in all.
     SharedNs = 14,

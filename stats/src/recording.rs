@@ -71,10 +71,8 @@ pub enum RecordingError {
 #[derive(Serialize, Deserialize)]
 struct Head {
     tapline_recording: u64,
-    #[serde(default)]
     requests: u64,
     /// Requests that came in that time, and are missing.
-    #[serde(default)]
     lost: u64,
 }
 

@@ -161,8 +161,8 @@ fn polling(serve: &Serve, counters: &Counters) -> Polling {
 
 /// How transfers are split and merged: as the process that is taken over did, or as the command line has it.
 fn shaping(serve: &Serve, taken: Option<&Takeover>, name: &ImageName, files: &[ImageFile]) -> Result<Shaping, Failure> {
-    match taken.and_then(|taken| taken.shaping.clone()) {
-        Some(handed) => Ok(handed),
+    match taken {
+        Some(taken) => Ok(taken.shaping.clone()),
         None => Shaping::of(serve, name, files.first()),
     }
 }
@@ -176,7 +176,7 @@ fn threads(serve: &Serve, counters: &Counters) -> Threads {
 
 /// With the limits and the share of the process that is taken over, or those of the command line.
 fn admission(files: &Files, serve: &Serve, taken: Option<&Takeover>) -> Admission {
-    let (handed, now) = (taken.and_then(|taken| taken.limits), ::stats::monotonic());
+    let (handed, now) = (taken.map(|taken| taken.limits), ::stats::monotonic());
     let mut limiter = match handed {
         Some(handed) => Limiter::taken_over(handed, now),
         None => Limiter::new(serve.limit.as_deref().copied().unwrap_or_default(), now),

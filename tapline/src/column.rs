@@ -21,8 +21,6 @@ const GAP: u16 = 2;
 /// A column that shows a property of an object of type `T`.
 pub struct Column<T> {
     head: &'static str,
-    /// What it was called in earlier versions.
-    old_head: Option<&'static str>,
     visibility: Visibility,
     align: CellAlignment,
     cell: fn(&T, Uuids<'_>) -> String,
@@ -94,7 +92,7 @@ pub struct Layout<'a> {
 impl<T> Column<T> {
     /// A column that is shown in every table.
     pub const fn new(head: &'static str, cell: fn(&T, Uuids<'_>) -> String) -> Column<T> {
-        Column { head, old_head: None, visibility: Visibility::Table, align: CellAlignment::Left, cell }
+        Column { head, visibility: Visibility::Table, align: CellAlignment::Left, cell }
     }
 
     /// The cell's text for an object. Invisible characters in names are made visible.
@@ -108,11 +106,6 @@ impl<T> Column<T> {
             Visibility::Wide => wide,
             Visibility::Alone => false,
         }
-    }
-
-    /// The column can be chosen by this heading as well.
-    pub const fn formerly(self, head: &'static str) -> Column<T> {
-        Column { old_head: Some(head), ..self }
     }
 
     /// Right-aligns the column, for values compared by their last digit.
@@ -165,7 +158,6 @@ pub fn table<T>(objects: &[T], columns: &[Column<T>], layout: &Layout<'_>) -> Re
 fn find<'a, T>(columns: &'a [Column<T>], head: &str) -> Result<&'a Column<T>, Problem> {
     let plain = |text: &str| text.trim().to_lowercase().replace(['-', '_'], " ");
     let found = columns.iter().find(|column| plain(column.head) == plain(head));
-    let found = found.or_else(|| columns.iter().find(|column| column.old_head.is_some_and(|old| old == plain(head))));
     found.ok_or_else(|| {
         let heads: Vec<String> = columns.iter().map(|column| column.head.replace(' ', "-")).collect();
         Problem::new(Code::Invalid, format!("there is no column '{head}' here"))
@@ -296,7 +288,7 @@ mod test {
     const COLUMNS: &[Shown] = &[
         Shown::new("uuid", |thing, uuids| uuids.show(thing.uuid)),
         Shown::new("name", |thing, _| thing.name.into()),
-        Shown::new("size", |thing, _| thing.name.len().to_string()).formerly("length").right().if_room(),
+        Shown::new("size", |thing, _| thing.name.len().to_string()).right().if_room(),
         Shown::new("note", |_, _| "seldom seen".into()).if_room(),
         Shown::new("of", |thing, uuids| uuids.show(thing.uuid)).wide(),
         Shown::new("text", |thing, _| thing.name.replace(' ', "\n")).alone(),
@@ -353,8 +345,6 @@ mod test {
         let chosen = ["name".to_owned(), "OF".to_owned()];
         let text = drawn(&Layout { columns: &chosen, ..fits(3) });
         assert_eq!(text, "NAME              OF\nroot              9b1deb4d\nデータ 2 of them  00000000\n");
-        let old = ["length".to_owned()];
-        assert!(drawn(&Layout { columns: &old, ..fits(3) }).starts_with("SIZE\n"));
         let unknown = ["colour".to_owned()];
         let problem = table(&things(), COLUMNS, &Layout { columns: &unknown, ..Layout::default() }).unwrap_err();
         assert_eq!(problem.detail, "there is no column 'colour' here");

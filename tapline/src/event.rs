@@ -23,7 +23,7 @@ pub enum Verb {
     /// Waits for a daemon that is being restarted. A line on stderr reports when events may have been lost.
     Follow {
         /// Start after the event with this number; each line starts with its event's number
-        #[arg(long, value_name = "NUMBER", alias = "behind", value_parser = number::<u64>(0..=u64::MAX))]
+        #[arg(long, value_name = "NUMBER", value_parser = number::<u64>(0..=u64::MAX))]
         after: Option<u64>,
         /// Only show changes of this kind of object; may be given several times
         #[arg(long, value_name = "KIND", value_parser = word::one_of::<ObjectKind>(&word::KINDS))]

@@ -122,7 +122,7 @@ fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explaine
     let later = health::seen(&mut delays, &now);
     let health = judged(api::health::Seen { silent: seen.silent, broken: seen.broken, ..later });
     let mut findings = bound::judge(&Interval::between(&before, &now, cpu));
-    // A disk of an earlier program does not know the verb, and one without a socket cannot be asked.
+    // A disk without a control socket cannot be asked.
     let shape = ask_within(&place.control, ask::Shape::default(), TO_ANSWER);
     findings.extend(shape.ok().flatten().map(|shape| transfers::shaped(&shape)));
     Ok(Explained { health, findings })

@@ -340,7 +340,8 @@ mod test {
     fn vdi(number: u128, name: &str, snapshot_of: Option<u128>) -> Vdi {
         let snapshot_of = snapshot_of.map(|of| Uuid::from_u128(of).to_string());
         let shown = serde_json::json!({
-            "uuid": Uuid::from_u128(number), "name": name, "description": "", "sr": Uuid::nil(), "size": 512,
+            "uuid": Uuid::from_u128(number), "name": name, "description": "", "tags": [], "other_config": {},
+            "health": { "state": "healthy" }, "sr": Uuid::nil(), "size": 512,
             "physical_utilisation": 0, "format": "raw", "file": "a.raw", "depth": 1, "read_only": false,
             "snapshot_of": snapshot_of, "state": "ready", "users": [], "created": "2026-11-22T10:00:00Z",
         });

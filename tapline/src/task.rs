@@ -59,7 +59,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("step", |task, _| task.step.clone().unwrap_or_default()).if_room(),
     Shown::new("created", |task, _| format!("{:.0}", task.created)).if_room(),
     Shown::new("about", about),
-    Shown::new("requester", |task, _| task.requester.as_ref().map(ToString::to_string).unwrap_or_default()).wide(),
+    Shown::new("requester", |task, _| task.requester.to_string()).wide(),
     Shown::new("cancellable", |task, _| task.cancellable.to_string()).alone(),
     Shown::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
     Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())

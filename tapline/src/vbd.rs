@@ -85,7 +85,7 @@ pub enum Verb {
         /// UUID prefix, VM/vda, or the disk's name
         vbd: String,
         /// The machine monitor or manager to configure
-        #[arg(long, value_enum, alias = "print")]
+        #[arg(long, value_enum)]
         r#for: For,
     },
 }
@@ -213,7 +213,7 @@ const COLUMNS: &[Shown] = &[
     Shown::new("health", |vbd, _| health::in_words(&vbd.health, Timestamp::now())).alone(),
     Shown::new("reason", |vbd, _| vbd.health.reason.clone().unwrap_or_default()).alone(),
     Shown::new("advice", |vbd, _| vbd.health.advice.clone().unwrap_or_default()).alone(),
-    Shown::new("last problem", |vbd, _| last_problem(vbd)).formerly("problem").alone(),
+    Shown::new("last problem", |vbd, _| last_problem(vbd)).alone(),
     Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
     Shown::new("limits", |vbd, _| vbd.limits.as_ref().map(limit::shown).unwrap_or_default()).alone(),
     Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),

@@ -136,7 +136,7 @@ pub struct Revert {
     #[command(flatten)]
     vdi: Disk,
     /// The snapshot: its name or UUID prefix
-    #[arg(long, alias = "to")]
+    #[arg(long)]
     snapshot: String,
     #[command(flatten)]
     confirm: Confirm,

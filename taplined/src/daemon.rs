@@ -1,7 +1,7 @@
 //! State shared by all parts of the daemon.
 
 use std::fs;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -99,7 +99,7 @@ impl Daemon {
         let tokens = Tokens::load(&catalogue).await?;
         let tasks = Tasks::new(catalogue.clone(), jobs::RULES);
         let tool = Tool::of(&config)?;
-        let state_directory = Some(config.state_directory.clone());
+        let state_directory = config.state_directory.clone();
         let last_host = LastHost { host, machine, state_directory };
         let predecessors = predecessors::note(&config.run_directory, &last_host);
         let srs = Srs::new(&config, catalogue.clone(), last_host, predecessors, jobs::WHEN_ATTACHED);
@@ -243,8 +243,6 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     let tried = format!("lock {}", path.display());
     let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.map_err(|error| Problem::failed(&tried, error))?;
-    // A file of an older version may be accessible to all, and any process that can read it could lock it.
-    file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(|error| Problem::failed(&tried, error))?;
     let begun = Instant::now();
     let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
     // A process that a killed daemon had just forked has the lock too, until it is another program.

@@ -135,7 +135,7 @@ impl Watched {
         let stopped = stats::is_stopped(self.pid);
         self.seen.stopped = stopped && std::mem::replace(&mut self.stopped, stopped);
         let page = DiskPaths::of(config, vbd).page();
-        // A process of an earlier version has none, and one that has just begun, none yet.
+        // A process that has just begun has none yet.
         let Ok(now) = Reader::open(&page).and_then(|reader| reader.snapshot()) else { return };
         self.seen.delay = match self.delays.judge(&now) {
             stats::Delay::None => Delay::None,

@@ -59,7 +59,7 @@ mod test {
         let host = |number| LastHost {
             host: Uuid::from_u128(number),
             machine: "machine".into(),
-            state_directory: Some("/var/lib/tapline".into()),
+            state_directory: "/var/lib/tapline".into(),
         };
         let note = |number| note(room.path(), &host(number));
         assert_eq!(note(1), []);

@@ -118,7 +118,7 @@ fn is_served(vbd: &Vbd) -> bool {
 /// The problem of a VBD that has no page.
 pub fn none_of(vbd: Uuid) -> Problem {
     Problem::new(Code::State, format!("VBD {vbd} has no statistics: it is not plugged, or its process has no page"))
-        .advise("plug it; a disk that was plugged by an earlier version has a page once it is plugged again")
+        .advise("plug it, or plug it again")
 }
 
 impl Read {

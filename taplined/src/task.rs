@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::{Code, ObjectKind, Problem, Requester, Task, TaskState};
+use api::{Code, ObjectKind, Problem, Task, TaskState};
 use futures_util::future::BoxFuture;
 use repo::Catalogue;
 use repo::catalogue::{Answered, NewTask, RequestKey, on_behalf_of};
@@ -147,7 +147,7 @@ impl Tasks {
         let of_vdis = task.about.iter().filter(|about| about.kind == ObjectKind::Vdi);
         let vdis: Vec<Uuid> = of_vdis.map(|about| about.uuid).collect();
         let name = format!("the task {uuid}, {verb}");
-        let requester = task.requester.clone().unwrap_or(Requester::Daemon);
+        let requester = task.requester.clone();
         let abandoned = cancelled.clone();
         let progressed = watch::channel(Instant::now()).0;
         let (catalogue, started) = (self.catalogue.clone(), Started::none());

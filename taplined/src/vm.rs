@@ -183,7 +183,7 @@ impl Vms {
         match &guest.inside {
             Some(inside) => inside.ask().await.map_err(|unknown| unknown.to_string()),
             None if guest.process().is_none() => Err("Xen's guests are not queried".into()),
-            None => Err("the VM was started without a port for it: by an earlier version".into()),
+            None => Err("the port for it cannot be reached".into()),
         }
     }
 

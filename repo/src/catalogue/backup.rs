@@ -24,7 +24,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::seal::beside;
 use super::sound::{self, Look};
-use super::{Catalogue, count_start, failed, migrate};
+use super::{Catalogue, count_start, failed, migrate, version_of};
 use crate::replace::rename;
 
 /// The suffix of unfinished files.
@@ -193,14 +193,14 @@ pub fn prepare(from: &Path, catalogue: &Path) -> Result<PathBuf, Problem> {
     fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(why)?;
     let mut connection = Connection::open(&new).map_err(failed)?;
     sound::check_pages(&connection, Look::Whole)?;
-    let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+    let version = version_of(&connection, from)?;
     if version == 0 {
         let what = format!("cannot {tried}: it is not a Tapline catalogue");
         return Err(
             Problem::new(Code::Invalid, what).advise("see 'tapline host backups', or look in the directory 'backups'")
         );
     }
-    migrate(&mut connection, &new)?;
+    migrate(&mut connection, version).map_err(failed)?;
     sound::check_rows(&connection)?;
     live_later(&mut connection)?;
     // Alone it is the whole catalogue.

@@ -62,7 +62,7 @@ pub struct News {
     kind: ObjectKind,
     uuid: Uuid,
     change: Change,
-    requester: Option<Requester>,
+    requester: Requester,
     object: Option<Box<RawValue>>,
 }
 
@@ -164,14 +164,13 @@ impl Tx<'_> {
             }
             changes.insert(object, (*change, requester));
         }
-        let news = order.into_iter().map(|(kind, uuid)| {
-            let (change, requester) = changes.get(&(kind, uuid)).copied().unzip();
-            let (change, requester) = (change.unwrap_or(Change::Changed), requester.cloned());
+        let order = order.into_iter().filter_map(|object| Some((object, *changes.get(&object)?)));
+        let news = order.map(|((kind, uuid), (change, requester))| {
             let object = match change {
                 Change::Removed => None,
                 Change::Added | Change::Changed => self.object(kind, uuid)?,
             };
-            Ok(News { kind, uuid, change, requester, object })
+            Ok(News { kind, uuid, change, requester: requester.clone(), object })
         });
         news.collect()
     }

@@ -6,8 +6,7 @@
 //! request gives is chosen in the commit that adds the object.
 //!
 //! Names need not be unique for all that: an inventory is taken in as it is. Its names are those that another host
-//! knows the disks by, its storage may be read-only, and a disk is never refused for its name. Earlier versions did not
-//! compare names at all (decision 0039).
+//! knows the disks by, its storage may be read-only, and a disk is never refused for its name (decision 0039).
 
 use api::{Code, Name, ObjectKind, Problem};
 use jiff::Timestamp;

@@ -119,15 +119,10 @@ impl View<'_> {
         if self.row(jobs, [Id(uuid)], |_| Ok(()))?.is_some() {
             return Err(used_by_a_task(uuid));
         }
-        // Those begun by an earlier version are not known there: a task that works through the disk process of a
-        // plugged VBD has no lease, only a claim, and outlives that process.
-        let tasks = "SELECT 1 FROM image JOIN sr ON image.sr = sr.uuid LEFT JOIN vdi ON vdi.image = image.uuid
-                     WHERE sr.uuid = ?1 AND (
+        let tasks = "SELECT 1 FROM image LEFT JOIN vdi ON vdi.image = image.uuid
+                     WHERE image.sr = ?1 AND (
                          image.state = 'making'
-                         OR EXISTS (SELECT 1 FROM lease WHERE lease.vdi = vdi.uuid)
-                         OR sr.state = 'attached' AND EXISTS (
-                             SELECT 1 FROM claim JOIN task ON claim.task = task.uuid
-                             WHERE claim.object IN (image.uuid, vdi.uuid) AND task.state <> 'stuck')) LIMIT 1";
+                         OR EXISTS (SELECT 1 FROM lease WHERE lease.vdi = vdi.uuid)) LIMIT 1";
         if self.row(tasks, [Id(uuid)], |_| Ok(()))?.is_some() {
             return Err(used_by_a_task(uuid));
         }

@@ -61,7 +61,7 @@ impl View<'_> {
             cancellable: row.get("cancellable")?,
             result: row.get::<_, Option<Json<_>>>("result")?.map(|json| json.0),
             problem: row.get::<_, Option<Json<Problem>>>("problem")?.map(|json| json.0.of_task(uuid)),
-            requester: row.get::<_, Option<Json<_>>>("requester")?.map(|json| json.0),
+            requester: row.get::<_, Json<_>>("requester")?.0,
             created: row.get::<_, Time>("created")?.0,
             ended: row.get::<_, Option<Time>>("ended")?.map(|time| time.0),
         })

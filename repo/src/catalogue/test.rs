@@ -3,6 +3,7 @@
 use api::{Change, ImageFormat, Mode, Sr, SrSource, SrState, Task, TaskState, Transport, Vbd, VbdState};
 use jiff::Timestamp;
 
+use super::row::Id;
 use super::*;
 
 /// A catalogue in a directory of its own.
@@ -271,19 +272,8 @@ async fn a_repository_is_in_use_while_a_vbd_is_plugged_or_a_task_runs() {
     room.catalogue.write(move |tx| tx.drop_leases(task)).await.unwrap();
     used().await.unwrap();
 
-    let resize = new_task(Some(serde_json::json!({})));
-    for object in [vdi, leaf.uuid] {
-        let resize = NewTask { uuid: Uuid::new_v4(), ..resize.clone() };
-        let uuid = resize.uuid;
-        let begun = room.catalogue.write(move |tx| tx.add_task(&resize).and_then(|_| tx.claim(object, uuid)));
-        begun.await.unwrap();
-        assert_eq!(used().await.unwrap_err().code, Code::Busy, "{object}");
-        room.catalogue.write(move |tx| tx.end_task(uuid, Ok(serde_json::Value::Null))).await.unwrap();
-        used().await.unwrap();
-    }
-
     // A job needs it before there is anything of it, and no job begins once it is detached.
-    let create = NewTask { uuid: Uuid::new_v4(), ..resize };
+    let create = new_task(Some(serde_json::json!({})));
     let uuid = create.uuid;
     let begun = room.catalogue.write(move |tx| tx.add_task(&create).and_then(|_| tx.use_sr(sr, uuid)));
     begun.await.unwrap();
@@ -618,17 +608,80 @@ async fn a_tokens_name_is_unique_until_it_is_removed() {
     add(&second, [7; 32]).await.unwrap();
 }
 
+/// A catalogue as version [`FIRST`] has left it, with a VM, a disk and a token.
+fn first_version(path: &Path, sr: Uuid, of: Uuid) {
+    let old = Connection::open(path).unwrap();
+    old.execute_batch(MIGRATIONS[0]).unwrap();
+    old.pragma_update(None, "user_version", FIRST).unwrap();
+    old.execute("INSERT INTO meta VALUES ('host', 'alpha')", []).unwrap();
+    let (source, time) = (r#"{"type":"dir","path":"/srv"}"#, "2026-01-01T00:00:00Z");
+    old.execute(
+        "INSERT INTO sr VALUES (?1, 'local', '', ?2, 'attached', NULL, NULL, 0, ?3, NULL, '[]', '{}', 64, 'auto', 'auto',
+         NULL, NULL)",
+        (Id(sr), source, time),
+    )
+    .unwrap();
+    old.execute("INSERT INTO image VALUES (?1, ?2, 'web', 'raw', 512, 0, NULL, 'ready', FALSE)", (Id(of), Id(sr)))
+        .unwrap();
+    old.execute(
+        "INSERT INTO vdi VALUES (?1, ?1, 'web', 'old', FALSE, NULL, NULL, ?2, '[\"a\"]', '{}', NULL, FALSE, NULL, NULL,
+         4096)",
+        (Id(of), time),
+    )
+    .unwrap();
+    old.execute(
+        "INSERT INTO vm VALUES (?1, 'web', '', 'qemu', 1073741824, 2, '{\"from\":\"disk\"}', '{}', 'halted', NULL, NULL,
+         NULL, NULL, NULL, ?2, NULL, '[]', '{}', NULL, NULL, NULL)",
+        (Id(of), time),
+    )
+    .unwrap();
+    old.execute(
+        "INSERT INTO token VALUES (?1, 'ci', ?2, FALSE, ?3, NULL, 'operator', NULL)",
+        (Id(of), [7_u8; 32], time),
+    )
+    .unwrap();
+}
+
 #[tokio::test]
-async fn a_catalogue_of_version_1_is_upgraded() {
+async fn a_catalogue_of_the_version_before_is_upgraded_with_its_rows() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalogue.db");
-    let old = Connection::open(&path).unwrap();
-    old.execute_batch(MIGRATIONS[0]).unwrap();
-    old.execute("INSERT INTO meta VALUES ('host', 'alpha')", []).unwrap();
-    old.pragma_update(None, "user_version", 1).unwrap();
-    drop(old);
-    let catalogue = Catalogue::open(&path).unwrap();
-    let kept = token("ci");
-    catalogue.write(move |tx| tx.add_token(&kept, &[7; 32])).await.unwrap();
-    assert_eq!(catalogue.read(|view| view.meta("host")).await.unwrap().as_deref(), Some("alpha"));
+    let (sr, of) = (Uuid::new_v4(), Uuid::new_v4());
+    first_version(&path, sr, of);
+    let mut versions = Vec::new();
+    let version = |path: &Path| {
+        let connection = Connection::open(path).unwrap();
+        connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).unwrap()
+    };
+    let catalogue = Catalogue::open_with(&path, None, || versions.push(version(&path))).unwrap();
+    versions.push(version(&path));
+    assert_eq!(versions, [FIRST, VERSION]);
+    let (vdi, vm, tokens) = catalogue
+        .write(move |tx| {
+            assert_eq!((tx.meta("host")?.as_deref(), tx.sr(sr)?.share_depth), (Some("alpha"), 64));
+            assert!(tx.vm_shutdown(of)?.is_none());
+            tx.set_vm_stopping(of, &api::VmShutdown { force: false, force_after: Some(9) })?;
+            assert_eq!(tx.vm_shutdown(of)?.unwrap().force_after, Some(9));
+            Ok((tx.vdi(of)?, tx.vm(of)?, tx.tokens()?))
+        })
+        .await
+        .unwrap();
+    assert_eq!((vdi.name.as_str(), vdi.description.as_str()), ("web", "old"));
+    assert_eq!(serde_json::to_value(&vdi.tags).unwrap(), serde_json::json!(["a"]));
+    assert_eq!((vdi.logical_block_size, vm.vcpus), (Some(api::LogicalBlockSize::Large), 2));
+    assert_eq!((tokens[0].0.role, tokens[0].1), (api::Role::Operator, [7; 32]));
+}
+
+#[test]
+fn a_catalogue_of_a_version_before_0_1_is_refused_and_unchanged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalogue.db");
+    first_version(&path, Uuid::new_v4(), Uuid::new_v4());
+    Connection::open(&path).unwrap().pragma_update(None, "user_version", FIRST - 1).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let refused = Catalogue::open_with(&path, None, || panic!("it was to be changed")).unwrap_err();
+    assert_eq!(refused.code, Code::Unsupported);
+    assert!(refused.detail.contains("before 0.1") && refused.advice.unwrap().contains("--rebuild"));
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_eq!(backup::prepare(&path, &directory.path().join("other.db")).unwrap_err().code, Code::Unsupported);
 }

@@ -1,6 +1,6 @@
 //! Tokens, with only a hash of each secret: reading the file does not give access to the API.
 
-use api::{Code, Problem, Role, Token};
+use api::{Code, Problem, Token};
 use rusqlite::{Row, named_params};
 use uuid::Uuid;
 
@@ -11,14 +11,12 @@ use super::{Tx, View};
 pub type SecretHash = [u8; 32];
 
 fn of_row(row: &Row<'_>) -> rusqlite::Result<(Token, SecretHash)> {
-    let role = row.get::<_, Option<Word<_>>>("role")?.map(|word| word.0);
-    let read_only = row.get("read_only")?;
     let token = Token {
         uuid: row.get::<_, Id>("uuid")?.0,
         name: text(row, "name")?,
-        role: role.unwrap_or(if read_only { Role::Reader } else { Role::Admin }),
+        role: row.get::<_, Word<_>>("role")?.0,
         tag: row.get::<_, Option<Json<_>>>("tag")?.map(|json| json.0),
-        read_only,
+        read_only: row.get("read_only")?,
         created: row.get::<_, Time>("created")?.0,
         expires: row.get::<_, Option<Time>>("expires")?.map(|time| time.0),
     };

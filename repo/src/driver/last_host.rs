@@ -31,9 +31,8 @@ pub struct LastHost {
     pub host: Uuid,
     /// The machine ([`machine`]): a catalogue that was copied to another one belongs to another host.
     pub machine: String,
-    /// Where on that machine the catalogue is, which may change. Versions before did not record it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state_directory: Option<PathBuf>,
+    /// Where on that machine the catalogue is, which may change.
+    pub state_directory: PathBuf,
 }
 
 impl LastHost {
@@ -46,7 +45,7 @@ impl LastHost {
 /// The record in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Last {
-    /// There is no record: it was never attached, or only by a version without records.
+    /// There is no record: it was never attached.
     Nobody,
     /// This host had it.
     Host(LastHost),
@@ -130,11 +129,11 @@ mod test {
             directory
         };
         assert_eq!(open().last_host().unwrap(), Last::Nobody);
-        let at = |state: &str| Some(PathBuf::from(state));
-        let long = LastHost { host: Uuid::new_v4(), machine: machine_of("4d3b0a\n"), state_directory: at("/var/a") };
-        let moved = LastHost { state_directory: None, ..long.clone() };
+        let machine = machine_of("4d3b0a\n");
+        let long = LastHost { host: Uuid::new_v4(), machine, state_directory: "/var/a".into() };
+        let moved = LastHost { state_directory: "/var/b".into(), ..long.clone() };
         assert!(long.is_same(&moved) && long != moved);
-        let short = LastHost { host: Uuid::new_v4(), machine: String::new(), state_directory: at("/") };
+        let short = LastHost { host: Uuid::new_v4(), machine: String::new(), state_directory: "/".into() };
         for host in [long, moved, short] {
             open().set_last_host(&host).unwrap();
             assert_eq!(open().last_host().unwrap(), Last::Host(host.clone()));

@@ -9,8 +9,9 @@
 //!    to the guest: the old one can still continue as before.
 //! 4. The old one says go, and never touches anything again. If the connection ends before that, the new one must exit.
 //!
-//! It knows nothing about disks and servers. Invariant: a packet is accepted completely and with exactly the
-//! descriptors that belong to it, or rejected.
+//! It knows nothing about disks and servers. Invariants: a packet is accepted completely and with exactly the
+//! descriptors that belong to it, or rejected; the messages of each release since 0.1 are understood. A field that a
+//! later one adds is an `Option`, which is none where it is absent; an older program ignores it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -55,17 +56,16 @@ pub enum Said {
         /// Whether it is open for writing too.
         write: bool,
     },
-    /// The redo log of a layer, where logs are handed over. One.
+    /// The redo log of a layer, where logs are handed over; the statistics page or the page of shares. One.
     Log {
-        /// Its name, derived from its image's file.
+        /// Its name; of a log, derived from its image's file.
         name: PathBuf,
     },
     /// I/O statistics of the disk. No descriptors.
     Counters(Box<Counters>),
-    /// What the disk is limited to. Only where there are or were limits: earlier programs do not know it. None.
+    /// What the disk is limited to. None.
     Limits(Box<limits::Handed>),
-    /// How its transfers are split and merged. Only where that was ever asked for: earlier programs do not know it.
-    /// None.
+    /// How its transfers are split and merged. None.
     Shape(Box<Shaping>),
     /// The socket at which the disk's peers connect, or those of the control socket. One.
     Listener {
@@ -202,5 +202,53 @@ fn wanted(said: &Said) -> Option<usize> {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The messages that a process of version 0.1 sends, but for those that have no contents.
+    fn of_0_1() -> Vec<Value> {
+        let none = json!({ "come": 0, "answered": 0, "bytes": 0, "come_ns": 0, "answered_ns": 0 });
+        vec![
+            json!({ "hello": { "program": "0.1.0", "pid": 7 } }),
+            json!({ "layer": { "name": "qcow2:/srv/web.qcow2", "write": true } }),
+            json!({ "log": { "name": "web.qcow2.redo" } }),
+            json!({ "counters": {
+                "elapsed_ns": 9000, "reads": { "come": 3, "answered": 3, "bytes": 9, "come_ns": 100, "answered_ns": 350 },
+                "writes": none, "flushes": none, "discards": none, "rounds": 1, "sleeps": 2, "rests": 3, "polls": [5, 7],
+                "polled_ns": 8, "polling": { "mode": "adaptive", "most": 50000 }, "threads": null, "fatal": 1,
+                "in_page": false,
+            } }),
+            json!({ "limits": {
+                "limits": { "iops": 100 }, "levels": [5, null, null, null, null, null],
+                "share": { "weight": 100, "time": 9, "slot": 3 },
+            } }),
+            json!({ "shape": { "split": "65536", "merge": "none", "policy": null } }),
+            json!({ "listener": { "control": true, "bound": [1, 2] } }),
+            json!({ "peer": { "bytes": [1, 2] } }),
+        ]
+    }
+
+    #[test]
+    fn messages_of_0_1_are_understood_and_sent() {
+        for message in of_0_1() {
+            let said: Said = serde_json::from_value(message.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&said).unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn an_optional_field_may_be_absent_and_an_unknown_one_is_ignored() {
+        let mut counters = of_0_1().swap_remove(3);
+        let fields = counters["counters"].as_object_mut().unwrap();
+        fields.remove("threads");
+        fields.insert("of a later version".into(), 1.into());
+        let Said::Counters(counters) = serde_json::from_value(counters).unwrap() else { panic!("other counters") };
+        assert_eq!((counters.threads, counters.fatal), (None, 1));
     }
 }

@@ -26,8 +26,6 @@ pub fn choose(serve: &Serve, layers: &Layers) {
     }
     let chosen = match &serve.serial {
         Some(given) => given.clone(),
-        // The process before this one is of an earlier version: later ones name theirs.
-        None if serve.take_over => of_file_name(serve.image.path()),
         None => of_lowest(layers),
     };
     IN_FORCE.get_or_init(|| chosen);
@@ -64,19 +62,12 @@ fn hex(number: u128) -> String {
     format!("{number:0DIGITS$x}")
 }
 
-/// The file's name, truncated if necessary.
-fn of_file_name(path: &Path) -> String {
-    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    name.chars().filter(char::is_ascii_graphic).take(DIGITS).collect()
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
 
     #[test]
     fn a_serial_number_is_short_and_printable() {
-        assert_eq!(of_file_name(Path::new("/a/my disk\u{e9}-0123456789abcdef.vhd")), "mydisk-0123456789abc");
         assert_eq!(hex(0x12), "00000000000000000012");
         let of = |path: &str| of_path(Path::new(path));
         assert_eq!(of("/srv/customer-portal-production-a").len(), DIGITS);

@@ -22,8 +22,6 @@ pub struct Shaping {
     split: SizeRule,
     merge: SizeRule,
     policy: Option<PolicyNote>,
-    /// Something was asked for, at some time, be it nothing: the next process has the words of the first.
-    asked: bool,
 }
 
 impl Shaping {
@@ -32,9 +30,7 @@ impl Shaping {
         let policy = serve.io_policy.as_deref().map(|path| policy_of(path, name, file)).transpose()?;
         let unless_given = if policy.is_some() { SizeRule::Auto } else { SizeRule::None };
         let [split, merge] = [serve.io_split, serve.io_merge].map(|rule| rule.unwrap_or(unless_given));
-        let asked = serve.io_split.is_some() || serve.io_merge.is_some() || policy.is_some();
-        let shaping = Shaping { policy, ..Shaping::default() };
-        Ok(Shaping { asked, ..shaping.changed(Some(split), Some(merge))? })
+        Shaping { policy, ..Shaping::default() }.changed(Some(split), Some(merge))
     }
 
     /// The same with other rules where some are given.
@@ -46,7 +42,7 @@ impl Shaping {
                 .of_kind(Kind::Invalid)
                 .advise("measure the storage with tapline calibrate, and serve the disk with --io-policy FILE"));
         }
-        Ok(Shaping { split, merge, policy: self.policy.clone(), asked: true })
+        Ok(Shaping { split, merge, policy: self.policy.clone() })
     }
 
     /// What a verb asks for.
@@ -62,15 +58,7 @@ impl Shaping {
             (true, Some(policy)) if !has_sizes_of_a_policy(&policy) => {
                 invalid("the sizes of a policy must be powers of two from 4K to 16M")
             }
-            (true, policy) => {
-                let nothing = Shaping { asked: self.asked, ..Shaping::default() };
-                let (split, merge) = (split.unwrap_or_default(), merge.unwrap_or_default());
-                match (split, merge, &policy) {
-                    // Programs of before there were sizes can take the place of this one still.
-                    (SizeRule::None, SizeRule::None, None) => Ok(nothing),
-                    _ => Shaping { policy, ..nothing }.changed(Some(split), Some(merge)),
-                }
-            }
+            (true, policy) => Shaping { policy, ..Shaping::default() }.changed(split, merge),
         }
     }
 
@@ -82,11 +70,6 @@ impl Shaping {
             SizeRule::Auto => self.policy.as_ref().and_then(of_policy),
         };
         ShapePolicy { split: bytes(self.split, |policy| policy.split), merge: bytes(self.merge, |policy| policy.merge) }
-    }
-
-    /// What the next process goes on with; nothing where nothing was ever asked for. Earlier programs do not know it.
-    pub fn handed(&self) -> Option<Shaping> {
-        self.asked.then(|| self.clone())
     }
 
     /// The answer to those who ask.
@@ -163,9 +146,6 @@ mod test {
         assert_eq!(told.in_force(), ShapePolicy { split: Some(8192), merge: None });
         let forgotten = told.asked(recorded.clone()).unwrap();
         assert_eq!((forgotten.in_force().is_none(), &forgotten.policy), (true, &None));
-        assert!(forgotten.handed().is_some(), "the next process has the words of the first");
-        // Nothing was ever asked for, and an earlier program can take over.
-        assert_eq!(Shaping::default().asked(recorded.clone()).unwrap().handed(), None);
         for wrong in [
             ask::Shape { recorded: false, ..auto.clone() },
             ask::Shape { policy: Some(PolicyNote { split: Some(0), ..note() }), ..auto },
@@ -177,13 +157,9 @@ mod test {
 
     #[test]
     fn what_is_handed_over_is_what_was_in_force() {
-        assert_eq!(Shaping::default().handed(), None);
         let shaping = Shaping { policy: Some(note()), ..Shaping::default() };
         let shaping = shaping.changed(Some(SizeRule::Auto), Some(SizeRule::Bytes(4096))).unwrap();
-        let words = serde_json::to_string(&shaping.handed().unwrap()).unwrap();
+        let words = serde_json::to_string(&shaping).unwrap();
         assert_eq!(serde_json::from_str::<Shaping>(&words).unwrap(), shaping);
-        // Everything taken back is something to hand over too: the next process has the words of the first.
-        let back = shaping.changed(Some(SizeRule::None), Some(SizeRule::None)).unwrap();
-        assert!(back.in_force().is_none() && back.handed() == Some(back));
     }
 }

@@ -47,18 +47,14 @@ pub struct Counters {
     /// Looks for more work before sleeping that have found some, and that have not.
     polls: (u64, u64),
     /// For how long it looked.
-    #[serde(default)]
     polled_ns: u64,
     /// How it polls, which the next process goes on with.
-    #[serde(default)]
     pub polling: Option<polling::Settings>,
     /// How many threads it may use, if that was set, as well.
-    #[serde(default)]
     pub threads: Option<usize>,
     /// Requests that were answered with an error since the disk would have died of them.
     pub fatal: u64,
     /// They are in the statistics page as well.
-    #[serde(default)]
     in_page: bool,
 }
 
@@ -417,18 +413,6 @@ mod test {
         }
         let fresh = Stats::resumed(shared, Clock::new(), Page::anonymous().unwrap());
         assert_eq!(fresh.told(Condition::default()).reads.count, 1, "the page was not there");
-    }
-
-    #[test]
-    fn what_a_process_of_an_earlier_version_has_counted_is_taken_over() {
-        let told = r#"{"elapsed_ns":9000,"reads":{"come":3,"answered":3,"bytes":9,"come_ns":100,"answered_ns":350},
-            "writes":{"come":0,"answered":0,"bytes":0,"come_ns":0,"answered_ns":0},
-            "flushes":{"come":0,"answered":0,"bytes":0,"come_ns":0,"answered_ns":0},
-            "discards":{"come":0,"answered":0,"bytes":0,"come_ns":0,"answered_ns":0},
-            "rounds":1,"sleeps":2,"rests":3,"polls":[5,7],"fatal":1}"#;
-        let stats = stats(serde_json::from_str(told).unwrap());
-        let all = stats.told(Condition::default());
-        assert_eq!((all.reads.count, all.reads.sum_ns, all.polls_missed), (3, 250, 7));
     }
 
     #[test]

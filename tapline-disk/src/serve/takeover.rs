@@ -26,10 +26,10 @@ pub struct Takeover {
     pub layers: Vec<ImageName>,
     /// I/O statistics of the disk.
     counters: Counters,
-    /// What the disk is limited to, if there are limits.
-    pub limits: Option<limits::Handed>,
-    /// How its transfers are split and merged, if that was ever asked for.
-    pub shaping: Option<Shaping>,
+    /// What the disk is limited to.
+    pub limits: limits::Handed,
+    /// How its transfers are split and merged.
+    pub shaping: Shaping,
     /// The control socket, if there is one.
     control: Option<Listening>,
     /// The server's socket and peers.
@@ -80,9 +80,8 @@ impl Takeover {
             }
         }
         let Coming { layers, files, counters, limits, shaping, control, listener, peers } = coming;
-        let (Some(counters), Some(Listening { socket, bound }), false) = (counters, listener, layers.is_empty()) else {
-            return Err(failed(ChannelError::Strange("something is missing".into())));
-        };
+        let (Some(counters), Some(limits), Some(shaping)) = (counters, limits, shaping) else { return Err(missing()) };
+        let (Some(Listening { socket, bound }), false) = (listener, layers.is_empty()) else { return Err(missing()) };
         from.have_at_hand(files);
         let server = Handover { listener: socket, bound, peers };
         Ok(Takeover { channel, layers, counters, limits, shaping, control, server })
@@ -150,6 +149,10 @@ impl Coming {
 
 fn failed(why: ChannelError) -> Failure {
     Failure::new("take over the disk from the process that serves it", why)
+}
+
+fn missing() -> Failure {
+    failed(ChannelError::Strange("something is missing".into()))
 }
 
 fn stays() -> Failure {

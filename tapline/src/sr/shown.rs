@@ -20,10 +20,7 @@ pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
     Shown::new("name", |sr, _| sr.name.to_string()),
     Shown::new("state", |sr, _| health::instead_of(word::of(&sr.state), &sr.health)),
-    Shown::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation)))
-        .formerly("allocated")
-        .right()
-        .if_room(),
+    Shown::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation))).right().if_room(),
     Shown::new("used", |sr, _| of_space_now(sr, |space| readable(space.physical_utilisation))).right().if_room(),
     Shown::new("free", |sr, _| of_space_now(sr, |space| readable(space.free))).right(),
     Shown::new("overcommit", |sr, _| of_space(sr, overcommit)).right().if_room(),
@@ -68,7 +65,7 @@ pub const COLUMNS: &[Shown] = &[
         .alone(),
     Shown::new("measured", |sr, _| of_space(sr, |space| format!("{:.0}", space.measured))).alone(),
     Shown::new("health", |sr, _| health::in_words(&sr.health, Timestamp::now())).alone(),
-    Shown::new("reason", |sr, _| sr.health.reason.clone().unwrap_or_default()).formerly("problem").alone(),
+    Shown::new("reason", |sr, _| sr.health.reason.clone().unwrap_or_default()).alone(),
     Shown::new("advice", |sr, _| sr.health.advice.clone().unwrap_or_default()).alone(),
     Shown::new("created", |sr, _| format!("{:.0}", sr.created)).alone(),
     Shown::new("description", |sr, _| sr.description.to_string()).alone(),

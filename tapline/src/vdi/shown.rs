@@ -16,7 +16,7 @@ type Shown = Column<Vdi>;
 pub const COLUMNS: &[Shown] = &[
     Shown::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
     Shown::new("name", |vdi, _| vdi.name.to_string()),
-    Shown::new("virtual", |vdi, _| readable(vdi.size)).formerly("size").right(),
+    Shown::new("virtual", |vdi, _| readable(vdi.size)).right(),
     Shown::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
     Shown::new("state", |vdi, _| state(vdi)).if_room(),
     Shown::new("format", |vdi, _| vdi.format.to_string()).if_room(),

@@ -205,7 +205,8 @@ mod test {
 
     fn vdi(number: u128, name: &str, snapshot_of: Option<u128>) -> Vdi {
         let shown = json!({
-            "uuid": Uuid::from_u128(number), "name": name, "description": "", "sr": Uuid::nil(), "size": 512,
+            "uuid": Uuid::from_u128(number), "name": name, "description": "", "tags": [], "other_config": {},
+            "health": { "state": "healthy" }, "sr": Uuid::nil(), "size": 512,
             "physical_utilisation": 0, "format": "qcow2", "file": "a", "depth": 1, "read_only": false,
             "snapshot_of": snapshot_of.map(Uuid::from_u128), "state": "ready", "users": [],
             "created": format!("2026-11-22T10:{number:02}:00Z"),

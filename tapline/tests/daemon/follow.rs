@@ -8,7 +8,15 @@ use crate::play::{Played, refused, scene};
 
 fn event(seq: u64) -> Event {
     let at = "2026-11-22T12:00:00Z".parse().unwrap();
-    Event { seq, at, kind: ObjectKind::Vdi, uuid: Uuid::nil(), change: Change::Removed, requester: None, object: None }
+    Event {
+        seq,
+        at,
+        kind: ObjectKind::Vdi,
+        uuid: Uuid::nil(),
+        change: Change::Removed,
+        requester: api::Requester::Daemon,
+        object: None,
+    }
 }
 
 /// A stream with one change, which then ends.

@@ -147,7 +147,7 @@ fn a_tree_has_snapshots_and_clones_below_their_disks() {
             "created": vdi.created })
     };
     let inventory = json!({
-        "sr": SR, "name": "fast", "description": "", "generation": 7, "head": "00",
+        "sr": SR, "name": "fast", "description": "", "tags": [], "other_config": {}, "generation": 7, "head": "00",
         "images": [image(11, Some(12)), image(12, None), image(13, Some(12)), image(14, None)],
         "vdis": [of(&vdis[0], 11), of(&vdis[1], 12), of(&vdis[2], 13), of(&vdis[3], 14)],
     });

@@ -134,7 +134,8 @@ fn verbs_of_an_sr_ask_their_routes() {
         "uuid": VDI, "image": VDI, "name": "web", "read_only": false, "created": "2026-11-23T12:00:00Z",
     });
     let inventory = json!({
-        "sr": SR, "name": "fast", "description": "", "generation": 7, "head": "00", "images": [image], "vdis": [of_it],
+        "sr": SR, "name": "fast", "description": "", "tags": [], "other_config": {}, "generation": 7, "head": "00",
+        "images": [image], "vdis": [of_it],
     });
     let played = Played::new([
         ok("POST", "srs/probe", &found),
@@ -182,7 +183,6 @@ fn verbs_of_a_vdi_ask_their_routes() {
         of("merge"),
     ]);
     let made = format!("{VDI}\n");
-    // As earlier versions had it; `--size` is what the help says.
     assert_eq!(out(&played.run(&["vdi", "resize", VDI, "20G"])), "");
     assert_eq!(out(&played.run(&["vdi", "snapshot", VDI, "--name", "before"])), made);
     assert_eq!(out(&played.run(&["vdi", "clone", VDI])), made);

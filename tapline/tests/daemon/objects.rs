@@ -143,7 +143,7 @@ pub fn vm(number: u128, name: &str) -> Vm {
 /// A task that creates the first disk.
 pub fn task(number: u128, state: TaskState, progress: f64, step: Option<&str>) -> Task {
     Task {
-        requester: Some(api::Requester::User { uid: 0, name: Some("root".into()) }),
+        requester: api::Requester::User { uid: 0, name: Some("root".into()) },
         uuid: Uuid::from_u128(TASK + number),
         verb: "vdi-copy".into(),
         about: vec![About { kind: ObjectKind::Vdi, uuid: Uuid::from_u128(VDI + 1) }],

@@ -229,7 +229,7 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
     let listed = done(&daemon, &["vbd", "list"]);
     assert!(listed.lines().nth(1).unwrap().contains("  -   data  "), "{listed}");
     assert_eq!(done(&daemon, &["vbd", "list", "-q"]), vbd);
-    let chosen = ["vdi", "list", "--columns", "name,state,sr", "--sort", "-size"];
+    let chosen = ["vdi", "list", "--columns", "name,state,sr", "--sort", "-virtual"];
     assert_eq!(done(&daemon, &chosen), "NAME  STATE   SR\ndata  in use  fast");
     // Options of the daemon stand before the noun, too.
     assert_eq!(

@@ -54,8 +54,13 @@ pub fn init(config: &Config) -> Result<String, Problem> {
 /// Refuses where there is a catalogue that could be used.
 pub fn must_have_none(config: &Config) -> Result<(), Problem> {
     let path = config.catalogue();
-    if backup::is_nothing(&path) || matches!(Catalogue::open(&path), Err(problem) if problem.code == Code::Damaged) {
+    if backup::is_nothing(&path) {
         return Ok(());
+    }
+    match Catalogue::open(&path) {
+        Err(problem) if problem.code == Code::Damaged => return Ok(()),
+        Err(problem) if problem.code == Code::Unsupported => return Err(problem),
+        _ => {}
     }
     let what = format!("there is already a usable catalogue at {}", path.display());
     let advice = "start taplined with it, and add repositories with 'tapline sr introduce'. To replace it anyway, move \

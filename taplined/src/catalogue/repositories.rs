@@ -28,8 +28,7 @@ pub fn one_of_ours(config: &Config) -> Result<Option<PathBuf>, Problem> {
     }
     let here = machine();
     let is_ours = |path: &Path| {
-        last_host_at(path)
-            .is_some_and(|last| last.machine == here && last.state_directory.as_ref() == Some(&config.state_directory))
+        last_host_at(path).is_some_and(|last| last.machine == here && last.state_directory == config.state_directory)
     };
     let is_mount = |path: &Path| mounts.iter().any(|mount| mount.at == path);
     for mount in mounts.iter().filter(|mount| LOCAL.contains(&mount.kind.as_str())) {

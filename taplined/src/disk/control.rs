@@ -89,8 +89,12 @@ pub fn problem(error: control::Error) -> Problem {
         Kind::NoSpace => Code::NoSpace,
         Kind::Unsupported => Code::Unsupported,
         Kind::Cancelled => Code::Cancelled,
+        Kind::Version | Kind::UnknownVerb => {
+            let what = format!("the disk's process runs another version of Tapline: {}", error.message);
+            return Problem::new(Code::Unsupported, what).advise("upgrade the disk: tapline vbd upgrade VBD");
+        }
         // The daemon has sent something that is invalid for the disk.
-        Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => Code::Internal,
+        Kind::Malformed | Kind::Invalid => Code::Internal,
         Kind::Failed | Kind::NotAnImage => Code::Failed,
     };
     Problem { advice: error.advice, ..Problem::new(code, error.message) }
@@ -330,7 +334,9 @@ mod test {
         let asked = Asked::<ask::Upgrade>::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
         let refused = asked.answer(|_| ()).await.unwrap_err();
         assert_eq!(refused, Refused::Disk(control::Error::new(Kind::UnknownVerb, "no")));
-        assert_eq!(Problem::from(refused).code, Code::Internal);
+        let problem = Problem::from(refused);
+        assert_eq!(problem.code, Code::Unsupported);
+        assert!(problem.detail.contains("another version") && problem.advice.unwrap().contains("vbd upgrade"));
         let expected = json!({ "version": 1, "id": 1, "verb": "upgrade", "successor": true });
         assert_eq!(thread.join().unwrap(), (expected, 1));
         // The disk has closed its copy, and there is no other.

@@ -43,7 +43,7 @@ pub struct ServedLayer {
     pub path: PathBuf,
     /// Virtual size in bytes.
     pub size: u64,
-    /// Device and inode number of its file; processes of older versions do not report them.
+    /// Device and inode number of its file.
     pub device: Option<u64>,
     pub inode: Option<u64>,
 }

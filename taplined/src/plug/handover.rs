@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use api::{Code, Problem, Transport, Vbd};
-use control::answer::{Layer, Version};
+use api::{Code, Problem};
+use control::answer::Layer;
 use control::ask::Upgrade;
-use control::{ImageName, Kind, Request};
+use control::{ImageName, Request};
 use uuid::Uuid;
 
 use crate::disk::control::{Asked, Refused, problem};
@@ -28,28 +28,6 @@ pub enum NotDone {
     Refused(Problem),
     /// It has not reported a result: it may have handed over the disk.
     Unknown(Problem),
-}
-
-/// Refuses a process whose program does not support the handover, according to its response to `version`.
-pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Version) -> Result<(), Problem> {
-    match version.verbs.iter().any(|verb| verb == "upgrade") {
-        true => Ok(()),
-        false => Err(too_old(vbd, pid, version)),
-    }
-}
-
-fn too_old(vbd: &Vbd, pid: u32, version: &Version) -> Problem {
-    let program = version.program.as_deref().unwrap_or("unknown");
-    let what = format!("its process {pid} runs an older program ({program}), which does not support live upgrade");
-    let once = format!("replug it once: 'tapline vbd unplug {0}', then 'tapline vbd plug {0}'", vbd.uuid);
-    Problem::new(Code::Unsupported, what).advise(match vbd.transport {
-        Transport::VhostUser => {
-            format!(
-                "{once}; or, if its VMM reconnects automatically, end the process (kill {pid}): it is restarted at once"
-            )
-        }
-        Transport::Nbd | Transport::Blkif => once,
-    })
 }
 
 /// The layers of a disk as its process calls them, from the top down, by its answer to `layers`.
@@ -86,13 +64,7 @@ pub async fn answer(asked: Asked<Upgrade>, to: u32, patience: Duration) -> Resul
             let what = format!("the disk was handed over to process {} instead of {to}", said.pid);
             Err(NotDone::Unknown(Problem::new(Code::Failed, what)))
         }
-        Err(Refused::Disk(mut error)) => {
-            if error.kind == Kind::UnknownVerb {
-                // It means something else here, because the program's version has been checked before.
-                error.kind = Kind::Unsupported;
-            }
-            Err(NotDone::Refused(problem(error)))
-        }
+        Err(Refused::Disk(error)) => Err(NotDone::Refused(problem(error))),
         Err(Refused::Unanswered(problem)) => Err(NotDone::Unknown(problem)),
     }
 }
@@ -115,54 +87,9 @@ mod test {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
-    use jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
-
-    fn vbd(transport: Transport) -> Vbd {
-        Vbd {
-            uuid: uuid::Uuid::from_u128(7),
-            vm: None,
-            vdi: uuid::Uuid::nil(),
-            position: 0,
-            mode: api::Mode::ReadWrite,
-            bootable: false,
-            transport,
-            queues: 1,
-            tags: Default::default(),
-            other_config: Default::default(),
-            autostart: None,
-            limits: None,
-            share_weight: 100,
-            state: api::VbdState::Plugged,
-            socket: None,
-            pid: Some(4),
-            restarts: 0,
-            waits_for_space: false,
-            health: Default::default(),
-            problem: None,
-            created: Timestamp::UNIX_EPOCH,
-        }
-    }
-
-    #[test]
-    fn an_older_program_is_refused_with_advice() {
-        let version = |program: &str, verbs: [&str; 2]| Version {
-            program: Some(program.into()),
-            verbs: verbs.map(str::to_owned).into(),
-            ..Version::default()
-        };
-        let knows = version("0.2.0", ["version", "upgrade"]);
-        must_know_how(&vbd(Transport::Nbd), 4, &knows).unwrap();
-        let older = version("0.1.0", ["version", "layers"]);
-        let told = must_know_how(&vbd(Transport::Nbd), 4, &older).unwrap_err();
-        assert_eq!(told.code, Code::Unsupported);
-        assert_eq!(told.detail, "its process 4 runs an older program (0.1.0), which does not support live upgrade");
-        assert!(told.advice.unwrap().ends_with("vbd plug 00000000-0000-0000-0000-000000000007'"));
-        let told = must_know_how(&vbd(Transport::VhostUser), 4, &older).unwrap_err();
-        assert!(told.advice.unwrap().contains("(kill 4)"));
-    }
 
     #[test]
     fn layers_keep_the_names_used_by_the_disk() {

@@ -35,10 +35,10 @@ async fn tell(daemon: &Daemon, vbd: Uuid, limits: Option<DiskLimits>) -> Result<
         Err(refused) => refused,
     };
     let recorded = format!("the limits of VBD {vbd} are");
-    Err(told::not_in_force(refused, vbd, "knows no limits", &recorded, "plugging it again has them, too"))
+    Err(told::not_in_force(refused, &recorded, "plugging it again has them, too"))
 }
 
-/// The limits of a running process that the catalogue does not know. One of before there were limits has none.
+/// The limits of a running process that the catalogue does not know.
 pub async fn of_process(daemon: &Daemon, vbd: Uuid) -> Option<DiskLimits> {
     let limited = daemon.disks.ask(vbd, ask::Limit { limits: None, recorded: true }, TO_SAY).await.ok()?;
     limits::of_process(limited.limits)

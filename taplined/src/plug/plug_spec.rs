@@ -148,7 +148,6 @@ impl PlugSpec {
             words.extend(["--logical-block-size".into(), block.to_string().into()]);
         }
         let limits = limits::to_process(self.vbd.limits.as_ref());
-        // A program of before there were any does not know the word.
         if !limits.is_none() {
             words.extend(["--limit".into(), limits.to_string().into()]);
         }
@@ -159,7 +158,7 @@ impl PlugSpec {
     }
 }
 
-/// The arguments for threads. A program of before there were any does not know the words.
+/// The arguments for threads.
 fn words_of_threads(plug: &Plug) -> Vec<OsString> {
     let threads = (plug.disk_threads > 1).then(|| plug.disk_threads.to_string());
     let node = plug.disk_numa_node.map(|node| node.to_string());

@@ -6,13 +6,12 @@
 //! catalogue has; a policy of other storage than the repository is on is never followed.
 
 use ::control::answer::{NOT_FOLLOWED, PolicyNote};
-use ::control::{Kind, SizeRule, ask};
+use ::control::{SizeRule, ask};
 use api::{Problem, Sr, SrPolicy};
 use uuid::Uuid;
 
 use super::told;
 use crate::daemon::Daemon;
-use crate::disk::control::Refused;
 use crate::vdi::live;
 
 /// Tells a process whose supervision has begun, in the background.
@@ -43,17 +42,9 @@ async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 }
 
 async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Shape) -> Result<(), Problem> {
-    let said = match live::ask(daemon, vbd, verb.clone(), Vec::new()).await {
-        // A process of an earlier version knows sizes, and no policies of repositories.
-        Err(Refused::Disk(error)) if error.kind == Kind::Invalid => {
-            live::ask(daemon, vbd, sizes_of(&verb), Vec::new()).await
-        }
-        said => said,
-    };
     let recorded = "the sizes of transfers of its repository are";
-    said.map(drop).map_err(|refused| {
-        told::not_in_force(refused, vbd, "does not change sizes", recorded, "plugging it again has them, too")
-    })
+    let said = live::ask(daemon, vbd, verb, Vec::new()).await;
+    said.map(drop).map_err(|refused| told::not_in_force(refused, recorded, "plugging it again has them, too"))
 }
 
 /// What the disks of a repository are told.
@@ -90,16 +81,6 @@ fn note(sr: Uuid, policy: &SrPolicy) -> PolicyNote {
         merge: policy.merge,
         why: policy.why.clone(),
     }
-}
-
-/// The same without the policy.
-fn sizes_of(verb: &ask::Shape) -> ask::Shape {
-    let rule = |rule: Option<SizeRule>, of_policy: fn(&PolicyNote) -> Option<u64>| match rule {
-        Some(SizeRule::Auto) => verb.policy.as_ref().and_then(of_policy).map_or(SizeRule::None, SizeRule::Bytes),
-        rule => rule.unwrap_or_default(),
-    };
-    let (split, merge) = (rule(verb.split, |policy| policy.split), rule(verb.merge, |policy| policy.merge));
-    ask::Shape { split: Some(split), merge: Some(merge), ..ask::Shape::default() }
 }
 
 #[cfg(test)]
@@ -158,14 +139,5 @@ mod test {
         let sr = Sr { policy: None, split: api::SizeRule::Bytes(65_536), ..sr(Some("a")) };
         let told = asked(&sr);
         assert_eq!((told.split, told.merge), (Some(SizeRule::Bytes(65_536)), Some(SizeRule::None)));
-    }
-
-    #[test]
-    fn an_earlier_program_is_told_the_sizes_that_follow() {
-        let mut sr = sr(Some("a"));
-        sr.merge = api::SizeRule::Bytes(32_768);
-        let told = sizes_of(&asked(&sr));
-        assert_eq!((told.split, told.merge), (Some(SizeRule::Bytes(16_384)), Some(SizeRule::Bytes(32_768))));
-        assert_eq!((told.recorded, told.policy), (false, None));
     }
 }

@@ -86,7 +86,7 @@ async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -
     // If all slots are taken, some may be of processes that were killed.
     daemon.disks.shares.sweep();
     let recorded = format!("the share of VBD {vbd} is");
-    Err(told::not_in_force(refused, vbd, "does not share its storage", &recorded, "plugging it again has it, too"))
+    Err(told::not_in_force(refused, &recorded, "plugging it again has it, too"))
 }
 
 /// The weight of a running process that the catalogue does not know, if it has one.

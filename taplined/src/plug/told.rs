@@ -6,12 +6,11 @@
 
 use std::time::Duration;
 
-use ::control::Kind;
 use api::{Code, Problem, VbdState};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::control::{Refused, problem};
+use crate::disk::control::Refused;
 
 /// How long a process that is to be adopted may take to say what it has.
 pub const TO_SAY: Duration = Duration::from_secs(10);
@@ -77,17 +76,9 @@ where
     });
 }
 
-/// Why something is recorded and not in force: what a program of before it does not do, what is recorded, and what
-/// else has it in force.
-pub fn not_in_force(refused: Refused, vbd: Uuid, older: &str, recorded: &str, otherwise: &str) -> Problem {
-    let why = match refused {
-        Refused::Disk(error) if error.kind == Kind::UnknownVerb => {
-            let what = format!("its process runs an older program, which {older}");
-            Problem::new(Code::Unsupported, what).advise(format!("upgrade it: 'tapline vbd upgrade {vbd}'"))
-        }
-        Refused::Disk(error) => problem(error),
-        Refused::Unanswered(problem) => problem,
-    };
+/// Why something is recorded and not in force: what is recorded, and what else has it in force.
+pub fn not_in_force(refused: Refused, recorded: &str, otherwise: &str) -> Problem {
+    let why = Problem::from(refused);
     let what = format!("{recorded} saved, but not applied yet: {}", why.detail);
     let advice = why.advice.unwrap_or_else(|| format!("the daemon retries automatically; {otherwise}"));
     Problem::new(why.code, what).advise(advice)

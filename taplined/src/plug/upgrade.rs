@@ -174,7 +174,7 @@ impl Upgrade {
 
     async fn attempt(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
         let mut new = None;
-        let started = self.start(order, &old, &mut new).await;
+        let started = self.start(order, &mut new).await;
         let taken = match (started, &new) {
             (Ok((ours, before)), Some(new)) => {
                 self.take_over(ours, new.identity().pid).await.map(|pause| (pause, before))
@@ -201,13 +201,11 @@ impl Upgrade {
     async fn start(
         &mut self,
         order: PlugSpec,
-        old: &DiskProcess,
         new: &mut Option<DiskProcess>,
     ) -> Result<(OwnedFd, Option<String>), Problem> {
-        let (daemon, vbd, pid) = (self.daemon.clone(), self.vbd, old.identity().pid);
+        let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         let work = async {
             let asked = daemon.disks.version(vbd, TO_SAY).await?;
-            handover::must_know_how(&order.vbd, pid, &asked)?;
             let said = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await?;
             let order = order.with_names(handover::names(&said.layers)?);
             let mut words = order.words(&DiskPaths::of(&daemon.config, vbd));

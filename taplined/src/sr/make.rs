@@ -39,16 +39,12 @@ pub struct Make<const KEPT: bool> {
     /// It has its label already.
     pub labelled: bool,
     /// Whether the name was given in the request rather than taken from the repository.
-    #[serde(default)]
     pub named: bool,
     /// The same of the description.
-    #[serde(default)]
     pub described: bool,
     /// The same of the tags.
-    #[serde(default)]
     pub tagged: bool,
     /// The same of what programs keep with it.
-    #[serde(default)]
     pub configured: bool,
     /// This daemon has found nothing there: there is nothing to roll back, and no reason to wait for a server again.
     #[serde(skip)]

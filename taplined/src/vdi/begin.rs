@@ -86,7 +86,7 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
         labels: Labels { tags: asked.tags, other_config: asked.other_config },
         size: asked.size.bytes(),
         format,
-        logical_block_size: Some(block),
+        logical_block_size: block,
     });
     let unique = !asked.allow_duplicate_name;
     let held = move |job: &Create, task, tx: &mut Tx<'_>| {
@@ -146,7 +146,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
     must_hold(vdi.format, size)?;
     must_divide(vdi.logical_block_size.unwrap_or_default(), size).map_err(|problem| problem.field("size"))?;
     let vbd = writer_of(&vdi);
-    let job = Resize { vdi: uuid, sr: Some(vdi.sr), size, vbd };
+    let job = Resize { vdi: uuid, sr: vdi.sr, size, vbd };
     daemon.tasks.start_job(daemon, job, move |job, task, tx| hold(tx, job.vdi, task, vbd)).await
 }
 

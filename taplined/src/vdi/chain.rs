@@ -116,10 +116,8 @@ pub struct Info {
     /// Bytes that its file takes.
     pub file_allocated: u64,
     /// Of the lowest image: the logical block size of its guests unless another one is recorded.
-    #[serde(default)]
     logical_block_size: Option<LogicalBlockSize>,
     /// What only a VHDX has.
-    #[serde(default)]
     vhdx: Option<Vhdx>,
 }
 

@@ -40,7 +40,6 @@ pub struct Import {
     /// The file; of an upload, its name in messages.
     pub path: AbsolutePath,
     /// The upload.
-    #[serde(default)]
     pub upload: Option<Uuid>,
     /// Its format.
     pub format: SourceFormat,
@@ -59,9 +58,8 @@ pub struct Export {
     pub format: ImageFormat,
     /// Distinguishes the unfinished file from all others.
     pub token: Uuid,
-    /// The logical block size of the VDI; absent in jobs begun by an earlier version of the daemon.
-    #[serde(default)]
-    pub block: Option<LogicalBlockSize>,
+    /// The logical block size of the VDI.
+    pub block: LogicalBlockSize,
 }
 
 impl Target {
@@ -242,11 +240,11 @@ impl Export {
 
     /// What of the disk the file cannot say. No format that is written has a field for it.
     fn warning(&self) -> Option<String> {
-        self.block.filter(|block| *block != LogicalBlockSize::default()).map(|block| {
+        let Export { block, format, path, .. } = self;
+        (*block != LogicalBlockSize::default()).then(|| {
             format!(
-                "the disk has sectors of {block} bytes, which a {} image cannot record: set them where {} is served, \
-                 as with vdi import --logical-block-size {block}, or its guest does not find the partitions",
-                self.format, self.path
+                "the disk has sectors of {block} bytes, which a {format} image cannot record: set them where {path} is \
+                 served, as with vdi import --logical-block-size {block}, or its guest does not find the partitions",
             )
         })
     }

@@ -87,14 +87,7 @@ pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside
 
 /// Has a disk grow; its new size is then recorded by the caller.
 pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused> {
-    let grown = match ask(daemon, vbd, ask::Resize { size, recorded: true }, Vec::new()).await {
-        // A process started by an earlier version does not know that field, and resizes for every client.
-        Err(Refused::Disk(error)) if error.kind == Kind::Invalid => {
-            ask(daemon, vbd, ask::Resize { size, recorded: false }, Vec::new()).await
-        }
-        grown => grown,
-    };
-    grown.map(drop)
+    ask(daemon, vbd, ask::Resize { size, recorded: true }, Vec::new()).await.map(drop)
 }
 
 /// A disk that has not responded in time is polled from now on until it does.

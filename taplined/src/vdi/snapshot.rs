@@ -46,7 +46,6 @@ pub struct State {
     /// Its description.
     pub description: Description,
     /// Its tags, and what programs keep with it.
-    #[serde(default)]
     pub labels: Labels,
     /// The VDI's new leaf, where one is needed.
     pub leaf: Option<Leaf>,
@@ -55,7 +54,6 @@ pub struct State {
     /// The moment of the state.
     pub at: Timestamp,
     /// Whether the schedule of the VDI takes it.
-    #[serde(default)]
     pub scheduled: bool,
 }
 

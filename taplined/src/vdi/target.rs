@@ -21,20 +21,17 @@ pub struct Target {
     /// Its name.
     pub name: Name,
     /// The request had no name: if this one is taken, it gets another.
-    #[serde(default)]
     pub name_is_default: bool,
     /// Its description.
     pub description: Description,
     /// Its tags, and what programs keep with it.
-    #[serde(default)]
     pub labels: Labels,
     /// Its format.
     pub format: ImageFormat,
     /// Its size in bytes.
     pub size: u64,
-    /// The size of the sectors that its guest addresses; absent in jobs begun by an earlier version of the daemon.
-    #[serde(default)]
-    pub logical_block_size: Option<LogicalBlockSize>,
+    /// The size of the sectors that its guest addresses.
+    pub logical_block_size: LogicalBlockSize,
 }
 
 impl Target {
@@ -50,7 +47,7 @@ impl Target {
             read_only: false,
             snapshot: None,
             scheduled: false,
-            logical_block_size: self.logical_block_size,
+            logical_block_size: Some(self.logical_block_size),
         };
         let name_is_default = self.name_is_default;
         let recorded = daemon.catalogue.write(move |tx| {

@@ -293,8 +293,7 @@ pub fn qemu_problem(vm: Uuid, error: &MachineError) -> Problem {
              own without an owner, or set qemu-user to its owner",
         ),
         MachineError::NotSavable(_) => Problem::new(Code::State, what).advise(
-            "a disk that was plugged by an earlier version of Tapline cannot be saved under: unplug and plug it again, \
-             or shut the VM down and start it",
+            "a disk cannot be saved under: unplug and plug it again, or shut the VM down and start it",
         ),
         late if late.is_late() => Problem::new(Code::Timeout, what)
             .advise("what it was sent may still be done; find out why QEMU hangs, or shut the VM down with force"),

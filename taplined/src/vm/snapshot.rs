@@ -37,7 +37,6 @@ pub struct Snapshot {
     /// All disks of the VM.
     pub disks: Vec<VmSnapshotDisk>,
     /// Whether the schedule of the VM takes it.
-    #[serde(default)]
     pub scheduled: bool,
 }
 

@@ -294,7 +294,7 @@ fn the_state_is_inaccessible_to_others_even_if_it_was_not_before() {
     let files = ["state/catalogue.db", "state/catalogue.db-wal", "state/catalogue.db-shm", "state/lock", "run/lock"];
     assert_eq!((mode("state"), files.map(mode)), (0o700, [0o600; 5]));
     assert_eq!((mode("run"), mode("log")), (0o755, 0o750));
-    // As left by an older daemon.
+    // As after a restore with other modes.
     fs::set_permissions(daemon.room().join("state"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(daemon.room().join("state/catalogue.db"), fs::Permissions::from_mode(0o644)).unwrap();
     daemon.restart();

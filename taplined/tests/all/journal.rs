@@ -12,13 +12,19 @@ fn plant(daemon: &mut Taplined, verb: &str, vdi: &str, intent: &str) {
     assert!(daemon.stop());
     let catalogue = daemon.catalogue();
     let about = json!([{ "kind": "vdi", "uuid": vdi }]).to_string();
-    let task = "INSERT INTO task (uuid, verb, about, state, step, cancellable, intent, created)
-                VALUES (?1, ?2, ?3, 'running', 'resize', 1, ?4, '2026-11-22T12:00:00Z')";
+    let task = "INSERT INTO task (uuid, verb, about, state, step, cancellable, intent, created, requester)
+                VALUES (?1, ?2, ?3, 'running', 'resize', 1, ?4, '2026-11-22T12:00:00Z', '{\"type\":\"daemon\"}')";
     catalogue.execute(task, (TASK, verb, about, intent)).unwrap();
     catalogue.execute("INSERT INTO claim VALUES (?1, ?2)", (vdi, TASK)).unwrap();
     catalogue.execute("INSERT INTO lease VALUES (?1, ?2, 'RW')", (vdi, TASK)).unwrap();
     drop(catalogue);
     daemon.restart();
+}
+
+/// The intent of a job that resizes a VDI.
+fn intent(daemon: &Taplined, vdi: &str) -> String {
+    let sr = &daemon.get(&format!("/vdis/{vdi}")).1["sr"];
+    json!({ "vdi": vdi, "sr": sr, "size": 48 << 20, "vbd": null }).to_string()
 }
 
 fn task(daemon: &Taplined) -> Value {
@@ -63,8 +69,8 @@ fn a_daemon_that_knows_the_job_resumes_it() {
     let (mut daemon, vdis) = disks::with_disks("", &["held"]);
     plant(&mut daemon, "vdi-resize", &vdis[0], "{}");
     assert_eq!(task(&daemon)["state"], "stuck");
+    let intent = intent(&daemon, &vdis[0]);
     assert!(daemon.stop());
-    let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
     daemon.catalogue().execute("UPDATE task SET intent = ?1", [intent]).unwrap();
     daemon.restart();
     harness::wait_until("it has ended", || ["done", "failed"].contains(&task(&daemon)["state"].as_str().unwrap()));
@@ -77,8 +83,9 @@ fn a_disk_with_a_stuck_task_can_be_unplugged() {
     let vbd = disks::vbd(&daemon, &vdis[0], "nbd");
     disks::plug(&daemon, &vbd);
     assert!(daemon.stop());
-    let insert = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
-                  VALUES (?1, 'vdi-snapshot', '[]', 'running', 0, '{}', '2026-11-22T12:00:00Z')";
+    let insert = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created, requester)
+                  VALUES (?1, 'vdi-snapshot', '[]', 'running', 0, '{}', '2026-11-22T12:00:00Z',
+                  '{\"type\":\"daemon\"}')";
     daemon.catalogue().execute(insert, [TASK]).unwrap();
     daemon.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdis[0], TASK)).unwrap();
     daemon.restart();
@@ -92,8 +99,8 @@ fn a_disk_with_a_stuck_task_can_be_unplugged() {
 fn a_task_at_an_unknown_step_is_stuck() {
     let (mut daemon, vdis) = disks::with_disks("", &["held"]);
     plant(&mut daemon, "vdi-resize", &vdis[0], "{}");
+    let intent = intent(&daemon, &vdis[0]);
     assert!(daemon.stop());
-    let intent = json!({ "vdi": vdis[0], "size": 48 << 20, "vbd": null }).to_string();
     daemon.catalogue().execute("UPDATE task SET intent = ?1, step = 'stretch', state = 'running'", [intent]).unwrap();
     daemon.restart();
     let stuck = task(&daemon);

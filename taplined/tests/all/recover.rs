@@ -417,14 +417,14 @@ fn a_schema_upgrade_is_preceded_by_a_backup() {
     }
     let old = rusqlite::Connection::open(state.join("catalogue.db")).unwrap();
     old.execute_batch(include_str!("../../../repo/src/catalogue/schema.sql")).unwrap();
-    old.pragma_update(None, "user_version", 1).unwrap();
+    old.pragma_update(None, "user_version", 17).unwrap();
     drop(old);
     daemon.restart();
     let backups = daemon.get("/host/backups").1;
     assert_eq!(backups[0]["reason"], "schema", "{backups}");
     let copy = rusqlite::Connection::open(backups[0]["file"].as_str().unwrap()).unwrap();
     let version: i64 = copy.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 1);
+    assert_eq!(version, 17);
     drop(copy);
     // An older backup can be restored too: its schema is upgraded in the process.
     assert!(daemon.stop());

@@ -240,8 +240,9 @@ fn a_dry_run_does_not_affect_running_tasks() {
     let vdi = bed.create("disk", "qcow2");
     // A merge that is running during the whole test; a real verb on this image would cancel it.
     let merge = "6e000000-0000-4000-8000-000000000001";
-    let planted = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created)
-                   VALUES (?1, 'vdi-merge', '[]', 'running', 1, '{}', '2026-11-22T12:00:00Z')";
+    let planted = "INSERT INTO task (uuid, verb, about, state, cancellable, intent, created, requester)
+                   VALUES (?1, 'vdi-merge', '[]', 'running', 1, '{}', '2026-11-22T12:00:00Z',
+                   '{\"type\":\"daemon\"}')";
     bed.daemon.catalogue().execute(planted, [merge]).unwrap();
     bed.daemon.catalogue().execute("INSERT INTO claim VALUES (?1, ?2)", (&vdi, merge)).unwrap();
     let (status, plan) = bed.daemon.delete(&format!("/vdis/{vdi}?dry_run=true"));

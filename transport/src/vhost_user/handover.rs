@@ -76,7 +76,6 @@ pub fn save(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
     }
     #[cfg(test)]
     let dirty_log = &dirty_log.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::LogUntold));
-    // Only while there is a log: a program of before there were any does not know these messages.
     if let Some(log) = dirty_log {
         let (info, file) = log.description();
         said.message(SET_LOG_BASE, info.as_bytes(), Some(file.as_fd()))?;

@@ -272,12 +272,7 @@ async fn used_but_removed_vdis_are_missing_and_foreign_objects_refused() {
     let sr = room.sr;
     let empty = Contents::new(old.contents.words.clone());
     let with_vbd = move |tx: &mut Tx<'_>| {
-        let vbd = serde_json::json!({
-            "uuid": Uuid::new_v4(), "vdi": Uuid::from_u128(1001), "position": 0, "mode": "RW", "bootable": false,
-            "transport": "nbd", "queues": 1, "state": "unplugged", "restarts": 0, "waits_for_space": false,
-            "created": Timestamp::now(),
-        });
-        tx.add_vbd(&serde_json::from_value(vbd).unwrap())?;
+        tx.add_vbd(&api::Vbd::unplugged(Uuid::from_u128(1001), api::Transport::Nbd))?;
         tx.take_in(sr, (9, "abc"), &empty, &HashMap::new())
     };
     let taken = room.catalogue.write(with_vbd).await.unwrap();

@@ -1,9 +1,9 @@
-//! Names on the catalogue itself: which are refused, which are chosen, and that old duplicates are kept.
+//! Names on the catalogue itself: which are refused, which are chosen, and that duplicates are kept.
 
 use api::{VdiPatch, VmPatch};
 
 use super::super::test::{image, room, sr, vdi, vm};
-use super::super::{Catalogue, MIGRATIONS, NewTask, NewVdi};
+use super::super::{NewTask, NewVdi};
 use super::*;
 
 fn name(text: &str) -> Name {
@@ -148,36 +148,21 @@ async fn a_chosen_name_is_free_and_short_enough() {
     assert_eq!(found.await.unwrap(), expected);
 }
 
-/// Version 4 did not compare names.
 #[tokio::test]
-async fn an_old_catalogue_with_duplicate_names_opens_and_its_objects_can_be_changed() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("catalogue.db");
-    let old = rusqlite::Connection::open(&path).unwrap();
-    MIGRATIONS.iter().take(4).for_each(|migration| old.execute_batch(migration).unwrap());
-    old.pragma_update(None, "user_version", 4).unwrap();
-    let (sr, of) = (Uuid::new_v4(), [Uuid::new_v4(), Uuid::new_v4()]);
-    let source = r#"{"type":"dir","path":"/srv"}"#;
-    let time = "2026-01-01T00:00:00Z";
-    old.execute(
-        "INSERT INTO sr VALUES (?1, 'local', '', ?2, 'attached', NULL, NULL, 0, ?3, NULL)",
-        (Id(sr), source, time),
-    )
-    .unwrap();
-    for vdi in of {
-        old.execute("INSERT INTO image VALUES (?1, ?2, ?1, 'raw', 512, 0, NULL, 'ready', FALSE)", (Id(vdi), Id(sr)))
-            .unwrap();
-        old.execute("INSERT INTO vdi VALUES (?1, ?1, 'web', '', FALSE, NULL, NULL, ?2)", (Id(vdi), time)).unwrap();
-    }
-    drop(old);
-    let catalogue = Catalogue::open(&path).unwrap();
-    let names = catalogue.read(|view| Ok(view.vdis(None)?.iter().map(|vdi| vdi.name.to_string()).collect::<Vec<_>>()));
-    assert_eq!(names.await.unwrap(), ["web", "web"]);
+async fn an_object_with_a_duplicate_name_can_be_changed() {
+    let room = room();
+    let (sr, _, disk) = room.with_vdi(1).await;
+    let second = image(sr.uuid, None);
+    // As a scan does with what it finds.
+    let other = NewVdi { name: name("disk"), ..vdi(&second) };
+    let of = [disk, other.uuid];
+    room.catalogue.write(move |tx| tx.add_image(&second).and_then(|()| tx.add_vdi(&other))).await.unwrap();
     let described =
-        VdiPatch { name: Some(name("web")), description: Some("old".parse().unwrap()), ..VdiPatch::default() };
-    catalogue.write(move |tx| tx.patch_vdi(of[0], &described)).await.unwrap();
-    let refused = catalogue.read(move |view| view.check_name_free(Among::Vdis(sr), &name("web"), "create VDI 'web'"));
+        VdiPatch { name: Some(name("disk")), description: Some("old".parse().unwrap()), ..VdiPatch::default() };
+    room.catalogue.write(move |tx| tx.patch_vdi(of[0], &described)).await.unwrap();
+    let refused =
+        room.catalogue.read(move |view| view.check_name_free(Among::Vdis(sr.uuid), &name("disk"), "create VDI 'disk'"));
     assert_eq!(refused.await.unwrap_err().code, Code::NameTaken);
-    let renamed = VdiPatch { name: Some(name("web2")), ..VdiPatch::default() };
-    catalogue.write(move |tx| tx.patch_vdi(of[1], &renamed)).await.unwrap();
+    let renamed = VdiPatch { name: Some(name("disk2")), ..VdiPatch::default() };
+    room.catalogue.write(move |tx| tx.patch_vdi(of[1], &renamed)).await.unwrap();
 }

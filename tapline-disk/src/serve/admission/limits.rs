@@ -31,8 +31,6 @@ pub struct Limiter {
     sharing: Option<Sharing>,
     /// There are limits, or there were and something waits still; or other disks use the storage.
     active: bool,
-    /// There were limits at some time, under this process or one before it.
-    had_limits: bool,
     /// When it is tried again whether the share lets something go.
     try_at: u64,
     /// Why nothing is held back, though there are limits.
@@ -64,8 +62,7 @@ struct Open {
 pub struct Handed {
     limits: Limits,
     levels: Levels,
-    /// Earlier programs know none, and ignore it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Its share of the storage, where others share that.
     pub share: Option<share::Handed>,
 }
 
@@ -74,23 +71,20 @@ impl Limiter {
     pub fn new(limits: Limits, now: u64) -> Limiter {
         let gate = Gate::new(&limits, now);
         let active = !limits.is_none();
-        Limiter { limits, gate, sharing: None, active, had_limits: active, try_at: 0, open: Open::default() }
+        Limiter { limits, gate, sharing: None, active, try_at: 0, open: Open::default() }
     }
 
     /// That of another process, as it was there.
     pub fn taken_over(handed: Handed, now: u64) -> Limiter {
         let mut limiter = Limiter::new(handed.limits, now);
-        limiter.had_limits = true;
         limiter.gate.resume(&handed.levels);
         limiter
     }
 
-    /// For the process that takes the place of this one, which has the command line of the first; nothing where there
-    /// never were limits, and no share.
-    pub fn handed(&mut self) -> Option<Handed> {
+    /// For the process that takes the place of this one.
+    pub fn handed(&mut self) -> Handed {
         let share = self.sharing.as_mut().and_then(Sharing::handed);
-        let is_known = self.had_limits || share.is_some();
-        is_known.then(|| Handed { limits: self.limits, levels: self.gate.levels(), share })
+        Handed { limits: self.limits, levels: self.gate.levels(), share }
     }
 
     /// Has this part of the storage from now on; another one is left.
@@ -156,7 +150,6 @@ impl Limiter {
     /// Has other limits from now on.
     pub fn set(&mut self, limits: Limits, now: u64) {
         self.limits = limits;
-        self.had_limits |= !limits.is_none();
         self.gate.set(&limits, now);
         self.mind_active();
     }

@@ -133,19 +133,13 @@ impl Successor {
             say(Said::Log { name }, &[&log])?;
         }
         if let Some(file) = work.page.file() {
-            // Programs that know nothing of pages take it for the log of some layer, and close it.
             say(Said::Log { name: page::NAME.into() }, &[file])?;
         }
         if let Some(file) = work.admission.limiter.sharing().and_then(|sharing| sharing.file()) {
-            // So do programs that know nothing of shares.
             say(Said::Log { name: share::NAME.into() }, &[file])?;
         }
-        if let Some(limits) = work.admission.limiter.handed() {
-            say(Said::Limits(Box::new(limits)), &[])?;
-        }
-        if let Some(shaping) = work.shaping.handed() {
-            say(Said::Shape(Box::new(shaping)), &[])?;
-        }
+        say(Said::Limits(Box::new(work.admission.limiter.handed())), &[])?;
+        say(Said::Shape(Box::new(work.shaping.clone())), &[])?;
         // What waits for space stays with its guest, and comes to the new process again.
         let (mut counters, started) = (work.counters(), work.stats.started());
         let came = |taken: u64| taken.saturating_sub(started);

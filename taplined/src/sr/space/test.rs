@@ -18,7 +18,7 @@ struct Room {
 }
 
 fn here() -> LastHost {
-    LastHost { host: Uuid::nil(), machine: String::new(), state_directory: None }
+    LastHost { host: Uuid::nil(), machine: String::new(), state_directory: "/".into() }
 }
 
 async fn room(at: &Path) -> Room {

@@ -141,13 +141,21 @@ async fn without_plugged_disks_no_guest_waits() {
 }
 
 fn event(kind: ObjectKind, object: Option<Box<RawValue>>) -> Event {
-    Event { seq: 1, at: Timestamp::now(), kind, uuid: Uuid::new_v4(), change: Change::Changed, requester: None, object }
+    Event {
+        seq: 1,
+        at: Timestamp::now(),
+        kind,
+        uuid: Uuid::new_v4(),
+        change: Change::Changed,
+        requester: api::Requester::Daemon,
+        object,
+    }
 }
 
 fn task(verb: &str, state: TaskState) -> Event {
     let created = Timestamp::now();
     let task = Task {
-        requester: None,
+        requester: api::Requester::Daemon,
         uuid: Uuid::new_v4(),
         verb: verb.into(),
         about: Vec::new(),

@@ -80,7 +80,7 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     must_hold(asked.format, vdi.size)?;
     let path = asked.path.clone();
     blocking("look at the path of an export", move || can_be_created(&path)).await?;
-    let block = Some(block_size(daemon, &vdi).await?);
+    let block = block_size(daemon, &vdi).await?;
     let job = Export { source: uuid, path: asked.path, format: asked.format, token: Uuid::new_v4(), block };
     daemon.tasks.start_job(daemon, job, |job, task, tx| hold_source(tx, job.source, task)).await
 }
@@ -110,7 +110,7 @@ async fn target(
         labels,
         format,
         size,
-        logical_block_size: Some(block),
+        logical_block_size: block,
     })
 }
 

@@ -172,7 +172,6 @@ impl QemuVm {
             return Err(MachineError::NotIts { path, found: listener, expected });
         }
         let console = console::connect(directory, CONSOLE, identity.pid);
-        // One that an earlier version has started has none.
         let guest_port = console::connect(directory, GUEST_PORT, identity.pid);
         let (child, vcpus, sandboxed, in_doubt) = (None, 0, true, false);
         let mut machine = Self { process, child, client, files, vcpus, sandboxed, console, guest_port, in_doubt };

@@ -348,8 +348,8 @@ impl Engine {
         }
     }
 
-    /// As [`Io::reap`], through the stages as in [`Engine::push_staged`]. An idle shape without a policy is dropped, and
-    /// so are lanes that are over: operations go without them again.
+    /// As [`Io::reap`], through the stages as in [`Engine::push_staged`]. Drops an idle shape without a policy, and
+    /// lanes that are over: operations go without them again.
     #[inline(never)]
     fn reap_staged(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         if let Some(mut shape) = self.shape.take() {

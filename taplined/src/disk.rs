@@ -2,6 +2,7 @@
 //! inside.
 
 pub mod control;
+pub mod files;
 pub mod gate;
 pub mod handing;
 pub mod limits;

@@ -46,8 +46,8 @@ use uuid::Uuid;
 
 use crate::account;
 use crate::config::Config;
+use crate::disk::files::{Known, OpenFile};
 use crate::disk::process::DiskProcess;
-use crate::reconcile::files::{Known, OpenFile};
 
 pub use begin::plug;
 pub use doubt::doubt;

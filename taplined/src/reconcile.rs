@@ -9,7 +9,6 @@
 //! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
 //! after a task on it has ended, when a repository is attached, introduced or scanned, and on request.
 
-pub mod files;
 mod judge;
 mod repository;
 pub mod stray;
@@ -25,12 +24,12 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::files::{self, Astray, OpenFile};
 use crate::disk::names::ServedLayer;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
 use crate::vdi;
-use files::{Astray, OpenFile};
 use judge::{Follow, Told, Verdict, judge};
 
 /// Advice about a diverged VDI.

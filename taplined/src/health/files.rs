@@ -13,8 +13,8 @@ use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::reconcile::files::Astray;
-use crate::reconcile::{self, Heal, files};
+use crate::disk::files::{self, Astray};
+use crate::reconcile::{self, Heal};
 use crate::vdi::live;
 
 /// Time between two looks: what is gone shows within two seconds.

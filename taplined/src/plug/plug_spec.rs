@@ -14,12 +14,12 @@ use uuid::Uuid;
 use super::queue::Request;
 use crate::config::Plug;
 use crate::daemon::Daemon;
+use crate::disk::files::{self, Known, OpenFile};
 use crate::disk::handing::Handing;
 use crate::disk::limits;
 use crate::disk::names::{image_name, words_of};
 use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
-use crate::reconcile::files::{self, Known, OpenFile};
 use crate::task::blocking;
 use crate::vm::domain;
 

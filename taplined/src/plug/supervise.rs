@@ -22,6 +22,7 @@ use super::start::{Log, clear, forget_statistics, serve};
 use super::steps::Steps;
 use super::unplug;
 use crate::daemon::Daemon;
+use crate::disk::files;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::reconcile;
@@ -262,7 +263,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
         let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
         order.must_be_those(before.clone()).await?;
         return match order.has_names_of(&before) {
-            true => Err(reconcile::files::unproven(&order.vbd)),
+            true => Err(files::unproven(&order.vbd)),
             false => vdi::must_be_ready(&known),
         };
     }

@@ -14,8 +14,8 @@ use repo::catalogue::Image;
 use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
+use super::names::ServedLayer;
 use crate::daemon::Daemon;
-use crate::disk::names::ServedLayer;
 
 /// The files of a process, by name.
 pub type Known = HashMap<String, OpenFile>;

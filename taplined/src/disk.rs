@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use self::control::Watch;
 use crate::config::Config;
+use files::OpenFiles;
 use gate::Gates;
 use paths::DiskPaths;
 
@@ -36,6 +37,8 @@ pub struct Disks {
     config: Config,
     /// Where verbs that change a disk wait while its process is replaced.
     pub gates: Gates,
+    /// The files that they have open.
+    pub open_files: OpenFiles,
     /// By what they share the storage of their repositories.
     pub shares: shares::Pages,
 }
@@ -43,7 +46,8 @@ pub struct Disks {
 impl Disks {
     /// The disks of a daemon with this configuration.
     pub fn of(config: &Config) -> Disks {
-        Disks { config: config.clone(), gates: Gates::default(), shares: shares::Pages::default() }
+        let (gates, open_files, shares) = (Gates::default(), OpenFiles::default(), shares::Pages::default());
+        Disks { config: config.clone(), gates, open_files, shares }
     }
 
     /// Sends a verb of docs/control.md to the disk of a VBD and waits for the response, but not longer than `patience`.

@@ -46,7 +46,6 @@ use uuid::Uuid;
 
 use crate::account;
 use crate::config::Config;
-use crate::disk::files::{Known, OpenFile};
 use crate::disk::process::DiskProcess;
 
 pub use begin::plug;
@@ -81,8 +80,6 @@ pub struct Plugs {
     doubted: Mutex<HashSet<Uuid>>,
     /// Wakes those who wait before they check such a process again.
     to_ask: tokio::sync::Notify,
-    /// The files that their processes have open, as far as known.
-    files: Mutex<HashMap<Uuid, Known>>,
     /// The group that may connect to disks.
     group: Option<u32>,
 }
@@ -100,7 +97,6 @@ impl Plugs {
             served: Mutex::default(),
             doubted: Mutex::default(),
             to_ask: tokio::sync::Notify::new(),
-            files: Mutex::default(),
             group,
         })
     }
@@ -116,27 +112,6 @@ impl Plugs {
     /// Has processes that did not respond checked now: one of them may respond again.
     pub fn ask_doubted(&self) {
         self.to_ask.notify_waiters();
-    }
-
-    fn files(&self) -> MutexGuard<'_, HashMap<Uuid, Known>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The files that the process of a VBD has open, as far as known.
-    pub fn open_files(&self, vbd: Uuid) -> Known {
-        self.files().get(&vbd).cloned().unwrap_or_default()
-    }
-
-    /// The process of a VBD has these files open.
-    pub fn has_open(&self, vbd: Uuid, known: Known) {
-        self.files().insert(vbd, known);
-    }
-
-    /// Nothing keeps a file of this name in existence any more but its processes: its space is needed when its name is
-    /// removed.
-    pub fn let_go_of(&self, file: &str) {
-        let mut all = self.files();
-        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::let_go);
     }
 
     /// Stops supervising the VBD's process and returns it, if there is one.

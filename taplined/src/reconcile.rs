@@ -245,12 +245,12 @@ impl Seen {
 
 /// Remembers a disk's files for the next start.
 fn remember(daemon: &Daemon, vbd: Uuid, layers: &[ServedLayer]) {
-    let before = daemon.plugs.open_files(vbd);
+    let before = daemon.disks.open_files.of(vbd);
     let reported = |layer: &ServedLayer| {
         let file = OpenFile::reported(layer.numbers()?, before.get(layer.file()));
         Some((layer.file().to_owned(), file))
     };
-    daemon.plugs.has_open(vbd, layers.iter().filter_map(reported).collect());
+    daemon.disks.open_files.set(vbd, layers.iter().filter_map(reported).collect());
 }
 
 fn paths(layers: &[ServedLayer]) -> Vec<String> {

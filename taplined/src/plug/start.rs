@@ -14,6 +14,7 @@ use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
+use crate::disk::files::Known;
 use crate::disk::handing::{Handing, Ready};
 use crate::disk::oom;
 use crate::disk::paths::DiskPaths;
@@ -41,10 +42,10 @@ pub async fn serve(
 ) -> Result<(), Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
-    let before = if log == Log::Begun { None } else { daemon.plugs.files().get(&vbd).cloned() };
+    let before = if log == Log::Begun { Known::new() } else { daemon.disks.open_files.of(vbd) };
     let logs = daemon.tool.redo.clone();
-    let (handing, known) = steps.step("open", order.open(before.unwrap_or_default(), logs)).await?;
-    daemon.plugs.has_open(vbd, known);
+    let (handing, known) = steps.step("open", order.open(before, logs)).await?;
+    daemon.disks.open_files.set(vbd, known);
     let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
     steps.step("hand", hand(ready)).await?;
     let limit = steps_limit(steps);

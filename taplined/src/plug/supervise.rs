@@ -178,7 +178,7 @@ async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     if let Err(problem) = clear(daemon, vbd, None).await {
         tracing::error!(%vbd, "the files of its process could not be removed: {problem}");
     }
-    daemon.plugs.files().remove(&vbd);
+    daemon.disks.open_files.forget(vbd);
     true
 }
 
@@ -260,7 +260,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
         // If it is because of its files, that says more.
-        let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
+        let before = daemon.disks.open_files.of(vbd);
         order.must_be_those(before.clone()).await?;
         return match order.has_names_of(&before) {
             true => Err(files::unproven(&order.vbd)),

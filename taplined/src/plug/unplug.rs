@@ -242,7 +242,7 @@ fn at_work(vbd: Uuid, limit: Duration) -> Problem {
 pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Result<Vbd, Problem> {
     super::start::clear(daemon, vbd, None).await?;
     super::start::forget(daemon, vbd).await;
-    daemon.plugs.files().remove(&vbd);
+    daemon.disks.open_files.forget(vbd);
     // While it has the lease still: whoever writes the image next is measured as well.
     if let Ok(Vbd { vdi, mode: api::Mode::ReadWrite, .. }) = daemon.catalogue.read(move |view| view.vbd(vbd)).await {
         daemon.srs.measure_image_of(vdi).await;

@@ -13,10 +13,8 @@
 
 mod begin;
 mod deaths;
-mod doubt;
 mod drain;
 mod handover;
-mod hung;
 mod leave;
 mod limit;
 mod lost;
@@ -37,7 +35,7 @@ pub mod unplug;
 mod upgrade;
 mod workers;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::Problem;
@@ -49,9 +47,7 @@ use crate::config::Config;
 use crate::disk::process::DiskProcess;
 
 pub use begin::plug;
-pub use doubt::doubt;
 pub use drain::drain;
-pub use hung::look_for_hung;
 pub use limit::{of_process as limits_of_process, set as limit, tell_again as tell_limits_again};
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
 pub use plug_spec::serial;
@@ -76,10 +72,6 @@ pub struct Plugs {
     upgrades: Semaphore,
     operations: Operations,
     served: Mutex<HashMap<Uuid, Served>>,
-    /// VBDs whose processes do not answer.
-    doubted: Mutex<HashSet<Uuid>>,
-    /// Wakes those who wait before they check such a process again.
-    to_ask: tokio::sync::Notify,
     /// The group that may connect to disks.
     group: Option<u32>,
 }
@@ -95,23 +87,12 @@ impl Plugs {
             upgrades: Semaphore::new(upgrade::AT_ONE_TIME),
             operations: Operations::default(),
             served: Mutex::default(),
-            doubted: Mutex::default(),
-            to_ask: tokio::sync::Notify::new(),
             group,
         })
     }
 
     fn served(&self) -> MutexGuard<'_, HashMap<Uuid, Served>> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn doubted(&self) -> MutexGuard<'_, HashSet<Uuid>> {
-        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has processes that did not respond checked now: one of them may respond again.
-    pub fn ask_doubted(&self) {
-        self.to_ask.notify_waiters();
     }
 
     /// Stops supervising the VBD's process and returns it, if there is one.

@@ -25,11 +25,11 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 use crate::disk::files::{self, Astray, OpenFile};
+use crate::disk::live;
 use crate::disk::names::ServedLayer;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
-use crate::vdi;
 use judge::{Follow, Told, Verdict, judge};
 
 /// Advice about a diverged VDI.
@@ -143,7 +143,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     if before.claimed {
         return Ok(None);
     }
-    let Some(layers) = vdi::layers(daemon, vbd).await? else { return is_deaf(daemon, vbd).await.map(|()| None) };
+    let Some(layers) = live::layers(daemon, vbd).await? else { return is_deaf(daemon, vbd).await.map(|()| None) };
     remember(daemon, vbd, &layers);
     let astray = match before.chain.first() {
         Some(image) => files::astray(daemon, image.sr, &layers).await?,
@@ -354,7 +354,7 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
 }
 
 async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
-    let layers = vdi::layers(daemon, vbd).await?;
+    let layers = live::layers(daemon, vbd).await?;
     let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not respond")))?;
     let sr = daemon.catalogue.read(move |view| view.vdi(vdi)).await?.sr;
     let astray = files::astray(daemon, sr, &layers).await?;

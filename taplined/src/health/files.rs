@@ -14,8 +14,8 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 use crate::disk::files::{self, Astray};
+use crate::disk::live;
 use crate::reconcile::{self, Heal};
-use crate::vdi::live;
 
 /// Time between two looks: what is gone shows within two seconds.
 const EVERY: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@
 //! 4. The new process is recorded.
 //!
 //! Any failure before the response leaves the old process as it was. Verbs that change the disk wait in the meantime; a
-//! merge in progress is interrupted by the disk, and its task requests it again (`vdi::live`).
+//! merge in progress is interrupted by the disk, and its task requests it again (`disk::live`).
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -34,10 +34,10 @@ use super::steps::Steps;
 use super::{leave, supervise};
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
+use crate::disk::live;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
-use crate::vdi::live;
 
 /// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
 pub const AT_ONE_TIME: usize = 4;

@@ -8,13 +8,13 @@ use repo::catalogue::Process;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::live;
 use crate::disk::names::ServedLayer;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::{self, Words};
 use crate::plug::{self, supervise, unplug};
 use crate::task::blocking;
-use crate::vdi;
 
 /// The processes that were found.
 pub enum Found {
@@ -101,7 +101,7 @@ async fn try_to(
     let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there is more than one")?;
     let [process] = alone;
     let words = Words::of(process.identity().pid).ok_or("its command line cannot be read")?;
-    let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
+    let layers = live::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
     let layers = layers.ok_or("it does not respond")?;
     let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();

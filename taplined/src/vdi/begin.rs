@@ -17,10 +17,10 @@ use super::leaf::{Leaf, writer_of};
 use super::snapshot::{Branch, Own, State};
 use super::target::Target;
 use super::{
-    Chain, Create, Destroy, Resize, Revert, format_for, live, must_be_ready, must_be_shallow, must_be_unplugged,
-    versions_for,
+    Chain, Create, Destroy, Resize, Revert, format_for, must_be_ready, must_be_shallow, must_be_unplugged, versions_for,
 };
 use crate::daemon::Daemon;
+use crate::disk::live;
 use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;

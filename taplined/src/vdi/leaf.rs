@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::create::{described, make_image, physical, remove_unrecorded};
-use super::{Chain, chain, file_name, live};
+use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::live;
 use crate::disk::names;
 use crate::task::blocking;
 

@@ -26,8 +26,9 @@ use uuid::Uuid;
 
 use super::create::{physical, remove_file};
 use super::destroy::Reclaim;
-use super::{Chain, about_vdi, live};
+use super::{Chain, about_vdi};
 use crate::daemon::Daemon;
+use crate::disk::live;
 use crate::fault::{self, Planted};
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};

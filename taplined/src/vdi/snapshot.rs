@@ -17,9 +17,10 @@ use uuid::Uuid;
 
 use super::create::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
-use super::{Chain, about_vdi, file_name, live};
+use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::live;
 use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};

@@ -7,10 +7,10 @@ use api::{Code, HealthState, ObjectKind, Problem, Vbd};
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
+use super::control::{self, Asked, Beside, Refused};
+use super::doubt::doubt;
+use super::names::ServedLayer;
 use crate::daemon::Daemon;
-use crate::disk::control::{self, Asked, Beside, Refused};
-use crate::disk::names::ServedLayer;
-use crate::plug;
 
 /// How long a verb may take that holds requests for a moment.
 const TO_CHANGE: Duration = Duration::from_secs(120);
@@ -100,7 +100,7 @@ pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused
 /// A disk that has not responded in time is polled from now on until it does.
 fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
     if matches!(&answer, Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout) {
-        plug::doubt(daemon, vbd);
+        doubt(daemon, vbd);
     }
     answer
 }

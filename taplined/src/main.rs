@@ -15,6 +15,7 @@ mod catalogue;
 mod clock;
 mod config;
 mod daemon;
+mod differences;
 mod directories;
 mod disk;
 mod fault;

@@ -29,9 +29,10 @@ mod share;
 mod space;
 mod start;
 mod steps;
-pub mod supervise;
+pub mod stray;
+mod supervise;
 mod told;
-pub mod unplug;
+mod unplug;
 mod upgrade;
 mod workers;
 
@@ -48,12 +49,12 @@ use crate::disk::process::DiskProcess;
 
 pub use begin::plug;
 pub use drain::drain;
-pub use limit::{of_process as limits_of_process, set as limit, tell_again as tell_limits_again};
+pub use limit::set as limit;
 pub use many::{plug_all, plug_many, unplug_all, unplug_many};
 pub use plug_spec::serial;
 pub use recover::recover;
 pub use shape::tell_all as shape_all;
-pub use share::{set as share, weight_of_process};
+pub use share::set as share;
 pub use unplug::unplug;
 pub use upgrade::upgrade;
 

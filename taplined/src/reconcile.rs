@@ -1,17 +1,14 @@
-//! Reconciliation of running disks, the contents of repositories, and the catalogue.
+//! Reconciliation of running disks and the catalogue.
 //!
 //! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from a
 //! backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
 //! ([`judge`]); otherwise the VDI becomes `diverged`: its guest keeps running, and nothing is changed, merged or
-//! started on it until somebody has decided. Nothing is ever killed, merged or removed because it is missing from the
-//! catalogue ([`stray`]).
+//! started on it until somebody has decided.
 //!
 //! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
 //! after a task on it has ended, when a repository is attached, introduced or scanned, and on request.
 
 mod judge;
-mod repository;
-pub mod stray;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -48,30 +45,14 @@ pub enum Heal {
     No,
 }
 
-/// Compares everything: running disks, processes without a plugged VBD, files and inventories of repositories. Returns
-/// the differences, and what was done about them.
-pub async fn everything(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
-    if heal == Heal::Yes {
-        stray::take_in_unknown(daemon).await?;
-    }
-    let mut found = all(daemon, heal).await?;
-    found.extend(stray::all(daemon).await?);
-    found.extend(repository::all(daemon).await?);
-    Ok(found)
-}
-
 /// Compares all running disks; returns the differences and what was done about them. A disk that does not respond
 /// counts as a difference.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     compare(daemon, |view| view.vbds(None, None), heal).await
 }
 
-/// Compares the disks of a repository that was attached, introduced or scanned; disks of unknown VBDs are adopted
-/// first. What cannot be compared now is before anybody changes it.
+/// Compares the disks of a repository.
 pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
-    if let Err(problem) = stray::take_in_unknown(daemon).await {
-        tracing::warn!(%sr, "disks that run for unknown VBDs could not be adopted: {problem}");
-    }
     let find = move |view: &View<'_>| {
         let vdis: HashSet<Uuid> = view.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
         Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vdis.contains(&vbd.vdi)).collect())

@@ -17,8 +17,9 @@ use super::extract::{Asked, Body};
 use super::list::{Page, Paging};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
+use crate::differences;
 use crate::plug;
-use crate::reconcile::{self, Heal};
+use crate::reconcile::Heal;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
@@ -63,7 +64,7 @@ async fn reconcile(
     Body(asked): Body<HostReconcile>,
 ) -> Result<Json<Vec<Difference>>, Refusal> {
     let heal = if asked.dry_run { Heal::No } else { Heal::Yes };
-    Ok(Json(reconcile::everything(&daemon, heal).await?))
+    Ok(Json(differences::all(&daemon, heal).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

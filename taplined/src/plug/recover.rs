@@ -13,13 +13,13 @@ use rustix::process::Signal;
 use uuid::Uuid;
 
 use super::settle::{Rest, record, settle};
+use super::stray::{self, Found};
 use super::{limit, space, start, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::paths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving;
 use crate::fault::{self, Planted};
-use crate::reconcile::stray::{self, Found};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 

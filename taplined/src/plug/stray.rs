@@ -7,13 +7,13 @@ use repo::View;
 use repo::catalogue::Process;
 use uuid::Uuid;
 
+use super::{limit, share, supervise, unplug};
 use crate::daemon::Daemon;
 use crate::disk::live;
 use crate::disk::names::ServedLayer;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::{self, Words};
-use crate::plug::{self, supervise, unplug};
 use crate::task::blocking;
 
 /// The processes that were found.
@@ -112,8 +112,8 @@ async fn try_to(
     });
     let (mut known, recorded) = known.await.map_err(|problem| problem.to_string())?;
     if !recorded {
-        known.limits = plug::limits_of_process(daemon, vbd).await;
-        known.share_weight = plug::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
+        known.limits = limit::of_process(daemon, vbd).await;
+        known.share_weight = share::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
     }
     make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
@@ -128,7 +128,7 @@ async fn try_to(
     taken.await.map_err(|problem| problem.to_string())?;
     if recorded {
         // They are the catalogue's, as everything else is that can be changed.
-        plug::tell_limits_again(daemon, vbd);
+        limit::tell_again(daemon, vbd);
     }
     Ok(process)
 }

@@ -18,6 +18,7 @@ mod daemon;
 mod differences;
 mod directories;
 mod disk;
+mod drain;
 mod fault;
 mod health;
 mod history;

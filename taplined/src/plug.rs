@@ -13,7 +13,6 @@
 
 mod begin;
 mod deaths;
-mod drain;
 mod handover;
 mod leave;
 mod limit;
@@ -48,9 +47,8 @@ use crate::config::Config;
 use crate::disk::process::DiskProcess;
 
 pub use begin::plug;
-pub use drain::drain;
 pub use limit::set as limit;
-pub use many::{plug_all, plug_many, unplug_all, unplug_many};
+pub use many::{plug_all, plug_many, unplug_all, unplug_each, unplug_many};
 pub use plug_spec::serial;
 pub use recover::recover;
 pub use shape::tell_all as shape_all;

@@ -18,7 +18,7 @@ use super::list::{Page, Paging};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
 use crate::differences;
-use crate::plug;
+use crate::drain;
 use crate::reconcile::Heal;
 
 /// The routes.
@@ -47,7 +47,7 @@ async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
 async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
     must_end(asked.timeout)?;
     let patience = Duration::from_secs(asked.timeout.into());
-    begun(plug::drain(&daemon, patience).await?)
+    begun(drain::drain(&daemon, patience).await?)
 }
 
 /// Compares running disks, and files and inventories of attached repositories, with the catalogue; returns the

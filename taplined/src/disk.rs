@@ -1,5 +1,5 @@
-//! Disk processes: how they are started, the files passed to them, and requests to them. The daemon opens files for them
-//! and never looks inside.
+//! Disk processes: how they are started, the files passed to them, and requests to them. The daemon opens files for
+//! them and never looks inside.
 
 pub mod control;
 pub mod doubt;

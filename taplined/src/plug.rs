@@ -34,6 +34,7 @@ mod told;
 mod unplug;
 mod upgrade;
 mod workers;
+mod xen_disk;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

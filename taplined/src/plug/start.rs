@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::plug_spec::PlugSpec;
 use super::steps::Steps;
+use super::xen_disk::XenDisk;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
 use crate::disk::files::Known;
@@ -20,7 +21,6 @@ use crate::disk::oom;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::blocking;
-use crate::vm::domain;
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +187,7 @@ fn ended_at_once(how: &Ended, process: &mut DiskProcess, log: &Path) -> Problem 
 /// Removes the statistics of a VBD whose process has ended.
 pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
     // Without a domain there are none.
-    if let Ok(Some(disk)) = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await {
+    if let Ok(Some(disk)) = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await {
         disk.forget_statistics().await;
     }
 }
@@ -195,7 +195,7 @@ pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
 /// Removes the remains in xenstore of a VBD that is no longer served. If this fails they do no harm: the next plug
 /// reports them.
 pub async fn forget(daemon: &Daemon, vbd: Uuid) {
-    let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
+    let found = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await;
     let forgotten = match found {
         Ok(Some(disk)) => disk.forget().await,
         // Without a domain there is nothing.

@@ -21,13 +21,13 @@ use super::space;
 use super::start::{Log, clear, forget_statistics, serve};
 use super::steps::Steps;
 use super::unplug;
+use super::xen_disk::XenDisk;
 use crate::daemon::Daemon;
 use crate::disk::files;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::reconcile;
 use crate::vdi;
-use crate::vm::domain;
 
 /// The supervision of a VBD's process.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<E
 
 /// Whether there is no guest left for which another process could serve.
 async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
-    let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
+    let found = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await;
     let done = match found {
         Ok(Some(disk)) => disk.is_done_with().await,
         Ok(None) => Ok(false),

@@ -27,8 +27,8 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("tapline-disk/jobs/convert", &["input", "source"]),
     ("tapline-disk/serve", &["control", "event_loop"]),
     ("tapline-disk/serve/control", &["copy", "driver", "merge", "revert"]),
-    // A machine plugs its disks, and a disk that is lost ends its machine; both change chains, which are compared.
-    ("taplined", &["plug", "reconcile", "vdi", "vm"]),
+    // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
+    ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
     ("taplined/plug", &["leave", "upgrade"]),
     ("taplined/plug", &["supervise", "unplug"]),

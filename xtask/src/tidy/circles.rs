@@ -32,7 +32,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("taplined/http", &["access", "contract"]),
     ("taplined/plug", &["leave", "upgrade"]),
     ("taplined/plug", &["supervise", "unplug"]),
-    ("taplined/retention", &["keep", "room"]),
     ("taplined/vdi", &["begin", "merge"]),
     ("taplined/vdi", &["create", "target"]),
     ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),

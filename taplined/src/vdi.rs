@@ -8,6 +8,7 @@ mod chain;
 mod copy;
 mod create;
 mod destroy;
+mod file;
 mod leaf;
 mod merge;
 mod postponed;

@@ -17,7 +17,7 @@ use repo::catalogue::Image;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::create::{described, make_image, physical, remove_unrecorded};
+use super::file::{described, make_image, physical, remove_unrecorded};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;

@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{physical, remove_file};
 use super::destroy::Reclaim;
+use super::file::{physical, remove_file};
 use super::{Chain, about_vdi};
 use crate::daemon::Daemon;
 use crate::disk::live;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{described, make_image, record_once, remove_unrecorded};
+use super::file::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;

@@ -33,7 +33,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("taplined/plug", &["leave", "upgrade"]),
     ("taplined/plug", &["supervise", "unplug"]),
     ("taplined/vdi", &["begin", "merge"]),
-    ("taplined/vdi", &["create", "target"]),
     ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),

@@ -4,8 +4,8 @@
 mod copies;
 
 use api::{
-    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize,
-    VdiRevert, VdiSnapshot, Versions,
+    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize, VdiRevert,
+    VdiSnapshot, Versions,
 };
 use control::size::readable;
 use jiff::Timestamp;
@@ -17,7 +17,8 @@ use super::leaf::{Leaf, writer_of};
 use super::snapshot::{Branch, Own, State};
 use super::target::Target;
 use super::{
-    Chain, Create, Destroy, Resize, Revert, format_for, must_be_ready, must_be_shallow, must_be_unplugged, versions_for,
+    Chain, Create, Destroy, Resize, Revert, format_for, hold, must_be_ready, must_be_shallow, must_be_unplugged,
+    versions_for,
 };
 use crate::daemon::Daemon;
 use crate::disk::live;
@@ -109,23 +110,6 @@ fn take_new_name(tx: &mut Tx<'_>, sr: Uuid, name: &api::Name, task: Uuid, tried:
 /// Keeps the UUID that a client has chosen for what a task creates.
 fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem> {
     chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))
-}
-
-/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
-pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
-    tx.check_not_of_memory(vdi, "used or changed")?;
-    tx.claim(vdi, task)?;
-    // The state seen before must be unchanged.
-    if writer_of(&tx.vdi(vdi)?) != vbd {
-        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
-    }
-    let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
-    let now = tx.vbd(vbd)?;
-    match now.state {
-        // From this commit on, the task shows that it waits if the disk becomes stuck.
-        VbdState::Plugged => live::must_answer(&now),
-        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
-    }
 }
 
 /// `vdi-resize`.

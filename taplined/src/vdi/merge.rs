@@ -284,7 +284,7 @@ impl Merge {
                 );
             }
             if Some(vdi) == self.live {
-                super::begin::hold(tx, vdi, task, self.vbd)?;
+                super::hold(tx, vdi, task, self.vbd)?;
             } else {
                 tx.take_lease(vdi, task, Mode::ReadWrite)?;
             }

@@ -32,7 +32,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("taplined/http", &["access", "contract"]),
     ("taplined/plug", &["leave", "upgrade"]),
     ("taplined/plug", &["supervise", "unplug"]),
-    ("taplined/vdi", &["begin", "merge"]),
     ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),

@@ -4,9 +4,10 @@ use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState};
 use repo::catalogue::NewTask;
 use uuid::Uuid;
 
+use super::cleanup::{clear, forget};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
-use super::start::{Log, clear, forget, serve};
+use super::start::{Log, serve};
 use super::steps::Steps;
 use super::supervise;
 use super::xen_disk::XenDisk;

@@ -9,8 +9,9 @@ use std::time::Instant;
 use api::{Code, Problem};
 use rustix::process::Signal;
 
+use super::cleanup::clear;
 use super::plug_spec::PlugSpec;
-use super::start::{Log, clear, serve};
+use super::start::{Log, serve};
 use super::steps::Steps;
 use super::upgrade::{Outcome, Upgrade};
 use crate::disk::process::DiskProcess;

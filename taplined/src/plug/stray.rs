@@ -7,7 +7,7 @@ use repo::View;
 use repo::catalogue::Process;
 use uuid::Uuid;
 
-use super::{limit, share, supervise, unplug};
+use super::{cleanup, limit, share, supervise};
 use crate::daemon::Daemon;
 use crate::disk::live;
 use crate::disk::names::ServedLayer;
@@ -142,7 +142,7 @@ async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<()
         let what = format!("VBD {vbd} is not plugged: VBD {instead} is serving its VDI");
         let why = Problem::new(api::Code::State, what).advise("unplug the other one before plugging this one");
         tracing::warn!(%vbd, "{why}");
-        unplug::clear(daemon, vbd, Some(why)).await?;
+        cleanup::clear_and_unplug(daemon, vbd, Some(why)).await?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use super::cleanup::{self, clear, forget_statistics};
 use super::deaths::Deaths;
 use super::lost;
 use super::plug_spec::PlugSpec;
@@ -18,9 +19,8 @@ use super::settle;
 use super::shape;
 use super::share;
 use super::space;
-use super::start::{Log, clear, forget_statistics, serve};
+use super::start::{Log, serve};
 use super::steps::Steps;
-use super::unplug;
 use super::xen_disk::XenDisk;
 use crate::daemon::Daemon;
 use crate::disk::files;
@@ -67,7 +67,7 @@ pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
                 return Some(process);
             },
         }
-        if let Err(problem) = unplug::clear(&at_work, vbd, None).await {
+        if let Err(problem) = cleanup::clear_and_unplug(&at_work, vbd, None).await {
             tracing::error!(%vbd, "its process exited, and it could not be unplugged: {problem}");
         }
         at_work.plugs.served().remove(&vbd);

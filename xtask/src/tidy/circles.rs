@@ -31,7 +31,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
     ("taplined/plug", &["leave", "upgrade"]),
-    ("taplined/plug", &["supervise", "unplug"]),
     ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),

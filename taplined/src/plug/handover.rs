@@ -12,7 +12,7 @@ use control::{ImageName, Kind, Request};
 use uuid::Uuid;
 
 use crate::disk::control::{Asked, Refused, problem};
-use crate::disk::process::Ended;
+use crate::disk::process::{DiskProcess, Ended};
 
 /// How long a disk may take to hand itself over. Requests in flight may wait for storage; a disk that cannot do it
 /// gives up much sooner.
@@ -29,6 +29,10 @@ pub enum NotDone {
     /// It has not reported a result: it may have handed over the disk.
     Unknown(Problem),
 }
+
+/// The process that is there after an upgrade, and what came of it: how long the guest's requests waited, where that is
+/// known, and what else there is to know.
+pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
 
 /// Refuses a process whose program does not support the handover, according to its response to `version`.
 pub fn must_know_how(vbd: &Vbd, pid: u32, version: &Version) -> Result<(), Problem> {

@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::sync::OwnedRwLockWriteGuard;
 use uuid::Uuid;
 
-use super::handover::{self, NotDone};
+use super::handover::{self, NotDone, Outcome};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
 use super::settle::{Rest, record, settle};
@@ -89,17 +89,13 @@ fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
 
 /// An upgrade.
 #[derive(Debug)]
-pub struct Upgrade {
-    pub daemon: Daemon,
-    pub vbd: Uuid,
-    pub steps: Steps,
+struct Upgrade {
+    daemon: Daemon,
+    vbd: Uuid,
+    steps: Steps,
     operation: Operation,
     context: Context,
 }
-
-/// The process that is there afterwards, and what came of it: how long the guest's requests waited, where that is
-/// known, and what else there is to know.
-pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
 
 impl Upgrade {
     fn of(daemon: &Daemon, vbd: Uuid, operation: Operation, context: Context) -> Upgrade {
@@ -130,7 +126,7 @@ impl Upgrade {
         let replaced = old.identity();
         // From here on this task alone is responsible for it: whatever happens, the remaining process is returned.
         let (process, outcome) = match of_xen {
-            true => leave::replace(&mut self, old).await,
+            true => leave::replace(&daemon, vbd, &mut self.steps, old).await,
             false => self.replace(order, old).await,
         };
         supervise::begin(&daemon, vbd, process);

@@ -30,7 +30,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
     ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
-    ("taplined/plug", &["leave", "upgrade"]),
     ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),

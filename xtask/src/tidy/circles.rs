@@ -24,7 +24,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("repo/catalogue", &["image", "inventory"]),
     ("repo/driver", &["directory", "same_file"]),
     ("tapline/top", &["detail", "layer_table", "screen"]),
-    ("tapline-disk/serve/control", &["copy", "driver", "merge", "revert"]),
     // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
     ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),

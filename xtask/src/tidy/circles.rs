@@ -19,8 +19,6 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("disk/vhd", &["create", "sparse"]),
     // Operations of a model of one world: each is a part of its state and of what is checked.
     ("model", &["check", "limits", "machines", "moments", "planted", "settings", "troubles", "verbs", "world"]),
-    ("model/replaced", &["image", "life"]),
-    ("model/replaced", &["judge", "round"]),
     ("repo/catalogue", &["image", "inventory"]),
     ("repo/driver", &["directory", "same_file"]),
     ("tapline/top", &["detail", "layer_table", "screen"]),

@@ -32,7 +32,7 @@ pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;
 pub use revert::Revert;
-pub use snapshot::{Clone, KeptImages, Snapshot, State};
+pub use snapshot::{Clone, KeptImages, KeptState, Snapshot};
 
 use repo::catalogue::file_name;
 

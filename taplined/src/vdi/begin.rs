@@ -14,7 +14,7 @@ use repo::catalogue::{Among, must_divide};
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
-use super::snapshot::{Branch, Own, State};
+use super::snapshot::{Branch, KeptState, Own};
 use super::target::Target;
 use super::{
     Chain, Create, Destroy, Resize, Revert, format_for, hold, must_be_ready, must_be_shallow, must_be_unplugged,
@@ -142,7 +142,7 @@ pub async fn state(
     name: Option<api::Name>,
     (description, labels): (api::Description, Labels),
     writable: bool,
-) -> Result<(State, Want), Problem> {
+) -> Result<(KeptState, Want), Problem> {
     let (vdi, sr, image, want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
@@ -163,7 +163,7 @@ pub async fn state(
     if chain {
         must_be_shallow(&vdi)?;
     }
-    let state = State {
+    let state = KeptState {
         of: uuid,
         sr: sr.uuid,
         image,
@@ -183,7 +183,7 @@ pub async fn state(
 }
 
 /// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
-pub fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
+pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
     if let Some(name) = &state.name {
         tx.take_name(Among::Vdis(state.sr), name, task, &format!("{tried} VDI {} as '{name}'", state.of))?;
     }
@@ -213,7 +213,7 @@ pub async fn scheduled_snapshot(daemon: &Daemon, uuid: Uuid, at: Timestamp) -> R
     let words = (api::Description::default(), Labels::default());
     let (state, _want) = state(daemon, uuid, None, None, words, false).await?;
     let held = |job: &Branch<false>, task, tx: &mut Tx<'_>| hold_state(&job.0, task, tx, "snapshot");
-    daemon.tasks.start_job(daemon, Branch::<false>(State { at, scheduled: true, ..state }), held).await
+    daemon.tasks.start_job(daemon, Branch::<false>(KeptState { at, scheduled: true, ..state }), held).await
 }
 
 /// `vdi-clone`.

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::machine::RunningVm;
-use super::{Operation, recover};
+use super::{Operation, reach};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
@@ -93,7 +93,7 @@ impl Found {
         if disks.iter().filter(is_written).count() < 2 {
             return Ok(false);
         }
-        let guest = recover::reach(daemon, self.vm.uuid).await?;
+        let guest = reach::reach(daemon, self.vm.uuid).await?;
         Ok(guest.tell(RunningVm::power).await? == Some(Power::Running))
     }
 
@@ -132,7 +132,7 @@ impl Moment {
     /// Keeps the states, with the guest held. `verb` is the job's.
     pub async fn keep(&self, daemon: &Daemon, verb: &'static str) -> Result<(), Problem> {
         if self.hold {
-            recover::reach(daemon, self.vm).await?.tell(RunningVm::pause).await?;
+            reach::reach(daemon, self.vm).await?.tell(RunningVm::pause).await?;
         }
         fault::point(verb, "pause", true);
         let keeping = async {

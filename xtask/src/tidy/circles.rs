@@ -25,7 +25,7 @@ const KNOWN: &[(&str, &[&str])] = &[
     // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
     ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
-    ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
+    ("taplined/vm", &["end", "start"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),
     ("xtask/tidy", &["ratchet", "words"]),

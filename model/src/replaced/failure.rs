@@ -13,7 +13,7 @@ pub enum Class {
     Program,
 }
 
-/// A failure.
+/// A failure of a use.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Its kind.
@@ -23,7 +23,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// One.
+    /// A failure of this kind.
     pub fn new(class: Class, what: String) -> Failure {
         Failure { class, what }
     }

@@ -22,7 +22,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// An empty one.
+    /// A library that has made no image yet.
     pub fn new(directory: PathBuf, numbers: (u32, u32)) -> Library {
         Library { directory, numbers, made: Mutex::default() }
     }

@@ -1,7 +1,7 @@
 //! Checks whether the files that a running disk has open are those that its repository has under their names.
 //!
-//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that nobody can open any
-//! more, and everything written since is lost when its process exits. For each VBD the files of its process are
+//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that can no longer be
+//! opened, and everything written since is lost when its process exits. For each VBD the files of its process are
 //! remembered, so that the next process is not given different ones of the same names.
 
 use std::collections::HashMap;

@@ -77,7 +77,7 @@ pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>
     heard(daemon, vbd, answer)
 }
 
-/// The same with files that are no images.
+/// Has the disk process of a VBD do a verb with files that are no images.
 pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
@@ -105,7 +105,7 @@ fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T,
     answer
 }
 
-/// The same for a long-running verb with progress messages. It blocks nobody: an upgrade interrupts it, and the new
+/// Has the disk process of a VBD carry out a merge, and passes its progress on. An upgrade interrupts that, and the new
 /// process gets the request again, with newly opened files.
 pub async fn follow<F>(
     daemon: &Daemon,

@@ -48,7 +48,7 @@ pub async fn clear_and_unplug(daemon: &Daemon, vbd: Uuid, problem: Option<Proble
     clear(daemon, vbd, None).await?;
     forget(daemon, vbd).await;
     daemon.disks.open_files.forget(vbd);
-    // While it has the lease still: whoever writes the image next is measured as well.
+    // While it has the lease still: what the next task writes to the image is measured as well.
     if let Ok(Vbd { vdi, mode: api::Mode::ReadWrite, .. }) = daemon.catalogue.read(move |view| view.vbd(vbd)).await {
         daemon.srs.measure_image_of(vdi).await;
     }

@@ -25,6 +25,7 @@ const KNOWN: &[(&str, &[&str])] = &[
     // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
     ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
+    // The end of a machine is watched from its start, and a guest that reboots with Xen is started again.
     ("taplined/vm", &["end", "start"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),

@@ -8,7 +8,7 @@ use crate::process::log::say;
 
 /// The layers above `depth` leave the chain of a disk that stands still.
 pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Failure> {
-    // Somebody may have come since it was asked.
+    // A client may have connected since the request.
     nobody_connected(work)?;
     nothing_asked(work)?;
     for layer in work.disk.pop_to(depth)? {

@@ -5,8 +5,10 @@
 //! but for the reasons that are named in the code, and then the advice that is given helps.
 
 mod action;
+mod failure;
 mod image;
 mod judge;
+mod library;
 mod life;
 mod oracle;
 mod planted;
@@ -27,8 +29,9 @@ use testbed::programs::programs;
 use testbed::tool;
 
 use self::action::Action;
-use self::image::{Kind, Library};
-use self::judge::{Class, Failure};
+use self::failure::{Class, Failure};
+use self::image::Kind;
+use self::library::Library;
 use self::program::Programs;
 use self::round::{Ground, Limits, Round};
 use self::site::Medium;

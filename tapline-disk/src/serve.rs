@@ -9,6 +9,7 @@ mod address;
 pub mod admission;
 mod blkback_stats;
 mod control;
+mod engine_watch;
 mod event_loop;
 mod guest;
 mod handover;

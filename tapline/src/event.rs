@@ -17,7 +17,7 @@ use crate::word;
 
 /// Operations on events.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum EventVerb {
     /// Print one line per change of an object until interrupted
     ///
     /// Waits for a daemon that is being restarted. A line on stderr reports when events may have been lost.
@@ -31,10 +31,10 @@ pub enum Verb {
     },
 }
 
-impl Verb {
+impl EventVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let Verb::Follow { after, kind } = self;
+        let EventVerb::Follow { after, kind } = self;
         let mut events = session.client.events(after).await?;
         let mut names = Names::default();
         loop {

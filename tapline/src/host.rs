@@ -9,7 +9,7 @@ use crate::session::{Listing, Session, Waiting};
 
 /// Operations on the host.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum HostVerb {
     /// Show the host, its configured limits and its current usage
     Show,
     /// Unplug all disks and flush everything, before the host shuts down
@@ -88,20 +88,20 @@ fn result(difference: &Difference, _: Uuids) -> String {
     }
 }
 
-impl Verb {
+impl HostVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
-            Verb::Show => session.show(&session.client.host().await?, COLUMNS),
-            Verb::Drain { timeout, waiting } => {
+            HostVerb::Show => session.show(&session.client.host().await?, COLUMNS),
+            HostVerb::Drain { timeout, waiting } => {
                 session.did(session.client.host_drain(&HostDrain { timeout }).await?, waiting).await
             }
-            Verb::Reconcile { dry_run, listing } => {
+            HostVerb::Reconcile { dry_run, listing } => {
                 let differences = session.client.host_reconcile(&HostReconcile { dry_run }).await?;
                 session.list(&differences, DIFFERENCES, &listing)
             }
-            Verb::Backups { listing } => session.list(&session.client.host_backups().await?, BACKUPS, &listing),
-            Verb::Backup => session.show(&session.client.host_backup().await?, BACKUPS),
+            HostVerb::Backups { listing } => session.list(&session.client.host_backups().await?, BACKUPS, &listing),
+            HostVerb::Backup => session.show(&session.client.host_backup().await?, BACKUPS),
         }
     }
 }

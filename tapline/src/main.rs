@@ -55,8 +55,16 @@ use api::Problem;
 use arguments::{example, mistyped};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use event::EventVerb;
 use failure::{Failure, exit};
+use host::HostVerb;
 use session::{How, Session};
+use sr::SrVerb;
+use task::TaskVerb;
+use token::TokenVerb;
+use vbd::VbdVerb;
+use vdi::VdiVerb;
+use vm::VmVerb;
 
 /// The examples of all commands but those of `tapline-disk`.
 const EXAMPLES: &str = include_str!("examples.txt");
@@ -122,21 +130,21 @@ enum Command {
 #[derive(Subcommand)]
 enum Nouns {
     /// The host and its daemon
-    Host(Noun<host::Verb>),
+    Host(Noun<HostVerb>),
     /// Storage repositories, which contain disks
-    Sr(Box<Noun<sr::Verb>>),
+    Sr(Box<Noun<SrVerb>>),
     /// Virtual disk images
-    Vdi(Box<Noun<vdi::Verb>>),
+    Vdi(Box<Noun<VdiVerb>>),
     /// Virtual block devices, which attach disks to machines
-    Vbd(Box<Noun<vbd::Verb>>),
+    Vbd(Box<Noun<VbdVerb>>),
     /// Virtual machines run by the daemon
-    Vm(Box<Noun<vm::Verb>>),
+    Vm(Box<Noun<VmVerb>>),
     /// Long-running operations: progress and results
-    Task(Noun<task::Verb>),
+    Task(Noun<TaskVerb>),
     /// Tokens for access to the daemon over the network
-    Token(Noun<token::Verb>),
+    Token(Noun<TokenVerb>),
     /// Changes of objects
-    Event(Noun<event::Verb>),
+    Event(Noun<EventVerb>),
 }
 
 /// Arguments that `tapline-disk` parses; it also prints their help.

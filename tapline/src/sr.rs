@@ -27,7 +27,7 @@ pub use shown::location;
 
 /// Operations on storage repositories.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum SrVerb {
     /// Create a repository in an empty directory, or in a new one, and attach it
     Create(Create),
     /// List the repositories
@@ -191,32 +191,32 @@ pub struct Set {
     labels: ChangeLabels,
 }
 
-impl Verb {
+impl SrVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
-            Verb::Create(create) => create.run(session).await,
-            Verb::List { text, tags, listing } => {
+            SrVerb::Create(create) => create.run(session).await,
+            SrVerb::List { text, tags, listing } => {
                 session.list(&client.srs_tagged(text.as_deref(), &tags.tag).await?, COLUMNS, &listing)
             }
-            Verb::Show { sr } => session.show(&client.sr(session.sr(&sr).await?).await?, COLUMNS),
-            Verb::Probe { source, waiting } => probe(session, source, waiting).await,
-            Verb::Introduce(introduce) => introduce.run(session).await,
-            Verb::Attach(Attach { sr, believe, waiting }) => {
+            SrVerb::Show { sr } => session.show(&client.sr(session.sr(&sr).await?).await?, COLUMNS),
+            SrVerb::Probe { source, waiting } => probe(session, source, waiting).await,
+            SrVerb::Introduce(introduce) => introduce.run(session).await,
+            SrVerb::Attach(Attach { sr, believe, waiting }) => {
                 session.did(client.sr_attach(session.sr(&sr).await?, believe).await?, waiting).await
             }
-            Verb::Detach(One { sr, waiting }) => {
+            SrVerb::Detach(One { sr, waiting }) => {
                 session.did(client.sr_detach(session.sr(&sr).await?).await?, waiting).await
             }
-            Verb::Inventory { sr } => inventory::show(session, &sr).await,
-            Verb::Calibrate(calibrate) => calibrate.run(session).await,
-            Verb::Scan(One { sr, waiting }) => scan(session, &sr, waiting).await,
-            Verb::Forget(One { sr, waiting }) => {
+            SrVerb::Inventory { sr } => inventory::show(session, &sr).await,
+            SrVerb::Calibrate(calibrate) => calibrate.run(session).await,
+            SrVerb::Scan(One { sr, waiting }) => scan(session, &sr, waiting).await,
+            SrVerb::Forget(One { sr, waiting }) => {
                 session.did(client.sr_forget(session.sr(&sr).await?).await?, waiting).await
             }
-            Verb::Destroy(destroy) => destroy.run(session).await,
-            Verb::Set(set) => set.run(session).await,
+            SrVerb::Destroy(destroy) => destroy.run(session).await,
+            SrVerb::Set(set) => set.run(session).await,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{wait, word};
 
 /// Operations on tasks.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum TaskVerb {
     /// List unfinished tasks, the latest first
     #[command(visible_alias = "ls")]
     List {
@@ -76,18 +76,18 @@ fn about(task: &Task, uuids: Uuids) -> String {
     objects.collect::<Vec<_>>().join(", ")
 }
 
-impl Verb {
+impl TaskVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
-            Verb::List { all, listing } => list(session, all, &listing).await,
-            Verb::Show { task } => session.show(&session.client.task(session.task(&task).await?).await?, COLUMNS),
-            Verb::Wait { task } => wait_for(session, &task).await,
-            Verb::Cancel { task } => {
+            TaskVerb::List { all, listing } => list(session, all, &listing).await,
+            TaskVerb::Show { task } => session.show(&session.client.task(session.task(&task).await?).await?, COLUMNS),
+            TaskVerb::Wait { task } => wait_for(session, &task).await,
+            TaskVerb::Cancel { task } => {
                 let task = session.client.task_cancel(session.task(&task).await?).await?;
                 if session.json() { session.value(&task) } else { Ok(()) }
             }
-            Verb::Abandon { task, confirm } => {
+            TaskVerb::Abandon { task, confirm } => {
                 let task = session.client.task(session.task(&task).await?).await?;
                 confirm.ask(&format!(
                     "abandon the task {} ({}); anything half done stays that way",
@@ -96,7 +96,7 @@ impl Verb {
                 let task = session.client.task_abandon(task.uuid).await?;
                 if session.json() { session.value(&task) } else { Ok(()) }
             }
-            Verb::Watch => watch(session).await,
+            TaskVerb::Watch => watch(session).await,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::word;
 
 /// Operations on tokens. Only root on the daemon's host may use them.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum TokenVerb {
     /// Create a token and print its secret, which cannot be shown again
     Create {
         /// A unique name that says what the token is for
@@ -58,11 +58,11 @@ const COLUMNS: &[Column<Token>] = &[
     }),
 ];
 
-impl Verb {
+impl TokenVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
-            Verb::Create { name, role, tag, read_only, expires } => {
+            TokenVerb::Create { name, role, tag, read_only, expires } => {
                 let expires =
                     expires.map(|days| Timestamp::now().checked_add((i64::from(days) * 24).hours())).transpose();
                 let expires = expires.map_err(|error| Problem::failed("compute the token's expiry time", error))?;
@@ -72,8 +72,8 @@ impl Verb {
                     .await?;
                 if session.json() { session.value(&made) } else { print(&format!("{}\n", made.secret.as_str())) }
             }
-            Verb::List { listing } => session.list(&session.client.tokens().await?, COLUMNS, &listing),
-            Verb::Revoke { token } => session.client.token_revoke(session.token(&token).await?).await,
+            TokenVerb::List { listing } => session.list(&session.client.tokens().await?, COLUMNS, &listing),
+            TokenVerb::Revoke { token } => session.client.token_revoke(session.token(&token).await?).await,
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::word;
 
 /// Operations on virtual block devices.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum VbdVerb {
     /// Create a block device for a disk and print its UUID; it is not plugged yet
     Create(Create),
     /// List the block devices
@@ -265,24 +265,24 @@ impl From<For> for Connector {
     }
 }
 
-impl Verb {
+impl VbdVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
-            Verb::Create(create) => create.run(session).await,
-            Verb::List { text, vm, vdi, tags, listing } => list(session, text, (vm, vdi), &tags, &listing).await,
-            Verb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
-            Verb::Set(set) => set.run(session).await,
-            Verb::Plug { which, waiting } => plug(session, which, waiting).await,
-            Verb::Unplug { which, force, confirm, waiting } => unplug(session, which, force, confirm, waiting).await,
-            Verb::Upgrade(upgrade) => upgrade.run(session).await,
-            Verb::Limit(limit) => limit.run(session).await,
-            Verb::Share(share) => share.run(session).await,
-            Verb::Destroy(One { vbd, waiting }) => {
+            VbdVerb::Create(create) => create.run(session).await,
+            VbdVerb::List { text, vm, vdi, tags, listing } => list(session, text, (vm, vdi), &tags, &listing).await,
+            VbdVerb::Show { vbd } => session.show(&client.vbd(session.vbd(&vbd).await?).await?, COLUMNS),
+            VbdVerb::Set(set) => set.run(session).await,
+            VbdVerb::Plug { which, waiting } => plug(session, which, waiting).await,
+            VbdVerb::Unplug { which, force, confirm, waiting } => unplug(session, which, force, confirm, waiting).await,
+            VbdVerb::Upgrade(upgrade) => upgrade.run(session).await,
+            VbdVerb::Limit(limit) => limit.run(session).await,
+            VbdVerb::Share(share) => share.run(session).await,
+            VbdVerb::Destroy(One { vbd, waiting }) => {
                 session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }
-            Verb::Connect { vbd, r#for: connector } => {
+            VbdVerb::Connect { vbd, r#for: connector } => {
                 let vbd = client.vbd(session.vbd(&vbd).await?).await?;
                 paste(session, &vbd, connector.into()).await
             }

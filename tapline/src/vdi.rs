@@ -26,7 +26,7 @@ use shown::COLUMNS;
 
 /// Operations on virtual disks.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum VdiVerb {
     /// Create an empty disk and print its UUID
     Create(Create),
     /// List the disks
@@ -170,42 +170,42 @@ pub struct Destroy {
     waiting: Waiting,
 }
 
-impl Verb {
+impl VdiVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
-            Verb::Create(create) => create.run(session).await,
-            Verb::List { text, sr, tags, listing } => {
+            VdiVerb::Create(create) => create.run(session).await,
+            VdiVerb::List { text, sr, tags, listing } => {
                 list(session, text.as_deref(), sr.as_deref(), &tags, &listing).await
             }
-            Verb::Tree(tree) => tree.run(session).await,
-            Verb::Show(vdi) => session.show(&client.vdi(vdi.find(session).await?).await?, COLUMNS),
-            Verb::Set(set) => set.run(session).await,
-            Verb::Resize { vdi, size, size_option, waiting } => {
+            VdiVerb::Tree(tree) => tree.run(session).await,
+            VdiVerb::Show(vdi) => session.show(&client.vdi(vdi.find(session).await?).await?, COLUMNS),
+            VdiVerb::Set(set) => set.run(session).await,
+            VdiVerb::Resize { vdi, size, size_option, waiting } => {
                 let Some(size) = size.or(size_option) else { unreachable!("one of them is required") };
                 let vdi = vdi.find(session).await?;
                 let size = resized(session, vdi, size).await?;
                 session.did(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
             }
-            Verb::Attach(attach) => attach.run(session).await,
-            Verb::Detach(detach) => detach.run(session).await,
-            Verb::Snapshot(branch) => branch.snapshot(session).await,
-            Verb::Clone(branch) => branch.clone(session).await,
-            Verb::Schedule(schedule) => schedule.run(session).await,
-            Verb::Pin(pin) => pin.run(session).await,
-            Verb::Revert(revert) => revert.run(session).await,
-            Verb::Copy(copy) => copy.run(session).await,
-            Verb::Import(import) => import.run(session).await,
-            Verb::Export { vdi, path, format, waiting } => {
+            VdiVerb::Attach(attach) => attach.run(session).await,
+            VdiVerb::Detach(detach) => detach.run(session).await,
+            VdiVerb::Snapshot(branch) => branch.snapshot(session).await,
+            VdiVerb::Clone(branch) => branch.clone(session).await,
+            VdiVerb::Schedule(schedule) => schedule.run(session).await,
+            VdiVerb::Pin(pin) => pin.run(session).await,
+            VdiVerb::Revert(revert) => revert.run(session).await,
+            VdiVerb::Copy(copy) => copy.run(session).await,
+            VdiVerb::Import(import) => import.run(session).await,
+            VdiVerb::Export { vdi, path, format, waiting } => {
                 let (vdi, path) = (vdi.find(session).await?, session.path(path)?);
                 session.did(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
             }
-            Verb::Merge { vdi, waiting } => {
+            VdiVerb::Merge { vdi, waiting } => {
                 session.did(client.vdi_merge(vdi.find(session).await?).await?, waiting).await
             }
-            Verb::Reconcile(reconcile) => reconcile.run(session).await,
-            Verb::Destroy(destroy) => destroy.run(session).await,
+            VdiVerb::Reconcile(reconcile) => reconcile.run(session).await,
+            VdiVerb::Destroy(destroy) => destroy.run(session).await,
         }
     }
 }

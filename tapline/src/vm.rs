@@ -28,7 +28,7 @@ use seed::SeedFiles;
 
 /// Operations on virtual machines.
 #[derive(clap::Subcommand)]
-pub enum Verb {
+pub enum VmVerb {
     /// Create a machine, with disks if some are given, and print its UUID
     Create(Create),
     /// Boot a thin clone of a disk with its console here; both are removed at the end
@@ -242,59 +242,59 @@ fn of_memory(memory: &Suspended) -> String {
     format!("{since:.0}{paused}\n{} in {file}", readable(*size))
 }
 
-impl Verb {
+impl VmVerb {
     /// Runs the verb.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
-            Verb::Create(create) => create.run(session).await,
-            Verb::List { text, tags, listing } => {
+            VmVerb::Create(create) => create.run(session).await,
+            VmVerb::List { text, tags, listing } => {
                 session.list(&client.vms_tagged(text.as_deref(), &tags.tag).await?, COLUMNS, &listing)
             }
-            Verb::Show { vm } => session.show(&client.vm(session.vm(&vm).await?).await?, COLUMNS),
-            Verb::Set(set) => set.run(session).await,
-            Verb::Run(run) => run.run(session).await,
-            Verb::Start { vm, console, waiting } => {
+            VmVerb::Show { vm } => session.show(&client.vm(session.vm(&vm).await?).await?, COLUMNS),
+            VmVerb::Set(set) => set.run(session).await,
+            VmVerb::Run(run) => run.run(session).await,
+            VmVerb::Start { vm, console, waiting } => {
                 let vm = session.vm(&vm).await?;
                 session.did(client.vm_start(vm).await?, waiting).await?;
                 if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
             }
-            Verb::Console(open) => open.run(session).await,
-            Verb::Shutdown { vm: text, force, force_after, waiting } => {
+            VmVerb::Console(open) => open.run(session).await,
+            VmVerb::Shutdown { vm: text, force, force_after, waiting } => {
                 let vm = session.vm(&text).await?;
                 let asked = VmShutdown { force, force_after };
                 note_shutdown(session, &text, &asked);
                 session.did(client.vm_shutdown(vm, &asked).await?, waiting).await
             }
-            Verb::Reboot { vm: text, force, force_after } => {
+            VmVerb::Reboot { vm: text, force, force_after } => {
                 let vm = session.vm(&text).await?;
                 let asked = VmShutdown { force, force_after };
                 note_shutdown(session, &text, &asked);
                 session.finish(client.vm_shutdown(vm, &asked).await?).await?;
                 session.finish(client.vm_start(vm).await?).await.map(drop)
             }
-            Verb::Pause(One { vm, waiting }) => {
+            VmVerb::Pause(One { vm, waiting }) => {
                 session.did(client.vm_pause(session.vm(&vm).await?).await?, waiting).await
             }
-            Verb::Suspend(One { vm, waiting }) => {
+            VmVerb::Suspend(One { vm, waiting }) => {
                 session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
             }
-            Verb::DropMemory { vm, confirm, waiting } => {
+            VmVerb::DropMemory { vm, confirm, waiting } => {
                 let vm = client.vm(session.vm(&vm).await?).await?;
                 confirm.ask(&format!("drop the saved memory of the vm '{}' ({})", vm.name, vm.uuid))?;
                 session.did(client.vm_drop_memory(vm.uuid).await?, waiting).await
             }
-            Verb::Resume(One { vm, waiting }) => {
+            VmVerb::Resume(One { vm, waiting }) => {
                 session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
             }
-            Verb::Snapshot(take) => take.run(session).await,
-            Verb::Snapshots(list) => list.run(session).await,
-            Verb::SnapshotDestroy(destroy) => destroy.run(session).await,
-            Verb::Schedule(schedule) => schedule.run(session).await,
-            Verb::Pin(pin) => pin.run(session).await,
-            Verb::Revert(revert) => revert.run(session).await,
-            Verb::Clone(clone) => clone.run(session).await,
-            Verb::Destroy { vm: text, confirm, waiting } => {
+            VmVerb::Snapshot(take) => take.run(session).await,
+            VmVerb::Snapshots(list) => list.run(session).await,
+            VmVerb::SnapshotDestroy(destroy) => destroy.run(session).await,
+            VmVerb::Schedule(schedule) => schedule.run(session).await,
+            VmVerb::Pin(pin) => pin.run(session).await,
+            VmVerb::Revert(revert) => revert.run(session).await,
+            VmVerb::Clone(clone) => clone.run(session).await,
+            VmVerb::Destroy { vm: text, confirm, waiting } => {
                 let vm = client.vm(session.vm(&text).await?).await?;
                 let memory = if vm.suspended.is_some() { "saved memory and " } else { "" };
                 // virsh's `destroy` is a forced power-off.

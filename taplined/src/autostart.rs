@@ -10,16 +10,12 @@
 
 use std::time::Duration;
 
-use api::{Code, Power, Problem, Task, TaskState, VbdState};
+use api::{Code, Power, Problem, VbdState};
 use repo::catalogue::ToStart;
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
 use crate::daemon::Daemon;
 use crate::{plug, vm};
-
-/// Duration of one long poll for a task; it is repeated as needed.
-const LOOK: Duration = Duration::from_secs(60);
 
 /// Starts the autostart objects, in the background.
 pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
@@ -111,19 +107,5 @@ async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
             VbdState::Unplugged | VbdState::Unplugging => plug::plug(daemon, uuid).await?,
         },
     };
-    let Task { state, problem, .. } = over(daemon, begun.uuid).await?;
-    match (state, problem) {
-        (TaskState::Done, _) => Ok(()),
-        (_, Some(problem)) => Err(problem),
-        (_, None) => Err(Problem::new(Code::Failed, "its task failed without an error message")),
-    }
-}
-
-async fn over(daemon: &Daemon, task: Uuid) -> Result<Task, Problem> {
-    loop {
-        let task = daemon.tasks.wait(task, LOOK).await?;
-        if task.state.is_over() {
-            return Ok(task);
-        }
-    }
+    daemon.tasks.success_of(begun.uuid).await.map(drop)
 }

@@ -144,7 +144,7 @@ impl Daemon {
         tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
         tokio::spawn(crate::sr::seek_lost(daemon.clone()));
         tokio::spawn(crate::sr::watch_space(daemon.clone()));
-        tokio::spawn(crate::plug::look_for_hung(daemon.clone()));
+        tokio::spawn(crate::disk::hung::look_for_hung(daemon.clone()));
         tokio::spawn(crate::health::watch(daemon.clone()));
         tokio::spawn(crate::health::files::watch(daemon.clone()));
         tokio::spawn(crate::retention::follow(daemon.clone()));

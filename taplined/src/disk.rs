@@ -1,10 +1,14 @@
-//! Disk processes: how they are started, and the files passed to them. The daemon opens files for them and never looks
-//! inside.
+//! Disk processes: how they are started, the files passed to them, and requests to them. The daemon opens files for
+//! them and never looks inside.
 
 pub mod control;
+pub mod doubt;
+pub mod files;
 pub mod gate;
 pub mod handing;
+pub mod hung;
 pub mod limits;
+pub mod live;
 pub mod names;
 pub mod oom;
 mod owners;
@@ -26,6 +30,8 @@ use uuid::Uuid;
 
 use self::control::Watch;
 use crate::config::Config;
+use doubt::Doubted;
+use files::OpenFiles;
 use gate::Gates;
 use paths::DiskPaths;
 
@@ -35,6 +41,10 @@ pub struct Disks {
     config: Config,
     /// Where verbs that change a disk wait while its process is replaced.
     pub gates: Gates,
+    /// Those that do not respond.
+    pub doubted: Doubted,
+    /// The files that they have open.
+    pub open_files: OpenFiles,
     /// By what they share the storage of their repositories.
     pub shares: shares::Pages,
 }
@@ -42,7 +52,13 @@ pub struct Disks {
 impl Disks {
     /// The disks of a daemon with this configuration.
     pub fn of(config: &Config) -> Disks {
-        Disks { config: config.clone(), gates: Gates::default(), shares: shares::Pages::default() }
+        Disks {
+            config: config.clone(),
+            gates: Gates::default(),
+            doubted: Doubted::default(),
+            open_files: OpenFiles::default(),
+            shares: shares::Pages::default(),
+        }
     }
 
     /// Sends a verb of docs/control.md to the disk of a VBD and waits for the response, but not longer than `patience`.

@@ -121,7 +121,7 @@ async fn look(
     }
     if recovered {
         // Their processes may have been noticed as not responding, too.
-        daemon.plugs.ask_doubted();
+        daemon.disks.doubted.ask_now();
     }
     Ok(disks)
 }

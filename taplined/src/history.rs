@@ -16,7 +16,7 @@ use stats::{Histogram, Kind};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::statistics::{self, Read, Which};
+use crate::statistics::{self, DiskFilter, Read};
 use crate::task::blocking;
 use file::File;
 
@@ -164,7 +164,7 @@ pub async fn keep(daemon: Daemon) {
     loop {
         let (number, rest) = present();
         tokio::time::sleep(rest).await;
-        let Ok(readings) = statistics::read(&daemon, Which::default(), |read| Reading::of(&read)).await else {
+        let Ok(readings) = statistics::read(&daemon, DiskFilter::default(), |read| Reading::of(&read)).await else {
             continue;
         };
         let mut minutes: Vec<(Uuid, Minute)> =

@@ -9,6 +9,7 @@ use repo::catalogue::Journalled;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::differences;
 use crate::reconcile;
 use crate::sr::{self, WhenAttached};
 use crate::task::job::{Job, Step, recover_as};
@@ -23,7 +24,7 @@ pub const RULES: Rules = Rules { gives_way: vdi::Merge::VERB, when_ended: tidy_u
 pub const WHEN_ATTACHED: WhenAttached = WhenAttached { reconcile: reconcile_sr, collect: vdi::collect };
 
 fn reconcile_sr(daemon: Daemon, sr: Uuid) -> BoxFuture<'static, ()> {
-    async move { reconcile::of_sr(&daemon, sr).await }.boxed()
+    async move { differences::heal_sr(&daemon, sr).await }.boxed()
 }
 
 /// Compares the disks of VDIs with the catalogue, and begins to merge what is left over.

@@ -18,7 +18,7 @@ use stats::{Count, Histogram, Kind, Outcome, Stage, float};
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::statistics::{self, Read, Which};
+use crate::statistics::{self, DiskFilter, Read};
 use crate::task::blocking;
 
 /// The content type of the text.
@@ -78,7 +78,7 @@ struct Disk {
 
 /// All metrics.
 pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
-    let disks = statistics::read(daemon, Which { layers: true, ..Which::default() }, Disk::of).await?;
+    let disks = statistics::read(daemon, DiskFilter { layers: true, ..DiskFilter::default() }, Disk::of).await?;
     let known = daemon.catalogue.read_for_client(|view| {
         let vdis = view.scheduled_vdis()?.into_iter().map(|vdi| vdi.retention_problem);
         let vms = view.scheduled_vms()?.into_iter().map(|vm| vm.retention_problem);

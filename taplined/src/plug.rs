@@ -12,11 +12,9 @@
 //!    killed after that:* the next daemon continues. Only when the process has exited is the lease released.
 
 mod begin;
+mod cleanup;
 mod deaths;
-mod doubt;
-mod drain;
 mod handover;
-mod hung;
 mod leave;
 mod limit;
 mod lost;
@@ -31,13 +29,15 @@ mod share;
 mod space;
 mod start;
 mod steps;
-pub mod supervise;
+pub mod stray;
+mod supervise;
 mod told;
-pub mod unplug;
+mod unplug;
 mod upgrade;
 mod workers;
+mod xen_disk;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::Problem;
@@ -47,18 +47,14 @@ use uuid::Uuid;
 use crate::account;
 use crate::config::Config;
 use crate::disk::process::DiskProcess;
-use crate::reconcile::files::{Known, OpenFile};
 
 pub use begin::plug;
-pub use doubt::doubt;
-pub use drain::drain;
-pub use hung::look_for_hung;
-pub use limit::{of_process as limits_of_process, set as limit, tell_again as tell_limits_again};
-pub use many::{plug_all, plug_many, unplug_all, unplug_many};
+pub use limit::set as limit;
+pub use many::{plug_all, plug_many, unplug_all, unplug_each, unplug_many};
 pub use plug_spec::serial;
 pub use recover::recover;
 pub use shape::tell_all as shape_all;
-pub use share::{set as share, weight_of_process};
+pub use share::set as share;
 pub use unplug::unplug;
 pub use upgrade::upgrade;
 
@@ -77,12 +73,6 @@ pub struct Plugs {
     upgrades: Semaphore,
     operations: Operations,
     served: Mutex<HashMap<Uuid, Served>>,
-    /// VBDs whose processes do not answer.
-    doubted: Mutex<HashSet<Uuid>>,
-    /// Wakes those who wait before they check such a process again.
-    to_ask: tokio::sync::Notify,
-    /// The files that their processes have open, as far as known.
-    files: Mutex<HashMap<Uuid, Known>>,
     /// The group that may connect to disks.
     group: Option<u32>,
 }
@@ -98,45 +88,12 @@ impl Plugs {
             upgrades: Semaphore::new(upgrade::AT_ONE_TIME),
             operations: Operations::default(),
             served: Mutex::default(),
-            doubted: Mutex::default(),
-            to_ask: tokio::sync::Notify::new(),
-            files: Mutex::default(),
             group,
         })
     }
 
     fn served(&self) -> MutexGuard<'_, HashMap<Uuid, Served>> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn doubted(&self) -> MutexGuard<'_, HashSet<Uuid>> {
-        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has processes that did not respond checked now: one of them may respond again.
-    pub fn ask_doubted(&self) {
-        self.to_ask.notify_waiters();
-    }
-
-    fn files(&self) -> MutexGuard<'_, HashMap<Uuid, Known>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The files that the process of a VBD has open, as far as known.
-    pub fn open_files(&self, vbd: Uuid) -> Known {
-        self.files().get(&vbd).cloned().unwrap_or_default()
-    }
-
-    /// The process of a VBD has these files open.
-    pub fn has_open(&self, vbd: Uuid, known: Known) {
-        self.files().insert(vbd, known);
-    }
-
-    /// Nothing keeps a file of this name in existence any more but its processes: its space is needed when its name is
-    /// removed.
-    pub fn let_go_of(&self, file: &str) {
-        let mut all = self.files();
-        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::let_go);
     }
 
     /// Stops supervising the VBD's process and returns it, if there is one.

@@ -1,18 +1,14 @@
-//! Reconciliation of running disks, the contents of repositories, and the catalogue.
+//! Reconciliation of running disks and the catalogue.
 //!
 //! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from a
 //! backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
 //! ([`judge`]); otherwise the VDI becomes `diverged`: its guest keeps running, and nothing is changed, merged or
-//! started on it until somebody has decided. Nothing is ever killed, merged or removed because it is missing from the
-//! catalogue ([`stray`]).
+//! started on it until somebody has decided.
 //!
 //! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
 //! after a task on it has ended, when a repository is attached, introduced or scanned, and on request.
 
-pub mod files;
 mod judge;
-mod repository;
-pub mod stray;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -25,12 +21,12 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
+use crate::disk::files::{self, Astray, OpenFile};
+use crate::disk::live;
 use crate::disk::names::ServedLayer;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
-use crate::vdi;
-use files::{Astray, OpenFile};
 use judge::{Follow, Told, Verdict, judge};
 
 /// Advice about a diverged VDI.
@@ -49,30 +45,14 @@ pub enum Heal {
     No,
 }
 
-/// Compares everything: running disks, processes without a plugged VBD, files and inventories of repositories. Returns
-/// the differences, and what was done about them.
-pub async fn everything(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
-    if heal == Heal::Yes {
-        stray::take_in_unknown(daemon).await?;
-    }
-    let mut found = all(daemon, heal).await?;
-    found.extend(stray::all(daemon).await?);
-    found.extend(repository::all(daemon).await?);
-    Ok(found)
-}
-
 /// Compares all running disks; returns the differences and what was done about them. A disk that does not respond
 /// counts as a difference.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     compare(daemon, |view| view.vbds(None, None), heal).await
 }
 
-/// Compares the disks of a repository that was attached, introduced or scanned; disks of unknown VBDs are adopted
-/// first. What cannot be compared now is before anybody changes it.
+/// Compares the disks of a repository.
 pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
-    if let Err(problem) = stray::take_in_unknown(daemon).await {
-        tracing::warn!(%sr, "disks that run for unknown VBDs could not be adopted: {problem}");
-    }
     let find = move |view: &View<'_>| {
         let vdis: HashSet<Uuid> = view.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
         Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vdis.contains(&vbd.vdi)).collect())
@@ -144,7 +124,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     if before.claimed {
         return Ok(None);
     }
-    let Some(layers) = vdi::layers(daemon, vbd).await? else { return is_deaf(daemon, vbd).await.map(|()| None) };
+    let Some(layers) = live::layers(daemon, vbd).await? else { return is_deaf(daemon, vbd).await.map(|()| None) };
     remember(daemon, vbd, &layers);
     let astray = match before.chain.first() {
         Some(image) => files::astray(daemon, image.sr, &layers).await?,
@@ -246,12 +226,12 @@ impl Seen {
 
 /// Remembers a disk's files for the next start.
 fn remember(daemon: &Daemon, vbd: Uuid, layers: &[ServedLayer]) {
-    let before = daemon.plugs.open_files(vbd);
+    let before = daemon.disks.open_files.of(vbd);
     let reported = |layer: &ServedLayer| {
         let file = OpenFile::reported(layer.numbers()?, before.get(layer.file()));
         Some((layer.file().to_owned(), file))
     };
-    daemon.plugs.has_open(vbd, layers.iter().filter_map(reported).collect());
+    daemon.disks.open_files.set(vbd, layers.iter().filter_map(reported).collect());
 }
 
 fn paths(layers: &[ServedLayer]) -> Vec<String> {
@@ -355,7 +335,7 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
 }
 
 async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
-    let layers = vdi::layers(daemon, vbd).await?;
+    let layers = live::layers(daemon, vbd).await?;
     let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not respond")))?;
     let sr = daemon.catalogue.read(move |view| view.vdi(vdi)).await?.sr;
     let astray = files::astray(daemon, sr, &layers).await?;

@@ -27,9 +27,9 @@ const LISTED: usize = 64;
 /// Fine buckets that are told as one: sixteen are left of each doubling.
 const COARSE: usize = 32;
 
-/// Which disks.
+/// A choice of disks: those that meet all that is given.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Which {
+pub struct DiskFilter {
     /// Only this one.
     pub vbd: Option<Uuid>,
     /// Only those of this VM.
@@ -65,7 +65,7 @@ pub struct Read {
 /// process has begun no page yet, or is of a version without pages, is left out.
 pub async fn read<T: Send + 'static>(
     daemon: &Daemon,
-    which: Which,
+    which: DiskFilter,
     then: impl Fn(Read) -> T + Send + 'static,
 ) -> Result<Vec<T>, Problem> {
     let plugged = daemon.catalogue.read_for_client(move |view| plugged(view, which)).await?;
@@ -91,7 +91,7 @@ pub async fn read<T: Send + 'static>(
 }
 
 /// The plugged VBDs, with the names around them.
-fn plugged(view: &View<'_>, which: Which) -> Result<Vec<Plugged>, Problem> {
+fn plugged(view: &View<'_>, which: DiskFilter) -> Result<Vec<Plugged>, Problem> {
     let mut vbds = match which.vbd {
         Some(vbd) => vec![view.vbd(vbd)?],
         None => view.vbds(which.vm, None)?,

@@ -235,24 +235,35 @@ impl Tasks {
 
     /// Waits until a task has ended, but not longer than `patience`; returns the task as it is then.
     pub async fn wait(&self, uuid: Uuid, patience: Duration) -> Result<Task, Problem> {
-        let mut events = self.catalogue.subscribe();
-        let over = async {
-            loop {
-                let task = self.catalogue.read(move |view| view.task(uuid)).await?;
-                if task.state.is_over() {
-                    return Ok::<Task, Problem>(task);
-                }
-                // A receiver that lags behind has missed events: the current state counts.
-                while let Ok(event) = events.recv().await {
-                    if event.uuid == uuid {
-                        break;
-                    }
-                }
-            }
-        };
-        match tokio::time::timeout(patience, over).await {
+        match tokio::time::timeout(patience, self.end_of(uuid)).await {
             Ok(task) => task,
             Err(_) => self.catalogue.read(move |view| view.task(uuid)).await,
+        }
+    }
+
+    /// Waits until a task has ended, however long that takes; returns the task, or why it has failed.
+    pub async fn success_of(&self, uuid: Uuid) -> Result<Task, Problem> {
+        let task = self.end_of(uuid).await?;
+        if task.state == TaskState::Done {
+            return Ok(task);
+        }
+        let unknown = || Problem::new(Code::Failed, format!("the task {} {uuid} has failed", task.verb));
+        Err(task.problem.unwrap_or_else(unknown))
+    }
+
+    async fn end_of(&self, uuid: Uuid) -> Result<Task, Problem> {
+        let mut events = self.catalogue.subscribe();
+        loop {
+            let task = self.catalogue.read(move |view| view.task(uuid)).await?;
+            if task.state.is_over() {
+                return Ok(task);
+            }
+            // A receiver that lags behind has missed events: the current state counts.
+            while let Ok(event) = events.recv().await {
+                if event.uuid == uuid {
+                    break;
+                }
+            }
         }
     }
 

@@ -8,8 +8,8 @@ mod chain;
 mod copy;
 mod create;
 mod destroy;
+mod file;
 mod leaf;
-pub mod live;
 mod merge;
 mod postponed;
 mod resize;
@@ -17,21 +17,22 @@ mod revert;
 mod snapshot;
 mod target;
 
-use api::{About, Code, ImageFormat, ObjectKind, Problem, Sr, Vdi, VdiState, Versions};
+use api::{About, Code, ImageFormat, Mode, ObjectKind, Problem, Sr, VbdState, Vdi, VdiState, Versions};
+use repo::Tx;
 use uuid::Uuid;
 
+use crate::disk::live;
 use crate::fault::{self, Planted};
 
 pub use chain::Chain;
 pub use copy::{Copy, Export, Import};
 pub use create::Create;
 pub use destroy::{Destroy, Reclaim};
-pub use live::layers;
 pub use merge::{Merge, collect, tidy_up};
 pub use postponed::Postponed;
 pub use resize::Resize;
 pub use revert::Revert;
-pub use snapshot::{Clone, KeptImages, Snapshot, State};
+pub use snapshot::{Clone, KeptImages, KeptState, Snapshot};
 
 use repo::catalogue::file_name;
 
@@ -114,6 +115,23 @@ pub fn must_be_unplugged(vdi: &Vdi, to: &str) -> Result<(), Problem> {
             let what = format!("VDI {} cannot be {to} while VBD {} is plugged", vdi.uuid, user.vbd);
             Err(Problem::new(Code::InUse, what).advise("unplug it first"))
         }
+    }
+}
+
+/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
+pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
+    tx.check_not_of_memory(vdi, "used or changed")?;
+    tx.claim(vdi, task)?;
+    // The state seen before must be unchanged.
+    if leaf::writer_of(&tx.vdi(vdi)?) != vbd {
+        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
+    }
+    let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
+    let now = tx.vbd(vbd)?;
+    match now.state {
+        // From this commit on, the task shows that it waits if the disk becomes stuck.
+        VbdState::Plugged => live::must_answer(&now),
+        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
     }
 }
 

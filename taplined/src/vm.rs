@@ -35,6 +35,7 @@ mod moment;
 mod network;
 mod operation;
 mod power;
+mod reach;
 mod recover;
 mod revert;
 mod screen;
@@ -53,14 +54,16 @@ use std::time::Duration;
 use ::vm::qemu::accelerator::{self, Accelerator};
 use ::vm::qemu::account::Account;
 use api::{About, Code, Driver, ObjectKind, Power, Problem, Vm};
-use repo::catalogue::NewTask;
+use repo::catalogue::{Journalled, NewTask};
 use stats::GuestAnswer;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use crate::account::Users;
 use crate::config::Config;
+use crate::daemon::Daemon;
 use crate::task::blocking;
+use crate::task::job::Job;
 
 pub use clone::{Clone, clone};
 pub use connect::{Reader, connect};
@@ -68,13 +71,14 @@ pub use console::{Console, KEPT};
 pub use directory::user;
 pub use hardware::check;
 pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
+pub use memory::forget_file;
 pub use network::settle_mac;
 pub use recover::recover;
 pub use revert::{DestroySnapshot, Revert, destroy_scheduled_snapshot, destroy_snapshot, revert};
 pub use snapshot::{Snapshot, scheduled_snapshot, snapshot};
 pub use start::start;
 pub use stop::{pause, resume, shutdown};
-pub use suspend::{Suspend, discard, forget_file, suspend};
+pub use suspend::{Suspend, discard, suspend};
 
 use directory::vm_directory;
 use guest::Guest;
@@ -216,4 +220,12 @@ impl Vms {
 fn new_task(verb: &'static str, vm: Uuid, cancellable: bool) -> NewTask {
     let about = vec![About { kind: ObjectKind::Vm, uuid: vm }];
     NewTask { uuid: Uuid::new_v4(), verb, about, cancellable, intent: None }
+}
+
+/// Whether the journal has a job that saves the memory of a VM, and is not undone.
+async fn is_being_suspended(daemon: &Daemon, vm: Uuid) -> Result<bool, Problem> {
+    let is_it = move |entry: Journalled| {
+        entry.task.verb == Suspend::VERB && entry.task.about.iter().any(|about| about.uuid == vm)
+    };
+    daemon.catalogue.read(move |view| Ok(view.journal()?.into_iter().any(is_it))).await
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use sim::random::Random;
 
 use super::action::{Action, Source, Step};
-use super::image::{Image, Kind, Library, Stored};
-use super::judge::{Class, Failure};
+use super::failure::{Class, Failure};
+use super::image::{Image, Kind, Stored};
+use super::library::Library;
 use super::life::{self, Copier, Moment, Served, UNITS};
 use super::oracle::Oracle;
 use super::program::Programs;

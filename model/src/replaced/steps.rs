@@ -9,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 use super::action::{Action, Source, Step};
+use super::failure::{Class, Failure};
 use super::image::{Image, Kind, Layer};
-use super::judge::{Class, Failure};
 use super::life::UNITS;
 use super::oracle::Oracle;
 use super::round::Round;

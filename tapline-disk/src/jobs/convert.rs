@@ -302,3 +302,27 @@ fn lost_in_words(source: &str, lost: &[Span]) -> String {
 fn bytes_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
+
+/// An error if a signal was received. This is checked before each chunk, so that the target is removed as after any
+/// other failure.
+fn go_on(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
+    if !stop.as_mut().is_some_and(Signal::take) {
+        return Ok(());
+    }
+    let tried = format!("convert {} to {}", convert.source, convert.target);
+    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
+}
+
+/// Where the first byte is that is not zero.
+fn first_data(bytes: &[u8]) -> Option<u64> {
+    bytes.iter().position(|&byte| byte != 0).and_then(|at| u64::try_from(at).ok())
+}
+
+/// The new disk would be too small for its data.
+fn would_lose(convert: &Convert, len: u64, at: u64) -> Failure {
+    let tried = format!("convert {} to a disk of {len} bytes", convert.source);
+    Failure::new(tried, format!("there is data behind that, at byte {at} of the disk")).advise(
+        "shrink the guest's file systems and partitions first, or give a larger --size; a GPT keeps a copy of itself in \
+         the last sectors, which `sgdisk --zap` or a partition editor moves",
+    )
+}

@@ -21,7 +21,7 @@ mod words;
 
 use std::fmt::Display;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -38,6 +38,7 @@ use crate::process::signals::Signal;
 use crate::serve::admission::Admission;
 use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::{Control, Flush, Pause, Work};
+use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::{ADMISSION, LEAVE, QUIET, REPORT, STOP};
 use crate::serve::page::{self, Kept, PageFile};
 use crate::serve::polling::Polling;
@@ -478,17 +479,4 @@ fn watch_all(
         control.start(watch).map_err(failed("wait for clients of the control socket"))?;
     }
     server.start(watch).map_err(failed("wait for connections"))
-}
-
-/// The engine's wait, as a server sees it.
-pub struct EngineWatch<'a>(pub &'a mut Engine);
-
-impl Watch for EngineWatch<'_> {
-    fn watch(&mut self, fd: BorrowedFd<'_>, interest: Interest, key: WatchKey) -> io::Result<()> {
-        self.0.watch(fd, interest == Interest::ReadWrite, key.0)
-    }
-
-    fn forget(&mut self, key: WatchKey) {
-        self.0.forget(key.0);
-    }
 }

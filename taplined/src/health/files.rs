@@ -13,9 +13,9 @@ use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::reconcile::files::Astray;
-use crate::reconcile::{self, Heal, files};
-use crate::vdi::live;
+use crate::disk::files::{self, Astray};
+use crate::disk::live;
+use crate::reconcile::{self, Heal};
 
 /// Time between two looks: what is gone shows within two seconds.
 const EVERY: Duration = Duration::from_secs(1);
@@ -77,7 +77,7 @@ pub async fn watch(daemon: Daemon) {
 async fn look(daemon: &Daemon, sr: Uuid, vbds: Vec<Uuid>, noted: &Mutex<Noted>) -> Result<(), Problem> {
     // One that is lost is looked for elsewhere.
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(()) };
-    let known: Vec<_> = vbds.into_iter().map(|vbd| (vbd, daemon.plugs.open_files(vbd))).collect();
+    let known: Vec<_> = vbds.into_iter().map(|vbd| (vbd, daemon.disks.open_files.of(vbd))).collect();
     let looked = daemon.srs.patience.ask(sr, "examine the files of its disks", move || {
         directory.still_there()?;
         known.into_iter().map(|(vbd, known)| Ok((vbd, files::look(&directory, &known)?))).collect::<Result<Vec<_>, _>>()

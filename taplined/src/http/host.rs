@@ -17,8 +17,9 @@ use super::extract::{Asked, Body};
 use super::list::{Page, Paging};
 use super::{Begun, Refusal, begun, must_end};
 use crate::daemon::Daemon;
-use crate::plug;
-use crate::reconcile::{self, Heal};
+use crate::differences;
+use crate::drain;
+use crate::reconcile::Heal;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
@@ -46,7 +47,7 @@ async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
 async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
     must_end(asked.timeout)?;
     let patience = Duration::from_secs(asked.timeout.into());
-    begun(plug::drain(&daemon, patience).await?)
+    begun(drain::drain(&daemon, patience).await?)
 }
 
 /// Compares running disks, and files and inventories of attached repositories, with the catalogue; returns the
@@ -63,7 +64,7 @@ async fn reconcile(
     Body(asked): Body<HostReconcile>,
 ) -> Result<Json<Vec<Difference>>, Refusal> {
     let heal = if asked.dry_run { Heal::No } else { Heal::Yes };
-    Ok(Json(reconcile::everything(&daemon, heal).await?))
+    Ok(Json(differences::all(&daemon, heal).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -21,9 +21,9 @@ use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Begun, Refusal, begun};
 use crate::daemon::Daemon;
+use crate::differences;
 use crate::disk::shares;
 use crate::plug;
-use crate::reconcile;
 use crate::request;
 use crate::sr::{self, Claim, Create, Destroy, Given, Introduce, doubtful};
 use crate::task::Context;
@@ -254,7 +254,7 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Sr
         let ended = at_work.srs.attach_as(uuid, asked.believe, true).await?;
         at_work.tasks.let_go(&ended);
         doubtful::hold(&at_work, uuid).await;
-        reconcile::of_sr(&at_work, uuid).await;
+        differences::heal_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
         Ok(json!({ "uuid": uuid }))
     };
@@ -293,7 +293,7 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
         let _claim = claim;
         let scan = sr::scan(&at_work, uuid, &mut context).await?;
         at_work.srs.keep_inventory(uuid).await?;
-        reconcile::of_sr(&at_work, uuid).await;
+        differences::heal_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
         let mut result =
             serde_json::to_value(scan).map_err(|error| Problem::failed("encode the scan's result", error))?;

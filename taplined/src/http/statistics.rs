@@ -17,7 +17,7 @@ use super::extract::{Asked, Id};
 use super::list::{Page, Paging};
 use crate::daemon::Daemon;
 use crate::metrics;
-use crate::statistics::{self, Which};
+use crate::statistics::{self, DiskFilter};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
@@ -54,7 +54,7 @@ struct Asking {
     )
 )]
 async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Result<Response, Refusal> {
-    let which = Which { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
+    let which = DiskFilter { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
     let shown = statistics::read(&daemon, which, move |disk| disk.shown(asking.latencies)).await?;
     listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
 }
@@ -67,7 +67,7 @@ async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: 
     )
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskStatistics>, Refusal> {
-    let which = Which { vbd: Some(uuid), layers: true, ..Which::default() };
+    let which = DiskFilter { vbd: Some(uuid), layers: true, ..DiskFilter::default() };
     let shown = statistics::read(&daemon, which, |disk| disk.shown(true)).await?;
     Ok(Json(shown.into_iter().next().ok_or_else(|| statistics::none_of(uuid))?))
 }

@@ -4,17 +4,19 @@ use api::{About, Code, ObjectKind, Problem, Task, Vbd, VbdState};
 use repo::catalogue::NewTask;
 use uuid::Uuid;
 
+use super::cleanup::{clear, forget};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
-use super::start::{Log, clear, forget, serve};
+use super::start::{Log, serve};
 use super::steps::Steps;
 use super::supervise;
+use super::xen_disk::XenDisk;
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::reconcile;
 use crate::sr;
 use crate::task::Context;
-use crate::vm::{self, domain};
+use crate::vm;
 
 /// A plug that has its lease and has not started yet.
 #[derive(Debug)]
@@ -71,7 +73,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
             if by == By::Itself {
                 tx.check_vm_settled(&now)?;
             }
-            domain::disk(tx, &now)?;
+            XenDisk::of(tx, &now)?;
             tx.begin_plug(vbd)
         })
     };

@@ -12,7 +12,7 @@ use control::{ImageName, Request};
 use uuid::Uuid;
 
 use crate::disk::control::{Asked, Refused, problem};
-use crate::disk::process::Ended;
+use crate::disk::process::{DiskProcess, Ended};
 
 /// How long a disk may take to hand itself over. Requests in flight may wait for storage; a disk that cannot do it
 /// gives up much sooner.
@@ -29,6 +29,10 @@ pub enum NotDone {
     /// It has not reported a result: it may have handed over the disk.
     Unknown(Problem),
 }
+
+/// The process that is there after an upgrade, and what came of it: how long the guest's requests waited, where that is
+/// known, and what else there is to know.
+pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
 
 /// The layers of a disk as its process calls them, from the top down, by its answer to `layers`.
 pub fn names(layers: &[Layer]) -> Result<Vec<ImageName>, Problem> {

@@ -8,29 +8,31 @@ use std::time::Instant;
 
 use api::{Code, Problem};
 use rustix::process::Signal;
+use uuid::Uuid;
 
+use super::cleanup::clear;
+use super::handover::Outcome;
 use super::plug_spec::PlugSpec;
-use super::start::{Log, clear, serve};
+use super::start::{Log, serve};
 use super::steps::Steps;
-use super::upgrade::{Outcome, Upgrade};
+use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 
 /// Ends the old process and starts another.
-pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
-    let (daemon, vbd) = (upgrade.daemon.clone(), upgrade.vbd);
+pub async fn replace(daemon: &Daemon, vbd: Uuid, upgrade: &mut Steps, mut old: DiskProcess) -> Outcome {
     // No task changes its files now, nor begins to: the catalogue has the disk as it is.
-    let order = match PlugSpec::of(&daemon, vbd).await {
+    let order = match PlugSpec::of(daemon, vbd).await {
         Ok(order) => order,
         Err(problem) => return (Some(old), Err(problem)),
     };
     let begun = Instant::now();
-    match leave(upgrade, &mut old).await {
+    match leave(vbd, upgrade, &mut old).await {
         Ok(()) => {}
         Err(problem) => return (Some(old), Err(problem)),
     }
     let mut process = None;
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
-    match serve(&daemon, &order, Log::Continued, &mut steps, &mut process).await {
+    match serve(daemon, &order, Log::Continued, &mut steps, &mut process).await {
         Ok(()) => {
             let pause = u64::try_from(begun.elapsed().as_micros()).ok();
             let note = "a Xen guest's I/O waits from the end of the old process until the new one serves";
@@ -38,7 +40,7 @@ pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
         }
         Err(problem) => {
             // From here on it is restarted as after a death.
-            if let Err(also) = clear(&daemon, vbd, process).await {
+            if let Err(also) = clear(daemon, vbd, process).await {
                 tracing::error!(%vbd, "{also}");
             }
             (None, Err(problem))
@@ -47,8 +49,8 @@ pub async fn replace(upgrade: &mut Upgrade, mut old: DiskProcess) -> Outcome {
 }
 
 /// Makes the old process disconnect from its guest, and waits for its exit.
-async fn leave(upgrade: &mut Upgrade, old: &mut DiskProcess) -> Result<(), Problem> {
-    let (vbd, limit) = (upgrade.vbd, upgrade.steps.limit());
+async fn leave(vbd: Uuid, upgrade: &mut Steps, old: &mut DiskProcess) -> Result<(), Problem> {
+    let limit = upgrade.limit();
     let left = async {
         old.signal(Signal::USR2)?;
         match tokio::time::timeout(limit, old.ended()).await {
@@ -60,5 +62,5 @@ async fn leave(upgrade: &mut Upgrade, old: &mut DiskProcess) -> Result<(), Probl
             }
         }
     };
-    upgrade.steps.last_step("leave", left).await
+    upgrade.last_step("leave", left).await
 }

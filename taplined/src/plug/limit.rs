@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::told::{self, TO_SAY};
 use crate::daemon::Daemon;
 use crate::disk::limits::{self, to_process};
-use crate::vdi::live;
+use crate::disk::live;
 
 /// Tells the process of a plugged VBD its limits. Goes on trying in the background if that fails: they are recorded,
 /// and a repetition of the request with its key is answered by what was recorded.

@@ -12,16 +12,16 @@ use repo::driver::Directory;
 use uuid::Uuid;
 
 use super::queue::Request;
+use super::xen_disk::XenDisk;
 use crate::config::Plug;
 use crate::daemon::Daemon;
+use crate::disk::files::{self, Known, OpenFile};
 use crate::disk::handing::Handing;
 use crate::disk::limits;
 use crate::disk::names::{image_name, words_of};
 use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
-use crate::reconcile::files::{self, Known, OpenFile};
 use crate::task::blocking;
-use crate::vm::domain;
 
 /// Bytes that a disk process needs whatever it serves, while it starts.
 const MEMORY_BASE: u64 = 4 << 20;
@@ -43,7 +43,7 @@ pub struct PlugSpec {
     names: Vec<ImageName>,
     directory: Arc<Directory>,
     /// The disk's device in the domain of a Xen guest.
-    pub disk: Option<domain::Disk>,
+    pub disk: Option<XenDisk>,
     /// How many threads its process may use, and where they run.
     threads: Vec<OsString>,
     /// How much longer each operation takes than it would; for tests.
@@ -56,7 +56,7 @@ impl PlugSpec {
         let found = daemon.catalogue.read(move |view| {
             let vbd = view.vbd(vbd)?;
             let (vdi, chain) = (view.vdi(vbd.vdi)?, view.chain(vbd.vdi)?);
-            let disk = domain::disk(view, &vbd)?;
+            let disk = XenDisk::of(view, &vbd)?;
             Ok((vbd, vdi, chain, disk))
         });
         let (vbd, vdi, chain, disk) = found.await?;

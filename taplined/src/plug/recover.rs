@@ -13,13 +13,13 @@ use rustix::process::Signal;
 use uuid::Uuid;
 
 use super::settle::{Rest, record, settle};
-use super::{limit, space, start, supervise, unplug};
+use super::stray::{self, Found};
+use super::{cleanup, limit, space, supervise};
 use crate::daemon::Daemon;
 use crate::disk::paths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving;
 use crate::fault::{self, Planted};
-use crate::reconcile::stray::{self, Found};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 
@@ -168,7 +168,7 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
             finish(daemon, uuid, Problem::new(Code::State, what).advise("plug it again")).await?;
         }
         (VbdState::Plugging, process) => {
-            start::clear(daemon, uuid, process).await?;
+            cleanup::clear(daemon, uuid, process).await?;
             let what = format!("VBD {uuid} was not plugged: the daemon stopped during the plug");
             finish(daemon, uuid, Problem::new(Code::Failed, what).advise("plug it again")).await?;
         }
@@ -176,13 +176,13 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
             process.signal(Signal::TERM)?;
             supervise::end(daemon, uuid, process);
         }
-        (VbdState::Unplugging, None) => drop(unplug::clear(daemon, uuid, None).await?),
+        (VbdState::Unplugging, None) => drop(cleanup::clear_and_unplug(daemon, uuid, None).await?),
         (VbdState::Plugged | VbdState::Restarting, process) => {
             tracing::info!(vbd = %uuid, found = process.is_some(), "plugged");
             if process.is_some() && vbd.state == VbdState::Restarting {
                 // It was restarted, and the daemon stopped before it responded: restart it once more, to be certain of
                 // its state.
-                start::clear(daemon, uuid, process).await?;
+                cleanup::clear(daemon, uuid, process).await?;
                 supervise::begin(daemon, uuid, None);
             } else {
                 supervise::begin(daemon, uuid, process);
@@ -194,7 +194,7 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
 
 async fn finish(daemon: &Daemon, vbd: Uuid, why: Problem) -> Result<(), Problem> {
     tracing::warn!(%vbd, "{why}");
-    unplug::clear(daemon, vbd, Some(why)).await.map(drop)
+    cleanup::clear_and_unplug(daemon, vbd, Some(why)).await.map(drop)
 }
 
 /// Removes directories in which nothing is served, because their VBDs are unplugged or no longer exist.

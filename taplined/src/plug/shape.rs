@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::told;
 use crate::daemon::Daemon;
-use crate::vdi::live;
+use crate::disk::live;
 
 /// Tells a process whose supervision has begun, in the background.
 pub fn tell(daemon: &Daemon, vbd: Uuid) {

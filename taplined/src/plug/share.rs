@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::told::{self, TO_SAY};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::live;
 use crate::fault::{self, Planted};
-use crate::vdi::live;
 
 /// The path that a page has for a process.
 const PAGE: &str = "/shares.page";

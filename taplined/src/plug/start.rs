@@ -14,12 +14,11 @@ use super::plug_spec::PlugSpec;
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
+use crate::disk::files::Known;
 use crate::disk::handing::{Handing, Ready};
 use crate::disk::oom;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
-use crate::task::blocking;
-use crate::vm::domain;
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +40,10 @@ pub async fn serve(
 ) -> Result<(), Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
-    let before = if log == Log::Begun { None } else { daemon.plugs.files().get(&vbd).cloned() };
+    let before = if log == Log::Begun { Known::new() } else { daemon.disks.open_files.of(vbd) };
     let logs = daemon.tool.redo.clone();
-    let (handing, known) = steps.step("open", order.open(before.unwrap_or_default(), logs)).await?;
-    daemon.plugs.has_open(vbd, known);
+    let (handing, known) = steps.step("open", order.open(before, logs)).await?;
+    daemon.disks.open_files.set(vbd, known);
     let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
     steps.step("hand", hand(ready)).await?;
     let limit = steps_limit(steps);
@@ -181,38 +180,6 @@ fn ended_at_once(how: &Ended, process: &mut DiskProcess, log: &Path) -> Problem 
             Problem::failed("serve a disk", why).advise(format!("see its log, {}", log.display()))
         }
     }
-}
-
-/// Removes the statistics of a VBD whose process has ended.
-pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
-    // Without a domain there are none.
-    if let Ok(Some(disk)) = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await {
-        disk.forget_statistics().await;
-    }
-}
-
-/// Removes the remains in xenstore of a VBD that is no longer served. If this fails they do no harm: the next plug
-/// reports them.
-pub async fn forget(daemon: &Daemon, vbd: Uuid) {
-    let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
-    let forgotten = match found {
-        Ok(Some(disk)) => disk.forget().await,
-        // Without a domain there is nothing.
-        Ok(None) | Err(_) => Ok(()),
-    };
-    if let Err(problem) = forgotten {
-        tracing::error!(%vbd, "its nodes in xenstore could not be removed: {problem}");
-    }
-}
-
-/// Ends a process whose plug or restart was given up, and releases everything but the lease.
-pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> Result<(), Problem> {
-    if let Some(mut process) = process {
-        process.kill().await?;
-    }
-    forget_statistics(daemon, vbd).await;
-    let place = DiskPaths::of(&daemon.config, vbd);
-    blocking("remove the sockets of a VBD", move || place.remove()).await
 }
 
 #[cfg(test)]

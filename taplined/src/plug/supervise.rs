@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use super::cleanup::{self, clear, forget_statistics};
 use super::deaths::Deaths;
 use super::lost;
 use super::plug_spec::PlugSpec;
@@ -18,15 +19,15 @@ use super::settle;
 use super::shape;
 use super::share;
 use super::space;
-use super::start::{Log, clear, forget_statistics, serve};
+use super::start::{Log, serve};
 use super::steps::Steps;
-use super::unplug;
+use super::xen_disk::XenDisk;
 use crate::daemon::Daemon;
+use crate::disk::files;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::reconcile;
 use crate::vdi;
-use crate::vm::domain;
 
 /// The supervision of a VBD's process.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
                 return Some(process);
             },
         }
-        if let Err(problem) = unplug::clear(&at_work, vbd, None).await {
+        if let Err(problem) = cleanup::clear_and_unplug(&at_work, vbd, None).await {
             tracing::error!(%vbd, "its process exited, and it could not be unplugged: {problem}");
         }
         at_work.plugs.served().remove(&vbd);
@@ -155,7 +156,7 @@ async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<E
 
 /// Whether there is no guest left for which another process could serve.
 async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
-    let found = daemon.catalogue.read(move |view| domain::disk(view, &view.vbd(vbd)?)).await;
+    let found = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await;
     let done = match found {
         Ok(Some(disk)) => disk.is_done_with().await,
         Ok(None) => Ok(false),
@@ -177,7 +178,7 @@ async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     if let Err(problem) = clear(daemon, vbd, None).await {
         tracing::error!(%vbd, "the files of its process could not be removed: {problem}");
     }
-    daemon.plugs.files().remove(&vbd);
+    daemon.disks.open_files.forget(vbd);
     true
 }
 
@@ -259,10 +260,10 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
         // If it is because of its files, that says more.
-        let before = daemon.plugs.files().get(&vbd).cloned().unwrap_or_default();
+        let before = daemon.disks.open_files.of(vbd);
         order.must_be_those(before.clone()).await?;
         return match order.has_names_of(&before) {
-            true => Err(reconcile::files::unproven(&order.vbd)),
+            true => Err(files::unproven(&order.vbd)),
             false => vdi::must_be_ready(&known),
         };
     }

@@ -9,6 +9,7 @@ use repo::catalogue::NewTask;
 use rustix::process::Signal;
 use uuid::Uuid;
 
+use super::cleanup::clear_and_unplug;
 use super::steps::Steps;
 use super::supervise;
 use crate::catalogue;
@@ -93,7 +94,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
         Ended::Well | Ended::Unknown => None,
     };
     steps.insist("clear").await;
-    let unplugged = clear(daemon, vbd, problem.clone()).await?;
+    let unplugged = clear_and_unplug(daemon, vbd, problem.clone()).await?;
     match problem {
         // With force it is done, whatever that has cost: the VBD says so.
         Some(problem) if !force => Err(problem),
@@ -236,18 +237,6 @@ fn at_work(vbd: Uuid, limit: Duration) -> Problem {
     let what = format!("a task using VBD {vbd} has not ended in {} s", limit.as_secs());
     Problem::new(Code::Busy, what)
         .advise("wait for the task or cancel it (see 'tapline task list'), or unplug with force")
-}
-
-/// Removes what the process has left, and gives the lease back.
-pub async fn clear(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Result<Vbd, Problem> {
-    super::start::clear(daemon, vbd, None).await?;
-    super::start::forget(daemon, vbd).await;
-    daemon.plugs.files().remove(&vbd);
-    // While it has the lease still: whoever writes the image next is measured as well.
-    if let Ok(Vbd { vdi, mode: api::Mode::ReadWrite, .. }) = daemon.catalogue.read(move |view| view.vbd(vbd)).await {
-        daemon.srs.measure_image_of(vdi).await;
-    }
-    catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, problem.as_ref())).await
 }
 
 fn ended_badly(daemon: &Daemon, vbd: Uuid, how: &str) -> Problem {

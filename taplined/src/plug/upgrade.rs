@@ -13,7 +13,7 @@
 //! 4. The new process is recorded.
 //!
 //! Any failure before the response leaves the old process as it was. Verbs that change the disk wait in the meantime; a
-//! merge in progress is interrupted by the disk, and its task requests it again (`vdi::live`).
+//! merge in progress is interrupted by the disk, and its task requests it again (`disk::live`).
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::sync::OwnedRwLockWriteGuard;
 use uuid::Uuid;
 
-use super::handover::{self, NotDone};
+use super::handover::{self, NotDone, Outcome};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
 use super::settle::{Rest, record, settle};
@@ -34,10 +34,10 @@ use super::steps::Steps;
 use super::{leave, supervise};
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
+use crate::disk::live;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
-use crate::vdi::live;
 
 /// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
 pub const AT_ONE_TIME: usize = 4;
@@ -89,17 +89,13 @@ fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
 
 /// An upgrade.
 #[derive(Debug)]
-pub struct Upgrade {
-    pub daemon: Daemon,
-    pub vbd: Uuid,
-    pub steps: Steps,
+struct Upgrade {
+    daemon: Daemon,
+    vbd: Uuid,
+    steps: Steps,
     operation: Operation,
     context: Context,
 }
-
-/// The process that is there afterwards, and what came of it: how long the guest's requests waited, where that is
-/// known, and what else there is to know.
-pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
 
 impl Upgrade {
     fn of(daemon: &Daemon, vbd: Uuid, operation: Operation, context: Context) -> Upgrade {
@@ -130,7 +126,7 @@ impl Upgrade {
         let replaced = old.identity();
         // From here on this task alone is responsible for it: whatever happens, the remaining process is returned.
         let (process, outcome) = match of_xen {
-            true => leave::replace(&mut self, old).await,
+            true => leave::replace(&daemon, vbd, &mut self.steps, old).await,
             false => self.replace(order, old).await,
         };
         supervise::begin(&daemon, vbd, process);

@@ -12,9 +12,7 @@
 //! Invariants: only scheduled snapshots that nothing uses are destroyed, and none while the clock is not trusted
 //! ([`super::steady`]).
 
-use std::time::Duration;
-
-use api::{Code, Problem, Task, TaskState};
+use api::{Code, Problem};
 use repo::catalogue::NewTask;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -31,9 +29,6 @@ use crate::vm;
 /// What the clocks said when a schedule was last followed, in the catalogue.
 const CLOCKS: &str = "clocks";
 
-/// For a job that waits for storage to be looked at again.
-const TO_END: Duration = Duration::from_secs(3600);
-
 /// Takes a snapshot, and destroys what is superfluous then.
 pub async fn keep(daemon: &Daemon, subject: Subject, now: Now) {
     let uuid = Uuid::new_v4();
@@ -43,7 +38,7 @@ pub async fn keep(daemon: &Daemon, subject: Subject, now: Now) {
         daemon.tasks.start(daemon, new, move |context| async move { work(&at_work, subject, now, context).await });
     match started.await {
         Ok(task) => {
-            if let Err(problem) = wait(daemon, &task).await {
+            if let Err(problem) = daemon.tasks.success_of(task.uuid).await {
                 let what = "its schedule was not followed in full; the next snapshot is tried in the next period";
                 tracing::warn!(?subject, "{what}: {problem}");
             }
@@ -128,7 +123,7 @@ async fn destroy_unneeded(
             Subject::Vm(vm) => vm::destroy_scheduled_snapshot(daemon, vm, snapshot).await,
         };
         let ended = match begun {
-            Ok(task) => wait(daemon, &task).await.map(drop),
+            Ok(task) => daemon.tasks.success_of(task.uuid).await.map(drop),
             Err(problem) => Err(problem),
         };
         match ended {
@@ -146,30 +141,15 @@ async fn take(daemon: &Daemon, subject: Subject, now: Now, context: &Context) ->
         Subject::Vdi(vdi) => begin::scheduled_snapshot(daemon, vdi, now.wall).await?,
         Subject::Vm(vm) => vm::scheduled_snapshot(daemon, vm, now.wall).await?,
     };
-    let done = context.unless_cancelled(wait(daemon, &begun)).await;
+    let done = context.unless_cancelled(daemon.tasks.success_of(begun.uuid)).await;
     let done = match done {
         Err(problem) if problem.code == Code::Cancelled => {
             if let Err(late) = daemon.tasks.cancel(begun.uuid).await {
                 tracing::debug!(task = %begun.uuid, "it is about to end: {late}");
             }
-            wait(daemon, &begun).await?
+            daemon.tasks.success_of(begun.uuid).await?
         }
         done => done?,
     };
     Ok(done.result.as_ref().map(|result| result["uuid"].clone()).unwrap_or_default())
-}
-
-/// Waits for a task, and returns why it has failed if it has.
-pub(super) async fn wait(daemon: &Daemon, task: &Task) -> Result<Task, Problem> {
-    loop {
-        let now = daemon.tasks.wait(task.uuid, TO_END).await?;
-        match now.state {
-            TaskState::Done => return Ok(now),
-            state if state.is_over() => {
-                let unknown = || Problem::new(Code::Failed, format!("the task {} {} has failed", now.verb, now.uuid));
-                return Err(now.problem.clone().unwrap_or_else(unknown));
-            }
-            _ => {}
-        }
-    }
 }

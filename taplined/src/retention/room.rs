@@ -5,7 +5,6 @@
 use api::{Code, ObjectKind, Problem};
 use uuid::Uuid;
 
-use super::keep::wait;
 use super::subject::Subject;
 use crate::daemon::Daemon;
 use crate::task::job::Job;
@@ -30,7 +29,7 @@ pub async fn make(daemon: &Daemon, subject: Subject) -> Result<(), Problem> {
                 Ok(task) => Some(task),
             };
             let Some(merge) = merge else { break };
-            if let Err(problem) = wait(daemon, &merge).await {
+            if let Err(problem) = daemon.tasks.success_of(merge.uuid).await {
                 tracing::info!(%vdi, "its chain was not made shorter: {problem}");
                 break;
             }

@@ -4,8 +4,8 @@
 mod copies;
 
 use api::{
-    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, VbdState, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize,
-    VdiRevert, VdiSnapshot, Versions,
+    Code, ImageFormat, Labels, Mode, Problem, Sr, Task, Vdi, VdiClone, VdiCreate, VdiDestroyPlan, VdiResize, VdiRevert,
+    VdiSnapshot, Versions,
 };
 use control::size::readable;
 use jiff::Timestamp;
@@ -14,13 +14,14 @@ use repo::catalogue::{Among, must_divide};
 use uuid::Uuid;
 
 use super::leaf::{Leaf, writer_of};
-use super::snapshot::{Branch, Own, State};
+use super::snapshot::{Branch, KeptState, Own};
 use super::target::Target;
 use super::{
-    Chain, Create, Destroy, Resize, Revert, format_for, live, must_be_ready, must_be_shallow, must_be_unplugged,
+    Chain, Create, Destroy, Resize, Revert, format_for, hold, must_be_ready, must_be_shallow, must_be_unplugged,
     versions_for,
 };
 use crate::daemon::Daemon;
+use crate::disk::live;
 use crate::fault::{self, Planted};
 use crate::reconcile;
 use crate::task::wanted::Want;
@@ -111,23 +112,6 @@ fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem
     chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))
 }
 
-/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
-pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
-    tx.check_not_of_memory(vdi, "used or changed")?;
-    tx.claim(vdi, task)?;
-    // The state seen before must be unchanged.
-    if writer_of(&tx.vdi(vdi)?) != vbd {
-        return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
-    }
-    let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
-    let now = tx.vbd(vbd)?;
-    match now.state {
-        // From this commit on, the task shows that it waits if the disk becomes stuck.
-        VbdState::Plugged => live::must_answer(&now),
-        _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
-    }
-}
-
 /// `vdi-resize`.
 pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
@@ -158,7 +142,7 @@ pub async fn state(
     name: Option<api::Name>,
     (description, labels): (api::Description, Labels),
     writable: bool,
-) -> Result<(State, Want), Problem> {
+) -> Result<(KeptState, Want), Problem> {
     let (vdi, sr, image, want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
     daemon.srs.room(sr.uuid, EMPTY).await?;
@@ -179,7 +163,7 @@ pub async fn state(
     if chain {
         must_be_shallow(&vdi)?;
     }
-    let state = State {
+    let state = KeptState {
         of: uuid,
         sr: sr.uuid,
         image,
@@ -199,7 +183,7 @@ pub async fn state(
 }
 
 /// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
-pub fn hold_state(state: &State, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
+pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
     if let Some(name) = &state.name {
         tx.take_name(Among::Vdis(state.sr), name, task, &format!("{tried} VDI {} as '{name}'", state.of))?;
     }
@@ -229,7 +213,7 @@ pub async fn scheduled_snapshot(daemon: &Daemon, uuid: Uuid, at: Timestamp) -> R
     let words = (api::Description::default(), Labels::default());
     let (state, _want) = state(daemon, uuid, None, None, words, false).await?;
     let held = |job: &Branch<false>, task, tx: &mut Tx<'_>| hold_state(&job.0, task, tx, "snapshot");
-    daemon.tasks.start_job(daemon, Branch::<false>(State { at, scheduled: true, ..state }), held).await
+    daemon.tasks.start_job(daemon, Branch::<false>(KeptState { at, scheduled: true, ..state }), held).await
 }
 
 /// `vdi-clone`.

@@ -17,10 +17,11 @@ use repo::catalogue::Image;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::create::{described, make_image, physical, remove_unrecorded};
-use super::{Chain, chain, file_name, live};
+use super::file::{described, make_image, physical, remove_unrecorded};
+use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::live;
 use crate::disk::names;
 use crate::task::blocking;
 

@@ -24,10 +24,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{physical, remove_file};
 use super::destroy::Reclaim;
-use super::{Chain, about_vdi, live};
+use super::file::{physical, remove_file};
+use super::{Chain, about_vdi};
 use crate::daemon::Daemon;
+use crate::disk::live;
 use crate::fault::{self, Planted};
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
@@ -283,7 +284,7 @@ impl Merge {
                 );
             }
             if Some(vdi) == self.live {
-                super::begin::hold(tx, vdi, task, self.vbd)?;
+                super::hold(tx, vdi, task, self.vbd)?;
             } else {
                 tx.take_lease(vdi, task, Mode::ReadWrite)?;
             }

@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Chain, about_vdi, live};
+use super::{Chain, about_vdi};
 use crate::daemon::Daemon;
 use crate::disk::control::Refused;
+use crate::disk::live;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{described, make_image, remove_unrecorded};
 use super::destroy::forget_image;
+use super::file::{described, make_image, remove_unrecorded};
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::task::Context;

@@ -15,18 +15,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::create::{described, make_image, record_once, remove_unrecorded};
+use super::file::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
-use super::{Chain, about_vdi, file_name, live};
+use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
 use crate::disk::control::Beside;
+use crate::disk::live;
 use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
-/// The common part of both.
+/// A state of a VDI that becomes another VDI: what both verbs must know to keep it, or to roll that back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct State {
+pub struct KeptState {
     /// The VDI.
     pub of: Uuid,
     /// Its repository.
@@ -75,7 +76,7 @@ pub struct KeptImages {
 
 /// Both verbs: a state that is only read, or one that is written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Branch<const WRITABLE: bool>(pub State);
+pub struct Branch<const WRITABLE: bool>(pub KeptState);
 
 /// `vdi-snapshot`.
 pub type Snapshot = Branch<false>;
@@ -83,7 +84,7 @@ pub type Snapshot = Branch<false>;
 /// `vdi-clone`.
 pub type Clone = Branch<true>;
 
-impl State {
+impl KeptState {
     async fn step(&self, step: BranchStep, daemon: &Daemon, snapshot: bool) -> Result<(), Problem> {
         match step {
             BranchStep::Leaf => match &self.leaf {
@@ -172,7 +173,7 @@ impl State {
         }
     }
 
-    /// Removes what [`State::keep`] may have left.
+    /// Removes what [`KeptState::keep`] may have left.
     pub async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(own) = &self.own {
             remove_unrecorded(daemon, self.sr, &file_name(own.image, self.format)).await?;

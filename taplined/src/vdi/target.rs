@@ -5,7 +5,7 @@ use repo::catalogue::{Among, NewVdi};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::create::{described, record_once, remove_unrecorded};
+use super::file::{described, record_once, remove_unrecorded};
 use super::file_name;
 use crate::daemon::Daemon;
 

@@ -24,7 +24,7 @@ use super::snapshot::{disk_of, hardware_of};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
-use crate::vdi::{State, about_vdi};
+use crate::vdi::{KeptState, about_vdi};
 
 /// The job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -201,7 +201,7 @@ impl Clone {
             }
             for ((state, images), base) in kept.into_iter().zip(&job.named_after) {
                 let name = tx.free_name(Among::Vdis(state.sr), base, "-clone")?;
-                State { name: Some(name), ..state }.record_in(tx, &images, false)?;
+                KeptState { name: Some(name), ..state }.record_in(tx, &images, false)?;
             }
             // Its name was taken when the job began.
             let mut vm = job.vm.clone();

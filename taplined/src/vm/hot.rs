@@ -10,7 +10,7 @@ use api::{Code, Power, Problem, Transport, Vbd};
 use uuid::Uuid;
 
 use super::guest::Guest;
-use super::recover;
+use super::reach;
 use crate::daemon::Daemon;
 
 /// How often a guest that was asked to release a disk is polled while an unplug waits for that.
@@ -102,7 +102,7 @@ fn found(daemon: &Daemon, vbd: &Vbd) -> Option<Arc<Guest>> {
 async fn expected(daemon: &Daemon, vbd: &Vbd) -> Result<Option<Arc<Guest>>, Problem> {
     let Some(vm) = vbd.vm.filter(|_| vbd.transport != Transport::Nbd) else { return Ok(None) };
     match daemon.catalogue.read(move |view| view.vm(vm)).await?.power {
-        Power::Running | Power::Paused => recover::reach(daemon, vm).await.map(Some),
+        Power::Running | Power::Paused => reach::reach(daemon, vm).await.map(Some),
         Power::Halted | Power::Starting | Power::Stopping | Power::Suspended => Ok(daemon.vms.guest(vm)),
     }
 }

@@ -179,6 +179,18 @@ pub fn remove(path: &Path) {
     }
 }
 
+/// Removes the file of memory that was forgotten.
+pub async fn forget_file(file: Option<String>) {
+    let Some(file) = file else { return };
+    let removed = blocking("remove a VM's memory", move || {
+        remove(Path::new(&file));
+        Ok(())
+    });
+    if let Err(problem) = removed.await {
+        tracing::warn!("{problem}");
+    }
+}
+
 /// Removes all that an attempt to save a VM's memory may have left.
 pub fn remove_all(config: &Config, vm: Uuid) -> Result<(), Problem> {
     for path in [partial_of(config, vm), file_of(config, vm)] {

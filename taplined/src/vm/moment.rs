@@ -6,7 +6,7 @@
 //! of another. It is paused for a moment and not because anybody wanted it to be, so it must not stay so:
 //!
 //! 1. In the commit with the job's intent, `held_for` of the VM says what it will be paused for.
-//! 2. It is paused, and each disk's state is kept ([`State::keep`]). *If killed:* the next daemon resumes the guest
+//! 2. It is paused, and each disk's state is kept ([`KeptState::keep`]). *If killed:* the next daemon resumes the guest
 //!    when it finds the machine again ([`super::recover`]), and rolls the disks back.
 //! 3. It is resumed, whether that succeeded or not, and `held_for` is cleared. *If killed before:* as above.
 //!
@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::machine::RunningVm;
-use super::{Operation, recover};
+use super::{Operation, reach};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
 use crate::task::wanted::Want;
-use crate::vdi::{KeptImages, State, begin};
+use crate::vdi::{KeptImages, KeptState, begin};
 
 /// How long a guest may be held. If its disks take longer, it is resumed and the job fails.
 const HELD_MAX: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ pub struct Moment {
     /// Whether its guest is paused for it.
     pub hold: bool,
     /// The disks.
-    pub disks: Vec<State>,
+    pub disks: Vec<KeptState>,
 }
 
 /// What a request has found: the VM, reserved for it, and its VBDs.
@@ -77,7 +77,7 @@ impl Found {
     }
 
     /// Whether the guest must be paused for the states of these disks: it runs, and writes to two of them at least.
-    pub async fn must_be_held(&self, daemon: &Daemon, disks: &[State]) -> Result<bool, Problem> {
+    pub async fn must_be_held(&self, daemon: &Daemon, disks: &[KeptState]) -> Result<bool, Problem> {
         match self.vm.power {
             Power::Halted => return Ok(false),
             // Which of the two it is, its machine knows.
@@ -89,11 +89,11 @@ impl Found {
                 return Err(Problem::new(Code::Busy, what).advise("wait for that task"));
             }
         }
-        let is_written = |state: &&State| state.vbd.is_some_and(|vbd| self.vbds.iter().any(|own| own.uuid == vbd));
+        let is_written = |state: &&KeptState| state.vbd.is_some_and(|vbd| self.vbds.iter().any(|own| own.uuid == vbd));
         if disks.iter().filter(is_written).count() < 2 {
             return Ok(false);
         }
-        let guest = recover::reach(daemon, self.vm.uuid).await?;
+        let guest = reach::reach(daemon, self.vm.uuid).await?;
         Ok(guest.tell(RunningVm::power).await? == Some(Power::Running))
     }
 
@@ -110,11 +110,11 @@ pub async fn states(
     vdis: &[Uuid],
     at: jiff::Timestamp,
     writable: bool,
-) -> Result<(Vec<State>, Vec<Want>), Problem> {
+) -> Result<(Vec<KeptState>, Vec<Want>), Problem> {
     let (mut states, mut wants) = (Vec::new(), Vec::new());
     for vdi in vdis {
         let (state, want) = begin::state(daemon, *vdi, None, None, Default::default(), writable).await?;
-        states.push(State { at, ..state });
+        states.push(KeptState { at, ..state });
         wants.push(want);
     }
     Ok((states, wants))
@@ -132,7 +132,7 @@ impl Moment {
     /// Keeps the states, with the guest held. `verb` is the job's.
     pub async fn keep(&self, daemon: &Daemon, verb: &'static str) -> Result<(), Problem> {
         if self.hold {
-            recover::reach(daemon, self.vm).await?.tell(RunningVm::pause).await?;
+            reach::reach(daemon, self.vm).await?.tell(RunningVm::pause).await?;
         }
         fault::point(verb, "pause", true);
         let keeping = async {
@@ -194,7 +194,7 @@ impl Moment {
     }
 
     /// The images of the states, as they are to be recorded.
-    pub async fn described(&self, daemon: &Daemon) -> Result<Vec<(State, KeptImages)>, Problem> {
+    pub async fn described(&self, daemon: &Daemon) -> Result<Vec<(KeptState, KeptImages)>, Problem> {
         let mut described = Vec::new();
         for state in &self.disks {
             described.push((state.clone(), state.described(daemon).await?));

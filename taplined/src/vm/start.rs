@@ -24,7 +24,7 @@ use super::guest::Guest;
 use super::hardware::Plan;
 use super::machine::RunningVm;
 use super::network::Bridged;
-use super::{Operation, domain, end, group, hardware, machine, memory, new_task, seed, suspend};
+use super::{Operation, domain, end, group, hardware, machine, memory, new_task, seed};
 use crate::account::As;
 use crate::catalogue;
 use crate::config::Config;
@@ -371,7 +371,7 @@ async fn go_on(
             }
         });
         recorded.await?;
-        suspend::forget_file(Some(memory.file)).await;
+        memory::forget_file(Some(memory.file)).await;
         outcome?;
     }
     drop(operation);

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::RunningVm;
-use super::{Operation, end, new_task, power, recover, start};
+use super::{Operation, end, new_task, power, reach, start};
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
@@ -69,7 +69,7 @@ pub async fn finish(
     if matches!(power, Power::Halted | Power::Suspended) {
         return shown(daemon.catalogue.read(move |view| view.vm(vm)).await?);
     }
-    let guest = recover::reach(daemon, vm).await;
+    let guest = reach::reach(daemon, vm).await;
     let recorded = asked.clone();
     daemon.catalogue.write(move |tx| tx.set_vm_stopping(vm, &recorded)).await?;
     let ended = async {
@@ -90,7 +90,7 @@ pub async fn finish(
         match guest {
             Ok(guest) => guest.tell(RunningVm::end).await,
             // It does not respond, and can be killed.
-            Err(_) => recover::kill(daemon, vm).await,
+            Err(_) => reach::kill(daemon, vm).await,
         }
     };
     if let Err(problem) = ended.await {
@@ -191,7 +191,7 @@ async fn change(
     if !matches!(power, Power::Running | Power::Paused) {
         return Err(refused());
     }
-    let guest = recover::reach(daemon, vm).await?;
+    let guest = reach::reach(daemon, vm).await?;
     // Nothing is refused because of a record that its machine contradicts.
     if power != from && guest.tell(RunningVm::power).await? != Some(from) {
         return Err(refused());

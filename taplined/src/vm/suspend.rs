@@ -15,7 +15,6 @@
 //! finds the machine and lets it run. At last the file is removed. *If killed before:* the next daemon does.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ use super::end::Ended;
 use super::guest::Guest;
 use super::hardware::{self, Plan};
 use super::machine::RunningVm;
-use super::{Operation, end, memory, recover};
+use super::{Operation, end, memory, reach};
 use crate::daemon::Daemon;
 use crate::request;
 use crate::task::job::{Job, declare_steps};
@@ -63,7 +62,7 @@ pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     must_be_possible(&known, &vbds)?;
     let (config, memory) = (daemon.config.clone(), known.memory);
     blocking("query the space for a VM's memory", move || memory::must_have_room(&config, memory)).await?;
-    let guest = recover::reach(daemon, vm).await?;
+    let guest = reach::reach(daemon, vm).await?;
     let ran = !guest.tell(RunningVm::is_paused).await?;
     guest.tell(RunningVm::must_be_savable).await?;
     let job = Suspend { vm, id: Uuid::new_v4(), ran };
@@ -118,20 +117,8 @@ pub async fn discard(daemon: &Daemon, vm: Uuid) -> Result<Vm, Problem> {
         tx.vm(vm)
     });
     let discarded = discarded.await?;
-    forget_file(file).await;
+    memory::forget_file(file).await;
     Ok(discarded)
-}
-
-/// Removes the file of memory that was forgotten.
-pub async fn forget_file(file: Option<String>) {
-    let Some(file) = file else { return };
-    let removed = blocking("remove a VM's memory", move || {
-        memory::remove(Path::new(&file));
-        Ok(())
-    });
-    if let Err(problem) = removed.await {
-        tracing::warn!("{problem}");
-    }
 }
 
 declare_steps!(
@@ -200,7 +187,7 @@ impl Suspend {
     /// Holds the guest, and has QEMU write its memory.
     async fn save(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         let vm = self.vm;
-        let guest = recover::reach(daemon, vm).await?;
+        let guest = reach::reach(daemon, vm).await?;
         if self.ran {
             guest.tell(RunningVm::pause).await?;
         }
@@ -266,7 +253,7 @@ impl Suspend {
         if !daemon.vms.keeps(id) {
             daemon.vms.keep(id, daemon.vms.operations.wait(vm).await);
         }
-        let guest = recover::reach(daemon, vm).await?;
+        let guest = reach::reach(daemon, vm).await?;
         let is_saved = match guest.tell(RunningVm::is_saved).await {
             Ok(is_saved) => is_saved,
             // A machine that is gone has nothing to record, however often that is tried.
@@ -313,7 +300,7 @@ impl Suspend {
         }
         match daemon.vms.guest(vm) {
             Some(guest) => guest.tell(RunningVm::end).await?,
-            None => recover::kill(daemon, vm).await?,
+            None => reach::kill(daemon, vm).await?,
         }
         end::clear(daemon, vm, None, &BTreeSet::new(), &context.regardless()).await?;
         drop(operation);
@@ -330,7 +317,7 @@ impl Suspend {
         if !daemon.vms.are_found() || !matches!(power, Some(Power::Running | Power::Paused)) {
             return Ok(None);
         }
-        let found = recover::adopt(daemon, vm).await?;
+        let found = reach::adopt(daemon, vm).await?;
         if found.is_none() {
             let operation = match daemon.vms.take_kept(self.id) {
                 Some(operation) => operation,

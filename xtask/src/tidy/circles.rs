@@ -19,23 +19,14 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("disk/vhd", &["create", "sparse"]),
     // Operations of a model of one world: each is a part of its state and of what is checked.
     ("model", &["check", "limits", "machines", "moments", "planted", "settings", "troubles", "verbs", "world"]),
-    ("model/replaced", &["image", "life"]),
-    ("model/replaced", &["judge", "round"]),
     ("repo/catalogue", &["image", "inventory"]),
     ("repo/driver", &["directory", "same_file"]),
     ("tapline/top", &["detail", "layer_table", "screen"]),
-    ("tapline-disk/jobs/convert", &["input", "source"]),
-    ("tapline-disk/serve", &["control", "event_loop"]),
-    ("tapline-disk/serve/control", &["copy", "driver", "merge", "revert"]),
-    // A machine plugs its disks, and a disk that is lost ends its machine; both change chains, which are compared.
-    ("taplined", &["plug", "reconcile", "vdi", "vm"]),
+    // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
+    ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
-    ("taplined/plug", &["leave", "upgrade"]),
-    ("taplined/plug", &["supervise", "unplug"]),
-    ("taplined/retention", &["keep", "room"]),
-    ("taplined/vdi", &["begin", "merge"]),
-    ("taplined/vdi", &["create", "target"]),
-    ("taplined/vm", &["end", "recover", "start", "stop", "suspend"]),
+    // The end of a machine is watched from its start, and a guest that reboots with Xen is started again.
+    ("taplined/vm", &["end", "start"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),
     ("xtask/tidy", &["ratchet", "words"]),

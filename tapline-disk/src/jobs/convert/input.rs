@@ -14,7 +14,7 @@ use memory::Segments;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::source::{first_data, go_on, would_lose};
+use super::{first_data, go_on, would_lose};
 use crate::image::raw_lookalike;
 use crate::jobs::stream::{Chunk, PIECE};
 use crate::process::failure::Failure;

@@ -7,6 +7,7 @@ use control::size::Size;
 use disk::{DiskOffset, Span};
 
 use super::input::Input;
+use super::{first_data, go_on, would_lose};
 use crate::files::Files;
 use crate::files::access;
 use crate::image::chain::Layers;
@@ -89,16 +90,6 @@ impl Iterator for Chunks<'_> {
     }
 }
 
-/// An error if a signal was received. This is checked before each chunk, so that the target is removed as after any
-/// other failure.
-pub fn go_on(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
-    if !stop.as_mut().is_some_and(Signal::take) {
-        return Ok(());
-    }
-    let tried = format!("convert {} to {}", convert.source, convert.target);
-    Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
-}
-
 fn open_image(files: &Files, convert: &Convert) -> Result<Layers, Failure> {
     let options = access::shared(access::options(convert.access, false), convert.sharing);
     Layers::open(files, &convert.source, &convert.parents, options).map_err(access::advise)
@@ -120,18 +111,4 @@ fn must_be_zero(files: &Files, convert: &Convert, cut: Span, stop: &mut Option<S
     }
     progress.finish();
     Ok(())
-}
-
-/// Where the first byte is that is not zero.
-pub fn first_data(bytes: &[u8]) -> Option<u64> {
-    bytes.iter().position(|&byte| byte != 0).and_then(|at| u64::try_from(at).ok())
-}
-
-/// The new disk would be too small for its data.
-pub fn would_lose(convert: &Convert, len: u64, at: u64) -> Failure {
-    let tried = format!("convert {} to a disk of {len} bytes", convert.source);
-    Failure::new(tried, format!("there is data behind that, at byte {at} of the disk")).advise(
-        "shrink the guest's file systems and partitions first, or give a larger --size; a GPT keeps a copy of itself in \
-         the last sectors, which `sgdisk --zap` or a partition editor moves",
-    )
 }

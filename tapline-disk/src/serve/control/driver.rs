@@ -16,10 +16,10 @@ use uring::ImageFile;
 use super::access::{self, Lowered, Raised, ReopenedLayer};
 use super::blocking_task::BlockingTask;
 use super::child::{self, Child, Unnamed, Wanted};
-use super::copy;
 use super::copying::Copying;
-use super::merge::{self, Sources};
-use super::revert;
+use super::merged::{self, Sources};
+use super::pop::pop_to;
+use super::reflink;
 use super::work::{Lengthening, Quiesce, Work};
 use crate::process::failure::Failure;
 use crate::process::log::say;
@@ -205,7 +205,7 @@ impl Driver {
             Step::RemoveSources => return self.remove_sources(work),
             Step::RemoveChild => self.remove_child(work),
             Step::PushLeaf => self.push_leaf(work)?,
-            Step::PopTo { depth } => revert::pop_to(depth, work)?,
+            Step::PopTo { depth } => pop_to(depth, work)?,
             Step::CloseForWriting => close_for_writing(work)?,
             Step::Release => work.let_go(),
             Step::RecordParentTime => work.record_time_of_parent(),
@@ -222,8 +222,8 @@ impl Driver {
                 self.hands.copies = true;
             }
             Step::CancelMerge => work.disk.cancel_merge(),
-            Step::EndMerge => self.hands.sources = merge::end(work)?,
-            Step::LinkParent { child } => merge::link(child, work)?,
+            Step::EndMerge => self.hands.sources = merged::end(work)?,
+            Step::LinkParent { child } => merged::link(child, work)?,
             Step::CopyUp | Step::RemoveParentLink => unreachable!("no disk that is served is rebased or flattened"),
         }
         Ok(true)
@@ -296,7 +296,7 @@ impl Driver {
     fn create_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let made = self.background(work, |hands, work| {
             let (files, from, to) = (work.files.clone(), work.name(0)?, hands.to().clone());
-            Ok(move || copy::make(&files, &from, &to).map(|(unnamed, file)| Done::Copied(unnamed, file)))
+            Ok(move || reflink::make(&files, &from, &to).map(|(unnamed, file)| Done::Copied(unnamed, file)))
         });
         self.keep_copy(made?)
     }
@@ -305,7 +305,7 @@ impl Driver {
         let shared = self.background(work, |hands, work| {
             let from = work.file(0)?.1.try_clone()?;
             let (unnamed, file) = hands.copy();
-            Ok(move || copy::share(&from, &file, "copy the disk").map(|()| Done::Copied(unnamed, file)))
+            Ok(move || reflink::share(&from, &file, "copy the disk").map(|()| Done::Copied(unnamed, file)))
         });
         self.keep_copy(shared?)
     }

@@ -3,23 +3,17 @@
 //!
 //! It knows what a client may ask of a merge under way, and what is said about it.
 
-use std::path::{Path, PathBuf};
-
 use control::answer::{self, MergeLayers, MergeState, Merged};
-use control::{ImageName, ask};
+use control::ask;
 use plan::Step;
 
-use super::copying::{self, Copying};
+use super::copying::Copying;
 use super::driver::Driver;
 use super::pause::Measured;
 use super::work::Work;
-use crate::files::Files;
-use crate::files::identity::FileIdentity;
 use crate::image::libvhd::Behind;
-use crate::image::parent_link;
 use crate::image::plan_layers;
 use crate::process::failure::Failure;
-use crate::process::log::say;
 
 /// A merge, from its first preparation to its last cleaning up.
 #[derive(Debug)]
@@ -32,15 +26,6 @@ pub struct MergeJob {
     measured: bool,
     /// As it was at the beginning.
     behind: Behind,
-}
-
-/// The layers that were merged: they hold nothing any more.
-#[derive(Debug, Default)]
-pub struct Sources {
-    /// Their names.
-    pub unused: Vec<String>,
-    /// Their files.
-    files: Vec<(PathBuf, Option<FileIdentity>)>,
 }
 
 impl MergeJob {
@@ -167,59 +152,4 @@ pub fn done(asked: &ask::Merge, copied: u64, merged: Merged) -> answer::Merge {
         merged: Some(merged),
         ..answer::Merge::default()
     }
-}
-
-/// The disk stands still: the merged layers leave the chain.
-pub fn end(work: &mut Work<'_>) -> Result<Sources, Failure> {
-    let Some(merge) = work.disk.merge() else { unreachable!("a merge ends that was never begun") };
-    // A write that was under way when all was copied may have found no space in the target since then.
-    if let disk::MergeState::Failed(status) = merge.state {
-        return Err(copying::failed(status));
-    }
-    let names: Vec<_> = (merge.from..merge.into).map(|depth| work.name(depth)).collect::<Result<_, _>>()?;
-    let mut files = Vec::new();
-    for depth in merge.from..merge.into {
-        files.extend(work.file(depth)?.1.all_files().map(FileIdentity::of_open));
-    }
-    for layer in work.disk.end_merge()? {
-        if let Err(error) = work.engine.remove(layer.file) {
-            say(format_args!("a merged file could not be closed: {error}"));
-        }
-    }
-    *work.geometry = work.disk.geometry();
-    let paths = names.iter().flat_map(ImageName::paths).map(Path::to_owned);
-    Ok(Sources { unused: names.iter().map(ToString::to_string).collect(), files: paths.zip(files).collect() })
-}
-
-/// Records the target as the parent of the layer above it.
-pub fn link(child: usize, work: &mut Work<'_>) -> Result<(), Failure> {
-    let (name, target) = (work.name(child)?, work.name(child + 1)?);
-    let mut link =
-        parent_link::record(work.files, name.path(), &target, work.image(child + 1)?, work.file(child + 1)?.1)?;
-    link.modified = None;
-    Ok(work.disk.layer_mut(child)?.relink(Some(&link))?)
-}
-
-impl Sources {
-    /// The files, which are removed elsewhere; the names stay.
-    pub fn take(&mut self) -> Sources {
-        Sources { unused: Vec::new(), files: std::mem::take(&mut self.files) }
-    }
-
-    /// Removes the files; those that cannot be are named in the log. Whether all are gone.
-    pub fn remove(&mut self, files: &Files) -> bool {
-        let problems: Vec<String> =
-            std::mem::take(&mut self.files).iter().filter_map(|file| remove(files, file)).collect();
-        problems.iter().for_each(say);
-        problems.is_empty()
-    }
-}
-
-/// Removes a file, if what has its name is it still; why not.
-fn remove(files: &Files, (path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
-    let why = match FileIdentity::of_path(files, path) {
-        found if found.is_some() && found != *file => "another file now has its name".to_owned(),
-        _ => std::fs::remove_file(path).err()?.to_string(),
-    };
-    Some(format!("the merged file {} cannot be removed: {why}", path.display()))
 }

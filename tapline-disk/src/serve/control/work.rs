@@ -26,7 +26,7 @@ use crate::image::parent_link;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 use crate::serve::admission::Admission;
-use crate::serve::event_loop::EngineWatch;
+use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::BLOCKING_TASK;
 use crate::serve::page::Kept;
 use crate::serve::polling::Polling;

@@ -10,12 +10,13 @@ use disk::{DiskOffset, Image, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
 
-use super::{Disclose, EngineWatch, EventLoop};
+use super::{Disclose, EventLoop};
 use crate::image::check;
 use crate::image::redo_log;
 use crate::process::failure::{Exit, Failure};
 use crate::process::log::{self, say};
 use crate::serve::control::Control;
+use crate::serve::engine_watch::EngineWatch;
 use crate::serve::stats;
 
 impl<S: Server + Disclose> EventLoop<S> {

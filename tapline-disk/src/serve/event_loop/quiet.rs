@@ -6,7 +6,8 @@ use std::io;
 
 use transport::Server;
 
-use super::{Disclose, EngineWatch, EventLoop};
+use super::{Disclose, EventLoop};
+use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::QUIET;
 
 impl<S: Server + Disclose> EventLoop<S> {

@@ -7,14 +7,14 @@ use repo::View;
 use repo::catalogue::Process;
 use uuid::Uuid;
 
+use super::{cleanup, limit, share, supervise};
 use crate::daemon::Daemon;
+use crate::disk::live;
 use crate::disk::names::ServedLayer;
 use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::disk::serving::{self, Words};
-use crate::plug::{self, supervise, unplug};
 use crate::task::blocking;
-use crate::vdi;
 
 /// The processes that were found.
 pub enum Found {
@@ -101,7 +101,7 @@ async fn try_to(
     let alone: [DiskProcess; 1] = processes.try_into().map_err(|_| "there is more than one")?;
     let [process] = alone;
     let words = Words::of(process.identity().pid).ok_or("its command line cannot be read")?;
-    let layers = vdi::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
+    let layers = live::layers(daemon, vbd).await.map_err(|problem| problem.to_string())?;
     let layers = layers.ok_or("it does not respond")?;
     let place = DiskPaths::of(&daemon.config, vbd);
     let identity = process.identity();
@@ -112,8 +112,8 @@ async fn try_to(
     });
     let (mut known, recorded) = known.await.map_err(|problem| problem.to_string())?;
     if !recorded {
-        known.limits = plug::limits_of_process(daemon, vbd).await;
-        known.share_weight = plug::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
+        known.limits = limit::of_process(daemon, vbd).await;
+        known.share_weight = share::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
     }
     make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
@@ -128,7 +128,7 @@ async fn try_to(
     taken.await.map_err(|problem| problem.to_string())?;
     if recorded {
         // They are the catalogue's, as everything else is that can be changed.
-        plug::tell_limits_again(daemon, vbd);
+        limit::tell_again(daemon, vbd);
     }
     Ok(process)
 }
@@ -142,7 +142,7 @@ async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<()
         let what = format!("VBD {vbd} is not plugged: VBD {instead} is serving its VDI");
         let why = Problem::new(api::Code::State, what).advise("unplug the other one before plugging this one");
         tracing::warn!(%vbd, "{why}");
-        unplug::clear(daemon, vbd, Some(why)).await?;
+        cleanup::clear_and_unplug(daemon, vbd, Some(why)).await?;
     }
     Ok(())
 }

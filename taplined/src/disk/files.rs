@@ -1,21 +1,21 @@
 //! Checks whether the files that a running disk has open are those that its repository has under their names.
 //!
-//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that nobody can open any
-//! more, and everything written since is lost when its process exits. For each VBD the files of its process are
+//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that can no longer be
+//! opened, and everything written since is lost when its process exits. For each VBD the files of its process are
 //! remembered, so that the next process is not given different ones of the same names.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{Code, Problem, Vbd};
 use repo::catalogue::Image;
 use repo::driver::{Directory, FileNumbers};
 use uuid::Uuid;
 
+use super::names::ServedLayer;
 use crate::daemon::Daemon;
-use crate::disk::names::ServedLayer;
 
 /// The files of a process, by name.
 pub type Known = HashMap<String, OpenFile>;
@@ -43,7 +43,7 @@ impl OpenFile {
     }
 
     /// From here on the file exists as long as its name and its processes.
-    pub fn let_go(&mut self) {
+    fn let_go(&mut self) {
         self.held = None;
     }
 
@@ -51,6 +51,38 @@ impl OpenFile {
     pub fn reported(numbers: FileNumbers, before: Option<&OpenFile>) -> OpenFile {
         let same = before.filter(|before| before.numbers == numbers);
         OpenFile { numbers, held: same.and_then(|before| before.held.clone()) }
+    }
+}
+
+/// The files that the processes of VBDs have open, as far as known.
+#[derive(Debug, Default)]
+pub struct OpenFiles(Mutex<HashMap<Uuid, Known>>);
+
+impl OpenFiles {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of the process of a VBD, or of its last one.
+    pub fn of(&self, vbd: Uuid) -> Known {
+        self.lock().get(&vbd).cloned().unwrap_or_default()
+    }
+
+    /// Remembers those of a VBD instead of the ones before.
+    pub fn set(&self, vbd: Uuid, known: Known) {
+        self.lock().insert(vbd, known);
+    }
+
+    /// Forgets those of a VBD that is unplugged.
+    pub fn forget(&self, vbd: Uuid) {
+        self.lock().remove(&vbd);
+    }
+
+    /// Nothing keeps a file of this name in existence any more but its processes: its space is needed when its name is
+    /// removed.
+    pub fn let_go_of(&self, file: &str) {
+        let mut all = self.lock();
+        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::let_go);
     }
 }
 

@@ -3,11 +3,14 @@
 //! Only a disk that has not answered a request, or whose process looks as if it hung, is checked: an idle disk causes
 //! no wake-ups.
 
+use std::collections::HashSet;
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::{Code, Problem, VbdState};
 use jiff::Timestamp;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
@@ -17,9 +20,28 @@ const TO_ANSWER: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 
+/// VBDs whose processes do not answer.
+#[derive(Debug, Default)]
+pub struct Doubted {
+    vbds: Mutex<HashSet<Uuid>>,
+    /// Wakes those who wait before they check such a process again.
+    to_ask: Notify,
+}
+
+impl Doubted {
+    fn vbds(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+        self.vbds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has processes that did not respond checked now: one of them may respond again.
+    pub fn ask_now(&self) {
+        self.to_ask.notify_waiters();
+    }
+}
+
 /// A disk has not responded in time: checks it until it responds or has exited.
 pub fn doubt(daemon: &Daemon, vbd: Uuid) {
-    if !daemon.plugs.doubted().insert(vbd) {
+    if !daemon.disks.doubted.vbds().insert(vbd) {
         return;
     }
     let daemon = daemon.clone();
@@ -27,7 +49,7 @@ pub fn doubt(daemon: &Daemon, vbd: Uuid) {
         if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
             tracing::error!(%vbd, "cannot tell whether its process responds: {problem}");
         }
-        daemon.plugs.doubted().remove(&vbd);
+        daemon.disks.doubted.vbds().remove(&vbd);
     });
 }
 
@@ -46,7 +68,7 @@ async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem>
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             // It may respond again.
-            () = daemon.plugs.to_ask.notified() => {}
+            () = daemon.disks.doubted.to_ask.notified() => {}
         }
         pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
     }

@@ -7,8 +7,8 @@ use repo::catalogue::NewTask;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::many::unplug_each;
 use crate::daemon::Daemon;
+use crate::plug::unplug_each;
 use crate::task::Context;
 use crate::vm;
 

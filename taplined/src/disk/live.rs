@@ -7,10 +7,10 @@ use api::{Code, HealthState, ObjectKind, Problem, Vbd};
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
+use super::control::{self, Asked, Beside, Refused};
+use super::doubt::doubt;
+use super::names::ServedLayer;
 use crate::daemon::Daemon;
-use crate::disk::control::{self, Asked, Beside, Refused};
-use crate::disk::names::ServedLayer;
-use crate::plug;
 
 /// How long a verb may take that holds requests for a moment.
 const TO_CHANGE: Duration = Duration::from_secs(120);
@@ -77,7 +77,7 @@ pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>
     heard(daemon, vbd, answer)
 }
 
-/// The same with files that are no images.
+/// Has the disk process of a VBD do a verb with files that are no images.
 pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
@@ -93,12 +93,12 @@ pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused
 /// A disk that has not responded in time is polled from now on until it does.
 fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
     if matches!(&answer, Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout) {
-        plug::doubt(daemon, vbd);
+        doubt(daemon, vbd);
     }
     answer
 }
 
-/// The same for a long-running verb with progress messages. It blocks nobody: an upgrade interrupts it, and the new
+/// Has the disk process of a VBD carry out a merge, and passes its progress on. An upgrade interrupts that, and the new
 /// process gets the request again, with newly opened files.
 pub async fn follow<F>(
     daemon: &Daemon,

@@ -1,5 +1,5 @@
 //! Finds disk processes that may hang while only their guests wait for them: those whose threads make no progress in
-//! the kernel are asked whether they answer.
+//! the kernel are sent a request ([`doubt`]).
 //!
 //! It reads what the kernel knows of their threads and nothing else: an idle disk does not wake up for that.
 

@@ -189,7 +189,7 @@ impl Device {
     }
 
     /// Whether the front-end records requests in flight; `None` before a ring runs.
-    pub fn is_recorded(&self) -> Option<bool> {
+    pub fn records_in_flight(&self) -> Option<bool> {
         self.queues.iter().filter_map(Queue::is_recorded).reduce(|all, one| all && one)
     }
 

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use disk::size::in_memory;
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::Mode;
@@ -349,7 +350,7 @@ impl crate::Server for Server {
                 }
             }
             WatchKey(key) => {
-                let index = usize::try_from(key >> 32).unwrap_or(usize::MAX);
+                let index = in_memory(key >> 32);
                 let client = key & u64::from(u32::MAX);
                 let named = |connection: &&mut Connection| u64::from(connection.client) == client;
                 if let Some(connection) = self.connection(index).filter(named) {
@@ -470,14 +471,20 @@ fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
 
 /// The watch key of a connection: its slot and, since slots are reused, its client number.
 fn key(index: usize, client: u32) -> WatchKey {
-    WatchKey(u64::try_from(index).unwrap_or(u64::MAX).wrapping_shl(32) | u64::from(client))
+    WatchKey(slot(index) << 32 | u64::from(client))
 }
 
 /// All of a token except the lowest 16 bits, which belong to the session.
 fn token_prefix(index: usize, client: u32) -> u64 {
-    u64::try_from(index).unwrap_or(u64::MAX).wrapping_shl(48) | u64::from(client).wrapping_shl(16)
+    slot(index) << 48 | u64::from(client) << 16
+}
+
+/// The slot of a connection, as keys and tokens have it.
+fn slot(index: usize) -> u64 {
+    let Ok(slot) = u16::try_from(index) else { unreachable!("at most CONNECTIONS_MAX slots") };
+    slot.into()
 }
 
 fn index_of(request: &Request) -> usize {
-    usize::try_from(request.token().0 >> 48).unwrap_or(usize::MAX)
+    in_memory(request.token().0 >> 48)
 }

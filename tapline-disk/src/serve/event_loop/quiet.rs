@@ -20,8 +20,9 @@ impl<S: Server> EventLoop<S> {
     }
 
     fn has_something_to_release(&mut self) -> bool {
-        let much_kept = |server: &mut S| server.keeps_memory().is_some_and(|memory| memory.keeps_much());
-        self.disk.is_trim_due() || self.has_lanes_to_end() || much_kept(&mut self.server)
+        self.disk.is_trim_due()
+            || self.has_lanes_to_end()
+            || self.server.keeps_memory().is_some_and(|memory| memory.keeps_much())
     }
 
     /// That while is over.

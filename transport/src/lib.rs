@@ -154,7 +154,7 @@ pub trait Detach {
     /// Whether the guest waits for answers to release the disk: its requests should not be kept waiting.
     fn is_finishing(&self) -> bool;
 
-    /// Asks the guest to release the disk, which is served until it has. Returns `true` if there is nothing to wait for.
+    /// Asks the guest to release the disk, which is served until it has. Returns `true` if it need not be waited for.
     fn close(&mut self) -> bool;
 
     /// Makes stopping not notify the guest: another process serves the device next, or the guest is gone.

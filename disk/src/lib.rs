@@ -27,7 +27,7 @@ pub mod redo;
 mod request;
 mod round;
 mod shape;
-mod size;
+pub mod size;
 mod slab;
 mod span;
 mod stamp;

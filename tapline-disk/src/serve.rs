@@ -33,7 +33,7 @@ use ::control::handed::Listens;
 use ::control::size::readable;
 use ::control::{ImageName, Kind};
 use disk::{Disk, Image};
-use transport::{Handover, HandoverError, nbd, vhost_user};
+use transport::{Handover, HandoverError, Server, nbd, vhost_user};
 use uring::{Engine, EngineKind, ImageFile};
 use vm::paste::{self, Served};
 
@@ -54,7 +54,7 @@ use arguments::{GrantPolicy, LogicalBlock, PrintFor, Serve, WhenFull};
 use admission::Admission;
 use admission::limits::Limiter;
 use admission::share;
-use event_loop::{Disclose, EventLoop, Serving};
+use event_loop::{EventLoop, Serving};
 use shaping::Shaping;
 use takeover::{Listening, Rest, Takeover};
 
@@ -347,10 +347,7 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
 }
 
 /// Takes over from another process, once that has released everything.
-fn go_on<S>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> Result<Exit, Failure>
-where
-    S: transport::Server + Disclose,
-{
+fn go_on<S: Server>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> Result<Exit, Failure> {
     let server = server.map_err(|error| Failure::new("take over the disk's connections", error))?;
     rest.begin()?;
     EventLoop::new(server, serving)?.run()
@@ -418,22 +415,6 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 fn cannot_listen(error: impl std::error::Error + 'static) -> Failure {
     Failure::said(error)
         .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")
-}
-
-impl Disclose for vhost_user::Server {
-    type Event = vhost_user::Event;
-
-    fn take_events(&mut self) -> Vec<vhost_user::Event> {
-        vhost_user::Server::take_events(self)
-    }
-}
-
-impl Disclose for nbd::Server {
-    type Event = nbd::Event;
-
-    fn take_events(&mut self) -> Vec<nbd::Event> {
-        nbd::Server::take_events(self)
-    }
 }
 
 #[cfg(test)]

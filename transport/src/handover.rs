@@ -32,7 +32,7 @@ pub enum HandoverError {
     /// An operation is in progress that will end by itself.
     #[error("{0}")]
     NotNow(&'static str),
-    /// The state is malformed or not accepted; or peers of this kind cannot be handed over.
+    /// The state is malformed or not accepted.
     #[error("{0}")]
     Refused(String),
     /// A system call failed.

@@ -19,11 +19,12 @@ mod timer;
 mod unix_socket;
 pub mod vhost_user;
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use disk::{Request, Status, Token};
+use disk::{Request, Token};
 use memory::Buffer;
 
 pub use handover::{Handover, HandoverError, Parcel};
@@ -61,7 +62,8 @@ pub enum MemoryChange {
     Goes(Arc<Buffer>),
 }
 
-/// A transport that listens for its peers.
+/// A transport that listens for its peers. A capability that only some transports have is a trait of its own, which the
+/// server returns if it has it.
 pub trait Server: disk::Transport {
     /// Watches the listening socket.
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()>;
@@ -70,11 +72,8 @@ pub trait Server: disk::Transport {
     /// the server.
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
 
-    /// The next change of our own memory that holds requests' data, if there is one. A server without such memory has
-    /// none.
-    fn memory_change(&mut self) -> Option<MemoryChange> {
-        None
-    }
+    /// The next change of the server's own memory that holds requests' data, if there is one.
+    fn memory_change(&mut self) -> Option<MemoryChange>;
 
     /// Called before the thread sleeps: asks the peers to signal new requests. Returns `false` if some arrived in the
     /// meantime, which must be popped first.
@@ -84,63 +83,83 @@ pub trait Server: disk::Transport {
     /// others see it when they reconnect.
     fn resized(&mut self, geometry: &disk::Geometry, watch: &mut dyn Watch);
 
-    /// Whether its peers keep unanswered requests and submit them again: then requests that wait for an external
-    /// condition, and were not started, need not be answered when the server stops, nor when a peer wants them back.
-    fn takes_back(&self) -> bool {
-        false
-    }
-
-    /// Whether a waiting request is wanted back now ([`Server::give_back`]): its queue is to stop, or its peer is gone.
-    fn recalls(&self, _token: Token) -> bool {
-        false
-    }
-
-    /// Whether a peer waits for answers to let the disk go: its requests should not be kept waiting.
-    fn is_finishing(&self) -> bool {
-        false
-    }
-
-    /// Takes back a request that was not started and never will be. A server that cannot take requests back fails it
-    /// with no space, since that is what the request has waited for.
-    fn give_back(&mut self, request: Request) {
-        self.complete(request, Status::NoSpace);
-    }
-
-    /// Pauses or resumes taking requests from peers. Requests already taken are still popped.
-    fn hold(&mut self, _held: bool) {}
-
-    /// Whether another process can replace this one through [`Server::hand_over`].
-    fn can_hand_over(&self) -> bool {
-        false
-    }
-
-    /// The state that a replacing process needs. Called while held, with no request in flight. It changes nothing.
-    fn hand_over(&self) -> Result<Handover, HandoverError> {
-        Err(HandoverError::Refused("its peers cannot be handed over by descriptors".into()))
-    }
-
-    /// Whether the peers record requests in flight, so that these survive this process; `None` if the protocol has no
-    /// such record.
-    fn records_in_flight(&self) -> Option<bool> {
-        None
-    }
-
     /// A description of where a request came from, for log messages; `None` if there is nothing to report.
-    fn place_of(&self, _token: Token) -> Option<String> {
-        None
-    }
-
-    /// Whether it keeps so much memory for the next requests that an idle disk should free it.
-    fn keeps_memory(&self) -> bool {
-        false
-    }
-
-    /// Frees the memory kept for the next requests.
-    fn free_kept_memory(&mut self) {}
+    fn place_of(&self, token: Token) -> Option<String>;
 
     /// The number of peers that use the disk now.
     fn peers(&self) -> usize;
 
+    /// Passes the events since the last call to `log`. How many of them to log is up to the caller.
+    fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display));
+
     /// Takes no more requests; those popped will still be completed. Removes the listening socket's path.
     fn stop(&mut self, watch: &mut dyn Watch);
+
+    /// Where requests can be given back, if the peers keep unanswered requests and submit them again.
+    fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
+        None
+    }
+
+    /// The way to another process that replaces this one, if the peers can be handed over by descriptors.
+    fn hands_over(&mut self) -> Option<&mut dyn HandOver> {
+        None
+    }
+
+    /// The memory kept for the next requests, if any is.
+    fn keeps_memory(&mut self) -> Option<&mut dyn KeepMemory> {
+        None
+    }
+
+    /// The way to detach the disk, if its guest attaches and detaches it.
+    fn detaches(&mut self) -> Option<&mut dyn Detach> {
+        None
+    }
+}
+
+/// A server whose peers keep unanswered requests and submit them again: requests that wait for an external condition,
+/// and were not started, need not be answered when the server stops, nor when a peer wants them back.
+pub trait TakeBack {
+    /// Whether a waiting request is wanted back now: its queue is to stop, or its peer is gone.
+    fn recalls(&self, token: Token) -> bool;
+
+    /// Takes back a request that was not started and never will be.
+    fn give_back(&mut self, request: Request);
+
+    /// Whether the peers record requests in flight, so that these survive a killed process; `None` if the protocol has
+    /// no such record, or no peer uses the disk.
+    fn records_in_flight(&self) -> Option<bool>;
+}
+
+/// A server that another process can replace without its peers noticing.
+pub trait HandOver {
+    /// Pauses or resumes taking requests from peers. Requests already taken are still popped.
+    fn hold(&mut self, held: bool);
+
+    /// The state that a replacing process needs. Called while held, with no request in flight. It changes nothing.
+    fn hand_over(&self) -> Result<Handover, HandoverError>;
+}
+
+/// A server that keeps memory of answered requests for the next ones.
+pub trait KeepMemory {
+    /// Whether that is so much that an idle disk should free it.
+    fn keeps_much(&self) -> bool;
+
+    /// Frees it.
+    fn free_kept(&mut self);
+}
+
+/// A server of a guest's device, which the guest must release before the server stops, unless another process serves it
+/// next.
+pub trait Detach {
+    /// Whether the guest waits for answers to release the disk: its requests should not be kept waiting.
+    fn is_finishing(&self) -> bool;
+
+    /// Asks the guest to release the disk, which is served until it has. Returns `true` if it need not be waited for.
+    fn close(&mut self) -> bool;
+
+    /// Makes stopping not notify the guest: another process serves the device next, or the guest is gone.
+    fn leave(&mut self);
+
+    /// Whether the disk is released, and no guest will use it again.
+    fn is_over(&self) -> bool;
 }

@@ -19,7 +19,6 @@ mod quiet;
 mod waiting;
 mod words;
 
-use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -87,29 +86,6 @@ pub struct Serving {
     pub identity: String,
 }
 
-/// A server that tells what happens to it.
-pub trait Disclose {
-    /// Something worth a line.
-    type Event: Display;
-
-    /// What has happened since the last call.
-    fn take_events(&mut self) -> Vec<Self::Event>;
-
-    /// The process is about to stop, and its client will be served by another one. Transports whose clients reconnect
-    /// need not do anything.
-    fn leave(&mut self) {}
-
-    /// The process is to stop. `false`: the client must release the disk first, and `is_over` reports when it has.
-    fn close(&mut self) -> bool {
-        true
-    }
-
-    /// Whether there will never be a peer again.
-    fn is_over(&self) -> bool {
-        false
-    }
-}
-
 /// The loop.
 pub struct EventLoop<S> {
     files: Files,
@@ -167,7 +143,7 @@ struct Turn {
     more: bool,
 }
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// A loop that is about to begin.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
         let Serving {
@@ -261,13 +237,12 @@ impl<S: Server + Disclose> EventLoop<S> {
             self.publish_answers(more);
             answered += more;
         }
-        for event in self.server.take_events() {
-            self.log.caused(event);
-        }
+        let log = &mut self.log;
+        self.server.log_events(&mut |event| log.caused(event));
         if let Some(stats) = &mut self.blkback_stats {
             stats.publish();
         }
-        self.stopping |= self.server.is_over();
+        self.stopping |= self.server.detaches().is_some_and(|device| device.is_over());
         let found = came + settled + answered > 0;
         // A client with one request at a time sends the next only after it has received the completion of the last; any
         // other may have more already. A verb may have waited for this.
@@ -313,16 +288,18 @@ impl<S: Server + Disclose> EventLoop<S> {
             match WatchKey(key) {
                 STOP if self.stop.take() => {
                     // What peers keep is given back when the server has stopped.
-                    if !self.server.takes_back() {
+                    if self.server.takes_back().is_none() {
                         self.admission.close();
                     }
-                    self.stopping |= self.server.close();
+                    self.stopping |= self.server.detaches().is_none_or(|device| device.close());
                 }
                 STOP => {}
                 ADMISSION => self.fires_at = None,
                 QUIET => quiet = true,
                 LEAVE if self.leave.take() => {
-                    self.server.leave();
+                    if let Some(device) = self.server.detaches() {
+                        device.leave();
+                    }
                     self.stopping = true;
                 }
                 LEAVE => {}

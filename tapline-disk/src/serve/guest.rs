@@ -4,6 +4,7 @@
 //! nothing is written into xenstore before the image and the kernel's devices are open, so that a process that cannot
 //! serve leaves no trace; when the guest is gone, or the device was detached, the process exits and unmaps everything.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use control::handed::Lent;
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use transport::blkif::{self, GrantsPolicy, OnStop, RING_ORDER_MAX, SEGMENTS_MAX};
 use transport::nbd;
-use transport::{Interest, MemoryChange, Server, Timer, Watch, WatchKey};
+use transport::{Detach, Interest, MemoryChange, Server, TakeBack, Timer, Watch, WatchKey};
 use vm::xen::give::{Wish, is_read_only, make_own_end};
 use vm::xen::statistics::{Files, Statistics};
 use vm::xen::take;
@@ -21,7 +22,7 @@ use xen::xenstored::XenstoredClient;
 use xen::{EventChannels, Grants, Store, StoreError};
 
 use super::blkback_stats::BlkbackStats;
-use super::event_loop::{Disclose, EventLoop, Serving};
+use super::event_loop::{EventLoop, Serving};
 use crate::files;
 use crate::process::failure::{Exit, Failure};
 use crate::process::log::say;
@@ -343,42 +344,6 @@ impl Drop for Backend {
     }
 }
 
-impl Disclose for Backend {
-    type Event = blkif::Event;
-
-    fn take_events(&mut self) -> Vec<blkif::Event> {
-        let events = self.server.take_events();
-        if events.iter().any(|event| matches!(event, blkif::Event::Closed | blkif::Event::Disconnected { .. })) {
-            self.look_for_guest();
-        }
-        events
-    }
-
-    fn leave(&mut self) {
-        self.leaving = true;
-        self.server.leave();
-    }
-
-    /// Everything continues until the guest has released the disk: its driver waits for the completion of its requests.
-    /// A second request to stop means not to wait.
-    fn close(&mut self) -> bool {
-        if self.leaving || self.guest == Guest::Gone || std::mem::replace(&mut self.closing, true) {
-            return true;
-        }
-        self.server.close();
-        if self.server.is_closed() || !self.begin_to_wait() {
-            return true;
-        }
-        say(format_args!("stopping: requested the guest to release {}, serving it until then", self.device.vdev));
-        false
-    }
-
-    fn is_over(&self) -> bool {
-        let closed = self.closing && (self.time_is_up || self.server.is_closed());
-        closed || self.guest == Guest::Gone || self.server.has_ended()
-    }
-}
-
 impl Transport for Backend {
     fn pop(&mut self, geometry: &Geometry) -> Option<Request> {
         self.server.pop(geometry)
@@ -429,28 +394,20 @@ impl Server for Backend {
         self.server.resized(geometry, watch);
     }
 
-    fn takes_back(&self) -> bool {
-        self.server.takes_back()
-    }
-
-    fn recalls(&self, token: Token) -> bool {
-        self.server.recalls(token)
-    }
-
-    fn is_finishing(&self) -> bool {
-        self.server.is_finishing()
-    }
-
-    fn give_back(&mut self, request: Request) {
-        self.server.give_back(request);
-    }
-
     fn place_of(&self, token: Token) -> Option<String> {
         self.server.place_of(token)
     }
 
     fn peers(&self) -> usize {
         self.server.peers()
+    }
+
+    fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display)) {
+        let events = self.server.take_events();
+        if events.iter().any(|event| matches!(event, blkif::Event::Closed | blkif::Event::Disconnected { .. })) {
+            self.look_for_guest();
+        }
+        events.iter().for_each(|event| log(event));
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {
@@ -470,7 +427,44 @@ impl Server for Backend {
             self.tell_xl().unwrap_or_else(say);
         }
         // The loop asks for events as long as it runs.
-        self.server.take_events().iter().for_each(say);
+        self.server.log_events(&mut |event| say(event));
+    }
+
+    fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
+        self.server.takes_back()
+    }
+
+    fn detaches(&mut self) -> Option<&mut dyn Detach> {
+        Some(self)
+    }
+}
+
+impl Detach for Backend {
+    fn is_finishing(&self) -> bool {
+        self.server.is_finishing()
+    }
+
+    /// Everything continues until the guest has released the disk: its driver waits for the completion of its requests.
+    /// A second request to stop means not to wait.
+    fn close(&mut self) -> bool {
+        if self.leaving || self.guest == Guest::Gone || std::mem::replace(&mut self.closing, true) {
+            return true;
+        }
+        if self.server.close() || !self.begin_to_wait() {
+            return true;
+        }
+        say(format_args!("stopping: requested the guest to release {}, serving it until then", self.device.vdev));
+        false
+    }
+
+    fn leave(&mut self) {
+        self.leaving = true;
+        self.server.leave();
+    }
+
+    fn is_over(&self) -> bool {
+        let closed = self.closing && (self.time_is_up || self.server.is_closed());
+        closed || self.guest == Guest::Gone || self.server.is_over()
     }
 }
 

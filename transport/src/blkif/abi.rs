@@ -61,21 +61,20 @@ impl EntryLayout {
     }
 
     /// The number of entries in a ring of this size: the largest power of two that fits (io/ring.h, `__RING_SIZE`).
-    pub fn slots(&self, ring_len: usize) -> u32 {
-        let fit = ring_len.saturating_sub(HEADER_LEN).checked_div(self.entry_len()).unwrap_or(0);
-        let fit = u32::try_from(fit).unwrap_or(0);
-        fit.checked_ilog2().map_or(0, |order| 1u32.checked_shl(order).unwrap_or(0))
+    /// A ring has at most 16 pages ([`super::RING_ORDER_MAX`]).
+    pub fn slots(&self, ring_len: usize) -> u16 {
+        let fit = ring_len.saturating_sub(HEADER_LEN) / self.entry_len();
+        fit.checked_ilog2().map_or(0, |order| 1 << order)
     }
 
     /// The offset of a slot's entry in its ring.
-    pub fn offset_of(&self, slot: u32) -> usize {
-        let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-        slot * self.entry_len() + HEADER_LEN
+    pub fn offset_of(&self, slot: u16) -> usize {
+        usize::from(slot) * self.entry_len() + HEADER_LEN
     }
 
     /// Copies the entry in a slot out of its ring, as far as its own length field says; each byte is read once.
     #[inline(always)]
-    pub fn read(&self, ring: &Shared, slot: u32, entry: &mut Entry) -> Option<()> {
+    pub fn read(&self, ring: &Shared, slot: u16, entry: &mut Entry) -> Option<()> {
         let offset_of = self.offset_of(slot);
         match self.wide {
             true => entry.read(ring.window::<WIDE_LEN, WIDE>(offset_of)?),
@@ -84,7 +83,7 @@ impl EntryLayout {
     }
 
     /// Writes an entry into another slot of its ring.
-    pub fn write(&self, ring: &Shared, slot: u32, entry: &Entry) -> Option<()> {
+    pub fn write(&self, ring: &Shared, slot: u16, entry: &Entry) -> Option<()> {
         let offset_of = self.offset_of(slot);
         match self.wide {
             true => entry.write(ring.window::<WIDE_LEN, WIDE>(offset_of)?),
@@ -95,7 +94,7 @@ impl EntryLayout {
     /// Writes a response into a slot (`struct blkif_response`): its `id`, then the rest. For a 32-bit front end the
     /// rest is four bytes shorter, and the bytes after it are unused.
     #[inline]
-    pub fn respond(&self, ring: &Shared, slot: u32, id: u64, result: u64) -> Option<()> {
+    pub fn respond(&self, ring: &Shared, slot: u16, id: u64, result: u64) -> Option<()> {
         let offset_of = self.offset_of(slot);
         kill_point();
         if self.wide {
@@ -253,7 +252,7 @@ mod test {
                 layout.write(&ring, 3, &entry).unwrap();
                 let id = if layout.wide { WIDE } else { NARROW };
                 let end = id + 16 + 8 * read;
-                let byte = |slot: u32, offset_of: usize| ring.read::<1>(layout.offset_of(slot) + offset_of).unwrap();
+                let byte = |slot: u16, offset_of: usize| ring.read::<1>(layout.offset_of(slot) + offset_of).unwrap();
                 // The bytes between the head and `id` are unused.
                 let meant = (0..4).chain(id..end);
                 assert!(meant.into_iter().all(|offset_of| byte(3, offset_of) == byte(1, offset_of)), "{says}");
@@ -267,6 +266,6 @@ mod test {
     fn an_entry_outside_its_ring_is_none() {
         let ring = Shared::of(Mapping::anonymous(4096).unwrap());
         let mut entry = Entry::default();
-        assert_eq!([35, 36, u32::MAX].map(|slot| X86_64.read(&ring, slot, &mut entry)), [Some(()), None, None]);
+        assert_eq!([35, 36, u16::MAX].map(|slot| X86_64.read(&ring, slot, &mut entry)), [Some(()), None, None]);
     }
 }

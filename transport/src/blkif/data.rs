@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use disk::size::on_disk;
 use memory::{Buffer, Segments};
 use xen::{Copied, CopyBatch, Direction, DomId, GrantRef, Grants, PAGE, PageRange};
 
@@ -51,7 +52,7 @@ impl DataBuffer {
             DataBuffer::PoolBuffer(memory) => memory.len(),
             DataBuffer::Mapped(memory) => memory.as_ref().map_or(0, |memory| memory.len()),
         };
-        u64::try_from(len).unwrap_or(u64::MAX)
+        on_disk(len)
     }
 }
 

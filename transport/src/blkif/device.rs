@@ -182,7 +182,8 @@ impl Device {
                 Ok(None) => return,
                 Err(why) => return self.mark_broken(index, why, log),
             };
-            let request = RequestId { queue: u16::try_from(index).unwrap_or(u16::MAX), number };
+            let Ok(index) = u16::try_from(index) else { unreachable!("at most QUEUES_MAX queues") };
+            let request = RequestId { queue: index, number };
             let state = match (parsed.operation, parsed.descriptors) {
                 (Ok(operation), None) if operation.has_data() => {
                     data.acquire(grants, (ranges, ranges.bytes()), operation.is_write(), buffer)

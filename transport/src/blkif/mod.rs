@@ -39,6 +39,7 @@ mod ring;
 mod session;
 mod state;
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -48,7 +49,7 @@ use memory::Buffer;
 use rustix::event::{EventfdFlags, eventfd};
 use xen::{DomId, EventChannels, Grants, Port, Store};
 
-use crate::{Interest, MemoryChange, Timer, Watch, WatchKey};
+use crate::{Detach, Interest, MemoryChange, TakeBack, Timer, Watch, WatchKey};
 
 pub use event::Event;
 pub use request::SEGMENTS_MAX;
@@ -94,7 +95,7 @@ pub enum GrantsPolicy {
 /// What happens to a front end when the server stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
-    /// It is asked to release the device, at the latest when the server stops: [`Server::close`] gives it time
+    /// It is asked to release the device, at the latest when the server stops: [`Detach::close`] gives it time
     /// for that.
     #[default]
     Close,
@@ -227,25 +228,9 @@ impl Server {
         self.session.device.as_ref().is_some_and(|device| !device.is_finishing())
     }
 
-    /// Makes stopping not notify the front end, whatever was configured: another process takes over its rings, or the
-    /// guest is gone. Requests that were popped must still be completed and published; others stay in the rings.
-    pub fn leave(&mut self) {
-        self.session.leave();
-    }
-
-    /// Asks the front end to release the device, if that is what stopping means. It is served until it has.
-    pub fn close(&mut self) {
-        self.session.close(&mut self.xen, &mut self.log);
-    }
-
     /// Whether the device was to be closed, and no front end has to be waited for.
     pub fn is_closed(&self) -> bool {
         self.session.is_closed()
-    }
-
-    /// Whether the device is closed and no longer wanted.
-    pub fn has_ended(&self) -> bool {
-        self.session.has_ended()
     }
 
     /// Collects the signalled ports. Each stays masked until we are about to sleep: a guest that signals continuously
@@ -438,27 +423,6 @@ impl crate::Server for Server {
         self.session.resized(geometry, &mut self.xen, &mut self.log);
     }
 
-    /// Unanswered requests stay in the ring, and the next process takes them from there.
-    fn takes_back(&self) -> bool {
-        self.session.config.on_stop == OnStop::Leave
-    }
-
-    fn recalls(&self, _token: Token) -> bool {
-        self.stopped && self.takes_back()
-    }
-
-    fn is_finishing(&self) -> bool {
-        // Pages of one that is gone are unmapped when its requests have ended.
-        self.session.orphans > 0 || self.session.device.as_ref().is_some_and(Device::is_finishing)
-    }
-
-    fn give_back(&mut self, request: Request) {
-        if !self.takes_back() {
-            return self.complete(request, Status::NoSpace);
-        }
-        self.session.complete(request, None, &mut *self.xen.grants);
-    }
-
     fn place_of(&self, token: Token) -> Option<String> {
         Some(device::place_of(token))
     }
@@ -467,10 +431,60 @@ impl crate::Server for Server {
         usize::from(self.is_connected())
     }
 
+    #[inline]
+    fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display)) {
+        self.take_events().iter().for_each(|event| log(event));
+    }
+
     fn stop(&mut self, watch: &mut dyn Watch) {
         self.stopped = true;
         [WAKE, CHANNELS, STORE, TRIM, RETRY].into_iter().for_each(|key| watch.forget(key));
         self.session.stop(&mut self.xen, &mut self.log);
+    }
+
+    /// When the rings are left to the next process, it takes unanswered requests from there.
+    fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
+        if self.session.config.on_stop == OnStop::Leave { Some(self) } else { None }
+    }
+
+    fn detaches(&mut self) -> Option<&mut dyn Detach> {
+        Some(self)
+    }
+}
+
+impl TakeBack for Server {
+    fn recalls(&self, _token: Token) -> bool {
+        self.stopped
+    }
+
+    fn give_back(&mut self, request: Request) {
+        self.session.complete(request, None, &mut *self.xen.grants);
+    }
+
+    /// The ring itself has them all.
+    fn records_in_flight(&self) -> Option<bool> {
+        None
+    }
+}
+
+impl Detach for Server {
+    fn is_finishing(&self) -> bool {
+        // Pages of one that is gone are unmapped when its requests have ended.
+        self.session.orphans > 0 || self.session.device.as_ref().is_some_and(Device::is_finishing)
+    }
+
+    fn close(&mut self) -> bool {
+        self.session.close(&mut self.xen, &mut self.log);
+        self.session.config.on_stop == OnStop::Leave || self.is_closed()
+    }
+
+    /// Requests that were popped must still be completed and published; others stay in the rings.
+    fn leave(&mut self) {
+        self.session.leave();
+    }
+
+    fn is_over(&self) -> bool {
+        self.session.has_ended()
     }
 }
 

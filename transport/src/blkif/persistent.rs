@@ -7,6 +7,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use disk::size::in_memory;
 use memory::Buffer;
 use xen::{DomId, GrantRef, Granted, Grants, PAGE, PageRange};
 
@@ -67,7 +68,7 @@ impl PageTable {
     /// bit of the reference.
     #[inline]
     fn slot(&self, page: GrantRef) -> usize {
-        usize::try_from(u64::from(page.0).wrapping_mul(self.factor) >> 32).unwrap_or(0)
+        in_memory(u64::from(page.0).wrapping_mul(self.factor) >> 32)
     }
 
     fn insert(&mut self, entry: MappedPage) {

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use disk::size::in_memory;
 use memory::{Buffer, PAGE, Segments};
 
 use super::request::SEGMENTS_MAX;
@@ -211,7 +212,7 @@ fn units(len: usize, unit: usize) -> usize {
 fn run(set: u64, count: usize) -> Option<(usize, u64)> {
     if count == 1 {
         // The common case.
-        return (set != 0).then(|| (usize::try_from(set.trailing_zeros()).unwrap_or(0), set & set.wrapping_neg()));
+        return (set != 0).then(|| (in_memory(set.trailing_zeros().into()), set & set.wrapping_neg()));
     }
     long_run(set, u32::try_from(count).ok().filter(|&count| count <= u64::BITS)?)
 }

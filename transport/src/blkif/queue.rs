@@ -65,7 +65,7 @@ impl Barrier {
 impl Queue {
     /// A queue whose front end notifies `port`.
     pub fn new(ring: Ring, port: Port) -> Queue {
-        let slots = u16::try_from(ring.slots()).unwrap_or(0);
+        let slots = ring.slots();
         let records = (0..slots).map(|_| RequestRecord::default()).collect();
         let free = (0..slots).rev().collect();
         let (in_progress, barrier, broken, has_new_responses, owes_notification) =

@@ -36,8 +36,8 @@ impl RetryTimer {
         if self.is_armed {
             return;
         }
-        let delay = DELAY_MIN.saturating_mul(1u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(DELAY_MAX);
-        self.failures = self.failures.saturating_add(1).min(u32::BITS - 1);
+        let delay = DELAY_MIN.saturating_mul(1 << self.failures).min(DELAY_MAX);
+        self.failures = (self.failures + 1).min(u32::BITS - 1);
         match self.timer.set(delay) {
             Ok(()) => self.is_armed = true,
             Err(error) => log.failed("cannot set a timer", &error),

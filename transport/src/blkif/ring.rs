@@ -79,7 +79,7 @@ impl Response {
 pub struct Ring {
     shared: Shared,
     layout: &'static EntryLayout,
-    slots: u32,
+    slots: u16,
     /// Index of the next request to take.
     next: u32,
     /// Requests announced, as last read.
@@ -106,8 +106,7 @@ impl Ring {
     /// Attaches to the ring in these pages, starting at the first unanswered request.
     pub fn attach(shared: Shared, layout: &'static EntryLayout) -> Result<Ring, Broken> {
         let slots = layout.slots(shared.len());
-        let count = usize::try_from(slots).unwrap_or(0);
-        let (request_by_slot, slot_by_request) = (vec![0; count], vec![0; count]);
+        let (request_by_slot, slot_by_request) = (vec![0; slots.into()], vec![0; slots.into()]);
         let answered = shared.load_u32(RSP_PROD).ok_or(Broken::OutOfBounds)?;
         let (next, seen, notified_at) = (answered, answered, answered);
         let (first_notification, closed, entry) =
@@ -137,7 +136,7 @@ impl Ring {
     }
 
     /// Number of slots.
-    pub fn slots(&self) -> u32 {
+    pub fn slots(&self) -> u16 {
         self.slots
     }
 
@@ -171,8 +170,9 @@ impl Ring {
     fn read_producer(&mut self) -> Result<bool, Broken> {
         let to = self.produced()?;
         let unanswered = to.wrapping_sub(self.answered);
-        if unanswered > self.slots || unanswered < self.next.wrapping_sub(self.answered) {
-            return Err(Broken::IndexOutOfRange { from: self.answered, to, slots: self.slots });
+        let slots = u32::from(self.slots);
+        if unanswered > slots || unanswered < self.next.wrapping_sub(self.answered) {
+            return Err(Broken::IndexOutOfRange { from: self.answered, to, slots });
         }
         self.seen = to;
         Ok(to != self.next)
@@ -183,7 +183,7 @@ impl Ring {
     #[inline]
     pub fn respond(&mut self, number: u16, response: Response) -> Result<(), Broken> {
         let ours = self.slot(self.answered);
-        let freed = self.slot_by_request.get(usize::from(number)).copied().map_or(ours, u32::from);
+        let freed = self.slot_by_request.get(usize::from(number)).copied().unwrap_or(ours);
         self.record_intent(freed, response, if freed == ours { PHASE_RESPONDING } else { PHASE_MOVING })?;
         if injected(InjectedBug::IntentClearedEarly) {
             set_intent_target(self.header()?, self.answered.wrapping_sub(1), 0)?;
@@ -192,7 +192,7 @@ impl Ring {
             self.layout.respond(&self.shared, ours, response.id, response.result()).ok_or(Broken::OutOfBounds)?;
         }
         if freed != ours {
-            let other = self.request_by_slot.get(usize::try_from(ours).unwrap_or(0)).copied().unwrap_or(0);
+            let other = self.request_by_slot.get(usize::from(ours)).copied().unwrap_or(0);
             self.relocate(ours, freed)?;
             self.assign_slot(freed, other);
         }
@@ -201,13 +201,13 @@ impl Ring {
 
     /// Whether the next response takes the slot of request `number`, so that answering that one moves nothing.
     pub fn is_next(&self, number: u16) -> bool {
-        self.slot_by_request.get(usize::from(number)).is_some_and(|&place| u32::from(place) == self.slot(self.answered))
+        self.slot_by_request.get(usize::from(number)).is_some_and(|&slot| slot == self.slot(self.answered))
     }
 
     /// Records what is going to be overwritten; the response index is stored last, which makes the record valid. The
     /// previous record is about the previous response.
     #[inline]
-    fn record_intent(&mut self, freed: u32, response: Response, phase: u32) -> Result<(), Broken> {
+    fn record_intent(&mut self, freed: u16, response: Response, phase: u32) -> Result<(), Broken> {
         self.store_phase(phase)?;
         let header = self.header()?;
         kill_point();
@@ -237,9 +237,10 @@ impl Ring {
         let header = self.header()?;
         let word = |at| header.load_u32(at).ok_or(Broken::OutOfBounds);
         let (phase, index, freed) = (word(INTENT_PHASE)?, word(INTENT_INDEX)?, word(INTENT_SLOT)?);
-        if !(phase == PHASE_MOVING || phase == PHASE_RESPONDING) || index != self.answered || freed >= self.slots {
+        if !(phase == PHASE_MOVING || phase == PHASE_RESPONDING) || index != self.answered {
             return Ok(());
         }
+        let Some(freed) = u16::try_from(freed).ok().filter(|&freed| freed < self.slots) else { return Ok(()) };
         let id = u64::from(word(INTENT_ID)?) | u64::from(word(INTENT_ID + 4)?).wrapping_shl(32);
         let [operation, _, low, high] = word(INTENT_RESULT)?.to_le_bytes();
         let ours = self.slot(self.answered);
@@ -252,7 +253,7 @@ impl Ring {
     }
 
     /// Moves a request to the slot of a completed one.
-    fn relocate(&mut self, from: u32, to: u32) -> Result<(), Broken> {
+    fn relocate(&mut self, from: u16, to: u16) -> Result<(), Broken> {
         self.layout.read(&self.shared, from, &mut self.entry).ok_or(Broken::OutOfBounds)?;
         self.layout.write(&self.shared, to, &self.entry).ok_or(Broken::OutOfBounds)?;
         self.store_phase(PHASE_RESPONDING)
@@ -260,7 +261,7 @@ impl Ring {
 
     /// Writes a response and counts it.
     #[inline]
-    fn write_response(&mut self, slot: u32, response: Response) -> Result<(), Broken> {
+    fn write_response(&mut self, slot: u16, response: Response) -> Result<(), Broken> {
         let Response { id, .. } = response;
         self.layout.respond(&self.shared, slot, id, response.result()).ok_or(Broken::OutOfBounds)?;
         self.answered = self.answered.wrapping_add(1);
@@ -302,25 +303,25 @@ impl Ring {
         Ok(())
     }
 
-    fn slot(&self, index: u32) -> u32 {
+    fn slot(&self, index: u32) -> u16 {
+        let [low, high, ..] = index.to_le_bytes();
         // A power of two, or else the ring is always empty.
-        index & self.slots.wrapping_sub(1)
+        u16::from_le_bytes([low, high]) & self.slots.wrapping_sub(1)
     }
 
-    fn assign_slot(&mut self, slot: u32, number: u16) {
-        let place = u16::try_from(slot).unwrap_or(0);
-        if let Some(assign_slot) = self.request_by_slot.get_mut(usize::from(place)) {
-            *assign_slot = number;
+    fn assign_slot(&mut self, slot: u16, number: u16) {
+        if let Some(assigned) = self.request_by_slot.get_mut(usize::from(slot)) {
+            *assigned = number;
         }
-        if let Some(at) = self.slot_by_request.get_mut(usize::from(number)) {
-            *at = place;
+        if let Some(assigned) = self.slot_by_request.get_mut(usize::from(number)) {
+            *assigned = slot;
         }
     }
 }
 
 /// Makes the intent record be about the response `index` and the slot freed by its request, with a single store.
 #[inline]
-fn set_intent_target(header: Header<'_>, index: u32, freed: u32) -> Result<(), Broken> {
+fn set_intent_target(header: Header<'_>, index: u32, freed: u16) -> Result<(), Broken> {
     const _: () = assert!(INTENT_SLOT == INTENT_INDEX + 4);
     kill_point();
     header.store_u64(INTENT_INDEX, u64::from(index) | u64::from(freed) << 32).ok_or(Broken::OutOfBounds)

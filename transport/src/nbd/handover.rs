@@ -9,6 +9,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use disk::size::{in_memory, on_disk};
 use disk::{DiskOffset, Operation, Span};
 use memory::Segments;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -76,8 +77,8 @@ pub(super) fn save(connection: &Connection) -> Result<Parcel, HandoverError> {
         write_len: 0,
         write_at: 0,
         cookie: 0,
-        outgoing: length(&outgoing),
-        unread: length(unread),
+        outgoing: on_disk(outgoing.len()),
+        unread: on_disk(unread.len()),
         written: 0,
     };
     let written = match session.phase() {
@@ -85,7 +86,7 @@ pub(super) fn save(connection: &Connection) -> Result<Parcel, HandoverError> {
         Phase::Serving(transmission) => save.serving(transmission)?,
         Phase::Closed => return Err(HandoverError::NotNow("a client is disconnecting")),
     };
-    save.written = length(&written);
+    save.written = on_disk(written.len());
     let file =
         memfd_create("client", MemfdFlags::CLOEXEC).map_err(|errno| failed("create a file in memory")(errno.into()))?;
     let mut file = File::from(file);
@@ -131,8 +132,10 @@ impl ClientState {
                 let durable = request.operation == Operation::Write { durable: true };
                 self.set([(WRITING, true), (DURABLE, durable)]);
                 (self.cookie, self.write_at) = (*cookie, request.span.at.0);
-                // At most REQUEST_MAX.
-                self.write_len = u32::try_from(memory.len()).unwrap_or(0);
+                let Ok(len) = u32::try_from(memory.len()) else {
+                    unreachable!("a write has at most REQUEST_MAX bytes")
+                };
+                self.write_len = len;
                 let mut written = vec![0; *filled];
                 memory.slice(0, *filled).copy_to(&mut written);
                 Ok(written)
@@ -191,7 +194,7 @@ pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result
     let file = File::from(file);
     let mut at = 0;
     let mut read_chunk = |len: u64| {
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        let mut bytes = vec![0; in_memory(len)];
         let read = file.read_exact_at(&mut bytes, at);
         at = at.saturating_add(len);
         read.map(|()| bytes).map_err(|error| HandoverError::Failed("read the state of a client", error))
@@ -202,10 +205,6 @@ pub(super) fn restore(parcel: Parcel, prefix: impl FnOnce(u32) -> u64) -> Result
     let mut replies = Outgoing::default();
     replies.push(outgoing, Segments::empty());
     Ok(Connection::resumed(save.client, Session::resumed(phase, replies, prefix), socket, unread))
-}
-
-fn length(bytes: &[u8]) -> u64 {
-    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Pure: bytes to bytes. It knows nothing about sockets and requests. Invariant: work and memory per connection are
 //! bounded by [`OPTIONS_MAX`] options of at most [`OPTION_DATA_MAX`] bytes each.
 
+use disk::size::in_memory;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::error::ProtocolError;
@@ -66,7 +67,7 @@ impl Handshake {
         if header.magic != wire::OPTION_MAGIC {
             return Err(ProtocolError::OptionMagic);
         }
-        let len = usize::try_from(header.len.get()).unwrap_or(usize::MAX);
+        let len = in_memory(header.len.get().into());
         if len > OPTION_DATA_MAX {
             return Err(ProtocolError::OptionTooLong { option: header.option.get(), len: header.len.get() });
         }
@@ -257,7 +258,7 @@ fn list(data: &[u8], export: &Export, out: &mut Vec<u8>) {
         return refuse(out, wire::OPT_LIST, wire::REP_ERR_INVALID, "the option must have no data");
     }
     let name = export.name.as_bytes();
-    let mut payload = u32::try_from(name.len()).unwrap_or(0).to_be_bytes().to_vec();
+    let mut payload = wire::length(name).to_be_bytes().to_vec();
     payload.extend_from_slice(name);
     payload.extend_from_slice(export.description.as_bytes());
     reply(out, wire::OPT_LIST, wire::REP_SERVER, &payload);
@@ -269,8 +270,7 @@ fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
         magic: wire::OPTION_REPLY_MAGIC.into(),
         option: option.into(),
         kind: kind.into(),
-        // Every reply is a few strings of at most STRING_MAX bytes.
-        len: u32::try_from(data.len()).unwrap_or(u32::MAX).into(),
+        len: wire::length(data).into(),
     };
     out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(data);

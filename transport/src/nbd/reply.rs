@@ -40,8 +40,8 @@ pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply
     }
     let why = error_reply.why.as_bytes();
     let mut payload = errno.to_be_bytes().to_vec();
-    // Our own messages, far shorter than 64 KiB.
-    payload.extend_from_slice(&u16::try_from(why.len()).unwrap_or(0).to_be_bytes());
+    let Ok(len) = u16::try_from(why.len()) else { unreachable!("a text of our own has less than 64 KiB") };
+    payload.extend_from_slice(&len.to_be_bytes());
     payload.extend_from_slice(why);
     chunk(wire::CHUNK_ERROR, cookie, &payload, 0)
 }
@@ -49,7 +49,8 @@ pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply
 /// Success of a read; `span.len` bytes of data follow.
 pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Head {
     if negotiated.structured {
-        chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.0.to_be_bytes(), span.len)
+        let Ok(len) = u32::try_from(span.len) else { unreachable!("a read has at most REQUEST_MAX bytes") };
+        chunk(wire::CHUNK_OFFSET_DATA, cookie, &span.at.0.to_be_bytes(), len)
     } else {
         simple(cookie, 0)
     }
@@ -91,8 +92,7 @@ fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent
             break;
         }
         left -= len;
-        // A span comes from a request, whose length has 32 bits.
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        let Ok(len) = u32::try_from(len) else { unreachable!("the length of a request has 32 bits") };
         payload.extend_from_slice(Descriptor { len: len.into(), state: state.into() }.as_bytes());
     }
     payload
@@ -104,20 +104,18 @@ fn simple(cookie: u64, error: u32) -> Head {
 }
 
 /// A chunk that is the whole reply; `follow` bytes come after `payload`.
-fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Head {
+fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u32) -> Head {
     chunk_of(wire::CHUNK_DONE, kind, cookie, payload, follow)
 }
 
 /// One chunk of a reply; the last has the DONE flag.
-fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u64) -> Head {
-    let len = u64::try_from(payload.len()).unwrap_or(u64::MAX).saturating_add(follow);
+fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8], follow: u32) -> Head {
     let header = ChunkHeader {
         magic: wire::CHUNK_MAGIC.into(),
         flags: flags.into(),
         kind: kind.into(),
         cookie: cookie.into(),
-        // At most REQUEST_MAX and a few bytes.
-        len: u32::try_from(len).unwrap_or(u32::MAX).into(),
+        len: (wire::length(payload) + follow).into(),
     };
     let mut bytes = Head::from_slice(header.as_bytes());
     bytes.extend_from_slice(payload);

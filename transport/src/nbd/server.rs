@@ -5,11 +5,13 @@
 //! needs the watch is done in [`Server::ready`]; elsewhere the server signals its own eventfd to get there.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use disk::{Disconnected, Geometry, Request, Status, Transport};
+use disk::size::in_memory;
+use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::Mode;
 
@@ -23,7 +25,7 @@ use super::memory_quota::MemoryQuota;
 use super::session::Session;
 use super::wire::STRING_MAX;
 use crate::log::{Log, with_causes};
-use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
+use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, Watch, WatchKey};
 
 /// Maximum connections. Clients with multi-conn open 4 to 16.
 const CONNECTIONS_MAX: usize = 64;
@@ -109,7 +111,7 @@ impl Server {
         })
     }
 
-    /// Replaces another process, with its socket, known as `path`, and its clients ([`crate::Server::hand_over`]).
+    /// Replaces another process, with its socket, known as `path`, and its clients ([`HandOver::hand_over`]).
     pub fn taken_over(handover: Handover, path: &Path, export: Export) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
         let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
@@ -348,7 +350,7 @@ impl crate::Server for Server {
                 }
             }
             WatchKey(key) => {
-                let index = usize::try_from(key >> 32).unwrap_or(usize::MAX);
+                let index = in_memory(key >> 32);
                 let client = key & u64::from(u32::MAX);
                 let named = |connection: &&mut Connection| u64::from(connection.client) == client;
                 if let Some(connection) = self.connection(index).filter(named) {
@@ -357,6 +359,12 @@ impl crate::Server for Server {
                 }
             }
         }
+    }
+
+    /// The memory of requests is not registered.
+    #[inline]
+    fn memory_change(&mut self) -> Option<MemoryChange> {
+        None
     }
 
     fn may_sleep(&mut self) -> bool {
@@ -370,39 +378,18 @@ impl crate::Server for Server {
         self.export.geometry = *geometry;
     }
 
-    fn hold(&mut self, held: bool) {
-        self.held = held;
-        if !held {
-            // Clients that have connected meanwhile are waiting.
-            self.wake();
-        }
-    }
-
-    fn can_hand_over(&self) -> bool {
-        true
-    }
-
-    fn hand_over(&self) -> Result<Handover, HandoverError> {
-        if !self.requests.is_empty() {
-            return Err(HandoverError::NotNow("requests are in flight"));
-        }
-        let listener = self.listener.fd().try_clone_to_owned();
-        let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
-        let clients = self.connections.iter().flatten().filter(|connection| !connection.has_ended());
-        let peers = clients.map(handover::save).collect::<Result<_, _>>()?;
-        Ok(Handover { listener, bound: self.listener.bound(), peers })
-    }
-
-    fn keeps_memory(&self) -> bool {
-        self.connections.iter().flatten().any(|connection| connection.session.keeps_memory())
-    }
-
-    fn free_kept_memory(&mut self) {
-        self.connections.iter_mut().flatten().for_each(|connection| connection.session.free_kept_memory());
+    /// The cookie of a request means nothing to people.
+    fn place_of(&self, _token: Token) -> Option<String> {
+        None
     }
 
     fn peers(&self) -> usize {
         self.connections.iter().flatten().filter(|connection| !connection.has_ended()).count()
+    }
+
+    #[inline]
+    fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display)) {
+        self.take_events().iter().for_each(|event| log(event));
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {
@@ -417,6 +404,45 @@ impl crate::Server for Server {
             }
         }
         self.send_all();
+    }
+
+    fn hands_over(&mut self) -> Option<&mut dyn HandOver> {
+        Some(self)
+    }
+
+    fn keeps_memory(&mut self) -> Option<&mut dyn KeepMemory> {
+        Some(self)
+    }
+}
+
+impl HandOver for Server {
+    fn hold(&mut self, held: bool) {
+        self.held = held;
+        if !held {
+            // Clients that have connected meanwhile are waiting.
+            self.wake();
+        }
+    }
+
+    fn hand_over(&self) -> Result<Handover, HandoverError> {
+        if !self.requests.is_empty() {
+            return Err(HandoverError::NotNow("requests are in flight"));
+        }
+        let listener = self.listener.fd().try_clone_to_owned();
+        let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
+        let clients = self.connections.iter().flatten().filter(|connection| !connection.has_ended());
+        let peers = clients.map(handover::save).collect::<Result<_, _>>()?;
+        Ok(Handover { listener, bound: self.listener.bound(), peers })
+    }
+}
+
+impl KeepMemory for Server {
+    fn keeps_much(&self) -> bool {
+        self.connections.iter().flatten().any(|connection| connection.session.keeps_much_memory())
+    }
+
+    fn free_kept(&mut self) {
+        self.connections.iter_mut().flatten().for_each(|connection| connection.session.free_kept_memory());
     }
 }
 
@@ -445,14 +471,20 @@ fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
 
 /// The watch key of a connection: its slot and, since slots are reused, its client number.
 fn key(index: usize, client: u32) -> WatchKey {
-    WatchKey(u64::try_from(index).unwrap_or(u64::MAX).wrapping_shl(32) | u64::from(client))
+    WatchKey(slot(index) << 32 | u64::from(client))
 }
 
 /// All of a token except the lowest 16 bits, which belong to the session.
 fn token_prefix(index: usize, client: u32) -> u64 {
-    u64::try_from(index).unwrap_or(u64::MAX).wrapping_shl(48) | u64::from(client).wrapping_shl(16)
+    slot(index) << 48 | u64::from(client) << 16
+}
+
+/// The slot of a connection, as keys and tokens have it.
+fn slot(index: usize) -> u64 {
+    let Ok(slot) = u16::try_from(index) else { unreachable!("at most CONNECTIONS_MAX slots") };
+    slot.into()
 }
 
 fn index_of(request: &Request) -> usize {
-    usize::try_from(request.token().0 >> 48).unwrap_or(usize::MAX)
+    in_memory(request.token().0 >> 48)
 }

@@ -201,7 +201,7 @@ impl Session {
     }
 
     /// Whether memory is kept for the next requests that an idle client should not have.
-    pub fn keeps_memory(&self) -> bool {
+    pub fn keeps_much_memory(&self) -> bool {
         self.outgoing.spare().is_much()
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use disk::size::in_memory;
 use disk::{DiskOffset, Extent, Geometry, Operation, Request, Status, Token};
 use memory::Segments;
 use zerocopy::FromBytes;
@@ -163,7 +164,7 @@ impl Transmission {
             return Ok(InputProgress::Stalled(memory_len));
         }
         let cookie = header.cookie.get();
-        let data_len = if writes { usize::try_from(header.len.get()).unwrap_or(usize::MAX) } else { 0 };
+        let data_len = if writes { in_memory(header.len.get().into()) } else { 0 };
         let error_reply = match verdict {
             Verdict::Disconnect => return Ok(InputProgress::Disconnect),
             Verdict::Serve(request) => {
@@ -307,7 +308,7 @@ impl Transmission {
     }
 
     fn take_pending(&mut self, request: &Request) -> Option<Pending> {
-        let slot = usize::try_from(request.token().0 & SLOT_MASK).unwrap_or(usize::MAX);
+        let slot = in_memory(request.token().0 & SLOT_MASK);
         let pending = self.pending.get_mut(slot).and_then(Option::take);
         debug_assert!(pending.is_some(), "a completion of an unknown request: {:?}", request.token());
         if pending.is_some() {
@@ -340,7 +341,8 @@ impl Transmission {
     }
 
     fn token(&self, slot: usize) -> Token {
-        Token(self.prefix | u64::try_from(slot).unwrap_or(SLOT_MASK))
+        let Ok(slot) = u16::try_from(slot) else { unreachable!("at most REQUESTS_MAX slots") };
+        Token(self.prefix | u64::from(slot))
     }
 }
 
@@ -353,7 +355,7 @@ const STOPPING: ErrorReply = ErrorReply { errno: Errno::ShuttingDown, why: "the 
 fn memory_of(verdict: Verdict) -> usize {
     match verdict {
         Verdict::Serve(DiskRequest { operation: Operation::Read | Operation::Write { .. }, span, .. }) => {
-            usize::try_from(span.len).unwrap_or(usize::MAX)
+            in_memory(span.len)
         }
         _ => 0,
     }

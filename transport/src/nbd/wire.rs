@@ -220,3 +220,9 @@ pub(super) struct Descriptor {
     pub(super) state: U32,
 }
 const _: () = assert!(size_of::<Descriptor>() == 8);
+
+/// The length field of bytes that we send: replies to options, and descriptions in replies to requests.
+pub(super) fn length(bytes: &[u8]) -> u32 {
+    let Ok(len) = u32::try_from(bytes.len()) else { unreachable!("a few strings of at most STRING_MAX bytes") };
+    len
+}

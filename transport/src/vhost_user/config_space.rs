@@ -79,6 +79,7 @@ pub fn bytes(geometry: &Geometry, queues: u16) -> Vec<u8> {
     let (cylinders, heads, sectors) = geometry.chs.unwrap_or_default();
     // Both are powers of two; a physical block is never smaller than a logical one.
     let per_physical = geometry.physical_block.checked_div(geometry.block).unwrap_or(1).max(1);
+    let Ok(physical_block_exp) = u8::try_from(per_physical.ilog2()) else { unreachable!("a number of 32 bits") };
     let discard_sectors = u64::from(geometry.discard) / SECTOR;
     let writable = u32::from(!geometry.read_only);
     let layout = ConfigLayout {
@@ -90,7 +91,7 @@ pub fn bytes(geometry: &Geometry, queues: u16) -> Vec<u8> {
         heads,
         sectors,
         blk_size: geometry.block.into(),
-        physical_block_exp: u8::try_from(per_physical.ilog2()).unwrap_or(0),
+        physical_block_exp,
         alignment_offset: 0,
         min_io_size: u16::try_from(per_physical).unwrap_or(1).into(),
         opt_io_size: 0.into(),

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use disk::size::in_memory;
 use disk::{DiskOffset, Geometry, Operation, Request, Span, Status, Token};
 use memory::{GuestAddr, Segments};
 
@@ -127,12 +128,17 @@ impl Device {
         self.unlogged
     }
 
+    /// The number of queues.
+    pub fn queue_count(&self) -> u16 {
+        number(self.queues.len())
+    }
+
     /// Starts the ring of a queue, or moves it to its new address, and writes the answers that waited for that.
     pub fn start(&mut self, index: usize, log: &mut Log) {
         let Device { queues, table, region, event_idx, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
         let ground = RingContext { table, event_idx: *event_idx, region: region.as_ref() };
-        let begun = queue.start(u16::try_from(index).unwrap_or(u16::MAX), ground);
+        let begun = queue.start(number(index), ground);
         match begun.and_then(|begun| Ok((begun, queue.answer_in_order(table)?))) {
             Ok((begun, _)) => {
                 // Including requests answered before the ring's memory was removed.
@@ -152,7 +158,7 @@ impl Device {
     /// Records that a region was removed: chains that need it wait until it comes back.
     pub fn removed(&mut self, info: RegionInfo) {
         // As many as a table can have; a front-end that exceeds this is not just changing its table.
-        if self.removed_regions.len() >= MAX_REGIONS {
+        if self.removed_regions.len() >= usize::from(MAX_REGIONS) {
             self.removed_regions.clear();
         }
         self.removed_regions.push(info);
@@ -189,7 +195,7 @@ impl Device {
     }
 
     /// Whether the front-end records requests in flight; `None` before a ring runs.
-    pub fn is_recorded(&self) -> Option<bool> {
+    pub fn records_in_flight(&self) -> Option<bool> {
         self.queues.iter().filter_map(Queue::is_recorded).reduce(|all, one| all && one)
     }
 
@@ -265,7 +271,7 @@ impl Device {
         geometry: &Geometry,
     ) -> Taken {
         let durable = !self.can_flush;
-        let token = token(self.epoch, index, head);
+        let token = token(self.epoch, number(index), head);
         let (operation, read) = match header.kind {
             Kind::Read => (Operation::Read, true),
             Kind::Write => (Operation::Write { durable }, false),
@@ -278,8 +284,7 @@ impl Device {
                 self.open(index, head, status_at, 1, 1);
                 return Taken::Requests;
             }
-            // Answered before, by `take`.
-            Kind::GetId => return Taken::Answer(S_IOERR, 1),
+            Kind::GetId => unreachable!("answered by `take`"),
             Kind::Discard | Kind::WriteZeroes => {
                 return match self.ranges(header.kind, durable, token, geometry) {
                     Ok(count) => {
@@ -291,15 +296,14 @@ impl Device {
             }
         };
         let Some(memory) = self.data(read) else { return Taken::Answer(S_IOERR, 1) };
-        // `data` has checked that this fits.
-        let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
+        let Ok(len) = u32::try_from(memory.len()) else { unreachable!("`data` allows MAX_DATA") };
         let span = Span { at: header.at, len: u64::from(len) };
         match Request::new(operation, span, memory, token, geometry) {
             Ok(request) => self.ready.push_back(request),
             // Not within the disk.
             Err(_) => return Taken::Answer(S_IOERR, 1),
         }
-        self.open(index, head, status_at, if read { len.saturating_add(1) } else { 1 }, 1);
+        self.open(index, head, status_at, if read { len + 1 } else { 1 }, 1);
         Taken::Requests
     }
 
@@ -335,7 +339,8 @@ impl Device {
                 log.mark_memory(&memory)?;
             }
         }
-        Ok(Taken::Answer(S_OK, u32::try_from(len).unwrap_or(0).saturating_add(1)))
+        let Ok(len) = u32::try_from(len) else { unreachable!("at most ID_LEN bytes") };
+        Ok(Taken::Answer(S_OK, len + 1))
     }
 
     /// Creates the requests of a discard or write-zeroes: one per range; returns their number. All are checked before
@@ -431,14 +436,14 @@ impl Device {
     }
 
     fn mark(&mut self, index: usize) {
-        self.unpublished |= bit(index);
+        self.unpublished |= 1 << index;
     }
 
     /// Makes answers visible to the driver: once per queue, however many there are.
     pub fn publish(&mut self, log: &mut Log) {
         let mut left = std::mem::take(&mut self.unpublished);
         while left != 0 {
-            let index = usize::try_from(left.trailing_zeros()).unwrap_or(0);
+            let index = in_memory(left.trailing_zeros().into());
             left &= left.wrapping_sub(1);
             #[cfg(test)]
             if index > 0 && kill_point::is_planted(kill_point::Bug::FirstPublished) {
@@ -511,6 +516,8 @@ fn retire_all(requests: impl Iterator<Item = Request>) {
     }
 }
 
-fn bit(index: usize) -> u64 {
-    u32::try_from(index).ok().and_then(|index| 1u64.checked_shl(index)).unwrap_or(0)
+/// The number of a queue, as its record and its requests have it.
+fn number(index: usize) -> u16 {
+    let Ok(number) = u16::try_from(index) else { unreachable!("at most MAX_QUEUES queues") };
+    number
 }

@@ -10,6 +10,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use disk::size::on_disk;
 use memory::{GuestAddr, Mapping, Segments, Shared};
 use rustix::fs::{FileType, fstat};
 
@@ -135,8 +136,8 @@ impl UsedLog {
     /// Sets the bits of `len` bytes at `at` of the used ring, which have been written.
     #[inline]
     pub fn mark(&self, at: usize, len: usize) -> Result<(), Unlogged> {
-        let at = u64::try_from(at).ok().and_then(|at| self.at.checked_add(at)).ok_or(Unlogged(GuestAddr(self.at)))?;
-        self.log.mark(GuestAddr(at), u64::try_from(len).unwrap_or(u64::MAX))
+        let at = self.at.checked_add(on_disk(at)).ok_or(Unlogged(GuestAddr(self.at)))?;
+        self.log.mark(GuestAddr(at), on_disk(len))
     }
 }
 

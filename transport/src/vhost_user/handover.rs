@@ -112,8 +112,7 @@ impl Parcels {
         payload: &[u8],
         fd: Option<std::os::fd::BorrowedFd<'_>>,
     ) -> Result<(), HandoverError> {
-        let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let header = Header { request, flags: 1, size };
+        let header = Header::of(request, 1, payload);
         self.add(MESSAGE, &[header.as_bytes(), payload].concat(), fd.into_iter())
     }
 

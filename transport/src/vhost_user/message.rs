@@ -7,6 +7,7 @@
 
 use std::os::fd::OwnedFd;
 
+use disk::size::in_memory;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a [`Header`].
@@ -53,9 +54,10 @@ impl Header {
         self.flags & FLAG_NEED_REPLY != 0
     }
 
-    /// The header of a reply with `size` bytes to a request.
-    fn reply(request: u32, size: u32) -> Header {
-        Header { request, flags: VERSION | FLAG_REPLY, size }
+    /// The header of a message with this payload, which is one of ours: a few structures.
+    pub fn of(request: u32, flags: u32, payload: &[u8]) -> Header {
+        let Ok(size) = u32::try_from(payload.len()) else { unreachable!("a few structures, or MAX_CONFIG bytes") };
+        Header { request, flags, size }
     }
 }
 
@@ -326,7 +328,7 @@ impl Body<'_> {
 
     fn table(&mut self) -> Result<Vec<(RegionInfo, OwnedFd)>, Malformed> {
         let (head, rest) = TableHeader::read_from_prefix(self.payload).map_err(|_| self.wrong_size())?;
-        let count = usize::try_from(head.regions).unwrap_or(usize::MAX);
+        let count = in_memory(head.regions.into());
         // QEMU sends just the existing regions; others send all eight with the unused ones empty.
         let needed = count.checked_mul(size_of::<RegionInfo>()).filter(|&len| count <= MAX_TABLE && len <= rest.len());
         if needed.is_none() {
@@ -398,9 +400,7 @@ impl Reply {
             Reply::Config(None) => Vec::new(),
             Reply::Config(Some((window, bytes))) => [window.as_bytes(), bytes].concat(),
         };
-        // At most `MAX_CONFIG` bytes and a window.
-        let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        [Header::reply(request, size).as_bytes(), &payload].concat()
+        [Header::of(request, VERSION | FLAG_REPLY, &payload).as_bytes(), &payload].concat()
     }
 }
 

@@ -47,6 +47,7 @@ mod signal;
 mod table;
 mod token;
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -55,7 +56,7 @@ use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::log::with_causes;
-use crate::{Handover, HandoverError, Interest, Watch, WatchKey};
+use crate::{HandOver, Handover, HandoverError, Interest, MemoryChange, TakeBack, Watch, WatchKey};
 
 pub use event::Event;
 pub use listener::{BindError, Listener};
@@ -146,7 +147,7 @@ impl Server {
         Ok(Server { config, serial, listener, client, wake, orphans, epoch, stopped, held, kicks, log })
     }
 
-    /// Replaces another process, with its socket and its front-end ([`crate::Server::hand_over`]).
+    /// Replaces another process, with its socket and its front-end ([`HandOver::hand_over`]).
     pub fn taken_over(handover: Handover, config: Config) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
         let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
@@ -178,11 +179,6 @@ impl Server {
     /// Whether a front-end is connected.
     pub fn is_connected(&self) -> bool {
         self.client.is_some()
-    }
-
-    /// Whether the current front-end records requests in flight; `None` while no ring runs.
-    pub fn is_recorded(&self) -> Option<bool> {
-        self.client.as_ref()?.session.device.is_recorded()
     }
 
     /// Accepts a waiting front-end, and refuses others.
@@ -338,6 +334,12 @@ impl crate::Server for Server {
         }
     }
 
+    /// Requests' data is in the guest's memory.
+    #[inline]
+    fn memory_change(&mut self) -> Option<MemoryChange> {
+        None
+    }
+
     fn may_sleep(&mut self) -> bool {
         match &mut self.client {
             Some(client) if self.held => client.session.device.has_popped_all(),
@@ -363,10 +365,40 @@ impl crate::Server for Server {
         }
     }
 
-    fn takes_back(&self) -> bool {
-        true
+    fn place_of(&self, token: Token) -> Option<String> {
+        Some(token::place_of(token))
     }
 
+    fn peers(&self) -> usize {
+        usize::from(self.client.is_some())
+    }
+
+    #[inline]
+    fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display)) {
+        self.take_events().iter().for_each(|event| log(event));
+    }
+
+    fn stop(&mut self, watch: &mut dyn Watch) {
+        self.stopped = true;
+        watch.forget(WatchKey(LISTENER));
+        watch.forget(WatchKey(WAKE));
+        watch.forget(WatchKey(CONNECTION));
+        for queue in 0..u64::from(self.config.queues) {
+            watch.forget(WatchKey(KICK + queue));
+        }
+        self.listener.remove_path();
+    }
+
+    fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
+        Some(self)
+    }
+
+    fn hands_over(&mut self) -> Option<&mut dyn HandOver> {
+        Some(self)
+    }
+}
+
+impl TakeBack for Server {
     fn recalls(&self, token: Token) -> bool {
         self.stopped || self.client.as_ref().is_none_or(|client| client.session.device.recalls(token))
     }
@@ -381,16 +413,18 @@ impl crate::Server for Server {
         self.reap_orphan();
     }
 
+    fn records_in_flight(&self) -> Option<bool> {
+        self.client.as_ref()?.session.device.records_in_flight()
+    }
+}
+
+impl HandOver for Server {
     fn hold(&mut self, held: bool) {
         self.held = held;
         if !held {
             // A front-end that has connected or sent something meanwhile is waiting.
             self.wake();
         }
-    }
-
-    fn can_hand_over(&self) -> bool {
-        true
     }
 
     fn hand_over(&self) -> Result<Handover, HandoverError> {
@@ -401,28 +435,5 @@ impl crate::Server for Server {
         let listener = listener.map_err(|error| HandoverError::Failed("duplicate a listening socket", error))?;
         let peers = self.client.as_ref().map(handover::save).transpose()?.unwrap_or_default();
         Ok(Handover { listener, bound: self.listener.bound(), peers })
-    }
-
-    fn records_in_flight(&self) -> Option<bool> {
-        self.is_recorded()
-    }
-
-    fn place_of(&self, token: Token) -> Option<String> {
-        Some(token::place_of(token))
-    }
-
-    fn peers(&self) -> usize {
-        usize::from(self.client.is_some())
-    }
-
-    fn stop(&mut self, watch: &mut dyn Watch) {
-        self.stopped = true;
-        watch.forget(WatchKey(LISTENER));
-        watch.forget(WatchKey(WAKE));
-        watch.forget(WatchKey(CONNECTION));
-        for queue in 0..u64::from(self.config.queues) {
-            watch.forget(WatchKey(KICK + queue));
-        }
-        self.listener.remove_path();
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use disk::Geometry;
+use disk::size::in_memory;
 
 use crate::log::with_causes;
 use crate::{Interest, Watch, WatchKey};
@@ -100,7 +101,7 @@ pub struct Session {
 impl Session {
     /// A session before its first message.
     pub fn new(device: Device, geometry: &Geometry) -> Session {
-        let queues = u16::try_from(device.queues.len()).unwrap_or(u16::MAX);
+        let queues = device.queue_count();
         Session {
             device,
             offered: config_space::features(geometry, queues),
@@ -200,7 +201,7 @@ impl Session {
 
     /// Sets a new disk size: the configuration shows it, and the front-end is notified if possible.
     pub fn resized(&mut self, geometry: &Geometry) -> Result<Notified, DisconnectReason> {
-        let queues = u16::try_from(self.device.queues.len()).unwrap_or(u16::MAX);
+        let queues = self.device.queue_count();
         self.config = config_space::bytes(geometry, queues);
         let listens = self.protocol & F_BACKEND_REQ != 0 && self.protocol & F_CONFIG != 0;
         match self.backend.as_mut().filter(|_| listens) {
@@ -223,9 +224,7 @@ impl Session {
             Message::GetFeatures => Ok(Outcome::Reply(Reply::Number(self.offered))),
             Message::GetProtocolFeatures => Ok(Outcome::Reply(Reply::Number(PROTOCOL))),
             Message::GetQueueNum => Ok(Outcome::Reply(Reply::Number(u64::from(self.queue_count())))),
-            Message::GetMaxMemSlots => {
-                Ok(Outcome::Reply(Reply::Number(u64::try_from(MAX_REGIONS).unwrap_or(u64::MAX))))
-            }
+            Message::GetMaxMemSlots => Ok(Outcome::Reply(Reply::Number(MAX_REGIONS.into()))),
             Message::GetConfig(window) => Ok(Outcome::Reply(Reply::Config(self.config(window)))),
             Message::GetVringBase(state) => self.get_base(state),
             Message::ResetDevice => Ok(self.reset()),
@@ -273,7 +272,7 @@ impl Session {
     }
 
     fn queue_count(&self) -> u32 {
-        u32::try_from(self.device.queues.len()).unwrap_or(u32::MAX)
+        self.device.queue_count().into()
     }
 
     fn queue(&mut self, index: u32) -> Result<&mut Queue, Refusal> {
@@ -374,7 +373,7 @@ impl Session {
         if self.protocol & F_INFLIGHT_SHMFD == 0 {
             return Err(Refusal::NotNegotiated);
         }
-        Ok(u16::try_from(self.device.queues.len()).unwrap_or(u16::MAX))
+        Ok(self.device.queue_count())
     }
 
     fn set_size(&mut self, VringState { queue: index, num }: VringState) -> Result<(), Refusal> {
@@ -443,7 +442,7 @@ impl Session {
     }
 
     fn start(&mut self, index: u32, log: &mut Log) {
-        self.device.start(usize::try_from(index).unwrap_or(usize::MAX), log);
+        self.device.start(in_memory(index.into()), log);
     }
 
     fn get_base(&mut self, VringState { queue: index, .. }: VringState) -> Result<Outcome, Refusal> {

@@ -12,7 +12,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use super::message::RegionInfo;
 
 /// Maximum regions in a table: the number of memory slots that KVM has had, which no machine exceeds.
-pub const MAX_REGIONS: usize = 509;
+pub const MAX_REGIONS: u16 = 509;
 
 /// `f_type` of hugetlbfs, whose files can be mapped in whole huge pages only.
 const HUGETLBFS: u64 = 0x9584_58f6;
@@ -121,7 +121,7 @@ impl MemoryTable {
     }
 
     fn new(regions: Vec<Region>, descriptions: Vec<(RegionInfo, Arc<OwnedFd>)>) -> Result<MemoryTable, RegionError> {
-        if regions.len() > MAX_REGIONS {
+        if regions.len() > usize::from(MAX_REGIONS) {
             return Err(RegionError::TooMany);
         }
         let memory = Arc::new(GuestMemory::new(regions).ok_or(RegionError::Overlap)?);

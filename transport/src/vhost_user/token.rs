@@ -6,9 +6,8 @@
 use disk::Token;
 
 /// Encodes the epoch, queue and head of a request as its token: 32, 16 and 16 bits.
-pub fn token(epoch: u32, index: usize, head: u16) -> Token {
-    let index = u64::from(u16::try_from(index).unwrap_or(u16::MAX));
-    Token((u64::from(epoch) << 32) | (index << 16) | u64::from(head))
+pub fn token(epoch: u32, queue: u16, head: u16) -> Token {
+    Token((u64::from(epoch) << 32) | (u64::from(queue) << 16) | u64::from(head))
 }
 
 /// A description of where a request came from, for log messages.

@@ -1,8 +1,8 @@
 //! The states of both ends when a device is left, refused, closed or removed, and a disk with large blocks.
 
 use disk::Geometry;
-use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy};
+use transport::{Detach as _, Server as _};
 use xen::fake::{Counts, Host, Subsystem};
 use xen::{DomId, Store as _};
 
@@ -104,7 +104,7 @@ fn concurrent_writes_of_the_toolstack_are_not_overwritten() {
                 assert!(nth > 20, "only {nth} calls");
                 break;
             }
-            let ended = machine.server.as_ref().unwrap().has_ended();
+            let ended = machine.server.as_ref().unwrap().is_over();
             match closing {
                 true => assert_eq!(front.backend_state(), "5", "before call {nth}"),
                 false => assert_eq!((get(&host, BACKEND), ended), (None, true), "before call {nth}"),

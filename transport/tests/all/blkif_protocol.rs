@@ -1,8 +1,8 @@
 //! The behaviour of a blkif server towards a well-behaved front end.
 
 use disk::{FileError, Operation};
-use transport::Server as _;
 use transport::blkif::{Config, GrantsPolicy, OnStop};
+use transport::{Detach as _, Server as _};
 use xen::GrantRef;
 use xen::fake::{Access, Counts, Host};
 
@@ -343,7 +343,7 @@ fn a_vanished_guest_or_node_leaks_nothing() {
         machine.settle();
         assert_eq!(get(&machine.host, &format!("{BACKEND}/state")).as_deref(), state);
         assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
-        assert_eq!(machine.server.as_ref().unwrap().has_ended(), state.is_none());
+        assert_eq!(machine.server.as_ref().unwrap().is_over(), state.is_none());
     }
 }
 
@@ -356,7 +356,7 @@ fn the_toolstack_detaches() {
     assert!(machine.server.as_ref().unwrap().is_connected(), "connected until the front end releases the device");
     front.close(&mut machine);
     assert_eq!(front.backend_state(), "6");
-    assert!(machine.server.as_ref().unwrap().has_ended());
+    assert!(machine.server.as_ref().unwrap().is_over());
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! Every kill point is covered by the model (src/blkif/model); these are the cases worth reading on their own.
 
 use disk::{Request, Status, Transport};
-use transport::Server;
 use transport::blkif::{Config, GrantsPolicy, OnStop};
+use transport::{Detach as _, Server as _, TakeBack as _};
 use xen::fake::{Access, Host, Subsystem};
 
 use crate::blkif_mock::{
@@ -79,9 +79,9 @@ fn waiting_requests_stay_in_the_ring_and_are_done_by_the_next_process() {
     let mut requests = popped(&mut machine);
     let (read, write) = (requests.pop().unwrap(), requests.pop().unwrap());
     let server = machine.server.as_mut().unwrap();
-    assert!(!server.takes_back(), "a closing front end needs its responses");
+    assert!(server.takes_back().is_none(), "a closing front end needs its responses");
     server.leave();
-    assert!(server.takes_back() && !server.recalls(write.token()), "space may still become available");
+    assert!(server.takes_back().is_some_and(|server| !server.recalls(write.token())), "space may become available");
     server.stop(&mut machine.watch);
     assert!(server.recalls(write.token()));
     server.give_back(write);

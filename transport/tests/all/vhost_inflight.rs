@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use disk::Operation;
 use memory::{Mapping, Shared};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use transport::Server as _;
+use transport::{Server as _, TakeBack as _};
 
 use crate::vhost_mock::{
     Desc, FLUSH, FrontEnd, GEOMETRY, INDIRECT, NEXT, PROTOCOL, REGION, TestBackend, VERSION_1, WRITE, region_for,
@@ -179,7 +179,7 @@ fn a_successor_takes_requests_in_flight_first_and_in_order() {
     assert_eq!(held(&of.machine), [0, 1, 3, 4]);
     let said = of.machine.events();
     assert!(said.contains("survive a crash") && said.contains("continues with 3 requests"), "{said}");
-    assert_eq!(of.machine.server.is_recorded(), Some(true));
+    assert_eq!(of.machine.server.records_in_flight(), Some(true));
     of.machine.release();
     assert_eq!(heads(&of.front), [6, 0, 3, 9, 12]);
     assert_eq!(of.machine.bytes[3 * 512], 4);
@@ -194,7 +194,7 @@ fn a_ring_larger_than_asked_for_is_recorded_and_taken_over() {
         of.kill();
         of.front.size = size;
         of.come_again();
-        assert_eq!(of.machine.server.is_recorded(), Some(true), "{size}: {}", of.machine.events());
+        assert_eq!(of.machine.server.records_in_flight(), Some(true), "{size}: {}", of.machine.events());
         of.machine.hold = true;
         let heads = [0, size - 3, SIZE];
         (0..).zip(heads).for_each(|(index, head)| offer_write_at(&of.front, index, head));
@@ -254,7 +254,7 @@ fn a_record_without_room_to_spare_is_taken_over() {
             front.offer(1, head);
         }
         front.start_queue(&mut machine, 1, 0);
-        assert_eq!(machine.server.is_recorded(), Some(expected), "{}", machine.events());
+        assert_eq!(machine.server.records_in_flight(), Some(expected), "{}", machine.events());
         assert_eq!(held(&machine), if expected { [2, 1] } else { [1, 2] }, "{}", machine.events());
     }
 }
@@ -334,7 +334,7 @@ fn a_record_of_an_unknown_version_is_kept_even_for_a_larger_ring() {
         of.front.start_queue(&mut of.machine, 0, 0);
         let said = of.machine.events();
         assert!(said.contains("its version is 7"), "{size}: {said}");
-        assert_eq!((of.record.load_u16(8), of.machine.server.is_recorded()), (Some(7), None), "{size}");
+        assert_eq!((of.record.load_u16(8), of.machine.server.records_in_flight()), (Some(7), None), "{size}");
     }
 }
 
@@ -460,7 +460,7 @@ fn a_smaller_ring_than_the_record_is_recorded_and_a_larger_one_is_served_in_orde
         of.kill();
         of.front.size = size;
         of.come_again();
-        assert_eq!(of.machine.server.is_recorded(), Some(is_recorded), "{}", of.machine.events());
+        assert_eq!(of.machine.server.records_in_flight(), Some(is_recorded), "{}", of.machine.events());
         of.machine.hold = true;
         of.offer_writes(0..2);
         of.machine.settle();
@@ -534,7 +534,7 @@ fn unrecorded() -> (TestBackend, FrontEnd) {
 fn without_a_record_answers_come_in_the_order_of_the_requests() {
     let (mut machine, front) = unrecorded();
     assert!(machine.events().contains("requests are answered in order"));
-    assert_eq!(machine.server.is_recorded(), Some(false));
+    assert_eq!(machine.server.records_in_flight(), Some(false));
     answer(&mut machine, 2);
     answer(&mut machine, 1);
     publish(&mut machine);

@@ -140,7 +140,8 @@ pub fn threads(asked: ask::Threads, work: &mut Work<'_>) -> Result<answer::Threa
 
 /// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its
 /// peers.
-pub fn layers(work: &Work<'_>) -> answer::Layers {
+pub fn layers(work: &mut Work<'_>) -> answer::Layers {
+    let recorded = work.server.takes_back().and_then(|server| server.records_in_flight());
     let layers = work.disk.layers().iter().enumerate().map(|(depth, layer)| {
         let file = work.engine.file(layer.file);
         let stat = file.and_then(|file| rustix::fs::fstat(file.as_fd()).ok());
@@ -165,13 +166,12 @@ pub fn layers(work: &Work<'_>) -> answer::Layers {
             writable: file.is_some_and(|file| file.options().write),
         }
     });
-    let in_flight = |recorded| if recorded { InFlight::Recorded } else { InFlight::InOrder };
     answer::Layers {
         size: work.geometry.len,
         read_only: work.disk.geometry().read_only,
         condition: work.condition(),
         peers: Some(work.server.peers()),
-        inflight: work.server.records_in_flight().map(in_flight),
+        inflight: recorded.map(|recorded| if recorded { InFlight::Recorded } else { InFlight::InOrder }),
         engine: Some(match work.engine.kind() {
             EngineKind::Uring => IoEngine::Uring,
             EngineKind::Aio => IoEngine::Aio,

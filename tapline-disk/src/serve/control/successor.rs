@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use control::Kind;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use transport::HandoverError;
+use transport::Handover;
 use transport::vhost_user::Listener;
 
 use super::blocking_task::BlockingTask;
@@ -41,8 +41,6 @@ pub type Start = BlockingTask<std::io::Result<Child>>;
 
 /// Why nothing was handed over.
 pub enum NotHanded {
-    /// By the server.
-    Server(HandoverError),
     /// By the new process.
     Successor(ChannelError),
     /// By the disk.
@@ -115,8 +113,13 @@ impl Successor {
     }
 
     /// Hands everything over until then. Once the new process is told to go there is no way back.
-    pub fn hand_over(&self, control: &ControlSocket, until: Instant, work: &mut Work<'_>) -> Result<(), NotHanded> {
-        let server = work.server.hand_over().map_err(NotHanded::Server)?;
+    pub fn hand_over(
+        &self,
+        server: Handover,
+        control: &ControlSocket,
+        until: Instant,
+        work: &mut Work<'_>,
+    ) -> Result<(), NotHanded> {
         let say = |said: Said, descriptors: &[&dyn AsFd]| {
             let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
             self.channel.say(&said, &descriptors, Some(until)).map_err(NotHanded::Successor)

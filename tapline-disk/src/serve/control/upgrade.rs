@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use control::answer::{self, Answer};
 use control::{Kind, ask};
 use transport::vhost_user::Listener;
-use transport::{HandoverError, Timer};
+use transport::{HandOver, HandoverError, Timer};
 
 use super::pause::micros;
 use super::successor::{ControlSocket, NotHanded, Start, Successor};
@@ -86,9 +86,7 @@ impl Upgrade {
         work: &mut Work<'_>,
     ) -> Result<Upgrade, Failure> {
         refuse_what_cannot_be(work)?;
-        if !work.server.can_hand_over() {
-            return Err(unsupported());
-        }
+        hands_over(work)?;
         let failed = |error: std::io::Error| Failure::failed("wait for a new process", &error);
         let timer = Timer::new().map_err(failed)?;
         let (successor, start) = match (successor, &asked.program) {
@@ -188,9 +186,9 @@ impl Upgrade {
 
     /// Takes no more requests.
     fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        work.server.hold(true);
+        hands_over(work)?.hold(true);
         // What its peers do not keep for the next process is done by this one.
-        work.admission.limiter.set_ending(!work.server.takes_back());
+        work.admission.limiter.set_ending(work.server.takes_back().is_none());
         self.set_timer(self.pause_max)?;
         self.stage = Stage::Draining { since: Instant::now() };
         Ok(())
@@ -246,10 +244,13 @@ impl Upgrade {
         if matches!(self.stage, Stage::Syncing { .. }) && !work.is_synced()? {
             return not_yet();
         }
-        match self.successor.hand_over(&self.control, until, work) {
+        let server = match hands_over(work)?.hand_over() {
+            Ok(server) => server,
+            Err(HandoverError::NotNow(_)) => return not_yet(),
+            Err(why) => return Err(Failure::new("hand over the disk's connections", why)),
+        };
+        match self.successor.hand_over(server, &self.control, until, work) {
             Ok(()) => Ok(Some(Attempt::Done(since.elapsed()))),
-            Err(NotHanded::Server(HandoverError::NotNow(_))) => not_yet(),
-            Err(NotHanded::Server(why)) => Err(Failure::new("hand over the disk's connections", why)),
             Err(NotHanded::Successor(ChannelError::Late)) => Ok(Some(Attempt::Late)),
             Err(NotHanded::Successor(why)) => Err(Failure::new("hand over the disk", why)
                 .advise("the disk continues as before; see the log for why the new process did not take it over")),
@@ -274,12 +275,14 @@ impl Upgrade {
 
 /// Takes requests again, within the limits of the disk.
 fn go_on(work: &mut Work<'_>) {
-    work.server.hold(false);
+    if let Some(server) = work.server.hands_over() {
+        server.hold(false);
+    }
     work.admission.limiter.set_ending(false);
 }
 
 /// What no waiting helps against.
-fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Failure> {
+fn refuse_what_cannot_be(work: &mut Work<'_>) -> Result<(), Failure> {
     if work.paused {
         return Err(Failure::of(Kind::State, "the disk is paused").advise("resume it first"));
     }
@@ -287,7 +290,7 @@ fn refuse_what_cannot_be(work: &Work<'_>) -> Result<(), Failure> {
         return Err(Failure::of(Kind::State, "a sync of the disk has failed, so it no longer writes")
             .advise("see the kernel log, and restart the disk"));
     }
-    if work.admission.is_full() && !work.server.takes_back() {
+    if work.admission.is_full() && work.server.takes_back().is_none() {
         return Err(Failure::of(Kind::NoSpace, "requests of NBD clients are waiting for space")
             .advise("free some space and retry"));
     }
@@ -311,9 +314,12 @@ fn needs_sync(work: &Work<'_>) -> bool {
     !work.geometry.read_only && (!work.disk.is_logged() || is_elsewhere())
 }
 
-fn unsupported() -> Failure {
-    Failure::of(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")
-        .advise("use tapline xen upgrade, or send SIGUSR2 and serve it again")
+/// The server's way to another process.
+fn hands_over<'a>(work: &'a mut Work<'_>) -> Result<&'a mut dyn HandOver, Failure> {
+    work.server.hands_over().ok_or_else(|| {
+        Failure::of(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")
+            .advise("use tapline xen upgrade, or send SIGUSR2 and serve it again")
+    })
 }
 
 fn must_be_handed(program: &Path) -> Failure {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use disk::{Request, Status};
 use transport::Server;
 
-use super::{Disclose, EventLoop};
+use super::EventLoop;
 use crate::process::fault;
 use crate::serve::admission::limits::Waited;
 use crate::serve::admission::{Arrival, Peers, Recalled, Released};
@@ -48,7 +48,7 @@ fn waited(ns: u64) -> u32 {
     u32::try_from(ns).unwrap_or(u32::MAX)
 }
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Begins the held requests that may go now, and takes a batch of new ones in; how many of both.
     pub(super) fn accept_requests(&mut self) -> usize {
         let is_open = self.admission.is_open();
@@ -182,16 +182,17 @@ impl<S: Server + Disclose> EventLoop<S> {
         if self.admission.is_open() && !self.disk.is_quiesced() {
             return 0;
         }
-        let mut wanted = self.admission.recall(|token| self.server.recalls(token));
+        let Some(server) = self.server.takes_back() else { return 0 };
+        let mut wanted = self.admission.recall(|token| server.recalls(token));
         // Requests are held back for as long as a client of the control socket likes.
-        let quiesced = self.disk.take_waiting(|token| token != FLUSH && self.server.recalls(token));
+        let quiesced = self.disk.take_waiting(|token| token != FLUSH && server.recalls(token));
         wanted.extend(quiesced.into_iter().map(|request| Recalled { request, counted: true }));
         let count = wanted.len();
         for Recalled { request, counted } in wanted {
             if counted {
                 self.stats.given_back(&request);
             }
-            self.server.give_back(request);
+            server.give_back(request);
         }
         self.given_back += count;
         count
@@ -237,10 +238,10 @@ impl<S: Server + Disclose> EventLoop<S> {
         set.is_ok()
     }
 
-    fn peers(&self) -> Peers {
+    fn peers(&mut self) -> Peers {
         match self.server.peers() {
             0 => Peers::Gone,
-            _ if self.server.is_finishing() => Peers::Finishing,
+            _ if self.server.detaches().is_some_and(|device| device.is_finishing()) => Peers::Finishing,
             _ => Peers::Here,
         }
     }

@@ -9,12 +9,12 @@ use disk::{Request, Span, Status, Times};
 use transport::Server;
 use uring::ImageFile;
 
+use super::EventLoop;
 use super::words::{in_words, of_damage, worth_a_line};
-use super::{Disclose, EventLoop};
 use crate::process::fault;
 use crate::serve::control::{FLUSH, Flush};
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Hands answers to the server; how many.
     pub(super) fn answer(&mut self) -> usize {
         let (mut count, mut at) = (0, None);

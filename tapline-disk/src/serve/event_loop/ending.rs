@@ -10,7 +10,7 @@ use disk::{DiskOffset, Image, Operation, Request, Span, Status, Token, Until};
 use memory::Segments;
 use transport::Server;
 
-use super::{Disclose, EventLoop};
+use super::EventLoop;
 use crate::image::check;
 use crate::image::redo_log;
 use crate::process::failure::{Exit, Failure};
@@ -19,13 +19,13 @@ use crate::serve::control::Control;
 use crate::serve::engine_watch::EngineWatch;
 use crate::serve::stats;
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Answers what was taken in, makes it durable, and leaves.
     pub(super) fn shut_down(mut self) -> Result<Exit, Failure> {
         say("stopping: no longer accepting requests");
         self.server.stop(&mut EngineWatch(&mut self.engine));
         let before = self.given_back;
-        if !self.server.takes_back() {
+        if self.server.takes_back().is_none() {
             self.admission.close();
         }
         self.begin_released();

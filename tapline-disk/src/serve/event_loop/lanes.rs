@@ -4,11 +4,11 @@
 
 use transport::Server;
 
-use super::{Disclose, EventLoop};
+use super::EventLoop;
 use crate::process::log::say;
 use crate::serve::threads::{Change, forced};
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Starts or ends a lane, if that is due.
     pub(super) fn mind_lanes(&mut self) {
         let now = self.time();

@@ -7,13 +7,13 @@ use disk::redo::Mark;
 use disk::{Request, Span, Status};
 use transport::Server;
 
+use super::EventLoop;
 use super::words::in_words;
-use super::{Disclose, EventLoop};
 use crate::process::log::say;
 use crate::serve::admission::DiskState;
 use crate::serve::control::Control;
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Begins with what the last process has left, and says so.
     pub(super) fn begin_admission(&mut self, fatal: u64) {
         let now = self.time();

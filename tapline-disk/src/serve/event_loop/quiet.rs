@@ -6,19 +6,24 @@ use std::io;
 
 use transport::Server;
 
-use super::{Disclose, EventLoop};
+use super::EventLoop;
 use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::QUIET;
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Has the disk looked at again in a while, if it should give something back then. To be called before sleeping.
     pub(super) fn mind_quiet(&mut self) {
-        let due = || self.disk.is_trim_due() || self.has_lanes_to_end() || self.server.keeps_memory();
-        if self.quiet.is_waiting() || !due() {
+        if self.quiet.is_waiting() || !self.has_something_to_release() {
             return;
         }
         let waits = self.quiet.begin(self.stats.come(), &mut EngineWatch(&mut self.engine), QUIET);
         self.mind_timer(waits);
+    }
+
+    fn has_something_to_release(&mut self) -> bool {
+        self.disk.is_trim_due()
+            || self.has_lanes_to_end()
+            || self.server.keeps_memory().is_some_and(|memory| memory.keeps_much())
     }
 
     /// That while is over.
@@ -27,7 +32,9 @@ impl<S: Server + Disclose> EventLoop<S> {
             Ok(false) => {}
             Ok(true) => {
                 self.disk.drop_caches();
-                self.server.free_kept_memory();
+                if let Some(memory) = self.server.keeps_memory() {
+                    memory.free_kept();
+                }
                 self.end_idle_lanes();
                 memory::give_back_freed();
                 self.stats.memory_given_back();

@@ -7,11 +7,11 @@ use std::time::Duration;
 use disk::Until;
 use transport::Server;
 
-use super::{Disclose, EventLoop};
+use super::EventLoop;
 use crate::process::failure::{Exit, Failure};
 use crate::serve::polling::{Awaited, Nap};
 
-impl<S: Server + Disclose> EventLoop<S> {
+impl<S: Server> EventLoop<S> {
     /// Serves until a signal ends it.
     pub fn run(mut self) -> Result<Exit, Failure> {
         while !self.stopping {

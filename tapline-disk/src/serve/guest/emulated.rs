@@ -5,14 +5,13 @@
 //! a flush of either covers them. It knows nothing about rings and NBD. Invariant: a request is completed by the server
 //! that it came from; the disk begins and ends with the guest, while QEMU connects and disconnects as it likes.
 
-use std::fmt;
+use std::fmt::Display;
 
 use disk::{Disconnected, Geometry, Request, Status, Token, Transport};
-use transport::{Interest, MemoryChange, Server, Watch, WatchKey, nbd};
+use transport::{Detach, Interest, KeepMemory, MemoryChange, Server, TakeBack, Watch, WatchKey, nbd};
 
 use super::Backend;
 use crate::process::log::say;
-use crate::serve::event_loop::Disclose;
 use vm::xen::firmware;
 
 /// In a token: NBD's. Its own have no such bit, and a guest would have to connect 2^31 times for one that has.
@@ -31,21 +30,6 @@ pub struct Emulated {
     /// Where QEMU finds the disk may stand in the store still.
     shown: bool,
     stopped: bool,
-}
-
-/// What has happened to one of them.
-pub enum Event {
-    Guest(transport::blkif::Event),
-    Nbd(nbd::Event),
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Event::Guest(event) => event.fmt(f),
-            Event::Nbd(event) => write!(f, "for the guest's firmware: {event}"),
-        }
-    }
 }
 
 /// The wait, as NBD's server sees it.
@@ -141,38 +125,6 @@ impl Server for Emulated {
         self.guest.resized(geometry, watch);
     }
 
-    fn takes_back(&self) -> bool {
-        self.guest.takes_back()
-    }
-
-    /// The guest's ring may be left to another process with its requests; there is no successor for NBD clients.
-    fn recalls(&self, token: Token) -> bool {
-        match is_nbds(token) {
-            true => self.stopped && self.takes_back(),
-            false => self.guest.recalls(token),
-        }
-    }
-
-    fn is_finishing(&self) -> bool {
-        self.guest.is_finishing()
-    }
-
-    fn give_back(&mut self, request: Request) {
-        match is_nbds(request.token()) {
-            true => self.complete(request, Status::NoSpace),
-            false => self.guest.give_back(request),
-        }
-    }
-
-    fn hold(&mut self, held: bool) {
-        self.nbd.hold(held);
-        self.guest.hold(held);
-    }
-
-    fn records_in_flight(&self) -> Option<bool> {
-        self.guest.records_in_flight()
-    }
-
     fn place_of(&self, token: Token) -> Option<String> {
         match is_nbds(token) {
             true => Some("of the guest's firmware".into()),
@@ -180,16 +132,13 @@ impl Server for Emulated {
         }
     }
 
-    fn keeps_memory(&self) -> bool {
-        self.nbd.keeps_memory()
-    }
-
-    fn free_kept_memory(&mut self) {
-        self.nbd.free_kept_memory();
-    }
-
     fn peers(&self) -> usize {
         self.guest.peers() + self.nbd.peers()
+    }
+
+    fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display)) {
+        self.guest.log_events(log);
+        self.nbd.log_events(&mut |event| log(&format_args!("for the guest's firmware: {event}")));
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {
@@ -197,25 +146,38 @@ impl Server for Emulated {
         self.nbd.stop(&mut Turned(watch));
         self.guest.stop(watch);
     }
+    fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
+        self.guest.takes_back()?;
+        Some(self)
+    }
+
+    fn keeps_memory(&mut self) -> Option<&mut dyn KeepMemory> {
+        self.nbd.keeps_memory()
+    }
+
+    fn detaches(&mut self) -> Option<&mut dyn Detach> {
+        self.guest.detaches()
+    }
 }
 
-impl Disclose for Emulated {
-    type Event = Event;
-
-    fn take_events(&mut self) -> Vec<Event> {
-        let nbd = self.nbd.take_events().into_iter().map(Event::Nbd);
-        Disclose::take_events(&mut self.guest).into_iter().map(Event::Guest).chain(nbd).collect()
+/// The guest's ring may be left to another process with its requests; there is no successor for NBD clients.
+impl TakeBack for Emulated {
+    fn recalls(&self, token: Token) -> bool {
+        match is_nbds(token) {
+            true => self.stopped,
+            false => self.guest.server.recalls(token),
+        }
     }
 
-    fn leave(&mut self) {
-        self.guest.leave();
+    fn give_back(&mut self, request: Request) {
+        match is_nbds(request.token()) {
+            // Free space is the condition that it has waited for.
+            true => self.complete(request, Status::NoSpace),
+            false => self.guest.server.give_back(request),
+        }
     }
 
-    fn close(&mut self) -> bool {
-        self.guest.close()
-    }
-
-    fn is_over(&self) -> bool {
-        self.guest.is_over()
+    fn records_in_flight(&self) -> Option<bool> {
+        self.guest.server.records_in_flight()
     }
 }

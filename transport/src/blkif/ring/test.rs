@@ -22,7 +22,7 @@ fn again(shared: &Shared) -> [u8; 4096] {
 fn ask(shared: &Shared, layout: &EntryLayout, from: u32, ids: std::ops::Range<u64>) {
     let mut index = from;
     for id in ids {
-        let at = layout.offset_of(index & 31);
+        let at = layout.offset_of(slot(index));
         shared.write(at, [0; 32]).unwrap();
         let place = if layout == &X86_32 { 4 } else { 8 };
         shared.write(at + place, id.to_le_bytes()).unwrap();
@@ -35,11 +35,16 @@ fn response(id: u64) -> Response {
     Response { id, operation: 1, status: -1 }
 }
 
+/// The slot of an index in a ring of one page.
+fn slot(index: u32) -> u16 {
+    u16::try_from(index & 31).unwrap()
+}
+
 /// The ids answered so far.
 fn answers(shared: &Shared, layout: &EntryLayout, from: u32) -> Vec<u64> {
     let to = shared.load_u32(RSP_PROD).unwrap();
     let count = to.wrapping_sub(from);
-    let at = |step| layout.offset_of(from.wrapping_add(step) & 31);
+    let at = |step| layout.offset_of(slot(from.wrapping_add(step)));
     (0..count).map(|step| u64::from_le_bytes(shared.read(at(step)).unwrap())).collect()
 }
 
@@ -72,14 +77,14 @@ fn indices_wrap_around_and_responses_leak_no_memory() {
         let start = u32::MAX - 2;
         theirs.store_u32(RSP_PROD, start).unwrap();
         ask(&theirs, layout, start, 10..16);
-        theirs.write(layout.offset_of(start & 31), [0xff; 2]).unwrap();
+        theirs.write(layout.offset_of(slot(start)), [0xff; 2]).unwrap();
         let mut ring = Ring::attach(ours, layout).unwrap();
         assert_eq!(take_all(&mut ring, 0).len(), 6);
         for (number, id) in (10..16u64).enumerate() {
             ring.respond(u16::try_from(number).unwrap(), response(id)).unwrap();
         }
         assert_eq!(answers(&theirs, layout, start), (10..16).collect::<Vec<_>>());
-        let raw: [u8; 16] = theirs.read(layout.offset_of(start & 31)).unwrap();
+        let raw: [u8; 16] = theirs.read(layout.offset_of(slot(start))).unwrap();
         assert_eq!(raw[8..12], [1, 0, 0xff, 0xff]);
         assert!(layout == &X86_32 || raw[12..] == [0; 4]);
     }
@@ -186,7 +191,7 @@ fn a_process_killed_while_responding_in_order_loses_nothing() {
         for number in 0..3u16 {
             let before = again(&theirs);
             ring.respond(number, response(100 + u64::from(number))).unwrap();
-            let answer = layout.offset_of(number.into())..layout.offset_of(number.into()) + 16;
+            let answer = layout.offset_of(number)..layout.offset_of(number) + 16;
             // Only the first one stores the phase.
             let stores =
                 [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
@@ -213,7 +218,7 @@ fn a_process_killed_while_moving_a_request_loses_nothing() {
             let before = again(&theirs);
             ring.respond(3, response(103)).unwrap();
             let after = again(&theirs);
-            let slot = |slot: u32, len: usize| layout.offset_of(slot)..layout.offset_of(slot) + len;
+            let slot = |slot: u16, len: usize| layout.offset_of(slot)..layout.offset_of(slot) + len;
             let ours = if first == 0 { 1 } else { 0 };
             // The phase says first that a request is being moved, and afterwards that it has been.
             let mut moving = after;

@@ -20,7 +20,7 @@ use super::storage::{CrashOutcome, Outcome, Storage};
 use super::vhost_mock::GEOMETRY;
 use super::vhost_mock::epoll::Epoll;
 use super::{Check, QUEUES, SECTORS};
-use crate::Server as _;
+use crate::{HandOver as _, Server as _, TakeBack as _};
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]

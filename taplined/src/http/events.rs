@@ -56,10 +56,7 @@ impl Which {
 /// that events were lost and everything must be loaded again; its `id` is the number to continue from.
 #[utoipa::path(
     get, path = "/events", tag = "event", operation_id = "event_follow", params(Which),
-    responses(
-        (status = 200, content_type = "text/event-stream", body = Event),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    responses((status = 200, content_type = "text/event-stream", body = Event))
 )]
 async fn follow(
     State(daemon): State<Daemon>,

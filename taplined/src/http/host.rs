@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Problem, Task};
+use api::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Task};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -30,10 +30,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 }
 
 /// Gets the host and its daemon.
-#[utoipa::path(
-    get, path = "/host", tag = "host", operation_id = "host_show",
-    responses((status = 200, body = Host), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
+#[utoipa::path(get, path = "/host", tag = "host", operation_id = "host_show", responses((status = 200, body = Host)))]
 async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
     Ok(Json(daemon.show_host().await?))
 }
@@ -41,7 +38,7 @@ async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
 /// Unplugs all VBDs in bounded time, before the host shuts down. Merely stopping the daemon leaves disks running.
 #[utoipa::path(
     post, path = "/host/drain", tag = "host", operation_id = "host_drain", request_body = HostDrain,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
     must_end(asked.timeout)?;
@@ -54,9 +51,7 @@ async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Be
 /// compared: a scan records their files.
 #[utoipa::path(
     post, path = "/host/reconcile", tag = "host", operation_id = "host_reconcile", request_body = HostReconcile,
-    responses(
-        (status = 200, body = Vec<Difference>), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    responses((status = 200, body = Vec<Difference>))
 )]
 async fn reconcile(
     State(daemon): State<Daemon>,
@@ -78,7 +73,7 @@ struct Which {
 /// API: use `taplined --restore`.
 #[utoipa::path(
     get, path = "/host/backups", tag = "host", operation_id = "host_backups", params(Which, Paging),
-    responses((status = 200, body = Vec<Backup>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Backup>))
 )]
 async fn backups(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let mut backups = daemon.care.backups(&daemon).await?;
@@ -88,8 +83,7 @@ async fn backups(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page:
 
 /// Creates a backup of the catalogue now.
 #[utoipa::path(
-    post, path = "/host/backups", tag = "host", operation_id = "host_backup",
-    responses((status = 201, body = Backup), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/host/backups", tag = "host", operation_id = "host_backup", responses((status = 201, body = Backup))
 )]
 async fn backup(State(daemon): State<Daemon>) -> Result<(StatusCode, Json<Backup>), Refusal> {
     Ok((StatusCode::CREATED, Json(daemon.care.back_up(&daemon, BackupReason::Asked).await?)))

@@ -34,11 +34,8 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 /// Opens the screen of a VM: its VNC server (RFB), as a WebSocket with the subprotocol `tapline.screen`. Over TCP a
 /// browser sends its token as a second subprotocol, `tapline.token.SECRET`.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/screen", tag = "vm", operation_id = "vm_screen", params(("uuid" = Uuid, Path)),
-    responses(
-        (status = 101, description = "The connection is a WebSocket with the bytes of RFB from now on"),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/vms/{uuid}/screen", tag = "vm", operation_id = "vm_screen", params(Id),
+    responses((status = 101, description = "The connection is a WebSocket with the bytes of RFB from now on"))
 )]
 async fn screen(
     State(daemon): State<Daemon>,

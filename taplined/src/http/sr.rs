@@ -72,7 +72,7 @@ struct Trial {
 /// Lists the repositories by name.
 #[utoipa::path(
     get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Sr>))
 )]
 async fn list(
     State(daemon): State<Daemon>,
@@ -96,8 +96,7 @@ async fn list(
 
 /// Gets a repository.
 #[utoipa::path(
-    get, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_show", params(Id), responses((status = 200, body = Sr))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
     shown(&daemon, ObjectKind::Sr, uuid).await
@@ -106,7 +105,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
 /// Creates a repository in an empty directory and attaches it. The task's result contains its UUID.
 #[utoipa::path(
     post, path = "/srs", tag = "sr", operation_id = "sr_create", request_body = SrCreate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Begun {
     let SrCreate { uuid: chosen, name, description, source, reserve, format, tags, other_config } = asked;
@@ -129,7 +128,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
 /// Looks for a repository on a storage; changes nothing.
 #[utoipa::path(
     post, path = "/srs/probe", tag = "sr", operation_id = "sr_probe", request_body = SrProbe,
-    responses((status = 200, body = Vec<SrFound>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<SrFound>))
 )]
 async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Result<Json<Vec<SrFound>>, Refusal> {
     Ok(Json(daemon.srs.probe(&asked.source).await?))
@@ -139,7 +138,7 @@ async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Resu
 /// images. The task's result contains its UUID.
 #[utoipa::path(
     post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>) -> Begun {
     let SrIntroduce { uuid, name, description, source, reserve, tags, other_config } = asked;
@@ -192,9 +191,8 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
 /// Changes the name, description, tags, strings of programs or reserve of a repository, its share depth, or what is
 /// done to the sizes of its disks' transfers. Plugged disks follow the last two within moments.
 #[utoipa::path(
-    patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
-    request_body = SrPatch,
-    responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(Id), request_body = SrPatch,
+    responses((status = 200, body = Sr))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
     patch.share_depth.map_or(Ok(()), shares::checked_depth)?;
@@ -219,11 +217,8 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
 
 /// Removes a repository without VDIs, and its files. Files of others stay in the directory.
 #[utoipa::path(
-    delete, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_destroy", params(("uuid" = Uuid, Path), Trial),
-    responses(
-        (status = 200, body = SrDestroyPlan), (status = 202, body = Task),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    delete, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_destroy", params(Id, Trial),
+    responses((status = 200, body = SrDestroyPlan), (status = 202, body = Task))
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Result<Response, Refusal> {
     if trial.dry_run {
@@ -241,9 +236,8 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
 
 /// Attaches a repository. Images in it that are no longer needed are then merged and removed.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach",
-    params(("uuid" = Uuid, Path)), request_body = SrAttach,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach", params(Id), request_body = SrAttach,
+    responses((status = 202, body = Task))
 )]
 async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrAttach>) -> Begun {
     let claim = claim(&daemon, uuid, "attached").await?;
@@ -263,8 +257,8 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Sr
 
 /// Detaches a repository, none of whose VBDs may be plugged.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/detach", tag = "sr", operation_id = "sr_detach", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/detach", tag = "sr", operation_id = "sr_detach", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let claim = claim(&daemon, uuid, "detached").await?;
@@ -282,8 +276,8 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 /// Synchronizes the catalogue with a repository's files. Images that no VDI needs are then merged and removed. The
 /// task's result has the fields of a `Scan`.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let claim = claim(&daemon, uuid, "scanned").await?;
@@ -305,8 +299,7 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Forgets a detached repository and its VDIs. Its files stay: it can be introduced again.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/forget", tag = "sr", operation_id = "sr_forget", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/forget", tag = "sr", operation_id = "sr_forget", params(Id), responses((status = 204))
 )]
 async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     let _claim = claim(&daemon, uuid, "forgotten").await?;
@@ -334,8 +327,8 @@ async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode
 
 /// Gets the inventory of an attached repository from its own file.
 #[utoipa::path(
-    get, path = "/srs/{uuid}/inventory", tag = "sr", operation_id = "sr_inventory", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/srs/{uuid}/inventory", tag = "sr", operation_id = "sr_inventory", params(Id),
+    responses((status = 200, body = Inventory))
 )]
 async fn inventory(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Inventory>, Refusal> {
     Ok(Json(daemon.srs.inventory(uuid).await?))
@@ -344,7 +337,7 @@ async fn inventory(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<In
 /// Gets the inventory of the repository on a storage, whether it is known here or not. Changes nothing.
 #[utoipa::path(
     post, path = "/srs/inventory", tag = "sr", operation_id = "sr_inventory_at", request_body = SrProbe,
-    responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Inventory))
 )]
 async fn inventory_at(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Result<Json<Inventory>, Refusal> {
     Ok(Json(daemon.srs.inventory_at(&asked.source).await?))

@@ -24,9 +24,8 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 /// afterwards; no disk of the repository may be in use, and one that comes into use ends it. The task's result has the
 /// fields of an `SrCalibrated`.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/calibrate", tag = "sr", operation_id = "sr_calibrate", params(("uuid" = Uuid, Path)),
-    request_body = SrCalibrate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/calibrate", tag = "sr", operation_id = "sr_calibrate", params(Id),
+    request_body = SrCalibrate, responses((status = 202, body = Task))
 )]
 async fn calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrCalibrate>) -> Begun {
     let claim = claim(&daemon, uuid, "calibrated").await?;
@@ -44,8 +43,8 @@ async fn calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
 
 /// Gets what a calibration of a repository's storage has found, with all that was measured.
 #[utoipa::path(
-    get, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = SrCalibration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy", params(Id),
+    responses((status = 200, body = SrCalibration))
 )]
 async fn policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<SrCalibration>, Refusal> {
     let found = daemon.catalogue.read(move |view| view.sr_calibration(uuid)).await?;
@@ -59,8 +58,8 @@ async fn policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<SrCal
 /// Forgets what a calibration of a repository's storage has found. Its disks leave their transfers as they are from
 /// then on, where `split` and `merge` of the repository are `auto`.
 #[utoipa::path(
-    delete, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy_forget", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy_forget", params(Id),
+    responses((status = 204))
 )]
 async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     request::change(&daemon.catalogue, 204, move |tx| tx.set_sr_calibration(uuid, None)).await?;

@@ -1,6 +1,6 @@
 //! `/statistics`, and `/metrics` for Prometheus.
 
-use api::{DiskStatistics, Problem, VbdHistory};
+use api::{DiskStatistics, VbdHistory};
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, HeaderName};
@@ -49,9 +49,7 @@ struct Asking {
 /// Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
 #[utoipa::path(
     get, path = "/statistics", tag = "statistics", operation_id = "statistics_list", params(Asking, Paging),
-    responses(
-        (status = 200, body = Vec<DiskStatistics>), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    responses((status = 200, body = Vec<DiskStatistics>))
 )]
 async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Result<Response, Refusal> {
     let which = Which { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
@@ -61,10 +59,8 @@ async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: 
 
 /// Gets the statistics of a plugged VBD, with the latencies of all its requests, and the layers above and beneath it.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}/statistics", tag = "statistics", operation_id = "vbd_statistics", params(("uuid" = Uuid, Path)),
-    responses(
-        (status = 200, body = DiskStatistics), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/vbds/{uuid}/statistics", tag = "statistics", operation_id = "vbd_statistics", params(Id),
+    responses((status = 200, body = DiskStatistics))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskStatistics>, Refusal> {
     let which = Which { vbd: Some(uuid), layers: true, ..Which::default() };
@@ -75,8 +71,8 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskSta
 /// Gets the last day of a VBD, by minute, plugged or not. Minutes without requests are left out. It survives a restart
 /// of the daemon, and is lost with the VBD.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}/history", tag = "statistics", operation_id = "vbd_history", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = VbdHistory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vbds/{uuid}/history", tag = "statistics", operation_id = "vbd_history", params(Id),
+    responses((status = 200, body = VbdHistory))
 )]
 async fn history(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<VbdHistory>, Refusal> {
     daemon.catalogue.read_for_client(move |view| view.vbd(uuid)).await?;
@@ -86,10 +82,7 @@ async fn history(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<VbdH
 /// Gets metrics of the daemon, its repositories and its disks, in the text format of OpenMetrics.
 #[utoipa::path(
     get, path = "/metrics", tag = "statistics", operation_id = "metrics",
-    responses(
-        (status = 200, body = String, content_type = "application/openmetrics-text", example = json!("# EOF")),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    responses((status = 200, body = String, content_type = "application/openmetrics-text", example = json!("# EOF")))
 )]
 async fn prometheus(State(daemon): State<Daemon>) -> Result<([(HeaderName, &'static str); 1], String), Refusal> {
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(&daemon).await?))

@@ -55,7 +55,7 @@ struct Patience {
 /// Lists the tasks, the latest first.
 #[utoipa::path(
     get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which, Paging),
-    responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Task>))
 )]
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let question = move |view: &repo::View<'_>| {
@@ -72,8 +72,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
 
 /// Gets a task.
 #[utoipa::path(
-    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(("uuid" = Uuid, Path), Patience),
-    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(Id, Patience),
+    responses((status = 200, body = Task))
 )]
 async fn show(
     State(daemon): State<Daemon>,
@@ -93,8 +93,8 @@ async fn show(
 
 /// Cancels a task, which then rolls back what it has done. The response does not wait for that.
 #[utoipa::path(
-    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(Id),
+    responses((status = 200, body = Task))
 )]
 async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
     let task = request::change(&daemon.catalogue, 200, move |tx| tx.set_task_cancelling(uuid)).await?;
@@ -105,9 +105,8 @@ async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>
 /// Abandons a task that can neither complete nor roll back, or makes no progress, and releases its objects. VDIs that
 /// it was changing are then diverged.
 #[utoipa::path(
-    post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon",
-    params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon", params(Id),
+    responses((status = 200, body = Task))
 )]
 async fn abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
     Ok(Json(daemon.tasks.abandon(uuid).await?))

@@ -31,7 +31,7 @@ struct Which {
 /// Lists the tokens by name, including expired ones. Only over the socket, by root.
 #[utoipa::path(
     get, path = "/tokens", tag = "token", operation_id = "token_list", params(Which, Paging),
-    responses((status = 200, body = Vec<Token>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Token>))
 )]
 async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
     let mut tokens = daemon.tokens.list();
@@ -41,8 +41,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
 
 /// Gets a token. Only over the socket, by root.
 #[utoipa::path(
-    get, path = "/tokens/{uuid}", tag = "token", operation_id = "token_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Token), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/tokens/{uuid}", tag = "token", operation_id = "token_show", params(Id),
+    responses((status = 200, body = Token))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Token>, Refusal> {
     let found = daemon.tokens.list().into_iter().find(|token| token.uuid == uuid);
@@ -53,7 +53,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Token>,
 /// Creates a token and returns its secret, this one time only. Only over the socket, by root.
 #[utoipa::path(
     post, path = "/tokens", tag = "token", operation_id = "token_create", request_body = TokenCreate,
-    responses((status = 201, body = TokenMade), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 201, body = TokenMade))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<TokenCreate>) -> Result<Created<TokenMade>, Refusal> {
     let made = daemon.tokens.create(asked).await?;
@@ -62,8 +62,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<TokenCreate>) ->
 
 /// Revokes a token, which closes the connections that use it. Only over the socket, by root.
 #[utoipa::path(
-    delete, path = "/tokens/{uuid}", tag = "token", operation_id = "token_revoke", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/tokens/{uuid}", tag = "token", operation_id = "token_revoke", params(Id), responses((status = 204))
 )]
 async fn revoke(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     daemon.tokens.revoke(uuid).await?;

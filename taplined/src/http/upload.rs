@@ -1,6 +1,6 @@
 //! `/uploads`: files that clients send, to be imported.
 
-use api::{Problem, Upload, UploadCreate};
+use api::{Upload, UploadCreate};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request, State};
@@ -46,7 +46,7 @@ struct At {
 /// Lists the uploads.
 #[utoipa::path(
     get, path = "/uploads", tag = "upload", operation_id = "upload_list", params(Paging),
-    responses((status = 200, body = Vec<Upload>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Upload>))
 )]
 async fn list(State(daemon): State<Daemon>, page: Page) -> Result<Response, Refusal> {
     listed_here(&page, daemon.uploads.list(), |upload| upload.uuid.to_string())
@@ -54,8 +54,8 @@ async fn list(State(daemon): State<Daemon>, page: Page) -> Result<Response, Refu
 
 /// Gets an upload, and how much of it has arrived.
 #[utoipa::path(
-    get, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_show", params(Id),
+    responses((status = 200, body = Upload))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Upload>, Refusal> {
     Ok(Json(daemon.uploads.show(uuid)?))
@@ -65,7 +65,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Upload>
 /// piece, and with the daemon.
 #[utoipa::path(
     post, path = "/uploads", tag = "upload", operation_id = "upload_create", request_body = UploadCreate,
-    responses((status = 201, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 201, body = Upload))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<UploadCreate>) -> Result<Created<Upload>, Refusal> {
     let made = upload::create(&daemon, asked).await?;
@@ -74,10 +74,8 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<UploadCreate>) -
 
 /// Appends a piece of at most 16 MiB to an upload. When the answer is lost, get the upload: it says where to continue.
 #[utoipa::path(
-    post, path = "/uploads/{uuid}/append", tag = "upload", operation_id = "upload_append",
-    params(("uuid" = Uuid, Path), At),
-    request_body(content = String, content_type = "application/octet-stream"),
-    responses((status = 200, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/uploads/{uuid}/append", tag = "upload", operation_id = "upload_append", params(Id, At),
+    request_body(content = String, content_type = "application/octet-stream"), responses((status = 200, body = Upload))
 )]
 async fn append(
     State(daemon): State<Daemon>,
@@ -90,8 +88,8 @@ async fn append(
 
 /// Removes an upload.
 #[utoipa::path(
-    delete, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_remove", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_remove", params(Id),
+    responses((status = 204))
 )]
 async fn remove(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     daemon.uploads.show(uuid)?;

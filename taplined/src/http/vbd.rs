@@ -65,7 +65,7 @@ struct Which {
 /// Lists the VBDs by VM and position.
 #[utoipa::path(
     get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Vbd>))
 )]
 async fn list(
     State(daemon): State<Daemon>,
@@ -92,8 +92,8 @@ async fn list(
 
 /// Gets a VBD.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_show", params(Id),
+    responses((status = 200, body = Vbd))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
     shown(&daemon, ObjectKind::Vbd, uuid).await
@@ -102,7 +102,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
 /// Creates a VBD, which is not plugged yet.
 #[utoipa::path(
     post, path = "/vbds", tag = "vbd", operation_id = "vbd_create", request_body = VbdCreate,
-    responses((status = 201, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 201, body = Vbd))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<VbdCreate>) -> Result<Created<Vbd>, Refusal> {
     let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
@@ -152,9 +152,8 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
 /// Changes the tags and strings of programs of a VBD, and whether one that belongs to no VM is plugged when the host
 /// boots.
 #[utoipa::path(
-    patch, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_patch", params(("uuid" = Uuid, Path)),
-    request_body = VbdPatch,
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_patch", params(Id), request_body = VbdPatch,
+    responses((status = 200, body = Vbd))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VbdPatch>) -> Result<Json<Vbd>, Refusal> {
     Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vbd(uuid, &patch)).await?))
@@ -162,8 +161,7 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vbd
 
 /// Removes a VBD, which must be unplugged.
 #[utoipa::path(
-    delete, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_destroy", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_destroy", params(Id), responses((status = 204))
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     request::change(&daemon.catalogue, 204, move |tx| tx.remove_vbd(uuid)).await?;
@@ -175,8 +173,8 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCod
 
 /// Plugs a VBD: its VDI is served at a socket.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/plug", tag = "vbd", operation_id = "vbd_plug", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/plug", tag = "vbd", operation_id = "vbd_plug", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn plug_one(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::plug(&daemon, uuid).await?)
@@ -184,9 +182,8 @@ async fn plug_one(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Unplugs a VBD when its guest has released it, or at once with force. Also cancels a plug in progress.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/unplug", tag = "vbd", operation_id = "vbd_unplug", params(("uuid" = Uuid, Path)),
-    request_body = VbdUnplug,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/unplug", tag = "vbd", operation_id = "vbd_unplug", params(Id), request_body = VbdUnplug,
+    responses((status = 202, body = Task))
 )]
 async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VbdUnplug>) -> Begun {
     begun(plug::unplug(&daemon, uuid, asked.force).await?)
@@ -195,8 +192,8 @@ async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Bod
 /// Replaces the process that serves a plugged VBD with the installed program. Its guest keeps running; its requests
 /// wait for a moment. If the upgrade fails, the old process continues.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/upgrade", tag = "vbd", operation_id = "vbd_upgrade", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/upgrade", tag = "vbd", operation_id = "vbd_upgrade", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::upgrade(&daemon, uuid).await?)
@@ -206,9 +203,8 @@ async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 /// not limited any more, and an empty object removes all limits. A plugged disk is limited at once: requests that have
 /// waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged and plugged again.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/limit", tag = "vbd", operation_id = "vbd_limit", params(("uuid" = Uuid, Path)),
-    request_body = DiskLimits,
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/limit", tag = "vbd", operation_id = "vbd_limit", params(Id), request_body = DiskLimits,
+    responses((status = 200, body = Vbd))
 )]
 async fn limit(
     State(daemon): State<Daemon>,
@@ -227,9 +223,8 @@ async fn limit(
 /// part of the storage in proportion to their weights while more is asked of it than it can do. With
 /// `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/share", tag = "vbd", operation_id = "vbd_share", params(("uuid" = Uuid, Path)),
-    request_body = DiskShare,
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/share", tag = "vbd", operation_id = "vbd_share", params(Id), request_body = DiskShare,
+    responses((status = 200, body = Vbd))
 )]
 async fn share(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<DiskShare>) -> Result<Json<Vbd>, Refusal> {
     let weight = shares::checked_weight(asked.weight).map_err(|problem| problem.field("weight"))?;
@@ -256,12 +251,8 @@ struct ConnectFor {
 /// The configuration to paste for a machine that is managed elsewhere, so that it gets this VBD. For QEMU, libvirt and
 /// Cloud Hypervisor the VBD must be plugged; for xl, which serves the image itself, it must not.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}/connect", tag = "vbd", operation_id = "vbd_connect",
-    params(("uuid" = Uuid, Path), ConnectFor),
-    responses(
-        (status = 200, body = String, content_type = "text/plain"), (status = "4XX", body = Problem),
-        (status = "5XX", body = Problem)
-    )
+    get, path = "/vbds/{uuid}/connect", tag = "vbd", operation_id = "vbd_connect", params(Id, ConnectFor),
+    responses((status = 200, body = String, content_type = "text/plain"))
 )]
 async fn connect(
     State(daemon): State<Daemon>,
@@ -274,7 +265,7 @@ async fn connect(
 /// Plugs several VBDs: those listed, or all unplugged ones of a VM. Each reports its own failure.
 #[utoipa::path(
     post, path = "/vbds/plug", tag = "vbd", operation_id = "vbd_plug_many", request_body = Vbds,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn plug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
     let vbds = named(&daemon, &asked, |state| state == VbdState::Unplugged).await?;
@@ -284,7 +275,7 @@ async fn plug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Beg
 /// Unplugs several VBDs: those listed, or all plugged ones of a VM.
 #[utoipa::path(
     post, path = "/vbds/unplug", tag = "vbd", operation_id = "vbd_unplug_many", request_body = Vbds,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn unplug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
     let vbds = named(&daemon, &asked, |state| state != VbdState::Unplugged).await?;

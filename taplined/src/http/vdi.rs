@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use api::{
-    Name, ObjectKind, Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
+    Name, ObjectKind, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
     VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 use axum::Json;
@@ -70,7 +70,7 @@ struct DryRun {
 /// Lists the VDIs by name.
 #[utoipa::path(
     get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Vdi>))
 )]
 async fn list(
     State(daemon): State<Daemon>,
@@ -99,8 +99,8 @@ async fn list(
 
 /// Gets a VDI.
 #[utoipa::path(
-    get, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_show", params(Id),
+    responses((status = 200, body = Vdi))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
     shown(&daemon, ObjectKind::Vdi, uuid).await
@@ -109,7 +109,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
 /// Creates an empty VDI. The task's result contains its UUID.
 #[utoipa::path(
     post, path = "/vdis", tag = "vdi", operation_id = "vdi_create", request_body = VdiCreate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> Begun {
     begun(begin::create(&daemon, asked).await?)
@@ -117,9 +117,8 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> B
 
 /// Changes the name, description, tags, strings of programs, schedule of snapshots or read-only flag of a VDI.
 #[utoipa::path(
-    patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(("uuid" = Uuid, Path)),
-    request_body = VdiPatch,
-    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(Id), request_body = VdiPatch,
+    responses((status = 200, body = Vdi))
 )]
 async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VdiPatch>) -> Result<Json<Vdi>, Refusal> {
     Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vdi(uuid, &patch)).await?))
@@ -128,11 +127,8 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<Vdi
 /// Destroys a VDI. Its file is removed unless other images are based on it; in that case it is removed or merged later.
 /// With `dry_run` nothing is changed, and the response says what would be.
 #[utoipa::path(
-    delete, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_destroy", params(("uuid" = Uuid, Path), DryRun),
-    responses(
-        (status = 202, body = Task), (status = 200, body = VdiDestroyPlan, description = "what would be removed"),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    delete, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_destroy", params(Id, DryRun),
+    responses((status = 202, body = Task), (status = 200, body = VdiDestroyPlan, description = "what would be removed"))
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<DryRun>) -> Result<Response, Refusal> {
     if dry.dry_run {
@@ -144,7 +140,7 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<D
 /// Creates a VDI from a file on the host.
 #[utoipa::path(
     post, path = "/vdis/import", tag = "vdi", operation_id = "vdi_import", request_body = VdiImport,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 202, body = Task))
 )]
 async fn import(State(daemon): State<Daemon>, Body(asked): Body<VdiImport>) -> Begun {
     begun(begin::import(&daemon, asked).await?)
@@ -152,9 +148,8 @@ async fn import(State(daemon): State<Daemon>, Body(asked): Body<VdiImport>) -> B
 
 /// Grows a VDI, which may be plugged.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/resize", tag = "vdi", operation_id = "vdi_resize", params(("uuid" = Uuid, Path)),
-    request_body = VdiResize,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/resize", tag = "vdi", operation_id = "vdi_resize", params(Id), request_body = VdiResize,
+    responses((status = 202, body = Task))
 )]
 async fn resize(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiResize>) -> Begun {
     begun(begin::resize(&daemon, uuid, asked).await?)
@@ -162,9 +157,8 @@ async fn resize(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
 
 /// Takes a read-only snapshot of a VDI, which may be plugged.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/snapshot", tag = "vdi", operation_id = "vdi_snapshot", params(("uuid" = Uuid, Path)),
-    request_body = VdiSnapshot,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/snapshot", tag = "vdi", operation_id = "vdi_snapshot", params(Id),
+    request_body = VdiSnapshot, responses((status = 202, body = Task))
 )]
 async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiSnapshot>) -> Begun {
     begun(begin::snapshot(&daemon, uuid, asked).await?)
@@ -172,9 +166,8 @@ async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<
 
 /// Creates a writable clone of a VDI, which may be plugged.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/clone", tag = "vdi", operation_id = "vdi_clone", params(("uuid" = Uuid, Path)),
-    request_body = VdiClone,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/clone", tag = "vdi", operation_id = "vdi_clone", params(Id), request_body = VdiClone,
+    responses((status = 202, body = Task))
 )]
 async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiClone>) -> Begun {
     begun(begin::clone(&daemon, uuid, asked).await?)
@@ -182,9 +175,8 @@ async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vdi
 
 /// Reverts an unplugged VDI to one of its snapshots. Data written since then is lost.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/revert", tag = "vdi", operation_id = "vdi_revert", params(("uuid" = Uuid, Path)),
-    request_body = VdiRevert,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/revert", tag = "vdi", operation_id = "vdi_revert", params(Id), request_body = VdiRevert,
+    responses((status = 202, body = Task))
 )]
 async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiRevert>) -> Begun {
     begun(begin::revert(&daemon, uuid, asked).await?)
@@ -192,9 +184,8 @@ async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
 
 /// Makes a full copy of a VDI.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/copy", tag = "vdi", operation_id = "vdi_copy", params(("uuid" = Uuid, Path)),
-    request_body = VdiCopy,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/copy", tag = "vdi", operation_id = "vdi_copy", params(Id), request_body = VdiCopy,
+    responses((status = 202, body = Task))
 )]
 async fn copy(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiCopy>) -> Begun {
     begun(begin::copy(&daemon, uuid, asked).await?)
@@ -202,9 +193,8 @@ async fn copy(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiC
 
 /// Writes a VDI to a new file on the host.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/export", tag = "vdi", operation_id = "vdi_export", params(("uuid" = Uuid, Path)),
-    request_body = VdiExport,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/export", tag = "vdi", operation_id = "vdi_export", params(Id), request_body = VdiExport,
+    responses((status = 202, body = Task))
 )]
 async fn export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiExport>) -> Begun {
     begun(begin::export(&daemon, uuid, asked).await?)
@@ -212,8 +202,8 @@ async fn export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vd
 
 /// Merges images of a VDI's chain that are no longer needed; the VDI may be plugged. This also happens automatically.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/merge", tag = "vdi", operation_id = "vdi_merge", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/merge", tag = "vdi", operation_id = "vdi_merge", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(begin::merge(&daemon, uuid).await?)
@@ -221,9 +211,8 @@ async fn merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Resolves a diverged VDI, whose running disk and catalogue entry disagree.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/reconcile", tag = "vdi", operation_id = "vdi_reconcile", params(("uuid" = Uuid, Path)),
-    request_body = VdiReconcile,
-    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/reconcile", tag = "vdi", operation_id = "vdi_reconcile", params(Id),
+    request_body = VdiReconcile, responses((status = 200, body = Vdi))
 )]
 async fn reconcile(
     State(daemon): State<Daemon>,

@@ -60,7 +60,7 @@ struct Which {
 /// Lists the VMs by name.
 #[utoipa::path(
     get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = Vec<Vm>))
 )]
 async fn list(
     State(daemon): State<Daemon>,
@@ -83,8 +83,7 @@ async fn list(
 
 /// Gets a VM.
 #[utoipa::path(
-    get, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_show", params(Id), responses((status = 200, body = Vm))
 )]
 async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
     shown(&daemon, ObjectKind::Vm, uuid).await
@@ -93,7 +92,7 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Re
 /// Creates a VM, which is halted and has no disks.
 #[utoipa::path(
     post, path = "/vms", tag = "vm", operation_id = "vm_create", request_body = VmCreate,
-    responses((status = 201, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 201, body = Vm))
 )]
 async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Result<Created<Vm>, Refusal> {
     let hardware = VmHardware {
@@ -129,9 +128,8 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
 
 /// Changes a VM, its schedule of snapshots too; its hardware only while it is halted.
 #[utoipa::path(
-    patch, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_patch", params(("uuid" = Uuid, Path)),
-    request_body = VmPatch,
-    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_patch", params(Id), request_body = VmPatch,
+    responses((status = 200, body = Vm))
 )]
 async fn patch(
     State(daemon): State<Daemon>,
@@ -150,8 +148,7 @@ async fn patch(
 
 /// Destroys a halted or suspended VM, its saved memory and its VBDs. Its VDIs stay.
 #[utoipa::path(
-    delete, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_destroy", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_destroy", params(Id), responses((status = 204))
 )]
 async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
     let _operation = daemon.vms.begin(uuid)?;
@@ -172,8 +169,8 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCod
 
 /// Starts a VM: plugs all its VBDs and runs the guest. If this fails or is cancelled, it is rolled back.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/start", tag = "vm", operation_id = "vm_start", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/start", tag = "vm", operation_id = "vm_start", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::start(&daemon, uuid).await?)
@@ -183,9 +180,8 @@ async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 /// `force_after` it is stopped by force after that time; with `force` it is stopped at once, as if its power were cut,
 /// and other operations on it are aborted.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/shutdown", tag = "vm", operation_id = "vm_shutdown", params(("uuid" = Uuid, Path)),
-    request_body = VmShutdown,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/shutdown", tag = "vm", operation_id = "vm_shutdown", params(Id),
+    request_body = VmShutdown, responses((status = 202, body = Task))
 )]
 async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmShutdown>) -> Begun {
     must_end(asked.force_after.unwrap_or_default())?;
@@ -194,8 +190,8 @@ async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<
 
 /// Pauses the guest of a VM, which stays in memory.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/pause", tag = "vm", operation_id = "vm_pause", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/pause", tag = "vm", operation_id = "vm_pause", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::pause(&daemon, uuid).await?)
@@ -203,8 +199,8 @@ async fn pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Resumes the guest of a paused VM, or of a suspended one, whose disks are plugged for that.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/resume", tag = "vm", operation_id = "vm_resume", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/resume", tag = "vm", operation_id = "vm_resume", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::resume(&daemon, uuid).await?)
@@ -214,8 +210,8 @@ async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 /// goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is cancelled before
 /// the memory is saved, the guest goes on.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(Id),
+    responses((status = 202, body = Task))
 )]
 async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::suspend(&daemon, uuid).await?)
@@ -223,8 +219,8 @@ async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Gives up the saved memory of a suspended VM, which is halted then, as if its power had been cut.
 #[utoipa::path(
-    delete, path = "/vms/{uuid}/memory", tag = "vm", operation_id = "vm_drop_memory", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/vms/{uuid}/memory", tag = "vm", operation_id = "vm_drop_memory", params(Id),
+    responses((status = 200, body = Vm))
 )]
 async fn discard(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>, Refusal> {
     Ok(Json(vm::discard(&daemon, uuid).await?))
@@ -233,9 +229,8 @@ async fn discard(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>,
 /// Takes snapshots of all writable disks of a VM at one moment, or none: what was acknowledged before the first one was
 /// taken is in all of them. A running guest is paused for that moment. The task's result has the snapshot's UUID.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/snapshot", tag = "vm", operation_id = "vm_snapshot", params(("uuid" = Uuid, Path)),
-    request_body = VmSnapshotCreate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/snapshot", tag = "vm", operation_id = "vm_snapshot", params(Id),
+    request_body = VmSnapshotCreate, responses((status = 202, body = Task))
 )]
 async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmSnapshotCreate>) -> Begun {
     begun(vm::snapshot(&daemon, uuid, asked).await?)
@@ -253,8 +248,7 @@ struct WhichSnapshots {
 /// Lists the snapshots of a VM, the oldest first.
 #[utoipa::path(
     get, path = "/vms/{uuid}/snapshots", tag = "vm", operation_id = "vm_snapshot_list",
-    params(("uuid" = Uuid, Path), WhichSnapshots, Paging),
-    responses((status = 200, body = Vec<VmSnapshot>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    params(Id, WhichSnapshots, Paging), responses((status = 200, body = Vec<VmSnapshot>))
 )]
 async fn snapshots(
     State(daemon): State<Daemon>,
@@ -278,7 +272,7 @@ async fn snapshots(
 #[utoipa::path(
     patch, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm", operation_id = "vm_snapshot_patch",
     params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)), request_body = VmSnapshotPatch,
-    responses((status = 200, body = VmSnapshot), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = VmSnapshot))
 )]
 async fn patch_snapshot(
     State(daemon): State<Daemon>,
@@ -292,8 +286,7 @@ async fn patch_snapshot(
 /// Destroys a snapshot of a VM, and those of its disks that are still there.
 #[utoipa::path(
     delete, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm", operation_id = "vm_snapshot_destroy",
-    params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)), responses((status = 202, body = Task))
 )]
 async fn destroy_snapshot(State(daemon): State<Daemon>, Part { of, uuid }: Part) -> Begun {
     begun(vm::destroy_snapshot(&daemon, of, uuid).await?)
@@ -301,9 +294,8 @@ async fn destroy_snapshot(State(daemon): State<Daemon>, Part { of, uuid }: Part)
 
 /// Reverts all disks of a halted VM to a snapshot of it, or none. Data written since then is lost. Its hardware stays.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/revert", tag = "vm", operation_id = "vm_revert", params(("uuid" = Uuid, Path)),
-    request_body = VmRevert,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/revert", tag = "vm", operation_id = "vm_revert", params(Id), request_body = VmRevert,
+    responses((status = 202, body = Task))
 )]
 async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmRevert>) -> Begun {
     begun(vm::revert(&daemon, uuid, asked).await?)
@@ -313,9 +305,8 @@ async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vm
 /// when a snapshot was taken. Disks that the guest can only read are shared. A network card in a bridge gets another
 /// address; one at a tap interface is not copied, and the task's result has a `note`.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/clone", tag = "vm", operation_id = "vm_clone", params(("uuid" = Uuid, Path)),
-    request_body = VmClone,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/clone", tag = "vm", operation_id = "vm_clone", params(Id), request_body = VmClone,
+    responses((status = 202, body = Task))
 )]
 async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmClone>) -> Begun {
     begun(vm::clone(&daemon, uuid, asked).await?)
@@ -332,14 +323,13 @@ struct Recent {
 /// `Upgrade: tapline-console` the connection becomes the console: earlier output, then what the guest writes; what is
 /// sent is typed.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/console", tag = "vm", operation_id = "vm_console", params(("uuid" = Uuid, Path), Recent),
+    get, path = "/vms/{uuid}/console", tag = "vm", operation_id = "vm_console", params(Id, Recent),
     responses(
         (
             status = 200, body = String, content_type = "application/octet-stream",
             example = json!("Debian GNU/Linux 13 web ttyS0\r\n\r\nweb login: ")
         ),
-        (status = 101, description = "The connection is the console from now on"),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+        (status = 101, description = "The connection is the console from now on")
     )
 )]
 async fn console(

@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::Refusal;
+use super::Answer;
 use super::extract::Asked;
 use super::list::check_limit;
 use crate::daemon::Daemon;
@@ -26,7 +26,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(follow))
+    OpenApiRouter::new().routes(routes!(event_follow))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -55,14 +55,14 @@ impl Which {
 /// Each event is named `change`; its `id` is the event number and its `data` an `Event`. An event named `reset` says
 /// that events were lost and everything must be loaded again; its `id` is the number to continue from.
 #[utoipa::path(
-    get, path = "/events", tag = "event", operation_id = "event_follow", params(Which),
+    get, path = "/events", tag = "event", params(Which),
     responses((status = 200, content_type = "text/event-stream", body = Event))
 )]
-async fn follow(
+async fn event_follow(
     State(daemon): State<Daemon>,
     Asked(which): Asked<Which>,
     headers: HeaderMap,
-) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
+) -> Answer<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>> {
     let after = match headers.get("last-event-id") {
         Some(id) => Some(id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
             Problem::new(Code::Invalid, "the Last-Event-ID header is not an event number").field("last-event-id")

@@ -5,14 +5,13 @@ use std::time::Duration;
 use api::{Code, Problem, Task, TaskState};
 use axum::Json;
 use axum::extract::State;
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::Refusal;
+use super::Answer;
 use super::answer::listed;
 use super::extract::{Asked, Id};
 use super::list::{Page, Paging};
@@ -24,7 +23,11 @@ const WAIT_MAX: u32 = 60;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(cancel)).routes(routes!(abandon))
+    OpenApiRouter::new()
+        .routes(routes!(task_list))
+        .routes(routes!(task_show))
+        .routes(routes!(task_cancel))
+        .routes(routes!(task_abandon))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -53,11 +56,8 @@ struct Patience {
 }
 
 /// Lists the tasks, the latest first.
-#[utoipa::path(
-    get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which, Paging),
-    responses((status = 200, body = Vec<Task>))
-)]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+#[utoipa::path(get, path = "/tasks", tag = "task", params(Which, Paging), responses((status = 200, body = Vec<Task>)))]
+async fn task_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.tasks(which.open)?;
         found.retain(|task| {
@@ -71,15 +71,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
 }
 
 /// Gets a task.
-#[utoipa::path(
-    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(Id, Patience),
-    responses((status = 200, body = Task))
-)]
-async fn show(
-    State(daemon): State<Daemon>,
-    Id(uuid): Id,
-    Asked(patience): Asked<Patience>,
-) -> Result<Json<Task>, Refusal> {
+#[utoipa::path(get, path = "/tasks/{uuid}", tag = "task", params(Id, Patience), responses((status = 200, body = Task)))]
+async fn task_show(State(daemon): State<Daemon>, Id(uuid): Id, Asked(patience): Asked<Patience>) -> Answer<Json<Task>> {
     if patience.wait > WAIT_MAX {
         let what = format!("a wait must be at most {WAIT_MAX} seconds, not {}", patience.wait);
         return Err(Problem::new(Code::Invalid, what)
@@ -92,11 +85,8 @@ async fn show(
 }
 
 /// Cancels a task, which then rolls back what it has done. The response does not wait for that.
-#[utoipa::path(
-    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(Id),
-    responses((status = 200, body = Task))
-)]
-async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
+#[utoipa::path(post, path = "/tasks/{uuid}/cancel", tag = "task", params(Id), responses((status = 200, body = Task)))]
+async fn task_cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Task>> {
     let task = request::change(&daemon.catalogue, 200, move |tx| tx.set_task_cancelling(uuid)).await?;
     daemon.tasks.tell_cancelled(uuid);
     Ok(Json(task))
@@ -104,10 +94,7 @@ async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>
 
 /// Abandons a task that can neither complete nor roll back, or makes no progress, and releases its objects. VDIs that
 /// it was changing are then diverged.
-#[utoipa::path(
-    post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon", params(Id),
-    responses((status = 200, body = Task))
-)]
-async fn abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
+#[utoipa::path(post, path = "/tasks/{uuid}/abandon", tag = "task", params(Id), responses((status = 200, body = Task)))]
+async fn task_abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Task>> {
     Ok(Json(daemon.tasks.abandon(uuid).await?))
 }

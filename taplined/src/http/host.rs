@@ -61,7 +61,7 @@ async fn host_reconcile(
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct BackupFilter {
     /// Only those that were made for this reason.
     #[param(inline)]
     reason: Option<BackupReason>,
@@ -70,11 +70,12 @@ struct Which {
 /// Lists the backups of the catalogue, the newest first; `after` is the `file` of one. Restoring one is not part of the
 /// API: use `taplined --restore`.
 #[utoipa::path(
-    get, path = "/host/backups", tag = "host", params(Which, Paging), responses((status = 200, body = Vec<Backup>))
+    get, path = "/host/backups", tag = "host", params(BackupFilter, Paging),
+    responses((status = 200, body = Vec<Backup>))
 )]
-async fn host_backups(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Answer {
+async fn host_backups(State(daemon): State<Daemon>, Asked(filter): Asked<BackupFilter>, page: Page) -> Answer {
     let mut backups = daemon.care.backups(&daemon).await?;
-    backups.retain(|backup| which.reason.is_none_or(|reason| reason == backup.reason));
+    backups.retain(|backup| filter.reason.is_none_or(|reason| reason == backup.reason));
     listed_here(&page, backups, |backup| backup.file.clone())
 }
 

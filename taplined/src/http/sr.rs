@@ -47,7 +47,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct SrFilter {
     /// Only those with this name.
     name: Option<Name>,
     /// Only those with this name or UUID prefix (at least four digits).
@@ -71,16 +71,16 @@ struct Trial {
 
 /// Lists the repositories by name.
 #[utoipa::path(
-    get, path = "/srs", tag = "sr", params(Which, Tagging, Paging), responses((status = 200, body = Vec<Sr>))
+    get, path = "/srs", tag = "sr", params(SrFilter, Tagging, Paging), responses((status = 200, body = Vec<Sr>))
 )]
-async fn sr_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, tagged: Tagged, page: Page) -> Answer {
+async fn sr_list(State(daemon): State<Daemon>, Asked(filter): Asked<SrFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut srs = view.shown_srs()?;
         srs.retain(|sr| {
-            which.name.as_ref().is_none_or(|name| *name == sr.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
-                && which.state.is_none_or(|state| state == sr.state)
-                && which.r#type.is_none_or(|kind| kind == sr.source.kind())
+            filter.name.as_ref().is_none_or(|name| *name == sr.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
+                && filter.state.is_none_or(|state| state == sr.state)
+                && filter.r#type.is_none_or(|kind| kind == sr.source.kind())
                 && sr.tags.have_all(&tagged.0)
         });
         Ok(srs)

@@ -32,7 +32,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct TaskFilter {
     /// Only unfinished tasks.
     #[serde(default)]
     open: bool,
@@ -56,14 +56,16 @@ struct Patience {
 }
 
 /// Lists the tasks, the latest first.
-#[utoipa::path(get, path = "/tasks", tag = "task", params(Which, Paging), responses((status = 200, body = Vec<Task>)))]
-async fn task_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Answer {
+#[utoipa::path(
+    get, path = "/tasks", tag = "task", params(TaskFilter, Paging), responses((status = 200, body = Vec<Task>))
+)]
+async fn task_list(State(daemon): State<Daemon>, Asked(filter): Asked<TaskFilter>, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
-        let mut found = view.tasks(which.open)?;
+        let mut found = view.tasks(filter.open)?;
         found.retain(|task| {
-            which.state.is_none_or(|state| state == task.state)
-                && which.verb.as_ref().is_none_or(|verb| *verb == task.verb)
-                && which.about.is_none_or(|uuid| task.about.iter().any(|about| about.uuid == uuid))
+            filter.state.is_none_or(|state| state == task.state)
+                && filter.verb.as_ref().is_none_or(|verb| *verb == task.verb)
+                && filter.about.is_none_or(|uuid| task.about.iter().any(|about| about.uuid == uuid))
         });
         Ok(found)
     };

@@ -22,18 +22,18 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct TokenFilter {
     /// Only the one with this name.
     name: Option<Name>,
 }
 
 /// Lists the tokens by name, including expired ones. Only over the socket, by root.
 #[utoipa::path(
-    get, path = "/tokens", tag = "token", params(Which, Paging), responses((status = 200, body = Vec<Token>))
+    get, path = "/tokens", tag = "token", params(TokenFilter, Paging), responses((status = 200, body = Vec<Token>))
 )]
-async fn token_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Answer {
+async fn token_list(State(daemon): State<Daemon>, Asked(filter): Asked<TokenFilter>, page: Page) -> Answer {
     let mut tokens = daemon.tokens.list();
-    tokens.retain(|token| which.name.as_ref().is_none_or(|name| *name == token.name));
+    tokens.retain(|token| filter.name.as_ref().is_none_or(|name| *name == token.name));
     listed_here(&page, tokens, |token| token.uuid.to_string())
 }
 

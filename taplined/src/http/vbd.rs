@@ -47,7 +47,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct VbdFilter {
     /// Only those of VDIs in this repository.
     sr: Option<Uuid>,
     /// Only those of this VM.
@@ -63,18 +63,18 @@ struct Which {
 
 /// Lists the VBDs by VM and position.
 #[utoipa::path(
-    get, path = "/vbds", tag = "vbd", params(Which, Tagging, Paging), responses((status = 200, body = Vec<Vbd>))
+    get, path = "/vbds", tag = "vbd", params(VbdFilter, Tagging, Paging), responses((status = 200, body = Vec<Vbd>))
 )]
-async fn vbd_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, tagged: Tagged, page: Page) -> Answer {
+async fn vbd_list(State(daemon): State<Daemon>, Asked(filter): Asked<VbdFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
-        let mut vbds = view.vbds(which.vm, which.vdi)?;
-        let of_sr: Option<HashSet<Uuid>> = match which.sr {
+        let mut vbds = view.vbds(filter.vm, filter.vdi)?;
+        let of_sr: Option<HashSet<Uuid>> = match filter.sr {
             Some(sr) => Some(view.vdis(Some(sr))?.into_iter().map(|vdi| vdi.uuid).collect()),
             None => None,
         };
         vbds.retain(|vbd| {
-            which.r#match.as_ref().is_none_or(|like| super::is_like(like, None, vbd.uuid))
-                && which.state.is_none_or(|state| state == vbd.state)
+            filter.r#match.as_ref().is_none_or(|like| super::is_like(like, None, vbd.uuid))
+                && filter.state.is_none_or(|state| state == vbd.state)
                 && of_sr.as_ref().is_none_or(|vdis| vdis.contains(&vbd.vdi))
                 && vbd.tags.have_all(&tagged.0)
         });
@@ -92,7 +92,7 @@ async fn vbd_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer {
 /// Creates a VBD, which is not plugged yet.
 #[utoipa::path(post, path = "/vbds", tag = "vbd", request_body = VbdCreate, responses((status = 201, body = Vbd)))]
 async fn vbd_create(State(daemon): State<Daemon>, Body(asked): Body<VbdCreate>) -> Answer<Created<Vbd>> {
-    let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+    let made = request::change(&daemon.catalogue, 201, move |tx| {
         asked.uuid.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         let vbd = made_of(asked, tx)?;
         tx.add_vbd(&vbd)?;

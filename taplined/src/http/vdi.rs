@@ -42,7 +42,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct VdiFilter {
     /// Only those in this repository.
     sr: Option<Uuid>,
     /// Only those that this VM has as VBDs.
@@ -69,20 +69,20 @@ struct DryRun {
 
 /// Lists the VDIs by name.
 #[utoipa::path(
-    get, path = "/vdis", tag = "vdi", params(Which, Tagging, Paging), responses((status = 200, body = Vec<Vdi>))
+    get, path = "/vdis", tag = "vdi", params(VdiFilter, Tagging, Paging), responses((status = 200, body = Vec<Vdi>))
 )]
-async fn vdi_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, tagged: Tagged, page: Page) -> Answer {
+async fn vdi_list(State(daemon): State<Daemon>, Asked(filter): Asked<VdiFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
-        let mut found = view.vdis(which.sr)?;
-        let of_vm: Option<HashSet<Uuid>> = match which.vm {
+        let mut found = view.vdis(filter.sr)?;
+        let of_vm: Option<HashSet<Uuid>> = match filter.vm {
             Some(vm) => Some(view.vbds(Some(vm), None)?.into_iter().map(|vbd| vbd.vdi).collect()),
             None => None,
         };
         found.retain(|vdi| {
-            which.name.as_ref().is_none_or(|name| *name == vdi.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vdi.name), vdi.uuid))
-                && which.state.is_none_or(|state| state == vdi.state)
-                && which.snapshot_of.is_none_or(|of| Some(of) == vdi.snapshot_of)
+            filter.name.as_ref().is_none_or(|name| *name == vdi.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vdi.name), vdi.uuid))
+                && filter.state.is_none_or(|state| state == vdi.state)
+                && filter.snapshot_of.is_none_or(|of| Some(of) == vdi.snapshot_of)
                 && of_vm.as_ref().is_none_or(|vdis| vdis.contains(&vdi.uuid))
                 && vdi.tags.have_all(&tagged.0)
         });

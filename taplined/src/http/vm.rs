@@ -47,7 +47,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct VmFilter {
     /// Only those with this name.
     name: Option<Name>,
     /// Only those with this name or UUID prefix (at least four digits).
@@ -59,15 +59,15 @@ struct Which {
 
 /// Lists the VMs by name.
 #[utoipa::path(
-    get, path = "/vms", tag = "vm", params(Which, Tagging, Paging), responses((status = 200, body = Vec<Vm>))
+    get, path = "/vms", tag = "vm", params(VmFilter, Tagging, Paging), responses((status = 200, body = Vec<Vm>))
 )]
-async fn vm_list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, tagged: Tagged, page: Page) -> Answer {
+async fn vm_list(State(daemon): State<Daemon>, Asked(filter): Asked<VmFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vms()?;
         found.retain(|vm| {
-            which.name.as_ref().is_none_or(|name| *name == vm.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vm.name), vm.uuid))
-                && which.power.is_none_or(|power| power == vm.power)
+            filter.name.as_ref().is_none_or(|name| *name == vm.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vm.name), vm.uuid))
+                && filter.power.is_none_or(|power| power == vm.power)
                 && vm.tags.have_all(&tagged.0)
         });
         Ok(found)
@@ -102,7 +102,7 @@ async fn vm_create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) ->
         ..new
     };
     let config = daemon.config.clone();
-    let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+    let made = request::change(&daemon.catalogue, 201, move |tx| {
         let mut made = made;
         vm::settle_mac(tx, made.uuid, &mut made.platform)?;
         vm::check(&config, &made)?;
@@ -121,7 +121,7 @@ async fn vm_create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) ->
 )]
 async fn vm_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(mut patch): Body<VmPatch>) -> Answer<Json<Vm>> {
     let config = daemon.config.clone();
-    let patched = request::change(&daemon.catalogue, StatusCode::OK.as_u16(), move |tx| {
+    let patched = request::change(&daemon.catalogue, 200, move |tx| {
         patch.platform.as_mut().map_or(Ok(()), |platform| vm::settle_mac(tx, uuid, platform))?;
         let patched = tx.patch_vm(uuid, &patch)?;
         vm::check(&config, &patched)?;
@@ -134,7 +134,7 @@ async fn vm_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(mut patch): B
 #[utoipa::path(delete, path = "/vms/{uuid}", tag = "vm", params(Id), responses((status = 204)))]
 async fn vm_destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     let _operation = daemon.vms.begin(uuid)?;
-    let removed = request::change(&daemon.catalogue, StatusCode::NO_CONTENT.as_u16(), move |tx| {
+    let removed = request::change(&daemon.catalogue, 204, move |tx| {
         let (vbds, file) = (tx.vbds(Some(uuid), None)?, tx.vm_memory(uuid)?.map(|memory| memory.file));
         tx.remove_vm(uuid)?;
         Ok((vbds, file))
@@ -205,7 +205,7 @@ async fn vm_snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Bo
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct WhichSnapshots {
+struct VmSnapshotFilter {
     /// Only those with this name.
     name: Option<Name>,
     /// Only those with this name or UUID prefix (at least four digits).
@@ -214,21 +214,21 @@ struct WhichSnapshots {
 
 /// Lists the snapshots of a VM, the oldest first.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/snapshots", tag = "vm", params(Id, WhichSnapshots, Paging),
+    get, path = "/vms/{uuid}/snapshots", tag = "vm", params(Id, VmSnapshotFilter, Paging),
     responses((status = 200, body = Vec<VmSnapshot>))
 )]
 async fn vm_snapshot_list(
     State(daemon): State<Daemon>,
     Id(uuid): Id,
-    Asked(which): Asked<WhichSnapshots>,
+    Asked(filter): Asked<VmSnapshotFilter>,
     page: Page,
 ) -> Answer {
     let question = move |view: &repo::View<'_>| {
         view.vm(uuid)?;
         let mut found = view.vm_snapshots(Some(uuid))?;
         found.retain(|snapshot| {
-            which.name.as_ref().is_none_or(|name| *name == snapshot.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&snapshot.name), snapshot.uuid))
+            filter.name.as_ref().is_none_or(|name| *name == snapshot.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&snapshot.name), snapshot.uuid))
         });
         Ok(found)
     };
@@ -246,8 +246,7 @@ async fn vm_snapshot_patch(
     Part { of, uuid }: Part,
     Body(patch): Body<VmSnapshotPatch>,
 ) -> Answer<Json<VmSnapshot>> {
-    let status = StatusCode::OK.as_u16();
-    Ok(Json(request::change(&daemon.catalogue, status, move |tx| tx.patch_vm_snapshot(of, uuid, &patch)).await?))
+    Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vm_snapshot(of, uuid, &patch)).await?))
 }
 
 /// Destroys a snapshot of a VM, and those of its disks that are still there.

@@ -1,7 +1,8 @@
 //! The HTTP API: REST over a Unix socket, and over TLS; and the dashboard.
 //!
-//! The routes and their OpenAPI document come from the same declarations, with one module per noun. A request has been
-//! validated before a handler sees it ([`extract`]), and every refusal is a [`Problem`].
+//! The routes and their OpenAPI document come from the same declarations, with one module per noun: a handler has the
+//! name of its operation. A request has been validated before a handler sees it ([`extract`]), and every refusal is a
+//! [`Problem`].
 
 mod access;
 mod answer;
@@ -73,11 +74,14 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// The response to a request, or why it is refused.
+type Answer<T = Response> = Result<T, Refusal>;
+
 /// A new object: its location and itself.
 type Created<T> = (StatusCode, [(HeaderName, String); 1], Json<T>);
 
 /// A task that has begun.
-type Begun = Result<Created<Task>, Refusal>;
+type Begun = Answer<Created<Task>>;
 
 /// The header that says where an object of a list is (RFC 9110, 10.2.2).
 fn location(list: &str, uuid: impl Display) -> (HeaderName, String) {

@@ -19,7 +19,7 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
-use super::Refusal;
+use super::Answer;
 use super::list::Page;
 use crate::daemon::Daemon;
 use crate::request::representation;
@@ -114,7 +114,7 @@ fn next(unread: &Unread, left: usize) -> Option<io::Result<Bytes>> {
 }
 
 /// A response with a single object. It is serialized on the reader's thread.
-pub async fn shown(daemon: &Daemon, kind: ObjectKind, uuid: Uuid) -> Result<Response, Refusal> {
+pub async fn shown(daemon: &Daemon, kind: ObjectKind, uuid: Uuid) -> Answer {
     let text = daemon.catalogue.read_for_client(move |view| representation(view, kind, uuid)).await?;
     Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
@@ -125,7 +125,7 @@ pub async fn listed<T: Serialize>(
     page: Page,
     key: impl Fn(&T) -> Uuid + Send + 'static,
     question: impl FnOnce(&repo::View<'_>) -> Result<Vec<T>, Problem> + Send + 'static,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let _turn = daemon.answers.made.acquire().await;
     let asked = daemon.catalogue.read_for_client(move |view| {
         let (found, next) = page.of(question(view)?, |one| key(one).to_string())?;
@@ -139,12 +139,7 @@ pub async fn listed<T: Serialize>(
 }
 
 /// A response with a page of a list that is at hand, and may be long.
-pub async fn listed_of<T: Serialize>(
-    daemon: &Daemon,
-    page: &Page,
-    all: Vec<T>,
-    key: impl Fn(&T) -> String,
-) -> Result<Response, Refusal> {
+pub async fn listed_of<T: Serialize>(daemon: &Daemon, page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Answer {
     let (found, next) = page.of(all, key)?;
     let text = serde_json::to_vec(&found).map_err(|error| Problem::failed("encode the response", error))?;
     let mut response = daemon.answers.admit(text).await?;
@@ -153,7 +148,7 @@ pub async fn listed_of<T: Serialize>(
 }
 
 /// A response with a page of a list that is short, and at hand.
-pub fn listed_here<T: Serialize>(page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Result<Response, Refusal> {
+pub fn listed_here<T: Serialize>(page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Answer {
     let (found, next) = page.of(all, key)?;
     let mut response = Json(found).into_response();
     response.headers_mut().extend(link(next));

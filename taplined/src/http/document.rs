@@ -14,7 +14,7 @@ use Code::{Busy, Exists, Failed, Forbidden, InUse, Internal, Invalid, NoSpace, N
 
 /// The parts of the document that are not declared by handlers.
 #[derive(OpenApi)]
-#[openapi(modifiers(&Bearer), security((), ("token" = [])), info(
+#[openapi(modifiers(&Bearer), components(schemas(Problem)), security((), ("token" = [])), info(
     title = "Tapline",
     description = "Storage repositories, disks and VMs of one host. Long-running operations return a task.",
     license(name = "Apache-2.0")
@@ -201,15 +201,15 @@ fn complete(path: &str, method: &str, operation: &mut Value) {
         match status.as_str() {
             "201" => response["headers"]["Location"] = header("The new object."),
             "202" => response["headers"]["Location"] = header("The task."),
-            "4XX" | "5XX" => {
-                response["description"] = json!("Any other problem.");
-                response["content"] = json!({ PROBLEM_JSON: { "schema": problem_schema() } });
-            }
             _ => {}
         }
         response.get_mut("content").into_iter().for_each(add_examples);
     }
     add_problems(&mut operation["responses"], &codes);
+    for others in ["4XX", "5XX"] {
+        let content = json!({ PROBLEM_JSON: { "schema": problem_schema() } });
+        operation["responses"][others] = json!({ "description": "Any other problem.", "content": content });
+    }
 }
 
 /// The description of the header.

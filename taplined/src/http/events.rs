@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::Refusal;
+use super::Answer;
 use super::extract::Asked;
 use super::list::check_limit;
 use crate::daemon::Daemon;
@@ -26,12 +26,12 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(follow))
+    OpenApiRouter::new().routes(routes!(event_follow))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct EventFilter {
     /// The last event number that the client knows; later events are sent first.
     after: Option<u64>,
     /// End the stream after this many events.
@@ -44,7 +44,7 @@ struct Which {
     uuid: Option<Uuid>,
 }
 
-impl Which {
+impl EventFilter {
     fn has(&self, event: &Event) -> bool {
         self.kind.is_none_or(|kind| kind == event.kind) && self.uuid.is_none_or(|uuid| uuid == event.uuid)
     }
@@ -55,30 +55,27 @@ impl Which {
 /// Each event is named `change`; its `id` is the event number and its `data` an `Event`. An event named `reset` says
 /// that events were lost and everything must be loaded again; its `id` is the number to continue from.
 #[utoipa::path(
-    get, path = "/events", tag = "event", operation_id = "event_follow", params(Which),
-    responses(
-        (status = 200, content_type = "text/event-stream", body = Event),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/events", tag = "event", params(EventFilter),
+    responses((status = 200, content_type = "text/event-stream", body = Event))
 )]
-async fn follow(
+async fn event_follow(
     State(daemon): State<Daemon>,
-    Asked(which): Asked<Which>,
+    Asked(filter): Asked<EventFilter>,
     headers: HeaderMap,
-) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Refusal> {
+) -> Answer<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>> {
     let after = match headers.get("last-event-id") {
         Some(id) => Some(id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
             Problem::new(Code::Invalid, "the Last-Event-ID header is not an event number").field("last-event-id")
         })?),
-        None => which.after,
+        None => filter.after,
     };
-    let limit = check_limit(which.limit)?.unwrap_or(usize::MAX);
+    let limit = check_limit(filter.limit)?.unwrap_or(usize::MAX);
     let (first, next) = match after {
         None => (Vec::new(), daemon.catalogue.subscribe()),
         Some(seq) => {
             let past = daemon.catalogue.subscribe_behind(seq);
             let first = match past.missed {
-                Some(missed) => missed.iter().filter(|event| which.has(event)).map(change).collect(),
+                Some(missed) => missed.iter().filter(|event| filter.has(event)).map(change).collect(),
                 None => vec![reset(past.seq)],
             };
             (first, past.next)
@@ -87,7 +84,7 @@ async fn follow(
     let catalogue = daemon.catalogue.clone();
     let next = BroadcastStream::new(next).filter_map(move |event| {
         let told = match event {
-            Ok(event) => which.has(&event).then(|| change(&event)),
+            Ok(event) => filter.has(&event).then(|| change(&event)),
             // The client reads more slowly than events occur.
             Err(_) => Some(reset(catalogue.subscribe_behind(u64::MAX).seq)),
         };

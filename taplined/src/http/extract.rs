@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::Refusal;
@@ -21,7 +22,8 @@ pub const BODY_MAX: usize = 16 << 20;
 pub struct Body<T>(pub T);
 
 /// The UUID in the path.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, IntoParams)]
+#[into_params(names("uuid"), parameter_in = Path)]
 pub struct Id(pub Uuid);
 
 /// Both UUIDs in the path of what belongs to an object.

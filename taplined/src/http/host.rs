@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use api::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Problem, Task};
+use api::{Backup, BackupReason, Difference, Host, HostDrain, HostReconcile, Task};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -15,7 +14,7 @@ use utoipa_axum::routes;
 use super::answer::listed_here;
 use super::extract::{Asked, Body};
 use super::list::{Page, Paging};
-use super::{Begun, Refusal, begun, must_end};
+use super::{Answer, Begun, begun, must_end};
 use crate::daemon::Daemon;
 use crate::differences;
 use crate::drain;
@@ -24,27 +23,23 @@ use crate::reconcile::Heal;
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
-        .routes(routes!(show))
-        .routes(routes!(drain))
-        .routes(routes!(reconcile))
-        .routes(routes!(backups, backup))
+        .routes(routes!(host_show))
+        .routes(routes!(host_drain))
+        .routes(routes!(host_reconcile))
+        .routes(routes!(host_backups, host_backup))
 }
 
 /// Gets the host and its daemon.
-#[utoipa::path(
-    get, path = "/host", tag = "host", operation_id = "host_show",
-    responses((status = 200, body = Host), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>) -> Result<Json<Host>, Refusal> {
+#[utoipa::path(get, path = "/host", tag = "host", responses((status = 200, body = Host)))]
+async fn host_show(State(daemon): State<Daemon>) -> Answer<Json<Host>> {
     Ok(Json(daemon.show_host().await?))
 }
 
 /// Unplugs all VBDs in bounded time, before the host shuts down. Merely stopping the daemon leaves disks running.
 #[utoipa::path(
-    post, path = "/host/drain", tag = "host", operation_id = "host_drain", request_body = HostDrain,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/host/drain", tag = "host", request_body = HostDrain, responses((status = 202, body = Task))
 )]
-async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
+async fn host_drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Begun {
     must_end(asked.timeout)?;
     let patience = Duration::from_secs(asked.timeout.into());
     begun(drain::drain(&daemon, patience).await?)
@@ -54,22 +49,20 @@ async fn drain(State(daemon): State<Daemon>, Body(asked): Body<HostDrain>) -> Be
 /// differences. Where it is certain what happened, the catalogue is updated from a running disk; repositories are only
 /// compared: a scan records their files.
 #[utoipa::path(
-    post, path = "/host/reconcile", tag = "host", operation_id = "host_reconcile", request_body = HostReconcile,
-    responses(
-        (status = 200, body = Vec<Difference>), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    post, path = "/host/reconcile", tag = "host", request_body = HostReconcile,
+    responses((status = 200, body = Vec<Difference>))
 )]
-async fn reconcile(
+async fn host_reconcile(
     State(daemon): State<Daemon>,
     Body(asked): Body<HostReconcile>,
-) -> Result<Json<Vec<Difference>>, Refusal> {
+) -> Answer<Json<Vec<Difference>>> {
     let heal = if asked.dry_run { Heal::No } else { Heal::Yes };
     Ok(Json(differences::all(&daemon, heal).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct BackupFilter {
     /// Only those that were made for this reason.
     #[param(inline)]
     reason: Option<BackupReason>,
@@ -78,20 +71,17 @@ struct Which {
 /// Lists the backups of the catalogue, the newest first; `after` is the `file` of one. Restoring one is not part of the
 /// API: use `taplined --restore`.
 #[utoipa::path(
-    get, path = "/host/backups", tag = "host", operation_id = "host_backups", params(Which, Paging),
-    responses((status = 200, body = Vec<Backup>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/host/backups", tag = "host", params(BackupFilter, Paging),
+    responses((status = 200, body = Vec<Backup>))
 )]
-async fn backups(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn host_backups(State(daemon): State<Daemon>, Asked(filter): Asked<BackupFilter>, page: Page) -> Answer {
     let mut backups = daemon.care.backups(&daemon).await?;
-    backups.retain(|backup| which.reason.is_none_or(|reason| reason == backup.reason));
+    backups.retain(|backup| filter.reason.is_none_or(|reason| reason == backup.reason));
     listed_here(&page, backups, |backup| backup.file.clone())
 }
 
 /// Creates a backup of the catalogue now.
-#[utoipa::path(
-    post, path = "/host/backups", tag = "host", operation_id = "host_backup",
-    responses((status = 201, body = Backup), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn backup(State(daemon): State<Daemon>) -> Result<(StatusCode, Json<Backup>), Refusal> {
+#[utoipa::path(post, path = "/host/backups", tag = "host", responses((status = 201, body = Backup)))]
+async fn host_backup(State(daemon): State<Daemon>) -> Answer<(StatusCode, Json<Backup>)> {
     Ok((StatusCode::CREATED, Json(daemon.care.back_up(&daemon, BackupReason::Asked).await?)))
 }

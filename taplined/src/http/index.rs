@@ -7,7 +7,6 @@ use api::{Code, KINDS, Kind, Problem};
 use axum::Json;
 use axum::extract::Path;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName};
-use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -15,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::answer::listed_here;
 use super::list::{Page, Paging};
-use super::{ROOT, Refusal, document};
+use super::{Answer, ROOT, document};
 use crate::daemon::Daemon;
 
 /// The page that shows the document in a browser.
@@ -46,8 +45,8 @@ pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(openapi))
         .routes(routes!(docs))
-        .routes(routes!(problems))
-        .routes(routes!(problem))
+        .routes(routes!(problem_list))
+        .routes(routes!(problem_show))
 }
 
 /// The route of the API itself.
@@ -68,10 +67,7 @@ pub struct Index {
 }
 
 /// Gets an index: the version of the daemon, and what there is.
-#[utoipa::path(
-    get, path = "/v1", tag = "api", operation_id = "index",
-    responses((status = 200, body = Index), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
+#[utoipa::path(get, path = "/v1", tag = "api", responses((status = 200, body = Index)))]
 async fn index() -> Json<Index> {
     let links = LINKS.iter().map(|path| (path.replace(".json", ""), format!("{ROOT}/{path}")));
     Json(Index { name: "taplined".into(), version: env!("CARGO_PKG_VERSION").into(), links: links.collect() })
@@ -79,23 +75,19 @@ async fn index() -> Json<Index> {
 
 /// Gets this document.
 #[utoipa::path(
-    get, path = "/openapi.json", tag = "api", operation_id = "openapi",
+    get, path = "/openapi.json", tag = "api",
     responses(
-        (status = 200, body = serde_json::Value, example = json!({ "openapi": "3.1.0", "info": { "title": "Tapline" } })),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+        (status = 200, body = serde_json::Value, example = json!({ "openapi": "3.1.0", "info": { "title": "Tapline" } }))
     )
 )]
-async fn openapi() -> Result<([(HeaderName, &'static str); 1], &'static str), Refusal> {
+async fn openapi() -> Answer<([(HeaderName, &'static str); 1], &'static str)> {
     Ok(([(CONTENT_TYPE, "application/json")], document::text()?))
 }
 
 /// Gets a page that shows this document in a browser.
 #[utoipa::path(
-    get, path = "/docs", tag = "api", operation_id = "docs",
-    responses(
-        (status = 200, body = String, content_type = "text/html", example = json!("<!doctype html>…")),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/docs", tag = "api",
+    responses((status = 200, body = String, content_type = "text/html", example = json!("<!doctype html>…")))
 )]
 async fn docs() -> ([(HeaderName, &'static str); 2], &'static str) {
     ([(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, POLICY)], DOCS)
@@ -131,20 +123,19 @@ impl From<&Kind> for ProblemType {
 
 /// Lists the types of problems by status; `after` is the `type` of one.
 #[utoipa::path(
-    get, path = "/problems", tag = "api", operation_id = "problem_list", params(Paging),
-    responses((status = 200, body = Vec<ProblemType>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/problems", tag = "api", params(Paging), responses((status = 200, body = Vec<ProblemType>))
 )]
-async fn problems(page: Page) -> Result<Response, Refusal> {
+async fn problem_list(page: Page) -> Answer {
     listed_here(&page, KINDS.iter().map(ProblemType::from).collect(), |known| known.r#type.clone())
 }
 
 /// Gets a type of problems.
 #[utoipa::path(
-    get, path = "/problems/{code}", tag = "api", operation_id = "problem_show",
+    get, path = "/problems/{code}", tag = "api",
     params(("code" = Code, Path, description = "The code of such problems")),
-    responses((status = 200, body = ProblemType), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = ProblemType))
 )]
-async fn problem(Path(code): Path<String>) -> Result<Json<ProblemType>, Refusal> {
+async fn problem_show(Path(code): Path<String>) -> Answer<Json<ProblemType>> {
     let found = KINDS.iter().find(|kind| kind.word == code).map(|kind| Json(kind.into()));
     let missing = || Problem::new(Code::NotFound, format!("there is no type of problems '{code}'"));
     Ok(found.ok_or_else(|| missing().advise(format!("{ROOT}/problems lists them")))?)

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use hyper::upgrade::OnUpgrade;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 
 use super::asker::Asker;
 use super::extract::Id;
-use super::{Refusal, websocket};
+use super::{Answer, websocket};
 use crate::daemon::Daemon;
 
 /// The subprotocol of the WebSocket.
@@ -28,24 +28,21 @@ static SCREENS: Semaphore = Semaphore::const_new(SCREENS_MAX);
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(screen))
+    OpenApiRouter::new().routes(routes!(vm_screen))
 }
 
 /// Opens the screen of a VM: its VNC server (RFB), as a WebSocket with the subprotocol `tapline.screen`. Over TCP a
 /// browser sends its token as a second subprotocol, `tapline.token.SECRET`.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/screen", tag = "vm", operation_id = "vm_screen", params(("uuid" = Uuid, Path)),
-    responses(
-        (status = 101, description = "The connection is a WebSocket with the bytes of RFB from now on"),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/vms/{uuid}/screen", tag = "vm", params(Id),
+    responses((status = 101, description = "The connection is a WebSocket with the bytes of RFB from now on"))
 )]
-async fn screen(
+async fn vm_screen(
     State(daemon): State<Daemon>,
     Extension(asker): Extension<Asker>,
     Id(uuid): Id,
     mut request: Request,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let vm = daemon.catalogue.read(move |view| view.vm(uuid)).await?;
     let what = |why: &str| format!("cannot open the screen of VM '{}' ({uuid}): {why}", vm.name);
     let upgrade = request.extensions_mut().remove::<OnUpgrade>();

@@ -7,7 +7,7 @@ use api::{
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use repo::catalogue::NewTask;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging, Tagged, Tagging};
-use super::{Begun, Refusal, begun};
+use super::{Answer, Begun, begun};
 use crate::daemon::Daemon;
 use crate::differences;
 use crate::disk::shares;
@@ -33,21 +33,21 @@ use crate::vdi;
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
-        .routes(routes!(list, create))
-        .routes(routes!(probe))
-        .routes(routes!(introduce))
-        .routes(routes!(show, patch, destroy))
-        .routes(routes!(attach))
-        .routes(routes!(detach))
-        .routes(routes!(scan))
-        .routes(routes!(forget))
-        .routes(routes!(inventory))
-        .routes(routes!(inventory_at))
+        .routes(routes!(sr_list, sr_create))
+        .routes(routes!(sr_probe))
+        .routes(routes!(sr_introduce))
+        .routes(routes!(sr_show, sr_patch, sr_destroy))
+        .routes(routes!(sr_attach))
+        .routes(routes!(sr_detach))
+        .routes(routes!(sr_scan))
+        .routes(routes!(sr_forget))
+        .routes(routes!(sr_inventory))
+        .routes(routes!(sr_inventory_at))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct SrFilter {
     /// Only those with this name.
     name: Option<Name>,
     /// Only those with this name or UUID prefix (at least four digits).
@@ -71,22 +71,16 @@ struct Trial {
 
 /// Lists the repositories by name.
 #[utoipa::path(
-    get, path = "/srs", tag = "sr", operation_id = "sr_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Sr>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/srs", tag = "sr", params(SrFilter, Tagging, Paging), responses((status = 200, body = Vec<Sr>))
 )]
-async fn list(
-    State(daemon): State<Daemon>,
-    Asked(which): Asked<Which>,
-    tagged: Tagged,
-    page: Page,
-) -> Result<Response, Refusal> {
+async fn sr_list(State(daemon): State<Daemon>, Asked(filter): Asked<SrFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut srs = view.shown_srs()?;
         srs.retain(|sr| {
-            which.name.as_ref().is_none_or(|name| *name == sr.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
-                && which.state.is_none_or(|state| state == sr.state)
-                && which.r#type.is_none_or(|kind| kind == sr.source.kind())
+            filter.name.as_ref().is_none_or(|name| *name == sr.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&sr.name), sr.uuid))
+                && filter.state.is_none_or(|state| state == sr.state)
+                && filter.r#type.is_none_or(|kind| kind == sr.source.kind())
                 && sr.tags.have_all(&tagged.0)
         });
         Ok(srs)
@@ -95,20 +89,14 @@ async fn list(
 }
 
 /// Gets a repository.
-#[utoipa::path(
-    get, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+#[utoipa::path(get, path = "/srs/{uuid}", tag = "sr", params(Id), responses((status = 200, body = Sr)))]
+async fn sr_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer {
     shown(&daemon, ObjectKind::Sr, uuid).await
 }
 
 /// Creates a repository in an empty directory and attaches it. The task's result contains its UUID.
-#[utoipa::path(
-    post, path = "/srs", tag = "sr", operation_id = "sr_create", request_body = SrCreate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Begun {
+#[utoipa::path(post, path = "/srs", tag = "sr", request_body = SrCreate, responses((status = 202, body = Task)))]
+async fn sr_create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Begun {
     let SrCreate { uuid: chosen, name, description, source, reserve, format, tags, other_config } = asked;
     repo::driver::mount::check(&source)?;
     if matches!(source, SrSource::Iso { .. }) && format.is_some_and(|format| format != api::ImageFormat::Raw) {
@@ -128,20 +116,18 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<SrCreate>) -> Be
 
 /// Looks for a repository on a storage; changes nothing.
 #[utoipa::path(
-    post, path = "/srs/probe", tag = "sr", operation_id = "sr_probe", request_body = SrProbe,
-    responses((status = 200, body = Vec<SrFound>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/probe", tag = "sr", request_body = SrProbe, responses((status = 200, body = Vec<SrFound>))
 )]
-async fn probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Result<Json<Vec<SrFound>>, Refusal> {
+async fn sr_probe(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Answer<Json<Vec<SrFound>>> {
     Ok(Json(daemon.srs.probe(&asked.source).await?))
 }
 
 /// Adds an existing repository, or turns a directory of existing images into one, and attaches it; a scan then adds its
 /// images. The task's result contains its UUID.
 #[utoipa::path(
-    post, path = "/srs/introduce", tag = "sr", operation_id = "sr_introduce", request_body = SrIntroduce,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/introduce", tag = "sr", request_body = SrIntroduce, responses((status = 202, body = Task))
 )]
-async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>) -> Begun {
+async fn sr_introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>) -> Begun {
     let SrIntroduce { uuid, name, description, source, reserve, tags, other_config } = asked;
     repo::driver::mount::check(&source)?;
     let found = match source {
@@ -192,11 +178,9 @@ async fn introduce(State(daemon): State<Daemon>, Body(asked): Body<SrIntroduce>)
 /// Changes the name, description, tags, strings of programs or reserve of a repository, its share depth, or what is
 /// done to the sizes of its disks' transfers. Plugged disks follow the last two within moments.
 #[utoipa::path(
-    patch, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_patch", params(("uuid" = Uuid, Path)),
-    request_body = SrPatch,
-    responses((status = 200, body = Sr), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/srs/{uuid}", tag = "sr", params(Id), request_body = SrPatch, responses((status = 200, body = Sr))
 )]
-async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Result<Json<Sr>, Refusal> {
+async fn sr_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrPatch>) -> Answer<Json<Sr>> {
     patch.share_depth.map_or(Ok(()), shares::checked_depth)?;
     let sizes = patch.split.is_some() || patch.merge.is_some();
     let sr = request::change(&daemon.catalogue, 200, move |tx| {
@@ -219,13 +203,10 @@ async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<SrP
 
 /// Removes a repository without VDIs, and its files. Files of others stay in the directory.
 #[utoipa::path(
-    delete, path = "/srs/{uuid}", tag = "sr", operation_id = "sr_destroy", params(("uuid" = Uuid, Path), Trial),
-    responses(
-        (status = 200, body = SrDestroyPlan), (status = 202, body = Task),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    delete, path = "/srs/{uuid}", tag = "sr", params(Id, Trial),
+    responses((status = 200, body = SrDestroyPlan), (status = 202, body = Task))
 )]
-async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Result<Response, Refusal> {
+async fn sr_destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Answer {
     if trial.dry_run {
         // Running work in the repository is not interrupted.
         let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
@@ -241,11 +222,10 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked
 
 /// Attaches a repository. Images in it that are no longer needed are then merged and removed.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/attach", tag = "sr", operation_id = "sr_attach",
-    params(("uuid" = Uuid, Path)), request_body = SrAttach,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/attach", tag = "sr", params(Id), request_body = SrAttach,
+    responses((status = 202, body = Task))
 )]
-async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrAttach>) -> Begun {
+async fn sr_attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrAttach>) -> Begun {
     let claim = claim(&daemon, uuid, "attached").await?;
     let at_work = daemon.clone();
     let work = move |mut context: Context| async move {
@@ -262,11 +242,8 @@ async fn attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Sr
 }
 
 /// Detaches a repository, none of whose VBDs may be plugged.
-#[utoipa::path(
-    post, path = "/srs/{uuid}/detach", tag = "sr", operation_id = "sr_detach", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/srs/{uuid}/detach", tag = "sr", params(Id), responses((status = 202, body = Task)))]
+async fn sr_detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let claim = claim(&daemon, uuid, "detached").await?;
     daemon.catalogue.read(move |view| view.check_sr_unused(uuid)).await?;
     let at_work = daemon.clone();
@@ -281,11 +258,8 @@ async fn detach(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 
 /// Synchronizes the catalogue with a repository's files. Images that no VDI needs are then merged and removed. The
 /// task's result has the fields of a `Scan`.
-#[utoipa::path(
-    post, path = "/srs/{uuid}/scan", tag = "sr", operation_id = "sr_scan", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/srs/{uuid}/scan", tag = "sr", params(Id), responses((status = 202, body = Task)))]
+async fn sr_scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     let claim = claim(&daemon, uuid, "scanned").await?;
     daemon.catalogue.read(move |view| view.attached_sr(uuid)).await?;
     let at_work = daemon.clone();
@@ -304,11 +278,8 @@ async fn scan(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 }
 
 /// Forgets a detached repository and its VDIs. Its files stay: it can be introduced again.
-#[utoipa::path(
-    post, path = "/srs/{uuid}/forget", tag = "sr", operation_id = "sr_forget", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+#[utoipa::path(post, path = "/srs/{uuid}/forget", tag = "sr", params(Id), responses((status = 204)))]
+async fn sr_forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     let _claim = claim(&daemon, uuid, "forgotten").await?;
     let written = daemon.catalogue.outbox().written(uuid);
     let forgotten = request::change(&daemon.catalogue, 204, move |tx| {
@@ -334,19 +305,17 @@ async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode
 
 /// Gets the inventory of an attached repository from its own file.
 #[utoipa::path(
-    get, path = "/srs/{uuid}/inventory", tag = "sr", operation_id = "sr_inventory", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/srs/{uuid}/inventory", tag = "sr", params(Id), responses((status = 200, body = Inventory))
 )]
-async fn inventory(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Inventory>, Refusal> {
+async fn sr_inventory(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Inventory>> {
     Ok(Json(daemon.srs.inventory(uuid).await?))
 }
 
 /// Gets the inventory of the repository on a storage, whether it is known here or not. Changes nothing.
 #[utoipa::path(
-    post, path = "/srs/inventory", tag = "sr", operation_id = "sr_inventory_at", request_body = SrProbe,
-    responses((status = 200, body = Inventory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/inventory", tag = "sr", request_body = SrProbe, responses((status = 200, body = Inventory))
 )]
-async fn inventory_at(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Result<Json<Inventory>, Refusal> {
+async fn sr_inventory_at(State(daemon): State<Daemon>, Body(asked): Body<SrProbe>) -> Answer<Json<Inventory>> {
     Ok(Json(daemon.srs.inventory_at(&asked.source).await?))
 }
 

@@ -9,14 +9,14 @@ use utoipa_axum::routes;
 
 use super::extract::{Body, Id};
 use super::sr::{begin, claim};
-use super::{Begun, Refusal};
+use super::{Answer, Begun};
 use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::{calibrate, plug, request};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(calibrate)).routes(routes!(policy, forget))
+    OpenApiRouter::new().routes(routes!(sr_calibrate)).routes(routes!(sr_policy, sr_policy_forget))
 }
 
 /// Measures which sizes of transfers suit a repository's storage, and has its disks follow that from then on, where
@@ -24,11 +24,10 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 /// afterwards; no disk of the repository may be in use, and one that comes into use ends it. The task's result has the
 /// fields of an `SrCalibrated`.
 #[utoipa::path(
-    post, path = "/srs/{uuid}/calibrate", tag = "sr", operation_id = "sr_calibrate", params(("uuid" = Uuid, Path)),
-    request_body = SrCalibrate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/srs/{uuid}/calibrate", tag = "sr", params(Id), request_body = SrCalibrate,
+    responses((status = 202, body = Task))
 )]
-async fn calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrCalibrate>) -> Begun {
+async fn sr_calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<SrCalibrate>) -> Begun {
     let claim = claim(&daemon, uuid, "calibrated").await?;
     let checked = asked.clone();
     daemon.catalogue.read(move |view| calibrate::check(view, uuid, &checked)).await?;
@@ -44,10 +43,9 @@ async fn calibrate(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
 
 /// Gets what a calibration of a repository's storage has found, with all that was measured.
 #[utoipa::path(
-    get, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = SrCalibration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/srs/{uuid}/policy", tag = "sr", params(Id), responses((status = 200, body = SrCalibration))
 )]
-async fn policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<SrCalibration>, Refusal> {
+async fn sr_policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<SrCalibration>> {
     let found = daemon.catalogue.read(move |view| view.sr_calibration(uuid)).await?;
     let none = || {
         let what = format!("the repository {uuid} was not calibrated");
@@ -58,11 +56,8 @@ async fn policy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<SrCal
 
 /// Forgets what a calibration of a repository's storage has found. Its disks leave their transfers as they are from
 /// then on, where `split` and `merge` of the repository are `auto`.
-#[utoipa::path(
-    delete, path = "/srs/{uuid}/policy", tag = "sr", operation_id = "sr_policy_forget", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+#[utoipa::path(delete, path = "/srs/{uuid}/policy", tag = "sr", params(Id), responses((status = 204)))]
+async fn sr_policy_forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     request::change(&daemon.catalogue, 204, move |tx| tx.set_sr_calibration(uuid, None)).await?;
     plug::shape_all(&daemon, uuid).await;
     Ok(StatusCode::NO_CONTENT)

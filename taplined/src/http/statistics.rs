@@ -1,17 +1,16 @@
 //! `/statistics`, and `/metrics` for Prometheus.
 
-use api::{DiskStatistics, Problem, VbdHistory};
+use api::{DiskStatistics, VbdHistory};
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, HeaderName};
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::Refusal;
+use super::Answer;
 use super::answer::listed_of;
 use super::extract::{Asked, Id};
 use super::list::{Page, Paging};
@@ -21,12 +20,12 @@ use crate::statistics::{self, DiskFilter};
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(history))
+    OpenApiRouter::new().routes(routes!(statistics_list)).routes(routes!(vbd_statistics)).routes(routes!(vbd_history))
 }
 
 /// The route that Prometheus asks by default.
 pub fn root() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(prometheus))
+    OpenApiRouter::new().routes(routes!(metrics))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -48,12 +47,10 @@ struct Asking {
 
 /// Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
 #[utoipa::path(
-    get, path = "/statistics", tag = "statistics", operation_id = "statistics_list", params(Asking, Paging),
-    responses(
-        (status = 200, body = Vec<DiskStatistics>), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/statistics", tag = "statistics", params(Asking, Paging),
+    responses((status = 200, body = Vec<DiskStatistics>))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Result<Response, Refusal> {
+async fn statistics_list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Answer {
     let which = DiskFilter { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
     let shown = statistics::read(&daemon, which, move |disk| disk.shown(asking.latencies)).await?;
     listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
@@ -61,12 +58,10 @@ async fn list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: 
 
 /// Gets the statistics of a plugged VBD, with the latencies of all its requests, and the layers above and beneath it.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}/statistics", tag = "statistics", operation_id = "vbd_statistics", params(("uuid" = Uuid, Path)),
-    responses(
-        (status = 200, body = DiskStatistics), (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/vbds/{uuid}/statistics", tag = "statistics", params(Id),
+    responses((status = 200, body = DiskStatistics))
 )]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskStatistics>, Refusal> {
+async fn vbd_statistics(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<DiskStatistics>> {
     let which = DiskFilter { vbd: Some(uuid), layers: true, ..DiskFilter::default() };
     let shown = statistics::read(&daemon, which, |disk| disk.shown(true)).await?;
     Ok(Json(shown.into_iter().next().ok_or_else(|| statistics::none_of(uuid))?))
@@ -75,22 +70,18 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<DiskSta
 /// Gets the last day of a VBD, by minute, plugged or not. Minutes without requests are left out. It survives a restart
 /// of the daemon, and is lost with the VBD.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}/history", tag = "statistics", operation_id = "vbd_history", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = VbdHistory), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vbds/{uuid}/history", tag = "statistics", params(Id), responses((status = 200, body = VbdHistory))
 )]
-async fn history(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<VbdHistory>, Refusal> {
+async fn vbd_history(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<VbdHistory>> {
     daemon.catalogue.read_for_client(move |view| view.vbd(uuid)).await?;
     Ok(Json(daemon.history.of(uuid)))
 }
 
 /// Gets metrics of the daemon, its repositories and its disks, in the text format of OpenMetrics.
 #[utoipa::path(
-    get, path = "/metrics", tag = "statistics", operation_id = "metrics",
-    responses(
-        (status = 200, body = String, content_type = "application/openmetrics-text", example = json!("# EOF")),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    get, path = "/metrics", tag = "statistics",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text", example = json!("# EOF")))
 )]
-async fn prometheus(State(daemon): State<Daemon>) -> Result<([(HeaderName, &'static str); 1], String), Refusal> {
+async fn metrics(State(daemon): State<Daemon>) -> Answer<([(HeaderName, &'static str); 1], String)> {
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(&daemon).await?))
 }

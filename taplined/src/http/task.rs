@@ -5,14 +5,13 @@ use std::time::Duration;
 use api::{Code, Problem, Task, TaskState};
 use axum::Json;
 use axum::extract::State;
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::Refusal;
+use super::Answer;
 use super::answer::listed;
 use super::extract::{Asked, Id};
 use super::list::{Page, Paging};
@@ -24,12 +23,16 @@ const WAIT_MAX: u32 = 60;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(cancel)).routes(routes!(abandon))
+    OpenApiRouter::new()
+        .routes(routes!(task_list))
+        .routes(routes!(task_show))
+        .routes(routes!(task_cancel))
+        .routes(routes!(task_abandon))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct TaskFilter {
     /// Only unfinished tasks.
     #[serde(default)]
     open: bool,
@@ -54,16 +57,15 @@ struct Patience {
 
 /// Lists the tasks, the latest first.
 #[utoipa::path(
-    get, path = "/tasks", tag = "task", operation_id = "task_list", params(Which, Paging),
-    responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/tasks", tag = "task", params(TaskFilter, Paging), responses((status = 200, body = Vec<Task>))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn task_list(State(daemon): State<Daemon>, Asked(filter): Asked<TaskFilter>, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
-        let mut found = view.tasks(which.open)?;
+        let mut found = view.tasks(filter.open)?;
         found.retain(|task| {
-            which.state.is_none_or(|state| state == task.state)
-                && which.verb.as_ref().is_none_or(|verb| *verb == task.verb)
-                && which.about.is_none_or(|uuid| task.about.iter().any(|about| about.uuid == uuid))
+            filter.state.is_none_or(|state| state == task.state)
+                && filter.verb.as_ref().is_none_or(|verb| *verb == task.verb)
+                && filter.about.is_none_or(|uuid| task.about.iter().any(|about| about.uuid == uuid))
         });
         Ok(found)
     };
@@ -71,15 +73,8 @@ async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Pa
 }
 
 /// Gets a task.
-#[utoipa::path(
-    get, path = "/tasks/{uuid}", tag = "task", operation_id = "task_show", params(("uuid" = Uuid, Path), Patience),
-    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(
-    State(daemon): State<Daemon>,
-    Id(uuid): Id,
-    Asked(patience): Asked<Patience>,
-) -> Result<Json<Task>, Refusal> {
+#[utoipa::path(get, path = "/tasks/{uuid}", tag = "task", params(Id, Patience), responses((status = 200, body = Task)))]
+async fn task_show(State(daemon): State<Daemon>, Id(uuid): Id, Asked(patience): Asked<Patience>) -> Answer<Json<Task>> {
     if patience.wait > WAIT_MAX {
         let what = format!("a wait must be at most {WAIT_MAX} seconds, not {}", patience.wait);
         return Err(Problem::new(Code::Invalid, what)
@@ -92,11 +87,8 @@ async fn show(
 }
 
 /// Cancels a task, which then rolls back what it has done. The response does not wait for that.
-#[utoipa::path(
-    post, path = "/tasks/{uuid}/cancel", tag = "task", operation_id = "task_cancel", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
+#[utoipa::path(post, path = "/tasks/{uuid}/cancel", tag = "task", params(Id), responses((status = 200, body = Task)))]
+async fn task_cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Task>> {
     let task = request::change(&daemon.catalogue, 200, move |tx| tx.set_task_cancelling(uuid)).await?;
     daemon.tasks.tell_cancelled(uuid);
     Ok(Json(task))
@@ -104,11 +96,7 @@ async fn cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>
 
 /// Abandons a task that can neither complete nor roll back, or makes no progress, and releases its objects. VDIs that
 /// it was changing are then diverged.
-#[utoipa::path(
-    post, path = "/tasks/{uuid}/abandon", tag = "task", operation_id = "task_abandon",
-    params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Task>, Refusal> {
+#[utoipa::path(post, path = "/tasks/{uuid}/abandon", tag = "task", params(Id), responses((status = 200, body = Task)))]
+async fn task_abandon(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Task>> {
     Ok(Json(daemon.tasks.abandon(uuid).await?))
 }

@@ -4,7 +4,6 @@ use api::{Code, Name, Problem, Token, TokenCreate, TokenMade};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -13,38 +12,34 @@ use utoipa_axum::routes;
 use super::answer::listed_here;
 use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging};
-use super::{Created, Refusal, created};
+use super::{Answer, Created, created};
 use crate::daemon::Daemon;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(show, revoke))
+    OpenApiRouter::new().routes(routes!(token_list, token_create)).routes(routes!(token_show, token_revoke))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct TokenFilter {
     /// Only the one with this name.
     name: Option<Name>,
 }
 
 /// Lists the tokens by name, including expired ones. Only over the socket, by root.
 #[utoipa::path(
-    get, path = "/tokens", tag = "token", operation_id = "token_list", params(Which, Paging),
-    responses((status = 200, body = Vec<Token>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/tokens", tag = "token", params(TokenFilter, Paging), responses((status = 200, body = Vec<Token>))
 )]
-async fn list(State(daemon): State<Daemon>, Asked(which): Asked<Which>, page: Page) -> Result<Response, Refusal> {
+async fn token_list(State(daemon): State<Daemon>, Asked(filter): Asked<TokenFilter>, page: Page) -> Answer {
     let mut tokens = daemon.tokens.list();
-    tokens.retain(|token| which.name.as_ref().is_none_or(|name| *name == token.name));
+    tokens.retain(|token| filter.name.as_ref().is_none_or(|name| *name == token.name));
     listed_here(&page, tokens, |token| token.uuid.to_string())
 }
 
 /// Gets a token. Only over the socket, by root.
-#[utoipa::path(
-    get, path = "/tokens/{uuid}", tag = "token", operation_id = "token_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Token), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Token>, Refusal> {
+#[utoipa::path(get, path = "/tokens/{uuid}", tag = "token", params(Id), responses((status = 200, body = Token)))]
+async fn token_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Token>> {
     let found = daemon.tokens.list().into_iter().find(|token| token.uuid == uuid);
     let missing = || Problem::new(Code::NotFound, format!("there is no token {uuid}"));
     Ok(Json(found.ok_or_else(missing)?))
@@ -52,20 +47,16 @@ async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Token>,
 
 /// Creates a token and returns its secret, this one time only. Only over the socket, by root.
 #[utoipa::path(
-    post, path = "/tokens", tag = "token", operation_id = "token_create", request_body = TokenCreate,
-    responses((status = 201, body = TokenMade), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/tokens", tag = "token", request_body = TokenCreate, responses((status = 201, body = TokenMade))
 )]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<TokenCreate>) -> Result<Created<TokenMade>, Refusal> {
+async fn token_create(State(daemon): State<Daemon>, Body(asked): Body<TokenCreate>) -> Answer<Created<TokenMade>> {
     let made = daemon.tokens.create(asked).await?;
     Ok(created("tokens", made.token.uuid, made))
 }
 
 /// Revokes a token, which closes the connections that use it. Only over the socket, by root.
-#[utoipa::path(
-    delete, path = "/tokens/{uuid}", tag = "token", operation_id = "token_revoke", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn revoke(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+#[utoipa::path(delete, path = "/tokens/{uuid}", tag = "token", params(Id), responses((status = 204)))]
+async fn token_revoke(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     daemon.tokens.revoke(uuid).await?;
     Ok(StatusCode::NO_CONTENT)
 }

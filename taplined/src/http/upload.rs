@@ -1,11 +1,10 @@
 //! `/uploads`: files that clients send, to be imported.
 
-use api::{Problem, Upload, UploadCreate};
+use api::{Upload, UploadCreate};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -15,13 +14,16 @@ use super::answer::listed_here;
 use super::extract::{Asked, Body, Id, whole};
 use super::list::{Page, Paging};
 use super::listener::TO_ASK;
-use super::{Created, Refusal, created};
+use super::{Answer, Created, Refusal, created};
 use crate::daemon::Daemon;
 use crate::upload;
 
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
-    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(show, remove)).routes(routes!(append))
+    OpenApiRouter::new()
+        .routes(routes!(upload_list, upload_create))
+        .routes(routes!(upload_show, upload_remove))
+        .routes(routes!(upload_append))
 }
 
 /// A piece of a file.
@@ -44,56 +46,44 @@ struct At {
 }
 
 /// Lists the uploads.
-#[utoipa::path(
-    get, path = "/uploads", tag = "upload", operation_id = "upload_list", params(Paging),
-    responses((status = 200, body = Vec<Upload>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn list(State(daemon): State<Daemon>, page: Page) -> Result<Response, Refusal> {
+#[utoipa::path(get, path = "/uploads", tag = "upload", params(Paging), responses((status = 200, body = Vec<Upload>)))]
+async fn upload_list(State(daemon): State<Daemon>, page: Page) -> Answer {
     listed_here(&page, daemon.uploads.list(), |upload| upload.uuid.to_string())
 }
 
 /// Gets an upload, and how much of it has arrived.
-#[utoipa::path(
-    get, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Upload>, Refusal> {
+#[utoipa::path(get, path = "/uploads/{uuid}", tag = "upload", params(Id), responses((status = 200, body = Upload)))]
+async fn upload_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Upload>> {
     Ok(Json(daemon.uploads.show(uuid)?))
 }
 
 /// Creates an upload. Its pieces are appended, and it is then imported (`vdi_import`). It ends one hour after its last
 /// piece, and with the daemon.
 #[utoipa::path(
-    post, path = "/uploads", tag = "upload", operation_id = "upload_create", request_body = UploadCreate,
-    responses((status = 201, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/uploads", tag = "upload", request_body = UploadCreate, responses((status = 201, body = Upload))
 )]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<UploadCreate>) -> Result<Created<Upload>, Refusal> {
+async fn upload_create(State(daemon): State<Daemon>, Body(asked): Body<UploadCreate>) -> Answer<Created<Upload>> {
     let made = upload::create(&daemon, asked).await?;
     Ok(created("uploads", made.uuid, made))
 }
 
 /// Appends a piece of at most 16 MiB to an upload. When the answer is lost, get the upload: it says where to continue.
 #[utoipa::path(
-    post, path = "/uploads/{uuid}/append", tag = "upload", operation_id = "upload_append",
-    params(("uuid" = Uuid, Path), At),
-    request_body(content = String, content_type = "application/octet-stream"),
-    responses((status = 200, body = Upload), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/uploads/{uuid}/append", tag = "upload", params(Id, At),
+    request_body(content = String, content_type = "application/octet-stream"), responses((status = 200, body = Upload))
 )]
-async fn append(
+async fn upload_append(
     State(daemon): State<Daemon>,
     Id(uuid): Id,
     Asked(at): Asked<At>,
     Piece(piece): Piece,
-) -> Result<Json<Upload>, Refusal> {
+) -> Answer<Json<Upload>> {
     Ok(Json(upload::append(&daemon, uuid, at.offset, piece).await?))
 }
 
 /// Removes an upload.
-#[utoipa::path(
-    delete, path = "/uploads/{uuid}", tag = "upload", operation_id = "upload_remove", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn remove(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+#[utoipa::path(delete, path = "/uploads/{uuid}", tag = "upload", params(Id), responses((status = 204)))]
+async fn upload_remove(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     daemon.uploads.show(uuid)?;
     daemon.uploads.remove(uuid);
     Ok(StatusCode::NO_CONTENT)

@@ -9,7 +9,6 @@ use api::{
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -19,7 +18,7 @@ use uuid::Uuid;
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging, Tagged, Tagging};
-use super::{Begun, Created, Refusal, begun, created};
+use super::{Answer, Begun, Created, begun, created};
 use crate::daemon::Daemon;
 use crate::disk::limits;
 use crate::disk::paths::DiskPaths;
@@ -34,21 +33,21 @@ const QUEUES_DEFAULT_MAX: u16 = 4;
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
-        .routes(routes!(list, create))
-        .routes(routes!(show, patch, destroy))
-        .routes(routes!(plug_one))
-        .routes(routes!(unplug_one))
-        .routes(routes!(upgrade))
-        .routes(routes!(limit))
-        .routes(routes!(share))
-        .routes(routes!(plug_many))
-        .routes(routes!(unplug_many))
-        .routes(routes!(connect))
+        .routes(routes!(vbd_list, vbd_create))
+        .routes(routes!(vbd_show, vbd_patch, vbd_destroy))
+        .routes(routes!(vbd_plug))
+        .routes(routes!(vbd_unplug))
+        .routes(routes!(vbd_upgrade))
+        .routes(routes!(vbd_limit))
+        .routes(routes!(vbd_share))
+        .routes(routes!(vbd_plug_many))
+        .routes(routes!(vbd_unplug_many))
+        .routes(routes!(vbd_connect))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct VbdFilter {
     /// Only those of VDIs in this repository.
     sr: Option<Uuid>,
     /// Only those of this VM.
@@ -64,24 +63,18 @@ struct Which {
 
 /// Lists the VBDs by VM and position.
 #[utoipa::path(
-    get, path = "/vbds", tag = "vbd", operation_id = "vbd_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Vbd>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vbds", tag = "vbd", params(VbdFilter, Tagging, Paging), responses((status = 200, body = Vec<Vbd>))
 )]
-async fn list(
-    State(daemon): State<Daemon>,
-    Asked(which): Asked<Which>,
-    tagged: Tagged,
-    page: Page,
-) -> Result<Response, Refusal> {
+async fn vbd_list(State(daemon): State<Daemon>, Asked(filter): Asked<VbdFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
-        let mut vbds = view.vbds(which.vm, which.vdi)?;
-        let of_sr: Option<HashSet<Uuid>> = match which.sr {
+        let mut vbds = view.vbds(filter.vm, filter.vdi)?;
+        let of_sr: Option<HashSet<Uuid>> = match filter.sr {
             Some(sr) => Some(view.vdis(Some(sr))?.into_iter().map(|vdi| vdi.uuid).collect()),
             None => None,
         };
         vbds.retain(|vbd| {
-            which.r#match.as_ref().is_none_or(|like| super::is_like(like, None, vbd.uuid))
-                && which.state.is_none_or(|state| state == vbd.state)
+            filter.r#match.as_ref().is_none_or(|like| super::is_like(like, None, vbd.uuid))
+                && filter.state.is_none_or(|state| state == vbd.state)
                 && of_sr.as_ref().is_none_or(|vdis| vdis.contains(&vbd.vdi))
                 && vbd.tags.have_all(&tagged.0)
         });
@@ -91,21 +84,15 @@ async fn list(
 }
 
 /// Gets a VBD.
-#[utoipa::path(
-    get, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+#[utoipa::path(get, path = "/vbds/{uuid}", tag = "vbd", params(Id), responses((status = 200, body = Vbd)))]
+async fn vbd_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer {
     shown(&daemon, ObjectKind::Vbd, uuid).await
 }
 
 /// Creates a VBD, which is not plugged yet.
-#[utoipa::path(
-    post, path = "/vbds", tag = "vbd", operation_id = "vbd_create", request_body = VbdCreate,
-    responses((status = 201, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<VbdCreate>) -> Result<Created<Vbd>, Refusal> {
-    let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+#[utoipa::path(post, path = "/vbds", tag = "vbd", request_body = VbdCreate, responses((status = 201, body = Vbd)))]
+async fn vbd_create(State(daemon): State<Daemon>, Body(asked): Body<VbdCreate>) -> Answer<Created<Vbd>> {
+    let made = request::change(&daemon.catalogue, 201, move |tx| {
         asked.uuid.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
         let vbd = made_of(asked, tx)?;
         tx.add_vbd(&vbd)?;
@@ -152,20 +139,16 @@ fn made_of(asked: VbdCreate, view: &repo::View<'_>) -> Result<Vbd, Problem> {
 /// Changes the tags and strings of programs of a VBD, and whether one that belongs to no VM is plugged when the host
 /// boots.
 #[utoipa::path(
-    patch, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_patch", params(("uuid" = Uuid, Path)),
-    request_body = VbdPatch,
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/vbds/{uuid}", tag = "vbd", params(Id), request_body = VbdPatch,
+    responses((status = 200, body = Vbd))
 )]
-async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VbdPatch>) -> Result<Json<Vbd>, Refusal> {
+async fn vbd_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VbdPatch>) -> Answer<Json<Vbd>> {
     Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vbd(uuid, &patch)).await?))
 }
 
 /// Removes a VBD, which must be unplugged.
-#[utoipa::path(
-    delete, path = "/vbds/{uuid}", tag = "vbd", operation_id = "vbd_destroy", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+#[utoipa::path(delete, path = "/vbds/{uuid}", tag = "vbd", params(Id), responses((status = 204)))]
+async fn vbd_destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     request::change(&daemon.catalogue, 204, move |tx| tx.remove_vbd(uuid)).await?;
     if let Err(problem) = DiskPaths::of(&daemon.config, uuid).remove_logs() {
         tracing::warn!("{problem}");
@@ -174,31 +157,24 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCod
 }
 
 /// Plugs a VBD: its VDI is served at a socket.
-#[utoipa::path(
-    post, path = "/vbds/{uuid}/plug", tag = "vbd", operation_id = "vbd_plug", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn plug_one(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vbds/{uuid}/plug", tag = "vbd", params(Id), responses((status = 202, body = Task)))]
+async fn vbd_plug(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::plug(&daemon, uuid).await?)
 }
 
 /// Unplugs a VBD when its guest has released it, or at once with force. Also cancels a plug in progress.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/unplug", tag = "vbd", operation_id = "vbd_unplug", params(("uuid" = Uuid, Path)),
-    request_body = VbdUnplug,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/unplug", tag = "vbd", params(Id), request_body = VbdUnplug,
+    responses((status = 202, body = Task))
 )]
-async fn unplug_one(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VbdUnplug>) -> Begun {
+async fn vbd_unplug(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VbdUnplug>) -> Begun {
     begun(plug::unplug(&daemon, uuid, asked.force).await?)
 }
 
 /// Replaces the process that serves a plugged VBD with the installed program. Its guest keeps running; its requests
 /// wait for a moment. If the upgrade fails, the old process continues.
-#[utoipa::path(
-    post, path = "/vbds/{uuid}/upgrade", tag = "vbd", operation_id = "vbd_upgrade", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vbds/{uuid}/upgrade", tag = "vbd", params(Id), responses((status = 202, body = Task)))]
+async fn vbd_upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::upgrade(&daemon, uuid).await?)
 }
 
@@ -206,15 +182,10 @@ async fn upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 /// not limited any more, and an empty object removes all limits. A plugged disk is limited at once: requests that have
 /// waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged and plugged again.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/limit", tag = "vbd", operation_id = "vbd_limit", params(("uuid" = Uuid, Path)),
-    request_body = DiskLimits,
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/limit", tag = "vbd", params(Id), request_body = DiskLimits,
+    responses((status = 200, body = Vbd))
 )]
-async fn limit(
-    State(daemon): State<Daemon>,
-    Id(uuid): Id,
-    Body(asked): Body<DiskLimits>,
-) -> Result<Json<Vbd>, Refusal> {
+async fn vbd_limit(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<DiskLimits>) -> Answer<Json<Vbd>> {
     let limits = limits::checked(Some(asked)).map_err(|problem| Problem { field: None, ..problem })?;
     let limited = request::change(&daemon.catalogue, 200, move |tx| tx.set_vbd_limits(uuid, limits.as_ref())).await?;
     if limited.state == VbdState::Plugged {
@@ -227,11 +198,10 @@ async fn limit(
 /// part of the storage in proportion to their weights while more is asked of it than it can do. With
 /// `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
 #[utoipa::path(
-    post, path = "/vbds/{uuid}/share", tag = "vbd", operation_id = "vbd_share", params(("uuid" = Uuid, Path)),
-    request_body = DiskShare,
-    responses((status = 200, body = Vbd), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vbds/{uuid}/share", tag = "vbd", params(Id), request_body = DiskShare,
+    responses((status = 200, body = Vbd))
 )]
-async fn share(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<DiskShare>) -> Result<Json<Vbd>, Refusal> {
+async fn vbd_share(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<DiskShare>) -> Answer<Json<Vbd>> {
     let weight = shares::checked_weight(asked.weight).map_err(|problem| problem.field("weight"))?;
     let shared = request::change(&daemon.catalogue, 200, move |tx| tx.set_vbd_share_weight(uuid, weight)).await?;
     if shared.state == VbdState::Plugged || !daemon.config.plug.shares {
@@ -256,37 +226,23 @@ struct ConnectFor {
 /// The configuration to paste for a machine that is managed elsewhere, so that it gets this VBD. For QEMU, libvirt and
 /// Cloud Hypervisor the VBD must be plugged; for xl, which serves the image itself, it must not.
 #[utoipa::path(
-    get, path = "/vbds/{uuid}/connect", tag = "vbd", operation_id = "vbd_connect",
-    params(("uuid" = Uuid, Path), ConnectFor),
-    responses(
-        (status = 200, body = String, content_type = "text/plain"), (status = "4XX", body = Problem),
-        (status = "5XX", body = Problem)
-    )
+    get, path = "/vbds/{uuid}/connect", tag = "vbd", params(Id, ConnectFor),
+    responses((status = 200, body = String, content_type = "text/plain"))
 )]
-async fn connect(
-    State(daemon): State<Daemon>,
-    Id(uuid): Id,
-    Asked(asked): Asked<ConnectFor>,
-) -> Result<String, Refusal> {
+async fn vbd_connect(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<ConnectFor>) -> Answer<String> {
     Ok(vm::connect(&daemon, uuid, asked.r#for).await?)
 }
 
 /// Plugs several VBDs: those listed, or all unplugged ones of a VM. Each reports its own failure.
-#[utoipa::path(
-    post, path = "/vbds/plug", tag = "vbd", operation_id = "vbd_plug_many", request_body = Vbds,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn plug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
+#[utoipa::path(post, path = "/vbds/plug", tag = "vbd", request_body = Vbds, responses((status = 202, body = Task)))]
+async fn vbd_plug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
     let vbds = named(&daemon, &asked, |state| state == VbdState::Unplugged).await?;
     begun(plug::plug_many(&daemon, vbds).await?)
 }
 
 /// Unplugs several VBDs: those listed, or all plugged ones of a VM.
-#[utoipa::path(
-    post, path = "/vbds/unplug", tag = "vbd", operation_id = "vbd_unplug_many", request_body = Vbds,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn unplug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
+#[utoipa::path(post, path = "/vbds/unplug", tag = "vbd", request_body = Vbds, responses((status = 202, body = Task)))]
+async fn vbd_unplug_many(State(daemon): State<Daemon>, Body(asked): Body<Vbds>) -> Begun {
     let vbds = named(&daemon, &asked, |state| state != VbdState::Unplugged).await?;
     begun(plug::unplug_many(&daemon, vbds, asked.force).await?)
 }

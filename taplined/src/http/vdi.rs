@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 use api::{
-    Name, ObjectKind, Problem, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
+    Name, ObjectKind, Task, Vdi, VdiClone, VdiCopy, VdiCreate, VdiDestroyPlan, VdiExport, VdiImport, VdiPatch,
     VdiReconcile, VdiResize, VdiRevert, VdiSnapshot, VdiState,
 };
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::answer::{listed, shown};
 use super::extract::{Asked, Body, Id};
 use super::list::{Page, Paging, Tagged, Tagging};
-use super::{Begun, Refusal, begun};
+use super::{Answer, Begun, begun};
 use crate::daemon::Daemon;
 use crate::reconcile;
 use crate::request;
@@ -27,22 +27,22 @@ use crate::vdi::begin;
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
-        .routes(routes!(list, create))
-        .routes(routes!(show, patch, destroy))
-        .routes(routes!(import))
-        .routes(routes!(resize))
-        .routes(routes!(snapshot))
-        .routes(routes!(clone))
-        .routes(routes!(revert))
-        .routes(routes!(copy))
-        .routes(routes!(export))
-        .routes(routes!(merge))
-        .routes(routes!(reconcile))
+        .routes(routes!(vdi_list, vdi_create))
+        .routes(routes!(vdi_show, vdi_patch, vdi_destroy))
+        .routes(routes!(vdi_import))
+        .routes(routes!(vdi_resize))
+        .routes(routes!(vdi_snapshot))
+        .routes(routes!(vdi_clone))
+        .routes(routes!(vdi_revert))
+        .routes(routes!(vdi_copy))
+        .routes(routes!(vdi_export))
+        .routes(routes!(vdi_merge))
+        .routes(routes!(vdi_reconcile))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct VdiFilter {
     /// Only those in this repository.
     sr: Option<Uuid>,
     /// Only those that this VM has as VBDs.
@@ -69,26 +69,20 @@ struct DryRun {
 
 /// Lists the VDIs by name.
 #[utoipa::path(
-    get, path = "/vdis", tag = "vdi", operation_id = "vdi_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Vdi>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vdis", tag = "vdi", params(VdiFilter, Tagging, Paging), responses((status = 200, body = Vec<Vdi>))
 )]
-async fn list(
-    State(daemon): State<Daemon>,
-    Asked(which): Asked<Which>,
-    tagged: Tagged,
-    page: Page,
-) -> Result<Response, Refusal> {
+async fn vdi_list(State(daemon): State<Daemon>, Asked(filter): Asked<VdiFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
-        let mut found = view.vdis(which.sr)?;
-        let of_vm: Option<HashSet<Uuid>> = match which.vm {
+        let mut found = view.vdis(filter.sr)?;
+        let of_vm: Option<HashSet<Uuid>> = match filter.vm {
             Some(vm) => Some(view.vbds(Some(vm), None)?.into_iter().map(|vbd| vbd.vdi).collect()),
             None => None,
         };
         found.retain(|vdi| {
-            which.name.as_ref().is_none_or(|name| *name == vdi.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vdi.name), vdi.uuid))
-                && which.state.is_none_or(|state| state == vdi.state)
-                && which.snapshot_of.is_none_or(|of| Some(of) == vdi.snapshot_of)
+            filter.name.as_ref().is_none_or(|name| *name == vdi.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vdi.name), vdi.uuid))
+                && filter.state.is_none_or(|state| state == vdi.state)
+                && filter.snapshot_of.is_none_or(|of| Some(of) == vdi.snapshot_of)
                 && of_vm.as_ref().is_none_or(|vdis| vdis.contains(&vdi.uuid))
                 && vdi.tags.have_all(&tagged.0)
         });
@@ -98,43 +92,33 @@ async fn list(
 }
 
 /// Gets a VDI.
-#[utoipa::path(
-    get, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+#[utoipa::path(get, path = "/vdis/{uuid}", tag = "vdi", params(Id), responses((status = 200, body = Vdi)))]
+async fn vdi_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer {
     shown(&daemon, ObjectKind::Vdi, uuid).await
 }
 
 /// Creates an empty VDI. The task's result contains its UUID.
-#[utoipa::path(
-    post, path = "/vdis", tag = "vdi", operation_id = "vdi_create", request_body = VdiCreate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> Begun {
+#[utoipa::path(post, path = "/vdis", tag = "vdi", request_body = VdiCreate, responses((status = 202, body = Task)))]
+async fn vdi_create(State(daemon): State<Daemon>, Body(asked): Body<VdiCreate>) -> Begun {
     begun(begin::create(&daemon, asked).await?)
 }
 
 /// Changes the name, description, tags, strings of programs, schedule of snapshots or read-only flag of a VDI.
 #[utoipa::path(
-    patch, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_patch", params(("uuid" = Uuid, Path)),
-    request_body = VdiPatch,
-    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/vdis/{uuid}", tag = "vdi", params(Id), request_body = VdiPatch,
+    responses((status = 200, body = Vdi))
 )]
-async fn patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VdiPatch>) -> Result<Json<Vdi>, Refusal> {
+async fn vdi_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<VdiPatch>) -> Answer<Json<Vdi>> {
     Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vdi(uuid, &patch)).await?))
 }
 
 /// Destroys a VDI. Its file is removed unless other images are based on it; in that case it is removed or merged later.
 /// With `dry_run` nothing is changed, and the response says what would be.
 #[utoipa::path(
-    delete, path = "/vdis/{uuid}", tag = "vdi", operation_id = "vdi_destroy", params(("uuid" = Uuid, Path), DryRun),
-    responses(
-        (status = 202, body = Task), (status = 200, body = VdiDestroyPlan, description = "what would be removed"),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
-    )
+    delete, path = "/vdis/{uuid}", tag = "vdi", params(Id, DryRun),
+    responses((status = 202, body = Task), (status = 200, body = VdiDestroyPlan, description = "what would be removed"))
 )]
-async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<DryRun>) -> Result<Response, Refusal> {
+async fn vdi_destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<DryRun>) -> Answer {
     if dry.dry_run {
         return Ok(Json(begin::would_destroy(&daemon, uuid).await?).into_response());
     }
@@ -143,93 +127,82 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<D
 
 /// Creates a VDI from a file on the host.
 #[utoipa::path(
-    post, path = "/vdis/import", tag = "vdi", operation_id = "vdi_import", request_body = VdiImport,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/import", tag = "vdi", request_body = VdiImport, responses((status = 202, body = Task))
 )]
-async fn import(State(daemon): State<Daemon>, Body(asked): Body<VdiImport>) -> Begun {
+async fn vdi_import(State(daemon): State<Daemon>, Body(asked): Body<VdiImport>) -> Begun {
     begun(begin::import(&daemon, asked).await?)
 }
 
 /// Grows a VDI, which may be plugged.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/resize", tag = "vdi", operation_id = "vdi_resize", params(("uuid" = Uuid, Path)),
-    request_body = VdiResize,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/resize", tag = "vdi", params(Id), request_body = VdiResize,
+    responses((status = 202, body = Task))
 )]
-async fn resize(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiResize>) -> Begun {
+async fn vdi_resize(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiResize>) -> Begun {
     begun(begin::resize(&daemon, uuid, asked).await?)
 }
 
 /// Takes a read-only snapshot of a VDI, which may be plugged.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/snapshot", tag = "vdi", operation_id = "vdi_snapshot", params(("uuid" = Uuid, Path)),
-    request_body = VdiSnapshot,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/snapshot", tag = "vdi", params(Id), request_body = VdiSnapshot,
+    responses((status = 202, body = Task))
 )]
-async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiSnapshot>) -> Begun {
+async fn vdi_snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiSnapshot>) -> Begun {
     begun(begin::snapshot(&daemon, uuid, asked).await?)
 }
 
 /// Creates a writable clone of a VDI, which may be plugged.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/clone", tag = "vdi", operation_id = "vdi_clone", params(("uuid" = Uuid, Path)),
-    request_body = VdiClone,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/clone", tag = "vdi", params(Id), request_body = VdiClone,
+    responses((status = 202, body = Task))
 )]
-async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiClone>) -> Begun {
+async fn vdi_clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiClone>) -> Begun {
     begun(begin::clone(&daemon, uuid, asked).await?)
 }
 
 /// Reverts an unplugged VDI to one of its snapshots. Data written since then is lost.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/revert", tag = "vdi", operation_id = "vdi_revert", params(("uuid" = Uuid, Path)),
-    request_body = VdiRevert,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/revert", tag = "vdi", params(Id), request_body = VdiRevert,
+    responses((status = 202, body = Task))
 )]
-async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiRevert>) -> Begun {
+async fn vdi_revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiRevert>) -> Begun {
     begun(begin::revert(&daemon, uuid, asked).await?)
 }
 
 /// Makes a full copy of a VDI.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/copy", tag = "vdi", operation_id = "vdi_copy", params(("uuid" = Uuid, Path)),
-    request_body = VdiCopy,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/copy", tag = "vdi", params(Id), request_body = VdiCopy,
+    responses((status = 202, body = Task))
 )]
-async fn copy(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiCopy>) -> Begun {
+async fn vdi_copy(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiCopy>) -> Begun {
     begun(begin::copy(&daemon, uuid, asked).await?)
 }
 
 /// Writes a VDI to a new file on the host.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/export", tag = "vdi", operation_id = "vdi_export", params(("uuid" = Uuid, Path)),
-    request_body = VdiExport,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/export", tag = "vdi", params(Id), request_body = VdiExport,
+    responses((status = 202, body = Task))
 )]
-async fn export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiExport>) -> Begun {
+async fn vdi_export(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VdiExport>) -> Begun {
     begun(begin::export(&daemon, uuid, asked).await?)
 }
 
 /// Merges images of a VDI's chain that are no longer needed; the VDI may be plugged. This also happens automatically.
-#[utoipa::path(
-    post, path = "/vdis/{uuid}/merge", tag = "vdi", operation_id = "vdi_merge", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vdis/{uuid}/merge", tag = "vdi", params(Id), responses((status = 202, body = Task)))]
+async fn vdi_merge(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(begin::merge(&daemon, uuid).await?)
 }
 
 /// Resolves a diverged VDI, whose running disk and catalogue entry disagree.
 #[utoipa::path(
-    post, path = "/vdis/{uuid}/reconcile", tag = "vdi", operation_id = "vdi_reconcile", params(("uuid" = Uuid, Path)),
-    request_body = VdiReconcile,
-    responses((status = 200, body = Vdi), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vdis/{uuid}/reconcile", tag = "vdi", params(Id), request_body = VdiReconcile,
+    responses((status = 200, body = Vdi))
 )]
-async fn reconcile(
+async fn vdi_reconcile(
     State(daemon): State<Daemon>,
     Id(uuid): Id,
     Body(asked): Body<VdiReconcile>,
-) -> Result<Json<Vdi>, Refusal> {
+) -> Answer<Json<Vdi>> {
     reconcile::decide(&daemon, uuid, asked.believe).await?;
     Ok(Json(daemon.catalogue.read_for_client(move |view| view.vdi(uuid)).await?))
 }

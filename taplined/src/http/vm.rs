@@ -9,7 +9,7 @@ use axum::body::Body as Content;
 use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -20,7 +20,7 @@ use super::answer::{listed, shown};
 use super::asker::Asker;
 use super::extract::{Asked, Body, Id, Part};
 use super::list::{Page, Paging, Tagged, Tagging};
-use super::{Begun, Created, Refusal, begun, created, must_end};
+use super::{Answer, Begun, Created, begun, created, must_end};
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
 use crate::request;
@@ -29,25 +29,25 @@ use crate::vm;
 /// The routes.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
-        .routes(routes!(list, create))
-        .routes(routes!(show, patch, destroy))
-        .routes(routes!(start))
-        .routes(routes!(shutdown))
-        .routes(routes!(pause))
-        .routes(routes!(resume))
-        .routes(routes!(suspend))
-        .routes(routes!(discard))
-        .routes(routes!(snapshot))
-        .routes(routes!(snapshots))
-        .routes(routes!(patch_snapshot, destroy_snapshot))
-        .routes(routes!(revert))
-        .routes(routes!(clone))
-        .routes(routes!(console))
+        .routes(routes!(vm_list, vm_create))
+        .routes(routes!(vm_show, vm_patch, vm_destroy))
+        .routes(routes!(vm_start))
+        .routes(routes!(vm_shutdown))
+        .routes(routes!(vm_pause))
+        .routes(routes!(vm_resume))
+        .routes(routes!(vm_suspend))
+        .routes(routes!(vm_drop_memory))
+        .routes(routes!(vm_snapshot))
+        .routes(routes!(vm_snapshot_list))
+        .routes(routes!(vm_snapshot_patch, vm_snapshot_destroy))
+        .routes(routes!(vm_revert))
+        .routes(routes!(vm_clone))
+        .routes(routes!(vm_console))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Which {
+struct VmFilter {
     /// Only those with this name.
     name: Option<Name>,
     /// Only those with this name or UUID prefix (at least four digits).
@@ -59,21 +59,15 @@ struct Which {
 
 /// Lists the VMs by name.
 #[utoipa::path(
-    get, path = "/vms", tag = "vm", operation_id = "vm_list", params(Which, Tagging, Paging),
-    responses((status = 200, body = Vec<Vm>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vms", tag = "vm", params(VmFilter, Tagging, Paging), responses((status = 200, body = Vec<Vm>))
 )]
-async fn list(
-    State(daemon): State<Daemon>,
-    Asked(which): Asked<Which>,
-    tagged: Tagged,
-    page: Page,
-) -> Result<Response, Refusal> {
+async fn vm_list(State(daemon): State<Daemon>, Asked(filter): Asked<VmFilter>, tagged: Tagged, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vms()?;
         found.retain(|vm| {
-            which.name.as_ref().is_none_or(|name| *name == vm.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vm.name), vm.uuid))
-                && which.power.is_none_or(|power| power == vm.power)
+            filter.name.as_ref().is_none_or(|name| *name == vm.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&vm.name), vm.uuid))
+                && filter.power.is_none_or(|power| power == vm.power)
                 && vm.tags.have_all(&tagged.0)
         });
         Ok(found)
@@ -82,20 +76,14 @@ async fn list(
 }
 
 /// Gets a VM.
-#[utoipa::path(
-    get, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_show", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn show(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Response, Refusal> {
+#[utoipa::path(get, path = "/vms/{uuid}", tag = "vm", params(Id), responses((status = 200, body = Vm)))]
+async fn vm_show(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer {
     shown(&daemon, ObjectKind::Vm, uuid).await
 }
 
 /// Creates a VM, which is halted and has no disks.
-#[utoipa::path(
-    post, path = "/vms", tag = "vm", operation_id = "vm_create", request_body = VmCreate,
-    responses((status = 201, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Result<Created<Vm>, Refusal> {
+#[utoipa::path(post, path = "/vms", tag = "vm", request_body = VmCreate, responses((status = 201, body = Vm)))]
+async fn vm_create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Answer<Created<Vm>> {
     let hardware = VmHardware {
         driver: asked.driver,
         memory: asked.memory.bytes(),
@@ -114,7 +102,7 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
         ..new
     };
     let config = daemon.config.clone();
-    let made = request::change(&daemon.catalogue, StatusCode::CREATED.as_u16(), move |tx| {
+    let made = request::change(&daemon.catalogue, 201, move |tx| {
         let mut made = made;
         vm::settle_mac(tx, made.uuid, &mut made.platform)?;
         vm::check(&config, &made)?;
@@ -129,17 +117,11 @@ async fn create(State(daemon): State<Daemon>, Body(asked): Body<VmCreate>) -> Re
 
 /// Changes a VM, its schedule of snapshots too; its hardware only while it is halted.
 #[utoipa::path(
-    patch, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_patch", params(("uuid" = Uuid, Path)),
-    request_body = VmPatch,
-    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    patch, path = "/vms/{uuid}", tag = "vm", params(Id), request_body = VmPatch, responses((status = 200, body = Vm))
 )]
-async fn patch(
-    State(daemon): State<Daemon>,
-    Id(uuid): Id,
-    Body(mut patch): Body<VmPatch>,
-) -> Result<Json<Vm>, Refusal> {
+async fn vm_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(mut patch): Body<VmPatch>) -> Answer<Json<Vm>> {
     let config = daemon.config.clone();
-    let patched = request::change(&daemon.catalogue, StatusCode::OK.as_u16(), move |tx| {
+    let patched = request::change(&daemon.catalogue, 200, move |tx| {
         patch.platform.as_mut().map_or(Ok(()), |platform| vm::settle_mac(tx, uuid, platform))?;
         let patched = tx.patch_vm(uuid, &patch)?;
         vm::check(&config, &patched)?;
@@ -149,13 +131,10 @@ async fn patch(
 }
 
 /// Destroys a halted or suspended VM, its saved memory and its VBDs. Its VDIs stay.
-#[utoipa::path(
-    delete, path = "/vms/{uuid}", tag = "vm", operation_id = "vm_destroy", params(("uuid" = Uuid, Path)),
-    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCode, Refusal> {
+#[utoipa::path(delete, path = "/vms/{uuid}", tag = "vm", params(Id), responses((status = 204)))]
+async fn vm_destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusCode> {
     let _operation = daemon.vms.begin(uuid)?;
-    let removed = request::change(&daemon.catalogue, StatusCode::NO_CONTENT.as_u16(), move |tx| {
+    let removed = request::change(&daemon.catalogue, 204, move |tx| {
         let (vbds, file) = (tx.vbds(Some(uuid), None)?, tx.vm_memory(uuid)?.map(|memory| memory.file));
         tx.remove_vm(uuid)?;
         Ok((vbds, file))
@@ -171,11 +150,8 @@ async fn destroy(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<StatusCod
 }
 
 /// Starts a VM: plugs all its VBDs and runs the guest. If this fails or is cancelled, it is rolled back.
-#[utoipa::path(
-    post, path = "/vms/{uuid}/start", tag = "vm", operation_id = "vm_start", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vms/{uuid}/start", tag = "vm", params(Id), responses((status = 202, body = Task)))]
+async fn vm_start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::start(&daemon, uuid).await?)
 }
 
@@ -183,67 +159,53 @@ async fn start(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 /// `force_after` it is stopped by force after that time; with `force` it is stopped at once, as if its power were cut,
 /// and other operations on it are aborted.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/shutdown", tag = "vm", operation_id = "vm_shutdown", params(("uuid" = Uuid, Path)),
-    request_body = VmShutdown,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/shutdown", tag = "vm", params(Id), request_body = VmShutdown,
+    responses((status = 202, body = Task))
 )]
-async fn shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmShutdown>) -> Begun {
+async fn vm_shutdown(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmShutdown>) -> Begun {
     must_end(asked.force_after.unwrap_or_default())?;
     begun(vm::shutdown(&daemon, uuid, asked).await?)
 }
 
 /// Pauses the guest of a VM, which stays in memory.
-#[utoipa::path(
-    post, path = "/vms/{uuid}/pause", tag = "vm", operation_id = "vm_pause", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vms/{uuid}/pause", tag = "vm", params(Id), responses((status = 202, body = Task)))]
+async fn vm_pause(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::pause(&daemon, uuid).await?)
 }
 
 /// Resumes the guest of a paused VM, or of a suspended one, whose disks are plugged for that.
-#[utoipa::path(
-    post, path = "/vms/{uuid}/resume", tag = "vm", operation_id = "vm_resume", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vms/{uuid}/resume", tag = "vm", params(Id), responses((status = 202, body = Task)))]
+async fn vm_resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::resume(&daemon, uuid).await?)
 }
 
 /// Saves the memory of a running or paused guest to a file, ends its machine and unplugs its VBDs. A start or resume
 /// goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is cancelled before
 /// the memory is saved, the guest goes on.
-#[utoipa::path(
-    post, path = "/vms/{uuid}/suspend", tag = "vm", operation_id = "vm_suspend", params(("uuid" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
+#[utoipa::path(post, path = "/vms/{uuid}/suspend", tag = "vm", params(Id), responses((status = 202, body = Task)))]
+async fn vm_suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::suspend(&daemon, uuid).await?)
 }
 
 /// Gives up the saved memory of a suspended VM, which is halted then, as if its power had been cut.
-#[utoipa::path(
-    delete, path = "/vms/{uuid}/memory", tag = "vm", operation_id = "vm_drop_memory", params(("uuid" = Uuid, Path)),
-    responses((status = 200, body = Vm), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-async fn discard(State(daemon): State<Daemon>, Id(uuid): Id) -> Result<Json<Vm>, Refusal> {
+#[utoipa::path(delete, path = "/vms/{uuid}/memory", tag = "vm", params(Id), responses((status = 200, body = Vm)))]
+async fn vm_drop_memory(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Vm>> {
     Ok(Json(vm::discard(&daemon, uuid).await?))
 }
 
 /// Takes snapshots of all writable disks of a VM at one moment, or none: what was acknowledged before the first one was
 /// taken is in all of them. A running guest is paused for that moment. The task's result has the snapshot's UUID.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/snapshot", tag = "vm", operation_id = "vm_snapshot", params(("uuid" = Uuid, Path)),
-    request_body = VmSnapshotCreate,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/snapshot", tag = "vm", params(Id), request_body = VmSnapshotCreate,
+    responses((status = 202, body = Task))
 )]
-async fn snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmSnapshotCreate>) -> Begun {
+async fn vm_snapshot(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmSnapshotCreate>) -> Begun {
     begun(vm::snapshot(&daemon, uuid, asked).await?)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct WhichSnapshots {
+struct VmSnapshotFilter {
     /// Only those with this name.
     name: Option<Name>,
     /// Only those with this name or UUID prefix (at least four digits).
@@ -252,22 +214,21 @@ struct WhichSnapshots {
 
 /// Lists the snapshots of a VM, the oldest first.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/snapshots", tag = "vm", operation_id = "vm_snapshot_list",
-    params(("uuid" = Uuid, Path), WhichSnapshots, Paging),
-    responses((status = 200, body = Vec<VmSnapshot>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    get, path = "/vms/{uuid}/snapshots", tag = "vm", params(Id, VmSnapshotFilter, Paging),
+    responses((status = 200, body = Vec<VmSnapshot>))
 )]
-async fn snapshots(
+async fn vm_snapshot_list(
     State(daemon): State<Daemon>,
     Id(uuid): Id,
-    Asked(which): Asked<WhichSnapshots>,
+    Asked(filter): Asked<VmSnapshotFilter>,
     page: Page,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         view.vm(uuid)?;
         let mut found = view.vm_snapshots(Some(uuid))?;
         found.retain(|snapshot| {
-            which.name.as_ref().is_none_or(|name| *name == snapshot.name)
-                && which.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&snapshot.name), snapshot.uuid))
+            filter.name.as_ref().is_none_or(|name| *name == snapshot.name)
+                && filter.r#match.as_ref().is_none_or(|like| super::is_like(like, Some(&snapshot.name), snapshot.uuid))
         });
         Ok(found)
     };
@@ -276,36 +237,33 @@ async fn snapshots(
 
 /// Has a snapshot of a VM stay that its schedule would destroy one day.
 #[utoipa::path(
-    patch, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm", operation_id = "vm_snapshot_patch",
+    patch, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm",
     params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)), request_body = VmSnapshotPatch,
-    responses((status = 200, body = VmSnapshot), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    responses((status = 200, body = VmSnapshot))
 )]
-async fn patch_snapshot(
+async fn vm_snapshot_patch(
     State(daemon): State<Daemon>,
     Part { of, uuid }: Part,
     Body(patch): Body<VmSnapshotPatch>,
-) -> Result<Json<VmSnapshot>, Refusal> {
-    let status = StatusCode::OK.as_u16();
-    Ok(Json(request::change(&daemon.catalogue, status, move |tx| tx.patch_vm_snapshot(of, uuid, &patch)).await?))
+) -> Answer<Json<VmSnapshot>> {
+    Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vm_snapshot(of, uuid, &patch)).await?))
 }
 
 /// Destroys a snapshot of a VM, and those of its disks that are still there.
 #[utoipa::path(
-    delete, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm", operation_id = "vm_snapshot_destroy",
-    params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)),
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    delete, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm",
+    params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)), responses((status = 202, body = Task))
 )]
-async fn destroy_snapshot(State(daemon): State<Daemon>, Part { of, uuid }: Part) -> Begun {
+async fn vm_snapshot_destroy(State(daemon): State<Daemon>, Part { of, uuid }: Part) -> Begun {
     begun(vm::destroy_snapshot(&daemon, of, uuid).await?)
 }
 
 /// Reverts all disks of a halted VM to a snapshot of it, or none. Data written since then is lost. Its hardware stays.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/revert", tag = "vm", operation_id = "vm_revert", params(("uuid" = Uuid, Path)),
-    request_body = VmRevert,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/revert", tag = "vm", params(Id), request_body = VmRevert,
+    responses((status = 202, body = Task))
 )]
-async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmRevert>) -> Begun {
+async fn vm_revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmRevert>) -> Begun {
     begun(vm::revert(&daemon, uuid, asked).await?)
 }
 
@@ -313,11 +271,10 @@ async fn revert(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<Vm
 /// when a snapshot was taken. Disks that the guest can only read are shared. A network card in a bridge gets another
 /// address; one at a tap interface is not copied, and the task's result has a `note`.
 #[utoipa::path(
-    post, path = "/vms/{uuid}/clone", tag = "vm", operation_id = "vm_clone", params(("uuid" = Uuid, Path)),
-    request_body = VmClone,
-    responses((status = 202, body = Task), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    post, path = "/vms/{uuid}/clone", tag = "vm", params(Id), request_body = VmClone,
+    responses((status = 202, body = Task))
 )]
-async fn clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmClone>) -> Begun {
+async fn vm_clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<VmClone>) -> Begun {
     begun(vm::clone(&daemon, uuid, asked).await?)
 }
 
@@ -332,23 +289,22 @@ struct Recent {
 /// `Upgrade: tapline-console` the connection becomes the console: earlier output, then what the guest writes; what is
 /// sent is typed.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/console", tag = "vm", operation_id = "vm_console", params(("uuid" = Uuid, Path), Recent),
+    get, path = "/vms/{uuid}/console", tag = "vm", params(Id, Recent),
     responses(
         (
             status = 200, body = String, content_type = "application/octet-stream",
             example = json!("Debian GNU/Linux 13 web ttyS0\r\n\r\nweb login: ")
         ),
-        (status = 101, description = "The connection is the console from now on"),
-        (status = "4XX", body = Problem), (status = "5XX", body = Problem)
+        (status = 101, description = "The connection is the console from now on")
     )
 )]
-async fn console(
+async fn vm_console(
     State(daemon): State<Daemon>,
     Extension(asker): Extension<Asker>,
     Id(uuid): Id,
     Asked(Recent { recent }): Asked<Recent>,
     mut request: Request,
-) -> Result<Response, Refusal> {
+) -> Answer {
     let vm = daemon.catalogue.read(move |view| view.vm(uuid)).await?;
     let console = daemon.vms.console(&vm)?;
     let recent = recent.map_or(vm::KEPT, |recent| usize::try_from(recent).unwrap_or(vm::KEPT));

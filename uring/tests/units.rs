@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
+use fastrand::Rng;
 use fixture::{DIRECT, pattern};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
@@ -70,14 +71,6 @@ fn run(command: &mut Command) {
     assert!(command.status().unwrap().success(), "{command:?}");
 }
 
-/// Pseudorandom numbers.
-fn dice(mut state: u64) -> impl FnMut(usize) -> usize {
-    move |below| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        usize::try_from(state >> 33).unwrap() % below
-    }
-}
-
 /// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none overlapping another's write, on a file of
 /// `model`'s length that grows to `sectors`, or on a device of that size.
 fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
@@ -85,16 +78,16 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
     assert_eq!(file.alignment().offset, 4096, "{} takes sectors of 512", path.display());
     let is_device = file.device_len().is_some();
     let mut engine = Engine::open(kind, vec![file], 8).unwrap();
-    let mut throw = dice(1);
+    let mut random = Rng::with_seed(1);
     let mut busy: BTreeMap<u64, (usize, usize, Option<Segments>)> = BTreeMap::new();
     let mut done: Vec<FileDone> = Vec::new();
     for id in 0..3000 {
-        let count = 1 + throw(20);
-        let (from, to) = (throw(sectors - count), count);
+        let count = 1 + random.usize(..20);
+        let (from, to) = (random.usize(..sectors - count), count);
         let (from, to) = (from * SECTOR, (from + to) * SECTOR);
         let memory = Segments::copy_of(&pattern(to - from, id));
         let (at, len) = (u64::try_from(from).unwrap(), u64::try_from(to - from).unwrap());
-        let action = match throw(8) {
+        let action = match random.usize(..8) {
             0 if to <= model.len() && !is_device => Action::Deallocate { at: FileOffset(at), len },
             1 => Action::SyncData,
             2..5 => Action::Read { at: FileOffset(at), into: memory.clone() },
@@ -110,7 +103,7 @@ fn work(path: &Path, kind: EngineKind, model: &mut Vec<u8>, sectors: usize) {
                 change(model, &action);
             }
         }
-        let until = if throw(3) == 0 { Until::Any } else { Until::Now };
+        let until = if random.usize(..3) == 0 { Until::Any } else { Until::Now };
         engine.reap(if busy.is_empty() { Until::Now } else { until }, &mut done).unwrap();
         done.drain(..).for_each(|done| ended(done, &mut busy, model));
     }

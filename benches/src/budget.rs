@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use fastrand::Rng;
+
 use super::server::{Kind, Server};
 use super::{Arguments, client, median, room};
 
@@ -89,14 +91,7 @@ fn scattered(path: &Path) -> Result<(), String> {
     for &table in &tables {
         clusters.extend(read(table, 1 << 16)?.chunks(8).map(number));
     }
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for last in (1..clusters.len()).rev() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let other = usize::try_from(random).unwrap_or(0) % (last + 1);
-        clusters.swap(last, other);
-    }
+    Rng::with_seed(1).shuffle(&mut clusters);
     for (table, entries) in tables.iter().zip(clusters.chunks(1 << 13)) {
         let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
         file.write_all_at(&bytes, *table).map_err(failed)?;

@@ -6,6 +6,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use fastrand::Rng;
+
 use crate::model::{Device, Spec};
 
 /// Where requests go.
@@ -45,7 +47,7 @@ const SPAN: u64 = 64 << 30;
 /// How many bytes a second a device moves for a load.
 pub fn throughput(spec: Spec, load: Load, policy: Policy) -> u64 {
     let mut device = Device::new(spec);
-    let mut places = Places { load, state: 0 };
+    let mut places = Places::new(load);
     // Ends of transfers, and how many requests each is.
     let mut under_way: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let (mut now, mut free, mut served, wanted) = (0, load.depth, 0, 48 + 6 * load.depth);
@@ -99,26 +101,23 @@ fn pieces(at: u64, len: u64, split: Option<u64>) -> impl Iterator<Item = (u64, u
 
 struct Places {
     load: Load,
-    state: u64,
+    last: u64,
+    random: Rng,
 }
 
 impl Places {
+    fn new(load: Load) -> Places {
+        Places { load, last: 0, random: Rng::with_seed(1) }
+    }
+
     fn next(&mut self) -> u64 {
         let count = SPAN / self.load.size;
-        self.state += 1;
-        match self.load.pattern {
-            Pattern::Sequential => self.state % count * self.load.size,
-            Pattern::Random => mixed(self.state) % count * self.load.size,
-        }
+        self.last = match self.load.pattern {
+            Pattern::Sequential => (self.last + 1) % count,
+            Pattern::Random => self.random.u64(..count),
+        };
+        self.last * self.load.size
     }
-}
-
-/// SplitMix64.
-fn mixed(number: u64) -> u64 {
-    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]
@@ -137,7 +136,7 @@ mod test {
     fn only_adjacent_requests_of_a_batch_are_merged_and_no_more_than_fit() {
         let load = |pattern| Load { size: 4096, depth: 8, pattern, write: false };
         let merged = |pattern, policy| {
-            let mut places = Places { load: load(pattern), state: 0 };
+            let mut places = Places::new(load(pattern));
             batch(&mut places, 5, policy).iter().map(|transfer| transfer.2).collect::<Vec<_>>()
         };
         let policy = Policy { split: None, merge: Some(8192) };

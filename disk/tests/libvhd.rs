@@ -9,6 +9,7 @@ use std::io::Cursor;
 
 use disk::vhd::{self, Kind, Parent, Spec, Vhd};
 use disk::{Access, Discarded, DiskOffset, Format, Link, MetaWrite, Severity, Span, Tail, Wait};
+use fastrand::Rng;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -307,13 +308,8 @@ fn a_table_without_room_grows_behind_the_blocks_and_that_is_known() {
 #[test]
 fn whatever_happens_to_an_image_libvhd_accepts_it() {
     for seed in 0..40u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut random = |below: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % below
-        };
+        let mut rng = Rng::with_seed(seed);
+        let mut random = |below| rng.u64(..below);
         let differencing = seed % 2 == 0;
         let mut file = File::new(16 * MIB, if differencing { child() } else { Kind::Dynamic });
         let mut image = file.open();

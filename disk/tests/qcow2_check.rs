@@ -13,6 +13,7 @@ mod sparse;
 
 use damage::{Bytes, COPIED};
 use disk::qcow2::{check, repair};
+use fastrand::Rng;
 use room::{Class, Room, Sectors, apply, class};
 use sparse::{Sparse, header};
 
@@ -551,20 +552,16 @@ fn random_sectors(options: &str) {
         words.filter(|word| ![0, 1, 2, 3, 7, 8].map(|byte| byte * 0x0101_0101_0101_0101).contains(word)).count() > 0
     };
     let sectors: Vec<u64> = (sound.cluster() / 512..sound.len() / 512).filter(is_metadata).collect();
-    let mut state = 0x5eed_u64;
-    println!("seed {state:#x}, {} sectors", sectors.len());
-    let mut draw = move |below: usize| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        usize::try_from(state >> 33).unwrap() % below
-    };
+    let seed = 0x5eed;
+    println!("seed {seed:#x}, {} sectors", sectors.len());
+    let mut random = Rng::with_seed(seed);
     for _ in 0..400 {
         let mut bytes = Bytes(sound.0.clone());
-        let at = sectors[draw(sectors.len())] * 512;
-        let other = sectors[draw(sectors.len())] * 512;
-        let way = draw(4);
+        let at = random.choice(&sectors).unwrap() * 512;
+        let other = random.choice(&sectors).unwrap() * 512;
+        let way = random.usize(..4);
         for word in (0..512).step_by(8) {
-            let random = u64::try_from(draw(1 << 31)).unwrap() << 33 | u64::try_from(draw(1 << 31)).unwrap();
-            bytes.set_u64(at + word, [0, u64::MAX, random, sound.u64(other + word)][way]);
+            bytes.set_u64(at + word, [0, u64::MAX, random.u64(..), sound.u64(other + word)][way]);
         }
         let name = format!("sector at {at} in way {way}, or like {other}");
         room.write("damaged", &bytes.0);

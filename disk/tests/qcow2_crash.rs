@@ -12,7 +12,8 @@ mod rig;
 
 use disk::qcow2::{Qcow2, Spec, check, create};
 use disk::{Access, Image, Link, Severity, Tail};
-use rig::{Rig, Seed, file_of, open};
+use fastrand::Rng;
+use rig::{Rig, file_of, open};
 
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 6 * MIB + 1536;
@@ -71,10 +72,10 @@ fn inspect(file: Vec<u8>, setting: &Setting, allowed: &Allowed, what: &str) {
 /// Begins something, which the sectors may then hold.
 fn act(rig: &mut Rig, allowed: &mut Allowed, part: u64, byte: u8) {
     let slot = LEN / 4 / 512 * 512;
-    let unit = [512, 4096, 65536][rig.files.seed.draw(3) as usize];
-    let size = ((1 + rig.files.seed.draw(4)) * unit).min(slot);
-    let at = part * slot + rig.files.seed.draw((slot - size) / 512 + 1) * 512;
-    if rig.files.seed.draw(3) > 0 {
+    let unit = [512, 4096, 65536][rig.files.random.usize(..3)];
+    let size = ((1 + rig.files.random.u64(..4)) * unit).min(slot);
+    let at = part * slot + rig.files.random.u64(..(slot - size) / 512 + 1) * 512;
+    if rig.files.random.u64(..3) > 0 {
         allowed.add(at, size, byte);
         return rig.write(at, size, byte);
     }
@@ -105,22 +106,22 @@ fn explore(seed: u64, setting: &Setting) {
     let (layers, mut files) = layers(image, setting);
     files.insert(0, file);
     let mut rig = Rig::new(layers, files, setting.base.clone(), seed);
-    let mut losses = Seed(seed ^ 0x5eed);
+    let mut losses = Rng::with_seed(seed ^ 0x5eed);
     for step in 0..14u8 {
         for part in 0..4 {
             act(&mut rig, &mut allowed, part, step * 4 + part as u8 + 100);
         }
-        if losses.draw(2) == 0 {
+        if losses.bool() {
             rig.flush();
         }
         while rig.is_busy() {
             rig.step();
-            if losses.draw(3) == 0 {
+            if losses.u8(..3) == 0 {
                 let left = rig.files.past.after_power_loss(&mut losses);
                 inspect(left, setting, &allowed, &format!("seed {seed}, step {step}"));
             }
         }
-        if losses.draw(3) == 0 {
+        if losses.u8(..3) == 0 {
             rig.flush();
             while rig.is_busy() {
                 rig.step();

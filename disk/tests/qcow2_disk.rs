@@ -14,7 +14,8 @@ mod room;
 
 use disk::qcow2::{Qcow2, Spec, create};
 use disk::{Access, Image, Link, Tail};
-use rig::{Rig, Seed, file_of, open};
+use fastrand::Rng;
+use rig::{Rig, file_of, open};
 use room::{Class, Room};
 
 const MIB: u64 = 1 << 20;
@@ -41,18 +42,18 @@ fn work(rig: &mut Rig, steps: u64, cluster: u64) {
         // Clusters of its own for each request of a batch: half a dozen at once, in neighbouring places.
         let slot = len / 6 / 512 * 512;
         for part in 0..6 {
-            let unit = [512, 4096, cluster][rig.files.seed.draw(3) as usize];
-            let size = (1 + rig.files.seed.draw(3 * cluster / unit + 1)) * unit;
+            let unit = [512, 4096, cluster][rig.files.random.usize(..3)];
+            let size = (1 + rig.files.random.u64(..3 * cluster / unit + 1)) * unit;
             let size = size.min(slot);
-            let at = part * slot + rig.files.seed.draw((slot - size) / unit.min(slot) + 1) * unit.min(512);
+            let at = part * slot + rig.files.random.u64(..(slot - size) / unit.min(slot) + 1) * unit.min(512);
             let at = at.min(part * slot + slot - size);
-            match rig.files.seed.draw(8) {
+            match rig.files.random.u64(..8) {
                 0 | 1 => rig.zero(at / 512 * 512, size),
                 2 => rig.zero(at / cluster * cluster, (2 * cluster).min(len - at / cluster * cluster)),
                 _ => rig.write(at / 512 * 512, size, (step % 255) as u8 + 1),
             }
         }
-        if rig.files.seed.draw(3) == 0 {
+        if rig.files.random.u64(..3) == 0 {
             rig.flush();
         }
         assert!(rig.finish());
@@ -216,9 +217,8 @@ fn subclusters_are_read_and_written_over_a_parent() {
 #[ignore = "slow: run by `make test-all`"]
 fn compressed_clusters_are_read_and_written_over() {
     let room = Room::new();
-    let mut seed = Seed(5);
-    let bytes: Vec<u8> =
-        (0..8 * MIB).map(|at| if at % 7 < 3 { seed.draw(256) as u8 } else { (at >> 16) as u8 }).collect();
+    let mut random = Rng::with_seed(5);
+    let bytes: Vec<u8> = (0..8 * MIB).map(|at| if at % 7 < 3 { random.u8(..) } else { (at >> 16) as u8 }).collect();
     room.write("raw", &bytes);
     for (number, options) in [
         "cluster_size=64k",

@@ -10,6 +10,7 @@
 //!   bytes. A number may be there twice: the last one counts.
 
 use disk::FileOffset;
+use fastrand::Rng;
 
 use super::storage::{SECTOR, Sparse};
 
@@ -25,12 +26,8 @@ pub type Asked = [u8; 5];
 
 /// Numbers for [`Input::mutate`], the same for the same seed.
 pub fn draws(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        // The lower bits of such a sequence repeat soon.
-        state.rotate_right(29) ^ state >> 45
-    }
+    let mut random = Rng::with_seed(seed);
+    move || random.u64(..)
 }
 
 /// One input.

@@ -346,6 +346,8 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> PageError {
 
 #[cfg(test)]
 mod test {
+    use fastrand::Rng;
+
     use super::*;
 
     const ME: Owner = Owner { pid: 10, started: 1 };
@@ -442,12 +444,11 @@ mod test {
 
     #[test]
     fn a_page_full_of_anything_is_read_and_is_full_for_a_new_disk() {
-        let mut random = 1u64;
+        let mut random = Rng::with_seed(1);
         for _ in 0..50 {
             let page = Page::new(48).unwrap();
             for word in (16..PAGE_LEN).step_by(8) {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                page.store(word, random);
+                page.store(word, random.u64(..));
             }
             assert!(page.others(5).count() < SLOTS);
             let mut share = crate::Share::new(100, 0);

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use disk::{Action, DATA_FILE, FileDone, FileId, FileOffset, FileOp, Io, OpId, ShapePolicy, Until};
+use fastrand::Rng;
 use fixture::{DIRECT, pattern};
 use memory::Segments;
 use uring::{Engine, EngineKind, ImageFile};
@@ -70,14 +71,6 @@ fn run(command: &mut Command) {
     assert!(command.status().unwrap().success(), "{command:?}");
 }
 
-/// Pseudorandom numbers.
-fn dice(mut state: u64) -> impl FnMut(usize) -> usize {
-    move |below| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        usize::try_from(state >> 33).unwrap() % below
-    }
-}
-
 fn open(path: &Path) -> ImageFile {
     let file = ImageFile::open(path, DIRECT).unwrap();
     assert_eq!(file.alignment().offset, 4096, "{} takes sectors of 512", path.display());
@@ -88,16 +81,16 @@ fn open(path: &Path) -> ImageFile {
 /// engine from `base` on: of `model`'s length, growing to `sectors`, or a device of that size.
 fn work(engine: &mut Engine, base: FileOffset, model: &mut Vec<u8>, sectors: usize) {
     let is_device = engine.file(FileId(0)).unwrap().device_len().is_some();
-    let mut throw = dice(1);
+    let mut random = Rng::with_seed(1);
     let mut busy: BTreeMap<u64, (usize, usize, Option<Segments>)> = BTreeMap::new();
     let mut done: Vec<FileDone> = Vec::new();
     for id in 0..3000 {
-        let count = 1 + throw(20);
-        let (from, to) = (throw(sectors - count), count);
+        let count = 1 + random.usize(..20);
+        let (from, to) = (random.usize(..sectors - count), count);
         let (from, to) = (from * SECTOR, (from + to) * SECTOR);
         let memory = Segments::copy_of(&pattern(to - from, id));
         let (at, len) = (u64::try_from(from).unwrap(), u64::try_from(to - from).unwrap());
-        let action = match throw(8) {
+        let action = match random.usize(..8) {
             0 if to <= model.len() && !is_device => Action::Deallocate { at: base + at, len },
             1 => Action::SyncData,
             2..5 => Action::Read { at: base + at, into: memory.clone() },
@@ -113,7 +106,7 @@ fn work(engine: &mut Engine, base: FileOffset, model: &mut Vec<u8>, sectors: usi
                 change(model, from, &action);
             }
         }
-        let until = if throw(3) == 0 { Until::Any } else { Until::Now };
+        let until = if random.usize(..3) == 0 { Until::Any } else { Until::Now };
         engine.reap(if busy.is_empty() { Until::Now } else { until }, &mut done).unwrap();
         done.drain(..).for_each(|done| ended(done, &mut busy, model));
     }

@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use fastrand::Rng;
 use hdrhistogram::Histogram;
 
 use crate::{Arguments, Pattern};
@@ -15,7 +16,7 @@ struct Client {
     memory: usize,
     blocks: u64,
     arguments: Arguments,
-    random: u64,
+    random: Rng,
     next: u64,
 }
 
@@ -40,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
         memory: region.addr,
         blocks: arguments.span.unwrap_or(capacity).min(capacity) / arguments.block as u64,
         arguments: arguments.clone(),
-        random: arguments.seed,
+        random: Rng::with_seed(arguments.seed),
         next: 0,
     };
     match arguments.rate {
@@ -187,13 +188,7 @@ impl Client {
                 self.next += 1;
                 self.next % self.blocks
             }
-            // xorshift64: cheap, and even enough for places on a disk.
-            Pattern::Randread | Pattern::Randwrite => {
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
-                self.random % self.blocks
-            }
+            Pattern::Randread | Pattern::Randwrite => self.random.u64(..self.blocks),
         };
         let (at, buffer) = (number * block as u64, self.buffer(slot));
         match self.arguments.pattern {

@@ -2,6 +2,8 @@
 
 use std::convert::Infallible;
 
+use fastrand::Rng;
+
 use super::*;
 use crate::load::throughput;
 use crate::preset::Preset;
@@ -89,12 +91,11 @@ fn each_kind_of_storage_gets_what_suits_it() {
 
 #[test]
 fn storage_to_which_sizes_do_nothing_is_left_alone_and_so_is_noise() {
-    let (mut state, mut asked) = (1u64, Vec::new());
+    let (mut random, mut asked) = (Rng::with_seed(1), Vec::new());
     let measure = |_, _, progress: Progress| {
         asked.push(progress);
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         // A hundredth up and down.
-        Ok::<_, Infallible>(1_000_000 + (state >> 33) % 20_000)
+        Ok::<_, Infallible>(random.u64(1_000_000..1_020_000))
     };
     let found = fit(true, 2, measure).unwrap_or_else(|never| match never {});
     assert_eq!(found.policy, Policy::default());

@@ -2,6 +2,8 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of the test are small")]
 
+use fastrand::Rng;
+
 use super::*;
 use crate::FileOffset;
 use crate::io::Allocation;
@@ -230,13 +232,8 @@ fn whatever_the_order_the_file_holds_what_an_array_does() {
 }
 
 fn random_run(seed: u64) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut below = |limit: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % limit
-    };
+    let mut random = Rng::with_seed(seed);
+    let mut below = |limit| random.u64(..limit);
     let mut rig = Rig::with(below(64) * SECTOR);
     rig.storage.room = (below(3) == 0).then(|| 1 + below(4) as usize);
     let mut model = rig.storage.bytes.clone();

@@ -19,6 +19,8 @@ mod location;
 mod runs;
 mod units;
 
+use fastrand::Rng;
+
 use chunks::{Chunk, Chunks};
 pub use location::{CHUNK, Location, Run, append};
 use runs::{Compact, Runs, overlaid};
@@ -44,7 +46,8 @@ pub struct ChainMap {
     end: u64,
     /// Bytes of memory.
     budget: usize,
-    dice: u64,
+    /// Draws what is forgotten. Nobody gains anything by predicting it.
+    random: Rng,
 }
 
 impl ChainMap {
@@ -52,7 +55,8 @@ impl ChainMap {
     pub fn new(len: u64, budget: usize) -> ChainMap {
         let most = Chunks::within(budget / NAMES_PART).min(u64::from(u32::MAX));
         let covered = len.div_ceil(CHUNK).min(most);
-        ChainMap { chunks: Chunks::new(covered), known: Vec::new(), covered, end: len, budget, dice: 1 }
+        let random = Rng::with_seed(1);
+        ChainMap { chunks: Chunks::new(covered), known: Vec::new(), covered, end: len, budget, random }
     }
 
     /// Grows the disk to `len` bytes. Its last chunk is forgotten: there is more of it.
@@ -163,23 +167,16 @@ impl ChainMap {
         }
     }
 
-    /// Which of the known chunks is to go.
+    /// Which of the known chunks, of which there is one, is to go.
     fn draw_forgotten(&mut self) -> usize {
         let mut drawn = 0;
         for _ in 0..DRAWN_MAX {
-            drawn = self.draw(self.known.len());
+            drawn = self.random.usize(..self.known.len());
             if !self.known.get(drawn).is_some_and(|&chunk| self.chunks.take_used(u64::from(chunk))) {
                 break;
             }
         }
         drawn
-    }
-
-    /// A number below `below`. Predicting it gains an attacker nothing.
-    fn draw(&mut self, below: usize) -> usize {
-        // Knuth's MMIX generator, whose high bits are the good ones.
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.dice >> 33).unwrap_or(0).checked_rem(below).unwrap_or(0)
     }
 }
 

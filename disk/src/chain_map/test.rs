@@ -134,7 +134,7 @@ fn no_number_of_runs_is_taken_for_pages() {
 struct Pair {
     map: ChainMap,
     naive: Vec<Option<Location>>,
-    dice: u64,
+    random: Rng,
     /// The disk's length.
     len: u64,
 }
@@ -143,12 +143,12 @@ impl Pair {
     fn new(seed: u64, chunks: u64, budget: usize) -> Pair {
         println!("seed {seed}, budget {budget}");
         let len = chunks * CHUNK - 512 * 3;
-        Pair { map: ChainMap::new(len, budget), naive: vec![None; (len / 512) as usize], dice: seed, len }
+        let (map, random) = (ChainMap::new(len, budget), Rng::with_seed(seed));
+        Pair { map, naive: vec![None; (len / 512) as usize], random, len }
     }
 
     fn draw(&mut self, below: u64) -> u64 {
-        self.dice = self.dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.dice >> 33) % below
+        self.random.u64(..below)
     }
 
     /// A place at a multiple of `unit` in a file.
@@ -268,14 +268,10 @@ fn a_working_set_larger_than_the_budget_is_found_in_proportion() {
     assert!(room > 2000, "room for {room}");
     for tenths in [9, 11, 15, 20, 40] {
         let set = room * tenths / 10;
-        let mut dice = 7u64;
+        let mut random = Rng::with_seed(7);
         let mut map = ChainMap::new(1 << 40, budget);
-        let mut random = |_| {
-            dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (dice >> 33) % set
-        };
-        hit_rate(&mut map, 6 * set, 32, &mut random);
-        let found = hit_rate(&mut map, 4 * set, 32, random);
+        hit_rate(&mut map, 6 * set, 32, |_| random.u64(..set));
+        let found = hit_rate(&mut map, 4 * set, 32, |_| random.u64(..set));
         let share = (10.0 / tenths as f64).min(1.0);
         assert!(found > share * 0.9, "{tenths} tenths at random: {found:.3} found, {share:.3} in memory");
         let mut map = ChainMap::new(1 << 40, budget);
@@ -292,12 +288,11 @@ fn what_is_used_often_stays() {
     let room = room_for(budget, 32);
     let mut map = ChainMap::new(1 << 40, budget);
     let hot = room / 4;
-    let mut dice = 7u64;
+    let mut random = Rng::with_seed(7);
     let mut missed = 0;
     // Every second look is at a hot chunk, the others are at the rest of the disk once each.
     for i in 0..20 * room {
-        dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let chunk = (dice >> 33) % hot;
+        let chunk = random.u64(..hot);
         if map.lookup(DiskOffset(chunk * CHUNK)).is_none() {
             missed += u64::from(i > 2 * room);
             load_mixed(&mut map, chunk, 32);

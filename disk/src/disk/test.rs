@@ -23,6 +23,7 @@ mod waiting;
 
 use std::collections::VecDeque;
 
+use fastrand::Rng;
 use memory::Segments;
 
 use super::*;
@@ -36,12 +37,12 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// Files in memory; at most `room` operations at once, completed in an order drawn from `seed`.
+/// Files in memory; at most `room` operations at once, completed in an order drawn from a seed.
 struct Files {
     bytes: Vec<Vec<u8>>,
     queue: Vec<FileOp>,
     room: usize,
-    seed: u64,
+    random: Rng,
     /// (file, whether a write, offset, length) of everything pushed.
     log: Vec<(u8, bool, u64, u64)>,
     fail_sync: bool,
@@ -64,7 +65,7 @@ impl Files {
             bytes,
             queue: Vec::new(),
             room: 16,
-            seed,
+            random: Rng::with_seed(seed),
             log: Vec::new(),
             fail_sync: false,
             fail_metadata: false,
@@ -77,9 +78,7 @@ impl Files {
     }
 
     fn draw(&mut self, below: u64) -> u64 {
-        // Knuth's MMIX generator: plenty for choosing an order.
-        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.seed >> 33) % below
+        self.random.u64(..below)
     }
 
     fn execute(&mut self, op: &FileOp) -> Result<(), FileError> {

@@ -31,6 +31,8 @@ pub fn compress(compression: Compression, cluster: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod test {
+    use fastrand::Rng;
+
     use super::super::decompress::decompress;
     use super::*;
 
@@ -38,12 +40,9 @@ mod test {
 
     /// Numbers without any order.
     fn noise(len: usize) -> Vec<u8> {
-        let mut state = 1u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            state.to_be_bytes()[0]
-        };
-        (0..len).map(|_| next()).collect()
+        let mut bytes = vec![0; len];
+        Rng::with_seed(1).fill(&mut bytes);
+        bytes
     }
 
     #[test]

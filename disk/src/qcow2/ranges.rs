@@ -88,16 +88,15 @@ impl<N: Copy + Ord + Add<u64, Output = N> + Sub<Output = u64>> Ranges<N> {
 
 #[cfg(test)]
 mod test {
+    use fastrand::Rng;
+
     use super::*;
 
     /// Against a plain list of booleans, over all operations of a seeded sequence.
     #[test]
     fn ranges_are_a_set() {
-        let (mut ranges, mut plain, mut seed) = (Ranges::default(), [false; 64], 7u64);
-        let mut draw = |below: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 33) % below
-        };
+        let (mut ranges, mut plain, mut random) = (Ranges::default(), [false; 64], Rng::with_seed(7));
+        let mut draw = |below| random.u64(..below);
         for _ in 0..5000 {
             let (first, insert) = (draw(64), draw(2) == 0);
             let count = draw(64 - first + 1).min(9);

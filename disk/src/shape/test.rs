@@ -1,5 +1,7 @@
 //! Rigs and tests of the shape of transfers.
 
+use fastrand::Rng;
+
 use super::*;
 use crate::io::Allocation;
 
@@ -245,11 +247,8 @@ fn every_operation_comes_back_once_and_leaves_what_it_would_alone() {
 }
 
 fn random_run(seed: u64) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut below = move |limit: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        as_usize(state >> 33) % limit
-    };
+    let mut random = Rng::with_seed(seed);
+    let mut below = |limit| random.usize(..limit);
     let (mut shape, mut io) = (Shape::default(), Storage::new());
     io.room = [1, 3, usize::MAX][below(3)];
     io.bad = [None, Some(below(64))][below(2)];

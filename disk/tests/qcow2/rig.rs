@@ -4,23 +4,14 @@ use disk::{
     Access, Action, Allocation, Creation, Disk, DiskOffset, EngineFailed, FileDone, FileError, FileId, FileOffset,
     FileOp, Format, Image, Io, Operation, Options, Request, Span, Status, Tail, Token, Until, qcow2,
 };
+use fastrand::Rng;
 use memory::Segments;
-
-/// Knuth's MMIX generator: plenty for choosing what to do.
-pub struct Seed(pub u64);
-
-impl Seed {
-    pub fn draw(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % below
-    }
-}
 
 /// The files; a few operations at once.
 pub struct Files {
     pub bytes: Vec<Vec<u8>>,
     queue: Vec<FileOp>,
-    pub seed: Seed,
+    pub random: Rng,
     /// Whether deallocation is possible.
     pub punches: bool,
     /// Writes to the file of this number fail from now on, so many of them still succeeding.
@@ -68,12 +59,12 @@ impl Past {
     }
 
     /// A file as power loss might leave it: of each operation that is not durable all sectors, none, or some.
-    pub fn after_power_loss(&self, seed: &mut Seed) -> Vec<u8> {
+    pub fn after_power_loss(&self, random: &mut Rng) -> Vec<u8> {
         let mut file = self.durable.clone();
         for (at, len, bytes, _) in &self.since {
-            let mode = seed.draw(3);
+            let mode = random.u8(..3);
             for sector in 0..len / 512 {
-                if mode == 0 || (mode == 1 && seed.draw(2) == 0) {
+                if mode == 0 || (mode == 1 && random.bool()) {
                     continue;
                 }
                 let from = index(sector * 512);
@@ -150,7 +141,7 @@ impl Io for Files {
 
     fn reap(&mut self, _until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         if !self.queue.is_empty() {
-            let which = index(self.seed.draw(self.queue.len() as u64));
+            let which = self.random.usize(..self.queue.len());
             let op = self.queue.swap_remove(which);
             let result = self.execute(&op);
             done.push(FileDone { op, result });
@@ -199,7 +190,15 @@ impl Rig {
     /// A disk of `layers`, leaf first, that holds `model`.
     pub fn new(layers: Vec<Image>, bytes: Vec<Vec<u8>>, model: Vec<u8>, seed: u64) -> Rig {
         let past = Past { durable: bytes[0].clone(), ..Past::default() };
-        let files = Files { bytes, queue: Vec::new(), seed: Seed(seed), punches: true, failing: None, syncs: 0, past };
+        let files = Files {
+            bytes,
+            queue: Vec::new(),
+            random: Rng::with_seed(seed),
+            punches: true,
+            failing: None,
+            syncs: 0,
+            past,
+        };
         let disk = Disk::new(layers, Options::default()).unwrap();
         Rig { disk, files, model, last: 0, answers: Vec::new() }
     }

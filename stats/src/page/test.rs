@@ -4,6 +4,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use fastrand::Rng;
+
 use super::histograms::ASK_AGAIN;
 use super::*;
 use crate::histogram::bucket_of;
@@ -213,13 +215,9 @@ fn what_is_no_page_is_refused_by_readers() {
 fn a_page_that_a_hostile_process_has_written_is_read_without_harm() {
     let file = file();
     drop(begun(&file));
-    let mut state = 1u64;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 1
-    };
+    let mut random = Rng::with_seed(1);
     for at in (16 + 8..HISTOGRAMS_AT + ROW_LEN).step_by(8) {
-        file.write_all_at(&random().to_ne_bytes(), at as u64).unwrap();
+        file.write_all_at(&random.u64(..1 << 63).to_ne_bytes(), at as u64).unwrap();
     }
     let read = reader(&file).snapshot().unwrap();
     assert!(read.identity.len() <= 3 * IDENTITY_MAX && read.in_flight.len() <= SLOTS);

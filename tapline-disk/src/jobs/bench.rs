@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use control::size::{Size, readable};
 use control::{ImageName, Kind};
 use disk::{DiskOffset, Operation, ShapePolicy, Span, Token};
+use fastrand::Rng;
 use memory::Segments;
 use serde::Serialize;
 
@@ -121,8 +122,9 @@ struct Places {
     /// How many of them the disk has.
     count: u64,
     pattern: Pattern,
-    /// The next one, or what it is drawn from.
-    state: u64,
+    /// The next one of a sequence.
+    next: u64,
+    random: Rng,
 }
 
 impl Places {
@@ -135,28 +137,20 @@ impl Places {
         if size > len {
             return refuse(format!("requests of {size} bytes are larger than the disk, which has {len}"));
         }
-        let state = if bench.pattern == Pattern::Random { bench.seed } else { 0 };
-        Ok(Places { size, count: len / size, pattern: bench.pattern, state })
+        let random = Rng::with_seed(bench.seed);
+        Ok(Places { size, count: len / size, pattern: bench.pattern, next: 0, random })
     }
 
     fn next(&mut self) -> Span {
         let number = match self.pattern {
             Pattern::Seq => {
-                let number = self.state;
-                self.state = (number + 1) % self.count;
+                let number = self.next;
+                self.next = (number + 1) % self.count;
                 number
             }
-            Pattern::Random => self.draw() % self.count,
+            Pattern::Random => self.random.u64(..self.count),
         };
         Span { at: DiskOffset(number * self.size), len: self.size }
-    }
-
-    /// SplitMix64.
-    fn draw(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 
@@ -216,10 +210,10 @@ mod test {
 
     #[test]
     fn places_are_whole_requests_inside_of_the_disk() {
-        let seq = Places { size: 4096, count: 3, pattern: Pattern::Seq, state: 0 };
+        let places = |size, count, pattern| Places { size, count, pattern, next: 0, random: Rng::with_seed(1) };
         let at = |mut places: Places, count| (0..count).map(|_| places.next().at.0).collect::<Vec<_>>();
-        assert_eq!(at(seq, 5), [0, 4096, 8192, 0, 4096]);
-        let found = at(Places { size: 512, count: 10, pattern: Pattern::Random, state: 1 }, 200);
+        assert_eq!(at(places(4096, 3, Pattern::Seq), 5), [0, 4096, 8192, 0, 4096]);
+        let found = at(places(512, 10, Pattern::Random), 200);
         assert!(found.iter().all(|at| at % 512 == 0 && *at < 5120));
         assert!((0..10).all(|number| found.contains(&(number * 512))));
     }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use fastrand::Rng;
 use serde_json::json;
 
 use crate::tool::Room;
 use crate::tool::control::Control;
-use crate::tool::nbd::{Dice, Nbd};
+use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
@@ -20,7 +21,7 @@ const CLIENTS: u64 = 4;
 /// Writes and reads bytes of its own, a number of times; returns their final values.
 fn client(room: &Room, number: u64) -> Vec<(u64, Vec<u8>)> {
     let mut nbd = Nbd::connect(&room.file("nbd.sock")).unwrap();
-    let mut dice = Dice(number + 1);
+    let mut random = Rng::with_seed(number + 1);
     let stripe = OWN * CLIENTS;
     let mut own: Vec<(u64, Vec<u8>)> = (0..(WHERE.end - WHERE.start) / stripe)
         .map(|row| WHERE.start + row * stripe + number * OWN)
@@ -28,14 +29,14 @@ fn client(room: &Room, number: u64) -> Vec<(u64, Vec<u8>)> {
         .collect();
     for step in 0..400u64 {
         // Near each other, so that two clients are seldom in different blocks.
-        let which = usize::try_from(dice.throw(8) + step / 16 * 8).unwrap() % own.len();
+        let which = usize::try_from(random.u64(..8) + step / 16 * 8).unwrap() % own.len();
         let (at, bytes) = &mut own[which];
-        let from = usize::try_from(dice.throw(OWN)).unwrap();
-        let to = from + 1 + usize::try_from(dice.throw(OWN)).unwrap() % (77 - from);
-        bytes[from..to].fill(u8::try_from(dice.throw(256)).unwrap());
+        let from = usize::try_from(random.u64(..OWN)).unwrap();
+        let to = from + 1 + usize::try_from(random.u64(..OWN)).unwrap() % (77 - from);
+        bytes[from..to].fill(random.u8(..));
         nbd.write(*at + u64::try_from(from).unwrap(), &bytes[from..to]).unwrap();
         assert_eq!(nbd.read(*at, 77).unwrap(), *bytes, "client {number}, step {step}: bytes at {at}");
-        if dice.throw(50) == 0 {
+        if random.u64(..50) == 0 {
             nbd.flush().unwrap();
         }
     }

@@ -6,13 +6,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
+use fastrand::Rng;
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
-use crate::tool::nbd::{Dice, Nbd, Peer, Versions};
+use crate::tool::nbd::{Nbd, Peer, Versions};
 use crate::tool::served::Disk;
 use crate::tool::vhost::Vhost;
 use crate::tool::{Room, TAPLINE};
@@ -83,7 +84,7 @@ fn works<P: Peer + 'static>(format: &str, transport: &str, connect: fn(&std::pat
         assert_eq!(u64::from_str_radix(&status(&disk, set), 16), Ok(0), "{set}");
     }
     let path = room.file("disk.sock");
-    let guest = Guest::start(move || connect(&path), Versions::new(96, MIB / 2 + 4096), Dice(1));
+    let guest = Guest::start(move || connect(&path), Versions::new(96, MIB / 2 + 4096), Rng::with_seed(1));
     let mut control = Control::connect(&room.file("control.sock"));
     for (old, new) in [("a", "b"), ("b", "c")] {
         guest.work(100);

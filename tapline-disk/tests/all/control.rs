@@ -4,13 +4,14 @@
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
-use crate::tool::nbd::{BLOCK, Dice, Nbd, Versions};
+use crate::tool::nbd::{BLOCK, Nbd, Versions};
 use crate::tool::replaced::Replaced;
 use crate::tool::served::Disk;
 
@@ -46,7 +47,7 @@ fn snapshot(room: &Room, format: &str, file: &str) -> Value {
 /// A guest that works on the disk by NBD.
 fn guest(room: &Room, versions: Versions, seed: u64) -> Guest {
     let path = room.file("nbd.sock");
-    Guest::start(move || Nbd::connect(&path).unwrap(), versions, Dice(seed))
+    Guest::start(move || Nbd::connect(&path).unwrap(), versions, Rng::with_seed(seed))
 }
 
 #[test]
@@ -171,10 +172,10 @@ fn a_merge_is_paused_resumed_and_cancelled() {
     let room = Room::new();
     let disk = serve(&room, "vhd");
     let mut versions = Versions::new(BLOCKS, STRIDE);
-    let (mut guest, mut dice) = (nbd(&room), Dice(4));
+    let (mut guest, mut random) = (nbd(&room), Rng::with_seed(4));
     let mut control = control(&room);
     control.done(&snapshot(&room, "vhd", "b"));
-    (0..300).for_each(|_| versions.step(&mut guest, &mut dice).unwrap());
+    (0..300).for_each(|_| versions.step(&mut guest, &mut random).unwrap());
     let begun = control.done(&json!({ "verb": "merge", "from": 0, "into": 1, "rate": 65536 }));
     assert_eq!(begun["len"], 64 * MIB);
     assert_eq!(control.done(&json!({ "verb": "merge-pause" }))["state"], "paused");
@@ -188,7 +189,7 @@ fn a_merge_is_paused_resumed_and_cancelled() {
         if status.get("error").is_some() {
             break status;
         }
-        versions.step(&mut guest, &mut dice).unwrap();
+        versions.step(&mut guest, &mut random).unwrap();
     };
     assert_eq!((&ended["state"], &ended["error"]["kind"]), (&json!("cancelled"), &json!("cancelled")));
     assert!(ended["done"].as_u64() < Some(64 * MIB), "{ended}");
@@ -440,7 +441,7 @@ fn a_file_not_left_by_a_merge_is_not_removed() {
 #[test]
 fn a_merge_below_the_leaf_killed_at_any_moment_completes_on_retry() {
     for format in FORMATS {
-        let mut dice = Dice(7);
+        let mut random = Rng::with_seed(7);
         for _ in 0..6 {
             let room = Room::new();
             let (disk, mut versions) = serve_layers(&room, format, &["2", "1", "0"]);
@@ -449,7 +450,7 @@ fn a_merge_below_the_leaf_killed_at_any_moment_completes_on_retry() {
                 json!({ "verb": "merge", "from": 1, "into": 2, "follow": true, "delete": true, "expect": expect });
             let mut control = control(&room);
             control.send(&merge);
-            std::thread::sleep(Duration::from_micros(dice.throw(80_000)));
+            std::thread::sleep(Duration::from_micros(random.u64(..80_000)));
             disk.signal(Signal::KILL);
             drop(disk);
             let whole = room.tapline(&format!("image map {}", chain(format, &["2", "1", "0"]))).code == Some(0);
@@ -727,7 +728,7 @@ fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
     let seed = u64::try_from(seed & u128::from(u64::MAX)).unwrap();
     println!("seed {seed}");
     for format in FORMATS {
-        let mut dice = Dice(seed);
+        let mut random = Rng::with_seed(seed);
         let room = Room::new();
         room.done(&format!("image create {format}:f0 --size 64M"));
         let mut chain = vec!["f0".to_owned()];
@@ -750,7 +751,7 @@ fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
                     while control.hear().is_some() {}
                 }
             });
-            std::thread::sleep(Duration::from_micros(dice.throw(150_000)));
+            std::thread::sleep(Duration::from_micros(random.u64(..150_000)));
             disk.signal(Signal::KILL);
             merger.join().unwrap();
             versions = guest.wait();

@@ -3,12 +3,13 @@
 
 use std::io::Read;
 
+use fastrand::Rng;
 use serde_json::{Value, json};
 
 use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
-use crate::tool::nbd::{BLOCK, Dice, Peer, Versions};
+use crate::tool::nbd::{BLOCK, Peer, Versions};
 use crate::tool::served::Disk;
 use crate::tool::vhost::{FrontEnd, Vhost};
 
@@ -42,7 +43,7 @@ fn a_guest_loses_nothing_while_its_disk_is_snapshotted_merged_and_grown() {
         let room = Room::new();
         let (disk, mut control) = serve(&room, format);
         let path = room.file("vm.sock");
-        let guest = Guest::start(move || Vhost::connect(&path), Versions::new(BLOCKS, STRIDE), Dice(1));
+        let guest = Guest::start(move || Vhost::connect(&path), Versions::new(BLOCKS, STRIDE), Rng::with_seed(1));
         guest.work(200);
         for file in ["b", "c"] {
             let told = control.done(&snapshot(&room, format, file));

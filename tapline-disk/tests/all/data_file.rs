@@ -2,10 +2,10 @@
 
 use std::fs;
 
+use fastrand::Rng;
 use serde_json::json;
 
 use crate::tool::control::Control;
-use crate::tool::nbd::Dice;
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
 
@@ -82,10 +82,10 @@ fn tapline_and_qemu_read_each_others_writes() {
             room.write("a.data", &vec![0xee; usize::try_from(LEN).unwrap()]);
         }
         let mut model = if alone { vec![0; usize::try_from(LEN).unwrap()] } else { room.read("base") };
-        let mut dice = Dice(seed + u64::try_from(number).unwrap());
+        let mut random = Rng::with_seed(seed + u64::try_from(number).unwrap());
         for round in 0..6 {
             let ours = round % 2 == 0;
-            let commands: Vec<String> = (0..24).map(|_| command(&mut dice, LEN, &mut model)).collect();
+            let commands: Vec<String> = (0..24).map(|_| command(&mut random, LEN, &mut model)).collect();
             let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
             if ours {
                 room.guest(&format!("{IMAGE}{parent}"), &commands);
@@ -106,12 +106,12 @@ fn tapline_and_qemu_read_each_others_writes() {
 }
 
 /// Something to do, done to the model already.
-fn command(dice: &mut Dice, len: u64, model: &mut [u8]) -> String {
-    let at = dice.throw(len / 512) * 512;
-    let most = if dice.throw(4) == 0 { 2048 } else { 64 };
-    let count = ((dice.throw(most) + 1) * 512).min(len - at);
+fn command(random: &mut Rng, len: u64, model: &mut [u8]) -> String {
+    let at = random.u64(..len / 512) * 512;
+    let most = if random.u64(..4) == 0 { 2048 } else { 64 };
+    let count = ((random.u64(..most) + 1) * 512).min(len - at);
     let place = usize::try_from(at).unwrap()..usize::try_from(at + count).unwrap();
-    match dice.throw(4) {
+    match random.u64(..4) {
         0 => {
             model[place].fill(0);
             format!("write -z {at} {count}")
@@ -121,7 +121,7 @@ fn command(dice: &mut Dice, len: u64, model: &mut [u8]) -> String {
             format!("write -z -u {at} {count}")
         }
         _ => {
-            let byte = u8::try_from(dice.throw(255) + 1).unwrap();
+            let byte = random.u8(1..);
             model[place].fill(byte);
             format!("write -P {byte} {at} {count}")
         }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::tool;
 use crate::tool::control::Control;
 use crate::tool::nbd::Nbd;
 use crate::tool::ring::{Driver, Kind};
@@ -131,13 +130,13 @@ fn repeated_kills_during_recovery_fail_no_request() {
     let words = "qcow2:a --vhost-user vm.sock";
     let mut disk = Disk::serve(&room, words);
     let mut driver = Driver::connect(&room.file("vm.sock"), true);
-    let mut dice = tool::nbd::Dice(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..kills {
-        let (life, begun) = (Duration::from_micros(dice.throw(life)), Instant::now());
+        let (life, begun) = (Duration::from_micros(random.u64(..life)), Instant::now());
         loop {
             for _ in 0..128 {
-                let kind = if dice.throw(4) == 0 { Kind::Read } else { Kind::Write };
-                driver.offer(kind, dice.throw(4096));
+                let kind = if random.u64(..4) == 0 { Kind::Read } else { Kind::Write };
+                driver.offer(kind, random.u64(..4096));
             }
             let Some(left) = life.checked_sub(begun.elapsed()) else { break };
             driver.interrupt(left);

@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, fcntl_lock};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::guest::Guest;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
-use crate::tool::nbd::{BLOCK, Dice, Nbd, Versions};
+use crate::tool::nbd::{BLOCK, Nbd, Versions};
 use crate::tool::served::Disk;
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
@@ -55,7 +56,7 @@ fn control(room: &Room) -> Control {
 
 fn guest(room: &Room) -> Guest {
     let path = room.file("nbd.sock");
-    Guest::start(move || Nbd::connect(&path).unwrap(), Versions::new(BLOCKS, STRIDE), Dice(1))
+    Guest::start(move || Nbd::connect(&path).unwrap(), Versions::new(BLOCKS, STRIDE), Rng::with_seed(1))
 }
 
 fn snapshot(format: &str, to: &str) -> Value {

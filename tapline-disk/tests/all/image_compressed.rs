@@ -1,26 +1,19 @@
 //! `image convert --compress`.
 
-use crate::tool::Room;
+use crate::tool::{Room, noise};
 
 const MIB: u64 = 1 << 20;
 
 /// A disk with zeroes, with what can be compressed, with what cannot, and with what repeats only at a distance.
 fn mixed_disk(room: &Room, name: &str, len: usize) {
-    let mut state = 1u64;
-    let mut noise = |len: usize| -> Vec<u8> {
-        let next = |_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            state.to_be_bytes()[0]
-        };
-        (0..len).map(next).collect()
-    };
     let mut bytes = Vec::new();
     while bytes.len() < len {
         let text: Vec<u8> = (0..700_000u32).flat_map(|n| (n / 5).to_string().into_bytes()).take(700_000).collect();
         bytes.extend(text);
         bytes.extend(vec![0; 300_000]);
-        bytes.extend(noise(500_000));
-        bytes.extend(noise(31_000).repeat(20));
+        let seed = bytes.len() as u64;
+        bytes.extend(noise(seed, 500_000));
+        bytes.extend(noise(seed + 1, 31_000).repeat(20));
     }
     bytes.truncate(len);
     room.write(name, &bytes);

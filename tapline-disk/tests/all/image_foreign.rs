@@ -1,6 +1,6 @@
 //! VMDK and VHDX as QEMU makes them: read, converted and compared, and nothing else.
 
-use crate::tool::{Room, Said};
+use crate::tool::{Room, Said, noise};
 
 const MIB: u64 = 1 << 20;
 
@@ -135,8 +135,7 @@ fn follow(room: &Room, command: &str) {
 #[ignore = "slow: run by `make test-all`"]
 fn images_cut_off_inside_their_last_block_are_refused_and_salvaged() {
     let room = Room::new();
-    let disk: Vec<u8> =
-        (0..32 * MIB / 8).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes()).collect();
+    let disk = noise(1, 32 << 20);
     room.write("a.raw", &disk);
     room.done("image create qcow2:c --size 32M");
     for (image, options) in MADE.into_iter().filter(|(_, options)| !options.contains("streamOptimized")) {
@@ -316,8 +315,7 @@ fn descriptors_vary_and_a_snapshot_is_refused() {
 #[test]
 fn a_grain_with_too_few_bytes_is_named_and_salvaged() {
     let room = Room::new();
-    let disk: Vec<u8> =
-        (0..2050u64 * 64).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes()).collect();
+    let disk = noise(1, 2050 * 512);
     room.write("a.raw", &disk);
     room.tool("qemu-img", "convert -f raw -O vmdk -o subformat=streamOptimized a.raw a");
     let mut file = room.read("a");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::tool::control::Control;
 use crate::tool::served::Disk;
-use crate::tool::{Room, TAPLINE};
+use crate::tool::{Room, TAPLINE, noise};
 
 const MIB: u64 = 1 << 20;
 const AN_HOUR: Duration = Duration::from_secs(3600);
@@ -90,8 +90,7 @@ fn kill_when(room: &Room, words: &str, file: &str, grown: i64) {
 
 /// A disk of stored bytes all over, and an empty child of it.
 fn full_base(room: &Room, len: u64, format: &str) -> [String; 2] {
-    let bytes: Vec<u8> = (0..len / 8).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes()).collect();
-    room.write("before.raw", &bytes);
+    room.write("before.raw", &noise(1, usize::try_from(len).unwrap()));
     let [child, base] = [format!("{format}:child.{format}"), format!("{format}:base.{format}")];
     room.done(&format!("image convert raw:before.raw {base}"));
     room.done(&format!("image create {child} --parent {base}"));

@@ -7,10 +7,10 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
 
-use crate::tool::nbd::Dice;
 use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
@@ -19,7 +19,7 @@ use crate::tool::{Room, from_environment};
 fn survive(recorded: bool, kills: u64, format: &str) {
     let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
     println!("TAPLINE_SEED={seed} TAPLINE_KILLS={kills}, recorded: {recorded}, {format}");
-    let mut dice = Dice(seed);
+    let mut random = Rng::with_seed(seed);
     let room = Room::new();
     let image = room.image(format, "16M");
     let words = format!("{image} --vhost-user vm.sock");
@@ -28,15 +28,15 @@ fn survive(recorded: bool, kills: u64, format: &str) {
     let (mut unanswered, mut before) = (0, 0);
     for kill in 0..kills {
         // Half of them outlive the requests that they do one at a time after a death.
-        let answered = driver.answered + 256 * dice.throw(2);
+        let answered = driver.answered + 256 * random.u64(..2);
         let begun = Instant::now();
         while driver.answered < answered {
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing goes on");
-            driver.work(|below| dice.throw(below));
+            driver.work(&mut random);
         }
-        let rounds = dice.throw(60);
+        let rounds = random.u64(..60);
         for _ in 0..rounds {
-            driver.work(|below| dice.throw(below));
+            driver.work(&mut random);
         }
         // Some are killed while they recover.
         disk.signal(Signal::KILL);

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
+use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::json;
 use testkit::nbd::Command;
@@ -12,7 +13,7 @@ use crate::tool::control::Control;
 use crate::tool::guest::Guest;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
 use crate::tool::large::Large;
-use crate::tool::nbd::{Dice, Nbd, Versions};
+use crate::tool::nbd::{Nbd, Versions};
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
 
@@ -33,23 +34,23 @@ const STORAGES: [(&str, &str, &str); 4] = [
 struct Written<'a> {
     room: &'a Room,
     model: Vec<u8>,
-    dice: Dice,
+    random: Rng,
 }
 
 impl Written<'_> {
     fn new(room: &Room) -> Written<'_> {
         let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
         println!("TAPLINE_SEED={seed}");
-        Written { room, model: vec![0; usize::try_from(LEN).unwrap()], dice: Dice(seed) }
+        Written { room, model: vec![0; usize::try_from(LEN).unwrap()], random: Rng::with_seed(seed) }
     }
 
     fn sector(&mut self) -> u64 {
         let sectors = LEN / SECTOR;
-        match self.dice.throw(8) {
-            0 => self.dice.throw(sectors),
-            1 => sectors - 1 - self.dice.throw(20),
+        match self.random.u64(..8) {
+            0 => self.random.u64(..sectors),
+            1 => sectors - 1 - self.random.u64(..20),
             // Most fall into units of which others are under way.
-            _ => 4000 + self.dice.throw(64),
+            _ => 4000 + self.random.u64(..64),
         }
     }
 
@@ -57,19 +58,19 @@ impl Written<'_> {
     fn burst(&mut self, guest: &mut Nbd) {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         for _ in 0..40 {
-            let (at, long) = (self.sector(), self.dice.throw(4) == 0);
-            let count = (1 + self.dice.throw(if long { 40 } else { 3 })).min(LEN / SECTOR - at);
+            let (at, long) = (self.sector(), self.random.u64(..4) == 0);
+            let count = (1 + self.random.u64(..if long { 40 } else { 3 })).min(LEN / SECTOR - at);
             if taken.iter().any(|&(from, to)| from < at + count && at < to) {
                 continue;
             }
             taken.push((at, at + count));
-            let byte = u8::try_from(1 + self.dice.throw(255)).unwrap();
+            let byte = self.random.u8(1..);
             let range = usize::try_from(at * SECTOR).unwrap()..usize::try_from((at + count) * SECTOR).unwrap();
             self.model[range.clone()].fill(byte);
             guest.send(Command::Write, at * SECTOR, count * SECTOR, &self.model[range]).unwrap();
         }
         taken.iter().for_each(|_| drop(guest.answer(0).unwrap()));
-        let (at, count) = (self.sector(), 1 + self.dice.throw(3));
+        let (at, count) = (self.sector(), 1 + self.random.u64(..3));
         let count = count.min(LEN / SECTOR - at);
         let range = usize::try_from(at * SECTOR).unwrap()..usize::try_from((at + count) * SECTOR).unwrap();
         guest.ask(Command::Zeroes, at * SECTOR, count * SECTOR, &[]).unwrap();
@@ -79,7 +80,7 @@ impl Written<'_> {
     fn check(&mut self, guest: &mut Nbd) {
         for _ in 0..40 {
             let at = self.sector();
-            let count = (1 + self.dice.throw(20)).min(LEN / SECTOR - at);
+            let count = (1 + self.random.u64(..20)).min(LEN / SECTOR - at);
             let range = usize::try_from(at * SECTOR).unwrap()..usize::try_from((at + count) * SECTOR).unwrap();
             let found = guest.read(at * SECTOR, range.len()).unwrap();
             assert!(found == self.model[range], "{count} sectors at {at} hold something else");
@@ -97,7 +98,7 @@ impl Written<'_> {
             for _ in 0..6 {
                 self.burst(&mut guest);
                 self.check(&mut guest);
-                if self.dice.throw(2) == 0 {
+                if self.random.bool() {
                     guest.flush().unwrap();
                 }
             }
@@ -246,7 +247,7 @@ fn a_raw_disk_keeps_its_sectors_under_a_snapshot_and_grows_and_is_merged() {
     let serve = |words: &str| Disk::serve(room, &format!("{words} --nbd ./nbd.sock --control ./control.sock"));
     let work = |versions: Versions| {
         let path = room.file("nbd.sock");
-        let guest = Guest::start(move || Nbd::connect(&path).unwrap(), versions, Dice(3));
+        let guest = Guest::start(move || Nbd::connect(&path).unwrap(), versions, Rng::with_seed(3));
         guest.work(300);
         guest
     };

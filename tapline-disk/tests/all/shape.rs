@@ -7,10 +7,10 @@ use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use testkit::nbd::{Client, Command};
 
-use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::replaced::Replaced;
 use crate::tool::served::Disk;
+use crate::tool::{Room, noise};
 
 const MIB: usize = 1 << 20;
 
@@ -28,19 +28,9 @@ fn shape(room: &Room, fields: &Value) -> Value {
     control(room).done(&request)
 }
 
-/// Bytes of which each depends on its place.
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        u8::try_from(state >> 56).unwrap()
-    };
-    (0..len).map(|_| next()).collect()
-}
-
 /// A policy file for the storage of a raw image in this room.
 fn policy(room: &Room, split: u64) -> Value {
-    room.write("full", &pattern(1, 64 * MIB));
+    room.write("full", &noise(1, 64 * MIB));
     room.done("calibrate raw:full --each 1 --policy policy.json");
     let mut found: Value = serde_json::from_slice(&room.read("policy.json")).unwrap();
     found["policy"] = json!({ "split": split, "merge": null });
@@ -56,7 +46,7 @@ fn what_is_written_in_pieces_and_merged_is_read_whatever_the_format() {
         let disk =
             Disk::serve(&room, &format!("{image} --nbd nbd.sock --control control.sock --io-split 4K --io-merge 64K"));
         let mut nbd = connect(&room);
-        let bytes = pattern(7, 2 * MIB);
+        let bytes = noise(7, 2 * MIB);
         nbd.write(4096 * 3, &bytes).unwrap();
         // Small ones behind each other, which come together.
         let small: Vec<&[u8]> = bytes.chunks(512).take(512).collect();
@@ -83,11 +73,11 @@ fn rules_change_while_the_disk_is_served_and_what_makes_none_is_refused() {
     room.done("image create raw:a --size 16M");
     let _disk = Disk::serve(&room, "raw:a --nbd nbd.sock --control control.sock");
     let mut nbd = connect(&room);
-    nbd.write(0, &pattern(3, MIB)).unwrap();
+    nbd.write(0, &noise(3, MIB)).unwrap();
     let before = shape(&room, &json!({}));
     assert_eq!((&before["split"], &before["merge"], &before["splits"]), (&json!("none"), &json!("none"), &json!(0)));
     assert_eq!(shape(&room, &json!({ "split": "65536" }))["split_bytes"], 65536);
-    nbd.write(MIB as u64, &pattern(4, MIB)).unwrap();
+    nbd.write(MIB as u64, &noise(4, MIB)).unwrap();
     // It stays when the other one changes.
     let told = shape(&room, &json!({ "merge": "1048576" }));
     assert_eq!(
@@ -96,7 +86,7 @@ fn rules_change_while_the_disk_is_served_and_what_makes_none_is_refused() {
     );
     let told = shape(&room, &json!({ "split": "none", "merge": "off" }));
     assert_eq!((&told["split_bytes"], &told["merge_bytes"]), (&json!(null), &json!(null)));
-    nbd.write(2 * MIB as u64, &pattern(5, MIB)).unwrap();
+    nbd.write(2 * MIB as u64, &noise(5, MIB)).unwrap();
     assert_eq!(shape(&room, &json!({}))["splits"], 1, "none since");
     for (fields, why) in
         [(json!({ "split": "auto" }), "tapline calibrate"), (json!({ "split": "5000" }), "power of two")]
@@ -106,7 +96,7 @@ fn rules_change_while_the_disk_is_served_and_what_makes_none_is_refused() {
         let refused = control(&room).ask(&request);
         assert!(refused["error"].to_string().contains(why), "{refused}");
     }
-    let bytes: Vec<u8> = (3..6).flat_map(|seed| pattern(seed, MIB)).collect();
+    let bytes: Vec<u8> = (3..6).flat_map(|seed| noise(seed, MIB)).collect();
     assert!(nbd.read(0, 3 * MIB).unwrap() == bytes);
 }
 
@@ -116,7 +106,7 @@ fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first
     room.done("image create raw:a --size 16M");
     let mut disk = Replaced::serve(&room, "raw:a --nbd nbd.sock --io-split 16K");
     let mut nbd = connect(&room);
-    nbd.write(0, &pattern(3, MIB)).unwrap();
+    nbd.write(0, &noise(3, MIB)).unwrap();
     shape(&room, &json!({ "split": "none", "merge": "65536" }));
     let upgrade = disk.upgrade();
     disk.replaced_by(&upgrade.join().unwrap());
@@ -129,7 +119,7 @@ fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first
     disk.replaced_by(&upgrade.join().unwrap());
     let told = shape(&room, &json!({}));
     assert_eq!((&told["split_bytes"], &told["merge_bytes"]), (&json!(null), &json!(null)));
-    assert!(nbd.read(0, MIB).unwrap() == pattern(3, MIB));
+    assert!(nbd.read(0, MIB).unwrap() == noise(3, MIB));
     disk.stop();
 }
 
@@ -189,7 +179,7 @@ fn acknowledged_writes_survive_a_kill_of_a_disk_that_splits_and_merges() {
         let words = format!("{image} --nbd nbd.sock --control control.sock --io-split 4K --io-merge 16K");
         let mut disk = Replaced::of(&room, Disk::serve(&room, &words));
         let mut nbd = connect(&room);
-        let bytes = pattern(9, 256 * 1024);
+        let bytes = noise(9, 256 * 1024);
         let parts: Vec<&[u8]> = bytes.chunks(2048).collect();
         let at = |number: usize| u64::try_from(number * 2048).unwrap();
         parts.iter().enumerate().for_each(|(number, part)| nbd.send(Command::Write, at(number), 2048, part).unwrap());
@@ -208,14 +198,14 @@ fn acknowledged_writes_survive_a_kill_of_a_disk_that_splits_and_merges() {
 #[test]
 fn calibrate_reads_what_it_is_told_to_and_keeps_the_evidence() {
     let room = Room::new();
-    room.write("full", &pattern(1, 64 * MIB));
+    room.write("full", &noise(1, 64 * MIB));
     let found = room.json("calibrate raw:full --each 1 --policy policy.json");
     assert_eq!(found, serde_json::from_slice::<Value>(&room.read("policy.json")).unwrap());
     assert_eq!((&found["version"], &found["operation"]), (&json!(1), &json!("read")));
     assert!(found["points"].as_array().unwrap().len() > 100);
     assert!(found["points"].as_array().unwrap().iter().all(|point| point["bytes_per_second"].as_u64().unwrap() > 0));
     assert!(!found["kernel"].as_str().unwrap().is_empty());
-    assert!(room.read("full") == pattern(1, 64 * MIB), "it only reads");
+    assert!(room.read("full") == noise(1, 64 * MIB), "it only reads");
     let said = room.done("calibrate model:nvme --each 1");
     assert!(said.contains("512 KiB in flight") && said.contains("policy: split"), "{said}");
 }
@@ -224,10 +214,10 @@ fn calibrate_reads_what_it_is_told_to_and_keeps_the_evidence() {
 #[ignore = "slow: run by `make test-all`"]
 fn calibrate_writes_only_if_asked_to_and_never_to_what_is_there() {
     let room = Room::new();
-    room.write("full", &pattern(1, 64 * MIB));
+    room.write("full", &noise(1, 64 * MIB));
     let said = room.tapline("calibrate raw:full --write --each 1");
     assert!(said.code != Some(0) && said.err.contains("it holds data"), "{said:?}");
-    assert!(room.read("full") == pattern(1, 64 * MIB));
+    assert!(room.read("full") == noise(1, 64 * MIB));
     let found = room.json("calibrate raw:scratch --write --each 1");
     assert_eq!(found["operation"], "write");
     assert!(!room.file("scratch").exists(), "what was written to is gone");
@@ -236,7 +226,7 @@ fn calibrate_writes_only_if_asked_to_and_never_to_what_is_there() {
 #[test]
 fn calibrate_refuses_what_tells_nothing_of_the_storage() {
     let room = Room::new();
-    room.write("small", &pattern(1, MIB));
+    room.write("small", &noise(1, MIB));
     room.done("image create raw:holes --size 1G");
     room.done("image create qcow2:q --size 1G");
     let cases = [
@@ -257,7 +247,7 @@ fn calibrate_refuses_what_tells_nothing_of_the_storage() {
 #[ignore = "slow: run by `make test-all`"]
 fn a_disk_in_use_is_refused_unless_that_is_said() {
     let room = Room::new();
-    room.write("full", &pattern(1, 64 * MIB));
+    room.write("full", &noise(1, 64 * MIB));
     let _disk = Disk::serve(&room, "raw:full --nbd nbd.sock");
     let said = room.tapline("calibrate raw:full --each 1");
     assert!(said.code != Some(0) && said.err.contains("--in-use"), "{said:?}");

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use shares::{Owner, PAGE_LEN, Page, Slot, Usable};
 use testkit::nbd::{Client, Command};
 
-use crate::tool::Room;
 use crate::tool::control::Control;
 use crate::tool::replaced::Replaced;
 use crate::tool::ring::{BLOCK, Driver, Kind};
 use crate::tool::served::Disk;
+use crate::tool::{Room, noise};
 
 const COUNT: u64 = 64;
 
@@ -308,12 +308,7 @@ fn a_disk_serves_while_its_page_is_filled_with_anything() {
     write(&mut nbd, 0);
     let file = File::options().read(true).write(true).open(room.file("page")).unwrap();
     let vandal = Other::saying(page(&room), move |_, turn| {
-        let mut random = turn;
-        let mut bytes = vec![0; PAGE_LEN];
-        for byte in &mut bytes {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            *byte = random.to_le_bytes()[6];
-        }
+        let mut bytes = noise(turn, PAGE_LEN);
         // Sometimes all zeroes, so that a slot can be claimed, and taken away again.
         if turn % 3 == 0 {
             bytes.fill(0);

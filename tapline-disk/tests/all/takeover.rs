@@ -4,10 +4,12 @@
 //! `TAPLINE_TAKEOVER_ROUNDS` sets how often the process is killed, for each kind of disk; `TAPLINE_TAKEOVER_SEED` sets
 //! the random seed.
 
+use fastrand::Rng;
+
 use rustix::process::Signal;
 
 use crate::tool::Room;
-use crate::tool::nbd::{BLOCK, Dice, Nbd};
+use crate::tool::nbd::{BLOCK, Nbd};
 use crate::tool::served::Disk;
 
 /// Blocks of the disk: a few MiB, so that both formats allocate in every round.
@@ -43,19 +45,19 @@ fn make(room: &Room, kind: &str) -> String {
 }
 
 /// Some writes, and then death.
-fn live_and_die(room: &Room, words: &str, model: &mut [u8], dice: &mut Dice, round: u64) {
+fn live_and_die(room: &Room, words: &str, model: &mut [u8], random: &mut Rng, round: u64) {
     let disk = Disk::serve(room, &format!("{words} --nbd nbd.sock"));
     let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
     if round > 0 {
         // As a guest does that has been waiting for it.
         client.flush().unwrap();
     }
-    check(&mut client, model, dice);
+    check(&mut client, model, random);
     for write in 0..20 {
-        let (block, version) = (dice.throw(BLOCKS), u8::try_from(dice.throw(255) + 1).unwrap());
+        let (block, version) = (random.u64(..BLOCKS), random.u8(1..));
         client.write(block * BLOCK as u64, &content(version)).unwrap();
         model[usize::try_from(block).unwrap()] = version;
-        if write == 9 && dice.throw(2) == 0 {
+        if write == 9 && random.bool() {
             client.flush().unwrap();
         }
     }
@@ -65,15 +67,11 @@ fn live_and_die(room: &Room, words: &str, model: &mut [u8], dice: &mut Dice, rou
 }
 
 /// Reads what was ever written, or some of it.
-fn check(client: &mut Nbd, model: &[u8], dice: &mut Dice) {
+fn check(client: &mut Nbd, model: &[u8], random: &mut Rng) {
     let written: Vec<usize> = (0..model.len()).filter(|&block| model[block] != 0).collect();
     let some = written.len().min(400);
     for at in 0..some {
-        let block = if written.len() > some {
-            written[usize::try_from(dice.throw(written.len() as u64)).unwrap()]
-        } else {
-            written[at]
-        };
+        let block = if written.len() > some { written[random.usize(..written.len())] } else { written[at] };
         let found = client.read((block * BLOCK) as u64, BLOCK).unwrap();
         assert!(found == content(model[block]), "block {block} holds {} for {}", found[0], model[block]);
     }
@@ -84,13 +82,13 @@ fn survives(kind: &str) {
     println!("{kind}: TAPLINE_TAKEOVER_ROUNDS={rounds} TAPLINE_TAKEOVER_SEED={seed}");
     let room = Room::new();
     let words = make(&room, kind);
-    let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(seed));
+    let (mut model, mut random) = (vec![0; usize::try_from(BLOCKS).unwrap()], Rng::with_seed(seed));
     for round in 0..rounds {
-        live_and_die(&room, &words, &mut model, &mut dice, round);
+        live_and_die(&room, &words, &mut model, &mut random, round);
     }
     let disk = Disk::serve(&room, &format!("{words} --nbd nbd.sock"));
     let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
-    check(&mut client, &model, &mut dice);
+    check(&mut client, &model, &mut random);
     drop(client);
     let (code, said) = disk.stop();
     assert_eq!(code, Some(0), "{said}");
@@ -133,9 +131,9 @@ fn an_image_with_another_time_mode_and_name_keeps_answered_writes() {
     for kind in ["vhd", "qcow2"] {
         let room = Room::new();
         let words = make(&room, kind);
-        let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
+        let (mut model, mut random) = (vec![0; usize::try_from(BLOCKS).unwrap()], Rng::with_seed(1));
         for (life, hours) in [(0, 1i64), (1, -24)] {
-            live_and_die(&room, &words, &mut model, &mut dice, life);
+            live_and_die(&room, &words, &mut model, &mut random, life);
             let image = std::fs::File::options().write(true).open(room.file("a.img")).unwrap();
             let now = std::time::SystemTime::now();
             let shift = std::time::Duration::from_secs(hours.unsigned_abs() * 3600);
@@ -144,7 +142,7 @@ fn an_image_with_another_time_mode_and_name_keeps_answered_writes() {
             std::fs::hard_link(room.file("b.img"), room.file("a.img")).unwrap();
             std::fs::remove_file(room.file("b.img")).unwrap();
         }
-        live_and_die(&room, &words, &mut model, &mut dice, 2);
+        live_and_die(&room, &words, &mut model, &mut random, 2);
     }
 }
 
@@ -154,15 +152,15 @@ fn a_copy_restored_in_place_is_served_as_it_was() {
     for (kind, is_used) in [("vhd", false), ("vhd", true), ("qcow2", false), ("qcow2", true)] {
         let room = Room::new();
         let words = make(&room, kind);
-        let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
+        let (mut model, mut random) = (vec![0; usize::try_from(BLOCKS).unwrap()], Rng::with_seed(1));
         if is_used {
             // The copy has the stamp of an earlier process.
-            live_and_die(&room, &words, &mut model, &mut dice, 0);
+            live_and_die(&room, &words, &mut model, &mut random, 0);
             assert_eq!(Disk::serve(&room, &format!("{words} --nbd nbd.sock")).stop().0, Some(0));
         }
         let (copy, old) = (room.read("a.img"), model.clone());
         let modified = std::fs::metadata(room.file("a.img")).unwrap().modified().unwrap();
-        live_and_die(&room, &words, &mut model, &mut dice, 1);
+        live_and_die(&room, &words, &mut model, &mut random, 1);
         std::fs::write(room.file("a.img"), copy).unwrap();
         std::fs::File::options().write(true).open(room.file("a.img")).unwrap().set_modified(modified).unwrap();
         room.done(&format!("image convert {kind}:a.img raw:b"));
@@ -182,8 +180,8 @@ fn a_copy_restored_in_place_is_served_as_it_was() {
 fn a_log_of_another_version_is_refused_and_kept() {
     let room = Room::new();
     let words = make(&room, "qcow2");
-    let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
-    live_and_die(&room, &words, &mut model, &mut dice, 0);
+    let (mut model, mut random) = (vec![0; usize::try_from(BLOCKS).unwrap()], Rng::with_seed(1));
+    live_and_die(&room, &words, &mut model, &mut random, 0);
     let set_version = |version: u64| room.write_redo_log("a.img", 8, &version.to_ne_bytes());
     set_version(3);
     let before = (room.read("a.img"), room.redo_log("a.img"));
@@ -199,7 +197,7 @@ fn a_log_of_another_version_is_refused_and_kept() {
     }
     assert!((room.read("a.img"), room.redo_log("a.img")) == before, "something was written");
     set_version(2);
-    live_and_die(&room, &words, &mut model, &mut dice, 1);
+    live_and_die(&room, &words, &mut model, &mut random, 1);
 }
 
 /// Whoever opens the image, whatever for, sees what was answered.
@@ -208,8 +206,8 @@ fn a_job_sees_acknowledged_writes() {
     for kind in ["vhd", "qcow2"] {
         let room = Room::new();
         let words = make(&room, kind);
-        let (mut model, mut dice) = (vec![0; usize::try_from(BLOCKS).unwrap()], Dice(1));
-        live_and_die(&room, &words, &mut model, &mut dice, 0);
+        let (mut model, mut random) = (vec![0; usize::try_from(BLOCKS).unwrap()], Rng::with_seed(1));
+        live_and_die(&room, &words, &mut model, &mut random, 0);
         let before = (room.read("a.img"), room.redo_log("a.img"));
         room.done(&format!("image convert {kind}:a.img raw:b"));
         assert!((room.read("a.img"), room.redo_log("a.img")) == before, "{kind}: a job that reads has written");

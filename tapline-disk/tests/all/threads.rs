@@ -4,12 +4,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::tool::control::Control;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
-use crate::tool::nbd::{Dice, Nbd, Versions};
+use crate::tool::nbd::{Nbd, Versions};
 use crate::tool::replaced::Replaced;
 use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
@@ -40,11 +41,11 @@ fn a_guest_on_lanes_survives_kills_and_upgrades_of_its_disk() {
         let room = Room::new();
         let image = room.image(format, "16M");
         let words = format!("{image} --vhost-user vm.sock --control control.sock --io-engine {io_engine}");
-        let mut dice = Dice(1);
+        let mut random = Rng::with_seed(1);
         let mut disk = serve(&room, &words, 3);
         let mut driver = Driver::connect(&room.file("vm.sock"), true);
         for _ in 0..5 {
-            (0..40).for_each(|_| driver.work(|below| dice.throw(below)));
+            (0..40).for_each(|_| driver.work(&mut random));
             disk.signal(Signal::KILL);
             disk.child.wait().unwrap();
             disk = serve(&room, &words, 3);
@@ -52,14 +53,14 @@ fn a_guest_on_lanes_survives_kills_and_upgrades_of_its_disk() {
         }
         let mut disk = Replaced::of(&room, disk);
         for _ in 0..3 {
-            (0..40).for_each(|_| driver.work(|below| dice.throw(below)));
+            (0..40).for_each(|_| driver.work(&mut random));
             let upgrade = disk.upgrade();
             while !upgrade.is_finished() {
-                driver.work(|below| dice.throw(below));
+                driver.work(&mut random);
             }
             disk.replaced_by(&upgrade.join().unwrap());
         }
-        (0..40).for_each(|_| driver.work(|below| dice.throw(below)));
+        (0..40).for_each(|_| driver.work(&mut random));
         driver.drain();
         let counts = lanes(&room);
         assert!(counts.len() == 2 && counts.iter().sum::<u64>() > 0, "{format}: {counts:?}");
@@ -75,8 +76,11 @@ fn the_number_of_threads_is_set_while_a_guest_works_and_the_next_process_goes_on
     let image = room.image("raw", "64M");
     let mut disk = Replaced::serve(&room, &format!("{image} --nbd nbd.sock --threads 2"));
     let path = room.file("nbd.sock");
-    let guest =
-        crate::tool::guest::Guest::start(move || Nbd::connect(&path).unwrap(), Versions::new(64, 4096), Dice(1));
+    let guest = crate::tool::guest::Guest::start(
+        move || Nbd::connect(&path).unwrap(),
+        Versions::new(64, 4096),
+        Rng::with_seed(1),
+    );
     guest.work(100);
     let threads = |most: Value| ask(&room, &json!({ "verb": "threads", "most": most }))["most"].clone();
     assert_eq!(threads(Value::Null), 2);
@@ -125,13 +129,13 @@ fn lanes_end_when_fewer_threads_are_asked_for_and_their_operations_are_answered(
     let image = room.image("qcow2", "16M");
     let disk = serve(&room, &format!("{image} --vhost-user vm.sock --control control.sock --threads 3"), 3);
     let mut driver = Driver::connect(&room.file("vm.sock"), true);
-    let mut dice = Dice(1);
+    let mut random = Rng::with_seed(1);
     for (most, left) in [(2, 1), (1, 0)] {
-        (0..40).for_each(|_| driver.work(|below| dice.throw(below)));
+        (0..40).for_each(|_| driver.work(&mut random));
         ask(&room, &json!({ "verb": "threads", "most": most }));
         assert_eq!(lanes(&room).len(), left);
     }
-    (0..40).for_each(|_| driver.work(|below| dice.throw(below)));
+    (0..40).for_each(|_| driver.work(&mut random));
     driver.drain();
     assert_eq!(disk.stop().0, Some(0));
     room.done(&format!("image convert {image} raw:b"));
@@ -149,8 +153,11 @@ fn a_confined_disk_has_lanes_too_and_what_they_are_started_by_was_opened_in_time
     hand.command.env(FORCED, "2");
     let disk = hand.listen(&room, "nbd", "nbd.sock").listen(&room, "control", "control.sock").serve();
     let path = room.file("nbd.sock");
-    let guest =
-        crate::tool::guest::Guest::start(move || Nbd::connect(&path).unwrap(), Versions::new(64, 4096), Dice(1));
+    let guest = crate::tool::guest::Guest::start(
+        move || Nbd::connect(&path).unwrap(),
+        Versions::new(64, 4096),
+        Rng::with_seed(1),
+    );
     guest.work(200);
     let counts = lanes(&room);
     assert!(counts.len() == 1 && counts[0] > 0, "{counts:?}");

@@ -1,19 +1,20 @@
 //! An upgrade of the process that serves a disk: its guests notice nothing, and whatever is killed or fails during it,
 //! exactly one process serves the disk and no completed request is lost.
 
-use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use fastrand::Rng;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
+use testkit::nbd::wire::{self, Connection};
 
 use crate::tool::control::Control;
 use crate::tool::handed::{Hand, Handed, NOWHERE};
-use crate::tool::nbd::{Dice, Nbd, Versions};
+use crate::tool::nbd::{Nbd, Versions};
 use crate::tool::replaced::{PAUSE_MAX, Replaced, pid_of, wait_until_gone};
 use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
@@ -25,20 +26,20 @@ const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
 fn replace_under_load(recorded: bool, times: u64, format: &str) {
     let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
     println!("TAPLINE_SEED={seed} TAPLINE_UPGRADES={times}, recorded: {recorded}, {format}");
-    let mut dice = Dice(seed);
+    let mut random = Rng::with_seed(seed);
     let room = Room::new();
     let image = room.image(format, "16M");
     let mut disk = Replaced::serve(&room, &format!("{image} --vhost-user vm.sock"));
     let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
     let mut longest = Duration::ZERO;
     for _ in 0..times {
-        for _ in 0..dice.throw(30) {
-            driver.work(|below| dice.throw(below));
+        for _ in 0..random.u64(..30) {
+            driver.work(&mut random);
         }
         let answered = driver.answered;
         let upgrade = disk.upgrade();
         while !upgrade.is_finished() {
-            driver.work(|below| dice.throw(below));
+            driver.work(&mut random);
         }
         longest = longest.max(disk.replaced_by(&upgrade.join().unwrap()));
         driver.drain();
@@ -77,74 +78,54 @@ fn a_guest_at_work_notices_nothing() {
 fn requests_between_client_and_disk_are_not_lost_in_an_upgrade() {
     /// Neither this nor where it is written is a multiple of a block.
     const LEN: usize = (1 << 18) - 5;
-    let len = |len: usize| u32::try_from(len).unwrap();
     for format in FORMATS {
-        let mut dice = Dice(7);
+        let mut random = Rng::with_seed(7);
         let room = Room::new();
         room.done(&format!("image create {format}:a --size 64M"));
         let mut disk = Replaced::serve(&room, &format!("{format}:a --nbd ./nbd.sock"));
         let mut other = Nbd::connect(&room.file("nbd.sock")).unwrap();
         let mut versions = Versions::new(64, 1 << 19);
-        let mut stream = negotiated(&room);
+        let mut asking = Connection::simple(&room.file("nbd.sock")).unwrap();
         for round in 0..8u64 {
             let at = (round << 18) + 3;
             let data = vec![u8::try_from(round + 1).unwrap(); LEN];
-            let write = request(1, at, len(LEN), &data);
-            let cut = usize::try_from(dice.throw(u64::try_from(write.len()).unwrap())).unwrap();
+            let write = [request(wire::Command::Write, at, LEN), data.clone()].concat();
+            let cut = random.usize(..write.len());
             // The replies are more than the socket takes.
-            let reads: Vec<u8> = (0..24).flat_map(|_| request(0, 3, len(LEN), &[])).collect();
-            stream.write_all(&reads).unwrap();
-            stream.write_all(&write[..cut]).unwrap();
-            versions.step(&mut other, &mut dice).unwrap();
-            let mut greeted = UnixStream::connect(room.file("nbd.sock")).unwrap();
-            let mut greeting = [0; 18];
-            greeted.read_exact(&mut greeting).unwrap();
-            assert!(greeting.starts_with(b"NBDMAGIC"));
+            let reads: Vec<u8> = (0..24).flat_map(|_| request(wire::Command::Read, 3, LEN)).collect();
+            asking.send(&reads).unwrap();
+            asking.send(&write[..cut]).unwrap();
+            versions.step(&mut other, &mut random).unwrap();
+            let mut greeted = Connection(UnixStream::connect(room.file("nbd.sock")).unwrap());
+            assert!(greeted.receive(18).unwrap().starts_with(b"NBDMAGIC"));
             let upgrade = disk.upgrade();
             let answer = upgrade.join().unwrap();
             disk.replaced_by(&answer);
-            stream.write_all(&write[cut..]).unwrap();
+            asking.send(&write[cut..]).unwrap();
             for _ in 0..24 {
-                assert_eq!(reply(&mut stream, LEN), vec![u8::from(round > 0); LEN]);
+                assert_eq!(reply(&mut asking, LEN), vec![u8::from(round > 0); LEN]);
             }
-            reply(&mut stream, 0);
-            stream.write_all(&request(0, at, len(LEN), &[])).unwrap();
-            assert_eq!(reply(&mut stream, LEN), data);
+            reply(&mut asking, 0);
+            asking.send(&request(wire::Command::Read, at, LEN)).unwrap();
+            assert_eq!(reply(&mut asking, LEN), data);
             // Who was being greeted is served.
-            negotiate(&mut greeted);
-            greeted.write_all(&request(0, at, len(LEN), &[])).unwrap();
+            greeted.send(&3u32.to_be_bytes()).unwrap();
+            greeted.go().unwrap();
+            greeted.send(&request(wire::Command::Read, at, LEN)).unwrap();
             assert_eq!(reply(&mut greeted, LEN), data);
         }
-        drop(stream);
+        drop(asking);
         disk.stop();
     }
 }
 
-fn negotiated(room: &Room) -> UnixStream {
-    let mut stream = UnixStream::connect(room.file("nbd.sock")).unwrap();
-    stream.read_exact(&mut [0; 18]).unwrap();
-    negotiate(&mut stream);
-    stream
+fn request(command: wire::Command, at: u64, len: usize) -> Vec<u8> {
+    wire::request(command, 0, 0, at, u32::try_from(len).unwrap())
 }
 
-fn negotiate(stream: &mut UnixStream) {
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream.write_all(&[&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat()).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-}
-
-fn request(kind: u16, at: u64, len: u32, data: &[u8]) -> Vec<u8> {
-    let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &[0; 8]].concat();
-    [&head[..], &at.to_be_bytes(), &len.to_be_bytes(), data].concat()
-}
-
-fn reply(stream: &mut UnixStream, len: usize) -> Vec<u8> {
-    let mut head = [0; 16];
-    stream.read_exact(&mut head).unwrap();
-    assert_eq!(head[4..8], [0; 4], "an error");
-    let mut data = vec![0; len];
-    stream.read_exact(&mut data).unwrap();
-    data
+fn reply(connection: &mut Connection, len: usize) -> Vec<u8> {
+    assert_eq!(connection.simple_reply().unwrap().0, 0, "an error");
+    connection.receive(len).unwrap()
 }
 
 #[test]
@@ -153,7 +134,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     room.done("image create qcow2:a --size 16M");
     let disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
     let mut driver = Driver::connect(&room.file("vm.sock"), true);
-    let mut dice = Dice(3);
+    let mut random = Rng::with_seed(3);
     // A new process that says hello, takes what it is given, and fails, as with an image that it does not understand.
     let half = "#!/usr/bin/env python3\nimport socket, sys\n\
                 s = socket.socket(fileno=0)\n\
@@ -166,10 +147,10 @@ fn a_program_that_does_not_start_changes_nothing() {
     }
     let paths = programs.map(|(name, _)| room.file(name).to_str().unwrap().to_owned());
     for program in paths.iter().map(String::as_str).chain(["/nowhere/tapline-disk", "/bin/true"]) {
-        driver.work(|below| dice.throw(below));
+        driver.work(&mut random);
         let upgrade = disk.upgrade_to(program);
         while !upgrade.is_finished() {
-            driver.work(|below| dice.throw(below));
+            driver.work(&mut random);
         }
         let answer = upgrade.join().unwrap();
         assert_eq!(answer["error"]["kind"], "failed", "{program}: {answer}");
@@ -180,7 +161,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     room.write_redo_log("a", 8, &3u64.to_ne_bytes());
     let upgrade = disk.upgrade_to(TAPLINE);
     while !upgrade.is_finished() {
-        driver.work(|below| dice.throw(below));
+        driver.work(&mut random);
     }
     let answer = upgrade.join().unwrap();
     assert_eq!(answer["error"]["kind"], "failed", "{answer}");
@@ -215,7 +196,7 @@ fn a_program_that_does_not_start_changes_nothing() {
 #[ignore = "slow: run by `make test-all`"]
 fn a_kill_at_any_moment_leaves_one_process_or_none() {
     let kills = from_environment("TAPLINE_KILLS").unwrap_or(24);
-    let mut dice = Dice(from_environment("TAPLINE_SEED").unwrap_or(1));
+    let mut random = Rng::with_seed(from_environment("TAPLINE_SEED").unwrap_or(1));
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let mut disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
@@ -223,10 +204,10 @@ fn a_kill_at_any_moment_leaves_one_process_or_none() {
     let (mut done, mut died) = (0, 0);
     for round in 0..kills {
         let upgrade = disk.upgrade();
-        let after = Duration::from_micros(dice.throw(20_000));
+        let after = Duration::from_micros(random.u64(..20_000));
         let begun = std::time::Instant::now();
         while begun.elapsed() < after {
-            driver.work(|below| dice.throw(below));
+            driver.work(&mut random);
         }
         if round % 2 == 0 {
             kill_process(disk.pid, Signal::KILL).ok();

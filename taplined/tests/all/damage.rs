@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use fastrand::Rng;
 use serde_json::{Value, json};
 
 use crate::harness::{Taplined, disks, start};
@@ -16,23 +17,6 @@ const NO_CATALOGUE: i32 = 6;
 
 /// Bytes of a page of SQLite's.
 const PAGE: u64 = 4096;
-
-/// A generator of numbers (splitmix64), so that a seed is all that is needed to see a round again.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// A daemon that does not run, and its catalogue as it was when it ended.
 struct Bed {
@@ -85,18 +69,19 @@ impl Bed {
     }
 
     /// Puts the catalogue back as it was, with some of its bytes changed; whether they are others than before.
-    fn damage(&self, random: &mut Random, in_peace: bool) -> bool {
+    fn damage(&self, random: &mut Rng, in_peace: bool) -> bool {
         for suffix in ["-wal", "-shm"] {
             fs::remove_file(self.daemon.room().join(format!("state/catalogue.db{suffix}"))).ok();
         }
         fs::write(self.path(), &self.sound).unwrap();
         let file = File::options().write(true).open(self.path()).unwrap();
         let len = self.sound.len() as u64;
-        if random.below(2) == 0 {
-            file.write_all_at(&[0; 4096], random.below(len / PAGE) * PAGE).unwrap();
+        if random.bool() {
+            file.write_all_at(&[0; 4096], random.u64(..len / PAGE) * PAGE).unwrap();
         } else {
-            let bytes: Vec<u8> = (0..20).map(|_| random.next().to_le_bytes()[0]).collect();
-            file.write_all_at(&bytes, random.below(len - 20)).unwrap();
+            let mut bytes = [0; 20];
+            random.fill(&mut bytes);
+            file.write_all_at(&bytes, random.u64(..len - 20)).unwrap();
         }
         if in_peace {
             // Decayed data keeps its modification time.
@@ -123,7 +108,7 @@ fn a_byte_changed_after_a_clean_stop_is_detected() {
     let mut bed = bed();
     let sealed = fs::read(bed.daemon.room().join("state/catalogue.db.seal")).unwrap();
     for seed in seeds() {
-        let differs = bed.damage(&mut Random(seed), true);
+        let differs = bed.damage(&mut Rng::with_seed(seed), true);
         fs::write(bed.daemon.room().join("state/catalogue.db.seal"), &sealed).unwrap();
         match bed.daemon.try_to_restart(&[]) {
             Err(refused) => bed.refused(seed, &refused),
@@ -142,7 +127,7 @@ fn a_catalogue_damaged_while_in_use_is_refused_or_works() {
     let mut bed = bed();
     let (mut refused, mut untrue) = (0, Vec::new());
     for seed in seeds() {
-        bed.damage(&mut Random(seed), false);
+        bed.damage(&mut Rng::with_seed(seed), false);
         match bed.daemon.try_to_restart(&[]) {
             Err(why) => {
                 bed.refused(seed, &why);
@@ -187,11 +172,11 @@ fn commits_lost_with_a_damaged_log_are_restored_from_repositories() {
     let files = paths.clone().map(|path| fs::read(path).unwrap());
     let seeds = seeds();
     for seed in seeds.start..seeds.start + (seeds.end - seeds.start) / 3 {
-        let mut random = Random(seed);
+        let mut random = Rng::with_seed(seed);
         fs::remove_file(bed.daemon.room().join("state/catalogue.db-shm")).ok();
         let mut damaged = files.clone();
-        let at = usize::try_from(random.below(damaged[1].len() as u64 - 20)).unwrap();
-        damaged[1][at..at + 20].fill_with(|| random.next().to_le_bytes()[0]);
+        let at = random.usize(..damaged[1].len() - 20);
+        random.fill(&mut damaged[1][at..at + 20]);
         paths.iter().zip(&damaged).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
         bed.daemon.try_to_restart(&[]).unwrap();
         bed.daemon.settle();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use fastrand::Rng;
 use serde_json::json;
 
 use crate::guest::{self, Driver};
@@ -29,13 +30,10 @@ impl Guest {
     fn begin(mut driver: Driver) -> Guest {
         let (end, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(driver.answered)));
         let (ends, counter) = (end.clone(), answered.clone());
-        let mut seed = driver.answered;
+        let mut random = Rng::with_seed(driver.answered);
         let thread = std::thread::spawn(move || {
             while !ends.load(Ordering::SeqCst) {
-                driver.work(|below| {
-                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                    (seed >> 33) % below
-                });
+                driver.work(&mut random);
                 counter.store(driver.answered, Ordering::SeqCst);
             }
             driver

@@ -5,6 +5,8 @@ mod blkif_ring;
 
 use std::path::Path;
 
+use fastrand::Rng;
+
 #[test]
 fn the_corpus_violates_no_invariant() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/blkif_ring");
@@ -21,14 +23,8 @@ fn the_corpus_violates_no_invariant() {
 fn four_hundred_random_front_ends_violate_no_invariant() {
     for seed in 1..=400u64 {
         println!("seed {seed}");
-        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut next = || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random as u8
-        };
-        let input: Vec<u8> = (0..600).map(|_| next()).collect();
+        let mut input = [0; 600];
+        Rng::with_seed(seed).fill(&mut input);
         blkif_ring::run(&input);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use fastrand::Rng;
 use transport::blkif::GrantsPolicy;
 use xen::GrantRef;
 use xen::fake::{Access, Counts, Host, Subsystem};
@@ -287,16 +288,14 @@ fn random_state_sequences_leak_nothing_and_end_in_a_connection() {
         let (mut machine, mut front) = (TestBackend::new(&host, config(GrantsPolicy::Persistent)), Front::new(&host));
         machine.settle();
         front.initialise(PERSISTENT);
-        let mut random = seed;
+        let mut random = Rng::with_seed(seed);
         for _ in 0..60 {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let state = (random >> 33) % 12;
-            match state {
+            match random.u8(..12) {
                 10 => remove(&host, &format!("{FRONTEND}/state")),
-                11 => set(&host, &format!("{BACKEND}/state"), &((random >> 40) % 7).to_string()),
+                11 => set(&host, &format!("{BACKEND}/state"), &random.u8(..7).to_string()),
                 state => set(&host, &format!("{FRONTEND}/state"), &state.to_string()),
             }
-            if random >> 63 == 0 {
+            if random.bool() {
                 machine.settle();
             }
         }

@@ -4,26 +4,26 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use disk::Operation;
+use testkit::nbd::wire::{Command, Connection, OPTION_LIST, option, request};
 
-use crate::nbd_support::client::{self, Client, OPT_LIST, READ, WRITE, request};
 use crate::nbd_support::{GEOMETRY, Served};
 
 /// Asserts that the disk still replies to a well-behaved client.
 fn serves(served: &Served) {
-    let mut client = Client::simple(served);
-    client.send_request(READ, 0, 7, 0, 512);
-    assert_eq!(client.simple_reply(), (0, 7));
-    client.receive(512);
+    let mut client = served.simple();
+    client.request(Command::Read, 0, 7, 0, 512).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 7));
+    client.receive(512).unwrap();
 }
 
 #[test]
 fn garbage_ends_only_its_own_connection() {
     let served = Served::unix(GEOMETRY);
-    let mut negotiating = Client::greeted(&served);
-    negotiating.send(&[0x55; 64]);
+    let mut negotiating = served.greeted();
+    negotiating.send(&[0x55; 64]).unwrap();
     assert!(negotiating.is_disconnected());
-    let mut asking = Client::simple(&served);
-    asking.send(&[0x55; 64]);
+    let mut asking = served.simple();
+    asking.send(&[0x55; 64]).unwrap();
     assert!(asking.is_disconnected());
     serves(&served);
     let events = served.events.lock().unwrap();
@@ -33,10 +33,10 @@ fn garbage_ends_only_its_own_connection() {
 #[test]
 fn half_a_request_does_nothing() {
     let served = Served::unix(GEOMETRY);
-    Client::simple(&served).send(&request(WRITE, 0, 1, 0, 4096)[..20]);
-    let mut halfway = Client::simple(&served);
-    halfway.send_request(WRITE, 0, 1, 0, 4096);
-    halfway.send(&[1; 1000]);
+    served.simple().send(&request(Command::Write, 0, 1, 0, 4096)[..20]).unwrap();
+    let mut halfway = served.simple();
+    halfway.request(Command::Write, 0, 1, 0, 4096).unwrap();
+    halfway.send(&[1; 1000]).unwrap();
     drop(halfway);
     serves(&served);
     let disk = served.disk.lock().unwrap();
@@ -47,9 +47,9 @@ fn half_a_request_does_nothing() {
 fn a_client_may_disconnect_with_reads_in_flight() {
     let served = Served::unix(GEOMETRY);
     for _ in 0..100 {
-        let mut client = Client::simple(&served);
-        let reads: Vec<u8> = (0..8).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
-        client.send(&reads);
+        let mut client = served.simple();
+        let reads: Vec<u8> = (0..8).flat_map(|cookie| request(Command::Read, 0, cookie, 0, 1 << 20)).collect();
+        client.send(&reads).unwrap();
     }
     serves(&served);
 }
@@ -57,30 +57,30 @@ fn a_client_may_disconnect_with_reads_in_flight() {
 #[test]
 fn requests_past_the_end_are_refused_and_the_next_is_served() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    client.send_request(READ, 0, 1, GEOMETRY.len, 512);
-    assert_eq!(client.simple_reply(), (22, 1));
-    client.send_request(READ, 0, 2, u64::MAX - 511, 512);
-    assert_eq!(client.simple_reply(), (22, 2));
-    client.send_request(WRITE, 0, 3, GEOMETRY.len - 512, 1024);
-    client.send(&[1; 1024]);
-    assert_eq!(client.simple_reply(), (28, 3));
-    client.send_request(WRITE, 0, 4, GEOMETRY.len - 512, 512);
-    client.send(&[1; 512]);
-    assert_eq!(client.simple_reply(), (0, 4));
+    let mut client = served.simple();
+    client.request(Command::Read, 0, 1, GEOMETRY.len, 512).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (22, 1));
+    client.request(Command::Read, 0, 2, u64::MAX - 511, 512).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (22, 2));
+    client.request(Command::Write, 0, 3, GEOMETRY.len - 512, 1024).unwrap();
+    client.send(&[1; 1024]).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (28, 3));
+    client.request(Command::Write, 0, 4, GEOMETRY.len - 512, 512).unwrap();
+    client.send(&[1; 512]).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 4));
 }
 
 #[test]
 fn the_data_of_a_refused_write_is_skipped() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::structured(&served);
-    client.send_request(WRITE, 0, 1, GEOMETRY.len - 512, 700_000);
-    client.send(&vec![1; 700_000]);
-    let refused = client.chunk();
+    let mut client = served.structured();
+    client.request(Command::Write, 0, 1, GEOMETRY.len - 512, 700_000).unwrap();
+    client.send(&vec![1; 700_000]).unwrap();
+    let refused = client.chunk().unwrap();
     assert_eq!((refused.kind, refused.cookie), (0x8001, 1));
     assert_eq!(refused.payload[..4], 28u32.to_be_bytes());
-    client.send_request(READ, 0, 2, 512, 512);
-    let data = client.chunk();
+    client.request(Command::Read, 0, 2, 512, 512).unwrap();
+    let data = client.chunk().unwrap();
     assert_eq!((data.kind, data.cookie), (1, 2));
     assert_eq!(data.payload, [&512u64.to_be_bytes()[..], &[0; 512]].concat());
 }
@@ -88,8 +88,8 @@ fn the_data_of_a_refused_write_is_skipped() {
 #[test]
 fn a_write_longer_than_announced_ends_the_connection() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    client.send_request(WRITE, 0, 1, 0, (32 << 20) + 512);
+    let mut client = served.simple();
+    client.request(Command::Write, 0, 1, 0, (32 << 20) + 512).unwrap();
     assert!(client.is_disconnected());
     serves(&served);
 }
@@ -97,17 +97,17 @@ fn a_write_longer_than_announced_ends_the_connection() {
 #[test]
 fn unread_replies_stop_further_requests() {
     let served = Served::unix(GEOMETRY);
-    let mut deaf = Client::simple(&served);
-    let reads: Vec<u8> = (0..512).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
-    deaf.send(&reads);
+    let mut deaf = served.simple();
+    let reads: Vec<u8> = (0..512).flat_map(|cookie| request(Command::Read, 0, cookie, 0, 1 << 20)).collect();
+    deaf.send(&reads).unwrap();
     // By the time another client has been served, input of the client that does not read was processed.
     serves(&served);
     serves(&served);
     let done = served.disk.lock().unwrap().done.len();
     assert!(done <= 64 + 1 + 2, "{done} reads of 1 MiB were done for a client that reads nothing");
     for _ in 0..512 {
-        assert_eq!(deaf.simple_reply().0, 0);
-        deaf.receive(1 << 20);
+        assert_eq!(deaf.simple_reply().unwrap().0, 0);
+        deaf.receive(1 << 20).unwrap();
     }
     assert_eq!(served.disk.lock().unwrap().done.len(), 512 + 2);
 }
@@ -115,16 +115,16 @@ fn unread_replies_stop_further_requests() {
 #[test]
 fn many_concurrent_small_requests_are_all_answered() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
+    let mut client = served.simple();
     let mut sender = client.0.try_clone().unwrap();
-    let reads: Vec<u8> = (0..10_000).flat_map(|cookie| request(READ, 0, cookie, cookie * 512, 512)).collect();
+    let reads: Vec<u8> = (0..10_000).flat_map(|cookie| request(Command::Read, 0, cookie, cookie * 512, 512)).collect();
     let sending = std::thread::spawn(move || sender.write_all(&reads).unwrap());
     let mut cookies = BTreeSet::new();
     for _ in 0..10_000 {
-        let (error, cookie) = client.simple_reply();
+        let (error, cookie) = client.simple_reply().unwrap();
         assert_eq!(error, 0);
         cookies.insert(cookie);
-        client.receive(512);
+        client.receive(512).unwrap();
     }
     sending.join().unwrap();
     assert_eq!(cookies.len(), 10_000);
@@ -133,8 +133,8 @@ fn many_concurrent_small_requests_are_all_answered() {
 #[test]
 fn ten_thousand_options_end_the_connection() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::greeted(&served);
-    let option = [&b"IHAVEOPT"[..], &OPT_LIST.to_be_bytes(), &[0; 4]].concat();
+    let mut client = served.greeted();
+    let option = option(OPTION_LIST, &[]);
     // The connection ends before all of them are sent.
     let sent = client.0.write_all(&option.repeat(10_000));
     assert!(sent.is_err() || client.is_disconnected());
@@ -145,25 +145,25 @@ fn ten_thousand_options_end_the_connection() {
 #[test]
 fn new_clients_displace_idle_negotiations_but_not_served_clients() {
     let served = Served::unix(GEOMETRY);
-    let mut first = Client::simple(&served);
-    let mut idle: Vec<Client> = (0..100).map(|_| Client::greeted(&served)).collect();
+    let mut first = served.simple();
+    let mut idle: Vec<Connection> = (0..100).map(|_| served.greeted()).collect();
     serves(&served);
-    first.send_request(READ, 0, 9, 0, 512);
-    assert_eq!(first.simple_reply(), (0, 9));
-    assert!(idle.iter_mut().take(80).all(Client::is_disconnected));
+    first.request(Command::Read, 0, 9, 0, 512).unwrap();
+    assert_eq!(first.simple_reply().unwrap(), (0, 9));
+    assert!(idle.iter_mut().take(80).all(Connection::is_disconnected));
     let newest = idle.last_mut().unwrap();
-    newest.option(OPT_LIST, &[]);
-    assert_eq!(newest.option_reply().0, 2);
+    newest.option(OPTION_LIST, &[]).unwrap();
+    assert_eq!(newest.option_reply().unwrap().0, 2);
 }
 
 #[test]
 fn the_number_of_clients_is_limited() {
     let served = Served::unix(GEOMETRY);
-    let mut clients: Vec<Client> = (0..64).map(|_| Client::simple(&served)).collect();
-    let mut late = Client(std::os::unix::net::UnixStream::connect(served.path()).unwrap());
+    let mut clients: Vec<Connection> = (0..64).map(|_| served.simple()).collect();
+    let mut late = Connection(std::os::unix::net::UnixStream::connect(served.path()).unwrap());
     assert!(late.is_disconnected());
     let mut gone = clients.pop().unwrap();
-    gone.send_request(client::DISC, 0, 0, 0, 0);
+    gone.request(Command::Disconnect, 0, 0, 0, 0).unwrap();
     assert!(gone.is_disconnected());
     serves(&served);
 }
@@ -171,11 +171,11 @@ fn the_number_of_clients_is_limited() {
 #[test]
 fn input_may_arrive_byte_by_byte() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    let write = [request(WRITE, 0, 5, 512, 512), vec![3; 512]].concat();
-    write.iter().for_each(|byte| client.send(&[*byte]));
-    assert_eq!(client.simple_reply(), (0, 5));
-    request(READ, 0, 6, 512, 512).iter().for_each(|byte| client.send(&[*byte]));
-    assert_eq!(client.simple_reply(), (0, 6));
-    assert_eq!(client.receive(512), [3; 512]);
+    let mut client = served.simple();
+    let write = [request(Command::Write, 0, 5, 512, 512), vec![3; 512]].concat();
+    write.iter().for_each(|byte| client.send(&[*byte]).unwrap());
+    assert_eq!(client.simple_reply().unwrap(), (0, 5));
+    request(Command::Read, 0, 6, 512, 512).iter().for_each(|byte| client.send(&[*byte]).unwrap());
+    assert_eq!(client.simple_reply().unwrap(), (0, 6));
+    assert_eq!(client.receive(512).unwrap(), [3; 512]);
 }

@@ -4,14 +4,11 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use disk::{DiskOffset, Operation, Span, Transport};
+use testkit::nbd::wire::{Command, FAST_ZERO, FUA, NO_HOLE, OPTION_EXPORT_NAME, OPTION_GO, REQ_ONE, option, request};
 use transport::Server as _;
 use transport::nbd::{Address, BindError, Config, Export, Server};
 use transport::{Interest, Watch, WatchKey};
 
-use crate::nbd_support::client::{
-    BLOCK_STATUS, CACHE, Client, FAST_ZERO, FLUSH, FUA, NO_HOLE, OPT_EXPORT_NAME, READ, TRIM, WRITE, WRITE_ZEROES,
-    request,
-};
 use crate::nbd_support::{GEOMETRY, Served};
 
 fn config(address: Address) -> Config {
@@ -28,9 +25,9 @@ fn bind(path: impl Into<PathBuf>) -> Result<Server, BindError> {
 #[test]
 fn a_trim_with_fua_is_answered_after_a_flush() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    client.send_request(TRIM, FUA, 4, 0, 65536);
-    assert_eq!(client.simple_reply(), (0, 4));
+    let mut client = served.simple();
+    client.request(Command::Trim, FUA, 4, 0, 65536).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 4));
     let done = served.disk.lock().unwrap().done.clone();
     assert_eq!(
         done,
@@ -44,26 +41,35 @@ fn a_trim_with_fua_is_answered_after_a_flush() {
 #[test]
 fn a_client_that_names_its_export_is_told_its_size_and_flags() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::greeted(&served);
-    client.option(OPT_EXPORT_NAME, &[]);
-    let reply = client.receive(10);
+    let mut client = served.greeted();
+    client.option(OPTION_EXPORT_NAME, &[]).unwrap();
+    let reply = client.receive(10).unwrap();
     assert_eq!(reply[..8], GEOMETRY.len.to_be_bytes());
     assert_eq!(reply[9] & 1, 1, "NBD_FLAG_HAS_FLAGS");
-    client.send_request(READ, 0, 7, 0, 512);
-    assert_eq!(client.simple_reply(), (0, 7));
+    client.request(Command::Read, 0, 7, 0, 512).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 7));
 }
 
 #[test]
 fn replies_come_in_the_order_of_completion() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    client.send(&[request(FLUSH, 0, 1, 0, 0), request(READ, 0, 2, 0, 512), request(FLUSH, 0, 3, 0, 0)].concat());
+    let mut client = served.simple();
+    client
+        .send(
+            &[
+                request(Command::Flush, 0, 1, 0, 0),
+                request(Command::Read, 0, 2, 0, 512),
+                request(Command::Flush, 0, 3, 0, 0),
+            ]
+            .concat(),
+        )
+        .unwrap();
     let mut cookies = Vec::new();
     for _ in 0..3 {
-        let (error, cookie) = client.simple_reply();
+        let (error, cookie) = client.simple_reply().unwrap();
         assert_eq!(error, 0);
         cookies.push(cookie);
-        client.receive(if cookie == 2 { 512 } else { 0 });
+        client.receive(if cookie == 2 { 512 } else { 0 }).unwrap();
     }
     // The disk of these tests completes a batch from its end.
     assert_eq!(cookies, [3, 2, 1]);
@@ -72,19 +78,19 @@ fn replies_come_in_the_order_of_completion() {
 #[test]
 fn single_bytes_are_served_to_clients_that_never_asked_for_block_sizes() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::structured(&served);
-    client.send_request(WRITE, 0, 1, 511, 3);
-    client.send(&[7, 8, 9]);
-    assert_eq!(client.simple_reply(), (0, 1));
-    client.send_request(READ, 0, 2, 510, 5);
-    let read = client.chunk();
+    let mut client = served.structured();
+    client.request(Command::Write, 0, 1, 511, 3).unwrap();
+    client.send(&[7, 8, 9]).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 1));
+    client.request(Command::Read, 0, 2, 510, 5).unwrap();
+    let read = client.chunk().unwrap();
     assert_eq!(
         (read.kind, &read.payload[..8], &read.payload[8..]),
         (1, &510u64.to_be_bytes()[..], &[0, 7, 8, 9, 0][..])
     );
-    client.send_request(BLOCK_STATUS, 0, 3, 65_535, 3);
+    client.request(Command::BlockStatus, 0, 3, 65_535, 3).unwrap();
     // The last byte of a written unit, and the first two of an unwritten one.
-    assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
+    assert_eq!(client.chunk().unwrap().payload, [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]);
     let done = served.disk.lock().unwrap().done.clone();
     assert_eq!(done[0], (Operation::Patch { durable: false }, Span { at: DiskOffset(511), len: 3 }));
 }
@@ -92,46 +98,46 @@ fn single_bytes_are_served_to_clients_that_never_asked_for_block_sizes() {
 #[test]
 fn a_cache_command_looks_up_extents() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    client.send_request(CACHE, 0, 1, 1, 1 << 20);
-    assert_eq!(client.simple_reply(), (0, 1));
-    client.send_request(CACHE, 0, 2, GEOMETRY.len, 1);
-    assert_eq!(client.simple_reply(), (22, 2));
+    let mut client = served.simple();
+    client.request(Command::Cache, 0, 1, 1, 1 << 20).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 1));
+    client.request(Command::Cache, 0, 2, GEOMETRY.len, 1).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (22, 2));
 }
 
 #[test]
 fn fast_zeroes_with_no_hole_are_not_supported() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::simple(&served);
-    client.send_request(WRITE_ZEROES, FAST_ZERO | NO_HOLE, 1, 0, 65_536);
-    assert_eq!(client.simple_reply(), (95, 1));
-    client.send_request(WRITE_ZEROES, FAST_ZERO, 2, 0, 65_536);
-    assert_eq!(client.simple_reply(), (0, 2));
+    let mut client = served.simple();
+    client.request(Command::Zeroes, FAST_ZERO | NO_HOLE, 1, 0, 65_536).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (95, 1));
+    client.request(Command::Zeroes, FAST_ZERO, 2, 0, 65_536).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 2));
 }
 
 #[test]
 fn req_one_returns_a_single_extent() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::structured(&served);
-    client.send_request(WRITE, 0, 1, 65536, 512);
-    client.send(&[1; 512]);
-    client.simple_reply();
-    client.send_request(BLOCK_STATUS, 0, 2, 0, 1 << 20);
-    let all = client.chunk();
+    let mut client = served.structured();
+    client.request(Command::Write, 0, 1, 65536, 512).unwrap();
+    client.send(&[1; 512]).unwrap();
+    client.simple_reply().unwrap();
+    client.request(Command::BlockStatus, 0, 2, 0, 1 << 20).unwrap();
+    let all = client.chunk().unwrap();
     assert_eq!((all.kind, all.cookie, all.payload.len()), (5, 2, 4 + 3 * 8));
-    client.send_request(BLOCK_STATUS, 1 << 3, 3, 0, 1 << 20);
-    assert_eq!(client.chunk().payload, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 3]);
+    client.request(Command::BlockStatus, REQ_ONE, 3, 0, 1 << 20).unwrap();
+    assert_eq!(client.chunk().unwrap().payload, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 3]);
 }
 
 #[test]
 fn zero_length_requests_succeed() {
     let served = Served::unix(GEOMETRY);
-    let mut client = Client::structured(&served);
-    client.send_request(READ, 0, 1, 0, 0);
-    let chunk = client.chunk();
+    let mut client = served.structured();
+    client.request(Command::Read, 0, 1, 0, 0).unwrap();
+    let chunk = client.chunk().unwrap();
     assert_eq!((chunk.kind, chunk.cookie, chunk.payload.len()), (0, 1, 0));
-    client.send_request(WRITE, 0, 2, 0, 0);
-    assert_eq!(client.simple_reply(), (0, 2));
+    client.request(Command::Write, 0, 2, 0, 0).unwrap();
+    assert_eq!(client.simple_reply().unwrap(), (0, 2));
     assert!(served.disk.lock().unwrap().done.is_empty());
 }
 
@@ -206,7 +212,7 @@ fn driven_by_hand(directory: &tempfile::TempDir) -> (Server, std::os::unix::net:
     let mut server = bind(&path).unwrap();
     let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
     server.ready(WatchKey(u64::MAX), &mut NoWatch);
-    let go = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &7u32.to_be_bytes(), &6u32.to_be_bytes(), &[0; 6]].concat();
+    let go = [&3u32.to_be_bytes()[..], &option(OPTION_GO, &[0; 6])].concat();
     stream.write_all(&go).unwrap();
     assert!(server.pop(&GEOMETRY).is_none());
     (server, stream)
@@ -220,7 +226,7 @@ fn a_server_sleeps_while_a_client_does_not_read() {
     use std::io::Write;
     let directory = tempfile::tempdir().unwrap();
     let (mut server, mut stream) = driven_by_hand(&directory);
-    let reads: Vec<u8> = (0..200).flat_map(|cookie| request(READ, 0, cookie, 0, 1 << 20)).collect();
+    let reads: Vec<u8> = (0..200).flat_map(|cookie| request(Command::Read, 0, cookie, 0, 1 << 20)).collect();
     stream.write_all(&reads).unwrap();
     server.ready(FIRST_CLIENT, &mut NoWatch);
     let mut popped = 0;
@@ -238,7 +244,7 @@ fn requests_not_popped_before_a_stop_fail() {
     use std::io::{Read, Write};
     let directory = tempfile::tempdir().unwrap();
     let (mut server, mut stream) = driven_by_hand(&directory);
-    stream.write_all(&[request(FLUSH, 0, 1, 0, 0), request(FLUSH, 0, 2, 0, 0)].concat()).unwrap();
+    stream.write_all(&[request(Command::Flush, 0, 1, 0, 0), request(Command::Flush, 0, 2, 0, 0)].concat()).unwrap();
     server.ready(FIRST_CLIENT, &mut NoWatch);
     let first = server.pop(&GEOMETRY).unwrap();
     server.stop(&mut NoWatch);

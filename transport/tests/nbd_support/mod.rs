@@ -4,8 +4,6 @@
 
 #![allow(dead_code, reason = "each test program uses only part of it")]
 
-pub mod client;
-
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,6 +15,7 @@ use std::thread::JoinHandle;
 use disk::{Extent, ExtentKind, Geometry, Operation, Request, Span, Status, Transport};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
+use testkit::nbd::wire::Connection;
 use transport::nbd::{Address, Config, Export, Server};
 use transport::{Interest, Server as _, Watch, WatchKey};
 
@@ -162,6 +161,21 @@ impl Served {
             Address::Unix(path) => path,
             Address::Tcp(_) => panic!("not a Unix socket"),
         }
+    }
+
+    /// A client to which nothing but the greeting was said.
+    pub fn greeted(&self) -> Connection {
+        Connection::greeted(self.path()).unwrap()
+    }
+
+    /// A client that takes simple replies.
+    pub fn simple(&self) -> Connection {
+        Connection::simple(self.path()).unwrap()
+    }
+
+    /// A client that takes structured replies.
+    pub fn structured(&self) -> Connection {
+        Connection::structured(self.path()).unwrap()
     }
 
     /// A file name in the test's own directory.

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use fastrand::Rng;
 use xen::kernel::GrantedPages;
 
 use crate::data::{fill, get};
@@ -145,54 +146,37 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-
-    fn block(&mut self) -> u64 {
-        self.below(BLOCKS)
-    }
-
-    fn version(&mut self) -> u8 {
-        self.below(255) as u8 + 1
-    }
-}
-
 /// Writes with responses; writes without; kill, takeover, flush, read; repeated.
 fn survives_kills(kind: &str, grants: &str) {
     let (rounds, seed) = (number("TAPLINE_TAKEOVER_ROUNDS", 12), number("TAPLINE_TAKEOVER_SEED", 7));
     println!("{kind}, {grants}: TAPLINE_TAKEOVER_ROUNDS={rounds} TAPLINE_TAKEOVER_SEED={seed}");
     let Some(mut disk) = Disk::made(kind, grants) else { return };
-    let mut dice = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut process = disk.serve();
     disk.front.connect(PERSISTENT);
     let (mut while_starting, mut unanswered) = (0, 0);
     for round in 0..rounds {
         let mut written = Vec::new();
         for page in 0..12 {
-            written.push(dice.block());
-            disk.put_write(page, written[page], dice.version());
+            written.push(random.u64(..BLOCKS));
+            disk.put_write(page, written[page], random.u8(1..));
         }
         disk.front.push(0);
         disk.await_done((0..12).collect());
         // Each block only once: any of these writes may be the last to be done.
-        let first = dice.block();
+        let first = random.u64(..BLOCKS);
         for page in 12..20 {
             written.push((first + 37 * page as u64) % BLOCKS);
-            disk.put_write(page, written[page], dice.version());
+            disk.put_write(page, written[page], random.u8(1..));
         }
         disk.front.push(0);
-        std::thread::sleep(Duration::from_micros(dice.below(1500)));
+        std::thread::sleep(Duration::from_micros(random.u64(..1500)));
         process.kill();
         let answered = disk.front.responses(0);
         unanswered += 8 - answered.len();
-        if dice.below(4) == 0 {
+        if random.u64(..4) == 0 {
             let mut starting = disk.command().stderr(Stdio::null()).spawn().unwrap();
-            std::thread::sleep(Duration::from_micros(dice.below(40_000)));
+            std::thread::sleep(Duration::from_micros(random.u64(..40_000)));
             starting.kill().unwrap();
             starting.wait().unwrap();
             while_starting += 1;
@@ -204,7 +188,7 @@ fn survives_kills(kind: &str, grants: &str) {
         assert!(answered.iter().all(|answer| answer.2 == OKAY), "round {round}: {answered:?}");
         disk.await_done((12..20).chain([99]).filter(|id| !told.contains(id)).collect());
         for _ in 20..SLOTS {
-            written.push(dice.block());
+            written.push(random.u64(..BLOCKS));
         }
         disk.check(&written);
     }

@@ -2,20 +2,12 @@
 
 use std::time::Instant;
 
+use fastrand::Rng;
+
 use crate::OKAY;
 use crate::disk_process::TIMEOUT;
 use crate::entry::{READ, Rings, transfer};
 use crate::fixture::{Fixture, PERSISTENT, one_page};
-
-/// Pseudorandom numbers with a fixed seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
 
 #[test]
 fn invalid_keys_are_refused_and_the_next_front_end_works() {
@@ -121,7 +113,7 @@ fn rings_that_share_pages_affect_no_one_else() {
 #[test]
 fn random_states_and_keys_leak_nothing_and_end_in_a_connection() {
     Fixture::each_policy(|mut fixture, policy| {
-        let mut random = Random(7 + policy.len() as u64);
+        let mut random = Rng::with_seed(7 + policy.len() as u64);
         let front = &mut fixture.front;
         front.appear();
         let keys = front.make_rings(Rings { queues: 2, ..PERSISTENT });
@@ -129,16 +121,16 @@ fn random_states_and_keys_leak_nothing_and_end_in_a_connection() {
         let (page, _data) = one_page(front);
         let mut answered = 0;
         for step in 0..1000 {
-            match random.below(20) {
-                state @ 0..=9 => front.write_state(state as u32),
+            match random.u32(..20) {
+                state @ 0..=9 => front.write_state(state),
                 10 => front.unset("state"),
                 11 => front.set("state", &[b'4'; 3900]),
                 12 => front.set("state", b"\0\xff4"),
-                13 => front.unset(&keys[random.below(keys.len() as u64) as usize].0),
-                14 => front.set(&keys[random.below(keys.len() as u64) as usize].0, b"4294967295"),
-                15 => front.set(&format!("unheard-of-{}", random.below(50)), &[b'x'; 2000]),
+                13 => front.unset(&keys[random.usize(..keys.len())].0),
+                14 => front.set(&keys[random.usize(..keys.len())].0, b"4294967295"),
+                15 => front.set(&format!("unheard-of-{}", random.u8(..50)), &[b'x'; 2000]),
                 16 => {
-                    let queue = random.below(2) as usize;
+                    let queue = random.usize(..2);
                     if front.rings[queue].submitted.wrapping_sub(front.rings[queue].read) < front.slots {
                         front.put(queue, &transfer(READ, step, 0, &[(page, 0, 7)]));
                         front.push(queue);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use control::ImageName;
 use device::{Load, Pattern, Policy};
 use disk::{Action, FileDone, FileId, FileOffset, FileOp, Io, OpId, ShapePolicy, Until};
+use fastrand::Rng;
 use memory::Segments;
 use uring::Engine;
 
@@ -25,15 +26,17 @@ pub struct Probe<'a> {
     /// How long a load is put on it.
     pub each: Duration,
     stop: Signal,
-    /// What the next place is drawn from.
-    state: u64,
+    /// The place of the last request, in requests.
+    last: u64,
+    random: Rng,
     done: Vec<FileDone>,
 }
 
 impl Probe<'_> {
     /// The first file of an engine.
     pub fn new(engine: Engine, name: &ImageName, len: u64, stop: Signal) -> Probe<'_> {
-        Probe { engine, name, len, each: Duration::ZERO, stop, state: 0, done: Vec::new() }
+        let (each, random) = (Duration::ZERO, Rng::with_seed(1));
+        Probe { engine, name, len, each, stop, last: 0, random, done: Vec::new() }
     }
 
     /// How many bytes a second a load moves under a policy.
@@ -86,25 +89,16 @@ impl Probe<'_> {
     }
 
     fn op(&mut self, load: Load, slot: usize, memory: Segments) -> FileOp {
-        self.state = self.state.wrapping_add(1);
         let count = (self.len / load.size).max(1);
-        let number = match load.pattern {
-            Pattern::Sequential => self.state % count,
-            Pattern::Random => mixed(self.state) % count,
+        self.last = match load.pattern {
+            Pattern::Sequential => (self.last + 1) % count,
+            Pattern::Random => self.random.u64(..count),
         };
-        let at = FileOffset(number * load.size);
+        let at = FileOffset(self.last * load.size);
         let action = match load.write {
             true => Action::Write { at, from: memory },
             false => Action::Read { at, into: memory },
         };
         FileOp { id: OpId(u64::try_from(slot).unwrap_or(0)), file: FileId(0), action }
     }
-}
-
-/// SplitMix64.
-fn mixed(number: u64) -> u64 {
-    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

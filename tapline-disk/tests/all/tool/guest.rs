@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use super::nbd::{Dice, Peer, Versions};
+use fastrand::Rng;
+
+use super::nbd::{Peer, Versions};
 
 /// A guest that writes and flushes until it is stopped or its disk disconnects.
 pub struct Guest {
@@ -19,14 +21,14 @@ impl Guest {
     pub fn start<P: Peer>(
         connect: impl FnOnce() -> P + Send + 'static,
         mut versions: Versions,
-        mut dice: Dice,
+        mut random: Rng,
     ) -> Guest {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (step, steps) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut peer = connect();
-            while !stopped.load(Ordering::Relaxed) && versions.step(&mut peer, &mut dice).is_ok() {
+            while !stopped.load(Ordering::Relaxed) && versions.step(&mut peer, &mut random).is_ok() {
                 // Nobody may be counting.
                 step.send(()).ok();
             }

@@ -18,10 +18,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use ::control::redo_name;
+use fastrand::Rng;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 /// The program under test.
 pub const TAPLINE: &str = env!("CARGO_BIN_EXE_tapline-disk");
+
+/// Bytes without pattern, the same for the same seed.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
 
 /// A directory that goes away with its test. Not in /tmp, which may lack O_DIRECT.
 pub struct Room {

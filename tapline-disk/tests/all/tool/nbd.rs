@@ -4,6 +4,8 @@
 
 use std::io;
 
+use fastrand::Rng;
+
 pub use testkit::nbd::Client as Nbd;
 
 /// The unit of what is written: one version a block.
@@ -30,16 +32,6 @@ impl Peer for Nbd {
     }
 }
 
-/// Numbers without pattern, from a seed.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn throw(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (self.0 >> 33) % below
-    }
-}
-
 /// The possible versions of a block: at least the last completed one, whatever has happened to the disk's process, and
 /// at most the last one written.
 #[derive(Clone)]
@@ -58,11 +50,11 @@ impl Versions {
     }
 
     /// Writes the next version of some block, or flushes.
-    pub fn step(&mut self, peer: &mut impl Peer, dice: &mut Dice) -> io::Result<()> {
-        if dice.throw(16) == 0 {
+    pub fn step(&mut self, peer: &mut impl Peer, random: &mut Rng) -> io::Result<()> {
+        if random.u64(..16) == 0 {
             return peer.flush();
         }
-        let block = usize::try_from(dice.throw(u64::try_from(self.asked.len()).unwrap())).unwrap();
+        let block = random.usize(..self.asked.len());
         let version = self.next;
         self.next += 1;
         self.asked[block] = version;

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use vhost_mock::{FLUSH, FrontEnd, PROTOCOL, VERSION_1, WRITE, region_for};
@@ -205,17 +206,17 @@ impl Driver {
         }
     }
 
-    /// Offers something new, and takes what was answered in the meantime. `throw` gives a number below its argument.
-    pub fn work(&mut self, mut throw: impl FnMut(u64) -> u64) {
-        for _ in 0..throw(64) {
-            let kind = match throw(10) {
+    /// Offers something new, and takes what was answered in the meantime.
+    pub fn work(&mut self, random: &mut Rng) {
+        for _ in 0..random.u8(..64) {
+            let kind = match random.u8(..10) {
                 0 => Kind::Flush,
                 1..4 => Kind::Read,
                 _ => Kind::Write,
             };
-            self.offer(kind, throw(BLOCKS));
+            self.offer(kind, random.u64(..BLOCKS));
         }
-        self.interrupt(Duration::from_micros(throw(500)));
+        self.interrupt(Duration::from_micros(random.u64(..500)));
     }
 
     /// Waits until all is answered.

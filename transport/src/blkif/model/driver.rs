@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use fastrand::Rng;
 use xen::GrantRef;
 use xen::fake::{Access, Page};
 
@@ -19,18 +20,6 @@ const DEPTH: usize = 7;
 
 /// Size of the disk.
 pub const DISK_LEN: u64 = (REGIONS * PAGES * 4096) as u64;
-
-/// A pseudorandom number generator.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % end
-    }
-}
 
 /// A page and its grant.
 #[derive(Clone, Copy)]
@@ -63,7 +52,7 @@ enum Phase {
 
 pub struct Driver {
     pub front: Front,
-    pub random: Random,
+    pub random: Rng,
     /// The ring configurations of this kernel and its successors, if they are offered.
     kernels: Vec<Rings>,
     phase: Phase,
@@ -86,7 +75,7 @@ impl Driver {
     pub fn new(front: Front, kernels: &[Rings], seed: u64) -> Driver {
         let (phase, left, disk) = (Phase::Begins, REQUESTS, [0; REGIONS]);
         let (persistent, indirect, submitted, free, next_byte) = (false, false, BTreeMap::new(), Vec::new(), 1);
-        let (random, kernels) = (Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), kernels.to_vec());
+        let (random, kernels) = (Rng::with_seed(seed), kernels.to_vec());
         Driver {
             front,
             random,
@@ -214,7 +203,7 @@ impl Driver {
         while self.phase == Phase::Connected
             && self.left > 0
             && self.submitted.len() < DEPTH
-            && self.random.below(3) > 0
+            && self.random.usize(..3) > 0
         {
             self.submit();
         }
@@ -281,12 +270,12 @@ impl Driver {
     }
 
     fn submit(&mut self) {
-        let region = self.random.below(REGIONS);
+        let region = self.random.usize(..REGIONS);
         if self.submitted.values().any(|asked| asked.region == region) {
             return;
         }
-        let queue = self.random.below(self.front.rings.len());
-        let operation = if self.random.below(3) == 0 { READ } else { WRITE };
+        let queue = self.random.usize(..self.front.rings.len());
+        let operation = if self.random.usize(..3) == 0 { READ } else { WRITE };
         let mut data = [self.own(), self.own()];
         let byte = self.byte();
         for own in &mut data {
@@ -296,7 +285,7 @@ impl Driver {
         // The lowest free one, as Linux does.
         let id = (0..).find(|&id| !self.submitted.contains_key(&(queue, id))).unwrap();
         let sector = (region * PAGES * 8) as u64;
-        let list = (self.indirect && self.random.below(4) == 0).then(|| self.own());
+        let list = (self.indirect && self.random.usize(..4) == 0).then(|| self.own());
         let entry = match list {
             Some(list) => {
                 let one = |own: &OwnPage| [&own.grant.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();

@@ -22,7 +22,8 @@ use super::kill_point::{self, InjectedBug, KillPoint};
 use super::{Config, GrantsPolicy, OnStop, RETRY};
 use crate::Server as _;
 use blkif_mock::{Abi, Front, Rings, TestBackend, attach, config};
-use driver::{Driver, Random};
+use driver::Driver;
+use fastrand::Rng;
 
 /// The panic payload of a killed process.
 struct Killed;
@@ -117,8 +118,7 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
             ran.calls = count.calls.get();
         }
         let mut driver = driver.borrow_mut();
-        let kept = &mut driver.random;
-        machine.file.die(|| kept.below(2) == 0);
+        machine.file.die(|| driver.random.bool());
         machine.server = None;
         bytes.clone_from(&machine.file.bytes);
         if let Some(wrong) = driver.wrong.take() {
@@ -151,7 +151,7 @@ fn observe(host: &Host, driver: &Rc<RefCell<Driver>>, count: &Rc<Count>) {
         }
         count.kill_points.set(count.kill_points.get() + 1);
         if let Ok(mut driver) = driver.try_borrow_mut() {
-            if driver.random.below(2) == 0 {
+            if driver.random.bool() {
                 driver.act();
             }
         }
@@ -174,7 +174,7 @@ fn live(machine: &mut TestBackend, options: Config, driver: &RefCell<Driver>, co
     let (mut idle, mut waits) = (0, 0);
     // Whatever the random choices, this many turns make progress if any is possible.
     while idle < 80 {
-        machine.file.hold = driver.borrow_mut().random.below(3) > 0;
+        machine.file.hold = driver.borrow_mut().random.usize(..3) > 0;
         let busy = machine.turn();
         let own = |act: &mut dyn FnMut(&mut Driver) -> bool| {
             count.inside.set(true);
@@ -220,10 +220,10 @@ fn planned(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
 /// Kills the process at every kill point, with one more kill soon after.
 fn killed(scenario: &Scenario, seed: u64, step: usize) -> Result<u64, String> {
     let kill_points = planned(scenario, &Plan { seed, ..Plan::default() })?.kill_points;
-    let mut random = Random(seed + 77);
+    let mut random = Rng::with_seed(seed + 77);
     for kill in (1..=kill_points).step_by(step) {
         planned(scenario, &Plan { seed, kills: vec![kill], fault: None })?;
-        let next = 1 + random.below(150) as u64;
+        let next = random.u64(1..=150);
         planned(scenario, &Plan { seed, kills: vec![kill, next], fault: None })?;
     }
     Ok(kill_points.div_ceil(step as u64) * 2)

@@ -19,6 +19,8 @@ mod vhost_mock;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use fastrand::Rng;
+
 use super::kill_point::test::{self as kill_point, BUGS, Bug};
 use guest::Kind;
 use run::{Run, Scenario};
@@ -114,59 +116,46 @@ fn seek() -> Result<Explored, String> {
 
 /// A long run with several kills, some of them during recovery.
 fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
-    let mut random = Random(seed);
-    let (recorded, event_idx) = (random.below(3) > 0, random.below(2) == 0);
-    let (queues, crash_outcome) = (1 + random.below(2) as usize, CrashOutcome::Mixed(random.below(u64::MAX)));
+    let mut random = Rng::with_seed(seed);
+    let (recorded, event_idx) = (random.u8(..3) > 0, random.bool());
+    let (queues, crash_outcome) = (1 + random.usize(..2), CrashOutcome::Mixed(random.u64(..)));
     let scenario = Scenario { recorded, event_idx, queues, crash_outcome };
-    let kills: Vec<u64> = (0..random.below(6)).map(|_| random.moment()).collect();
+    let kills: Vec<u64> = (0..random.u8(..6)).map(|_| any_moment(&mut random)).collect();
     let script: Vec<ModelStep> = (0..60).map(|_| any_step(&mut random)).collect();
     let told = |why| format!("TAPLINE_MODEL_SEED={seed}: {scenario:?}: {why}");
     explored.add(&Run::new(scenario, kills).live(&script).map_err(told)?);
     Ok(())
 }
 
-fn any_step(random: &mut Random) -> ModelStep {
-    let queue = random.below(2) as usize;
-    match random.below(43) {
+fn any_step(random: &mut Rng) -> ModelStep {
+    let queue = random.usize(..2);
+    match random.u8(..43) {
         0..6 => ModelStep::Offer(queue, Kind::Write),
         6..8 => ModelStep::Offer(queue, Kind::Read),
         8 => ModelStep::Offer(queue, Kind::Flush),
         9..15 => ModelStep::Turn,
-        15..21 => ModelStep::Complete(random.below(5) as usize),
+        15..21 => ModelStep::Complete(random.usize(..5)),
         21..25 => ModelStep::Publish,
-        25 => ModelStep::Wait(random.below(3) as usize),
-        26 => ModelStep::Remove(random.below(2) as usize),
-        27..29 => ModelStep::Add(random.below(2) as usize),
+        25 => ModelStep::Wait(random.usize(..3)),
+        26 => ModelStep::Remove(random.usize(..2)),
+        27..29 => ModelStep::Add(random.usize(..2)),
         29 => ModelStep::Replace,
         30 => ModelStep::Restart(queue),
         31 => ModelStep::Reconnect,
         32..34 => ModelStep::Offer(queue, Kind::Zeroes),
-        34..36 => ModelStep::Fail(random.below(3) as usize, random.below(2) == 0),
-        36 => ModelStep::Full(random.below(3) as usize),
-        37..39 => ModelStep::Upgrade(random.below(4) > 0),
+        34..36 => ModelStep::Fail(random.usize(..3), random.bool()),
+        36 => ModelStep::Full(random.usize(..3)),
+        37..39 => ModelStep::Upgrade(random.u8(..4) > 0),
         39..41 => ModelStep::Log,
         41 => ModelStep::LogOff,
         _ => ModelStep::Space,
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    /// The next kill: early, during recovery, or later.
-    fn moment(&mut self) -> u64 {
-        let most = [12, 90][self.below(2) as usize];
-        self.below(most)
-    }
-
-    fn below(&mut self, sides: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ bits >> 31) % sides
-    }
+/// The next kill: early, during recovery, or later.
+fn any_moment(random: &mut Rng) -> u64 {
+    let most = [12, 90][random.usize(..2)];
+    random.u64(..most)
 }
 
 fn from_environment(name: &str) -> Option<u64> {

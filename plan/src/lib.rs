@@ -49,6 +49,8 @@ pub enum Step {
     OpenChild,
     /// Remove the new file, durably: it is not used after all.
     RemoveNew,
+    /// Make the new parents durable, all of them: the program that wrote them need not have done so.
+    SyncParents,
     /// Hold requests, and wait until nothing is in flight. Much may not be durable.
     Hold,
     /// The same, until everything is durable as well.

@@ -184,13 +184,14 @@ pub fn finish_merge(delete: bool) -> Plan {
 
 /// The leaf gets other parents, on which it shows what it did. Nothing else uses the chain.
 ///
-/// 1. What the old parents show and the new ones do not is copied up. *After a crash:* the old parents, and the same
+/// 1. The new parents are made durable: what they show is not copied, and the old ones may be removed at the end.
+/// 2. What the old parents show and the new ones do not is copied up. *After a crash:* the old parents, and the same
 ///    contents; what was copied is the leaf's own when the verb is begun again.
-/// 2. That is made durable.
-/// 3. The new parent is recorded, and that is made durable. *After a crash:* the old parents or the new ones, with the
+/// 3. That is made durable.
+/// 4. The new parent is recorded, and that is made durable. *After a crash:* the old parents or the new ones, with the
 ///    same contents: neither may be removed or changed before the end.
 pub fn rebase() -> Plan {
-    copied_up(LinkParent { child: 0 })
+    [Planned::from(SyncParents)].into_iter().chain(copied_up(LinkParent { child: 0 })).collect()
 }
 
 /// The same onto no parents at all.
@@ -200,7 +201,7 @@ pub fn flatten() -> Plan {
 
 /// The leaf gets other parents, of which somebody else knows that they show the same: nothing is copied.
 pub fn relink() -> Plan {
-    [MakeDurable, LinkParent { child: 0 }, MakeDurable].into_iter().map(Planned::from).collect()
+    [SyncParents, MakeDurable, LinkParent { child: 0 }, MakeDurable].into_iter().map(Planned::from).collect()
 }
 
 /// What is left of a rebase or flatten that a killed process has ended. That the leaf stands elsewhere may be known to

@@ -175,6 +175,8 @@ pub enum Planted {
     CloneNotDurable,
     /// A revert leaves the old chain before that is durable.
     RevertedEarly,
+    /// An image records a new parent that is not durable.
+    ParentsNotSynced,
 }
 
 /// Layers in which a bug lives.
@@ -188,7 +190,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 80] = [
+const NAMES: [(Planted, &str, &str); 81] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -269,6 +271,7 @@ const NAMES: [(Planted, &str, &str); 80] = [
     (Planted::NameNotDurable, "name-not-durable", "chain"),
     (Planted::CloneNotDurable, "clone-not-durable", "chain"),
     (Planted::RevertedEarly, "reverted-early", "chain"),
+    (Planted::ParentsNotSynced, "parents-not-synced", "chain"),
 ];
 
 impl Planted {
@@ -335,6 +338,7 @@ impl Planted {
             Planted::NameNotDurable => &[Chain(Step::Snapshot)],
             Planted::CopyNamedEarly => &[WRITE, Chain(Step::Copy)],
             Planted::RevertedEarly => &[WRITE, Chain(Step::Revert)],
+            Planted::ParentsNotSynced => &[Chain(Step::Relink)],
             _ => &[],
         }
     }

@@ -145,7 +145,7 @@ impl Run {
     }
 
     /// The new parent: a raw file, as large as disks are at first, that holds something; or, if nothing is copied up,
-    /// one that is as large as the old one and shows the same. It is durable.
+    /// one that is as large as the old one and shows the same. Who has made it has not made it durable.
     pub(super) fn new_parent(&mut self, verb: &mut Verb, subject: &Subject) -> Result<FileId, Violation> {
         if let Some(file) = verb.parent {
             return Ok(file);
@@ -164,11 +164,17 @@ impl Run {
             media.write(disk::FileOffset(sector * SECTOR), &bytes_of(words));
         }
         let file = self.io.add(&media);
-        self.io.sync_now(file);
         self.io.let_write(file, false);
         self.forms.push(Form::Raw);
         verb.parent = Some(file);
         Ok(file)
+    }
+
+    /// Makes the new parent durable.
+    pub(super) fn sync_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<(), Violation> {
+        let parent = self.new_parent(verb, subject)?;
+        self.io.sync_now(parent);
+        Ok(())
     }
 
     /// Has the leaf record its new parent, or none. Until that is durable both chains are right.

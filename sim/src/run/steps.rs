@@ -223,6 +223,7 @@ impl Run {
             // What the disk would open it is given when the file becomes its leaf.
             OpenChild => {}
             PopTo { depth } => self.pop_to(depth)?,
+            SyncParents => self.sync_parents(verb, subject)?,
             Release => self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot }),
             PushLeaf => self.push_leaf(verb, subject)?,
             CloseForWriting => self.close_for_writing()?,

@@ -55,6 +55,7 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
         Some(Planted::RevertedEarly) if position(&steps, |step| matches!(step, Do::PopTo { .. })).is_some() => {
             steps.iter_mut().filter(|step| step.step == Do::HoldDurable).for_each(|step| step.step = Do::Hold);
         }
+        Some(Planted::ParentsNotSynced) => steps.retain(|step| step.step != Do::SyncParents),
         _ => {}
     }
     steps.into_iter().collect()

@@ -222,7 +222,7 @@ impl Driver {
             Step::CancelMerge => work.disk.cancel_merge(),
             Step::EndMerge => self.hands.sources = merge::end(work)?,
             Step::LinkParent { child } => merge::link(child, work)?,
-            Step::CopyUp | Step::RemoveParentLink => unreachable!("no served disk is rebased"),
+            Step::CopyUp | Step::RemoveParentLink | Step::SyncParents => unreachable!("no served disk is rebased"),
         }
         Ok(true)
     }

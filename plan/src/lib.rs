@@ -27,7 +27,7 @@ pub use verbs::{
 /// One step. A driver carries it out, however long that takes, and then says how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Create the new file: an empty child of a layer, complete and durable as soon as it has its name. `live`: that
+    /// Create the new file: an empty child of a layer, complete, but neither durable nor under its name. `live`: that
     /// layer is written to for a while yet, so the time of its last change is not recorded.
     CreateChild {
         /// The layer.
@@ -35,14 +35,22 @@ pub enum Step {
         /// Whether it is still written to.
         live: bool,
     },
-    /// Remove the new file, durably: it is not used after all.
-    RemoveChild,
-    /// Create an empty file without its name, for a copy of the leaf.
+    /// Create the new file: an empty one, for a copy of the leaf.
     CreateCopy,
     /// Have the copy share all blocks of the leaf.
     ShareBlocks,
-    /// Make the copy durable, and give it its name, durably.
-    NameCopy,
+    /// Make durable what is in the new file.
+    SyncNew,
+    /// Give the new file its name, under which there is nothing yet. From here on somebody may open it.
+    NameNew,
+    /// Make durable that it has its name.
+    SyncName,
+    /// Open the new file as the disk's own.
+    OpenChild,
+    /// Remove the new file, durably: it is not used after all.
+    RemoveNew,
+    /// Make the new parents durable, all of them: the program that wrote them need not have done so.
+    SyncParents,
     /// Hold requests, and wait until nothing is in flight. Much may not be durable.
     Hold,
     /// The same, until everything is durable as well.

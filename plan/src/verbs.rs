@@ -42,11 +42,12 @@ pub struct Exposing {
 /// A new file becomes the leaf, and the old leaf its read-only parent.
 ///
 /// After a crash the new file is the leaf if it exists, and the old one otherwise: until [`PushLeaf`] the new one is
-/// empty, and later nothing in it is durable before the old leaf is.
+/// empty, and later nothing in it is durable before the old leaf is. That it exists is durable before the guest writes
+/// to it.
 pub fn snapshot() -> Plan {
-    let unused = [Release.into(), RemoveChild.into()];
+    let unused = [Release.into(), RemoveNew.into()];
     let steps = [
-        CreateChild { of: 0, live: true }.into(),
+        OpenChild.or(&[RemoveNew.into()]),
         Hold.or(&unused),
         PushLeaf.or(&unused),
         CloseForWriting.or(&[Release.into()]),
@@ -55,36 +56,49 @@ pub fn snapshot() -> Plan {
         ReopenReadOnly.into(),
         RecordParentTime.into(),
     ];
-    steps.into_iter().collect()
+    clone_of(0, true).chain(steps).collect()
 }
 
 /// A file that shares every block with the leaf, as of one moment; there is no chain.
-pub fn copy() -> Plan {
-    let release = [Release.into()];
-    [CreateCopy.into(), HoldDurable.or(&release), ShareBlocks.or(&release), Release.into(), NameCopy.into()]
-        .into_iter()
-        .collect()
-}
-
-/// An empty child of a layer, for another disk.
-pub fn clone(of: usize) -> Plan {
-    [CreateChild { of, live: false }.into()].into_iter().collect()
-}
-
-/// The disk becomes what it was when a layer was its leaf.
 ///
-/// After a crash before [`PopTo`] the old chain is unchanged, and the new file is unused.
+/// After a crash before its end the copy exists, complete, or it does not.
+pub fn copy() -> Plan {
+    let unused = [Release.into(), RemoveNew.into()];
+    let steps = [CreateCopy.into(), HoldDurable.or(&unused), ShareBlocks.or(&unused), Release.into()];
+    steps.into_iter().chain(named()).collect()
+}
+
+/// An empty child of a layer that is not written to any more, for another disk.
+///
+/// After a crash before its end the child exists, complete, or it does not.
+pub fn clone(of: usize) -> Plan {
+    clone_of(of, false).collect()
+}
+
+fn clone_of(of: usize, live: bool) -> impl Iterator<Item = Planned> {
+    [CreateChild { of, live }.into()].into_iter().chain(named())
+}
+
+/// The new file is complete: it becomes durable, and then gets its name.
+fn named() -> [Planned; 3] {
+    [SyncNew, NameNew, SyncName].map(|step| step.or(&[RemoveNew.into()]))
+}
+
+/// The disk becomes what it was when a layer, which is not written to any more, was its leaf.
+///
+/// After a crash before [`PopTo`] the old chain is unchanged, and the new file is unused; both may be opened, each for
+/// what it is. The old one is durable before it is left.
 pub fn revert(to: usize) -> Plan {
-    let unused = [Release.into(), RemoveChild.into()];
+    let unused = [Release.into(), RemoveNew.into()];
     let steps = [
-        CreateChild { of: to, live: false }.into(),
+        OpenChild.or(&[RemoveNew.into()]),
         HoldDurable.or(&unused),
         PopTo { depth: to }.or(&unused),
         PushLeaf.or(&[Release.into()]),
         Announce.or(&[Release.into()]),
         Release.into(),
     ];
-    steps.into_iter().collect()
+    clone_of(to, false).chain(steps).collect()
 }
 
 /// The disk of these layers, the leaf first, becomes larger, and what is new reads as zeroes. If its data is in a file
@@ -170,13 +184,14 @@ pub fn finish_merge(delete: bool) -> Plan {
 
 /// The leaf gets other parents, on which it shows what it did. Nothing else uses the chain.
 ///
-/// 1. What the old parents show and the new ones do not is copied up. *After a crash:* the old parents, and the same
+/// 1. The new parents are made durable: what they show is not copied, and the old ones may be removed at the end.
+/// 2. What the old parents show and the new ones do not is copied up. *After a crash:* the old parents, and the same
 ///    contents; what was copied is the leaf's own when the verb is begun again.
-/// 2. That is made durable.
-/// 3. The new parent is recorded, and that is made durable. *After a crash:* the old parents or the new ones, with the
+/// 3. That is made durable.
+/// 4. The new parent is recorded, and that is made durable. *After a crash:* the old parents or the new ones, with the
 ///    same contents: neither may be removed or changed before the end.
 pub fn rebase() -> Plan {
-    copied_up(LinkParent { child: 0 })
+    [Planned::from(SyncParents)].into_iter().chain(copied_up(LinkParent { child: 0 })).collect()
 }
 
 /// The same onto no parents at all.
@@ -186,7 +201,7 @@ pub fn flatten() -> Plan {
 
 /// The leaf gets other parents, of which somebody else knows that they show the same: nothing is copied.
 pub fn relink() -> Plan {
-    [MakeDurable, LinkParent { child: 0 }, MakeDurable].into_iter().map(Planned::from).collect()
+    [SyncParents, MakeDurable, LinkParent { child: 0 }, MakeDurable].into_iter().map(Planned::from).collect()
 }
 
 /// What is left of a rebase or flatten that a killed process has ended. That the leaf stands elsewhere may be known to

@@ -3,6 +3,7 @@
 //! Invariants checked in each state:
 //! - the image opens without an operator, and a check finds no damage; while there are two chains of which an
 //!   operator may open either, both do; and an internal snapshot shows what it did;
+//! - so does each chain that shares layers with the disk's;
 //! - every sector reads as something legal (in one state of [`WHOLE`] every sector of the disk, in the others those
 //!   around everything that was ever written);
 //! - in one state of [`AGAIN`], the same holds all along a second life that begins there, and after its power
@@ -150,7 +151,8 @@ impl Explorer {
 
     /// Looks at all states in which a power loss at this moment may leave the files.
     pub fn event(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
-        let wreck = Wreck::new(sight.io, &files_of(sight.chains));
+        let beside = sight.siblings.iter().map(|sibling| &sibling.chain);
+        let wreck = Wreck::new(sight.io, &files_of(sight.chains.iter().chain(beside)));
         let legal = sight.oracle.after_crash();
         let legal_digest = mix(legal.digest() ^ scene_digest(scene, sight));
         if !self.seen.insert(mix(wreck.digest() ^ legal_digest)) {
@@ -167,6 +169,12 @@ impl Explorer {
                     let kind = scene.setup.subject.kind;
                     let windows = windows.get_or_insert_with(|| windows_of(&legal, sight.oracle, kind));
                     let found = wreck.state(fates, lengths);
+                    for sibling in sight.siblings {
+                        let (left, legal) = (left_of(&sibling.chain, sight.forms, &found), sibling.legal());
+                        let read =
+                            recover(&scene.setup.subject, left, windows, &mut |at, words| legal.check(at, words));
+                        read.map_err(|violation| Violation::Sibling(Box::new(violation)))?;
+                    }
                     self.state(scene, &starts_of(sight, &found), &legal, windows, digest)?;
                 }
             }
@@ -178,7 +186,7 @@ impl Explorer {
     /// Has the process die at this moment and another take over. A power loss while it does is looked at in one of
     /// [`LIVES_ON`], and always where a failed sync is accepted.
     pub fn death(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
-        let files = files_of(sight.chains);
+        let files = files_of(sight.chains.iter());
         self.copies.put_back(sight)?;
         self.copies.take(sight, &files);
         let (wreck, legal) = (Wreck::new(sight.io, &files), sight.oracle.after_crash());
@@ -323,8 +331,8 @@ fn snapshot_is_kept(chain: &Start, version: u32, count: bool) -> Result<(), Viol
 }
 
 /// The files of some chains, each once.
-fn files_of(chains: &[Vec<FileId>]) -> Vec<FileId> {
-    let mut files = chains.concat();
+fn files_of<'a>(chains: impl Iterator<Item = &'a Vec<FileId>>) -> Vec<FileId> {
+    let mut files: Vec<FileId> = chains.flatten().copied().collect();
     files.sort_unstable();
     files.dedup();
     files
@@ -332,14 +340,18 @@ fn files_of(chains: &[Vec<FileId>]) -> Vec<FileId> {
 
 /// The chains as they are opened from files that a power loss has left.
 fn starts_of(sight: &Sight<'_>, found: &[(FileId, Media)]) -> Vec<Start> {
+    sight.chains.iter().map(|chain| left_of(chain, sight.forms, found)).collect()
+}
+
+/// One of them.
+fn left_of(chain: &[FileId], forms: &[Form], found: &[(FileId, Media)]) -> Start {
     let media = |id: &FileId| found.iter().find(|(file, _)| file == id).map(|(_, media)| media.clone());
-    let form = |id: &FileId| sight.forms.get(usize::from(id.0)).copied();
-    let start = |chain: &Vec<FileId>| Start {
+    let form = |id: &FileId| forms.get(usize::from(id.0)).copied();
+    Start {
         files: chain.iter().filter_map(media).collect(),
         forms: chain.iter().filter_map(form).collect(),
         base: BTreeMap::new(),
-    };
-    sight.chains.iter().map(start).collect()
+    }
 }
 
 /// A number for what must be the same for two states to be the same.
@@ -348,7 +360,8 @@ fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
     let (stale, small) = (|tail| u64::from(tail == Unwritten::Stale), device != Device::Roomy);
     let kind = kind.to_string().bytes().fold(0, |sum: u64, byte| mix(sum ^ u64::from(byte)));
     let chain = |sum: u64, chain: &Vec<FileId>| chain.iter().fold(mix(!sum), |sum, file| mix(sum ^ u64::from(file.0)));
-    let chains = sight.chains.iter().fold(0, chain);
+    let beside = sight.siblings.iter().fold(0, |sum, sibling| mix(!sum ^ sibling.digest()));
+    let chains = sight.chains.iter().fold(beside, chain);
     let storage = ((unit - SECTOR) << 8) ^ (stale(tail) << 1) ^ (stale(told) << 2) ^ (u64::from(small) << 3);
     mix(kind ^ chains ^ storage ^ u64::from(scene.first_life))
 }

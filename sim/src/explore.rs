@@ -479,12 +479,13 @@ const GROWTH_FAULT_WORKLOADS: [&str; 6] = {
 /// Of two formats, or with compressed clusters: a snapshot in the one, which is merged into the other.
 const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
 /// The same for chains: each step with requests before and after it, and once more after it has failed.
-const CHAIN_FAULT_WORKLOADS: [&str; 7] = [
+const CHAIN_FAULT_WORKLOADS: [&str; 8] = [
     "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",
     "w0+2 merge w1+2 f r0+8 merge f r4090+8",
     "snapshot W0+3 merge w4095+2 f merge d0+1024 f",
     "w1+1 merge W2+1 cancel w4095+2 f merge r0+8 f",
     "W0+2 merge f snapshot f",
     "w0+2 rebase w1+2 f r0+8 flatten W0+1 f",
+    "W0+2 snapshot w1+2 clone f revert w0+1 f relink W1+1 f",
     "p1+2 merge P6+3 p16382+4 f q2+7 snapshot p5+1 s0+16 f",
 ];

@@ -95,6 +95,22 @@ impl SimFile {
         }
     }
 
+    /// A new file of which nothing is durable: who has made it has not seen to that.
+    pub fn cached(media: &Media) -> SimFile {
+        let mut empty = Media::empty(media.unwritten());
+        // A device is as long as it is.
+        empty.set_len(if media.unwritten() == Unwritten::Stale { media.len() } else { 0 });
+        let mut file = SimFile::new(empty);
+        let sectors: BTreeMap<u64, Sector> = media.iter().map(|(at, content)| (at, content.clone())).collect();
+        for (sector, content) in sectors {
+            let write = file.apply(sector, [Some(content)], true);
+            file.complete(write);
+        }
+        file.visible.set_len(media.len());
+        file.completed_len = media.len();
+        file
+    }
+
     /// What a read finds: everything written.
     pub fn visible(&self) -> &Media {
         &self.visible
@@ -489,6 +505,18 @@ mod test {
         file.complete(write);
         file.synced(file.coverage(false));
         assert_eq!(file.crash(1).state(&[], true).len(), 11 * SECTOR);
+    }
+
+    #[test]
+    fn nothing_of_a_new_file_is_durable_before_it_is_synced() {
+        let mut media = Media::empty(Unwritten::Zeroes);
+        media.set(2, word(1));
+        media.set_len(8 * SECTOR);
+        let mut file = SimFile::cached(&media);
+        assert_eq!((file.visible().len(), file.visible().get(2)), (8 * SECTOR, word(1)));
+        assert_eq!((file.durable().len(), file.durable().get(2)), (0, Sector::ZERO));
+        file.synced(file.coverage(false));
+        assert_eq!((file.durable().len(), file.durable().get(2)), (8 * SECTOR, word(1)));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
 
 mod align;
+mod new_file;
 mod shape;
 
 use disk::{
@@ -137,9 +138,9 @@ impl Storage {
         &self.files[usize::from(id.0 & !DATA)]
     }
 
-    fn add(&mut self, media: Media) -> FileId {
+    fn add(&mut self, file: SimFile) -> FileId {
         let id = FileId(u8::try_from(self.files.len()).unwrap_or(u8::MAX));
-        self.files.push(SimFile::new(media));
+        self.files.push(file);
         self.writable.push(id);
         id
     }
@@ -359,13 +360,6 @@ impl SimIo {
     /// A file.
     pub fn file(&self, id: FileId) -> &SimFile {
         self.storage.file(id)
-    }
-
-    /// A new file, durable from the beginning, that may be written to.
-    pub fn add(&mut self, media: Media) -> FileId {
-        let id = self.storage.add(media);
-        self.know(id);
-        id
     }
 
     /// Opens a file for writing, or no longer.

@@ -32,6 +32,7 @@ pub mod schedule;
 pub mod sector;
 pub mod shared;
 pub mod shrink;
+pub mod sibling;
 pub mod subclusters;
 pub mod subject;
 pub mod theme;

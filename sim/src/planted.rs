@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use crate::fault::FaultKind;
 use crate::workload::Op::Chain;
-use crate::workload::{Op, Step};
+use crate::workload::{Durable, Op, Sectors, Step};
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -165,6 +165,18 @@ pub enum Planted {
     LinkedWithCopy,
     /// A rebase or flatten ends before that is durable.
     MoveNotDurable,
+    /// A new child has its name before it is durable.
+    ChildNamedEarly,
+    /// A copy has its name before it is durable.
+    CopyNamedEarly,
+    /// A new leaf is used before its name is durable.
+    NameNotDurable,
+    /// A clone is answered for before its name is durable.
+    CloneNotDurable,
+    /// A revert leaves the old chain before that is durable.
+    RevertedEarly,
+    /// An image records a new parent that is not durable.
+    ParentsNotSynced,
 }
 
 /// Layers in which a bug lives.
@@ -178,7 +190,7 @@ pub enum Layers {
     All,
 }
 
-const NAMES: [(Planted, &str, &str); 75] = [
+const NAMES: [(Planted, &str, &str); 81] = [
     (Planted::TableBeforeBitmap, "table-before-bitmap", "vhd"),
     (Planted::OneBatch, "one-batch", "vhd"),
     (Planted::EarlyCommit, "early-commit", "vhd"),
@@ -254,6 +266,12 @@ const NAMES: [(Planted, &str, &str); 75] = [
     (Planted::LinkedBeforeCopy, "linked-before-copy", "chain"),
     (Planted::LinkedWithCopy, "linked-with-copy", "chain"),
     (Planted::MoveNotDurable, "move-not-durable", "chain"),
+    (Planted::ChildNamedEarly, "child-named-early", "chain"),
+    (Planted::CopyNamedEarly, "copy-named-early", "raw"),
+    (Planted::NameNotDurable, "name-not-durable", "chain"),
+    (Planted::CloneNotDurable, "clone-not-durable", "chain"),
+    (Planted::RevertedEarly, "reverted-early", "chain"),
+    (Planted::ParentsNotSynced, "parents-not-synced", "chain"),
 ];
 
 impl Planted {
@@ -300,6 +318,9 @@ impl Planted {
     }
 }
 
+/// A write that is not durable.
+const WRITE: Op = Op::Write(Sectors { at: 0, count: 3 }, Durable::ByFlush);
+
 impl Planted {
     /// What a workload begins with that can meet it, where few would by chance.
     pub fn needs(self) -> &'static [Op] {
@@ -313,6 +334,11 @@ impl Planted {
             Planted::LayersGrowTogether => &[Chain(Step::Snapshot), Chain(Step::Grow), Chain(Step::MergeAll)],
             Planted::LinkedBeforeCopy | Planted::LinkedWithCopy => &[Chain(Step::Rebase)],
             Planted::MoveNotDurable => &[Chain(Step::Flatten)],
+            Planted::ChildNamedEarly | Planted::CloneNotDurable => &[Chain(Step::Clone)],
+            Planted::NameNotDurable => &[Chain(Step::Snapshot)],
+            Planted::CopyNamedEarly => &[WRITE, Chain(Step::Copy)],
+            Planted::RevertedEarly => &[WRITE, Chain(Step::Revert)],
+            Planted::ParentsNotSynced => &[Chain(Step::Relink)],
             _ => &[],
         }
     }

@@ -9,6 +9,8 @@
 
 mod around;
 mod aside;
+mod made;
+mod new_file;
 mod opening;
 mod rebase;
 mod steps;
@@ -32,6 +34,7 @@ use crate::planted::Planted;
 use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{PART, PARTS, SECTOR, Word, words_of};
+use crate::sibling::Sibling;
 use crate::subject::{Device, Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use around::Around;
@@ -127,6 +130,8 @@ struct Run {
     forms: Vec<Form>,
     /// The chains of which each must be right after a power loss, leaf first; the first is the one that is served.
     chains: Vec<Vec<FileId>>,
+    /// The chains beside it that share layers with it.
+    siblings: Vec<Sibling>,
     /// What is being done to the chain.
     verb: Option<Verb>,
     /// Whether that has failed where only another process could go on.
@@ -153,6 +158,8 @@ pub struct Sight<'a> {
     pub forms: &'a [Form],
     /// The chains of which each must be right after a power loss, leaf first.
     pub chains: &'a [Vec<FileId>],
+    /// The chains beside it.
+    pub siblings: &'a [Sibling],
     /// What may be found.
     pub oracle: &'a Oracle,
     /// What outlives the process.
@@ -289,6 +296,7 @@ impl Run {
             logs,
             forms,
             chains,
+            siblings: Vec::new(),
             verb: None,
             is_over: false,
             told,
@@ -302,7 +310,8 @@ impl Run {
     }
 
     fn sight(&self) -> Sight<'_> {
-        Sight { io: &self.io, forms: &self.forms, chains: &self.chains, oracle: &self.oracle, logs: &self.logs }
+        let Run { io, forms, chains, siblings, oracle, logs, .. } = self;
+        Sight { io, forms, chains, siblings, oracle, logs }
     }
 
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {

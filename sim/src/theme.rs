@@ -22,6 +22,9 @@ const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
 /// and a cluster.
 const CHAIN: u64 = CHUNK + BLOCK / 2 - CLUSTER_SECTORS / 2;
 
+/// Steps with no other one beside them in exhaustive workloads.
+const ALONE: [Step; 5] = [Step::Rebase, Step::Flatten, Step::Relink, Step::Clone, Step::Revert];
+
 /// Operations in the longest workloads that have rare ones among them.
 const RARE_UP_TO: u32 = 2;
 
@@ -77,11 +80,10 @@ impl Theme {
         let within = Op::Patch(Parts { at: 1, count: 2 }, Durable::ByFlush);
         let across = |at: u64| Op::Patch(Parts { at: at * PARTS + 3, count: 6 }, Durable::AtOnce);
         match self {
-            Theme::Image => vec![kept(2, 3), within, across(3)],
-            Theme::Growing => vec![kept(2, 4), within, across(3)],
+            Theme::Image => vec![kept(2, 3), within, across(3), Op::Chain(Step::Copy)],
+            Theme::Growing => vec![kept(2, 4), within, across(3), Op::Chain(Step::Copy)],
             Theme::Chain => {
-                let moved = [Step::Rebase, Step::Flatten].map(Op::Chain);
-                [vec![kept(CHUNK - 1, 2), within, across(CHUNK - 1)], moved.to_vec()].concat()
+                [vec![kept(CHUNK - 1, 2), within, across(CHUNK - 1)], ALONE.map(Op::Chain).to_vec()].concat()
             }
         }
     }
@@ -118,9 +120,9 @@ impl Theme {
             (Some(_), None) => self != Theme::Chain,
             (grows, Some(_)) => grows.is_some_and(|grows| nowhere.is_none_or(|nowhere| grows < nowhere)),
         };
-        // Other steps beside a rebase or a flatten are left to random workloads, for their time.
+        // Other steps beside these are left to random workloads, for their time.
         let steps = ops.iter().filter(|op| matches!(op, Op::Chain(_))).count();
-        done_to && seen && (steps < 2 || !ops.iter().any(|op| op.is_offline()))
+        done_to && seen && (steps < 2 || !ops.iter().any(|op| op.is_alone()))
     }
 
     /// A random workload of `len` operations, mostly in a few places so that they meet each other.
@@ -235,7 +237,7 @@ fn chain_op(random: &mut Random, disk: Extent) -> Op {
         4 | 5 => Op::Chain(Step::Snapshot),
         6 => Op::Chain(Step::Cancel),
         7 => Op::Chain(Step::Grow),
-        8 => Op::Chain([Step::Rebase, Step::Flatten][random.index(2)]),
+        8 => Op::Chain(ALONE[random.index(ALONE.len())]),
         _ => guest_op(random, disk),
     }
 }

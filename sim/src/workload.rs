@@ -4,8 +4,9 @@
 //! zeroes, `k`/`K` the same without freeing space, `d` discards, `r` reads, `f` flushes. Parts of sectors, four each,
 //! are the unit of `p`/`P`, which write, of `q`/`Q`, which write zeroes, and of `s`, which reads: `p33+2` writes two
 //! parts from the second of sector 8 on. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of the
-//! leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`; and, while the
-//! guest is quiet, `rebase` (onto another raw file) and `flatten`.
+//! leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`, `clone` (of the
+//! leaf's parent, for another disk), `copy` (of a raw leaf); and, while the guest is quiet, `rebase` (onto another raw
+//! file), `relink` (onto one that shows the same), `flatten` and `revert` (to the leaf's parent).
 //!
 //! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
 //! asked for. Behind where the end was at first there is something once the disk has grown.
@@ -63,9 +64,17 @@ pub enum Step {
     Rebase,
     /// The leaf gets no parent, without a guest.
     Flatten,
+    /// The leaf gets another parent that shows the same, without a guest.
+    Relink,
+    /// The leaf's parent gets another child, for another disk.
+    Clone,
+    /// The disk becomes what the leaf's parent shows, without a guest.
+    Revert,
+    /// The leaf, which is raw, is copied by sharing its blocks.
+    Copy,
 }
 
-const STEPS: [(Step, &str); 8] = [
+const STEPS: [(Step, &str); 12] = [
     (Step::Snapshot, "snapshot"),
     (Step::Merge, "merge"),
     (Step::MergeBelow, "merge-below"),
@@ -74,6 +83,10 @@ const STEPS: [(Step, &str); 8] = [
     (Step::Grow, "grow"),
     (Step::Rebase, "rebase"),
     (Step::Flatten, "flatten"),
+    (Step::Relink, "relink"),
+    (Step::Clone, "clone"),
+    (Step::Revert, "revert"),
+    (Step::Copy, "copy"),
 ];
 
 impl Step {
@@ -83,14 +96,25 @@ impl Step {
             Step::Merge => (0, 1),
             Step::MergeBelow => (1, 2),
             Step::MergeAll => (0, layers.checked_sub(1)?),
-            Step::Snapshot | Step::Cancel | Step::Grow | Step::Rebase | Step::Flatten => return None,
+            Step::Snapshot | Step::Cancel | Step::Grow | Step::Clone | Step::Revert => return None,
+            Step::Copy | Step::Rebase | Step::Flatten | Step::Relink => return None,
         };
         (from < into && into < layers).then_some((from, into))
     }
 
     /// Whether it is done while no guest uses the disk.
     pub fn is_offline(self) -> bool {
-        matches!(self, Step::Rebase | Step::Flatten)
+        self.is_move() || self == Step::Revert
+    }
+
+    /// Whether the leaf gets another parent, or none.
+    pub fn is_move(self) -> bool {
+        matches!(self, Step::Rebase | Step::Flatten | Step::Relink)
+    }
+
+    /// Whether layers below the leaf are written to, or are gone in the end: a chain that shares them is done with.
+    pub fn changes_layers(self) -> bool {
+        self.is_move() || matches!(self, Step::Merge | Step::MergeBelow | Step::MergeAll)
     }
 }
 
@@ -229,9 +253,14 @@ impl Op {
         }
     }
 
-    /// Whether it is done while no guest uses the disk.
-    pub fn is_offline(self) -> bool {
-        matches!(self, Op::Chain(step) if step.is_offline())
+    /// Whether it gives the leaf another parent, or none.
+    pub fn is_move(self) -> bool {
+        matches!(self, Op::Chain(step) if step.is_move())
+    }
+
+    /// Whether it is a step that is explored with no other one beside it, for its time.
+    pub fn is_alone(self) -> bool {
+        matches!(self, Op::Chain(step) if step.is_offline() || step == Step::Clone)
     }
 
     /// Whether an answer promises that what was answered before, or this write, survives.
@@ -277,7 +306,7 @@ impl fmt::Display for Op {
 /// A word that is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, p33+2, P33+2, q1+2, Q1+2, s1+6, f, snapshot, merge, cancel, grow, rebase and flatten"
+    "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, p33+2, P33+2, q1+2, Q1+2, s1+6, f, snapshot, merge, cancel, grow, clone, copy, rebase, relink, flatten and revert"
 )]
 pub struct NotAnOp(pub String);
 

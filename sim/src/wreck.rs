@@ -133,7 +133,7 @@ mod test {
 
     fn storage() -> (SimIo, [FileId; 2]) {
         let mut io = SimIo::new(vec![Media::empty(Unwritten::Zeroes)], SECTOR, Visible::AtPush, ROOM, None);
-        let other = io.add(Media::empty(Unwritten::Zeroes));
+        let other = io.add(&Media::empty(Unwritten::Zeroes));
         (io, [FileId(0), other])
     }
 

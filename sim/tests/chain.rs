@@ -56,6 +56,29 @@ fn a_leaf_that_is_moved_keeps_its_content() {
         ("w0+3 flatten w4095+2 d0+1024 f", 1),
         ("grow flatten W4605+2 rebase r0+8", 2),
         ("rebase snapshot w0+3 merge f", 2),
+        ("w0+3 relink w4095+2 f flatten", 1),
+    ];
+    for (kind, (text, layers)) in kinds.iter().flat_map(|kind| workloads.map(|workload| (*kind, workload))) {
+        let subject = Subject::new(kind, Unwritten::Zeroes);
+        let start = explore::prepare(&subject).expect("it opens");
+        for pace in [Pace::Serial, Pace::Steps] {
+            let ops = workload::parse(text).expect("it is a workload");
+            let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
+            let end = explore::explore(&mut Explorer::broad(), &start, &mut case);
+            let end = end.unwrap_or_else(|failure| panic!("{failure}\nagain: cargo xtask simulate {}", failure.case));
+            assert_eq!(end.files.len(), layers, "{case}");
+        }
+    }
+}
+
+/// Scope: chains of both formats, at two paces.
+#[test]
+fn what_a_clone_or_a_revert_leaves_beside_the_disk_keeps_its_content() {
+    let kinds = [Kind::VhdOnVhd, Kind::Qcow2OnQcow2, Kind::VhdOnRaw];
+    let workloads = [
+        ("w0+3 clone W4095+2 f", 2),
+        ("W0+3 w8+1 revert w4095+2 f", 2),
+        ("snapshot w0+3 clone f revert w1+1 clone f", 3),
     ];
     for (kind, (text, layers)) in kinds.iter().flat_map(|kind| workloads.map(|workload| (*kind, workload))) {
         let subject = Subject::new(kind, Unwritten::Zeroes);

@@ -69,7 +69,7 @@ pub struct Options {
     states: u64,
     /// Only this workload, as w8+2 W8+2 z0+8 Z0+8 k0+8 d0+1024 r0+8 f (sectors; capitals: FUA; k: zeroes that keep
     /// their space) p33+2 P33+2 q1+2 Q1+2 s1+6 (writes, zeroes and reads of quarters of sectors), and, on chains,
-    /// snapshot merge cancel grow
+    /// snapshot merge cancel grow clone rebase relink flatten revert; on raw images copy
     #[arg(long, value_name = "OPS")]
     workload: Option<String>,
     /// In this order: s, e or n, and decisions, as e.0.0.2

@@ -1,4 +1,5 @@
-//! A rebase and a flatten, which the disk of a guest that asks for nothing carries out, with the plans of the job.
+//! A rebase, a flatten and a relink, which the disk of a guest that asks for nothing carries out, with the plans of the
+//! job.
 //!
 //! Knows how each step is done in the simulator, and that the guest's next process finds the leaf on its new parents:
 //! when the plan is done, nothing needs the old ones, and they are gone. The job copies what the image's format does
@@ -122,7 +123,7 @@ impl Run {
     }
 
     /// What a chain shows, sector by sector.
-    fn shown(&self, chain: &[FileId], subject: &Subject) -> Result<Vec<Words>, Violation> {
+    pub(super) fn shown(&self, chain: &[FileId], subject: &Subject) -> Result<Vec<Words>, Violation> {
         let mut files = self.io.contents(chain);
         let forms: Vec<Form> = chain.iter().map(|file| self.form(Some(*file))).collect();
         let layers = subject.open(&mut files, &forms, 0).map_err(Violation::Open)?;
@@ -143,22 +144,37 @@ impl Run {
         Ok((0..).zip(shows).map(own).collect())
     }
 
-    /// The new parent: a raw file, as large as disks are at first, that holds something. It is whole and durable.
+    /// The new parent: a raw file, as large as disks are at first, that holds something; or, if nothing is copied up,
+    /// one that is as large as the old one and shows the same. Who has made it has not made it durable.
     pub(super) fn new_parent(&mut self, verb: &mut Verb, subject: &Subject) -> Result<FileId, Violation> {
-        if let Some(file) = verb.new {
+        if let Some(file) = verb.parent {
             return Ok(file);
         }
+        let holds = match (verb.asked, self.chains.first()) {
+            (Step::Relink, Some(old)) => self.shown(old.get(1..).unwrap_or_default(), subject)?,
+            _ => Vec::new(),
+        };
+        let sectors = if verb.asked == Step::Relink { self.layer(1).len / SECTOR } else { subject.kind.sectors() };
         let as_a_file = Subject { tail: Unwritten::Zeroes, told: Unwritten::Zeroes, ..*subject };
-        let made = as_a_file.create(Made::Raw, self.forms.len(), None, subject.kind.sectors());
+        let made = as_a_file.create(Made::Raw, self.forms.len(), None, sectors);
         let mut media = made.map_err(Violation::Open)?;
-        for (sector, word) in Made::Given.given() {
-            media.set(sector, Sector::Word(word));
+        let given = if verb.asked == Step::Relink { Vec::new() } else { Made::Given.given() };
+        given.into_iter().for_each(|(sector, word)| media.set(sector, Sector::Word(word)));
+        for (sector, words) in (0..).zip(holds).filter(|(_, words)| *words != Words::ZERO) {
+            media.write(disk::FileOffset(sector * SECTOR), &bytes_of(words));
         }
-        let file = self.io.add(media);
+        let file = self.io.add(&media);
         self.io.let_write(file, false);
         self.forms.push(Form::Raw);
-        verb.new = Some(file);
+        verb.parent = Some(file);
         Ok(file)
+    }
+
+    /// Makes the new parent durable.
+    pub(super) fn sync_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<(), Violation> {
+        let parent = self.new_parent(verb, subject)?;
+        self.io.sync_now(parent);
+        Ok(())
     }
 
     /// Has the leaf record its new parent, or none. Until that is durable both chains are right.
@@ -179,7 +195,10 @@ impl Run {
 
     /// A verb has come to its end, well or not.
     pub(super) fn end_verb(&mut self, mut verb: Verb) -> Result<(), Violation> {
-        let is_moved = verb.asked.is_offline() && self.chains.len() > 1;
+        if !verb.has_failed {
+            verb.check_name()?;
+        }
+        let is_moved = verb.asked.is_move() && self.chains.len() > 1;
         if is_moved && verb.has_failed {
             // The leaf stands here or there. The job ends, and with it what this run can follow.
             self.is_over = true;

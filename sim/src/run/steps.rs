@@ -12,9 +12,9 @@ use memory::Segments;
 use plan::{Layer, Merge, Plan};
 
 use super::aside::{self, Aside};
+use super::made::New;
 use super::{Run, Violation, Watch};
 use crate::link;
-use crate::planted::Planted;
 use crate::saboteur::{SabotagedIo, Saboteur, order};
 use crate::sector::SECTOR;
 use crate::subject::{Form, Subject};
@@ -28,8 +28,10 @@ pub(super) struct Verb {
     pub(super) asked: Step,
     plan: Plan,
     pub(super) phase: Phase,
-    /// The new file: one that is not the leaf yet, or the new parent.
-    pub(super) new: Option<FileId>,
+    /// The new file.
+    pub(super) new: Option<New>,
+    /// The new parent.
+    pub(super) parent: Option<FileId>,
     /// Layers whose files were opened for writing, and which the disk does not use so yet.
     opened: Vec<(usize, FileId)>,
     /// Whether a step has failed.
@@ -66,7 +68,7 @@ pub(super) enum Ended {
 
 impl Verb {
     fn new(asked: Step, plan: Plan) -> Verb {
-        Verb { asked, plan, phase: Phase::Due, new: None, opened: Vec::new(), has_failed: false }
+        Verb { asked, plan, phase: Phase::Due, new: None, parent: None, opened: Vec::new(), has_failed: false }
     }
 
     /// The step that it is at.
@@ -97,6 +99,9 @@ impl Run {
         }
         // What a merge has left is removed before anything else is done.
         self.chains.truncate(1);
+        if step.changes_layers() {
+            self.siblings.clear();
+        }
         let layers: Vec<Layer> = (0..self.disk.layers().len()).map(|depth| self.layer(depth)).collect();
         let plan = match step {
             // As by the disk process: a disk that accepts no writes is not changed.
@@ -104,6 +109,10 @@ impl Run {
             Step::Snapshot => Some(plan::snapshot()),
             Step::Rebase => self.can_relink().then(plan::rebase),
             Step::Flatten => (self.can_relink() && layers.len() > 1).then(plan::flatten),
+            Step::Relink => (self.can_relink() && layers.len() > 1).then(plan::relink),
+            Step::Clone => self.is_closed(1).then(|| plan::clone(1)),
+            Step::Copy => self.can_copy().then(plan::copy),
+            Step::Revert => self.is_closed(1).then(|| plan::revert(1)),
             Step::Grow => plan::resize(subject.kind.grown() * SECTOR, &layers).ok(),
             Step::Merge | Step::MergeBelow | Step::MergeAll | Step::Cancel => {
                 // The leaf's file stays, as for an administrator who removes it later.
@@ -142,13 +151,13 @@ impl Run {
         Ok(())
     }
 
-    fn layer(&self, depth: usize) -> Layer {
+    pub(super) fn layer(&self, depth: usize) -> Layer {
         let len = self.disk.layers().get(depth).map_or(0, |layer| layer.format.geometry().len);
         let raw = self.form(self.file_at(depth)) == Form::Raw;
         Layer { len, flat: raw, raw }
     }
 
-    fn file_at(&self, depth: usize) -> Option<FileId> {
+    pub(super) fn file_at(&self, depth: usize) -> Option<FileId> {
         self.chains.first().and_then(|chain| chain.get(depth)).copied()
     }
 
@@ -206,9 +215,17 @@ impl Run {
             CopyUp => return self.copy_up(verb, subject),
             Grow { len } => return self.grow(len),
             CreateChild { of, live } => verb.new = Some(self.create_child(of, live, subject)?),
-            RemoveChild | RemoveSources => self.chains.truncate(1),
+            SyncNew => self.sync_new(verb),
+            NameNew => self.name_new(verb, subject)?,
+            SyncName => verb.new_mut().make_name_durable(),
+            RemoveNew => self.remove_new(verb),
+            RemoveSources => self.chains.truncate(1),
+            // What the disk would open it is given when the file becomes its leaf.
+            OpenChild => {}
+            PopTo { depth } => self.pop_to(depth)?,
+            SyncParents => self.sync_parents(verb, subject)?,
             Release => self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot }),
-            PushLeaf => self.push_leaf(verb.new.take(), subject)?,
+            PushLeaf => self.push_leaf(verb, subject)?,
             CloseForWriting => self.close_for_writing()?,
             ReopenReadOnly => self.reopen_read_only(verb),
             RecordParentTime => self.record_parent_time()?,
@@ -223,15 +240,14 @@ impl Run {
             // A write that was still under way may have found no space in the target.
             EndMerge if self.has_merge_failed() => return Ok(Ended::Badly),
             EndMerge => self.end_merge()?,
-            LinkParent { .. } if verb.asked == Step::Rebase => {
+            LinkParent { .. } if verb.asked.is_move() => {
                 let new = self.new_parent(verb, subject)?;
                 self.stand_on(Some(new), subject)?;
             }
             LinkParent { child } => self.link_parent(child)?,
             RemoveParentLink => self.stand_on(None, subject)?,
-            PopTo { .. } | CreateCopy | ShareBlocks | NameCopy => {
-                unreachable!("no workload reverts a disk or copies it")
-            }
+            CreateCopy => verb.new = Some(self.create_copy()),
+            ShareBlocks => self.share_blocks(verb),
         }
         Ok(Ended::Well)
     }
@@ -296,40 +312,12 @@ impl Run {
         below.filter(|file| self.io.is_writable(**file)).all(|file| self.disk.is_frozen(*file))
     }
 
-    /// A new file, whole and durable from the moment at which it has its name.
-    fn create_child(&mut self, of: usize, live: bool, subject: &Subject) -> Result<FileId, Violation> {
-        let chain = self.chains.swap_remove(0);
-        let made = subject.kind.leaf_on(self.form(chain.get(of).copied()));
-        let parent = self.parent_of(chain.get(of).copied(), of, !live);
-        let sectors = self.disk.geometry().len / SECTOR;
-        let media = subject.create(made, self.forms.len(), Some(&parent), sectors).map_err(Violation::Open)?;
-        let file = self.io.add(media);
-        self.forms.push(made.form());
-        // The rule after a power loss is one sentence: if the new file is there, it is the leaf. Before the switch
-        // the other one is as good.
-        let longer = [&[file], chain.get(of..).unwrap_or_default()].concat();
-        self.chains = vec![chain, longer];
-        Ok(file)
-    }
-
     /// What a child records of a layer; the time of its last change if that is final.
-    fn parent_of(&mut self, file: Option<FileId>, depth: usize, is_final: bool) -> disk::Link {
+    pub(super) fn parent_of(&mut self, file: Option<FileId>, depth: usize, is_final: bool) -> disk::Link {
         let Some(file) = file else { unreachable!("the chain has no layer {depth}") };
         let Some(layer) = self.disk.layers().get(depth) else { unreachable!("the disk has no layer {depth}") };
         let modified = is_final.then(|| self.io.modified(file));
         link::to(layer.format.inner(), file, modified)
-    }
-
-    /// Makes the new file the leaf.
-    fn push_leaf(&mut self, new: Option<FileId>, subject: &Subject) -> Result<(), Violation> {
-        let Some(file) = new else { unreachable!("no file was made") };
-        let old = self.chains.swap_remove(0).first().copied();
-        if self.bug == Some(Planted::SnapshotWithoutRound) {
-            self.plot.borrow_mut().deaf = old;
-        }
-        let (leaf, log) = self.open(file, 0, subject)?;
-        self.disk.push_leaf(file, leaf).map_err(refused)?;
-        self.disk.set_log(file, log).map_err(refused)
     }
 
     fn close_for_writing(&mut self) -> Result<(), Violation> {
@@ -483,7 +471,12 @@ impl Run {
     }
 
     /// Opens a file as it is now for writing, to stand so deep in the chain.
-    fn open(&mut self, file: FileId, depth: usize, subject: &Subject) -> Result<(Saboteur<Image>, RedoLog), Violation> {
+    pub(super) fn open(
+        &mut self,
+        file: FileId,
+        depth: usize,
+        subject: &Subject,
+    ) -> Result<(Saboteur<Image>, RedoLog), Violation> {
         let mut media = self.io.file(file).visible().clone();
         let log = self.logs.open(file, &mut media).map_err(Violation::Open)?;
         let form = self.form(Some(file));

@@ -98,8 +98,9 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
         if finds_no_space && logs.is_left(file) {
             unsettled.push(file);
         } else if logs.is_left(file) && setup.bug != Some(Planted::ParentsDebtForgotten) {
-            let mut look =
-                |io: &SimIo, logs: &Logs| watch(&Sight { io, logs, forms: &forms, chains: &chains, ..*sight });
+            let mut look = |io: &SimIo, logs: &Logs| {
+                watch(&Sight { io, logs, forms: &forms, chains: &chains, siblings: &[], ..*sight })
+            };
             let parent = (file, forms[depth]);
             // Where a write fails, this process ends, and another begins anew.
             if !settle_parent(&setup.subject, &mut io, &mut logs, parent, &mut look)? && !logs.has_failed(file) {

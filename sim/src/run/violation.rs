@@ -66,6 +66,12 @@ pub enum Violation {
     /// What is wrong is wrong in the process that has taken over.
     #[error("after the death of the disk's process: {0}")]
     TakenOver(Box<Violation>),
+    /// What is wrong is wrong with a chain that shares layers with the disk's.
+    #[error("beside the disk: {0}")]
+    Sibling(Box<Violation>),
+    /// A file that was answered for does not survive, however durable its content is.
+    #[error("after a power loss file {}, which was answered for, has no name", .0.0)]
+    Nameless(FileId),
     /// A panic.
     #[error("panic: {0}")]
     Panic(String),

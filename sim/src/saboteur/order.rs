@@ -49,9 +49,29 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
         Some(Planted::MoveNotDurable) => {
             behind(&mut steps, is_link);
         }
+        Some(Planted::ChildNamedEarly | Planted::CopyNamedEarly) => named_early(&mut steps),
+        Some(Planted::NameNotDurable) if becomes_leaf(&steps) => steps.retain(|step| step.step != Do::SyncName),
+        Some(Planted::CloneNotDurable) if !becomes_leaf(&steps) => steps.retain(|step| step.step != Do::SyncName),
+        Some(Planted::RevertedEarly) if position(&steps, |step| matches!(step, Do::PopTo { .. })).is_some() => {
+            steps.iter_mut().filter(|step| step.step == Do::HoldDurable).for_each(|step| step.step = Do::Hold);
+        }
+        Some(Planted::ParentsNotSynced) => steps.retain(|step| step.step != Do::SyncParents),
         _ => {}
     }
     steps.into_iter().collect()
+}
+
+/// Gives the new file its name before it is durable.
+fn named_early(steps: &mut [Step]) {
+    let sync = position(steps, |step| step == Do::SyncNew);
+    if let Some((sync, name)) = sync.zip(position(steps, |step| step == Do::NameNew)) {
+        steps.swap(sync, name);
+    }
+}
+
+/// Whether the new file becomes the disk's leaf.
+fn becomes_leaf(steps: &[Step]) -> bool {
+    position(steps, |step| step == Do::PushLeaf).is_some()
 }
 
 fn begins_durable(steps: &[Step]) -> bool {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use super::{Form, Layer, Made};
 use crate::planted::Planted;
 use crate::theme::Theme;
-use crate::workload::Op;
+use crate::workload::{Op, Step};
 
 /// A kind of image, or of chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -225,7 +225,10 @@ impl Kind {
 
     /// All workloads of exactly `len` operations that are about it.
     pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
-        let can = move |ops: &Vec<Op>| self.can_be_moved() || !ops.iter().any(|op| op.is_offline());
+        let copies = |ops: &[Op]| ops.contains(&Op::Chain(Step::Copy));
+        let can = move |ops: &Vec<Op>| {
+            (self.can_be_moved() || !ops.iter().any(|op| op.is_move())) && (self.leaf() == Form::Raw || !copies(ops))
+        };
         self.theme().every(len).filter(can)
     }
 

@@ -3,7 +3,7 @@
 //! Order: the file is created under a temporary name, gets its length and metadata, and is synced, with the sectors
 //! that make it an image last. [`Target::keep`], when it is complete, gives it its name, which no other file may have
 //! by then, and makes that durable by a sync of its directory. Until then a failure removes the file again, and a kill
-//! leaves it under the temporary name.
+//! leaves it under the temporary name. For who carries out a plan ([`plan::clone`]) each of these is a step.
 //!
 //! The replacement of an image is renamed to that in the same way: at every moment the name refers either to the
 //! complete old image or to the complete new one. The old one stays locked.
@@ -89,6 +89,8 @@ pub struct Target {
     /// Its name until it is kept.
     name: ImageName,
     place: Place,
+    /// A new file, until what was written to it is durable.
+    unsynced: Option<ImageFile>,
     kept: bool,
 }
 
@@ -109,6 +111,13 @@ enum Place {
 impl Target {
     /// Creates the image `name`. With `replace`, a file that exists gives way to it in [`Target::keep`].
     pub fn create(files: &Files, name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
+        let mut target = Target::begin(files, name, plan, replace)?;
+        target.sync()?;
+        Ok(target)
+    }
+
+    /// The same, not durable yet.
+    fn begin(files: &Files, name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
         let creation = lay_out(name, plan)?;
         let path = name.path().to_owned();
         let place = match if replace { lock_old(name)? } else { None } {
@@ -125,8 +134,9 @@ impl Target {
         let created = files.create_new(&path, options);
         let mut file = created.map_err(|error| Failure::said(as_named(error, name.path())))?;
         let (files, unkept) = (files.clone(), ImageName { path, ..name.clone() });
-        let target = Target { files, name: unkept, place, kept: false };
-        fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed)).map_err(|error| {
+        let written = fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed));
+        let target = Target { files, name: unkept, place, unsynced: Some(file), kept: false };
+        written.map_err(|error| {
             Failure::new(format!("write the new image {name}"), error).advise(target.files.what_is_left())
         })?;
         Ok(target)
@@ -134,7 +144,14 @@ impl Target {
 
     /// The same, or on an existing block device of that name, which must be empty unless `force`.
     pub fn create_anywhere(files: &Files, name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
-        let Some(mut found) = device::open(files, name)? else { return Target::create(files, name, plan, force) };
+        let mut target = Target::begin_anywhere(files, name, plan, force)?;
+        target.sync()?;
+        Ok(target)
+    }
+
+    /// The same. A new file is not durable yet.
+    pub fn begin_anywhere(files: &Files, name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
+        let Some(mut found) = device::open(files, name)? else { return Target::begin(files, name, plan, force) };
         if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
             return Err(Failure::new(format!("create {name}"), "a fixed VHD cannot be created on a block device")
                 .advise("use a dynamic VHD, or use the device as a raw image")
@@ -143,7 +160,8 @@ impl Target {
         let creation = lay_out(name, plan)?;
         device::check(name, &mut found, &creation, force)?;
         device::fill(files, name, &mut found, creation)?;
-        Ok(Target { files: files.clone(), name: name.clone(), place: Place::Device, kept: false })
+        let (files, name) = (files.clone(), name.clone());
+        Ok(Target { files, name, place: Place::Device, unsynced: None, kept: false })
     }
 
     /// The image to write to.
@@ -151,25 +169,47 @@ impl Target {
         &self.name
     }
 
+    /// Makes durable what was written to a new file.
+    pub fn sync(&mut self) -> Result<(), Failure> {
+        let Some(mut file) = self.unsynced.take() else { return Ok(()) };
+        file.sync().map_err(|error| {
+            Failure::new(format!("write the new image {}", self.name), error).advise(self.files.what_is_left())
+        })
+    }
+
     /// The image is complete and flushed: it is kept, under its final name.
     pub fn keep(mut self) -> Result<(), Failure> {
-        let named = match &self.place {
+        self.give_name()?;
+        self.sync_name()
+    }
+
+    /// Gives it its final name.
+    pub fn give_name(&mut self) -> Result<(), Failure> {
+        let path = match &self.place {
             Place::New(path) => {
                 self.files.name_new(self.name.path(), path).map_err(Failure::said)?;
-                path
+                path.clone()
             }
             Place::Replaced { path, .. } => {
                 let failed = |error| Failure::new(format!("replace {} with {}", path.display(), self.name), error);
                 std::fs::rename(self.name.path(), path).map_err(failed)?;
-                path
-            }
-            Place::Device => {
+                // There is nothing else of that name any more.
                 self.kept = true;
-                return Ok(());
+                path.clone()
             }
+            Place::Device => return Ok(()),
         };
+        self.name.path = path;
+        Ok(())
+    }
+
+    /// Makes durable that it has its final name, under which it stays.
+    pub fn sync_name(&mut self) -> Result<(), Failure> {
+        if !matches!(self.place, Place::Device) {
+            self.files.sync_directory(self.name.path()).map_err(Failure::said)?;
+        }
         self.kept = true;
-        self.files.sync_directory(named).map_err(Failure::said)
+        Ok(())
     }
 }
 
@@ -281,8 +321,7 @@ fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::R
         // requested.
         rustix::fs::fallocate(&*file, FallocateFlags::empty(), 0, creation.len)?;
     }
-    write(file, creation)?;
-    file.sync()
+    write(file, creation)
 }
 
 /// Writes a new image into its empty file; everything is durable except the sectors that make it an image ([`Part`]).

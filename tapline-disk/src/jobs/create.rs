@@ -4,6 +4,7 @@ use control::size::{Size, readable};
 use control::{FormatName, ImageName, Kind};
 use disk::Format;
 use disk::qcow2::Compression;
+use plan::Step;
 use serde::Serialize;
 
 use crate::files::Files;
@@ -12,6 +13,7 @@ use crate::image::create::{Plan, Shape, Target, unit_of};
 use crate::image::libvhd;
 use crate::image::parent_link;
 use crate::image::replay_redo;
+use crate::jobs::planned;
 use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use arguments::Create;
@@ -34,7 +36,7 @@ pub fn run(files: &Files, create: &Create) -> Result<Exit, Failure> {
             // Locked until the child exists, so that the parent does not change in between.
             let layers = open_parent(files, create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size.or(create.size_option), unit)?;
-            Target::create_anywhere(files, &create.image, &plan, create.force)?.keep()?;
+            create_child(files, &create.image, &plan, create.force)?;
             plan
         }
         None => {
@@ -81,6 +83,25 @@ fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
     }
     let shape = if create.fixed { Shape::Fixed } else { Shape::Thin };
     Ok(Plan { len, shape, unit, compression: Compression::default(), identity: None })
+}
+
+/// Creates a child. The order is [`plan::clone`], as on a disk that is served.
+pub fn create_child(files: &Files, child: &ImageName, plan: &Plan, force: bool) -> Result<(), Failure> {
+    let mut created = None;
+    planned::carry_out(plan::clone(0), |step| match (step, &mut created) {
+        (Step::CreateChild { .. }, _) => {
+            created = Some(Target::begin_anywhere(files, child, plan, force)?);
+            Ok(())
+        }
+        (Step::SyncNew, Some(target)) => target.sync(),
+        (Step::NameNew, Some(target)) => target.give_name(),
+        (Step::SyncName, Some(target)) => target.sync_name(),
+        (Step::RemoveNew, _) => {
+            created = None;
+            Ok(())
+        }
+        _ => unreachable!("{step:?} is no step of a clone"),
+    })
 }
 
 /// An empty child of the image that is open as `layers`, by the name of `parent`.

@@ -9,6 +9,8 @@
 //! 2. The plan is carried out.
 //! 3. The image's modification time is restored, and the marker file removed.
 
+use std::fs::File;
+
 use control::size::readable;
 use control::{ImageName, Kind};
 use disk::{Format, Image, Link};
@@ -49,13 +51,15 @@ pub fn run(files: &Files, rebase: &Rebase) -> Result<Exit, Failure> {
     };
     check_size(rebase, files, parent, image.geometry().len)?;
     let link = parent_link::record(files, name.path(), parent, image, file)?;
+    let parents = NewParents::of(&new)?;
     let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
     let command = words.command(name, &rebase.parents);
     let options = access::options(rebase.access, true);
     let copied = if rebase.record_only {
         let options = OpenOptions { cache: Cache::Writeback, ..options };
         let layers = Layers::open_alone_for(files, name, options, Some(&command))?;
-        move_to(Move { layers, onto: None, link: Some(&link), title: "rebasing" }, plan::relink(), rebase.access)?
+        let to = Move { layers, onto: None, parents, link: Some(&link), title: "rebasing" };
+        move_to(to, plan::relink(), rebase.access)?
     } else {
         let modified = parent_link::modified(files, parent, file)?;
         let is_done = |found: &Image| stands_on((name, found), (parent, image), modified, &link);
@@ -63,7 +67,8 @@ pub fn run(files: &Files, rebase: &Rebase) -> Result<Exit, Failure> {
             Found::Before(layers) => {
                 let layers = keep_snapshots(layers)?;
                 let onto = Some(Runner::new(new, access::engine(rebase.access))?);
-                move_to(Move { layers, onto, link: Some(&link), title: "rebasing" }, plan::rebase(), rebase.access)?
+                let to = Move { layers, onto, parents, link: Some(&link), title: "rebasing" };
+                move_to(to, plan::rebase(), rebase.access)?
             }
             Found::Moved(layers) => finish(layers)?,
         }
@@ -83,7 +88,7 @@ pub fn flatten(files: &Files, flatten: &Flatten) -> Result<Exit, Failure> {
     let (copied, line) = match open(files, name, &flatten.parents, options, &command, |found| found.link().is_none())? {
         Found::Before(layers) if layers.images.len() > 1 => {
             let layers = keep_snapshots(layers)?;
-            let to = Move { layers, onto: None, link: None, title: "flattening" };
+            let to = Move { layers, onto: None, parents: NewParents::default(), link: None, title: "flattening" };
             let copied = move_to(to, plan::flatten(), flatten.access)?;
             (copied, no_longer(copied))
         }
@@ -174,19 +179,47 @@ fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified
 struct Move<'a> {
     layers: Layers,
     onto: Option<Runner>,
+    parents: NewParents,
     link: Option<&'a Link>,
     title: &'static str,
 }
 
+/// The files on which an image is to stand, to be made durable: another program may have written them, and all that
+/// they show may be in the page cache only.
+#[derive(Default)]
+struct NewParents(Vec<(ImageName, File)>);
+
+impl NewParents {
+    fn of(new: &Layers) -> Result<NewParents, Failure> {
+        let mut parents = Vec::new();
+        for (name, file) in new.names.iter().zip(&new.files) {
+            for file in [Some(file), file.data_file()].into_iter().flatten() {
+                parents.push((name.clone(), File::from(file.try_clone_fd().map_err(Failure::said)?)));
+            }
+        }
+        Ok(NewParents(parents))
+    }
+
+    /// Also when they were last changed, which the image records.
+    fn sync(&self) -> Result<(), Failure> {
+        self.0.iter().try_for_each(|(name, file)| {
+            file.sync_all().map_err(|error| {
+                Failure::new(format!("make {name} durable, which is to be the parent"), error)
+                    .advise("see the kernel log for the reason; the image is unchanged")
+            })
+        })
+    }
+}
+
 /// Carries out a plan for the image; how many bytes were copied.
 fn move_to(to: Move<'_>, plan: Plan, access: Access) -> Result<u64, Failure> {
-    let Move { mut layers, onto, link, title } = to;
+    let Move { mut layers, onto, parents, link, title } = to;
     let (name, unfinished) = (layers.name.clone(), layers.unfinished.take());
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     // It keeps all locks until the image has its time back.
     let image = Runner::new(layers, access::engine(access))?;
     let before = image.behind();
-    let mut work = Work { name: &name, access, image, onto, link, stop, title, copied: 0 };
+    let mut work = Work { name: &name, access, image, onto, parents, link, stop, title, copied: 0 };
     planned::carry_out(plan, |step| work.step(step))?;
     work.image.behind().tell_since(&before);
     unfinished.map_or(Ok(()), Unfinished::end)?;
@@ -199,6 +232,7 @@ struct Work<'a> {
     access: Access,
     image: Runner,
     onto: Option<Runner>,
+    parents: NewParents,
     link: Option<&'a Link>,
     stop: Signal,
     title: &'static str,
@@ -208,6 +242,7 @@ struct Work<'a> {
 impl Work<'_> {
     fn step(&mut self, step: Step) -> Result<(), Failure> {
         match step {
+            Step::SyncParents => self.parents.sync(),
             Step::CopyUp => self.copy_up(),
             Step::MakeDurable => self.image.flush(),
             Step::LinkParent { child } => self.image.relink(child, self.link),

@@ -1,20 +1,23 @@
 //! `image snapshot` and `image clone`: create a new image with the same contents.
 //!
 //! It is a child that records its parent or, from raw to raw, a file that shares the other's blocks (reflink),
-//! depending on the given format. Either is created completely or not at all. A snapshot freezes the image, so no
-//! process may have it open; a clone leaves it as it is, and others may read it.
+//! depending on the given format. Either is created completely or not at all, in the order of [`plan::clone`] or
+//! [`plan::copy`]. A snapshot freezes the image, so no process may have it open; a clone leaves it as it is, and others
+//! may read it.
 
 use control::size::readable;
 use control::{FormatName, ImageName};
+use plan::Step;
 use serde::Serialize;
-use uring::{Cache, OpenOptions};
+use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::files::Files;
 use crate::image::chain::{Chain, Layers};
-use crate::image::create::{self, Target};
-use crate::image::reflink;
+use crate::image::create;
+use crate::image::reflink::Copy;
 use crate::image::replay_redo;
-use crate::jobs::create::plan_child;
+use crate::jobs::create::{create_child, plan_child};
+use crate::jobs::planned;
 use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use arguments::Snapshot;
@@ -45,17 +48,39 @@ pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failu
     let size = layers.geometry().map_or(0, |geometry| geometry.len);
     let how = match (snapshot.image.format, snapshot.to.format, layers.files.first()) {
         (FormatName::Raw, FormatName::Raw, Some(file)) => {
-            reflink::clone(&snapshot.image, file, &snapshot.to)?;
+            copy(&snapshot.image, file, &snapshot.to)?;
             "reflink"
         }
         _ => {
             let plan = plan_child(&snapshot.to, &snapshot.image, &layers, None, None)?;
-            Target::create(files, &snapshot.to, &plan, false)?.keep()?;
+            create_child(files, &snapshot.to, &plan, false)?;
             "child"
         }
     };
     let (image, new) = (snapshot.image.to_string(), snapshot.to.to_string());
     report(snapshot, verb, Made { image, new, size, how })
+}
+
+/// Creates a copy that shares the image's blocks.
+fn copy(from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
+    let mut created = None;
+    planned::carry_out(plan::copy(), |step| match (step, &mut created) {
+        (Step::CreateCopy, _) => {
+            created = Some(Copy::create(from, to)?);
+            Ok(())
+        }
+        // The lock keeps everybody else out.
+        (Step::HoldDurable | Step::Release, _) => Ok(()),
+        (Step::ShareBlocks, Some(copy)) => copy.share(file),
+        (Step::SyncNew, Some(copy)) => copy.sync(),
+        (Step::NameNew, Some(copy)) => copy.give_name(),
+        (Step::SyncName, Some(copy)) => copy.sync_name(),
+        (Step::RemoveNew, _) => {
+            created = None;
+            Ok(())
+        }
+        _ => unreachable!("{step:?} is no step of a copy"),
+    })
 }
 
 /// The image, locked until the new one is there. Its own parents need not be named; those that are must fit.

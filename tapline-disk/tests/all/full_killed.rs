@@ -4,7 +4,9 @@
 use std::io;
 
 use rustix::process::Signal;
+use serde_json::json;
 
+use crate::tool::control::Control;
 use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 use crate::tool::small::{MIB, Small};
@@ -163,5 +165,37 @@ fn a_child_is_served_while_its_parent_has_no_space_to_replay_its_log() {
         assert_eq!(disk.stop().0, Some(0));
         small.room.sound(&format!("{format}:small/a"));
         small.room.sound(&format!("{format}:child"));
+    }
+}
+
+/// A child records when its parent was last changed: one of a parent that is still to be written to would never open.
+#[test]
+fn a_layer_that_is_not_durable_yet_gets_no_child_before_it_is() {
+    for format in FORMATS {
+        let Some(small) = Small::with_ballast() else { return };
+        small.room.done(&format!("image create {format}:small/a --size 64M"));
+        small.room.done(&format!("image create {format}:child --parent {format}:small/a"));
+        let disk = Disk::serve(&small.room, &format!("{format}:small/a --nbd nbd.sock"));
+        write_some(&mut small.nbd(), 0..PAGES / 2);
+        small.fill();
+        kill(&small, disk);
+
+        let words = format!("{format}:child --parent {format}:small/a --accept-changed-parent --nbd nbd.sock");
+        let disk = Disk::serve(&small.room, &format!("{words} --control control.sock"));
+        assert!(disk.said.contains("there is no space to replay the redo log"), "{format}: {}", disk.said);
+        let mut control = Control::connect(&small.room.file("control.sock"));
+        let name = |file: &str| format!("{format}:{}", small.room.file(file).display());
+        let clone = json!({ "verb": "clone", "of": 1, "to": name("clone") });
+        let (kind, what) = control.refused(&clone);
+        assert!(kind == "state" && what.contains("not durable yet"), "{format}: {kind}: {what}");
+        let revert = json!({ "verb": "revert", "to": 1, "leaf": name("reverted") });
+        assert_eq!(control.refused(&revert).0, "state", "{format}");
+        assert!(!small.room.file("clone").exists() && !small.room.file("reverted").exists(), "{format}");
+
+        small.make_space();
+        small.nbd().flush().unwrap();
+        control.done(&clone);
+        assert_eq!(disk.stop().0, Some(0));
+        small.room.done(&format!("image map {format}:clone --parent {format}:small/a"));
     }
 }

@@ -613,6 +613,26 @@ fn a_repeated_rebase_makes_the_parent_that_it_finds_recorded_durable() {
     }
 }
 
+/// What the new parent shows is not copied, and the old ones may be removed afterwards. Whoever has written the new
+/// parent need not have made it durable.
+#[test]
+fn an_image_is_not_based_on_a_parent_that_cannot_be_made_durable() {
+    for how in ["", " --unsafe"] {
+        let room = Room::new();
+        let layers = full_base(&room, MIB, "qcow2");
+        room.write("copy.raw", &room.read("before.raw"));
+        let old = if how.is_empty() { on(&layers) } else { layers[0].clone() };
+        let words = format!("image rebase {old}{how} --onto raw:copy.raw");
+        let parent = room.file("copy.raw");
+        let inject = format!("-P {} -e trace=fsync -e inject=fsync:error=EIO", parent.display());
+        let said = room.run("strace", &format!("-f -qq -o /dev/null {inject} {TAPLINE} {words}"));
+        assert!(said.code == Some(4) && said.err.contains("make raw:copy.raw durable"), "{words}: {said:?}");
+        shows_the_same(&room, &layers);
+        room.done(&words);
+        shows_the_same(&room, &[layers[0].clone(), "raw:copy.raw".into()]);
+    }
+}
+
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn children_open_with_a_note_after_a_killed_job() {

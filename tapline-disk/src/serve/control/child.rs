@@ -1,7 +1,7 @@
-//! A new file for a disk that keeps running: an empty child of a layer. Runs on a separate thread.
+//! A new file for a disk that keeps running: an empty child of a layer, or a copy. Runs on a separate thread.
 //!
-//! The file is created completely under a temporary name, synced, renamed, and its directory synced: it exists
-//! completely or not at all, and never replaces another file.
+//! The file is created under a temporary name, synced, renamed, and its directory synced, each of which is a step of a
+//! plan: it exists completely or not at all, and never replaces another file.
 //!
 //! With `--handed` it was created empty and durably, under its final name, by the process that passes it: it is filled
 //! in place, and the sectors that make it an image are written when all others are durable ([`crate::image::create`]).
@@ -31,22 +31,17 @@ pub struct Wanted {
     files: Files,
     name: ImageName,
     plan: Plan,
-    options: OpenOptions,
 }
 
-/// What was created.
+/// A child that is the disk's own.
 #[derive(Debug)]
 pub struct Child {
-    /// The file, open as the disk's own.
+    /// The file, open as the disk's leaf.
     pub file: ImageFile,
     /// What is in it.
     pub image: Image,
     /// Its redo log.
     pub log: Option<RedoLog>,
-    /// The time that making it took, but for
-    pub work: Duration,
-    /// the time that the storage took to make it durable.
-    pub sync: Duration,
 }
 
 impl Wanted {
@@ -58,28 +53,18 @@ impl Wanted {
         }
         let parent = work.name(depth)?;
         let plan = plan(work.files, name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
-        Ok(Wanted { files: work.files.clone(), name: name.clone(), plan, options: work.options()? })
+        Ok(Wanted { files: work.files.clone(), name: name.clone(), plan })
     }
 
-    /// Makes it.
-    pub fn make(self) -> Result<Child, Failure> {
-        let (begun, files) = (Instant::now(), &self.files);
+    /// Makes it, whole, but not durable.
+    pub fn make(self) -> Result<NewFile, Failure> {
+        let begun = Instant::now();
         let creation = create::lay_out(&self.name, &self.plan)?;
-        let new = Unnamed::create(files, self.name.path())?;
-        let mut file = new.file()?;
-        let failed = |error| Failure::failed(format!("write the new image {}", self.name), &error);
-        create::write(&mut file, &creation).map_err(failed)?;
-        let synced = Instant::now();
-        file.sync().map_err(failed)?;
-        let named = new.name(self.name.path())?;
-        let sync = synced.elapsed();
-        // The lock of this description would be in the way of the next one's.
-        drop(file);
-        let mut file = files.open(self.name.path(), self.options)?;
-        let image = open_image(files, &self.name, &mut file, true)?;
-        let log = redo_log::open(files, &self.name, &mut file)?;
-        named.keep();
-        Ok(Child { file, image, log, work: begun.elapsed().saturating_sub(sync), sync })
+        let mut new = NewFile::create(&self.files, &self.name)?;
+        let written = create::write(new.file_mut(), &creation);
+        written.map_err(|error| Failure::failed(format!("write the new image {}", self.name), &error))?;
+        new.took.0 += begun.elapsed();
+        Ok(new)
     }
 }
 
@@ -105,52 +90,88 @@ fn plan(
     })
 }
 
-/// A file beside the name that it is to have, removed again unless it gets it.
+/// A new file, beside the name that it is to have until it gets it. It is removed again unless it is kept.
 #[derive(Debug)]
-pub struct Unnamed {
+pub struct NewFile {
     files: Files,
+    name: ImageName,
+    /// Where it is, until it is kept.
     path: Option<PathBuf>,
+    /// Open through the page cache, which takes any alignment, until the disk opens it.
+    file: Option<ImageFile>,
+    /// The time that making it took, and making it durable.
+    took: (Duration, Duration),
 }
 
-/// A file that has got its name, removed again unless it is kept.
-#[derive(Debug)]
-pub struct Named(Unnamed);
-
-impl Unnamed {
-    /// An empty file beside `path`, where nothing may be.
-    pub fn create(files: &Files, path: &Path) -> Result<Unnamed, Failure> {
+impl NewFile {
+    /// An empty file, for a name under which nothing may be.
+    pub fn create(files: &Files, name: &ImageName) -> Result<NewFile, Failure> {
+        let path = name.path();
         if files.is_taken(path) {
             let what = format!("cannot create {}: it already exists", path.display());
             return Err(Failure::of(Kind::Exists, what).advise("choose another name"));
         }
         let beside = files.unnamed(path)?;
         drop(files.create_new(&beside, THROUGH_CACHE)?);
-        Ok(Unnamed { files: files.clone(), path: Some(beside) })
+        let (path, took) = (Some(beside.clone()), Default::default());
+        let mut new = NewFile { files: files.clone(), name: name.clone(), path, file: None, took };
+        new.file = Some(files.open(&beside, THROUGH_CACHE)?);
+        Ok(new)
     }
 
-    /// The file, open through the page cache, which takes any alignment.
-    pub fn file(&self) -> Result<ImageFile, Failure> {
-        Ok(self.files.open(self.path.as_deref().unwrap_or(Path::new("")), THROUGH_CACHE)?)
+    /// The file.
+    pub fn file_mut(&mut self) -> &mut ImageFile {
+        let Some(file) = &mut self.file else { unreachable!("the disk has opened {}", self.name) };
+        file
     }
 
-    /// Gives it its name, durably.
-    pub fn name(mut self, path: &Path) -> Result<Named, Failure> {
-        let Some(beside) = &self.path else { unreachable!("it is renamed only once") };
-        self.files.name_new(beside, path)?;
-        self.path = Some(path.to_owned());
-        self.files.sync_directory(path)?;
-        Ok(Named(self))
+    /// Makes durable what is in it.
+    pub fn sync(mut self) -> Result<NewFile, Failure> {
+        let begun = Instant::now();
+        let synced = self.file_mut().sync();
+        synced.map_err(|error| Failure::failed(format!("sync {}", self.name), &error))?;
+        self.took.1 += begun.elapsed();
+        Ok(self)
+    }
+
+    /// Gives it its name.
+    pub fn give_name(mut self) -> Result<NewFile, Failure> {
+        let begun = Instant::now();
+        let Some(beside) = &self.path else { unreachable!("it is not kept before it has its name") };
+        self.files.name_new(beside, self.name.path())?;
+        self.path = Some(self.name.path().to_owned());
+        self.took.1 += begun.elapsed();
+        Ok(self)
+    }
+
+    /// Makes durable that it has its name.
+    pub fn sync_name(mut self) -> Result<NewFile, Failure> {
+        let begun = Instant::now();
+        self.files.sync_directory(self.name.path())?;
+        self.took.1 += begun.elapsed();
+        Ok(self)
+    }
+
+    /// Opens it as the disk's own.
+    pub fn open(mut self, options: OpenOptions) -> Result<(NewFile, Child), Failure> {
+        let begun = Instant::now();
+        // The lock of this description would be in the way of the next one's.
+        drop(self.file.take());
+        let mut file = self.files.open(self.name.path(), options)?;
+        let image = open_image(&self.files, &self.name, &mut file, true)?;
+        let log = redo_log::open(&self.files, &self.name, &mut file)?;
+        self.took.0 += begun.elapsed();
+        Ok((self, Child { file, image, log }))
+    }
+
+    /// It stays. The time that making it took, and making it durable.
+    pub fn keep(mut self) -> (Duration, Duration) {
+        self.path = None;
+        self.took
     }
 }
 
-impl Named {
-    /// It stays.
-    pub fn keep(mut self) {
-        self.0.path = None;
-    }
-}
-
-impl Drop for Unnamed {
+impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
             remove(&self.files, &path);
@@ -159,7 +180,7 @@ impl Drop for Unnamed {
 }
 
 /// Removes an unneeded new file, durably: if it existed after a crash, it would be taken for the finished one.
-pub fn remove(files: &Files, path: &Path) {
+fn remove(files: &Files, path: &Path) {
     let removed = files.remove_new(path).map_err(|error| error.to_string());
     let removed = removed.and_then(|()| files.sync_directory(path).map_err(|error| error.to_string()));
     if let Err(error) = removed {

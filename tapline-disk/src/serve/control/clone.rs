@@ -25,6 +25,7 @@ impl Clone {
             let what = "the guest writes to layer 0, and a child needs a parent that does not change";
             return Err(Failure::of(Kind::State, what).advise("take a snapshot first, then clone layer 1"));
         }
+        work.must_be_closed(asked.of)?;
         let parents = work.names().split_off(asked.of);
         Ok(Clone { driver: Driver::making(&asked.to, plan::clone(asked.of)), asked, parents })
     }

@@ -2,7 +2,7 @@
 //! its file, and there is no chain.
 //!
 //! The file system makes the copy while the disk is quiesced. The copy is synced and renamed afterwards, while the
-//! guest continues ([`plan::copy`]): it exists completely or not at all, and goes when the last to have it drops it.
+//! guest continues ([`plan::copy`]): it exists completely or not at all.
 
 use control::answer::{self, Answer};
 use control::ask::Method;

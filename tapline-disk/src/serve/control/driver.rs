@@ -11,11 +11,10 @@ use std::time::Duration;
 use control::ImageName;
 use disk::Format;
 use plan::{Plan, Step};
-use uring::ImageFile;
 
 use super::access::{self, Lowered, Raised, ReopenedLayer};
 use super::blocking_task::BlockingTask;
-use super::child::{self, Child, Unnamed, Wanted};
+use super::child::{Child, NewFile, Wanted};
 use super::copying::Copying;
 use super::merged::{self, Sources};
 use super::pop::pop_to;
@@ -39,16 +38,14 @@ pub struct Driver {
 struct Hands {
     /// What the new file is called.
     to: Option<ImageName>,
-    /// Whether it becomes the leaf.
-    becomes_leaf: bool,
-    /// The new file, until the disk has it.
+    /// The new file, until it is the leaf, or all is done.
+    new: Option<NewFile>,
+    /// The layer that it is a child of.
+    below: usize,
+    /// The same file, open as the disk's own.
     child: Option<Box<Child>>,
-    /// It exists, and is not the leaf.
-    is_unused: bool,
     /// The time that making the new file took, and making it durable.
     took: (Duration, Duration),
-    /// The copy, until it has its name.
-    copy: Option<(Unnamed, ImageFile)>,
     /// What removes the files of merged layers.
     remove_sources: Option<RemoveSources>,
     /// Layers whose files were opened for writing,
@@ -85,21 +82,18 @@ enum Phase {
 /// What a background task has done.
 #[derive(Debug)]
 enum Done {
-    Created(Child),
-    Copied(Unnamed, ImageFile),
+    New(NewFile),
+    Child(NewFile, Box<Child>),
     Reopened(Lowered),
     Opened(Result<Vec<ReopenedLayer>, (Failure, Lowered)>),
     Forgotten(Result<Vec<Raised>, (Failure, Lowered)>),
     Removed(bool),
-    Nothing,
 }
 
 impl Driver {
     /// A verb that has not begun.
     pub fn new(plan: Plan) -> Driver {
-        let becomes_leaf = plan.clone().into_iter().any(|planned| planned.step == Step::PushLeaf);
-        let hands = Hands { becomes_leaf, ..Hands::default() };
-        Driver { plan, phase: Phase::Due, hands, failed: None }
+        Driver { plan, phase: Phase::Due, hands: Hands::default(), failed: None }
     }
 
     /// The same for a verb that makes a file.
@@ -130,10 +124,11 @@ impl Driver {
             }
             self.phase = Phase::Due;
         }
-        match &self.failed {
-            Some((_, refusal)) => Err(refusal.clone()),
-            None => Ok(true),
+        if let Some((_, refusal)) = &self.failed {
+            return Err(refusal.clone());
         }
+        self.keep_new();
+        Ok(true)
     }
 
     /// The same for a merge.
@@ -196,14 +191,17 @@ impl Driver {
             Step::CreateChild { of, live } => return self.create_child(of, live, work),
             Step::CreateCopy => return self.create_copy(work),
             Step::ShareBlocks => return self.share_blocks(work),
-            Step::NameCopy => return self.name_copy(work),
+            Step::SyncNew => return self.change_new(NewFile::sync, work),
+            Step::NameNew => return self.change_new(NewFile::give_name, work),
+            Step::SyncName => return self.change_new(NewFile::sync_name, work),
+            Step::OpenChild => return self.open_child(work),
             Step::Hold | Step::HoldDurable => return self.hold(step == Step::HoldDurable, work),
             Step::MakeDurable => return self.make_durable(work),
             Step::AwaitClosed => return Ok(self.await_closed(work)),
             Step::ReopenReadOnly => return Ok(self.reopen_read_only(work)),
             Step::Lengthen { depth, len } => return self.lengthen(depth, len, work),
             Step::RemoveSources => return self.remove_sources(work),
-            Step::RemoveChild => self.remove_child(work),
+            Step::RemoveNew => self.remove_new(),
             Step::PushLeaf => self.push_leaf(work)?,
             Step::PopTo { depth } => pop_to(depth, work)?,
             Step::CloseForWriting => close_for_writing(work)?,
@@ -224,7 +222,7 @@ impl Driver {
             Step::CancelMerge => work.disk.cancel_merge(),
             Step::EndMerge => self.hands.sources = merged::end(work)?,
             Step::LinkParent { child } => merged::link(child, work)?,
-            Step::CopyUp | Step::RemoveParentLink => unreachable!("no disk that is served is rebased or flattened"),
+            Step::CopyUp | Step::RemoveParentLink | Step::SyncParents => unreachable!("no served disk is rebased"),
         }
         Ok(true)
     }
@@ -255,38 +253,68 @@ impl Driver {
     }
 
     fn create_child(&mut self, of: usize, live: bool, work: &mut Work<'_>) -> Result<bool, Failure> {
+        self.hands.below = of;
         let created = self.background(work, |hands, work| {
             let wanted = Wanted::on(work, of, hands.to(), live)?;
-            Ok(move || wanted.make().map(Done::Created))
+            Ok(move || wanted.make().map(Done::New))
         });
-        let Some(Done::Created(child)) = created? else { return Ok(false) };
-        let fits = if self.hands.becomes_leaf { child.fits_on(work.image(of)?) } else { Ok(()) };
-        self.hands.took = (child.work, child.sync);
-        self.hands.child = Some(Box::new(child));
-        self.hands.is_unused = true;
-        fits.inspect_err(|_| self.remove_child(work))?;
+        self.keep_for_later(created?)
+    }
+
+    /// One step of the new file, which is removed if that fails.
+    fn change_new(
+        &mut self,
+        step: impl FnOnce(NewFile) -> Result<NewFile, Failure> + Send + 'static,
+        work: &mut Work<'_>,
+    ) -> Result<bool, Failure> {
+        let changed = self.background(work, |hands, _| {
+            let new = hands.take_new();
+            Ok(move || step(new).map(Done::New))
+        });
+        self.keep_for_later(changed?)
+    }
+
+    fn keep_for_later(&mut self, done: Option<Done>) -> Result<bool, Failure> {
+        let Some(Done::New(new)) = done else { return Ok(false) };
+        self.hands.new = Some(new);
+        Ok(true)
+    }
+
+    fn open_child(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
+        let opened = self.background(work, |hands, work| {
+            let (new, options) = (hands.take_new(), work.options()?);
+            Ok(move || new.open(options).map(|(new, child)| Done::Child(new, Box::new(child))))
+        });
+        let Some(Done::Child(new, child)) = opened? else { return Ok(false) };
+        self.hands.new = Some(new);
+        child.fits_on(work.image(self.hands.below)?)?;
+        self.hands.child = Some(child);
         Ok(true)
     }
 
     /// The new file is not used: it would be taken for the leaf.
-    fn remove_child(&mut self, work: &Work<'_>) {
-        drop(self.hands.child.take());
-        if std::mem::take(&mut self.hands.is_unused) {
-            child::remove(work.files, self.hands.to().path());
+    fn remove_new(&mut self) {
+        self.hands.child = None;
+        self.hands.new = None;
+    }
+
+    /// It stays, whatever fails from here on.
+    fn keep_new(&mut self) {
+        if let Some(new) = self.hands.new.take() {
+            self.hands.took = new.keep();
         }
     }
 
     /// The disk stands still: the new file becomes its leaf.
     fn push_leaf(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         let Some(child) = self.hands.child.take() else { unreachable!("no file was created") };
-        let Child { file, image, log, .. } = *child;
+        let Child { file, image, log } = *child;
         let new = work.engine.add(file)?;
         if let Err(error) = work.disk.push_leaf(new, image) {
             work.engine.remove(new)?;
             return Err(error.into());
         }
-        // From here on it is the leaf, and stays, whatever fails.
-        self.hands.is_unused = false;
+        self.keep_new();
         if let Some(log) = log {
             work.disk.set_log(new, log)?;
         }
@@ -296,36 +324,17 @@ impl Driver {
     fn create_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let made = self.background(work, |hands, work| {
             let (files, from, to) = (work.files.clone(), work.name(0)?, hands.to().clone());
-            Ok(move || reflink::make(&files, &from, &to).map(|(unnamed, file)| Done::Copied(unnamed, file)))
+            Ok(move || reflink::make(&files, &from, &to).map(Done::New))
         });
-        self.keep_copy(made?)
+        self.keep_for_later(made?)
     }
 
     fn share_blocks(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         let shared = self.background(work, |hands, work| {
-            let from = work.file(0)?.1.try_clone()?;
-            let (unnamed, file) = hands.copy();
-            Ok(move || reflink::share(&from, &file, "copy the disk").map(|()| Done::Copied(unnamed, file)))
+            let (from, new) = (work.file(0)?.1.try_clone()?, hands.take_new());
+            Ok(move || reflink::share(&from, new, "copy the disk").map(Done::New))
         });
-        self.keep_copy(shared?)
-    }
-
-    fn keep_copy(&mut self, done: Option<Done>) -> Result<bool, Failure> {
-        let Some(Done::Copied(unnamed, file)) = done else { return Ok(false) };
-        self.hands.copy = Some((unnamed, file));
-        Ok(true)
-    }
-
-    fn name_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let named = self.background(work, |hands, _| {
-            let to = hands.to().clone();
-            let (unnamed, mut file) = hands.copy();
-            Ok(move || {
-                file.sync().map_err(|error| Failure::failed(format!("sync {to}"), &error))?;
-                unnamed.name(to.path()).map(child::Named::keep).map(|()| Done::Nothing)
-            })
-        });
-        Ok(named?.is_some())
+        self.keep_for_later(shared?)
     }
 
     /// Holds requests until nothing is under way, or everything is durable as well.
@@ -464,9 +473,9 @@ impl Hands {
         to
     }
 
-    fn copy(&mut self) -> (Unnamed, ImageFile) {
-        let Some(copy) = self.copy.take() else { unreachable!("no copy was created") };
-        copy
+    fn take_new(&mut self) -> NewFile {
+        let Some(new) = self.new.take() else { unreachable!("no file was created") };
+        new
     }
 }
 

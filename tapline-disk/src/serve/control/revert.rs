@@ -29,6 +29,7 @@ impl Revert {
             let what = "layer 0 is already the disk's current state";
             return Err(Failure::of(Kind::Invalid, what).advise("choose a lower layer; the verb layers lists them"));
         }
+        work.must_be_closed(asked.to)?;
         let unused = work.names().into_iter().take(asked.to).collect();
         Ok(Revert { driver: Driver::making(&asked.leaf, plan::revert(asked.to)), asked, unused })
     }

@@ -331,6 +331,20 @@ impl Work<'_> {
         }
     }
 
+    /// What a new child needs of its parent and of the layers below that: they are durable, and nothing is written to
+    /// them any more. It records when its parent was last changed.
+    pub fn must_be_closed(&self, depth: usize) -> Result<(), Failure> {
+        for below in depth..self.disk.layers().len() {
+            let (id, file) = self.file(below)?;
+            if file.options().write && !self.disk.is_frozen(id) {
+                let what = format!("layer {below} is not durable yet, and a child needs a parent that does not change");
+                return Err(Failure::of(Kind::State, what)
+                    .advise("free some space on its storage, if that is full, then retry; else see the kernel log"));
+            }
+        }
+        Ok(())
+    }
+
     fn no_layer(&self, depth: usize) -> Failure {
         let last = self.disk.layers().len() - 1;
         Failure::of(Kind::Invalid, format!("there is no layer {depth}"))

@@ -68,7 +68,7 @@ use writer::{State, Writer};
 /// The version of the schema, in the file's `user_version`.
 const VERSION: i64 = 18;
 
-/// The version that `schema.sql` creates. Tapline 0.1 was the first release: catalogues of earlier versions are refused.
+/// The version that `schema.sql` creates. Catalogues of earlier versions are refused: Tapline 0.1 is the first release.
 const FIRST: i64 = 17;
 
 /// The first entry creates version [`FIRST`]; each later version adds an entry, which upgrades the schema of the one

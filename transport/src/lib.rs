@@ -75,7 +75,7 @@ pub trait Server: disk::Transport {
     /// The next change of the server's own memory that holds requests' data, if there is one.
     fn memory_change(&mut self) -> Option<MemoryChange>;
 
-    /// Called before the thread sleeps: asks the peers to signal new requests. Returns `false` if some arrived in the
+    /// Called before the thread sleeps: has the peers signal new requests. Returns `false` if some arrived in the
     /// meantime, which must be popped first.
     fn may_sleep(&mut self) -> bool;
 

@@ -241,13 +241,13 @@ class Operations(Transport):
         is done to the sizes of its disks' transfers. Plugged disks follow the last two within moments.
 
         description: Its description.
-        merge: What adjacent transfers of its disks are merged to. auto by default.
+        merge: The size up to which adjacent transfers of its disks are merged. auto by default.
         name: Its name.
         other_config: Strings that programs keep with it, instead of those it has.
         reserve: Bytes to keep free, at most 2^62.
         share_depth: Requests in flight of all its plugged disks together, beyond which a disk waits that has had more
             than others: about what the storage can do at once. 128 by default.
-        split: What larger transfers of its disks are split into. auto by default.
+        split: The size of the pieces into which larger transfers of its disks are split. auto by default.
         tags: Words to find it by, instead of those it has.
 
         Returns a `Sr`.
@@ -451,7 +451,7 @@ class Operations(Transport):
 
         autostart: Autostart when the host boots, only for VBDs that belong to no VM; disabled by default.
         bootable: Whether the VM may boot from it; by default only from its first disk.
-        limits: What its disk is limited to; without limits by default.
+        limits: The limits of its disk; none by default.
         mode: Access mode; by default what the VDI allows.
         other_config: Strings that programs keep with it.
         position: Position among the disks of its VM, 0 to 254; the first free one by default.
@@ -494,7 +494,8 @@ class Operations(Transport):
         and plugged again.
 
         bandwidth: Bytes per second that are read and written.
-        burst_ms: How much an unused disk saves up: what each limit allows in so many milliseconds. 100 by default.
+        burst_ms: The burst that an unused disk saves up: the amount that each limit allows in this many milliseconds.
+            100 by default.
         iops: Requests per second: reads, writes and discards, not flushes.
         read_bandwidth: Bytes per second that are read; not more than bandwidth.
         read_iops: Reads per second; not more than iops.
@@ -883,7 +884,7 @@ class Operations(Transport):
         name: Its name.
         other_config: Strings that programs keep with it.
         platform: Optional hardware.
-        seed: What cloud-init in the guest reads when it boots first. QEMU only.
+        seed: The data that cloud-init in the guest reads at its first boot. QEMU only.
         tags: Words to find it by.
         uuid: Its identity; a random one if omitted.
         vcpus: Number of processors.

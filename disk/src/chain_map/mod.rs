@@ -46,7 +46,7 @@ pub struct ChainMap {
     end: u64,
     /// Bytes of memory.
     budget: usize,
-    /// Draws what is forgotten. Nobody gains anything by predicting it.
+    /// Draws the entries to evict. Predicting them gains an attacker nothing.
     random: Rng,
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 pub use wire::Command;
 use wire::{Connection, FUA, request, wrong};
 
-/// A connection.
+/// A connection with a negotiated export.
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
@@ -40,28 +40,28 @@ impl Client {
         self.connection.send(&[&request(command, flags, self.cookie, at, len), data].concat())
     }
 
-    /// Waits for the answer to one of the requests that were sent ("Simple reply message"): so many bytes if it was a
-    /// read. What the disk says has failed is an error by its number.
+    /// Waits for the answer to one of the requests that were sent ("Simple reply message"): the data if it was a
+    /// read. A failure that the disk reports is an error with its number.
     pub fn answer(&mut self, len: u64) -> io::Result<Vec<u8>> {
         match self.connection.simple_reply()? {
             (_, cookie) if !self.unanswered.remove(&cookie) => Err(wrong("another request is answered")),
             (0, _) => self.connection.receive(usize::try_from(len).unwrap_or(usize::MAX)),
-            (error, _) => Err(io::Error::from_raw_os_error(error.cast_signed())),
+            (error, _) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(error.to_ne_bytes()))),
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its answer.
     pub fn ask(&mut self, command: Command, at: u64, len: u64, data: &[u8]) -> io::Result<Vec<u8>> {
         self.send(command, at, len, data)?;
         self.answer(if command == Command::Read { len } else { 0 })
     }
 
-    /// Reads bytes.
+    /// Reads `len` bytes from `at`.
     pub fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>> {
         self.ask(Command::Read, at, length(len), &[])
     }
 
-    /// Writes bytes.
+    /// Writes these bytes at `at`.
     pub fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
         self.ask(Command::Write, at, length(data.len()), data).map(drop)
     }

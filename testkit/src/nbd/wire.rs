@@ -15,9 +15,9 @@ const MAGIC: &[u8; 8] = b"IHAVEOPT";
 
 /// NBD_OPT_EXPORT_NAME.
 pub const OPTION_EXPORT_NAME: u32 = 1;
-/// NBD_OPT_LIST.
+/// NBD_OPT_LIST: list the exports.
 pub const OPTION_LIST: u32 = 3;
-/// NBD_OPT_GO.
+/// NBD_OPT_GO: choose an export and begin.
 pub const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED_REPLY: u32 = 8;
 const OPTION_SET_META_CONTEXT: u32 = 10;
@@ -62,7 +62,7 @@ pub enum Command {
 /// A structured reply chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its type.
+    /// The type of the chunk (NBD_REPLY_TYPE_*).
     pub kind: u16,
     /// Of the request that it answers.
     pub cookie: u64,
@@ -83,7 +83,7 @@ pub fn option(number: u32, data: &[u8]) -> Vec<u8> {
     [MAGIC, &number.to_be_bytes()[..], &len.to_be_bytes(), data].concat()
 }
 
-/// A connection.
+/// A connection, message by message.
 #[derive(Debug)]
 pub struct Connection(pub UnixStream);
 

@@ -27,7 +27,7 @@ use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, tak
 use super::ring::Broken;
 use super::signal::signal;
 use super::table::{MAX_REGIONS, MemoryTable};
-use super::token::{parts, token};
+use super::token::{number, parts, token};
 
 /// Chains taken from one queue before the next has its turn: enough to benefit from the cache, few enough to be fair.
 const CHAINS_PER_TURN: u32 = 16;
@@ -514,10 +514,4 @@ fn retire_all(requests: impl Iterator<Item = Request>) {
     for request in requests {
         request.retire();
     }
-}
-
-/// The number of a queue, as its record and its requests have it.
-fn number(index: usize) -> u16 {
-    let Ok(number) = u16::try_from(index) else { unreachable!("at most MAX_QUEUES queues") };
-    number
 }

@@ -10,6 +10,12 @@ pub fn token(epoch: u32, queue: u16, head: u16) -> Token {
     Token((u64::from(epoch) << 32) | (u64::from(queue) << 16) | u64::from(head))
 }
 
+/// The number of a queue, as its record and its requests have it.
+pub fn number(index: usize) -> u16 {
+    let Ok(number) = u16::try_from(index) else { unreachable!("at most MAX_QUEUES queues") };
+    number
+}
+
 /// A description of where a request came from, for log messages.
 pub fn place_of(token: Token) -> String {
     let (_, index, head) = parts(token);

@@ -83,7 +83,7 @@ impl Migration {
                     copied.copy_from_slice(&there);
                     continue;
                 }
-                // Nearly always. It is checked at each step of each run, and byte by byte takes nine tenths of their time.
+                // Nearly always: it is checked at each step of each run, and byte by byte takes most of their time.
                 if there == *copied {
                     continue;
                 }

@@ -44,8 +44,8 @@ fn each_reads_what_the_other_has_written() {
             let mut rig = Rig::new(vec![image], vec![file], model, seed + u64::from(turn) * 16);
             rig.verify();
             for step in 0..20u8 {
-                let size = (1 + rig.files.seed.draw(200)) * 4096;
-                let at = rig.files.seed.draw((LEN - size) / 4096) * 4096;
+                let size = (1 + rig.files.random.u64(..200)) * 4096;
+                let at = rig.files.random.u64(..(LEN - size) / 4096) * 4096;
                 if step % 4 == 3 {
                     rig.zero(at, size)
                 } else {
@@ -64,8 +64,8 @@ fn each_reads_what_the_other_has_written() {
             imago.read(&mut found, 0).unwrap();
             assert!(found == model, "imago reads something else");
             for step in 0..20u8 {
-                let size = (1 + rig.files.seed.draw(200)) * 4096;
-                let at = rig.files.seed.draw((LEN - size) / 4096) * 4096;
+                let size = (1 + rig.files.random.u64(..200)) * 4096;
+                let at = rig.files.random.u64(..(LEN - size) / 4096) * 4096;
                 let place = &mut model[at as usize..(at + size) as usize];
                 if step % 4 == 3 {
                     place.fill(0);

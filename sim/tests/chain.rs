@@ -47,6 +47,23 @@ fn a_merge_leaves_the_target_alone_with_the_right_content() {
     }
 }
 
+/// Explores workloads on these chains, at two paces; each leaves the disk with this number of layers.
+fn assert_explored(kinds: &[Kind], workloads: &[(&str, usize)]) {
+    for &kind in kinds {
+        let subject = Subject::new(kind, Unwritten::Zeroes);
+        let start = explore::prepare(&subject).expect("it opens");
+        for (&(text, layers), pace) in
+            workloads.iter().flat_map(|work| [Pace::Serial, Pace::Steps].map(|pace| (work, pace)))
+        {
+            let ops = workload::parse(text).expect("it is a workload");
+            let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
+            let end = explore::explore(&mut Explorer::broad(), &start, &mut case);
+            let end = end.unwrap_or_else(|failure| panic!("{failure}\nagain: cargo xtask simulate {}", failure.case));
+            assert_eq!(end.files.len(), layers, "{case}");
+        }
+    }
+}
+
 /// Scope: leaves of both formats that can record another parent, at two paces.
 #[test]
 fn a_leaf_that_is_moved_keeps_its_content() {
@@ -58,17 +75,7 @@ fn a_leaf_that_is_moved_keeps_its_content() {
         ("rebase snapshot w0+3 merge f", 2),
         ("w0+3 relink w4095+2 f flatten", 1),
     ];
-    for (kind, (text, layers)) in kinds.iter().flat_map(|kind| workloads.map(|workload| (*kind, workload))) {
-        let subject = Subject::new(kind, Unwritten::Zeroes);
-        let start = explore::prepare(&subject).expect("it opens");
-        for pace in [Pace::Serial, Pace::Steps] {
-            let ops = workload::parse(text).expect("it is a workload");
-            let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
-            let end = explore::explore(&mut Explorer::broad(), &start, &mut case);
-            let end = end.unwrap_or_else(|failure| panic!("{failure}\nagain: cargo xtask simulate {}", failure.case));
-            assert_eq!(end.files.len(), layers, "{case}");
-        }
-    }
+    assert_explored(&kinds, &workloads);
 }
 
 /// Scope: chains of both formats, at two paces.
@@ -80,17 +87,7 @@ fn what_a_clone_or_a_revert_leaves_beside_the_disk_keeps_its_content() {
         ("W0+3 w8+1 revert w4095+2 f", 2),
         ("snapshot w0+3 clone f revert w1+1 clone f", 3),
     ];
-    for (kind, (text, layers)) in kinds.iter().flat_map(|kind| workloads.map(|workload| (*kind, workload))) {
-        let subject = Subject::new(kind, Unwritten::Zeroes);
-        let start = explore::prepare(&subject).expect("it opens");
-        for pace in [Pace::Serial, Pace::Steps] {
-            let ops = workload::parse(text).expect("it is a workload");
-            let mut case = Case::new(subject, ops, Schedule::undisturbed(pace));
-            let end = explore::explore(&mut Explorer::broad(), &start, &mut case);
-            let end = end.unwrap_or_else(|failure| panic!("{failure}\nagain: cargo xtask simulate {}", failure.case));
-            assert_eq!(end.files.len(), layers, "{case}");
-        }
-    }
+    assert_explored(&kinds, &workloads);
 }
 
 /// Workloads that found a bug once.

@@ -48,7 +48,7 @@ pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failu
     let size = layers.geometry().map_or(0, |geometry| geometry.len);
     let how = match (snapshot.image.format, snapshot.to.format, layers.files.first()) {
         (FormatName::Raw, FormatName::Raw, Some(file)) => {
-            copy(&snapshot.image, file, &snapshot.to)?;
+            copy(files, &snapshot.image, file, &snapshot.to)?;
             "reflink"
         }
         _ => {
@@ -62,11 +62,11 @@ pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failu
 }
 
 /// Creates a copy that shares the image's blocks.
-fn copy(from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
+fn copy(files: &Files, from: &ImageName, file: &ImageFile, to: &ImageName) -> Result<(), Failure> {
     let mut created = None;
     planned::carry_out(plan::copy(), |step| match (step, &mut created) {
         (Step::CreateCopy, _) => {
-            created = Some(Copy::create(from, to)?);
+            created = Some(Copy::create(files, from, to)?);
             Ok(())
         }
         // The lock keeps everybody else out.

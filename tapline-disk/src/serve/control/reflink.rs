@@ -3,10 +3,10 @@
 use std::os::fd::AsFd;
 
 use control::{ImageName, Kind};
-use rustix::io::Errno;
 
 use super::child::NewFile;
 use crate::files::Files;
+use crate::image::reflink::{self, NotShared};
 use crate::process::failure::Failure;
 
 /// The new file, on a file system that has shown, if it could be tried, that it can share blocks of the old one's.
@@ -22,14 +22,12 @@ pub fn make(files: &Files, from: &ImageName, to: &ImageName) -> Result<NewFile, 
 
 /// Has the new file share all blocks of another.
 pub fn share(from: &impl AsFd, mut to: NewFile, tried: &str) -> Result<NewFile, Failure> {
-    let why = match rustix::fs::ioctl_ficlone(to.file_mut().as_fd(), from) {
-        Ok(()) => return Ok(to),
-        Err(Errno::XDEV) => "they are on different file systems, and blocks can only be shared within one",
-        Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => {
-            "their file system cannot share blocks between files (XFS and btrfs can)"
+    match reflink::share(from, to.file_mut()) {
+        Ok(()) => Ok(to),
+        Err(NotShared::Unsupported(why)) => {
+            let refusal = Failure::of(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
+            Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which creates a chain"))
         }
-        Err(errno) => return Err(Failure::failed(tried, &errno.into())),
-    };
-    let refusal = Failure::of(Kind::Unsupported, format!("cannot {tried} by reflink: {why}"));
-    Err(refusal.advise("snapshot to vhd:PATH or qcow2:PATH, which creates a chain"))
+        Err(NotShared::Failed(error)) => Err(Failure::failed(tried, &error)),
+    }
 }

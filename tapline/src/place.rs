@@ -109,9 +109,8 @@ pub fn of_socket(control: &Path) -> Result<Place, Error> {
             Reader::open(page).and_then(|reader| reader.snapshot()).map(|snapshot| identity(&snapshot.identity));
         known.ok().and_then(|known| known.control).is_some_and(|known| Path::new(&known) == control)
     };
-    let pages = || -> Vec<PathBuf> {
-        stats::pages_in(&directory).unwrap_or_default().into_iter().filter(is_its).collect()
-    };
+    let pages =
+        || -> Vec<PathBuf> { stats::pages_in(&directory).unwrap_or_default().into_iter().filter(is_its).collect() };
     // A process that has ended may have left another one.
     let is_served = |pages: &[PathBuf]| pages.iter().any(|page| is_written(page));
     let mut found = pages();

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::settle::{Rest, record, settle};
 use super::stray::{self, Found};
 use super::{cleanup, limit, space, supervise};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::paths;
 use crate::disk::process::DiskProcess;
@@ -29,7 +30,7 @@ const BOOT: &str = "boot";
 /// Reattaches to disks, restarts those that died in the meantime, and finishes half-done work. Returns the VBDs that
 /// were plugged or got another process since the state in the catalogue.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
-    tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
+    background::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
     let found = daemon.catalogue.read(|view| {
         let vbds = view.vbds(None, None)?;

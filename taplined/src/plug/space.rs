@@ -10,6 +10,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 
 /// Pause before a running disk that was not reached is tried again: it may have had too many clients.
@@ -31,7 +32,7 @@ impl Drop for Listening {
 /// Listens to the disk of a VBD.
 pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
     let daemon = daemon.clone();
-    Listening(tokio::spawn(async move {
+    Listening(background::spawn(async move {
         loop {
             // If the disk has ended, so does this.
             if let Err(problem) = hear(&daemon, vbd).await {

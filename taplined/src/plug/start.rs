@@ -126,8 +126,8 @@ pub fn launch(
 
 /// Hands everything over. Nothing of it is open here afterwards.
 async fn hand(ready: Ready) -> Result<(), Problem> {
-    let sent = tokio::task::spawn_blocking(move || ready.send().map(drop));
-    match sent.await.map_err(|error| Problem::failed("pass files to a disk process", error))? {
+    let mut sent = repo::blocking::start(move || ready.send().map(drop));
+    match sent.ended().await.map_err(|died| Problem::failed("pass files to a disk process", died))? {
         // A process that takes nothing has ended; it says itself why.
         Err(problem) => {
             tracing::debug!("{problem}");

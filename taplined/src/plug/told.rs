@@ -9,6 +9,7 @@ use std::time::Duration;
 use api::{Code, Problem, VbdState};
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::control::Refused;
 
@@ -27,7 +28,7 @@ where
     let told = tell(daemon.clone(), vbd).await;
     if told.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {
         let daemon = daemon.clone();
-        tokio::spawn(async move {
+        background::spawn(async move {
             for attempt in 0..TRIES {
                 tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
                 let plugged = daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.state == VbdState::Plugged)).await;
@@ -69,7 +70,7 @@ pub fn in_background<Told>(vbd: Uuid, tell: Told)
 where
     Told: Future<Output = Result<(), Problem>> + Send + 'static,
 {
-    tokio::spawn(async move {
+    background::spawn(async move {
         if let Err(problem) = tell.await {
             tracing::debug!(%vbd, "{problem}");
         }

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::RunningVm;
+use crate::background;
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 
@@ -24,7 +25,7 @@ pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
         return;
     }
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         loop {
             let changed = tokio::select! {
                 _ended = guest.ended() => return,

@@ -1,12 +1,13 @@
-//! What a request costs a disk's process in instructions of its own, under valgrind: `cargo bench -p tapline-disk`.
+//! Measures what a request costs a disk's process in its own instructions, under valgrind: `cargo bench -p
+//! tapline-disk`.
 //!
-//! Instructions are the same however busy the machine is, so that a limit of one in a hundred can be seen. Each program
-//! is counted with few and with many requests; the difference, divided by the requests between, is the figure: starting
-//! and stopping are in neither. What the kernel does is not counted. Other programs, such as an older build, are named
-//! behind `--` and are counted beside the present one; `--only=TEXT` counts the loads that have TEXT in their names.
-//!
-//! `--check` compares with the table that is kept with the source and fails where, of many requests at once, the part
-//! of the disk costs 3 % more, which is the same each time, or what is not 10 %. `--write` writes that table.
+//! The number of instructions does not depend on the load of the machine, so a change of one percent is visible. Each
+//! program is measured with few and with many requests; the difference, divided by the number of additional requests,
+//! is the figure: it excludes starting and stopping. Instructions of the kernel are not counted. Other programs, such
+//! as an older build, are named behind `--` and are measured next to the current one; `--only=TEXT` selects the loads
+//! that have TEXT in their names.
+//! `--check` compares with the table that is kept with the source. For loads at high queue depth it fails if the disk's
+//! part, which is the same each time, costs 3 % more, or another part 10 % more. `--write` writes that table.
 
 #[path = "instructions/callgrind.rs"]
 mod callgrind;
@@ -25,27 +26,27 @@ use tool::ring::{Driver, Kind};
 use tool::served::Disk;
 use tool::{Room, TAPLINE};
 
-/// Times that each figure is taken; the least is told, as a busy machine only adds to it.
+/// The repetitions of each measurement; the minimum is used, as a busy machine only adds to it.
 const ROUNDS: usize = 3;
-/// Requests of a short run, and those of a long one beyond it.
+/// The requests of a short run, and the additional ones of a long run.
 const FEW: u64 = 512;
 const MORE: u64 = 4096;
-/// Times that blocks are written before they are counted: so often that the disk knows where nearly all of them are.
+/// How often blocks are written before the measurement, so that the disk knows the location of nearly all of them.
 const TIMES_BEFORE: usize = 5;
-/// The exit code of what could not be run here.
+/// The exit code if the measurement cannot be run here.
 const NOT_RUN: u8 = 77;
-/// Requests between two flushes.
+/// The number of requests between two flushes.
 const FLUSHED: u64 = 256;
 
-/// What is counted.
+/// A load to measure.
 #[derive(Clone, Copy)]
 struct Load {
     format: &'static str,
     kind: Kind,
-    /// Blocks that nobody has written before.
+    /// Whether blocks are written for the first time.
     is_new: bool,
     depth: u64,
-    /// The front-end records what is in flight.
+    /// Whether the front-end records requests in flight.
     is_recorded: bool,
 }
 
@@ -60,18 +61,18 @@ impl Load {
         format!("{} {what}, {} at once, {recorded}", self.format, self.depth)
     }
 
-    /// Instructions of a process that serves so many requests of it, after all blocks were written where it asks for
-    /// that.
+    /// Returns the instructions of a process that executes `requests` of this load, after all blocks were written if
+    /// the load requires that.
     fn count(self, program: &str, requests: u64) -> Counts {
-        // In memory, where I/O is done at once: what is counted is ours, not the storage's.
+        // In memory, where I/O completes at once: only our instructions are of interest, not the storage.
         let room = Room::below(Path::new("/dev/shm"));
         room.done(&format!("image create {}:a --size 1G", self.format));
         let counts = room.file("counts");
         let mut command = room.command("valgrind");
         command.args(["--tool=callgrind", &format!("--callgrind-out-file={}", counts.display()), program]);
-        // It does not look for work before it sleeps: how often it would look depends on how busy the machine is.
+        // It does not poll, because the number of polls depends on the load of the machine.
         command.args(["serve", &format!("{}:a", self.format), "--vhost-user", "vm.sock", "--poll-max", "0"]);
-        // valgrind knows too little of io_uring: nothing is ever answered.
+        // valgrind does not support enough of io_uring: no request ever completes.
         command.args(["--io-engine", "aio"]);
         let disk = Disk::start(command);
         let mut driver = Driver::connect(&room.file("vm.sock"), self.is_recorded);
@@ -90,12 +91,12 @@ impl Load {
         parts
     }
 
-    /// Requests to blocks that lie apart, in batches, with a flush now and then.
+    /// Executes requests at scattered blocks, in batches, with occasional flushes.
     fn run(&self, driver: &mut Driver, kind: Kind, requests: std::ops::Range<u64>) {
         let mut left = requests;
         while !left.is_empty() {
             for n in left.by_ref().take(usize::try_from(self.depth).unwrap()) {
-                // An odd number: each block once, in an order that is none.
+                // An odd number: each block once, in no obvious order.
                 driver.prepare(kind, n * 4099 % (1 << 18));
             }
             driver.kick();
@@ -107,7 +108,7 @@ impl Load {
         }
     }
 
-    /// Instructions a request: of each part, of the round with the least of them.
+    /// Returns the instructions per request, by part, from the run with the fewest.
     fn figure(&self, program: &str) -> Row {
         let mut seen: Vec<Counts> = (0..ROUNDS)
             .map(|_| {
@@ -121,7 +122,7 @@ impl Load {
     }
 }
 
-/// The loads, those whose requests are recorded last.
+/// Returns the loads; those with recorded requests are last.
 fn loads() -> Vec<Load> {
     let mut loads = Vec::new();
     for format in ["raw", "vhd", "qcow2"] {
@@ -174,7 +175,7 @@ fn failed(why: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Counts and prints the loads that have `only` in their names; the figures of the present program.
+/// Measures and prints the loads that have `only` in their names; returns the figures of the current program.
 fn count_all(only: &str, others: &[String], is_check: bool) -> Vec<Row> {
     let others: Vec<&str> = others.iter().map(String::as_str).collect();
     println!(
@@ -184,13 +185,13 @@ fn count_all(only: &str, others: &[String], is_check: bool) -> Vec<Row> {
     println!("{:44}{:>8} {}", "", "all", PARTS.map(|part| format!("{part:>10}")).join(" "));
     let mut rows = Vec::new();
     for load in loads().into_iter().filter(|load| load.name().contains(only)) {
-        // What records cost is the same for all formats, and shown when it is asked for.
+        // The cost of recording is the same for all formats, and shown on request.
         if is_check && load.is_recorded {
             continue;
         }
         let row = load.figure(TAPLINE);
         let parts = row.parts.map(|part| format!("{part:10.0}")).join(" ");
-        // An older program may know nothing of records.
+        // An older program may not support recording.
         let asked = if load.is_recorded { &[] } else { &others[..] };
         let older: Vec<String> = asked.iter().map(|program| format!("{:10.0}", load.figure(program).total)).collect();
         println!("{:44}{:8.0} {parts} {}", row.load, row.total, older.join(" "));

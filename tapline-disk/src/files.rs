@@ -1,8 +1,8 @@
-//! The source of files and listening sockets: the file system, or the descriptors passed to this process.
+//! Where a command's files and listening sockets come from: the file system, or the descriptors passed to this process.
 //!
-//! A command has one, made of its command line, for all that it opens, creates, removes and syncs. It knows nothing
-//! about images. Invariant: with `--handed` no path is opened, created, renamed, removed or looked up: a name stands
-//! for the descriptor that came with it, or for nothing.
+//! A command uses one [`Files`], made from its command line, for all that it opens, creates, removes and syncs. It
+//! knows nothing about images. Invariant: with `--handed` no path is opened, created, renamed, removed or looked up: a
+//! path only selects one of the passed descriptors.
 //!
 //! Passed files stay available until [`Files::forget`]: a file may be opened several times, each time with the same
 //! open file description and its single lock. A served disk forgets them after opening its files, and after each verb
@@ -30,7 +30,7 @@ use uring::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::process::failure::Failure;
 
-/// Where a command's files come from. Clones are of the same source.
+/// The source of a command's files. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Files {
     source: Arc<Source>,
@@ -39,24 +39,24 @@ pub struct Files {
 
 #[derive(Debug)]
 struct Source {
-    /// The passed files, if there is nothing else.
+    /// The passed files, if only those are used.
     handed: Option<Mutex<Handed>>,
-    /// Files taken over from another process by a process that also uses the file system.
+    /// Files taken over from another process, if the file system is used otherwise.
     taken: Mutex<Option<Handed>>,
 }
 
-/// Which raw images are what they are called ([`crate::image::raw_lookalike`]).
+/// Which raw images are accepted although they look like another format ([`crate::image::raw_lookalike`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
-    /// All of them: the user is sure (`--really-raw`).
+    /// All of them, because the user is sure (`--really-raw`).
     All,
-    /// Those whose files were handed over.
+    /// Those whose files were passed to this process.
     Handed,
     /// None.
     Nothing,
 }
 
-/// Files and listening sockets by the names that others have for them.
+/// Passed files and listening sockets, by the paths that the sender gives them.
 #[derive(Debug, Default)]
 pub struct Handed {
     files: Vec<HandedFile>,
@@ -64,7 +64,7 @@ pub struct Handed {
     lent: Vec<(Lent, OwnedFd)>,
 }
 
-/// A file that was handed over.
+/// A file that was passed to this process.
 #[derive(Debug)]
 pub struct HandedFile {
     /// The file's path.
@@ -75,7 +75,7 @@ pub struct HandedFile {
     pub descriptor: OwnedFd,
 }
 
-/// Files that came for one verb, at hand as long as this is.
+/// Keeps the files passed with one verb available until it is dropped.
 #[derive(Debug)]
 pub struct AtHand(Files);
 
@@ -86,12 +86,12 @@ impl Drop for AtHand {
 }
 
 impl Files {
-    /// The file system.
+    /// Uses the file system.
     pub fn of_system() -> Files {
         Files::of(None)
     }
 
-    /// Nothing but these.
+    /// Uses only the passed files and sockets.
     pub fn handed(handed: Handed) -> Files {
         Files::of(Some(Mutex::new(handed)))
     }
@@ -100,18 +100,18 @@ impl Files {
         Files { source: Arc::new(Source { handed, taken: Mutex::default() }), trust: Trust::Handed }
     }
 
-    /// The same, whose raw images are all what they are called.
+    /// Makes it accept all raw images.
     pub fn trusting(self) -> Files {
         Files { trust: Trust::All, ..self }
     }
 
-    /// The same, whose raw images are not trusted because they were handed over.
-    pub fn suspicious(&self) -> Files {
+    /// Makes it check raw images even if their files were passed.
+    pub fn distrusting(&self) -> Files {
         let trust = if self.trust == Trust::All { Trust::All } else { Trust::Nothing };
         Files { trust, ..self.clone() }
     }
 
-    /// Whether raw images are what they are called.
+    /// Returns whether raw images are accepted without a check.
     pub fn are_trusted(&self) -> bool {
         match self.trust {
             Trust::All => true,
@@ -120,19 +120,19 @@ impl Files {
         }
     }
 
-    /// Whether this process works on passed files.
+    /// Returns whether this process works on passed files.
     pub fn are_handed(&self) -> bool {
         self.source.handed.is_some()
     }
 
-    /// Closes what was handed and is not in use.
+    /// Closes the passed files that are not in use.
     pub fn forget(&self) {
         self.in_handed(|handed| *handed = Handed::default());
         *self.taken() = None;
     }
 
     /// Makes files taken over from another process available until [`Files::forget`].
-    pub fn have_at_hand(&self, files: Handed) {
+    pub fn make_available(&self, files: Handed) {
         match self.are_handed() {
             true => drop(self.in_handed(|handed| *handed = files)),
             false => *self.taken() = Some(files),
@@ -149,19 +149,19 @@ impl Files {
         self.source.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accesses the passed files, if there are any. Must not block, because others need them too.
+    /// Accesses the passed files, if there are any. `look` must not block, because other threads need them too.
     fn in_handed<T>(&self, look: impl FnOnce(&mut Handed) -> T) -> Option<T> {
-        // A thread that panicked while it held the lock has left it whole: it is changed by single steps.
+        // A thread that panicked while holding the lock has left the value consistent: each change is a single step.
         self.source.handed.as_ref().map(|handed| look(&mut handed.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// The file passed for writing under a path that ends in this name.
+    /// Returns the file passed for writing whose path ends in this name.
     pub fn handed_as(&self, name: &str) -> Option<io::Result<File>> {
         let find = |handed: &mut Handed| handed.named(name);
         self.in_handed(find).unwrap_or_else(|| self.taken().as_mut().and_then(find))
     }
 
-    /// Closes what was handed for writing to this path, and with it its lock.
+    /// Closes the file passed for writing at this path, which releases its lock.
     pub fn close_writable(&self, path: &Path) {
         self.in_handed(|handed| handed.files.retain(|file| file.path != path || !file.write));
     }
@@ -175,7 +175,7 @@ impl Files {
         }
     }
 
-    /// Opens the file of an image, and its data file if one is named.
+    /// Opens the file of an image, and its data file if it has one.
     pub fn open_image(&self, name: &ImageName, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let file = self.open(name.path(), options)?;
         match &name.data_file {
@@ -184,7 +184,7 @@ impl Files {
         }
     }
 
-    /// Opens a file again that is open for reading, for writing; and its data file.
+    /// Opens a file that is open for reading again for writing, and its data file too.
     pub fn reopen_writable(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
         let image = self.reopen_one_writable(file)?;
         let Some(data) = file.data_file() else { return Ok(image) };
@@ -204,13 +204,13 @@ impl Files {
         }
     }
 
-    /// Rejects a verb in advance if a file that it will need at its end was not passed, or was passed for another use.
-    /// Without `--handed` the file system is assumed to have it.
+    /// Fails if a file that a verb will need at its end was not passed, or was passed for another use. Without
+    /// `--handed` it always succeeds.
     pub fn must_have(&self, path: &Path, write: bool) -> Result<(), FileOpenError> {
         self.in_handed(|handed| handed.has(path, write)).unwrap_or(Ok(()))
     }
 
-    /// Opens a file again that is open for writing, for reading only; and its data file.
+    /// Opens a file that is open for writing again for reading only, and its data file too.
     pub fn reopen_read_only(&self, file: &ImageFile) -> Result<ImageFile, FileOpenError> {
         let image = self.reopen_one_read_only(file)?;
         match file.data_file() {
@@ -238,21 +238,22 @@ impl Files {
         }
     }
 
-    /// Whether the name for a new file is taken. A passed file already exists, and must be empty.
+    /// Returns whether the path for a new file is in use. A passed file exists already; it must be empty.
     pub fn is_taken(&self, path: &Path) -> bool {
         !self.are_handed() && path.symlink_metadata().is_ok()
     }
 
-    /// Where a new file for `path` is created: next to it, until it is complete. A passed file is already in place.
-    pub fn unnamed(&self, path: &Path) -> Result<PathBuf, Failure> {
-        if self.are_handed() { Ok(path.to_owned()) } else { beside(path) }
+    /// Returns the path where a new file for `path` is created: a temporary one next to it. A passed file is already in
+    /// place.
+    pub fn temporary_path(&self, path: &Path) -> Result<PathBuf, Failure> {
+        if self.are_handed() { Ok(path.to_owned()) } else { next_to(path) }
     }
 
     /// Gives a new file its final name, which must not exist. A passed file has had it from the start.
     pub fn name_new(&self, from: &Path, to: &Path) -> Result<(), FileOpenError> {
         if !self.are_handed() {
             let renamed = match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-                // File systems of other hosts do not know it.
+                // Some file systems, such as those of other hosts, do not support it.
                 Err(Errno::INVAL) => name_by_link(from, to),
                 renamed => renamed.map_err(io::Error::from),
             };
@@ -261,25 +262,25 @@ impl Files {
         Ok(())
     }
 
-    /// Removes a new file that is not needed. A passed file must be removed by the caller.
+    /// Removes a new file that is not needed. If it was passed, the caller must remove it.
     pub fn remove_new(&self, path: &Path) -> io::Result<()> {
         if self.are_handed() { Ok(()) } else { std::fs::remove_file(path) }
     }
 
-    /// What happened to a new file that is not needed, for people.
-    pub fn what_is_left(&self) -> &'static str {
+    /// Describes what happened to a new file that is not needed, for people.
+    pub fn removal_note(&self) -> &'static str {
         match self.are_handed() {
             true => "caller must remove it",
             false => "the unfinished file has been removed",
         }
     }
 
-    /// Makes durable that `path` exists. Whoever hands a new file has done so before.
+    /// Makes the directory entry of `path` durable. The sender of a new file has already done so.
     pub fn sync_directory(&self, path: &Path) -> Result<(), FileOpenError> {
         if self.are_handed() { Ok(()) } else { uring::sync_directory(path) }
     }
 
-    /// The metadata of the file at `path`.
+    /// Returns the metadata of the file at `path`.
     pub fn metadata(&self, path: &Path) -> io::Result<Metadata> {
         match self.in_handed(|handed| handed.duplicate(path, false)) {
             None => std::fs::metadata(path),
@@ -296,14 +297,13 @@ impl Files {
         file.set_modified(modified).and(file.sync_all())
     }
 
-    /// Where a name leads, as seen from the root. The name of a file that was handed is what others call it, links and
-    /// all.
-    pub fn whole(&self, path: &Path) -> io::Result<PathBuf> {
+    /// Returns the absolute path without symbolic links. A passed file keeps the path that its sender gives it.
+    pub fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
         if self.are_handed() { Ok(path.to_owned()) } else { path.canonicalize() }
     }
 
-    /// A small unnamed file in the directory of `path`, to test features of the file system. Nothing can be created
-    /// with passed files.
+    /// Creates a small unnamed file in the directory of `path`, to test features of the file system; returns `None` if
+    /// files are passed.
     pub fn sample(&self, path: &Path) -> io::Result<Option<File>> {
         if self.are_handed() {
             return Ok(None);
@@ -316,7 +316,7 @@ impl Files {
     }
 
     /// Rejects passed sockets that nothing will listen on: clients would wait there forever.
-    pub fn no_listener_left(&self) -> Result<(), Failure> {
+    pub fn reject_unused_listeners(&self) -> Result<(), Failure> {
         match self.in_handed(|handed| handed.listeners.pop()).flatten() {
             None => Ok(()),
             Some((listens, path, _)) => {
@@ -327,8 +327,8 @@ impl Files {
         }
     }
 
-    /// A passed descriptor for Xen, or an error if files are passed without it; `None` if the caller should open it
-    /// itself.
+    /// Returns a passed descriptor for Xen, or an error if files are passed without it; `None` if the caller should
+    /// open it itself.
     pub fn lent(&self, lent: Lent) -> Result<Option<OwnedFd>, Failure> {
         match self.in_handed(|handed| handed.take_lent(lent)) {
             None => Ok(None),
@@ -340,12 +340,12 @@ impl Files {
         }
     }
 
-    /// A passed descriptor for Xen that is optional.
-    pub fn lent_perhaps(&self, lent: Lent) -> Option<OwnedFd> {
+    /// Returns a passed descriptor for Xen that is optional.
+    pub fn lent_optional(&self, lent: Lent) -> Option<OwnedFd> {
         self.in_handed(|handed| handed.take_lent(lent)).flatten()
     }
 
-    /// The socket that was handed for `path`, which would be bound otherwise.
+    /// Returns the socket that was passed for `path`; `None` if the caller should bind it itself.
     pub fn listener(&self, listens: Listens, path: &Path) -> Result<Option<OwnedFd>, Failure> {
         match self.in_handed(|handed| handed.take_listener(listens, path)) {
             None => Ok(None),
@@ -359,7 +359,7 @@ impl Files {
 }
 
 impl Handed {
-    /// Adds a file, which may be there once for reading and once for writing.
+    /// Adds a file: at most one for reading and one for writing per path.
     pub fn add(&mut self, file: HandedFile) -> Result<(), String> {
         if self.file(&file.path, file.write).is_some() {
             return Err(twice(format_args!("{} for {}", file.path.display(), use_of(file.write))));
@@ -368,19 +368,19 @@ impl Handed {
         Ok(())
     }
 
-    /// The file for writing under a path that ends in this name.
+    /// Returns the file for writing whose path ends in this name.
     pub fn named(&self, name: &str) -> Option<io::Result<File>> {
         let named = |file: &&HandedFile| file.write && file.path.file_name().is_some_and(|found| found == name);
         let found = self.files.iter().find(named)?;
         Some(found.descriptor.try_clone().map(File::from))
     }
 
-    /// Whether there are no files.
+    /// Returns whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Adds a socket, one for each use.
+    /// Adds a socket: at most one for each use.
     pub fn add_listener(&mut self, listens: Listens, path: PathBuf, socket: OwnedFd) -> Result<(), String> {
         if self.listeners.iter().any(|(other, ..)| *other == listens) {
             return Err(twice(format_args!("a socket for {listens:?}")));
@@ -389,7 +389,7 @@ impl Handed {
         Ok(())
     }
 
-    /// Adds what is lent of Xen, each once.
+    /// Adds a descriptor for Xen: at most one of each kind.
     pub fn add_lent(&mut self, lent: Lent, descriptor: OwnedFd) -> Result<(), String> {
         if self.lent.iter().any(|(other, _)| *other == lent) {
             return Err(twice(format_args!("{lent:?}")));
@@ -412,7 +412,7 @@ impl Handed {
         self.files.iter().find(|file| file.path == path && file.write == write)
     }
 
-    /// A second descriptor of a file. What may be written may be read as well.
+    /// Duplicates the descriptor of a file. One for writing also serves for reading.
     fn duplicate(&self, path: &Path, write: bool) -> Result<OwnedFd, FileOpenError> {
         let file = self.file(path, write).or_else(|| self.file(path, true));
         let file = file.ok_or_else(|| FileOpenError::NotHanded { path: path.to_owned(), wanted: use_of(write) })?;
@@ -424,7 +424,7 @@ impl Handed {
         self.file(path, write).map(|_| ()).ok_or_else(missing)
     }
 
-    /// The description of a file for that use; its present one takes its place, for the way back.
+    /// Exchanges the open description of a file for the passed one with the other access mode, for a later change back.
     fn swap(&mut self, open: &ImageFile, write: bool) -> Result<OwnedFd, FileOpenError> {
         let path = open.path();
         let present = open.try_clone_fd()?;
@@ -443,33 +443,32 @@ fn failed(tried: &'static str, path: &Path, source: io::Error) -> FileOpenError 
     FileOpenError::Failed { tried, path: path.to_owned(), source }
 }
 
-/// The temporary path of the image that will be `path`: in the same directory, and thus file system. The name is
-/// reserved for us: an unused file there was left by a killed job, and is removed.
-pub fn beside(path: &Path) -> Result<PathBuf, Failure> {
+/// Returns the temporary path of the image that will be `path`: in the same directory, and thus file system. The name
+/// is reserved for us: an unused file there was left by a killed job, and is removed.
+pub fn next_to(path: &Path) -> Result<PathBuf, Failure> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tapline-new");
-    let beside = PathBuf::from(name);
-    if beside.symlink_metadata().is_ok_and(|found| found.is_file()) {
+    let temporary = PathBuf::from(name);
+    if temporary.symlink_metadata().is_ok_and(|found| found.is_file()) {
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
-        let _locked = ImageFile::open(&beside, options).map_err(Failure::said)?;
-        let tried = || format!("remove {}, left behind by a killed job", beside.display());
-        std::fs::remove_file(&beside).map_err(|error| Failure::new(tried(), error))?;
+        let _locked = ImageFile::open(&temporary, options).map_err(Failure::said)?;
+        let tried = || format!("remove {}, left behind by a killed job", temporary.display());
+        std::fs::remove_file(&temporary).map_err(|error| Failure::new(tried(), error))?;
     }
-    Ok(beside)
+    Ok(temporary)
 }
 
-/// Gives a file another name, which must not exist, by way of two names: a kill leaves both.
+/// Renames a file by a second hard link; fails if the new name exists. A kill may leave both names.
 fn name_by_link(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::hard_link(from, to).and_then(|()| std::fs::remove_file(from))
 }
 
-/// What the unused end of a file reads as: a file system returns zeroes where nothing was written; a block device its
-/// old contents.
+/// Returns what the unused end of a file reads as: in a file system zeroes, on a block device its old contents.
 pub fn tail(file: &ImageFile) -> Tail {
     if file.device_len().is_some() { Tail::Stale } else { Tail::Zeroes }
 }
 
-/// The message about something passed twice.
+/// Makes the message about something passed twice.
 pub fn twice(what: impl Display) -> String {
     format!("{what} was passed twice")
 }
@@ -479,7 +478,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_file_is_named_by_a_link_where_no_other_has_the_name() {
+    fn renaming_by_link_never_replaces_a_file() {
         let room = tempfile::tempdir().unwrap();
         let [new, named] = ["new", "named"].map(|name| room.path().join(name));
         std::fs::write(&new, "a").unwrap();

@@ -4,7 +4,7 @@
 //! This file maps a command line to a command, and a command's result to an exit code.
 
 #![forbid(unsafe_code)]
-// They panic where nothing can be written.
+// These macros panic if the output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod files;
@@ -19,14 +19,14 @@ use arguments::{Arguments, Command, ImageCommand};
 
 use files::{Files, Handed, passed};
 use image::redo_log;
-use jobs::snapshot::Verb;
+use jobs::snapshot::SnapshotVerb;
 use process::failure::{Exit, Failure};
 use process::{confine, exit_with_parent, log, output, panics, placement, signals};
 use serve::{polling, threads};
 
 fn main() -> ExitCode {
-    // The daemon starts the open file of this program: its own name would be that descriptor's number in `ps` and
-    // `pidof`. A kernel that cannot call it otherwise does no harm.
+    // The daemon executes an open file of this program, so without this `ps` and `pidof` would show the descriptor's
+    // number as the process name. A kernel that refuses the name does no harm.
     rustix::thread::set_name(c"tapline-disk").unwrap_or_default();
     panics::abort_on_panic();
     let arguments = match Arguments::of_process() {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             log::say_failure(&failure);
             if arguments.command.handing().is_some_and(|handing| handing.handed) {
-                output::tell_failure(&failure);
+                output::send_failure(&failure);
             }
             ExitCode::from(failure.exit().code())
         }
@@ -53,10 +53,10 @@ fn carry_out(arguments: &Arguments) -> Result<Exit, Failure> {
     if let Command::Serve(serve) = command {
         placement::place(serve)?;
     }
-    signals::survive_file_size_limit().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
+    signals::ignore_sigxfsz().map_err(|error| Failure::new("handle SIGXFSZ", error))?;
     if let Some(handing) = command.handing() {
         if handing.handed {
-            signals::survive_the_daemon().map_err(|error| Failure::new("handle SIGHUP", error))?;
+            signals::ignore_sighup().map_err(|error| Failure::new("handle SIGHUP", error))?;
         }
     }
     let files = receive(command)?;
@@ -86,9 +86,9 @@ fn receive(command: &Command) -> Result<Files, Failure> {
     if handing.confine {
         confine::enter()?;
     }
-    // A thread, which is confined with the one that starts it.
+    // A confined process's threads are confined too.
     if handing.end_with_input {
-        exit_with_parent::end_with()?;
+        exit_with_parent::enable()?;
     }
     Ok(files)
 }
@@ -101,8 +101,8 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
         ImageCommand::Map(map) => jobs::map::run(files, map),
         ImageCommand::Convert(convert) => jobs::convert::run(files, convert),
         ImageCommand::Compare(compare) => jobs::compare::run(files, compare),
-        ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(files, snapshot, Verb::Snapshot),
-        ImageCommand::Clone(snapshot) => jobs::snapshot::run(files, snapshot, Verb::Clone),
+        ImageCommand::Snapshot(snapshot) => jobs::snapshot::run(files, snapshot, SnapshotVerb::Snapshot),
+        ImageCommand::Clone(snapshot) => jobs::snapshot::run(files, snapshot, SnapshotVerb::Clone),
         ImageCommand::Measure(measure) => jobs::measure::run(files, measure),
         ImageCommand::Merge(merge) => jobs::merge::run(files, merge),
         ImageCommand::Rebase(rebase) => jobs::rebase::run(files, rebase),
@@ -114,7 +114,7 @@ fn run_job(files: &Files, command: &ImageCommand) -> Result<Exit, Failure> {
     }
 }
 
-/// Prints help, the version, or why the arguments are invalid.
+/// Prints the help, the version, or why the arguments are invalid.
 fn explain(refused: &clap::Error) -> ExitCode {
     let exit = if refused.use_stderr() { Exit::Usage } else { Exit::Done };
     match refused.print() {

@@ -1,5 +1,5 @@
-//! `serve`: one image, one transport, one thread, perhaps with lanes; for a Xen guest also NBD, if its firmware is to
-//! read the disk.
+//! `serve`: one image, one transport and one thread, perhaps with lanes; for a Xen guest also an NBD server, if the
+//! guest's firmware is to read the disk.
 //!
 //! Everything arrives through the engine's single wait: kicks, connections, completed operations, signals. When nothing
 //! happens the thread sleeps in it without a timeout ([`event_loop`]). This file opens what the command line specifies
@@ -56,12 +56,12 @@ use admission::limits::Limiter;
 use admission::share;
 use event_loop::{EventLoop, Serving};
 use shaping::Shaping;
-use takeover::{Listening, Rest, Takeover};
+use takeover::{Listening, PendingRelease, Takeover};
 
-/// Operations in flight at most: a few requests of every queue that a guest is likely to have.
+/// Maximum number of operations in flight: a few requests of every queue that a guest is likely to have.
 const DEPTH: usize = 256;
 
-/// Runs the command: until a signal ends it.
+/// Runs the command until a signal ends it.
 pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     if serve.image.format.is_read_only() {
         return Err(only_read(format!("serve {}", serve.image), &serve.image));
@@ -128,7 +128,7 @@ pub fn run(from: &Files, serve: &Serve) -> Result<Exit, Failure> {
     }
 }
 
-/// The engine, with the lanes that a test wants.
+/// Opens the engine, with the number of lanes that a test requests.
 fn engine(serve: &Serve, name: &ImageName, files: Vec<ImageFile>, shaping: &Shaping) -> Result<Engine, Failure> {
     let mut engine = engine_choice::open(name, access::engine(serve.access), files, DEPTH, data(serve))?;
     let stores_nothing = engine.kind().stores_nothing();
@@ -144,7 +144,7 @@ fn engine(serve: &Serve, name: &ImageName, files: Vec<ImageFile>, shaping: &Shap
     Ok(engine)
 }
 
-/// The control socket, if there is to be one.
+/// Opens the control socket, if there is to be one.
 fn control(serve: &Serve, listening: Option<Listening>) -> Result<Option<control::Control>, Failure> {
     let control = match (&serve.control, listening) {
         (None, _) => None,
@@ -154,13 +154,13 @@ fn control(serve: &Serve, listening: Option<Listening>) -> Result<Option<control
     Ok(control.map(|control| control.of_daemon(serve.managed)))
 }
 
-/// How to wait: as the process that is taken over did, or as the command line has it.
+/// Returns how to wait: like the process that is taken over, or as the command line says.
 fn polling(serve: &Serve, counters: &Counters) -> Polling {
-    let asked = Settings::new(serve.polling.into(), Duration::from_micros(serve.poll_max));
-    Polling::new(counters.polling.unwrap_or(asked), Contention::of_this_thread())
+    let requested = Settings::new(serve.polling.into(), Duration::from_micros(serve.poll_max));
+    Polling::new(counters.polling.unwrap_or(requested), Contention::of_this_thread())
 }
 
-/// How transfers are split and merged: as the process that is taken over did, or as the command line has it.
+/// Returns how transfers are split and merged: like the process that is taken over, or as the command line says.
 fn shaping(serve: &Serve, taken: Option<&Takeover>, name: &ImageName, files: &[ImageFile]) -> Result<Shaping, Failure> {
     match taken {
         Some(taken) => Ok(taken.shaping.clone()),
@@ -168,14 +168,14 @@ fn shaping(serve: &Serve, taken: Option<&Takeover>, name: &ImageName, files: &[I
     }
 }
 
-/// How many threads to use: as was set while the disk was served, or as the command line has it.
+/// Returns how many threads to use: as set while the disk was served, or as the command line says.
 fn threads(serve: &Serve, counters: &Counters) -> Threads {
     let mut threads = Threads::new(serve.threads, Processors::of_this_process());
     counters.threads.into_iter().for_each(|most| threads.set_most(most));
     threads
 }
 
-/// With the limits and the share of the process that is taken over, or those of the command line.
+/// Returns admission with the limits and the share of the process that is taken over, or those of the command line.
 fn admission(files: &Files, serve: &Serve, taken: Option<&Takeover>) -> Admission {
     let (handed, now) = (taken.map(|taken| taken.limits), ::stats::monotonic());
     let mut limiter = match handed {
@@ -186,7 +186,7 @@ fn admission(files: &Files, serve: &Serve, taken: Option<&Takeover>) -> Admissio
     Admission::new(limiter, serve.when_full == WhenFull::Wait)
 }
 
-/// What the disk is, for readers of its statistics page.
+/// Describes the disk, for readers of its statistics page.
 fn identity(serve: &Serve, name: &ImageName) -> String {
     let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let text = |path: &Path| whole(path).to_string_lossy().into_owned();
@@ -203,20 +203,20 @@ fn identity(serve: &Serve, name: &ImageName) -> String {
         "transport": transport,
         "at": at,
         "control": serve.control.as_deref().map(text),
-        // Only of what virtio serves is there one.
+        // Only virtio has serial numbers.
         "serial": serial::in_force(),
         "program": env!("CARGO_PKG_VERSION"),
     })
     .to_string()
 }
 
-/// Opens the layers: those that the command line names, or those that were taken over.
+/// Opens the layers: those on the command line, or those of the process that is taken over.
 fn open(files: &Files, serve: &Serve, taken: Option<&Takeover>, write: bool) -> Result<Layers, Failure> {
     let accept_failed_sync = serve.accept_failed_sync && taken.is_none();
     let served = Some(chain::Served { accept_failed_sync, taken_over: taken.is_some(), below_failed: false });
     let chain = match taken {
         None => Chain { served, ..Chain::of(files, &serve.image, &serve.parents) },
-        // The process that has it open has compared the layers.
+        // The process that is taken over has verified the layers.
         Some(taken) => Chain {
             names: taken.layers.iter().collect(),
             accept_changed: true,
@@ -227,17 +227,17 @@ fn open(files: &Files, serve: &Serve, taken: Option<&Takeover>, write: bool) -> 
     Layers::open_chain(&chain, access::options(serve.access, write))
 }
 
-/// Where the server's socket is from.
+/// The origin of the server's socket.
 enum Transport {
-    /// It is to be bound where the command line says: NBD at this address, which was checked.
+    /// To be bound where the command line says: for NBD at this address, which has been checked.
     ToBind(Option<nbd::Address>),
-    /// It listens already.
+    /// Passed to this process, and already listening.
     Handed(OwnedFd),
-    /// A process before this one has it, and has peers.
-    TakenOver(Handover, Rest),
+    /// Taken over from the previous process, together with its peers.
+    TakenOver(Handover, PendingRelease),
 }
 
-/// Sockets that are not to be bound.
+/// The sockets of the server and of the control socket.
 struct Sockets {
     transport: Transport,
     control: Option<Listening>,
@@ -249,7 +249,8 @@ impl Sockets {
         (Sockets { transport: Transport::TakenOver(server, rest), control }, counters)
     }
 
-    /// Those that were handed, and where the others are to be bound: an address that is refused has no image opened.
+    /// Finds the sockets that were passed, and checks the addresses of those to bind: with an invalid address no image
+    /// is opened.
     fn find(files: &Files, serve: &Serve) -> Result<Sockets, Failure> {
         let handed = |listens, path: Option<&Path>| path.map_or(Ok(None), |path| files.listener(listens, path));
         let transport = match (&serve.vhost_user, &serve.nbd) {
@@ -263,12 +264,12 @@ impl Sockets {
         let transport = transport.unwrap_or(Transport::ToBind(None));
         let control = handed(Listens::Control, serve.control.as_deref())?;
         let control = control.map(|socket| Listening { socket, bound: None });
-        files.no_listener_left()?;
+        files.reject_unused_listeners()?;
         Ok(Sockets { transport, control })
     }
 }
 
-/// Whose memory the storage is given.
+/// Returns whose memory the engine transfers data to and from.
 fn data(serve: &Serve) -> Data {
     match serve.grants {
         GrantPolicy::Map if serve.xen.is_some() => Data::Granted,
@@ -301,7 +302,7 @@ fn serve_vhost_user(serve: &Serve, socket: &Path, transport: Transport, serving:
             vhost_user::Listener::of_socket(handed, socket).and_then(|socket| vhost_user::Server::on(socket, config))
         }
         Transport::TakenOver(server, rest) => {
-            return go_on(vhost_user::Server::taken_over(server, config), rest, serving);
+            return resume(vhost_user::Server::taken_over(server, config), rest, serving);
         }
     };
     let server = server.map_err(cannot_listen)?;
@@ -316,21 +317,21 @@ fn serve_nbd(serve: &Serve, address: &str, transport: Transport, serving: Servin
     let export = export(serve, &serving.disk);
     let server = match transport {
         Transport::TakenOver(server, rest) => {
-            return go_on(nbd::Server::taken_over(server, Path::new(address), export), rest, serving);
+            return resume(nbd::Server::taken_over(server, Path::new(address), export), rest, serving);
         }
         here => nbd_server(serve, address, here, export)?,
     };
     EventLoop::new(server, serving)?.run()
 }
 
-/// A server that has begun to listen, and has said so.
+/// Starts a server that listens, and announces it.
 fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::Export) -> Result<nbd::Server, Failure> {
     let block = export.geometry.block;
     let server = match transport {
         Transport::Handed(socket) => nbd::Server::on_socket(socket, Path::new(address), export),
         Transport::ToBind(Some(address)) => {
             let config = nbd::Config { address, export };
-            // What a guest's firmware reads is for QEMU alone.
+            // The disk that a guest's firmware reads is only for QEMU.
             if serve.xen.is_some() { nbd::Server::bind_private(config) } else { nbd::Server::bind(config) }
         }
         Transport::ToBind(None) | Transport::TakenOver(..) => unreachable!("{address} was handed or is to be bound"),
@@ -338,7 +339,7 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
     let server = server.map_err(cannot_listen)?;
     match server.address() {
         nbd::Address::Unix(path) => announce(serve, Served::NbdUnix(&absolute(path)?), block)?,
-        // The port may have been the system's choice.
+        // The system may have chosen the port.
         nbd::Address::Tcp(address) => {
             announce(serve, Served::NbdTcp(&address.ip().to_string(), address.port()), block)?
         }
@@ -346,8 +347,12 @@ fn nbd_server(serve: &Serve, address: &str, transport: Transport, export: nbd::E
     Ok(server)
 }
 
-/// Takes over from another process, once that has released everything.
-fn go_on<S: Server>(server: Result<S, HandoverError>, rest: Rest, serving: Serving) -> Result<Exit, Failure> {
+/// Takes over from another process, which then has released everything.
+fn resume<S: Server>(
+    server: Result<S, HandoverError>,
+    rest: PendingRelease,
+    serving: Serving,
+) -> Result<Exit, Failure> {
     let server = server.map_err(|error| Failure::new("take over the disk's connections", error))?;
     rest.begin()?;
     EventLoop::new(server, serving)?.run()
@@ -357,15 +362,15 @@ fn serve_guest(serve: &Serve, guest: guest::Claimed, transport: Transport, servi
     if serve.print.is_some() && serve.nbd.is_none() {
         say("--print has no effect with --xen: `tapline xen attach` configures the guest");
     }
-    // It listens before the guest's backend is served: the toolstack then continues, and may start QEMU, which
-    // connects.
+    // The NBD server listens before the guest's backend is served: the toolstack then continues, and may start QEMU,
+    // which connects.
     let export = export(serve, &serving.disk);
     let emulated = serve.nbd.as_deref().map(|address| nbd_server(serve, address, transport, export)).transpose()?;
     guest::run(serve, guest, emulated, serving)
 }
 
 fn export(serve: &Serve, disk: &Disk<Image>) -> nbd::Export {
-    // Clients that ask for no name get it too.
+    // It is also the default export, for clients that request the empty name.
     let file = || serve.image.path().file_name().map(|name| name.to_string_lossy().into_owned());
     let name = serve.nbd_export.clone().or_else(file).unwrap_or_default();
     let layered = disk.layers().iter().any(|layer| !matches!(layer.format, Image::Raw(_)));
@@ -398,20 +403,20 @@ fn announce(serve: &Serve, served: Served<'_>, block: u32) -> Result<(), Failure
     Ok(())
 }
 
-/// A path as a query value in a URI (RFC 3986, 3.4): characters that would end the value or the surrounding word are
-/// escaped.
+/// Escapes a path as a query value in a URI (RFC 3986, 3.4): characters that would end the value or the surrounding
+/// word.
 fn in_uri(path: &Path) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@,".contains(&byte);
     let escaped = |&byte: &u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     path.as_os_str().as_bytes().iter().map(escaped).collect()
 }
 
-/// What is pasted elsewhere must hold there too.
+/// Makes a path absolute, because the printed configuration is used in other directories.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::new(format!("resolve the path of {}", path.display()), error))
 }
 
-/// The error names the place by itself.
+/// Reports that a server cannot listen; the error itself names the address.
 fn cannot_listen(error: impl std::error::Error + 'static) -> Failure {
     Failure::said(error)
         .advise("stop the process that uses it, or choose another path: unused and at most 107 bytes long")

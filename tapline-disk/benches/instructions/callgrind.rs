@@ -1,22 +1,24 @@
-//! What callgrind has counted, by the part of the disk process that the source is of.
+//! Sums up the instructions counted by callgrind, by part of the disk process.
 //!
-//! Calls are inlined, so functions say little; but each cost belongs to a line of a file, also of an inlined one.
+//! Calls are inlined, so functions mean little; but each cost belongs to a source line, also that of an inlined
+//! function.
 //! Format: the manual of valgrind, "Callgrind Format Specification".
 
 use std::collections::HashMap;
 
-/// Parts of a request's way, by the crates that do them; all else (the standard library, the C library) is the last.
+/// The parts of a request's path, by the crates that execute them; all else (the standard library, the C library) is
+/// last.
 pub const PARTS: [&str; 6] = ["rings", "disk", "storage", "loop", "statistics", "libraries"];
 
-/// The crate of that name.
+/// The index of the crate `disk`.
 pub const DISK: usize = 1;
-/// The last of them.
+/// The index of the last part.
 const LIBRARIES: usize = PARTS.len() - 1;
 
-/// Instructions of each part.
+/// The instructions of each part.
 pub type Counts = [u64; PARTS.len()];
 
-/// The part that a source file belongs to.
+/// Returns the part of a source file.
 fn part(file: &str) -> usize {
     let of = |names: &[&str]| names.iter().any(|name| file.contains(name));
     match file {
@@ -30,11 +32,11 @@ fn part(file: &str) -> usize {
     }
 }
 
-/// Sums the costs up by parts.
+/// Sums up the costs by part.
 pub fn by_parts(text: &str) -> Counts {
     let mut counts = Counts::default();
     let mut names: HashMap<&str, usize> = HashMap::new();
-    // The file of the function, and the one that the present lines are of.
+    // The file of the function, and that of the current lines.
     let (mut own, mut present) = (LIBRARIES, LIBRARIES);
     let mut is_call = false;
     for line in text.lines() {
@@ -43,17 +45,17 @@ pub fn by_parts(text: &str) -> Counts {
             if key == "fl" {
                 own = part;
             }
-            // What is inlined of a library is the cost of those who have called it: the lines before.
+            // Inlined code of a library is attributed to its caller: the lines before.
             if key == "fl" || part != LIBRARIES {
                 present = part;
             }
         } else if let Some(("cfl" | "cfi", name)) = line.split_once('=') {
-            // The file of a function that is called; its name may be written here for the first time.
+            // The file of a called function; its name may be defined here.
             named(name, &mut names);
         } else if line.starts_with("fn=") {
             present = own;
         } else if line.starts_with("calls=") {
-            // The next line is what the call has cost, which is counted where it is spent.
+            // The next line is the cost of the call, which is counted in the callee.
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
             let cost = line.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
@@ -65,7 +67,7 @@ pub fn by_parts(text: &str) -> Counts {
     counts
 }
 
-/// Names are written once: `(7) /a/file`, and `(7)` from then on.
+/// Resolves a name, which is written in full once: `(7) /a/file`, and `(7)` from then on.
 fn named<'a>(name: &'a str, names: &mut HashMap<&'a str, usize>) -> usize {
     match name.split_once(' ') {
         Some((number, file)) => {

@@ -1,34 +1,34 @@
-//! The table of what requests may cost, which is kept with the source: `instructions.tsv`.
+//! The table of allowed instructions per request, which is kept with the source: `instructions.tsv`.
 //!
-//! Compilers differ in what they make of a program, so figures are compared only with those of the same one.
+//! Compilers produce different programs, so figures are only compared with those of the same compiler.
 
 use std::path::PathBuf;
 
 use super::callgrind::{DISK, PARTS};
 
-/// By how much the disk's part of a request of many may be above that of the table before it is an error. It is the
-/// same each time.
+/// The allowed growth of the disk's part at high queue depth. That figure is the same each time.
 const ALLOWED: f64 = 1.03;
-/// And what is not: the parts around the disk, as requests fall into batches of other sizes, and all of a request that
-/// comes alone, as the thread sleeps more or less often. They are up to a twentieth more or less.
+/// The allowed growth of figures that vary by up to five percent: the parts around the disk, because requests form
+/// batches of other sizes, and everything of single requests, because the thread sleeps more or less often.
 const ALLOWED_VARYING: f64 = 1.10;
 
-/// A load and its instructions a request: in all, and by parts.
+/// A load and its instructions per request: in all, and by part.
 pub struct Row {
     pub load: String,
-    /// Of many at once. With one at a time the thread sleeps more or less often, as the machine is busy or not.
+    /// Whether many requests are in flight. With one at a time, the number of sleeps depends on the load of the
+    /// machine.
     pub is_batch: bool,
     pub total: f64,
     pub parts: [f64; PARTS.len()],
 }
 
-/// Figures, and the compiler of the program that they are of.
+/// Figures, and the compiler of the measured program.
 pub struct Table {
     pub compiler: String,
     pub rows: Vec<Row>,
 }
 
-/// The compiler that has compiled this.
+/// Returns the compiler of this program.
 pub fn compiler() -> String {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = std::process::Command::new(rustc).arg("--version").output();
@@ -40,7 +40,7 @@ fn path() -> PathBuf {
 }
 
 impl Table {
-    /// The one that is kept.
+    /// Reads the kept table.
     pub fn read() -> Result<Table, String> {
         let path = path();
         let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -56,7 +56,7 @@ impl Table {
         Ok(Table { compiler, rows: rows.collect::<Result<_, _>>()? })
     }
 
-    /// Keeps it.
+    /// Writes the table.
     pub fn write(&self) -> Result<(), String> {
         let head = [
             "# Instructions a request, of which parts; `cargo bench -p tapline-disk -- --write` writes this."
@@ -72,7 +72,7 @@ impl Table {
         std::fs::write(path(), lines.join("\n") + "\n").map_err(|error| format!("{}: {error}", path().display()))
     }
 
-    /// What is more than it may be, a line each.
+    /// Returns a line for each figure that exceeds its limit.
     pub fn exceeded(&self, seen: &[Row]) -> Vec<String> {
         let mut found = Vec::new();
         for row in seen {
@@ -100,7 +100,7 @@ impl Table {
     }
 }
 
-/// The parts that have grown.
+/// Returns the parts that have grown.
 fn grown(kept: &Row, seen: &Row) -> String {
     let more = PARTS.iter().zip(kept.parts.iter().zip(&seen.parts)).filter(|(_, (kept, seen))| *seen - *kept >= 5.0);
     let words: Vec<String> = more.map(|(part, (kept, seen))| format!("{part} {kept:.0} to {seen:.0}")).collect();

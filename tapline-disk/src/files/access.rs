@@ -6,7 +6,7 @@ use uring::{Cache, EngineKind, OpenOptions};
 
 use crate::process::failure::Failure;
 
-/// The options of a file that is opened as the command line says, and locked.
+/// Returns options for opening a file as the command line says, locked.
 pub fn options(access: Access, write: bool) -> OpenOptions {
     let cache = match access.cache {
         CacheMode::None => Cache::None,
@@ -15,12 +15,12 @@ pub fn options(access: Access, write: bool) -> OpenOptions {
     OpenOptions { write, cache, lock: true }
 }
 
-/// The same for an image that is only read.
+/// Returns options for an image that is only read: unlocked with `--force-share`.
 pub fn shared(options: OpenOptions, sharing: Sharing) -> OpenOptions {
     OpenOptions { lock: options.lock && !sharing.force_share, ..options }
 }
 
-/// Adds to the failure of opening an image for reading how it can be read while it is in use.
+/// Adds to an error of opening an image for reading how it can be read while it is in use.
 pub fn advise(failure: Failure) -> Failure {
     match failure.kind() {
         Kind::InUse => failure.advise(
@@ -31,7 +31,7 @@ pub fn advise(failure: Failure) -> Failure {
     }
 }
 
-/// The engine, if the command line names one.
+/// Returns the engine, if the command line names one.
 pub fn engine(access: Access) -> Option<EngineKind> {
     access.io_engine.map(|engine| match engine {
         IoEngine::Uring => EngineKind::Uring,

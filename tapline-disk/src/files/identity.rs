@@ -11,27 +11,27 @@ use uring::ImageFile;
 
 use crate::files::Files;
 
-/// Device and inode number, which are the same under all names of a file.
+/// What identifies a file under all its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileIdentity {
-    /// Device and inode.
+    /// Device and inode number, which are the same under all names of the file.
     File(u64, u64),
-    /// The device itself, of which there may be many nodes.
+    /// A device number: one device may have several nodes.
     Device(u64),
 }
 
 impl FileIdentity {
-    /// That of the file that a name leads to, if there is one.
+    /// Identifies the file of an image, if it exists.
     pub fn of(files: &Files, name: &ImageName) -> Option<FileIdentity> {
         FileIdentity::of_path(files, name.path())
     }
 
-    /// That of the file that a path leads to, if there is one.
+    /// Identifies the file at a path, if it exists.
     pub fn of_path(files: &Files, path: &Path) -> Option<FileIdentity> {
         files.metadata(path).ok().map(|metadata| FileIdentity::of_metadata(&metadata))
     }
 
-    /// That of an open file.
+    /// Identifies an open file.
     pub fn of_open(file: &ImageFile) -> Option<FileIdentity> {
         file.metadata().ok().map(|metadata| FileIdentity::of_metadata(&metadata))
     }

@@ -21,10 +21,11 @@ use uring::AccessMode;
 use crate::files::{Handed, HandedFile};
 use crate::process::failure::Failure;
 
-/// Bytes of a message: the longest has one path.
+/// Maximum length of a message; the longest contain one path.
 const MESSAGE_MAX: usize = 64 << 10;
 
-/// Descriptors in all: a chain has [`disk::LAYERS_MAX`] layers, each perhaps for reading and for writing.
+/// Maximum number of descriptors: a chain has at most [`disk::LAYERS_MAX`] layers, each perhaps once for reading and
+/// once for writing.
 const DESCRIPTORS_MAX: usize = 256;
 
 /// Receives everything up to the end message.
@@ -53,7 +54,7 @@ fn refused(why: impl Into<String>) -> Failure {
         .of_kind(Kind::Invalid)
 }
 
-/// One message: its length, and what came with it.
+/// Receives one message; returns its length and its descriptors.
 fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), String> {
     // Space for one more descriptor than allowed, to detect a second one.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -74,7 +75,7 @@ fn next(socket: &impl AsFd, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), 
     }
 }
 
-/// The descriptors of a message; other ancillary data is ignored.
+/// Returns the descriptors of a message; other ancillary data is ignored.
 pub fn descriptors_of(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     let mut descriptors = Vec::new();
     for message in ancillary.drain() {
@@ -105,7 +106,7 @@ fn take(files: &mut Handed, means: Message, descriptors: Vec<OwnedFd>) -> Result
 }
 
 impl HandedFile {
-    /// A file, if the descriptor is one and open for just that.
+    /// Checks that the descriptor is a file and open for exactly this use.
     pub fn checked(path: PathBuf, write: bool, descriptor: OwnedFd) -> Result<HandedFile, String> {
         let name = path.display();
         let failed =
@@ -133,7 +134,7 @@ fn check_listener(path: &Path, socket: &OwnedFd) -> Result<(), String> {
     }
 }
 
-/// A device of the kernel; or the store, which may also be reached by one.
+/// Checks that the descriptor is a device of the kernel, or, for xenstore, possibly a socket.
 fn check_lent(lent: Lent, descriptor: &OwnedFd) -> Result<(), String> {
     let failed =
         |errno: Errno| format!("cannot examine the descriptor passed for {lent:?}: {}", std::io::Error::from(errno));
@@ -192,7 +193,7 @@ mod test {
             sendmsg(&self.theirs, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::empty()).unwrap();
         }
 
-        /// The result of these messages followed by the end message.
+        /// Returns the result of the messages sent so far, followed by the end message.
         fn outcome(self) -> Result<Handed, String> {
             self.send(r#"{"end":true}"#, &[]);
             drop(self.theirs);
@@ -211,7 +212,7 @@ mod test {
         let listener = OwnedFd::from(UnixListener::bind(bed.room.path().join("socket")).unwrap());
         bed.send(r#"{"listen":"vhost-user","path":"/s"}"#, &[&listener]);
         bed.send(r#"{"listen":"control","path":"/s"}"#, &[&listener]);
-        // A device and a connection, as Xen's are.
+        // Xen's descriptors are devices and a connection.
         let device = OwnedFd::from(File::options().read(true).write(true).open("/dev/null").unwrap());
         let connection = OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
         for (what, lent) in

@@ -1,7 +1,7 @@
-//! The file of a policy for the sizes of transfers, with the evidence that it follows from.
+//! The policy file: transfer sizes for some storage, with the measurements that they follow from.
 //!
-//! It knows how it is written and read, and whether it is of some storage; not how it was measured. Invariant: a policy
-//! file is replaced whole or not at all, and is only used on the storage that it was measured on.
+//! It knows how the file is written and read, and which storage it belongs to; not how that was measured. Invariant: a
+//! policy file is replaced as a whole or not at all, and is only used on the storage that it was measured on.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,10 +15,10 @@ use uring::ImageFile;
 
 use crate::process::failure::Failure;
 
-/// No policy file is as long.
+/// Longer files are no policy files.
 const LEN_MAX: u64 = 4 << 20;
 
-/// What was found on some storage just now.
+/// Makes a policy from measurements that were just made.
 pub fn of(fit: &Fit, device: Storage, operation: &str) -> Calibration {
     let kernel = rustix::system::uname();
     Calibration {
@@ -49,7 +49,7 @@ fn measured(point: &Point) -> Measured {
     }
 }
 
-/// Reads one, whose sizes are such as a policy may have.
+/// Reads a policy file, and checks that its sizes are valid.
 pub fn read(path: &Path) -> Result<Calibration, Failure> {
     let tried = || format!("read the policy file {}", path.display());
     let advice = "make one for the storage of this image: tapline calibrate IMAGE --policy FILE";
@@ -73,7 +73,7 @@ pub fn read(path: &Path) -> Result<Calibration, Failure> {
     }
 }
 
-/// Whether one may be put there: nothing is there, or nothing in it, or another policy.
+/// Refuses to replace a file that is neither empty nor a policy.
 pub fn must_be_replaceable(path: &Path) -> Result<(), Failure> {
     let is_empty = path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0);
     if is_empty || path.symlink_metadata().is_err() || read(path).is_ok() {
@@ -85,7 +85,7 @@ pub fn must_be_replaceable(path: &Path) -> Result<(), Failure> {
         .advise("name another file, or remove that one"))
 }
 
-/// Puts it in the place of the policy that is there, if there is one.
+/// Writes a policy file, in place of the old one if there is one.
 pub fn write(found: &Calibration, path: &Path) -> Result<(), Failure> {
     must_be_replaceable(path)?;
     let failed = |error: std::io::Error| Failure::new(format!("write the policy file {}", path.display()), error);
@@ -100,14 +100,14 @@ pub fn write(found: &Calibration, path: &Path) -> Result<(), Failure> {
         std::fs::rename(&new, path)
     });
     written.map_err(|error| {
-        // It may not be there, and is of no use.
+        // The file may be missing, and is of no use otherwise.
         std::fs::remove_file(&new).unwrap_or_default();
         failed(error)
     })?;
     uring::sync_directory(path).map_err(Failure::said)
 }
 
-/// Refuses it for other storage than it was measured on.
+/// Refuses a policy that was measured on other storage.
 pub fn must_be_of(found: &Calibration, path: &Path, device: &Storage, image: &str) -> Result<(), Failure> {
     if found.device.id == device.id {
         return Ok(());
@@ -118,7 +118,7 @@ pub fn must_be_of(found: &Calibration, path: &Path, device: &Storage, image: &st
         .advise(format!("measure that: tapline calibrate {image} --policy FILE; or leave --io-policy out")))
 }
 
-/// The storage of an image's file.
+/// Identifies the storage of an image's file.
 pub fn storage(name: &ImageName, file: &ImageFile) -> Result<Storage, Failure> {
     if let Some(kind) = name.model() {
         return Ok(Storage { id: format!("model:{kind}"), name: format!("a model of {kind}") });
@@ -127,7 +127,7 @@ pub fn storage(name: &ImageName, file: &ImageFile) -> Result<Storage, Failure> {
     found.map_err(|error| Failure::new(format!("find the storage of {name}"), error))
 }
 
-/// What a served disk says of it.
+/// Describes the policy in the status of a served disk.
 pub fn note(found: &Calibration, path: &Path) -> PolicyNote {
     found.note(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string())
 }
@@ -184,7 +184,7 @@ mod test {
         let other = Storage { id: "b".into(), name: "disk b".into() };
         let said = must_be_of(&policy, Path::new("p"), &other, "raw:a").unwrap_err().to_string();
         assert!(said.contains("disk a") && said.contains("disk b") && said.contains("tapline calibrate"), "{said}");
-        // A name may change; what it is does not.
+        // The name may change; the identifier does not.
         let renamed = Storage { id: "a".into(), name: "disk c".into() };
         must_be_of(&policy, Path::new("p"), &renamed, "raw:a").unwrap();
     }

@@ -19,15 +19,15 @@ use crate::image::fileless;
 use crate::image::parent_link;
 use crate::image::raw_lookalike;
 use crate::image::redo_log;
-use crate::image::replay_redo::{self, Opened, Settled};
-use crate::image::rewrite_marker::{self, Unfinished};
+use crate::image::replay_redo::{self, ChainToReplay, Replayed};
+use crate::image::rewrite_marker::{self, UnfinishedRewrite};
 use crate::image::vhd_tail;
 use crate::image::write_synced;
 use crate::process::failure::{Failure, explain, only_read};
 use crate::process::log::say;
 use arguments::Parents;
 
-/// The largest sectors that drives have.
+/// The largest sectors of drives.
 const LARGE: usize = 4096;
 
 /// An open chain: for each layer its file and its format, the image itself first.
@@ -37,54 +37,54 @@ pub struct Layers {
     pub name: ImageName,
     /// The names of all layers, starting with the image's.
     pub names: Vec<ImageName>,
-    /// Where its files come from.
+    /// The source of the files.
     pub from: Files,
     /// The files.
     pub files: Vec<ImageFile>,
     /// The formats.
     pub images: Vec<Image>,
-    /// The redo logs, of those that have one.
+    /// The redo logs and the depths of their images.
     pub logs: Vec<(usize, RedoLog)>,
-    /// The depths of parents that are written to only until they have what their last process has left: for want of
-    /// space it could not be written before.
+    /// The depths of parents that are written to only until they contain the redo logs of their last processes, which
+    /// lack of space has prevented before.
     pub unsettled: Vec<usize>,
-    /// The marker of the image, where it was opened for [`Chain::command`].
-    pub unfinished: Option<Unfinished>,
+    /// The marker of the image, if it was opened with [`Chain::command`].
+    pub unfinished: Option<UnfinishedRewrite>,
 }
 
-/// A chain as it was named, the image itself first.
+/// A chain to open, the image itself first.
 #[derive(Clone, Debug)]
 pub struct Chain<'a> {
-    /// Where its files come from.
+    /// The source of the files.
     pub from: &'a Files,
     /// The layers.
     pub names: Vec<&'a ImageName>,
-    /// Whether a parent may have been modified since its child was created.
+    /// Whether parents may have been modified since their children were created.
     pub accept_changed: bool,
     /// How many layers, from the image down, are opened according to the options; those below are opened read-only.
     pub writable: usize,
-    /// The command that this is for, if it writes to the image and leaves what it shows as it is.
+    /// The command, if it writes to the image without changing what guests see.
     pub command: Option<&'a str>,
-    /// Whether the image is served: writes then go to a redo log, to outlive this process.
+    /// Set if the image is served: writes then go to a redo log, to survive this process.
     pub served: Option<Served>,
-    /// Whether what was left by the last processes is written though nothing else is: a new child records when its
-    /// parent was last changed.
+    /// Whether redo logs of earlier processes are replayed although nothing else is written: a new child records when
+    /// its parent was last changed.
     pub settled: bool,
 }
 
 /// How an image is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Served {
-    /// Though a sync of it has failed under an earlier process.
+    /// Serve it although a sync of it failed in an earlier process.
     pub accept_failed_sync: bool,
-    /// Opened by a process that may take it over: nothing is written until the old process has released it.
+    /// It may be taken over from another process: nothing is written until that has released it.
     pub taken_over: bool,
-    /// Though a sync of an image below it has. Found out when the chain is opened.
+    /// A sync of one of its parents failed; found out when the chain is opened.
     pub below_failed: bool,
 }
 
 impl<'a> Chain<'a> {
-    /// `name` on `parents`; only the image itself may be written.
+    /// Makes the chain of `name` on `parents`; only the image itself may be written.
     pub fn of(from: &'a Files, name: &'a ImageName, parents: &'a Parents) -> Chain<'a> {
         let names = std::iter::once(name).chain(&parents.names).collect();
         let accept_changed = parents.accept_changed_parent;
@@ -93,12 +93,12 @@ impl<'a> Chain<'a> {
 }
 
 impl Layers {
-    /// Opens `name` without its parents, which it may have: enough to read its metadata.
+    /// Opens `name` without its parents, if it has any: enough to read its metadata.
     pub fn open_alone(files: &Files, name: &ImageName, options: OpenOptions) -> Result<Layers, Failure> {
         Layers::open_alone_for(files, name, options, None)
     }
 
-    /// The same for writing, by a command that does not change the image's contents.
+    /// Like [`Layers::open_alone`], for a command that writes without changing what guests see.
     pub fn open_alone_for(
         files: &Files,
         name: &ImageName,
@@ -112,7 +112,7 @@ impl Layers {
         Layers::open_first(files, name, options, command, None)
     }
 
-    /// One layer, of which nothing is recorded anywhere.
+    /// Makes a chain of one layer without a redo log.
     fn alone(files: &Files, (name, file, image): (ImageName, ImageFile, Image)) -> Layers {
         let (names, from) = (vec![name.clone()], files.clone());
         let (logs, unsettled) = Default::default();
@@ -139,7 +139,7 @@ impl Layers {
         Layers::open_chain(&Chain::of(files, name, parents), options)
     }
 
-    /// Opens a chain.
+    /// Opens the layers of a chain, leaf first.
     pub fn open_chain(chain: &Chain<'_>, options: OpenOptions) -> Result<Layers, Failure> {
         let Some((first, rest)) = chain.names.split_first() else {
             return Err(Failure::new("open a chain", "it has no layer"));
@@ -148,7 +148,7 @@ impl Layers {
             return Ok(Layers::alone(chain.from, fileless));
         }
         check_names(chain.from, &chain.names)?;
-        let Settled { below_failed, unsettled } = settle_left(chain, options)?;
+        let Replayed { below_failed, unsettled } = settle_logs(chain, options)?;
         let served = chain.served.map(|served| Served { below_failed, ..served });
         let mut layers = Layers::open_first(chain.from, first, options, chain.command, served)?;
         layers.unsettled = unsettled;
@@ -168,19 +168,20 @@ impl Layers {
         }
     }
 
-    /// All of this, or why not: then nothing was done to the image, which is locked still.
+    /// Returns the layers, or why opening them failed: the marker of the command is then removed, while the image is
+    /// still locked.
     pub fn unless_failed(mut self, opened: Result<(), Failure>) -> Result<Layers, Failure> {
         match opened {
             Ok(()) => Ok(self),
             Err(failure) => {
-                self.unfinished.take().map_or(Ok(()), Unfinished::end)?;
+                self.unfinished.take().map_or(Ok(()), UnfinishedRewrite::end)?;
                 Err(failure)
             }
         }
     }
 
-    /// The logical block size with which the disk was partitioned: that of the storage if the lowest layer is raw, and
-    /// what a VHDX says. Guests have it by default; layers above have the same.
+    /// Returns the logical block size with which the disk was partitioned: that of the storage if the lowest layer is
+    /// raw, or that recorded in a VHDX. It is the guest's default; upper layers have the same.
     pub fn block(&self) -> u32 {
         match self.images.last().zip(self.files.last()) {
             Some((Image::Raw(_), file)) if file.alignment().offset == LARGE => 4096,
@@ -189,7 +190,7 @@ impl Layers {
         }
     }
 
-    /// Size and limits of the disk.
+    /// Returns the size and the limits of the disk.
     pub fn geometry(&self) -> Option<Geometry> {
         self.images.first().map(Format::geometry)
     }
@@ -203,7 +204,7 @@ impl Layers {
     ) -> Result<(), Failure> {
         let files = &self.from;
         let taken_over = served.is_some_and(|served| served.taken_over);
-        // The log of an image that is served for writing is replayed by its disk: reads need not wait for it.
+        // The disk replays the log of an image that is served for writing: reads need not wait for that.
         let served = served.filter(|_| options.write);
         self.files.push(match options.write && served.is_none() && !taken_over {
             true => replay_redo::to_write(files, name, options)?,
@@ -213,7 +214,7 @@ impl Layers {
         let Some(file) = self.files.last_mut() else { return Ok(()) };
         check_unit(name, file)?;
         match command {
-            Some(command) => self.unfinished = Some(Unfinished::begin(files, name, command)?),
+            Some(command) => self.unfinished = Some(UnfinishedRewrite::begin(files, name, command)?),
             None if options.write && !taken_over => rewrite_marker::settle(files, name)?,
             None => {}
         }
@@ -240,10 +241,10 @@ impl Layers {
         Ok(())
     }
 
-    /// Checks that the last layer is the parent of the one above it.
+    /// Checks that the last layer is the parent of the layer above it.
     fn check_last_pair(&self, child: &ImageName, parent: &ImageName, accept: bool) -> Result<(), Failure> {
         let ([.., above, below], Some(file)) = (self.images.as_slice(), self.files.last()) else { return Ok(()) };
-        if let Some(left) = Unfinished::find(&self.from, parent)? {
+        if let Some(left) = UnfinishedRewrite::find(&self.from, parent)? {
             say(format_args!(
                 "{parent} has its old contents, but a command that changes it did not finish; to finish it: {}",
                 left.command()
@@ -257,8 +258,8 @@ impl Layers {
     }
 }
 
-/// A disk with the given logical block size over `images`, leaf first, some of which have a redo log, and some of which
-/// are parents that their last process has left something to be written to.
+/// Makes a disk with the given logical block size from `images`, leaf first; `unsettled` are the depths of parents to
+/// which redo logs must still be written.
 pub fn disk_of(
     images: Vec<Image>,
     logs: Vec<(usize, RedoLog)>,
@@ -274,12 +275,12 @@ pub fn disk_of(
     Ok(disk)
 }
 
-/// Writes what the last processes have left of a chain, where it is not read from their logs.
-fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<Settled, Failure> {
+/// Replays the redo logs of a chain, except those from which it is read.
+fn settle_logs(chain: &Chain<'_>, options: OpenOptions) -> Result<Replayed, Failure> {
     if !options.lock || chain.served.is_some_and(|served| served.taken_over) {
-        return Ok(Settled::default());
+        return Ok(Replayed::default());
     }
-    replay_redo::chain(&Opened {
+    replay_redo::chain(&ChainToReplay {
         files: chain.from,
         names: &chain.names,
         options,
@@ -290,7 +291,7 @@ fn settle_left(chain: &Chain<'_>, options: OpenOptions) -> Result<Settled, Failu
     })
 }
 
-/// Opens the redo log of a served image, and reports what the last process has left in it.
+/// Opens the redo log of a served image, and logs what the last process has left in it.
 fn open_log(files: &Files, name: &ImageName, file: &mut ImageFile, served: Served) -> Result<Option<RedoLog>, Failure> {
     let Some(mut log) = redo_log::open(files, name, file)? else { return Ok(None) };
     if served.below_failed {
@@ -300,7 +301,7 @@ fn open_log(files: &Files, name: &ImageName, file: &mut ImageFile, served: Serve
         say(format_args!(
             "a sync of {name} or of an image below it failed in an earlier process: it is opened as after a power loss"
         ));
-        redo_log::read_anew(name, file);
+        redo_log::drop_cache(name, file);
         log.accept_failure();
     } else if log.has_failed() {
         say(format_args!("a sync of {name} or of an image below it failed in an earlier process: not writing to it"));
@@ -312,7 +313,7 @@ fn open_log(files: &Files, name: &ImageName, file: &mut ImageFile, served: Serve
     Ok(Some(log))
 }
 
-/// Opens an image for reading as it is when all has been written that its last process has left.
+/// Opens an image for reading as it will be when its redo log has been replayed.
 pub fn open_through(
     files: &Files,
     name: &ImageName,
@@ -325,7 +326,7 @@ pub fn open_through(
     }
 }
 
-/// Opens an image as it is when all has been written that its last process has left.
+/// Opens an image as it will be when its redo log has been replayed.
 fn open_as_logged(
     files: &Files,
     name: &ImageName,
@@ -334,7 +335,7 @@ fn open_as_logged(
     write: bool,
 ) -> Result<Image, Failure> {
     if name.format == FormatName::Raw || name.format.is_read_only() {
-        // Nothing is ever left of one but syncs.
+        // Redo logs of these formats contain only syncs.
         return open_as_it_is(files, name, file, write);
     }
     let tail = tail(file);
@@ -349,14 +350,14 @@ fn open_as_logged(
         | FormatName::Null
         | FormatName::Model
         | FormatName::Vhd => Vhd::open(&mut source, access(write), tail).map(|image| Image::Vhd(Box::new(image))),
-        // Its last process has done what an image needs before the first write.
+        // Its last process has already done what an image needs before the first write.
         FormatName::Qcow2 => Qcow2::open(&mut source, access(write), tail).map(|image| Image::Qcow2(Box::new(image))),
     };
     opened.map_err(|error| explain(name, error))
 }
 
-/// Rejects chains that are invalid whatever the files contain: too long, or with a file that occurs twice, even under
-/// different names.
+/// Rejects chains that are invalid whatever the files contain: those that are too long, or contain a file twice, even
+/// under different names.
 fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
     if let Some(name) = names.first().filter(|_| names.len() > LAYERS_MAX) {
         let why = format!("a chain of {} layers is longer than the maximum of {LAYERS_MAX}", names.len());
@@ -369,7 +370,7 @@ fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
     }
     let mut seen: Vec<(FileIdentity, &ImageName)> = Vec::new();
     for (name, path) in names.iter().flat_map(|&name| name.paths().map(move |path| (name, path))) {
-        // A file that cannot be found is reported when it is opened.
+        // A missing file is reported when it is opened.
         let Some(identity) = FileIdentity::of_path(files, path) else { continue };
         if name.data_file.as_deref() == Some(path) && seen.iter().any(|(other, _)| *other == identity) {
             let why = "its data file is already another file of this chain";
@@ -384,7 +385,7 @@ fn check_names(files: &Files, names: &[&ImageName]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the metadata of an image. What must be written before an image can be used for writing is written.
+/// Reads the metadata of an image. For writing, it first makes the writes that an image needs before all others.
 pub fn open_image(files: &Files, name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     if write {
         rewrite_marker::settle(files, name)?;
@@ -392,7 +393,7 @@ pub fn open_image(files: &Files, name: &ImageName, file: &mut ImageFile, write: 
     open_as_it_is(files, name, file, write)
 }
 
-/// The same for callers that keep the record of the image's children up to date themselves.
+/// Like [`open_image`], for callers that keep the record of the image's children up to date themselves.
 pub fn open_as_it_is(files: &Files, name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Image, Failure> {
     check_unit(name, file)?;
     match name.format {
@@ -432,7 +433,7 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     let tail = tail(file);
     let open = |file: &mut _, access| raw_lookalike::open(name, file, |file| Qcow2::open(file, access, tail));
     if write {
-        // As in QEMU: clusters must not be allocated with refcounts that may be wrong.
+        // As in QEMU: clusters must not be allocated by refcounts that may be wrong.
         let found = open(file, Access::ReadOnly)?;
         if found.info().dirty {
             let done = check::close(name, file)?;
@@ -451,7 +452,7 @@ fn open_qcow2(name: &ImageName, file: &mut ImageFile, write: bool) -> Result<Qco
     Ok(image)
 }
 
-/// Checks that the data file is large enough for the disk.
+/// Checks that the data file's block device is large enough for the disk.
 fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<(), Failure> {
     let (len, device) = (image.geometry().len, file.data_file().and_then(ImageFile::device_len));
     match device {
@@ -463,7 +464,8 @@ fn check_data_file(name: &ImageName, file: &ImageFile, image: &Image) -> Result<
     }
 }
 
-/// Sectors are written as parts of larger ones, which must survive a power loss whole or not at all (decision 0033).
+/// Checks the unit of direct I/O. Sectors are written as parts of it, so it must survive a power loss whole or not at
+/// all (decision 0033).
 fn check_unit(name: &ImageName, file: &ImageFile) -> Result<(), Failure> {
     let unit = file.all_files().map(|file| file.alignment().offset).max().unwrap_or(1);
     if unit <= LARGE {
@@ -483,7 +485,7 @@ fn parent_missing(name: &ImageName, link: &disk::Link) -> Failure {
     Failure::new(format!("open {name}"), "it has a parent, which must be given").advise(advice).of_kind(Kind::Invalid)
 }
 
-/// Options for looking at metadata: through the page cache, which every file system has.
-pub fn to_look_at(lock: bool) -> OpenOptions {
+/// Returns options for reading metadata: through the page cache, which all file systems have.
+pub fn metadata_options(lock: bool) -> OpenOptions {
     OpenOptions { write: false, cache: Cache::Writeback, lock }
 }

@@ -1,6 +1,6 @@
-//! Checks and repairs the structure of one image file of any format.
+//! Checks and repairs the structure of one image file, in any format.
 //!
-//! It knows nothing about parents, and changes no byte of the disk.
+//! It knows nothing about parents, and never changes data of the disk.
 
 use std::fmt::Display;
 
@@ -15,36 +15,36 @@ use crate::process::failure::Failure;
 use crate::process::failure::explain;
 use crate::process::log::say;
 
-/// The problems of an image, and their repair.
+/// The result of checking an image.
 #[derive(Default)]
 pub struct Examined {
     /// The problems; empty if there are none.
     pub problems: Vec<Problem>,
-    /// Problems that are not in the list.
+    /// The number of problems that are not in the list.
     pub unlisted: u64,
     /// The repair.
-    pub cure: Cure,
+    pub repair: Repair,
 }
 
 /// The writes of a repair, with a sync after each batch.
 #[derive(Default)]
-pub struct Cure {
-    /// The writes. None: there is nothing to mend, or no way to.
+pub struct Repair {
+    /// The writes; empty if nothing needs repair or can be repaired.
     pub batches: Vec<Vec<MetaWrite>>,
-    /// The length that the file must have before.
+    /// The length to which the file must be extended first.
     pub len: Option<u64>,
-    /// A description of what they do.
+    /// Sentences that describe the repair.
     pub what: Vec<String>,
 }
 
 impl Examined {
-    /// The severity of the worst problem.
+    /// Returns the severity of the worst problem.
     pub fn worst(&self) -> Option<Severity> {
         self.problems.iter().map(|problem| problem.severity).max()
     }
 }
 
-/// Logs that refcounts of an image that is written to are known to be wrong, if any are.
+/// Logs that refcounts of an image that is written to are wrong, if any are.
 pub fn tell_of_refcounts(name: impl Display, image: &Qcow2) {
     let wrong = image.wrong_refcount_blocks();
     if wrong > 0 {
@@ -55,13 +55,13 @@ pub fn tell_of_refcounts(name: impl Display, image: &Qcow2) {
     }
 }
 
-/// Checks the metadata of a file. `cure`: also finds out how to mend it, where that is work of its own.
-pub fn examine(name: &ImageName, file: &mut ImageFile, cure: bool) -> Result<Examined, Failure> {
+/// Checks the metadata of a file. With `repair` it also determines the repair, where that takes extra work.
+pub fn examine(name: &ImageName, file: &mut ImageFile, repair: bool) -> Result<Examined, Failure> {
     let tail = tail(file);
-    examine_source(name, file, tail, cure)
+    examine_source(name, file, tail, repair)
 }
 
-/// The same for the file as it is when what its last process has left is written.
+/// Like [`examine`], for the file as it will be when its redo log has been replayed.
 pub fn examine_through(name: &ImageName, file: &mut ImageFile, log: Option<&RedoLog>) -> Result<Examined, Failure> {
     let tail = tail(file);
     match log {
@@ -70,11 +70,11 @@ pub fn examine_through(name: &ImageName, file: &mut ImageFile, log: Option<&Redo
     }
 }
 
-fn examine_source(name: &ImageName, file: &mut dyn Source, tail: Tail, cure: bool) -> Result<Examined, Failure> {
+fn examine_source(name: &ImageName, file: &mut dyn Source, tail: Tail, repair: bool) -> Result<Examined, Failure> {
     let checked = match name.format {
         FormatName::Vhd => examine_vhd(file, tail),
-        FormatName::Qcow2 => examine_qcow2(file, cure),
-        // A disk without a file is refused before.
+        FormatName::Qcow2 => examine_qcow2(file, repair),
+        // A disk without a file has been rejected before.
         FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model => {
             let why = format!("{} images are only read, and not checked", name.format);
             let advice = format!("use `qemu-img check -f {} {}`", name.format, name.path().display());
@@ -84,7 +84,7 @@ fn examine_source(name: &ImageName, file: &mut dyn Source, tail: Tail, cure: boo
     };
     match checked {
         Ok(examined) => Ok(examined),
-        // So damaged that the rest cannot be read: a finding, like any other.
+        // Damage that prevents reading the rest is a finding like any other.
         Err(error) if error.kind == ImageErrorKind::Corrupt => {
             let at = error.at.unwrap_or_default();
             let problem = Problem { severity: Severity::Damage, at, what: error.what };
@@ -97,14 +97,14 @@ fn examine_source(name: &ImageName, file: &mut dyn Source, tail: Tail, cure: boo
 fn examine_vhd(file: &mut dyn Source, tail: Tail) -> Result<Examined, disk::ImageError> {
     let report = vhd::check(file, tail)?;
     let whole = report.worst() != Some(Severity::Damage) && !report.repairs.is_empty();
-    let cure = match whole {
-        true => Cure { what: restored(&report.repairs), batches: report.repairs, len: None },
-        false => Cure::default(),
+    let repair = match whole {
+        true => Repair { what: restored(&report.repairs), batches: report.repairs, len: None },
+        false => Repair::default(),
     };
-    Ok(Examined { problems: report.problems, unlisted: 0, cure })
+    Ok(Examined { problems: report.problems, unlisted: 0, repair })
 }
 
-/// What the writes of a VHD's repair do, each once.
+/// Describes the writes of a VHD's repair, without repetitions.
 fn restored(batches: &[Vec<MetaWrite>]) -> Vec<String> {
     let mut what = Vec::new();
     for MetaWrite { bytes, .. } in batches.iter().flatten() {
@@ -120,7 +120,7 @@ fn restored(batches: &[Vec<MetaWrite>]) -> Vec<String> {
     what
 }
 
-fn examine_qcow2(file: &mut dyn Source, cure: bool) -> Result<Examined, disk::ImageError> {
+fn examine_qcow2(file: &mut dyn Source, repair: bool) -> Result<Examined, disk::ImageError> {
     let report = qcow2::check(file)?;
     let mut problems = report.problems;
     let states = [
@@ -132,31 +132,31 @@ fn examine_qcow2(file: &mut dyn Source, cure: bool) -> Result<Examined, disk::Im
         at: INCOMPATIBLE_FEATURES_AT,
         what: what.to_owned(),
     }));
-    let cure = if cure { cure_of(qcow2::repair(file)?) } else { Cure::default() };
-    Ok(Examined { problems, unlisted: report.unlisted, cure })
+    let repair = if repair { repair_of(qcow2::repair(file)?) } else { Repair::default() };
+    Ok(Examined { problems, unlisted: report.unlisted, repair })
 }
 
-/// Where a header of qcow2 has the bits "dirty" and "corrupt".
+/// The offset of the bits "dirty" and "corrupt" in a qcow2 header.
 const INCOMPATIBLE_FEATURES_AT: FileOffset = FileOffset(72);
 
-fn cure_of(repair: qcow2::Repair) -> Cure {
-    Cure { batches: repair.batches, len: repair.new_len, what: repair.what }
+fn repair_of(repair: qcow2::Repair) -> Repair {
+    Repair { batches: repair.batches, len: repair.new_len, what: repair.what }
 }
 
-/// Mends an image. Killed on the way, it can be examined and mended again.
-pub fn mend(name: &ImageName, file: &mut ImageFile, cure: &Cure) -> Result<(), Failure> {
-    let done = match cure.len {
+/// Repairs an image. If it is killed, the image can be checked and repaired again.
+pub fn repair(name: &ImageName, file: &mut ImageFile, repair: &Repair) -> Result<(), Failure> {
+    let done = match repair.len {
         Some(len) if len > Source::len(file) => file.set_len(len),
         _ => Ok(()),
     };
-    done.and_then(|()| write_synced::write(file, &cure.batches)).map_err(|error| {
+    done.and_then(|()| write_synced::write(file, &repair.batches)).map_err(|error| {
         Failure::new(format!("repair {name}"), error).advise("no intact data has been lost; run the repair again")
     })
 }
 
-/// Repairs a qcow2 image that was not closed, as every program does before writing to one; returns what was done.
+/// Repairs a qcow2 image that was not closed, as all programs do before writing to one; returns what was done.
 pub fn close(name: &ImageName, file: &mut ImageFile) -> Result<Vec<String>, Failure> {
-    let cure = qcow2::repair(file).map(cure_of).map_err(|error| explain(name, error))?;
-    mend(name, file, &cure)?;
-    Ok(cure.what)
+    let done = qcow2::repair(file).map(repair_of).map_err(|error| explain(name, error))?;
+    repair(name, file, &done)?;
+    Ok(done.what)
 }

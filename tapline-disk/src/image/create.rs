@@ -1,14 +1,14 @@
-//! A new image file: created completely or not at all.
+//! Creates new image files, completely or not at all.
 //!
 //! Order: the file is created under a temporary name, gets its length and metadata, and is synced, with the sectors
-//! that make it an image last. [`Target::keep`], when it is complete, gives it its name, which no other file may have
-//! by then, and makes that durable by a sync of its directory. Until then a failure removes the file again, and a kill
-//! leaves it under the temporary name. For who carries out a plan ([`plan::clone`]) each of these is a step.
+//! that identify it as an image last. When it is complete, [`Target::keep`] gives it its final name, which must not
+//! exist by then, and makes that durable by a sync of the directory. Until then a failure removes the file, and a kill
+//! leaves it under the temporary name. The executor of a plan ([`plan::clone`]) does each of these as a step.
 //!
-//! The replacement of an image is renamed to that in the same way: at every moment the name refers either to the
-//! complete old image or to the complete new one. The old one stays locked.
+//! The replacement of an image is renamed in the same way: at every moment the name refers either to the complete old
+//! image or to the complete new one. The old one stays locked.
 //!
-//! A file that was handed over has its name from the beginning: its creator removes it if the command fails.
+//! A passed file has its final name from the beginning: its sender removes it if the command fails.
 //!
 //! A block device already exists: see [`device`].
 
@@ -25,41 +25,41 @@ use rustix::fs::FallocateFlags;
 use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::files::identity::FileIdentity;
-use crate::files::{Files, beside};
+use crate::files::{Files, next_to};
 use crate::image::uuid;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// The block size of new VHDs: what every other tool writes.
+/// The block size of new VHDs, which all other tools use too.
 const BLOCK_SIZE: u32 = 2 << 20;
 
-/// What to create.
+/// Properties of a new image.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Bytes of the disk.
+    /// The size of the disk in bytes.
     pub len: u64,
-    /// Its allocation and its parent; ignored for raw, except for [`Shape::Fixed`].
-    pub shape: Shape,
-    /// Unit of allocation: the blocks of a VHD, the clusters of qcow2; what the format prefers unless named.
+    /// Its allocation and its parent; ignored for raw, except for [`Allocation::Fixed`].
+    pub allocation: Allocation,
+    /// The unit of allocation: the blocks of a VHD, the clusters of qcow2. `None`: the format's default.
     pub unit: Option<u32>,
-    /// How a qcow2 image compresses.
+    /// The compression of a qcow2 image.
     pub compression: Compression,
-    /// The identity that the new image inherits from the one that it replaces.
+    /// The identity of the image that this one replaces.
     pub identity: Option<Identity>,
 }
 
-/// How an image allocates its space.
+/// How an image allocates its space, and whether it has a parent.
 #[derive(Clone, Debug)]
-pub enum Shape {
-    /// All of it now.
+pub enum Allocation {
+    /// Completely when it is created.
     Fixed,
-    /// When it is written.
+    /// On demand.
     Thin,
-    /// When it is written, on top of a parent.
+    /// On demand, on top of a parent.
     Child(Link),
 }
 
-/// What is kept when an image is rewritten.
+/// The identity of an image, which stays when it is rewritten.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// The uuid.
@@ -68,7 +68,7 @@ pub struct Identity {
     pub created: Option<u64>,
 }
 
-/// Refuses to create an image in place of one that it is made from.
+/// Refuses to create an image in place of one of its sources.
 pub fn must_differ<'a>(
     files: &Files,
     target: &ImageName,
@@ -83,40 +83,40 @@ pub fn must_differ<'a>(
     }
 }
 
-/// A file that is removed again unless it is kept.
+/// A new image, which is removed when it is dropped unless it has been kept.
 pub struct Target {
     files: Files,
-    /// Its name until it is kept.
+    /// Its current name: temporary until it is kept.
     name: ImageName,
     place: Place,
-    /// A new file, until what was written to it is durable.
+    /// A new file whose contents are not durable yet.
     unsynced: Option<ImageFile>,
     kept: bool,
 }
 
-/// Where it will be.
+/// The final place of a new image.
 enum Place {
-    /// At this path, where nothing is yet.
+    /// A path where no file exists yet.
     New(PathBuf),
-    /// At this path, in place of an image.
+    /// The path of an image that is replaced.
     Replaced {
         path: PathBuf,
-        /// The image, open and locked.
+        /// The old image, open and locked.
         _locked: ImageFile,
     },
-    /// On this device, which is there already.
+    /// The named device, which exists already.
     Device,
 }
 
 impl Target {
-    /// Creates the image `name`. With `replace`, a file that exists gives way to it in [`Target::keep`].
+    /// Creates the image `name`. With `replace`, [`Target::keep`] replaces a file of that name.
     pub fn create(files: &Files, name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
         let mut target = Target::begin(files, name, plan, replace)?;
         target.sync()?;
         Ok(target)
     }
 
-    /// The same, not durable yet.
+    /// Like [`Target::create`], without making it durable.
     fn begin(files: &Files, name: &ImageName, plan: &Plan, replace: bool) -> Result<Target, Failure> {
         let creation = lay_out(name, plan)?;
         let path = name.path().to_owned();
@@ -126,33 +126,33 @@ impl Target {
             None => Place::New(path),
         };
         let path = match &place {
-            Place::Replaced { path, .. } => beside(path)?,
-            _ => files.unnamed(name.path())?,
+            Place::Replaced { path, .. } => next_to(path)?,
+            _ => files.temporary_path(name.path())?,
         };
-        // The page cache takes any alignment; what is written here is synced below.
+        // The page cache accepts any alignment; the file is synced later.
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
         let created = files.create_new(&path, options);
         let mut file = created.map_err(|error| Failure::said(as_named(error, name.path())))?;
         let (files, unkept) = (files.clone(), ImageName { path, ..name.clone() });
-        let written = fill(&mut file, &creation, matches!(plan.shape, Shape::Fixed));
+        let written = fill(&mut file, &creation, matches!(plan.allocation, Allocation::Fixed));
         let target = Target { files, name: unkept, place, unsynced: Some(file), kept: false };
         written.map_err(|error| {
-            Failure::new(format!("write the new image {name}"), error).advise(target.files.what_is_left())
+            Failure::new(format!("write the new image {name}"), error).advise(target.files.removal_note())
         })?;
         Ok(target)
     }
 
-    /// The same, or on an existing block device of that name, which must be empty unless `force`.
+    /// Like [`Target::create`], or on an existing block device of that name, which must be blank unless `force`.
     pub fn create_anywhere(files: &Files, name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
         let mut target = Target::begin_anywhere(files, name, plan, force)?;
         target.sync()?;
         Ok(target)
     }
 
-    /// The same. A new file is not durable yet.
+    /// Like [`Target::create_anywhere`], without making a new file durable.
     pub fn begin_anywhere(files: &Files, name: &ImageName, plan: &Plan, force: bool) -> Result<Target, Failure> {
         let Some(mut found) = device::open(files, name)? else { return Target::begin(files, name, plan, force) };
-        if name.format == FormatName::Vhd && matches!(plan.shape, Shape::Fixed) {
+        if name.format == FormatName::Vhd && matches!(plan.allocation, Allocation::Fixed) {
             return Err(Failure::new(format!("create {name}"), "a fixed VHD cannot be created on a block device")
                 .advise("use a dynamic VHD, or use the device as a raw image")
                 .of_kind(Kind::Invalid));
@@ -164,26 +164,26 @@ impl Target {
         Ok(Target { files, name, place: Place::Device, unsynced: None, kept: false })
     }
 
-    /// The image to write to.
+    /// Returns the current name, to write to.
     pub fn name(&self) -> &ImageName {
         &self.name
     }
 
-    /// Makes durable what was written to a new file.
+    /// Makes the contents of a new file durable.
     pub fn sync(&mut self) -> Result<(), Failure> {
         let Some(mut file) = self.unsynced.take() else { return Ok(()) };
         file.sync().map_err(|error| {
-            Failure::new(format!("write the new image {}", self.name), error).advise(self.files.what_is_left())
+            Failure::new(format!("write the new image {}", self.name), error).advise(self.files.removal_note())
         })
     }
 
-    /// The image is complete and flushed: it is kept, under its final name.
+    /// Keeps the image, which must be complete and synced, under its final name.
     pub fn keep(mut self) -> Result<(), Failure> {
         self.give_name()?;
         self.sync_name()
     }
 
-    /// Gives it its final name.
+    /// Renames the file to its final name.
     pub fn give_name(&mut self) -> Result<(), Failure> {
         let path = match &self.place {
             Place::New(path) => {
@@ -193,7 +193,7 @@ impl Target {
             Place::Replaced { path, .. } => {
                 let failed = |error| Failure::new(format!("replace {} with {}", path.display(), self.name), error);
                 std::fs::rename(self.name.path(), path).map_err(failed)?;
-                // There is nothing else of that name any more.
+                // The rename cannot be undone: the old image is gone.
                 self.kept = true;
                 path.clone()
             }
@@ -203,7 +203,7 @@ impl Target {
         Ok(())
     }
 
-    /// Makes durable that it has its final name, under which it stays.
+    /// Makes the final name durable; the image is then kept.
     pub fn sync_name(&mut self) -> Result<(), Failure> {
         if !matches!(self.place, Place::Device) {
             self.files.sync_directory(self.name.path()).map_err(Failure::said)?;
@@ -226,7 +226,7 @@ impl Drop for Target {
     }
 }
 
-/// The same about the name that was asked for, which is what people know.
+/// Replaces the temporary path in an error by the final one, which users know.
 fn as_named(error: FileOpenError, named: &Path) -> FileOpenError {
     let path = named.to_owned();
     match error {
@@ -236,7 +236,7 @@ fn as_named(error: FileOpenError, named: &Path) -> FileOpenError {
     }
 }
 
-/// The bytes of a new image.
+/// Returns the bytes of a new image.
 pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
     if name.data_file.is_some() {
         let why = "a new image cannot have an external data file";
@@ -244,30 +244,30 @@ pub fn lay_out(name: &ImageName, plan: &Plan) -> Result<Creation, Failure> {
             .advise("omit 'data-file'; `qemu-img create -f qcow2 -o data_file=FILE` creates an image with one")
             .of_kind(Kind::Invalid));
     }
-    match lay_out_as(name, plan)? {
-        Laid::Raw => Raw::new(plan.len, 512, false).map(|_| Creation { len: plan.len, writes: Vec::new() }),
-        Laid::Vhd(spec) => vhd::create(&spec),
-        Laid::Qcow2(spec) => qcow2::create(&spec),
+    match layout(name, plan)? {
+        Layout::Raw => Raw::new(plan.len, 512, false).map(|_| Creation { len: plan.len, writes: Vec::new() }),
+        Layout::Vhd(spec) => vhd::create(&spec),
+        Layout::Qcow2(spec) => qcow2::create(&spec),
     }
     .map_err(|error| Failure::new(format!("create {name}"), error))
 }
 
-/// How a new image is laid out.
-pub enum Laid {
-    /// As the disk is.
+/// The parameters of a new image, by format.
+pub enum Layout {
+    /// The file contains the disk as it is.
     Raw,
-    /// As a VHD.
+    /// A VHD.
     Vhd(vhd::Spec),
-    /// As a qcow2 image.
+    /// A qcow2 image.
     Qcow2(qcow2::Spec),
 }
 
-/// How a new image of that name is laid out.
-pub fn lay_out_as(name: &ImageName, plan: &Plan) -> Result<Laid, Failure> {
+/// Returns the parameters of a new image of this format.
+pub fn layout(name: &ImageName, plan: &Plan) -> Result<Layout, Failure> {
     Ok(match name.format {
-        FormatName::Raw => Laid::Raw,
-        FormatName::Vhd => Laid::Vhd(vhd_spec(plan, identity(plan)?)),
-        FormatName::Qcow2 => Laid::Qcow2(qcow2_spec(plan, identity(plan)?)),
+        FormatName::Raw => Layout::Raw,
+        FormatName::Vhd => Layout::Vhd(vhd_spec(plan, identity(plan)?)),
+        FormatName::Qcow2 => Layout::Qcow2(qcow2_spec(plan, identity(plan)?)),
         FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model => {
             let why = format!("{} images are only read", name.format);
             let failure = Failure::new(format!("create {name}"), why).of_kind(Kind::Invalid);
@@ -276,7 +276,7 @@ pub fn lay_out_as(name: &ImageName, plan: &Plan) -> Result<Laid, Failure> {
     })
 }
 
-/// The identity of the new image.
+/// Returns the identity of the image that is replaced, or makes a new one.
 fn identity(plan: &Plan) -> Result<Identity, Failure> {
     match plan.identity {
         Some(kept) => Ok(kept),
@@ -290,10 +290,10 @@ fn identity(plan: &Plan) -> Result<Identity, Failure> {
 fn vhd_spec(plan: &Plan, identity: Identity) -> vhd::Spec {
     vhd::Spec {
         len: plan.len,
-        kind: match &plan.shape {
-            Shape::Fixed => vhd::Kind::Fixed,
-            Shape::Thin => vhd::Kind::Dynamic,
-            Shape::Child(link) => vhd::Kind::Differencing(vhd::Parent::from(link)),
+        kind: match &plan.allocation {
+            Allocation::Fixed => vhd::Kind::Fixed,
+            Allocation::Thin => vhd::Kind::Dynamic,
+            Allocation::Child(link) => vhd::Kind::Differencing(vhd::Parent::from(link)),
         },
         block_size: plan.unit.unwrap_or(BLOCK_SIZE),
         uuid: identity.uuid,
@@ -306,9 +306,9 @@ fn qcow2_spec(plan: &Plan, identity: Identity) -> qcow2::Spec {
         len: plan.len,
         cluster_size: plan.unit.unwrap_or(qcow2::CLUSTER_SIZE),
         uuid: identity.uuid,
-        parent: match &plan.shape {
-            Shape::Child(link) => Some(link.clone()),
-            Shape::Fixed | Shape::Thin => None,
+        parent: match &plan.allocation {
+            Allocation::Child(link) => Some(link.clone()),
+            Allocation::Fixed | Allocation::Thin => None,
         },
         compression: plan.compression,
     }
@@ -317,14 +317,14 @@ fn qcow2_spec(plan: &Plan, identity: Identity) -> qcow2::Spec {
 fn fill(file: &mut ImageFile, creation: &Creation, allocate: bool) -> std::io::Result<()> {
     file.set_len(creation.len)?;
     if allocate {
-        // If the file system cannot reserve space, this fails, and so does the command, because the space was
-        // requested.
+        // If the file system cannot reserve the requested space, the command fails.
         rustix::fs::fallocate(&*file, FallocateFlags::empty(), 0, creation.len)?;
     }
     write(file, creation)
 }
 
-/// Writes a new image into its empty file; everything is durable except the sectors that make it an image ([`Part`]).
+/// Writes a new image into its empty file; everything is durable except the sectors that identify it as an image
+/// ([`Part`]).
 pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
     file.set_len(creation.len)?;
     for part in [Part::Body, Part::Head] {
@@ -338,16 +338,16 @@ pub fn write(file: &mut ImageFile, creation: &Creation) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The two parts of a new image. By its first sector, or its last one, which in a VHD repeats that, a file is taken for
-/// an image: they are written when all else is durable, so that no crash leaves what opens as an image and shows
-/// something else than the new one.
+/// The two parts of a new image. The head is the first sector, and the last one, which in a VHD repeats it. Programs
+/// identify an image by these, so they are written when all else is durable: no crash leaves a file that opens as an
+/// image with other contents than the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Body,
     Head,
 }
 
-/// The writes of one part.
+/// Returns the writes of one part.
 fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     const SECTOR: u64 = 512;
     let (first, last) = (FileOffset(SECTOR), FileOffset(creation.len.saturating_sub(SECTOR)));
@@ -356,7 +356,7 @@ fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
         let mut at = write.at;
         let mut bytes = write.bytes.as_slice();
         while !bytes.is_empty() {
-            // Up to the next of the two borders.
+            // Up to the next of the two boundaries of the parts.
             let border = [first, last].into_iter().filter(|&border| border > at).min().unwrap_or(FileOffset(u64::MAX));
             let len = usize::try_from(border.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
             let (piece, rest) = bytes.split_at(len);
@@ -371,12 +371,12 @@ fn writes_of(creation: &Creation, wanted: Part) -> Vec<MetaWrite> {
     found
 }
 
-/// Locks a regular file that is to be replaced: no process has it open as an image, nor can open it in the meantime.
+/// Locks a regular file that will be replaced, so that no process has it open as an image until then.
 fn lock_old(name: &ImageName) -> Result<Option<(PathBuf, ImageFile)>, Failure> {
     if !name.path().exists() {
         return Ok(None);
     }
-    // The target of a link is replaced, not the link.
+    // If the path is a symbolic link, its target is replaced.
     let path = name.path().canonicalize().map_err(|error| Failure::new(format!("find {name}"), error))?;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     let locked = ImageFile::open(name.path(), options).map_err(Failure::said)?;
@@ -387,13 +387,13 @@ fn lock_old(name: &ImageName) -> Result<Option<(PathBuf, ImageFile)>, Failure> {
     Ok(Some((path, locked)))
 }
 
-/// Seconds since 1970.
+/// Returns seconds since 1970.
 pub fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The allocation unit of an image created on top of another, or to replace it: the same. qcow2 clusters smaller than
-/// our minimum, which other programs create, become our minimum.
+/// Returns the allocation unit for an image that is created on top of this one, or replaces it: the same. Smaller qcow2
+/// clusters than our minimum, which other programs create, become our minimum.
 pub fn unit_of(image: &Image) -> Option<u32> {
     match image {
         Image::Raw(_) | Image::Foreign(_) => None,
@@ -427,7 +427,7 @@ mod test {
         let identity = Some(Identity { uuid: [9; 16], created: Some(1_000_000_000) });
         let plan = Plan {
             len: LEN,
-            shape: Shape::Child(link(format.word())),
+            allocation: Allocation::Child(link(format.word())),
             unit,
             compression: Compression::default(),
             identity,
@@ -435,7 +435,7 @@ mod test {
         lay_out(&ImageName { format, path: "/srv/b".into(), data_file: None }, &plan).unwrap()
     }
 
-    /// What a program sees after a crashed creation: no image, or which one.
+    /// Opens the file as another program would after a crash; returns the image, if it is one.
     fn look(format: FormatName, bytes: &[u8]) -> Option<Image> {
         let mut source = bytes;
         match format {
@@ -449,7 +449,7 @@ mod test {
         }
     }
 
-    /// It has the right parent, and all of the disk is the parent's.
+    /// Checks that it has the right parent, and that all of the disk is the parent's.
     fn is_the_new_one(format: FormatName, bytes: &[u8], whole: &[u8]) {
         let mut image = look(format, bytes).unwrap();
         assert_eq!(image.link(), look(format, whole).unwrap().link());
@@ -484,9 +484,8 @@ mod test {
         writes.iter().flat_map(cut).collect()
     }
 
-    /// The states that a crash may leave while `unsynced` is written over `before`, and what becomes of each:
-    /// exhaustive over which of the writes have landed whole; over single sectors, each alone, all but each, and each
-    /// prefix.
+    /// Calls `judge` with the states that a crash may leave while `unsynced` is written over `before`. Exhaustive over
+    /// the subsets of writes that are complete; in single sectors: each alone, all but each, and each prefix.
     fn each_crash(before: &[u8], unsynced: &[MetaWrite], judge: &dyn Fn(&[u8])) {
         let judge = |kept: &[&MetaWrite]| {
             let mut file = before.to_vec();
@@ -512,7 +511,7 @@ mod test {
         }
     }
 
-    /// The passed file is empty, or already has its length.
+    /// Starts from an empty passed file, and from one that already has its length.
     #[test]
     fn a_crash_leaves_no_image_or_the_right_one() {
         for (format, unit) in [(FormatName::Vhd, None), (FormatName::Vhd, Some(512 << 10)), (FormatName::Qcow2, None)] {

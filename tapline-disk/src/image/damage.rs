@@ -1,12 +1,12 @@
-//! The wording of damage in an image that requests have met.
+//! Describes damage that requests have found in an image.
 //!
-//! It knows nothing about requests, or about its readers.
+//! It knows nothing about requests or readers.
 
 use std::fmt::Display;
 
 use disk::{Damage, Damaged};
 
-/// Why bytes of a disk cannot be read: the damage is in the layer with this name.
+/// Returns why bytes of a disk cannot be read, with the name of the damaged layer.
 pub fn why_unreadable(damage: Damage, layer: impl Display) -> String {
     let Damage { span, at, .. } = damage;
     let (first, last) = (span.at, span.end().0.saturating_sub(1));
@@ -25,7 +25,7 @@ pub fn why_unreadable(damage: Damage, layer: impl Display) -> String {
     }
 }
 
-/// What can be done about it.
+/// Returns what can be done about the damage.
 pub fn advice(damage: Damage, layer: impl Display) -> String {
     match damage.what {
         Damaged::Entry(_) => format!(

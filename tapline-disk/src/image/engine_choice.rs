@@ -1,5 +1,5 @@
-//! The I/O engine of a disk: the requested one, or the one that suits the files and the memory, or else the one that
-//! the system grants. Automatic choices are reported.
+//! Chooses the I/O engine of a disk: the requested one, else the one that suits the files and the memory, else the one
+//! that the system permits. Automatic choices are logged.
 //!
 //! If the storage itself reads and writes the pages of a Xen guest (`--grants map`), Linux AIO is used. When a process
 //! is killed, the kernel first waits for its AIO and then unmaps its memory. For io_uring it does not wait: it unmaps
@@ -14,47 +14,47 @@ use crate::image::fileless;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// An engine, and the message about its choice.
+/// The chosen engine, and the message about it.
 pub struct Choice {
     /// The engine.
     pub kind: EngineKind,
-    /// A line for people.
+    /// A log line, if there is a reason to explain the choice.
     pub note: Option<String>,
 }
 
 /// Whose memory the storage reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Ours, or what a peer shares with us as a file.
+    /// Ours, or memory that a peer shares with us as a file.
     Own,
     /// Pages of a Xen guest, if they are mapped.
     Granted,
 }
 
-/// The relevant properties of a disk.
+/// The properties of a disk on which the choice depends.
 #[derive(Clone, Copy, Debug)]
-struct Seen<'a> {
-    /// A file for which io_uring needs a thread per request.
+struct DiskTraits<'a> {
+    /// The path of a file for which io_uring needs a thread per request.
     slow: Option<&'a str>,
-    /// Whether a file is open through the page cache, where Linux AIO blocks, and where the storage does not access the
-    /// data's memory.
+    /// Whether a file is open through the page cache: Linux AIO then blocks, and the storage does not access the data's
+    /// memory.
     cached: bool,
     data: Data,
 }
 
-/// The engine of the disk of that name on `files`: the one that was asked for, if any; or the one that suits, or the
-/// other where the system refuses that one to this process. One that was chosen with a reason is reported.
+/// Opens the engine of the disk `name` on `files`: the requested one, if any; else the one that suits it, or the other
+/// one if the system refuses that. A choice that has a reason is logged.
 pub fn open(
     name: &ImageName,
-    asked: Option<EngineKind>,
+    requested: Option<EngineKind>,
     files: Vec<ImageFile>,
     depth: usize,
     data: Data,
 ) -> Result<Engine, Failure> {
-    if let Some(kind) = fileless::engine(name, asked)? {
+    if let Some(kind) = fileless::engine(name, requested)? {
         return Engine::open(kind, files, depth).map_err(Failure::said);
     }
-    let choice = choose(asked, &files, data);
+    let choice = choose(requested, &files, data);
     let again = files.clone();
     let refused = match Engine::open(choice.kind, files, depth) {
         Ok(engine) => {
@@ -65,7 +65,7 @@ pub fn open(
     };
     let Some(other) = refused.other() else { return Err(Failure::said(refused)) };
     let hindrance = hindrance(other, are_cached(&again), data);
-    if asked.is_some() || hindrance.is_some() {
+    if requested.is_some() || hindrance.is_some() {
         return Err(failure_of(refused, hindrance.or(option(other))));
     }
     let remedy = refused.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
@@ -84,7 +84,7 @@ pub fn open(
     }
 }
 
-/// What people would have to change before a disk may do with this engine; `None` if it may as it is.
+/// Returns what users would have to change before this engine may be used instead; `None` if it may be used as is.
 fn hindrance(other: EngineKind, cached: bool, data: Data) -> Option<&'static str> {
     match other {
         EngineKind::Aio if cached => Some("use --cache none"),
@@ -93,7 +93,7 @@ fn hindrance(other: EngineKind, cached: bool, data: Data) -> Option<&'static str
     }
 }
 
-/// How people ask for this engine.
+/// Returns the command line option for this engine.
 fn option(kind: EngineKind) -> Option<&'static str> {
     match kind {
         EngineKind::Uring => Some("use --io-engine uring"),
@@ -102,14 +102,14 @@ fn option(kind: EngineKind) -> Option<&'static str> {
     }
 }
 
-/// An engine was refused to this disk.
+/// Explains that an engine was refused.
 fn failure_of(refused: EngineError, instead: Option<&str>) -> Failure {
     let advice: Vec<&str> = [refused.remedy(), instead].into_iter().flatten().collect();
     let failure = Failure::said(refused);
     if advice.is_empty() { failure } else { failure.advise(advice.join(", or ")) }
 }
 
-/// What people call it.
+/// Returns the engine's name for people.
 pub fn words(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Uring => "io_uring",
@@ -118,19 +118,19 @@ pub fn words(kind: EngineKind) -> &'static str {
     }
 }
 
-/// Chooses for `files`. A named engine is taken as it is.
+/// Chooses an engine for `files`. A named engine is always used.
 pub fn choose(named: Option<EngineKind>, files: &[ImageFile], data: Data) -> Choice {
     let mut all = files.iter().flat_map(ImageFile::all_files);
     let slow = all.find(|file| file.uring_needs_workers());
     let path = slow.map(|file| file.path().display().to_string());
-    decide(named, Seen { slow: path.as_deref(), cached: are_cached(files), data })
+    decide(named, DiskTraits { slow: path.as_deref(), cached: are_cached(files), data })
 }
 
 fn are_cached(files: &[ImageFile]) -> bool {
     files.iter().any(|file| file.options().cache == Cache::Writeback)
 }
 
-fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> Choice {
+fn decide(named: Option<EngineKind>, DiskTraits { slow, cached, data }: DiskTraits<'_>) -> Choice {
     let unsafe_to_kill = data == Data::Granted && !cached;
     let (kind, note) = match (named, slow) {
         (Some(kind @ (EngineKind::Aio | EngineKind::Null | EngineKind::Model(_))), _) => (kind, None),
@@ -165,45 +165,45 @@ fn decide(named: Option<EngineKind>, Seen { slow, cached, data }: Seen<'_>) -> C
 mod test {
     use super::*;
 
-    fn seen(slow: Option<&str>, cached: bool) -> Seen<'_> {
-        Seen { slow, cached, data: Data::Own }
+    fn traits(slow: Option<&str>, cached: bool) -> DiskTraits<'_> {
+        DiskTraits { slow, cached, data: Data::Own }
     }
 
     #[test]
     fn granted_pages_use_aio_except_through_the_page_cache() {
-        let direct = Seen { slow: None, cached: false, data: Data::Granted };
+        let direct = DiskTraits { slow: None, cached: false, data: Data::Granted };
         let choice = decide(None, direct);
         assert_eq!(choice.kind, EngineKind::Aio);
         assert!(choice.note.unwrap().contains("--grants"));
         let choice = decide(Some(EngineKind::Uring), direct);
         assert_eq!(choice.kind, EngineKind::Uring);
         assert!(choice.note.unwrap().contains("domain 0 may go down"));
-        assert_eq!(decide(None, Seen { cached: true, ..direct }).kind, EngineKind::Uring);
+        assert_eq!(decide(None, DiskTraits { cached: true, ..direct }).kind, EngineKind::Uring);
     }
 
     #[test]
     fn io_uring_is_the_default_and_is_not_reported() {
-        let choice = decide(None, seen(None, false));
+        let choice = decide(None, traits(None, false));
         assert_eq!((choice.kind, choice.note), (EngineKind::Uring, None));
     }
 
     #[test]
     fn where_io_uring_is_slow_aio_is_chosen_and_reported() {
-        let choice = decide(None, seen(Some("/dev/shm/a"), false));
+        let choice = decide(None, traits(Some("/dev/shm/a"), false));
         assert_eq!(choice.kind, EngineKind::Aio);
         assert!(choice.note.unwrap().contains("/dev/shm/a"));
     }
 
     #[test]
     fn a_requested_engine_is_used_with_a_warning() {
-        let choice = decide(Some(EngineKind::Uring), seen(Some("/dev/shm/a"), false));
+        let choice = decide(Some(EngineKind::Uring), traits(Some("/dev/shm/a"), false));
         assert_eq!(choice.kind, EngineKind::Uring);
         assert!(choice.note.is_some());
-        assert_eq!(decide(Some(EngineKind::Aio), seen(Some("/dev/shm/a"), true)).kind, EngineKind::Aio);
+        assert_eq!(decide(Some(EngineKind::Aio), traits(Some("/dev/shm/a"), true)).kind, EngineKind::Aio);
     }
 
     #[test]
     fn aio_is_never_chosen_for_files_in_the_page_cache() {
-        assert_eq!(decide(None, seen(Some("/dev/shm/a"), true)).kind, EngineKind::Uring);
+        assert_eq!(decide(None, traits(Some("/dev/shm/a"), true)).kind, EngineKind::Uring);
     }
 }

@@ -1,8 +1,8 @@
-//! Disks without a file, for measurements: `null:SIZE`, over an engine that does nothing, and `model:KIND`, over one
-//! that takes its time for that.
+//! Disks without a file, for measurements: `null:SIZE`, on an engine that does nothing, and `model:KIND`, on one that
+//! simulates the latency of a drive.
 //!
-//! It knows no requests. Invariant: such a disk is never a layer among others, and what it is, is said wherever it is
-//! served or shown.
+//! It knows nothing about requests. Invariant: such a disk is never one of several layers, and is marked as such
+//! wherever it is served or shown.
 
 use control::{ImageName, Kind};
 use disk::Image;
@@ -11,10 +11,11 @@ use uring::{EngineKind, ImageFile};
 
 use crate::process::failure::{Failure, explain};
 
-/// What people must know of such a disk.
+/// The warning about such a disk, for people.
 pub const WARNING: &str = "it stores NOTHING: what is written is dropped, and reads leave memory as it is";
 
-/// The disk among these that has no file, what stands for its file, and what is in there; `None` if each has one.
+/// Opens the one disk without a file: returns its name, a stand-in for its file, and its image; `None` if all have
+/// files.
 pub fn open(names: &[&ImageName], write: bool) -> Result<Option<(ImageName, ImageFile, Image)>, Failure> {
     let Some(name) = names.iter().find(|name| name.format.stores_nothing()) else { return Ok(None) };
     let failed = |why: &str| Failure::new(format!("open {name}"), why).of_kind(Kind::Invalid);
@@ -27,9 +28,9 @@ pub fn open(names: &[&ImageName], write: bool) -> Result<Option<(ImageName, Imag
     Ok(Some(((*name).clone(), file, Image::Raw(image))))
 }
 
-/// The engine of that disk, if it has no file; `asked` is what the command line says.
-pub fn engine(name: &ImageName, asked: Option<EngineKind>) -> Result<Option<EngineKind>, Failure> {
-    match (name.format.stores_nothing(), asked) {
+/// Returns the engine of a disk without a file, else `None`. `requested` is from the command line.
+pub fn engine(name: &ImageName, requested: Option<EngineKind>) -> Result<Option<EngineKind>, Failure> {
+    match (name.format.stores_nothing(), requested) {
         (false, _) => Ok(None),
         (true, None) => match name.model() {
             None => Ok(Some(EngineKind::Null)),

@@ -1,4 +1,5 @@
-//! Parent links: what an image records about its parent, for people and for verification, and what a new child records.
+//! Parent links: what an image records about its parent, its verification and its text for people, and the link of a
+//! new child.
 //!
 //! Nothing here opens a file. A recorded name is shown as printable text, and never followed.
 
@@ -11,12 +12,12 @@ use uring::ImageFile;
 use crate::files::Files;
 use crate::image::create::seconds;
 use crate::image::mtime;
-use crate::image::rewrite_marker::Unfinished;
+use crate::image::rewrite_marker::UnfinishedRewrite;
 use crate::image::uuid;
 use crate::process::failure::{Failure, only_read};
 use crate::process::output::printable;
 
-/// The link to `parent`, which is open as `file`, for a child at the path `child`.
+/// Makes the link to `parent`, which is open as `file`, for a child at the path `child`.
 pub fn record(
     files: &Files,
     child: &Path,
@@ -38,22 +39,22 @@ pub fn record(
     })
 }
 
-/// When the open file of an image was last changed, in seconds since 1970; by a command that has not ended and leaves
-/// what the image shows as it was, it is not. `None` where no time says so: on block devices.
+/// Returns when the open file of an image was last modified, in seconds since 1970. Changes by an unfinished command
+/// that does not change what guests see do not count. `None` for block devices, which have no modification time.
 pub fn modified(files: &Files, name: &ImageName, file: &ImageFile) -> Result<Option<u64>, Failure> {
     let changed = mtime::of_open(name, file)?;
-    match Unfinished::find(files, name)?.filter(|_| changed.is_some()) {
+    match UnfinishedRewrite::find(files, name)?.filter(|_| changed.is_some()) {
         Some(left) => Ok(Some(seconds(left.modified()))),
         None => Ok(changed.map(seconds)),
     }
 }
 
-/// The paths of the parent in a child's metadata: relative to the child's directory, and absolute.
+/// Returns the paths of the parent for a child's metadata: relative to the child's directory, and absolute.
 fn paths(files: &Files, child: &Path, parent: &Path) -> Result<(String, String), Failure> {
     let failed = |path: &Path, error| Failure::new(format!("resolve the path of {}", path.display()), error);
-    let parent = files.whole(parent).map_err(|error| failed(parent, error))?;
-    // A child that is a link stands where the link leads; one that is not there yet, in its directory.
-    let child = match files.whole(child) {
+    let parent = files.canonical(parent).map_err(|error| failed(parent, error))?;
+    // Symbolic links are resolved; for a child that does not exist yet, those of its directory.
+    let child = match files.canonical(child) {
         Ok(found) => found,
         Err(_) => {
             let directory = child.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -70,7 +71,7 @@ fn paths(files: &Files, child: &Path, parent: &Path) -> Result<(String, String),
     }
 }
 
-/// `to` as seen from the directory of `from`; both absolute and without links.
+/// Returns `to` relative to the directory of `from`; both are absolute and without symbolic links.
 fn relative(from: &Path, to: &Path) -> PathBuf {
     let directory = from.parent().unwrap_or(Path::new("/"));
     let shared = directory.components().zip(to.components()).take_while(|(one, other)| one == other).count();
@@ -78,7 +79,7 @@ fn relative(from: &Path, to: &Path) -> PathBuf {
     up.map(PathBuf::from).chain([to.components().skip(shared).collect()]).collect()
 }
 
-/// A description of an image's recorded parent.
+/// Describes an image's recorded parent.
 pub fn describe(link: &Link) -> String {
     let mut names = Vec::new();
     for name in [&link.relative, &link.absolute] {
@@ -99,17 +100,17 @@ pub fn describe(link: &Link) -> String {
     text
 }
 
-/// The parent's likely name on the command line: where the image says that it is as seen from itself.
+/// Returns the parent's likely name on the command line: the recorded path, relative to the image.
 pub fn suggestion(name: &ImageName, link: &Link) -> String {
     let recorded = [&link.relative, &link.absolute].into_iter().find(|path| !path.is_empty());
     let file = recorded.map_or("PATH".into(), |path| printable(path));
-    let beside: PathBuf = name.path().parent().unwrap_or(Path::new("")).join(file);
-    let beside: PathBuf = beside.components().filter(|part| *part != Component::CurDir).collect();
+    let path: PathBuf = name.path().parent().unwrap_or(Path::new("")).join(file);
+    let path: PathBuf = path.components().filter(|part| *part != Component::CurDir).collect();
     let format = link.format.or_else(|| format_of(name, link).map(FormatName::word)).unwrap_or("FORMAT");
-    format!("{format}:{}", beside.display())
+    format!("{format}:{}", path.display())
 }
 
-/// The format that a parent is recorded with. A VHD records none, and no uuid for a raw parent.
+/// Returns the recorded format of a parent. A VHD records none, and no uuid for a raw parent.
 pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
     match (link.format, child.format) {
         (Some(format), _) => FormatName::of(format),
@@ -120,7 +121,7 @@ pub fn format_of(child: &ImageName, link: &Link) -> Option<FormatName> {
 }
 
 /// Checks that `parent`, whose file was last modified at `modified` if that is known, is the recorded parent of `child`
-/// and unchanged since. `accept`: a modification is only reported.
+/// and unchanged since. With `accept` a modification is only reported.
 pub fn check(
     (child, above): (&ImageName, &Image),
     (parent, below): (&ImageName, &Image),
@@ -142,7 +143,7 @@ pub fn check(
         Ok(note) => return Ok(note.map(|note| format!("{child} on {parent}: {note}"))),
         Err(error) => error,
     };
-    // The same parent but for its time?
+    // Does only the modification time differ?
     let only_changed = disk::check_parent(above, below, None).is_ok();
     if only_changed && accept {
         return Ok(Some(format!("{child} on {parent}: {error}; using it anyway, as requested")));

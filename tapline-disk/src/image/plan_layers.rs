@@ -1,6 +1,7 @@
-//! The layers of a chain as the plans of a merge or a growth need them, and why a plan is refused.
+//! The layers of a chain for the plans of a merge or a resize, and why a plan is refused.
 //!
-//! It knows nothing about how a plan is carried out: by a job, or under a guest. Invariant: both are refused the same.
+//! It knows nothing about the execution of a plan, by a job or under a guest. Invariant: both are refused for the same
+//! reasons.
 
 use control::{ImageName, Kind};
 use disk::{Format, Image};
@@ -11,9 +12,8 @@ use crate::process::failure::Failure;
 /// The layers of a chain, leaf first.
 pub type Named<'a> = [(ImageName, &'a Image)];
 
-/// The plan by which layers of a chain are merged. Refused if growing a layer would expose data of the one below it, or
-/// if a source has internal snapshots: they would show the changed contents of the layers below it, and be removed with
-/// its file.
+/// Plans a merge of layers of a chain. Refused if growing a layer would expose data of the one below it, or if a source
+/// has internal snapshots: they would show the changed contents of the layers below it, and be removed with its file.
 pub fn merge(chain: &Named<'_>, from: usize, into: usize, delete: bool) -> Result<Plan, Failure> {
     for ((upper, above), (lower, _)) in chain.iter().zip(chain.iter().skip(1)).take(into).skip(from) {
         if matches!(above, Image::Qcow2(qcow2) if qcow2.info().snapshots > 0) {
@@ -30,7 +30,7 @@ pub fn merge(chain: &Named<'_>, from: usize, into: usize, delete: bool) -> Resul
     })
 }
 
-/// The plan by which a disk grows. Refused if that would expose data of its parent.
+/// Plans the growth of a disk. Refused if that would expose data of its parent.
 pub fn resize(chain: &Named<'_>, len: u64) -> Result<Plan, Failure> {
     plan::resize(len, &layers(chain)).map_err(|exposing| {
         let name = chain.first().map(|(name, _)| name.to_string()).unwrap_or_default();
@@ -47,7 +47,7 @@ fn layer(name: &ImageName, image: &Image) -> Layer {
     Layer { len: image.geometry().len, flat: raw || name.data_file.is_some(), raw }
 }
 
-/// What the upper of the two layers hides, it would show if it grew. Without parents it hides nothing.
+/// Explains that growing the upper of two layers would expose data that it hides. Without parents it hides nothing.
 fn refusal(tried: String, chain: &Named<'_>, Exposing { depth, len, below }: Exposing) -> Failure {
     let mut names = chain.iter().skip(depth).map(|(name, _)| name);
     let (Some(upper), parents) = (names.next(), names.collect::<Vec<_>>()) else {

@@ -1,7 +1,7 @@
-//! Which ranges of the disk a single file has its own data for, regardless of its parents.
+//! Which ranges of the disk are allocated in a single file, regardless of its parents.
 //!
 //! It reads the metadata of an image that its caller has locked, and none of its data. Writes to the image while this
-//! is open may or may not be seen: query a range before writing there.
+//! is open may or may not be visible: query a range before writing there.
 
 use control::ImageName;
 use disk::{
@@ -15,14 +15,14 @@ use crate::image::damage::why_unreadable;
 use crate::image::replay_redo;
 use crate::process::failure::Failure;
 
-/// Who answers for a part of the disk.
+/// Where the data of an extent comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
-    /// The file has its bytes.
+pub enum ExtentSource {
+    /// The file contains its data.
     Data,
-    /// The file says that it is zero.
+    /// The file marks it as zero.
     Zero,
-    /// The parent; zero without one.
+    /// It comes from the parent; without one it is zero.
     Parent,
 }
 
@@ -31,13 +31,12 @@ pub struct Presence {
     name: ImageName,
     file: ImageFile,
     image: Image,
-    /// What its last process has left to be written, if it is only read.
+    /// The redo log of its last process, if the image is only read.
     log: Option<RedoLog>,
 }
 
 impl Presence {
-    /// Opens an image that is already locked. Metadata is read through the page cache or past it, according to
-    /// `options`.
+    /// Opens an image that is already locked. `options` decide whether metadata is read through the page cache.
     pub fn of(files: &Files, name: &ImageName, options: OpenOptions) -> Result<Presence, Failure> {
         let options = OpenOptions { write: false, lock: false, ..options };
         let (mut file, log) = replay_redo::to_read(files, name, options)?;
@@ -45,9 +44,9 @@ impl Presence {
         Ok(Presence { name: name.clone(), file, image, log })
     }
 
-    /// The whole of `window`, in order; neighbours that are alike are one run.
-    pub fn runs(&mut self, window: Span) -> Result<Vec<(Span, Holds)>, Failure> {
-        let mut runs: Vec<(Span, Holds)> = Vec::new();
+    /// Returns the extents of all of `window`, in order; adjacent ones of the same kind are merged.
+    pub fn runs(&mut self, window: Span) -> Result<Vec<(Span, ExtentSource)>, Failure> {
+        let mut runs: Vec<(Span, ExtentSource)> = Vec::new();
         let mut at = window.at;
         while at < window.end() {
             let left = Span { at, len: window.end() - at };
@@ -57,7 +56,7 @@ impl Presence {
                 return Err(self.failed("its format gave no answer"));
             }
             let holds = match place {
-                Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } => Holds::Data,
+                Mapping::Data { .. } | Mapping::Compressed { .. } | Mapping::Shared { .. } => ExtentSource::Data,
                 Mapping::Damaged { at, raw, .. } => return Err(self.damaged(at, raw)),
                 Mapping::Missing { at: place, has, len } => {
                     let (span, what) = (Span { at, len: len.min(left.len) }, Damaged::Missing(has));
@@ -66,8 +65,8 @@ impl Presence {
                         .failed(why)
                         .advise("copy the file again, or what can be read of it: `tapline image convert --salvage`"));
                 }
-                Mapping::Zero { .. } => Holds::Zero,
-                Mapping::Parent { .. } => Holds::Parent,
+                Mapping::Zero { .. } => ExtentSource::Zero,
+                Mapping::Parent { .. } => ExtentSource::Parent,
             };
             match runs.last_mut() {
                 Some((last, kind)) if *kind == holds => last.len += len,
@@ -94,7 +93,7 @@ impl Presence {
         let mut bytes = vec![0; usize::try_from(block.len).unwrap_or(0)];
         let here = Source::len(&self.file).saturating_sub(block.at.0);
         let here = usize::try_from(here).unwrap_or(usize::MAX).min(bytes.len());
-        // Beyond the end of the file there are zeroes, as for an engine.
+        // Like an engine, it reads zeroes beyond the end of the file.
         let (found, _) = bytes.split_at_mut(here);
         let read: Result<(), ReadFault> = self.file.read_at(block.at, found);
         read.map_err(|error| self.failed(error))?;

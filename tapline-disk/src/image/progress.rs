@@ -1,7 +1,7 @@
-//! The progress of a long job on stderr: a bar on a terminal, occasional lines for a log, or a line of JSON per percent
-//! for a daemon that has passed us our files.
+//! The progress of a long job on stderr: a bar on a terminal, occasional lines in a log, or a JSON line per percent for
+//! a daemon that has passed us our files.
 //!
-//! It knows bytes and time, and nothing about the job. It prints nothing for jobs that end at once.
+//! It knows only bytes and time, and nothing about the job. It prints nothing for short jobs.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -14,7 +14,7 @@ use crate::files::Files;
 /// Often enough to look alive, rarely enough to cost nothing.
 const BAR_EVERY: Duration = Duration::from_millis(100);
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// The rate is that of the last seconds: what matters for the time left.
+/// The rate is measured over these last seconds, because it predicts the remaining time.
 const RATE_OVER: Duration = Duration::from_secs(5);
 const BAR_WIDTH: u64 = 30;
 
@@ -25,28 +25,28 @@ pub struct Progress {
     done: u64,
     started: Instant,
     printed: Option<Instant>,
-    /// When so much was done, the oldest first; covers [`RATE_OVER`].
+    /// Times and the bytes done by then, oldest first; covers [`RATE_OVER`].
     samples: VecDeque<(Duration, u64)>,
-    reader: Reader,
-    /// The hundredths that a daemon was told of.
-    told: Option<u64>,
-    /// It is steps that are counted, in thousandths, and not bytes.
+    output: Output,
+    /// The last percentage that was sent to the daemon.
+    sent: Option<u64>,
+    /// Whether the total counts steps, in thousandths, and not bytes.
     steps: bool,
 }
 
-/// What a step counts, so that less than one a second has a rate.
+/// The count of one step, so that less than one step per second has a rate.
 const STEP: u64 = 1000;
 
-/// Who reads it.
+/// The kind of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
-    Person,
+enum Output {
+    Terminal,
     Log,
     Daemon,
 }
 
 impl Progress {
-    /// A job that goes through `total` bytes.
+    /// Starts the progress of a job on `total` bytes.
     pub fn new(files: &Files, title: &'static str, total: u64) -> Progress {
         Progress {
             title,
@@ -55,39 +55,39 @@ impl Progress {
             started: Instant::now(),
             printed: None,
             samples: VecDeque::from([(Duration::ZERO, 0)]),
-            reader: match files.are_handed() {
-                true => Reader::Daemon,
-                false if std::io::stderr().is_terminal() => Reader::Person,
-                false => Reader::Log,
+            output: match files.are_handed() {
+                true => Output::Daemon,
+                false if std::io::stderr().is_terminal() => Output::Terminal,
+                false => Output::Log,
             },
-            told: None,
+            sent: None,
             steps: false,
         }
     }
 
-    /// A job of so many steps, which take about the same time.
+    /// Starts the progress of a job of `steps` steps, which take about the same time each.
     pub fn of_steps(files: &Files, title: &'static str, steps: usize) -> Progress {
         let total = u64::try_from(steps).unwrap_or(0).saturating_mul(STEP);
         Progress { steps: true, ..Progress::new(files, title, total) }
     }
 
-    /// So many steps are done.
+    /// Sets the number of steps done.
     pub fn step(&mut self, done: usize) {
         self.reach(u64::try_from(done).unwrap_or(0).saturating_mul(STEP));
     }
 
-    /// `bytes` more are done.
+    /// Adds `bytes` to those done.
     pub fn advance(&mut self, bytes: u64) {
         self.reach(self.done + bytes);
     }
 
-    /// All up to here is done.
+    /// Sets the number of bytes done.
     pub fn reach(&mut self, done: u64) {
         self.done = done.min(self.total);
-        let every = match self.reader {
-            Reader::Person => BAR_EVERY,
-            Reader::Log => LINE_EVERY,
-            Reader::Daemon => return self.tell(),
+        let every = match self.output {
+            Output::Terminal => BAR_EVERY,
+            Output::Log => LINE_EVERY,
+            Output::Daemon => return self.send(),
         };
         let now = Instant::now();
         if now.duration_since(self.printed.unwrap_or(self.started)) >= every {
@@ -97,17 +97,17 @@ impl Progress {
         }
     }
 
-    /// The job has ended, well or not: the terminal's line is cleared for what is printed next.
+    /// Ends the progress, whether or not the job succeeded: clears the terminal's line for further output.
     pub fn finish(self) {
-        if self.reader == Reader::Person && self.printed.is_some() {
+        if self.output == Output::Terminal && self.printed.is_some() {
             emit("\r\x1b[K");
         }
     }
 
-    /// Tells each hundredth once, by bytes and not by time: how many lines there are depends on nothing else.
-    fn tell(&mut self) {
+    /// Sends each percentage once. The number of lines thus depends on bytes only, not on time.
+    fn send(&mut self) {
         let hundredth = Some(share(self.done, self.total, 100));
-        if std::mem::replace(&mut self.told, hundredth) != hundredth {
+        if std::mem::replace(&mut self.sent, hundredth) != hundredth {
             let line = control::Progress { doing: self.title.into(), done: self.done, len: self.total };
             emit(&serde_json::to_string(&line).map(|line| line + "\n").unwrap_or_default());
         }
@@ -121,8 +121,8 @@ impl Progress {
     }
 
     fn print(&self) {
-        match self.reader {
-            Reader::Person => {
+        match self.output {
+            Output::Terminal => {
                 emit(&format!("\r{} {} {}\x1b[K", self.title, bar(self.done, self.total), self.figures()))
             }
             _ => emit(&format!("{}: {}\n", self.title, self.figures())),
@@ -145,7 +145,7 @@ impl Progress {
     }
 }
 
-/// Bytes a second over the samples; `None` while nothing moves.
+/// Returns bytes per second over the samples; `None` while nothing is done.
 fn rate(samples: &VecDeque<(Duration, u64)>) -> Option<u64> {
     let (&(from, before), &(to, after)) = (samples.front()?, samples.back()?);
     let ms = u64::try_from(to.checked_sub(from)?.as_millis()).ok()?;
@@ -153,7 +153,7 @@ fn rate(samples: &VecDeque<(Duration, u64)>) -> Option<u64> {
     (rate > 0).then_some(rate)
 }
 
-/// `done` of `total`, in `parts`.
+/// Scales `done` of `total` to `parts`.
 fn share(done: u64, total: u64, parts: u64) -> u64 {
     let scaled = u128::from(done) * u128::from(parts);
     scaled.checked_div(u128::from(total)).and_then(|share| u64::try_from(share).ok()).unwrap_or(parts)
@@ -165,7 +165,7 @@ fn bar(done: u64, total: u64) -> String {
     (0..BAR_WIDTH).map(cell).collect()
 }
 
-/// A time, for people.
+/// Formats a duration for people.
 pub fn clock(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -176,7 +176,7 @@ pub fn clock(seconds: u64) -> String {
 
 fn emit(text: &str) {
     let mut stderr = std::io::stderr();
-    // A job does not fail because nobody can see how far it has come.
+    // A job does not fail because its progress cannot be printed.
     stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush()).unwrap_or_default();
 }
 

@@ -1,10 +1,10 @@
-//! Files that are not what they are called: images of another format, what only describes a disk, packed files.
+//! Files that are not in the named format: images of another format, mere descriptions of a disk, compressed files.
 //!
-//! A guest would be shown the metadata of such a file as a raw disk, and its first write could destroy it. They are
-//! recognized by what they begin or end with, which is never used to choose a format.
+//! As a raw disk, such a file would show its metadata to a guest, whose first write could destroy it. Files are
+//! recognized by their first or last sector; that is never used to choose a format.
 //!
-//! A daemon's process does not check raw images: the catalogue knows the format, and a guest may write to its disk what
-//! it likes. Only an image that is new to the catalogue is checked.
+//! A process of the daemon does not check raw images: the catalogue knows the format, and a guest may write anything to
+//! its disk. Only an image that is new to the catalogue is checked.
 
 use control::{FormatName, ImageName, Kind};
 use disk::{FileOffset, ImageError, ImageErrorKind, Source};
@@ -13,31 +13,31 @@ use uring::ImageFile;
 use crate::files::Files;
 use crate::process::failure::{self, Failure};
 
-/// Bytes of the beginning and the end that are looked at.
+/// The number of bytes examined at the beginning and at the end.
 pub const SECTOR: usize = 512;
 
-/// What a file is.
+/// What a file looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// An image of a format that is read.
+    /// An image of a supported format.
     Image(FormatName),
-    /// An image of a format that is not, by its name.
+    /// An image of the named unsupported format.
     Other(&'static str),
-    /// A disk or an archive that a program has packed; the command that writes it to standard output.
+    /// A compressed disk or archive: the program, and the command that decompresses it to standard output.
     Packed(&'static str, &'static str),
-    /// An archive of files; the command that unpacks them.
+    /// An archive of files: its kind, and the command that unpacks it.
     Archive(&'static str, &'static str),
     /// The descriptor of a VMDK: the data is in other files.
     Descriptor,
-    /// A part of a VMDK, for which there is a descriptor.
+    /// An extent of a VMDK that has a descriptor.
     Extent(&'static str),
-    /// Nothing.
+    /// An empty file.
     Empty,
 }
 
 use Found::{Archive, Descriptor, Empty, Extent, Image, Other, Packed};
 
-/// What files begin with, and where.
+/// Magic numbers at the beginning of files, with their offsets.
 const BEGINNINGS: [(usize, &[u8], Found); 16] = [
     (0, b"QFI\xfb", Image(FormatName::Qcow2)),
     (0, b"conectix", Image(FormatName::Vhd)),
@@ -57,10 +57,10 @@ const BEGINNINGS: [(usize, &[u8], Found); 16] = [
     (257, b"ustar", Archive("tar", "tar -xf")),
 ];
 
-/// What a VHD of fixed size ends with, in a sector of its own.
+/// The magic number of the footer of a VHD, in the last sector.
 const FOOTER: &[u8] = b"conectix";
 
-/// Refuses a raw image that another format's programs would take for one of theirs.
+/// Refuses a raw image that programs for another format would recognize as theirs.
 pub fn refuse(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     if files.are_trusted() {
         return Ok(());
@@ -69,7 +69,8 @@ pub fn refuse(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<(
     looks_like(&first, &last).map_or(Ok(()), |found| Err(refusal(name, found)))
 }
 
-/// The first and the last sector, or as much as there is. What cannot be read is found out later.
+/// Reads the first and the last sector, or what exists of them. Read errors are reported later, when the data is
+/// needed.
 fn ends(file: &mut ImageFile) -> (Vec<u8>, Vec<u8>) {
     let len = Source::len(file);
     let mut read = |at: u64| {
@@ -80,7 +81,7 @@ fn ends(file: &mut ImageFile) -> (Vec<u8>, Vec<u8>) {
     (read(0), last)
 }
 
-/// What a file is whose first and last sector these are; and by which of them. A file without bytes is empty.
+/// Recognizes a file by its first and last sector; also returns by which of them. A file of zero bytes is empty.
 pub fn looks_like(first: &[u8], last: &[u8]) -> Option<(Found, &'static str)> {
     if first.is_empty() {
         return Some((Empty, "ends"));
@@ -90,7 +91,7 @@ pub fn looks_like(first: &[u8], last: &[u8]) -> Option<(Found, &'static str)> {
     by_beginning.or_else(|| last.starts_with(FOOTER).then_some((Image(FormatName::Vhd), "ends")))
 }
 
-/// Why it is refused as a raw disk.
+/// Explains why a file is refused as a raw disk.
 pub fn refusal(name: &ImageName, (found, place): (Found, &str)) -> Failure {
     let what = match found {
         Empty => format!("cannot open {name}: the file is empty, it has no disk"),
@@ -104,7 +105,7 @@ pub fn refusal(name: &ImageName, (found, place): (Found, &str)) -> Failure {
     Failure::of(Kind::Invalid, what).advise(format!("{advice}{really_raw}"))
 }
 
-/// Opens an image. If the file has another format, the error says what it is and what to do about that.
+/// Opens an image. If the file has another format, the error says which one and what to do about it.
 pub fn open<T>(
     name: &ImageName,
     file: &mut ImageFile,
@@ -113,7 +114,7 @@ pub fn open<T>(
     open(file).map_err(|error| explain(name, file, error))
 }
 
-/// An image error of a file; if it has another format, with what it is and what to do about that.
+/// Explains an error of opening an image; if the file has another format, with that and what to do about it.
 fn explain(name: &ImageName, file: &mut ImageFile, error: ImageError) -> Failure {
     if error.kind != ImageErrorKind::WrongFormat {
         return failure::explain(name, error);
@@ -133,7 +134,7 @@ fn explain(name: &ImageName, file: &mut ImageFile, error: ImageError) -> Failure
 }
 
 impl Found {
-    /// With what it is called.
+    /// Describes the file.
     fn words(self) -> String {
         match self {
             Image(format) => format!("an image of the format {format}"),
@@ -146,7 +147,7 @@ impl Found {
         }
     }
 
-    /// What to do about it, to be typed.
+    /// Returns what to do, as a command.
     fn advice(self, name: &ImageName) -> String {
         let path = name.path().display();
         match self {

@@ -1,14 +1,14 @@
-//! Where the redo logs of images are (see [`disk::redo`]), and how the log left by a dead process is handled.
+//! Finds the redo logs of images (see [`disk::redo`]), and handles logs left by dead processes.
 //!
 //! A log is a file in memory, named after the image's file, not its path: the next process that opens the image finds
-//! it, under any name and in any chain. Passed files ([`crate::files`]) come with theirs; otherwise logs are in a
+//! it, under any name and in any chain. Passed files ([`crate::files`]) come with their logs; otherwise logs are in a
 //! directory of the user: `$TAPLINE_REDO_DIR`, else `/run/tapline/redo` for root, else `tapline/redo` below
 //! `$XDG_RUNTIME_DIR`, else `/tmp/tapline-UID/redo`.
 //!
-//! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock
-//! of its image; a process with a read lock, which keeps writers out, reads a copy of it. By its name a log is found;
-//! whether it is of the image, in the state in which the image is, is proven by the stamp in the image, or where the
-//! log has no records, by an id of the file that is not given out again ([`Owner`]).
+//! It knows nothing about a log's contents. Invariant: a log is opened only by the process that holds the write lock of
+//! its image; a process with a read lock, which keeps writers out, reads a copy of it. A log is found by its name; that
+//! it belongs to the current state of the image is proven by the stamp in the image, or, if the log has no records, by
+//! an id of the file that is never reused ([`Owner`]).
 
 mod directory;
 mod place;
@@ -35,33 +35,33 @@ use crate::process::failure::Failure;
 use crate::process::fault::{Planted, planted};
 use crate::process::log::say;
 
-/// Bytes for records. A round begins when half of it is used: after some thousand changes.
+/// The size of the area for records. A flush begins when half of it is used: after some thousand changes.
 const CAPACITY: usize = 128 << 10;
 const LEN: u64 = 132 << 10;
 
-/// Bytes of a word of a log.
+/// The bytes of a word of a log.
 const WORD: usize = 8;
 
-/// Where the kernel says which boot this is.
+/// The kernel's id of this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
 
-/// Logs that this process has opened to keep.
+/// The logs that this process has opened for its whole life.
 static OPENED: Mutex<Vec<LogFile>> = Mutex::new(Vec::new());
 
-/// The file of a log.
+/// A log's file.
 #[derive(Debug)]
 struct LogFile {
     file: File,
-    /// To be removed by this process, if it was not handed over.
+    /// The path, where this process removes it, unless the file was passed.
     path: PathBuf,
     handed: bool,
-    /// Of the image for which it was opened to be kept.
+    /// The identity of the image for which it was opened, if it stays open.
     identity: Option<[u8; IDENTITY_LEN]>,
 }
 
-/// Learns which boot this is, before the file system may be out of reach.
+/// Reads the boot id, before the file system may become inaccessible.
 pub fn prepare() {
     BOOT.get_or_init(|| {
         let text = std::fs::read_to_string(BOOT_ID).ok()?;
@@ -70,8 +70,8 @@ pub fn prepare() {
     });
 }
 
-/// Opens the log of an image that is to be served for writing, whose lock this process has. `None` where files are
-/// handed over, and no log was.
+/// Opens the log of an image to be served for writing, which this process has locked. Returns `None` if files are
+/// passed, but no log.
 pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("open the redo log of {name}"), error).advise(ADVICE);
     let owner = owner(file).map_err(failed)?;
@@ -81,7 +81,7 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
         ));
         return Ok(None);
     };
-    // All of it is there from the beginning: a page that memory has no room for later would end the process.
+    // Allocates all of it now: if memory ran out on a later page fault, the process would be killed.
     fallocate(&found.file, FallocateFlags::empty(), 0, LEN).map_err(|errno| failed(errno.into()))?;
     let log = found.read_as(name, found.region().map_err(failed)?, &owner, file)?;
     place::hold(&found.file).map_err(failed)?;
@@ -92,9 +92,9 @@ pub fn open(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
 
 const ADVICE: &str = "set TAPLINE_REDO_DIR to a directory in memory that is writable only by this user";
 
-/// The log that the last process has left of an image that is only read, and whose lock keeps writers out: a copy, so
-/// that nothing is written anywhere. `None` where nothing is left. The image is read through it; it needs no space, and
-/// no right to write.
+/// Reads the log that the last process has left of an image that is only read, and whose lock keeps writers out. The
+/// result is a copy, through which the image is read, so this needs neither space nor write permission. Returns `None`
+/// if nothing is left.
 pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Option<RedoLog>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("read the redo log of {name}"), error).advise(ADVICE);
     if planted(Planted::ReaderIgnoresLog) {
@@ -105,24 +105,24 @@ pub fn read(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<Opt
         return Ok(None);
     };
     let log = found.read_as(name, found.copied().map_err(failed)?, &owner, file)?;
-    // A process that takes the place of this one reads it, too.
+    // A process that takes over from this one reads it too.
     opened().push(LogFile { identity: Some(owner.identity), ..found });
     Ok((log.owed().is_some() || log.has_failed()).then_some(log))
 }
 
-/// Whether a sync of the image at this path has failed in its last process, or of one below it.
+/// Returns whether a sync of the image at this path, or of one of its parents, has failed in its last process.
 pub fn has_failed(files: &Files, path: &Path) -> bool {
     let state = LogFile::of_path(files, path).and_then(|found| found.state().ok().flatten());
     state.is_some_and(|state| redo::has_failed(&state))
 }
 
-/// Whether a process has left something in the log of the image at this path.
+/// Returns whether a process has left something in the log of the image at this path.
 pub fn is_left(files: &Files, path: &Path) -> bool {
     LogFile::of_path(files, path).is_some_and(|found| found.is_left())
 }
 
-/// Records that a sync of an image has failed for which no log is open, and whose lock this process has: the kernel may
-/// have marked clean what it could not write, so the next process must not believe a sync that succeeds.
+/// Records a failed sync of an image that has no open log, and that this process has locked: the kernel may have marked
+/// clean what it could not write, so the next process must not trust a successful sync.
 pub fn record_failed_sync(files: &Files, name: &ImageName, file: &ImageFile) {
     if files.are_handed() {
         return;
@@ -134,22 +134,22 @@ pub fn record_failed_sync(files: &Files, name: &ImageName, file: &ImageFile) {
 }
 
 /// Replays the log of a dead process into an image, which is open for writing and locked, and ends the log. After a
-/// failed sync nothing is replayed, and the image is used as after a power loss, which is reported.
+/// failed sync nothing is replayed, and the image is used as after a power loss, which is logged.
 pub fn settle(files: &Files, name: &ImageName, file: &mut ImageFile) -> Result<(), Failure> {
     settle_above(files, name, file, AfterFailure { below: false, keep: false }).map(|_| ())
 }
 
-/// What is known where logs of a chain are settled, the deepest image's first.
+/// How to handle failed syncs when the logs of a chain are replayed, beginning with the deepest image.
 #[derive(Clone, Copy, Debug)]
 pub struct AfterFailure {
-    /// A sync of an image below this one has failed.
+    /// A sync of one of its parents has failed.
     pub below: bool,
-    /// A log that says so is kept, for the image to be read through it: its guest lives.
+    /// Keep a log with a failed sync, to read the image through it: its guest is running.
     pub keep: bool,
 }
 
-/// The same for an image with parents, which were handled before; whether a sync of it or of them has failed. In that
-/// case data that this one has discarded may be nowhere else than in what that sync should have covered.
+/// Like [`settle`], for an image whose parents have been settled; returns whether a sync of it or of them has failed.
+/// In that case data that this image has discarded may exist only in what that sync should have made durable.
 pub fn settle_above(
     files: &Files,
     name: &ImageName,
@@ -169,7 +169,7 @@ pub fn settle_above(
             say(format_args!(
                 "a sync of {name} or of an image below it failed in its last process: using it as after a power loss"
             ));
-            read_anew(name, file);
+            drop_cache(name, file);
             drop(log);
             found.end();
         }
@@ -192,7 +192,7 @@ pub fn settle_above(
     Ok(false)
 }
 
-/// Why a log could not be replayed: nothing is lost by that.
+/// Explains why a log could not be replayed. No data is lost.
 fn explain_replay(name: &ImageName, error: io::Error) -> Failure {
     let failure = Failure::new(format!("replay the redo log of {name}"), error);
     match failure.kind() {
@@ -204,35 +204,35 @@ fn explain_replay(name: &ImageName, error: io::Error) -> Failure {
     }
 }
 
-/// Has an image whose sync has failed show what its storage has.
-pub fn read_anew(name: &ImageName, file: &mut ImageFile) {
+/// Makes an image whose sync has failed show what its storage contains.
+pub fn drop_cache(name: &ImageName, file: &mut ImageFile) {
     if let Err(error) = file.sync_and_drop_cache() {
         say(format_args!("the storage of {name} still fails: {error}"));
     }
 }
 
-/// Ends the logs that this process has opened and that need not be read, while their images are still locked; nothing
-/// is logged any more. An image that was a layer of the disk may have been merged and removed since: another file may
-/// have got its inode number and with that its log, which a living process maps.
+/// Ends the logs that this process has opened and that need not be read. Call it when nothing is logged any more, while
+/// the images are still locked. A former layer may have been merged and removed since: another file may have received
+/// its inode number, and with it its log, which a running process maps.
 pub fn end_all() {
     for found in opened().drain(..).filter(|found| !found.is_left() && found.is_own()) {
         found.end();
     }
 }
 
-/// Whether a process would find something in a log other than this image's.
-pub fn others_left(image: &ImageFile) -> bool {
+/// Returns whether a process would find something in a log other than this image's.
+pub fn other_logs_remain(image: &ImageFile) -> bool {
     let own = image.metadata().ok().map(|metadata| file_name(&metadata));
     let is_own = |found: &&LogFile| found.path.file_name().and_then(|name| name.to_str()) == own.as_deref();
     opened().iter().filter(|found| !is_own(found)).any(LogFile::is_left)
 }
 
-/// The logs that were handed to this process, for the one that takes its place. Another opens its logs itself.
-pub fn to_be_handed() -> io::Result<Vec<(PathBuf, File)>> {
+/// Returns the logs that were passed to this process, for its successor. Otherwise the successor opens them itself.
+pub fn logs_to_pass() -> io::Result<Vec<(PathBuf, File)>> {
     let opened = opened();
     let mut all: Vec<(PathBuf, File)> = Vec::new();
     for found in opened.iter().filter(|found| found.handed) {
-        // A merge is handed the log of a layer again that was the leaf when the process was started.
+        // For a merge, the log of the layer that was the leaf when the process started is passed again.
         if all.iter().all(|(path, _)| *path != found.path) {
             all.push((found.path.clone(), found.file.try_clone()?));
         }
@@ -241,12 +241,12 @@ pub fn to_be_handed() -> io::Result<Vec<(PathBuf, File)>> {
 }
 
 fn opened() -> std::sync::MutexGuard<'static, Vec<LogFile>> {
-    // Whoever has panicked with it has left it whole: it is changed by single steps.
+    // A thread that panicked while holding the lock has left the value consistent: each change is a single step.
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the log of a file that is about to be overwritten by another image. Before the first byte of that.
-pub fn void(files: &Files, file: &mut ImageFile) -> io::Result<()> {
+/// Ends the log of a file that is about to be overwritten by another image. Call it before the first byte is written.
+pub fn invalidate(files: &Files, file: &mut ImageFile) -> io::Result<()> {
     let owner = owner(file)?;
     match LogFile::of(files, file, &owner, false)? {
         Some(found) => found.file.set_len(0),
@@ -254,7 +254,7 @@ pub fn void(files: &Files, file: &mut ImageFile) -> io::Result<()> {
     }
 }
 
-/// What distinguishes an image's file from all others of this boot, and this process from all others.
+/// Identifies an image's file among all others of this boot, and this process among all others.
 fn owner(file: &mut ImageFile) -> io::Result<Owner> {
     prepare();
     let boot = BOOT.get().copied().flatten().unwrap_or_default();
@@ -279,7 +279,7 @@ impl LogFile {
         LogFile::find(files, &metadata, create)
     }
 
-    /// The log of the image at this path, if that can be opened.
+    /// Returns the log of the image at this path, if it can be opened.
     fn of_path(files: &Files, path: &Path) -> Option<LogFile> {
         if files.are_handed() {
             return LogFile::find(files, &files.metadata(path).ok()?, false).ok().flatten();
@@ -319,7 +319,7 @@ impl LogFile {
         Ok(Shared::of(Mapping::of_shrinking_file(self.file.as_fd(), len)?))
     }
 
-    /// What is in it, in memory of this process; but for what was in flight, which is the business of who writes.
+    /// Copies the log to memory of this process, without the requests in flight, which concern only writers.
     fn copied(&self) -> io::Result<Shared> {
         let len = usize::try_from(self.file.metadata()?.len()).unwrap_or(0).min(HEADER_LEN + CAPACITY);
         let mut bytes = vec![0; len / WORD * WORD];
@@ -332,19 +332,19 @@ impl LogFile {
         Ok(copy)
     }
 
-    /// Whether there is something to read. A log that cannot be read is reported when it is opened.
+    /// Returns whether there is something to read. A log that cannot be read is reported when it is opened.
     fn is_left(&self) -> bool {
         self.state().map_or(true, |state| state.is_some_and(|state| redo::is_left(&state)))
     }
 
-    /// How it begins; `None` where it is empty.
+    /// Reads the beginning of the log; `None` if it is empty.
     fn state(&self) -> io::Result<Option<[u8; redo::STATE_LEN]>> {
         let mut state = [0; redo::STATE_LEN];
         let len = self.file.read_at(&mut state, 0)?;
         Ok((len == state.len()).then_some(state))
     }
 
-    /// Whether it is still the log of the image for which it was opened.
+    /// Returns whether it is still the log of the image for which it was opened.
     fn is_own(&self) -> bool {
         let mut written = [0; IDENTITY_LEN];
         let at = u64::try_from(IDENTITY_AT).unwrap_or(u64::MAX);
@@ -352,7 +352,7 @@ impl LogFile {
         read.is_ok() && self.identity.is_none_or(|identity| identity == written)
     }
 
-    /// Opens the log in a region for an image, and reports one that is of no use for it.
+    /// Opens the log in a region for an image, and reports one that does not belong to it.
     fn read_as(
         &self,
         name: &ImageName,
@@ -361,9 +361,9 @@ impl LogFile {
         file: &mut ImageFile,
     ) -> Result<RedoLog, Failure> {
         if planted(Planted::AnyStamp) {
-            accept_any(&region, file);
+            adopt(&region, file);
         }
-        let log = RedoLog::open(region, owner, file).map_err(|error| self.not_understood(name, error))?;
+        let log = RedoLog::open(region, owner, file).map_err(|error| self.unusable(name, error))?;
         if log.was_void() {
             say(not_used(name));
         }
@@ -379,7 +379,7 @@ impl LogFile {
         Ok(log)
     }
 
-    fn not_understood(&self, name: &ImageName, error: disk::ImageError) -> Failure {
+    fn unusable(&self, name: &ImageName, error: disk::ImageError) -> Failure {
         let first = match error.kind {
             ImageErrorKind::Unsupported => {
                 "serve the image with the tapline-disk version that served it last and stop that; or "
@@ -393,7 +393,7 @@ impl LogFile {
         ))
     }
 
-    /// Nobody needs it any more.
+    /// Empties and removes a log that is not needed any more.
     fn end(self) {
         let ended = self.file.set_len(0);
         let ended = if self.handed { ended } else { std::fs::remove_file(&self.path) };
@@ -403,7 +403,7 @@ impl LogFile {
     }
 }
 
-/// What is said of a log that is of no use for an image.
+/// Makes the message about a log that does not belong to an image.
 fn not_used(image: impl std::fmt::Display) -> String {
     format!(
         "{image} is not in the state in which the last process here left its image (it was replaced or restored, or \
@@ -411,8 +411,8 @@ fn not_used(image: impl std::fmt::Display) -> String {
     )
 }
 
-/// Has a log belong to an image whatever its stamp, for those who plant that.
-fn accept_any(region: &Shared, file: &mut ImageFile) {
+/// Makes a log belong to an image whatever its stamp, for a planted fault.
+fn adopt(region: &Shared, file: &mut ImageFile) {
     let found = disk::stamps_in(file).ok().and_then(|found| found.into_iter().next());
     if let (Some(stamp), Some(at)) = (found, redo::STAMPS_AT.first()) {
         region.write(*at, stamp.to_bytes());

@@ -1,7 +1,7 @@
-//! A copy of a file that shares its blocks, on file systems that support it (XFS, btrfs).
+//! Copies a file by sharing its blocks, on file systems that support it (XFS, btrfs).
 //!
-//! The copy is created under a temporary name, synced, and renamed, each of which is a step of [`plan::copy`]: it
-//! exists completely or not at all. There is never a fallback to a real copy.
+//! The copy is created under a temporary name, synced, and renamed; each of these is a step of [`plan::copy`], so the
+//! copy exists completely or not at all. There is never a fallback to a real copy.
 
 use std::fs::File;
 use std::io;
@@ -16,15 +16,15 @@ use crate::files::Files;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// Why a file does not share the blocks of another.
+/// Why two files cannot share blocks.
 pub enum NotShared {
-    /// Their file systems cannot do it, for this reason.
+    /// The file systems do not support it, for this reason.
     Unsupported(&'static str),
-    /// It was tried, and failed.
+    /// The attempt failed.
     Failed(io::Error),
 }
 
-/// Has one file share all blocks of another.
+/// Makes `to` share all blocks of `from`.
 pub fn share(from: &impl AsFd, to: &impl AsFd) -> Result<(), NotShared> {
     rustix::fs::ioctl_ficlone(to, from).map_err(|errno| match errno {
         Errno::XDEV => {
@@ -37,32 +37,32 @@ pub fn share(from: &impl AsFd, to: &impl AsFd) -> Result<(), NotShared> {
     })
 }
 
-/// A copy that is removed again unless it gets its name durably.
+/// A copy, which is removed when it is dropped unless its name is durable.
 pub struct Copy<'a> {
     files: &'a Files,
     from: &'a ImageName,
     to: &'a ImageName,
-    /// Where it is.
+    /// The current path.
     path: PathBuf,
     file: ImageFile,
     kept: bool,
 }
 
 impl<'a> Copy<'a> {
-    /// An empty file for `to`, which must not exist.
+    /// Creates an empty file for `to`, which must not exist.
     pub fn create(files: &'a Files, from: &'a ImageName, to: &'a ImageName) -> Result<Copy<'a>, Failure> {
         if files.is_taken(to.path()) {
             let why = format!("{} already exists", to.path().display());
             return Err(Failure::new(tried(from, to), why).advise("choose another name"));
         }
-        let path = files.unnamed(to.path())?;
+        let path = files.temporary_path(to.path())?;
         let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
         let file = files.create_new(&path, options).map_err(Failure::said)?;
         Ok(Copy { files, from, to, path, file, kept: false })
     }
 
-    /// Shares all blocks of the image, which is open as `file` and must not be written in the meantime: the caller
-    /// holds its lock.
+    /// Shares all blocks of the image, which is open as `file`. It must not be written to meanwhile: the caller holds
+    /// its lock.
     pub fn share(&mut self, file: &ImageFile) -> Result<(), Failure> {
         let file = File::open(file.path()).map_err(|error| self.failed(error))?;
         share(&file, &self.file).map_err(|error| match error {
@@ -72,20 +72,20 @@ impl<'a> Copy<'a> {
         })
     }
 
-    /// Makes it durable.
+    /// Makes the contents durable.
     pub fn sync(&mut self) -> Result<(), Failure> {
         self.file.sync().map_err(|error| self.failed(error))
     }
 
-    /// Gives it its name.
+    /// Renames the copy to its final name.
     pub fn give_name(&mut self) -> Result<(), Failure> {
-        // Never over a file that has come in the meantime.
+        // This never replaces a file that was created meanwhile.
         self.files.name_new(&self.path, self.to.path()).map_err(Failure::said)?;
         self.path = self.to.path().to_owned();
         Ok(())
     }
 
-    /// Makes durable that it has its name, under which it stays.
+    /// Makes the final name durable; the copy is then kept.
     pub fn sync_name(&mut self) -> Result<(), Failure> {
         self.files.sync_directory(&self.path).map_err(Failure::said)?;
         self.kept = true;

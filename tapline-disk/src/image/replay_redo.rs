@@ -1,6 +1,6 @@
-//! What dead processes have left in the redo logs of images: written before an image is opened, or read from there.
+//! The redo logs of dead processes: replayed before an image is opened, or read through.
 //!
-//! It knows nothing about formats. Invariant: of a chain the deepest layer comes first; who only reads writes nothing.
+//! It knows nothing about formats. Invariant: the deepest layer of a chain comes first; readers write nothing.
 
 use control::{ImageName, Kind};
 use disk::RedoLog;
@@ -13,49 +13,48 @@ use crate::process::log::say;
 
 /// A chain that is about to be opened.
 #[derive(Clone, Copy, Debug)]
-pub struct Opened<'a> {
-    /// Where its files come from.
+pub struct ChainToReplay<'a> {
+    /// The source of the files.
     pub files: &'a Files,
     /// Its layers, the image itself first.
     pub names: &'a [&'a ImageName],
-    /// How, and how many of the first layers so; those below for reading.
+    /// The options of the first `writable` layers; those below are opened for reading.
     pub options: OpenOptions,
     /// See `options`.
     pub writable: usize,
     /// Whether the image is served.
     pub is_served: bool,
-    /// Whether the log of a failed sync of a layer that is only read is kept: its guest lives, and must read what was
-    /// acknowledged.
+    /// Whether the log of a failed sync is kept for a layer that is only read: its guest is running, and must read what
+    /// was acknowledged.
     pub keeps_failed: bool,
-    /// Whether what is left is written though the chain is only read.
+    /// Whether logs are replayed although the chain is only read.
     pub writes_all: bool,
 }
 
-/// What was found where the logs of a chain were replayed.
+/// The result of replaying the logs of a chain.
 #[derive(Debug, Default)]
-pub struct Settled {
-    /// A sync of a layer below the image has failed: then nothing above it is written.
+pub struct Replayed {
+    /// A sync of a layer below the image has failed: nothing above that layer is written.
     pub below_failed: bool,
-    /// Depths of parents for whose logs there is no space. Their disk replays them when there is.
+    /// The depths of parents whose logs lack space to be replayed. Their disk does it when there is space.
     pub unsettled: Vec<usize>,
 }
 
-/// Opens the file of an image for writing, with what its last process has left written to it.
+/// Opens the file of an image for writing, after replaying its redo log.
 pub fn to_write(files: &Files, name: &ImageName, options: OpenOptions) -> Result<ImageFile, Failure> {
     let mut file = files.open_image(name, options).map_err(Failure::said)?;
     redo_log::settle(files, name, &mut file)?;
     Ok(file)
 }
 
-/// Opens the file of an image for reading, and the log through which it is to be read, if its last process has left
-/// one.
+/// Opens the file of an image for reading, and its redo log, if there is one, through which it must be read.
 pub fn to_read(files: &Files, name: &ImageName, options: OpenOptions) -> Result<(ImageFile, Option<RedoLog>), Failure> {
     let mut file = files.open_image(name, OpenOptions { write: false, ..options }).map_err(Failure::said)?;
     let log = redo_log::read(files, name, &mut file)?;
     Ok((file, log))
 }
 
-/// Writes what the last process has left of an image that is then opened for reading.
+/// Replays the redo log of an image that is then opened for reading.
 pub fn image(files: &Files, name: &ImageName) -> Result<(), Failure> {
     if redo_log::is_left(files, name.path()) {
         drop(to_write(files, name, OpenOptions { write: true, cache: Cache::Writeback, lock: true })?);
@@ -66,16 +65,16 @@ pub fn image(files: &Files, name: &ImageName) -> Result<(), Failure> {
 }
 
 /// Replays the redo logs of a chain's layers, the deepest first: data discarded by a merge from one layer must be in
-/// those below it. The log of an image served for writing is replayed by its disk, and so is that of a parent for
-/// which there is no space. A chain that is only read is read through its logs, and nothing is written; only what is
-/// left behind a failed sync is done with, unless its guest lives and must read what was acknowledged.
-pub fn chain(chain: &Opened<'_>) -> Result<Settled, Failure> {
-    let mut settled = Settled::default();
+/// those below it. The log of an image served for writing is replayed by its disk, and so is that of a parent for which
+/// there is no space. A chain that is only read is read through its logs, and nothing is written; only a log with a
+/// failed sync is ended, unless its guest is running and must read what was acknowledged.
+pub fn chain(chain: &ChainToReplay<'_>) -> Result<Replayed, Failure> {
+    let mut settled = Replayed::default();
     let options = chain.options;
     for (depth, name) in chain.names.iter().enumerate().rev() {
         let write = options.write && depth < chain.writable;
-        let is_disks = chain.is_served && write;
-        if is_disks || !redo_log::is_left(chain.files, name.path()) {
+        let by_disk = chain.is_served && write;
+        if by_disk || !redo_log::is_left(chain.files, name.path()) {
             continue;
         }
         let has_failed = settled.below_failed || redo_log::has_failed(chain.files, name.path());
@@ -83,7 +82,7 @@ pub fn chain(chain: &Opened<'_>) -> Result<Settled, Failure> {
             continue;
         }
         if !settled.unsettled.is_empty() {
-            // What it has forgotten is in a layer below, which comes first.
+            // Data that it has discarded is in a layer below, which must come first.
             settled.unsettled.push(depth);
             continue;
         }
@@ -103,9 +102,9 @@ pub fn chain(chain: &Opened<'_>) -> Result<Settled, Failure> {
     Ok(settled)
 }
 
-/// Replays the log of one layer; whether a sync of it or of one below it has failed.
-fn layer(chain: &Opened<'_>, name: &ImageName, write: bool, after: AfterFailure) -> Result<bool, Failure> {
-    let Opened { files, options, .. } = *chain;
+/// Replays the log of one layer; returns whether a sync of it or of one below it has failed.
+fn layer(chain: &ChainToReplay<'_>, name: &ImageName, write: bool, after: AfterFailure) -> Result<bool, Failure> {
+    let ChainToReplay { files, options, .. } = *chain;
     let mut file = files.open_image(name, OpenOptions { write: true, ..options }).map_err(Failure::said)?;
     let failed = redo_log::settle_above(files, name, &mut file, after)?;
     drop(file);

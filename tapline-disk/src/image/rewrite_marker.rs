@@ -28,52 +28,52 @@ use crate::process::failure::Failure;
 
 /// The contents of the marker file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
-    /// The command that finishes what was begun.
+struct Marker {
+    /// The command that finishes the rewrite.
     command: String,
-    /// The file that it is about ([`uring::id_in_file_system`]), in hexadecimal digits. Another one of that name has
-    /// nothing to do with it, even if it was given the same inode number.
+    /// The id of the image's file ([`uring::id_in_file_system`]) in hexadecimal digits. The marker does not apply to
+    /// another file of the same name, even with the same inode number.
     file: String,
-    /// When that was last changed, since 1970.
+    /// The file's modification time since 1970.
     seconds: u64,
     nanoseconds: u32,
 }
 
 /// An image with a marker file.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct UnfinishedRewrite {
     files: Files,
     name: ImageName,
-    /// The marker's path. There is none for a block device.
+    /// The marker's path; `None` for a block device.
     path: Option<PathBuf>,
-    note: Note,
+    marker: Marker,
 }
 
-impl Unfinished {
-    /// Makes a note that `command` is about to change the image `name`, which the caller has locked.
-    pub fn begin(files: &Files, name: &ImageName, command: &str) -> Result<Unfinished, Failure> {
+impl UnfinishedRewrite {
+    /// Makes the marker for `command`, which is about to change the image `name`. The caller has locked the image.
+    pub fn begin(files: &Files, name: &ImageName, command: &str) -> Result<UnfinishedRewrite, Failure> {
         settle(files, name)?;
-        let path = place(name)?;
+        let path = marker_path(name)?;
         let tried = || format!("create the marker file of {name}");
         let since = Time::of(files, name)?.modified().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (seconds, nanoseconds) = (since.as_secs(), since.subsec_nanos());
-        let note = Note { command: command.to_owned(), file: file_of(name)?, seconds, nanoseconds };
+        let marker = Marker { command: command.to_owned(), file: file_id(name)?, seconds, nanoseconds };
         if let Some(path) = &path {
-            write(path, &note).map_err(|error| {
+            write(path, &marker).map_err(|error| {
                 let advice = format!("{} must be writable, in the image's directory", path.display());
                 Failure::new(tried(), error).advise(advice)
             })?;
             uring::sync_directory(path).map_err(Failure::said)?;
         }
-        Ok(Unfinished { files: files.clone(), name: name.clone(), path, note })
+        Ok(UnfinishedRewrite { files: files.clone(), name: name.clone(), path, marker })
     }
 
-    /// The marker of the image `name`, if there is one. A process that passes files checks for markers itself.
-    pub fn find(files: &Files, name: &ImageName) -> Result<Option<Unfinished>, Failure> {
+    /// Returns the marker of the image `name`, if there is one. A process that passes files checks for markers itself.
+    pub fn find(files: &Files, name: &ImageName) -> Result<Option<UnfinishedRewrite>, Failure> {
         if files.are_handed() {
             return Ok(None);
         }
-        let Some(path) = place(name)? else { return Ok(None) };
+        let Some(path) = marker_path(name)? else { return Ok(None) };
         let failed = |why: Box<dyn std::error::Error + Send + Sync>| {
             Failure::new(format!("read {}, the marker of an unfinished change to {name}", path.display()), why)
         };
@@ -82,26 +82,26 @@ impl Unfinished {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error.into())),
         };
-        let note: Note = serde_json::from_slice(&bytes).map_err(|error| {
+        let marker: Marker = serde_json::from_slice(&bytes).map_err(|error| {
             failed(error.into()).advise("remove it; children of the image may then need --accept-changed-parent")
         })?;
-        let ours = note.file == file_of(name)?;
-        Ok(ours.then(|| Unfinished { files: files.clone(), name: name.clone(), path: Some(path), note }))
+        let ours = marker.file == file_id(name)?;
+        Ok(ours.then(|| UnfinishedRewrite { files: files.clone(), name: name.clone(), path: Some(path), marker }))
     }
 
-    /// When the image was last changed in what it shows.
+    /// Returns the modification time before the rewrite.
     pub fn modified(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::new(self.note.seconds, self.note.nanoseconds)
+        UNIX_EPOCH + Duration::new(self.marker.seconds, self.marker.nanoseconds)
     }
 
-    /// The command that finishes what was begun.
+    /// Returns the command that finishes the rewrite.
     pub fn command(&self) -> &str {
-        &self.note.command
+        &self.marker.command
     }
 
-    /// The image matches its children's records, and nothing is about to change that. The caller holds its lock.
+    /// Restores the modification time and removes the marker. The caller holds the lock of the image.
     pub fn end(self) -> Result<(), Failure> {
-        Time::at(&self.files, &self.name, self.modified()).put_back()?;
+        Time::at(&self.files, &self.name, self.modified()).restore()?;
         let Some(path) = self.path else { return Ok(()) };
         std::fs::remove_file(&path)
             .map_err(|error| Failure::new(format!("remove the marker file {}", path.display()), error))?;
@@ -109,24 +109,24 @@ impl Unfinished {
     }
 }
 
-/// Finishes what a killed command has left undone with the modification time of an image that its caller has locked and
-/// is about to write.
+/// Does what a killed command has not done for the modification time of an image, which the caller has locked and is
+/// about to write.
 pub fn settle(files: &Files, name: &ImageName) -> Result<(), Failure> {
-    Unfinished::find(files, name)?.map_or(Ok(()), Unfinished::end)
+    UnfinishedRewrite::find(files, name)?.map_or(Ok(()), UnfinishedRewrite::end)
 }
 
-/// A note that is there in full or not at all.
-fn write(path: &Path, note: &Note) -> std::io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push("-new");
-    let mut file = File::create(&beside)?;
-    file.write_all(&serde_json::to_vec(note)?)?;
+/// Writes a marker completely or not at all.
+fn write(path: &Path, marker: &Marker) -> std::io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push("-new");
+    let mut file = File::create(&new)?;
+    file.write_all(&serde_json::to_vec(marker)?)?;
     file.sync_all()?;
-    std::fs::rename(&beside, path)
+    std::fs::rename(&new, path)
 }
 
-/// The path of an image's marker, if the image is in a file.
-fn place(name: &ImageName) -> Result<Option<PathBuf>, Failure> {
+/// Returns the path of an image's marker; `None` for a block device.
+fn marker_path(name: &ImageName) -> Result<Option<PathBuf>, Failure> {
     let find = |path: &Path| Ok((path.canonicalize()?, path.metadata()?));
     let (path, metadata) = find(name.path()).map_err(|error| unresolved(name, error))?;
     let mut path = path.into_os_string();
@@ -134,8 +134,8 @@ fn place(name: &ImageName) -> Result<Option<PathBuf>, Failure> {
     Ok(metadata.is_file().then(|| path.into()))
 }
 
-/// The file of an image, as a [`Note`] names it.
-fn file_of(name: &ImageName) -> Result<String, Failure> {
+/// Returns the id of an image's file for a [`Marker`].
+fn file_id(name: &ImageName) -> Result<String, Failure> {
     let id = File::open(name.path()).and_then(|file| uring::id_in_file_system(&file));
     let id = id.map_err(|error| unresolved(name, error))?;
     Ok(id.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -154,7 +154,7 @@ mod test {
     fn image(room: &Path) -> ImageName {
         std::fs::write(room.join("disk"), [0; 512]).unwrap();
         let name: ImageName = format!("raw:{}", room.join("disk").display()).parse().unwrap();
-        Time::at(&Files::of_system(), &name, UNIX_EPOCH + LONG_AGO).put_back().unwrap();
+        Time::at(&Files::of_system(), &name, UNIX_EPOCH + LONG_AGO).restore().unwrap();
         name
     }
 
@@ -166,27 +166,27 @@ mod test {
     fn the_modification_time_survives_a_killed_writer() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
-        let begun = Unfinished::begin(&Files::of_system(), &name, "the command").unwrap();
+        let begun = UnfinishedRewrite::begin(&Files::of_system(), &name, "the command").unwrap();
         drop(begun);
         std::fs::write(name.path(), [1; 512]).unwrap();
         assert_ne!(time(&name), UNIX_EPOCH + LONG_AGO);
-        let found = Unfinished::find(&Files::of_system(), &name).unwrap().unwrap();
+        let found = UnfinishedRewrite::find(&Files::of_system(), &name).unwrap().unwrap();
         assert_eq!((found.modified(), found.command()), (UNIX_EPOCH + LONG_AGO, "the command"));
-        Unfinished::begin(&Files::of_system(), &name, "the command").unwrap().end().unwrap();
+        UnfinishedRewrite::begin(&Files::of_system(), &name, "the command").unwrap().end().unwrap();
         assert_eq!(time(&name), UNIX_EPOCH + LONG_AGO);
-        assert_eq!(room.path().read_dir().unwrap().count(), 1, "the note has gone");
+        assert_eq!(room.path().read_dir().unwrap().count(), 1, "the marker is gone");
     }
 
     #[test]
     fn a_marker_does_not_apply_to_another_file_of_the_same_name() {
         let room = tempfile::tempdir().unwrap();
         let name = image(room.path());
-        Unfinished::begin(&Files::of_system(), &name, "the command").unwrap();
+        UnfinishedRewrite::begin(&Files::of_system(), &name, "the command").unwrap();
         // On tmpfs and ext4, the new file often has the same inode number.
         std::fs::remove_file(name.path()).unwrap();
         std::fs::write(name.path(), [2; 512]).unwrap();
         let now = time(&name);
-        assert!(Unfinished::find(&Files::of_system(), &name).unwrap().is_none());
+        assert!(UnfinishedRewrite::find(&Files::of_system(), &name).unwrap().is_none());
         settle(&Files::of_system(), &name).unwrap();
         assert_eq!(time(&name), now);
     }

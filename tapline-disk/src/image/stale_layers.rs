@@ -2,9 +2,9 @@
 //! based on the merge's target.
 //!
 //! It knows nothing about how layers are merged. A file is recognized by its own metadata, and only if all of it
-//! agrees: it has no data, is based on the layer that was below it, and has forgotten that one's modification time, as
-//! every merged layer does. An empty clone that has not been written yet still has it. The files are locked while they
-//! are held here, so that nobody uses what is about to be removed.
+//! agrees: it has no data, is based on the layer that was below it, and does not record that one's modification time,
+//! as is the case for merged layers only. An empty clone that has not been written yet records it. The files are locked
+//! while they are held here, so that they are not in use when they are removed.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ use uring::{Cache, FileOpenError, ImageFile, OpenOptions};
 
 use crate::files::Files;
 use crate::files::identity::FileIdentity;
-use crate::image::chain::{open_image, to_look_at};
-use crate::image::presence::{Holds, Presence};
+use crate::image::chain::{metadata_options, open_image};
+use crate::image::presence::{ExtentSource, Presence};
 use crate::image::redo_log;
 use crate::image::replay_redo;
 use crate::process::failure::Failure;
@@ -31,7 +31,7 @@ pub struct MergeLayer {
     pub len: u64,
 }
 
-/// Files that no longer hold data, locked.
+/// Locked files that no longer contain data.
 #[derive(Debug)]
 pub struct StaleLayers {
     files: Files,
@@ -43,19 +43,19 @@ pub struct StaleLayers {
 const TO_REMOVE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
 impl MergeLayer {
-    /// The layer in a file, which may be in use.
+    /// Reads the layer of a file, which may be in use.
     pub fn of(files: &Files, name: &ImageName) -> Result<MergeLayer, Failure> {
-        let mut file = files.open_image(name, to_look_at(false)).map_err(Failure::said)?;
+        let mut file = files.open_image(name, metadata_options(false)).map_err(Failure::said)?;
         Ok(MergeLayer::in_image(name, &open_image(files, name, &mut file, false)?))
     }
 
-    /// The layer of an open image.
+    /// Returns the layer of an open image.
     pub fn in_image(name: &ImageName, image: &Image) -> MergeLayer {
         MergeLayer { name: name.clone(), identity: image.identity(), len: image.geometry().len }
     }
 
-    /// Whether the `link` of `child` refers to this layer. A layer without identity is recognized by its path.
-    fn carries(&self, files: &Files, child: &ImageName, link: &Link) -> bool {
+    /// Returns whether the `link` of `child` refers to this layer. A layer without identity is recognized by its path.
+    fn is_parent_of(&self, files: &Files, child: &ImageName, link: &Link) -> bool {
         let raw = self.name.format == FormatName::Raw;
         match link.format {
             Some(format) if format != self.name.format.word() => return false,
@@ -73,27 +73,27 @@ impl MergeLayer {
     }
 }
 
-/// Whether the merge of `sources`, the topmost first, into `target` is complete except for its remains: `above` is
-/// based on the target, and on none of the sources. If this cannot be determined, it is not.
-pub fn are_all(files: &Files, above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
-    let Some(link) = look_durably(files, above).ok().and_then(|image| image.link()) else { return false };
-    let stands_on =
-        |name: &ImageName| MergeLayer::of(files, name).is_ok_and(|layer| layer.carries(files, above, &link));
-    stands_on(target) && !sources.iter().any(stands_on)
+/// Returns whether the merge of `sources`, the topmost first, into `target` is complete except for its remains: `above`
+/// is based on the target, and on none of the sources. Returns false if this cannot be determined.
+pub fn is_merge_complete(files: &Files, above: &ImageName, sources: &[ImageName], target: &ImageName) -> bool {
+    let Some(link) = open_durable(files, above).ok().and_then(|image| image.link()) else { return false };
+    let is_based_on =
+        |name: &ImageName| MergeLayer::of(files, name).is_ok_and(|layer| layer.is_parent_of(files, above, &link));
+    is_based_on(target) && !sources.iter().any(is_based_on)
 }
 
-/// What is in an image, and after a power loss will be: files are removed because of it, and a killed process may have
-/// left it in the page cache.
-fn look_durably(files: &Files, name: &ImageName) -> Result<Image, Failure> {
+/// Opens an image and makes durable what a killed process may have left in the page cache: files are removed because of
+/// its contents, which must survive a power loss.
+fn open_durable(files: &Files, name: &ImageName) -> Result<Image, Failure> {
     replay_redo::image(files, name)?;
-    let mut file = files.open_image(name, to_look_at(true)).map_err(Failure::said)?;
+    let mut file = files.open_image(name, metadata_options(true)).map_err(Failure::said)?;
     file.sync().map_err(|error| Failure::new(format!("sync {name}"), error))?;
     open_image(files, name, &mut file, false)
 }
 
 impl StaleLayers {
-    /// The remains of `sources`, the topmost first, after a merge into `target` that is complete. Refused if one of
-    /// them is anything else.
+    /// Finds the remains of `sources`, the topmost first, after a completed merge into `target`. Fails if one of them
+    /// is anything else.
     pub fn of(files: &Files, sources: &[ImageName], target: &MergeLayer) -> Result<StaleLayers, Failure> {
         let (mut left, mut data_files) = (Vec::new(), Vec::new());
         let mut below = Some(target.clone());
@@ -122,12 +122,12 @@ impl StaleLayers {
         Ok(StaleLayers { files: files.clone(), layers: left, data_files })
     }
 
-    /// The layers.
+    /// Returns the layers.
     pub fn layers(&self) -> impl Iterator<Item = &MergeLayer> {
         self.layers.iter().map(|(layer, _)| layer)
     }
 
-    /// Removes them, durably.
+    /// Removes the files, durably.
     pub fn remove(self) -> Result<(), Failure> {
         for (MergeLayer { name, .. }, file) in &self.layers {
             let tried = || format!("remove {name}, which was merged and no longer holds data");
@@ -153,7 +153,7 @@ pub fn remove(path: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync
     Ok(uring::sync_directory(path)?)
 }
 
-/// Verifies that a source holds no data and is based on `below`.
+/// Verifies that a source contains no data and is based on `below`.
 fn examine(
     files: &Files,
     name: &ImageName,
@@ -164,7 +164,9 @@ fn examine(
     let not = |why: String| Err(Failure::new(format!("treat {name} as left over from the merge"), why));
     let Some(link) = image.link() else { return not("it has no parent".into()) };
     match below {
-        Some(below) if !below.carries(files, name, &link) => return not(format!("it is not based on {}", below.name)),
+        Some(below) if !below.is_parent_of(files, name, &link) => {
+            return not(format!("it is not based on {}", below.name));
+        }
         Some(_) => {}
         None => return not("the layer below it is gone".into()),
     }
@@ -172,8 +174,8 @@ fn examine(
         return not("it records its parent's time or size, which a merged layer does not".into());
     }
     let whole = Span { at: DiskOffset(0), len: image.geometry().len };
-    let runs = Presence::of(files, name, to_look_at(false))?.runs(whole)?;
-    if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != Holds::Parent) {
+    let runs = Presence::of(files, name, metadata_options(false))?.runs(whole)?;
+    if let Some((span, _)) = runs.iter().find(|(_, holds)| *holds != ExtentSource::Parent) {
         return not(format!("it holds data, first {} bytes at {}", span.len, span.at));
     }
     Ok(MergeLayer::in_image(name, &image))

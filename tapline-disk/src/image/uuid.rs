@@ -3,7 +3,7 @@
 pub use disk::vhd::uuid_text as text;
 use rustix::rand::GetRandomFlags;
 
-/// A random uuid (RFC 9562, version 4).
+/// Makes a random uuid (RFC 9562, version 4).
 pub fn new() -> std::io::Result<[u8; 16]> {
     let mut uuid = [0; 16];
     let got = rustix::rand::getrandom(&mut uuid[..], GetRandomFlags::empty())?;
@@ -15,7 +15,7 @@ pub fn new() -> std::io::Result<[u8; 16]> {
     Ok(uuid)
 }
 
-/// A uuid as text; `None` if it is all zeroes, which stands for none.
+/// Formats a uuid; `None` if it is all zeroes, which means that there is none.
 pub fn known(uuid: &[u8; 16]) -> Option<String> {
     (*uuid != [0; 16]).then(|| text(uuid))
 }

@@ -1,7 +1,7 @@
-//! Removes what a killed writer has left behind the last block of a VHD: before the next writer begins, or on request.
+//! Removes what a killed writer has left behind the last block of a VHD, before the next writer begins or on request.
 //!
-//! Without this, the file of a guest that never flushes, and whose process is killed again and again, would grow
-//! forever. What to do, and in which order, is decided by [`disk::vhd::Tidy`].
+//! Without this, the file of a guest that never flushes, and whose process is killed repeatedly, would grow without
+//! bound. [`disk::vhd::Tidy`] decides what to do, and in which order.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use uring::ImageFile;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// Truncates the file to its proper length. No other process has it open, and it is about to be written. A block device
-/// has a fixed length; an unreadable VHD is rejected elsewhere. Returns whether there was anything to remove.
+/// Truncates the file to its proper length. No other process must have it open, and it is about to be written. A block
+/// device has a fixed length; an unreadable VHD is rejected elsewhere. Returns whether there was anything to remove.
 pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<bool, Failure> {
     if file.device_len().is_some() {
         return Ok(false);
@@ -21,7 +21,7 @@ pub fn clear(name: &ImageName, file: &mut ImageFile) -> Result<bool, Failure> {
     match vhd::tidy(file) {
         Ok(Some(tidy)) => match perform(file, &tidy) {
             Ok(()) => Ok(true),
-            // Whatever of it was done, the image opens: the next writer does the rest.
+            // The image can be opened whatever part of this was done; the next writer does the rest.
             Err(error) if Kind::of(&error) == Kind::NoSpace => {
                 say(format_args!("there is no space to remove what the last writer left in {name}"));
                 Ok(false)

@@ -6,12 +6,12 @@ use std::io;
 use disk::{Format, Image, MetaWrite};
 use uring::ImageFile;
 
-/// Makes `batches` durable, one after the other. Killed on the way: some of the first are, and of the next any part.
+/// Makes `batches` durable in order. If killed, a number of the first batches are durable, and any part of the next.
 pub fn write(file: &mut ImageFile, batches: &[Vec<MetaWrite>]) -> io::Result<()> {
     write_synced(file, batches, ImageFile::sync)
 }
 
-/// The same, with `sync` as the sync operation.
+/// Like [`write`], with `sync` as the sync operation.
 pub fn write_synced(
     file: &mut ImageFile,
     batches: &[Vec<MetaWrite>],
@@ -30,8 +30,8 @@ pub fn write_synced(
     Ok(())
 }
 
-/// Makes durable what has changed in an image that has nothing in flight, as a round of a disk would.
-pub fn round(file: &mut ImageFile, image: &mut Image) -> io::Result<()> {
+/// Flushes metadata that has changed in an image without requests in flight, as a disk would.
+pub fn flush(file: &mut ImageFile, image: &mut Image) -> io::Result<()> {
     let written = write(file, &image.seal());
     image.settled(written.is_ok());
     written

@@ -1,7 +1,7 @@
-//! `image bench`: how fast a disk answers requests of one size, so many of them in flight.
+//! `image bench`: measures the speed of a disk for requests of one size at a queue depth.
 //!
-//! It measures what a job has: image, engine and storage, without a guest and its transport. Writing replaces what the
-//! disk holds, and is only done where that was asked for by name.
+//! It measures what a job uses: image, engine and storage, without a guest and its transport. Writing replaces the
+//! contents of the disk, so it must be requested explicitly.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use arguments::{Bench, Pattern};
 
 /// The largest request: with 256 in flight, 4 GiB of memory.
 const SIZE_MAX: u64 = 16 << 20;
-/// What is written: not zero, which some storage does not store.
+/// The byte that is written: not zero, because some storage does not store zeroes.
 const WRITTEN: u8 = 0x54;
 
 /// The result. Names and meanings are part of the interface.
@@ -37,15 +37,15 @@ struct Measured {
     pattern: &'static str,
     size: u64,
     depth: u16,
-    /// Sizes that transfers were split into and merged up to.
+    /// The sizes that transfers were split into and merged up to.
     split: Option<u64>,
     merge: Option<u64>,
-    /// Requests that were answered, and how long that took; a flush at the end included, if it wrote.
+    /// The number of completed requests, and their duration; for writes with a final flush.
     requests: u64,
     seconds: f64,
     requests_per_second: u64,
     bytes_per_second: u64,
-    /// From submission to answer.
+    /// From submission to completion.
     latency_us: Latency,
 }
 
@@ -64,10 +64,10 @@ pub fn run(files: &Files, bench: &Bench) -> Result<Exit, Failure> {
     let layers = Layers::open(files, &bench.image, &bench.parents, options)?;
     let mut runner = Runner::new(layers, access::engine(bench.access))?;
     runner.set_shape(ShapePolicy { split: bench.io_split.bytes(), merge: bench.io_merge.bytes() });
-    let places = Places::new(&bench.image, bench, runner.geometry().len)?;
-    let mut progress = Progress::new(files, "measuring", u64::from(bench.count) * places.size);
+    let offsets = Offsets::new(&bench.image, bench, runner.geometry().len)?;
+    let mut progress = Progress::new(files, "measuring", u64::from(bench.count) * offsets.size);
     let begun = Instant::now();
-    let mut latencies = ask(&mut runner, bench, places, &mut stop, &mut progress)?;
+    let mut latencies = run_requests(&mut runner, bench, offsets, &mut stop, &mut progress)?;
     if bench.overwrite_data {
         runner.flush()?;
     }
@@ -77,17 +77,17 @@ pub fn run(files: &Files, bench: &Bench) -> Result<Exit, Failure> {
     report(bench, took, &latencies)
 }
 
-/// Keeps requests in flight until all were answered. How long each took.
-fn ask(
+/// Keeps requests in flight until all are completed; returns their latencies.
+fn run_requests(
     runner: &mut Runner,
     bench: &Bench,
-    mut places: Places,
+    mut offsets: Offsets,
     stop: &mut Signal,
     progress: &mut Progress,
 ) -> Result<Vec<Duration>, Failure> {
     let operation = if bench.overwrite_data { Operation::Write { durable: false } } else { Operation::Read };
-    let filled = vec![WRITTEN; usize::try_from(places.size).unwrap_or(0)];
-    // Each slot has its memory, and one request at a time.
+    let filled = vec![WRITTEN; usize::try_from(offsets.size).unwrap_or(0)];
+    // Each slot has its own memory, and one request at a time.
     let memories: Vec<Segments> = (0..bench.depth).map(|_| Segments::copy_of(&filled)).collect();
     let mut begun = vec![Instant::now(); memories.len()];
     let mut free: Vec<usize> = (0..memories.len()).collect();
@@ -98,7 +98,7 @@ fn ask(
             let (Some(memory), Some(begun)) = (memories.get(slot), begun.get_mut(slot)) else { continue };
             *begun = Instant::now();
             let token = Token(u64::try_from(slot).unwrap_or(0));
-            runner.submit(operation, places.next(), memory.clone(), token)?;
+            runner.submit(operation, offsets.next(), memory.clone(), token)?;
             left -= 1;
         }
         if runner.in_flight() == 0 {
@@ -109,26 +109,26 @@ fn ask(
         let slot = usize::try_from(slot).unwrap_or(0);
         latencies.extend(begun.get(slot).map(Instant::elapsed));
         free.push(slot);
-        progress.advance(places.size);
+        progress.advance(offsets.size);
         if stop.take() {
             left = 0;
         }
     }
 }
 
-/// Where requests go.
-struct Places {
+/// The offsets of requests.
+struct Offsets {
     size: u64,
-    /// How many of them the disk has.
+    /// The number of requests that cover the disk.
     count: u64,
     pattern: Pattern,
-    /// The next one of a sequence.
+    /// The number of the next sequential request.
     next: u64,
     random: Rng,
 }
 
-impl Places {
-    fn new(image: &ImageName, bench: &Bench, len: u64) -> Result<Places, Failure> {
+impl Offsets {
+    fn new(image: &ImageName, bench: &Bench, len: u64) -> Result<Offsets, Failure> {
         let Size(size) = bench.size;
         let refuse = |why: String| Err(Failure::new(format!("measure {image}"), why).of_kind(Kind::Invalid));
         if size == 0 || size % 512 != 0 || size > SIZE_MAX {
@@ -138,7 +138,7 @@ impl Places {
             return refuse(format!("requests of {size} bytes are larger than the disk, which has {len}"));
         }
         let random = Rng::with_seed(bench.seed);
-        Ok(Places { size, count: len / size, pattern: bench.pattern, next: 0, random })
+        Ok(Offsets { size, count: len / size, pattern: bench.pattern, next: 0, random })
     }
 
     fn next(&mut self) -> Span {
@@ -174,7 +174,11 @@ fn report(bench: &Bench, took: Duration, latencies: &[Duration]) -> Result<Exit,
         seconds: took.as_secs_f64(),
         requests_per_second: per_second(requests),
         bytes_per_second: per_second(requests * size),
-        latency_us: Latency { median: of(latencies, 50), p99: of(latencies, 99), max: of(latencies, 100) },
+        latency_us: Latency {
+            median: percentile(latencies, 50),
+            p99: percentile(latencies, 99),
+            max: percentile(latencies, 100),
+        },
     };
     if bench.json {
         output::json(&measured)?;
@@ -191,8 +195,8 @@ fn report(bench: &Bench, took: Duration, latencies: &[Duration]) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-/// The latency that so many percent do not exceed, of those in order, in microseconds.
-fn of(latencies: &[Duration], percent: usize) -> u64 {
+/// Returns a percentile of sorted latencies, in microseconds.
+fn percentile(latencies: &[Duration], percent: usize) -> u64 {
     let number = (latencies.len() * percent).div_ceil(100).saturating_sub(1);
     latencies.get(number).map_or(0, |latency| u64::try_from(latency.as_micros()).unwrap_or(u64::MAX))
 }
@@ -202,18 +206,21 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_percentile_is_the_latency_that_so_many_do_not_exceed() {
+    fn a_percentile_is_the_latency_that_this_share_does_not_exceed() {
         let latencies: Vec<Duration> = (1..=200).map(Duration::from_micros).collect();
-        assert_eq!((of(&latencies, 50), of(&latencies, 99), of(&latencies, 100)), (100, 198, 200));
-        assert_eq!((of(&latencies[..1], 50), of(&[], 99)), (1, 0));
+        assert_eq!(
+            (percentile(&latencies, 50), percentile(&latencies, 99), percentile(&latencies, 100)),
+            (100, 198, 200)
+        );
+        assert_eq!((percentile(&latencies[..1], 50), percentile(&[], 99)), (1, 0));
     }
 
     #[test]
-    fn places_are_whole_requests_inside_of_the_disk() {
-        let places = |size, count, pattern| Places { size, count, pattern, next: 0, random: Rng::with_seed(1) };
-        let at = |mut places: Places, count| (0..count).map(|_| places.next().at.0).collect::<Vec<_>>();
-        assert_eq!(at(places(4096, 3, Pattern::Seq), 5), [0, 4096, 8192, 0, 4096]);
-        let found = at(places(512, 10, Pattern::Random), 200);
+    fn offsets_are_multiples_of_the_size_within_the_disk() {
+        let offsets = |size, count, pattern| Offsets { size, count, pattern, next: 0, random: Rng::with_seed(1) };
+        let at = |mut offsets: Offsets, count| (0..count).map(|_| offsets.next().at.0).collect::<Vec<_>>();
+        assert_eq!(at(offsets(4096, 3, Pattern::Seq), 5), [0, 4096, 8192, 0, 4096]);
+        let found = at(offsets(512, 10, Pattern::Random), 200);
         assert!(found.iter().all(|at| at % 512 == 0 && *at < 5120));
         assert!((0..10).all(|number| found.contains(&(number * 512))));
     }

@@ -1,8 +1,7 @@
-//! `calibrate`: which sizes of transfers suit some storage, found by measuring.
+//! `calibrate`: measures which transfer sizes suit some storage.
 //!
-//! What is measured and how it is judged is the crate `device`'s; how a load is put on storage is [`probe`]'s. Nothing
-//! is written unless `--write` says so, and then only to an unnamed file of this process beside the one that was named,
-//! which is gone with it.
+//! The crate `device` chooses and evaluates the measurements; [`probe`] puts a load on the storage. Nothing is written
+//! without `--write`, and then only to an unnamed file next to the named one, which disappears with the process.
 
 mod probe;
 mod table;
@@ -29,27 +28,27 @@ use arguments::{Access, CacheMode, Calibrate};
 
 use probe::Probe;
 
-/// Operations that the engine has room for: as many as for a served disk.
+/// Operations in flight for which the engine has room, as for a served disk.
 const DEPTH: usize = 256;
 
-/// How often each measurement is made: one of them may be disturbed.
+/// The repetitions of each measurement, because some may be disturbed.
 const ROUNDS: usize = 3;
 
-/// Bytes of the file that is written to: more than a drive keeps in its own memory would take too long.
+/// The size of the file for writing: more than a drive's cache would take too long.
 const WRITTEN: u64 = 256 << 20;
-/// In less a measurement is that of a single request.
+/// A shorter measurement would be that of a single request.
 const EACH_MIN: Duration = Duration::from_millis(1);
-/// A file that is read must have room for different requests in flight, of the largest size.
+/// The minimum size of a file for reading: room for several of the largest requests in flight.
 const READ_MIN: u64 = 64 << 20;
-/// What can be done about storage in use.
+/// Advice about storage in use.
 const READ_ALL_THE_SAME: &str = "add --in-use to read it all the same; its other load is measured too";
-/// Bytes that are written at once to prepare a file.
+/// The bytes written at once to prepare a file.
 const CHUNK: usize = 1 << 20;
 
-/// How a file is opened that is written to. Its name is nobody's, so there is nothing to lock.
+/// The options of a file for writing. It has no name that others know, so it needs no lock.
 const TO_WRITE: OpenOptions = OpenOptions { write: true, cache: Cache::None, lock: false };
 
-/// Runs the job. A signal ends it, and nothing is kept.
+/// Runs the job. A signal ends it without a result.
 pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let name = &calibrate.image;
@@ -61,12 +60,13 @@ pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     };
     let operation = if calibrate.write { "write" } else { "read" };
     let len = name.len_without_file().unwrap_or_else(|| disk::Source::len(&opened));
-    let asked = access::engine(Access { cache: CacheMode::None, io_engine: calibrate.io_engine });
-    let engine = engine_choice::open(name, asked, vec![opened], DEPTH, Data::Own)?;
+    let requested = access::engine(Access { cache: CacheMode::None, io_engine: calibrate.io_engine });
+    let engine = engine_choice::open(name, requested, vec![opened], DEPTH, Data::Own)?;
     let mut probe = Probe::new(engine, name, len, stop);
     let mut progress: Option<Progress> = None;
     let fitted = fit(calibrate.write, ROUNDS, |load, policy, at| {
-        probe.each = calibrate.seconds.map_or(Duration::from_millis(calibrate.each), |all| share_of(all, at.all));
+        probe.each =
+            calibrate.seconds.map_or(Duration::from_millis(calibrate.each), |all| time_per_measurement(all, at.all));
         let progress = progress.get_or_insert_with(|| Progress::of_steps(files, "measuring", at.all));
         let measured = probe.measure(load, policy);
         progress.step(at.done + 1);
@@ -85,13 +85,13 @@ pub fn run(files: &Files, calibrate: &Calibrate) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The time of one of so many measurements that take so many seconds together.
-fn share_of(seconds: u64, measurements: usize) -> Duration {
+/// Returns the time of one of `measurements` that together take `seconds`.
+fn time_per_measurement(seconds: u64, measurements: usize) -> Duration {
     let measurements = u32::try_from(measurements).unwrap_or(u32::MAX).max(1);
     (Duration::from_secs(seconds) / measurements).max(EACH_MIN)
 }
 
-/// Opens what is measured.
+/// Opens the file to measure.
 fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
     let name = &calibrate.image;
     let refuse = |why: &str, advice: &str| {
@@ -108,7 +108,7 @@ fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
     }
     if calibrate.write {
         return match files.are_handed() {
-            // An empty file of the daemon's, which nobody else has.
+            // An empty file that only the daemon and this process have open.
             true => fill(files.open(name.path(), TO_WRITE).map_err(Failure::said)?, name),
             false => fill(open_to_write(name)?, name),
         };
@@ -119,7 +119,7 @@ fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
         let failure = Failure::said(error);
         if in_use { failure.advise(READ_ALL_THE_SAME) } else { failure }
     })?;
-    if file.device_len().is_some() && !calibrate.in_use && is_taken(name) {
+    if file.device_len().is_some() && !calibrate.in_use && is_claimed(name) {
         return refuse("the device is in use: mounted, or part of another one", READ_ALL_THE_SAME);
     }
     let len = disk::Source::len(&file);
@@ -137,13 +137,14 @@ fn open(files: &Files, calibrate: &Calibrate) -> Result<ImageFile, Failure> {
     Ok(file)
 }
 
-/// Whether the kernel has a block device for itself: open(2), O_EXCL.
-fn is_taken(name: &ImageName) -> bool {
+/// Returns whether the kernel has claimed a block device: open(2), O_EXCL.
+fn is_claimed(name: &ImageName) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     rustix::fs::open(name.path(), flags, Mode::empty()).err() == Some(Errno::BUSY)
 }
 
-/// An unnamed file beside the named one, which must not exist, or be an empty file: nothing of others is written to.
+/// Opens an unnamed file next to the named one, which must not exist or must be empty: existing data is never
+/// overwritten.
 fn open_to_write(name: &ImageName) -> Result<ImageFile, Failure> {
     let path = name.path();
     let tried = || format!("measure writes next to {name}");
@@ -161,11 +162,11 @@ fn open_to_write(name: &ImageName) -> Result<ImageFile, Failure> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let unnamed = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| Failure::new(tried(), std::io::Error::from(errno)))?;
-    // The directory is what is known of it by name.
+    // It has no name, so messages name the directory.
     ImageFile::from_fd(unnamed, directory, TO_WRITE).map_err(Failure::said)
 }
 
-/// Gives an empty file what is written to.
+/// Fills an empty file with data.
 fn fill(mut file: ImageFile, name: &ImageName) -> Result<ImageFile, Failure> {
     let failed = |error: std::io::Error| Failure::new(format!("measure writes next to {name}"), error);
     if disk::Source::len(&file) > 0 {
@@ -174,7 +175,7 @@ fn fill(mut file: ImageFile, name: &ImageName) -> Result<ImageFile, Failure> {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, WRITTEN).map_err(|errno| {
         failed(errno.into()).advise(format!("it takes {} there while it measures", readable(WRITTEN)))
     })?;
-    // A file system does more for the first write to a place than for those that follow.
+    // A file system does more for the first write to a block than for later ones.
     let chunk = vec![probe::BYTE; CHUNK];
     for at in (0..WRITTEN).step_by(CHUNK) {
         file.write_at(disk::FileOffset(at), &chunk).map_err(failed)?;

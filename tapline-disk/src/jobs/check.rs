@@ -1,7 +1,7 @@
 //! `image check`: checks an image's structure, and repairs what can be repaired without losing data.
 //!
 //! Leaked space is reported but is not damage: every crash may leave some, and the next writer reclaims it. The same
-//! holds for an image whose writer was stopped before it could close it. Only leaked space has an exit code of its own.
+//! holds for an image whose writer was stopped before it could close it. Only leaked space has its own exit code.
 
 use control::{FormatName, ImageName};
 use disk::redo::Owed;
@@ -11,8 +11,8 @@ use uring::{ImageFile, OpenOptions};
 
 use crate::files::Files;
 use crate::files::access;
-use crate::image::chain::{Layers, to_look_at};
-use crate::image::check::{Examined, examine, examine_through, mend};
+use crate::image::chain::{Layers, metadata_options};
+use crate::image::check::{self, Examined, examine, examine_through};
 use crate::image::replay_redo;
 use crate::image::vhd_tail;
 use crate::process::failure::{Exit, Failure};
@@ -21,27 +21,27 @@ use arguments::{Check, Sharing};
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
-struct Found {
+struct Checked {
     image: String,
     /// `clean`, `leaks`, `unclosed`, `damaged` or `repaired`.
     result: &'static str,
-    problems: Vec<Line>,
-    /// Problems that are not in the list, which stops at some hundreds.
+    problems: Vec<ProblemLine>,
+    /// The number of problems that are not in the list, which is limited to some hundreds.
     unlisted: u64,
     /// The repairs that were made.
     repairs: Vec<String>,
-    /// Sectors of metadata that the image's last process, which was killed, has left in its redo log: they were checked
-    /// as if they were written.
+    /// The number of metadata sectors that the image's last process, which was killed, has left in its redo log. They
+    /// were checked as if they had been written.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_sectors: Option<usize>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct ProblemLine {
     image: String,
     /// `leak`, `unclosed`, `repairable` or `damage`.
     severity: &'static str,
-    /// Offset in the file.
+    /// Byte offset in the file.
     at: u64,
     what: String,
 }
@@ -49,14 +49,16 @@ struct Line {
 /// Runs the job. Parents that are named are checked too, and never repaired.
 pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
     let (mut file, log) = match check.repair {
-        true => (replay_redo::to_write(files, &check.image, OpenOptions { write: true, ..to_look_at(true) })?, None),
+        true => {
+            (replay_redo::to_write(files, &check.image, OpenOptions { write: true, ..metadata_options(true) })?, None)
+        }
         false => to_examine(files, &check.image, check.sharing)?,
     };
     let first = match check.repair {
         true => examine(&check.image, &mut file, true)?,
         false => examine_through(&check.image, &mut file, log.as_ref())?,
     };
-    let mut found = Found {
+    let mut found = Checked {
         image: check.image.to_string(),
         result: "clean",
         problems: lines(&check.image, &first.problems),
@@ -89,28 +91,28 @@ pub fn run(files: &Files, check: &Check) -> Result<Exit, Failure> {
         };
     }
     if !check.parents.names.is_empty() && exit != Exit::Damaged {
-        Layers::open(files, &check.image, &check.parents, access::shared(to_look_at(true), check.sharing))?;
+        Layers::open(files, &check.image, &check.parents, access::shared(metadata_options(true), check.sharing))?;
     }
     report(check, own, exit, found)
 }
 
-/// Opens an image for reading, with the log through which it is to be read. That of an image in use changes under the
-/// reader.
+/// Opens an image for reading, and the redo log through which it must be read. The log of an image in use changes
+/// during the check, so it is ignored.
 fn to_examine(files: &Files, name: &ImageName, sharing: Sharing) -> Result<(ImageFile, Option<RedoLog>), Failure> {
     match sharing.force_share {
-        true => files.open_image(name, to_look_at(false)).map(|file| (file, None)).map_err(Failure::said),
-        false => replay_redo::to_read(files, name, to_look_at(true)).map_err(access::advise),
+        true => files.open_image(name, metadata_options(false)).map(|file| (file, None)).map_err(Failure::said),
+        false => replay_redo::to_read(files, name, metadata_options(true)).map_err(access::advise),
     }
 }
 
 /// Repairs what can be repaired; returns what was done, and what could not be.
 fn repair(name: &ImageName, file: &mut ImageFile, examined: Examined) -> Result<Vec<String>, Failure> {
-    let Examined { problems, cure, .. } = examined;
+    let Examined { problems, repair, .. } = examined;
     let mut done = Vec::new();
-    if !cure.batches.is_empty() {
-        mend(name, file, &cure)?;
+    if !repair.batches.is_empty() {
+        check::repair(name, file, &repair)?;
     }
-    done.extend(cure.what);
+    done.extend(repair.what);
     let leaks = problems.iter().any(|problem| problem.severity == Severity::Leak);
     if name.format == FormatName::Vhd && leaks && vhd_tail::clear(name, file)? {
         done.push("the file ends behind its last block".to_owned());
@@ -118,8 +120,8 @@ fn repair(name: &ImageName, file: &mut ImageFile, examined: Examined) -> Result<
     Ok(done)
 }
 
-/// Leaked space counts whatever else is found, unless that is worse: an image that was merely not closed is intact.
-/// What is behind the last block of a VHD that was not closed is no leak: the next writer takes it away.
+/// Returns the exit code of a check. Leaked space counts unless something worse is found: an image that was merely not
+/// closed is intact. Bytes behind the last block of an unclosed VHD are no leak: the next writer removes them.
 fn verdict(name: &ImageName, report: &Examined) -> Exit {
     let has = |severity| report.problems.iter().any(|problem| problem.severity == severity);
     match report.worst() {
@@ -130,14 +132,14 @@ fn verdict(name: &ImageName, report: &Examined) -> Exit {
     }
 }
 
-fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
+fn lines(name: &ImageName, problems: &[Problem]) -> Vec<ProblemLine> {
     let severity = |severity| match severity {
         Severity::Leak => "leak",
         Severity::Unclosed => "unclosed",
         Severity::Repairable => "repairable",
         Severity::Damage => "damage",
     };
-    let line = |problem: &Problem| Line {
+    let line = |problem: &Problem| ProblemLine {
         image: name.to_string(),
         severity: severity(problem.severity),
         at: problem.at.0,
@@ -146,9 +148,9 @@ fn lines(name: &ImageName, problems: &[Problem]) -> Vec<Line> {
     problems.iter().map(line).collect()
 }
 
-/// Prints what was found. `own` is the verdict on the image itself, `exit` that on all that was checked.
-fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit, Failure> {
-    let is_own = |line: &&Line| line.image == found.image;
+/// Prints the result. `own` is the exit code of the image itself, `exit` that of all checked images.
+fn report(check: &Check, own: Exit, exit: Exit, mut found: Checked) -> Result<Exit, Failure> {
+    let is_own = |line: &&ProblemLine| line.image == found.image;
     let own_severities: Vec<_> = found.problems.iter().filter(is_own).map(|line| line.severity).collect();
     let only_unclosed = own_severities.iter().all(|severity| matches!(*severity, "leak" | "unclosed"));
     let unclosed = only_unclosed && own_severities.contains(&"unclosed");
@@ -161,7 +163,7 @@ fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit
         _ if unclosed => ("unclosed", "was not closed cleanly; nothing is damaged, and the next writer repairs it"),
         _ => ("clean", "is clean"),
     };
-    // What is said of the image is for people; the result is that of all that was checked.
+    // The sentence is about the image only; the result is about all checked images.
     let of_parents = match exit {
         _ if exit == own => None,
         Exit::Damaged => Some(("damaged", "a parent is damaged")),
@@ -172,7 +174,7 @@ fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit
         output::json(&found)?;
         return Ok(exit);
     }
-    let line = |line: &Line| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what);
+    let line = |line: &ProblemLine| format!("{}: {} at byte {}: {}\n", line.image, line.severity, line.at, line.what);
     let mut text: String = found.problems.iter().map(line).collect();
     if found.unlisted > 0 {
         text.push_str(&format!("{}: {} more problems\n", check.image, found.unlisted));
@@ -191,7 +193,7 @@ fn report(check: &Check, own: Exit, exit: Exit, mut found: Found) -> Result<Exit
     Ok(exit)
 }
 
-/// What to do about an image with this verdict and such problems; nothing if there is nothing.
+/// Returns advice about an image with this verdict and these problems; empty if there is none.
 fn advice(own: Exit, repaired: bool, severities: &[&str]) -> &'static str {
     match (own, severities.contains(&"damage")) {
         (Exit::Damaged, _) if repaired => {

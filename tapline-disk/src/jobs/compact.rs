@@ -17,9 +17,9 @@ use uring::OpenOptions;
 use crate::files::Files;
 use crate::files::access;
 use crate::image::chain::Layers;
-use crate::image::create::{Identity, Plan, Shape, Target, unit_of};
+use crate::image::create::{Allocation, Identity, Plan, Target, unit_of};
 use crate::image::mtime::Time;
-use crate::image::presence::{Holds, Presence};
+use crate::image::presence::{ExtentSource, Presence};
 use crate::image::progress::Progress;
 use crate::jobs::runner::Runner;
 use crate::jobs::stream::{grid, stored_runs};
@@ -28,21 +28,21 @@ use crate::process::output;
 use crate::process::signals::Signal;
 use arguments::Compact;
 
-/// How much of the disk is looked up at once.
+/// The bytes of the disk whose allocation is looked up at once.
 const WINDOW: u64 = 1 << 30;
-/// Pieces read, and then written, at once.
+/// The number of pieces read, and then written, at once.
 const AHEAD: usize = 16;
 
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Compacted {
     image: String,
-    /// Bytes that the file takes on the storage.
+    /// The allocated size of the file in bytes.
     before: u64,
     after: u64,
 }
 
-/// Runs the job.
+/// Runs `image compact`.
 pub fn run(files: &Files, compact: &Compact) -> Result<Exit, Failure> {
     let name = &compact.image;
     if name.data_file.is_some() {
@@ -50,28 +50,28 @@ pub fn run(files: &Files, compact: &Compact) -> Result<Exit, Failure> {
         return Err(Failure::new(format!("compact {name}"), why).of_kind(Kind::Invalid));
     }
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    // Opened for writing once, so that what a crash has left is mended before it is copied.
+    // Opened for writing once, to repair what a crash has left before it is copied.
     let plan = plan(name, &Layers::open_alone(files, name, access::options(compact.access, true))?)?;
     let (before, time) = (allocated(name)?, Time::of(files, name)?);
     let target = Target::create(files, name, &plan, true)?;
-    // The target has the old file locked.
+    // The target holds the lock of the old file.
     let source = OpenOptions { lock: false, ..access::options(compact.access, false) };
     let engine = access::engine(compact.access);
     let mut copy = Copy {
         presence: Presence::of(files, name, source)?,
         source: Runner::new(Layers::open_alone(files, name, source)?, engine)?,
         target: Runner::new(Layers::open_alone(files, target.name(), access::options(compact.access, true))?, engine)?,
-        on_parent: matches!(plan.shape, Shape::Child(_)),
+        on_parent: matches!(plan.allocation, Allocation::Child(_)),
         stop: &mut stop,
     };
     copy.run(name)?;
     drop(copy);
-    time.put_on(target.name())?;
+    time.apply_to(target.name())?;
     target.keep()?;
     report(compact, Compacted { image: name.to_string(), before, after: allocated(name)? })
 }
 
-/// The plan for an empty image with the same properties.
+/// Returns the properties of an empty image that replaces this one.
 fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     let tried = || format!("compact {name}");
     let Some(image) = layers.images.first() else { return Err(Failure::new(tried(), "it has no layer")) };
@@ -94,25 +94,25 @@ fn plan(name: &ImageName, layers: &Layers) -> Result<Plan, Failure> {
     };
     Ok(Plan {
         len: image.geometry().len,
-        shape: image.link().map_or(Shape::Thin, Shape::Child),
+        allocation: image.link().map_or(Allocation::Thin, Allocation::Child),
         unit: unit_of(image),
         compression: Compression::default(),
         identity: Some(Identity { uuid: image.identity(), created }),
     })
 }
 
-/// Bytes that a file takes: stat(2) counts in units of 512, whatever the file system's block.
+/// Returns the bytes allocated to a file: stat(2) counts in units of 512, whatever the file system's block size.
 fn allocated(name: &ImageName) -> Result<u64, Failure> {
     let metadata = std::fs::metadata(name.path()).map_err(|error| Failure::new(format!("examine {name}"), error))?;
     Ok(metadata.blocks().saturating_mul(512))
 }
 
-/// The work and what it is done with.
+/// A copy in progress.
 struct Copy<'a> {
     presence: Presence,
     /// The old file without its parents.
     source: Runner,
-    /// The new one.
+    /// The new file.
     target: Runner,
     on_parent: bool,
     stop: &'a mut Signal,
@@ -127,10 +127,10 @@ impl Copy<'_> {
             let window = Span { at, len: WINDOW.min(end - at) };
             for (span, holds) in self.presence.runs(window)? {
                 match holds {
-                    Holds::Data => self.data(name, span)?,
-                    // Without a parent, what is not there is zero.
-                    Holds::Zero if self.on_parent => self.zero(span)?,
-                    Holds::Zero | Holds::Parent => {}
+                    ExtentSource::Data => self.data(name, span)?,
+                    // Without a parent, unallocated ranges read as zeroes.
+                    ExtentSource::Zero if self.on_parent => self.zero(span)?,
+                    ExtentSource::Zero | ExtentSource::Parent => {}
                 }
                 progress.reach(span.end().0);
             }
@@ -163,8 +163,8 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Without a parent, stored zeros are as good as nothing. On a parent they hide what it has: they get their place,
-    /// and give its space back.
+    /// Writes a piece. Without a parent, stored zeroes are left out. On a parent they must hide its data: they are
+    /// allocated, then discarded.
     fn write(&mut self, span: Span, memory: &Segments) -> Result<(), Failure> {
         let stored = stored_runs(memory);
         let bytes = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
@@ -182,7 +182,7 @@ impl Copy<'_> {
         let behind = (memory.len(), 0);
         for (from, len) in stored.iter().map(|(from, run)| (*from, run.len())).chain([behind]) {
             if from > end {
-                // Held back by the disk until the write has ended.
+                // The disk holds this back until the write has completed.
                 let hole = part(end, from - end);
                 self.target.submit(Operation::Discard, hole, Segments::empty(), Token(hole.at.0))?;
             }

@@ -25,7 +25,7 @@ struct Compared {
     differs_at: Option<u64>,
 }
 
-/// Runs the job.
+/// Runs `image compare`.
 pub fn run(files: &Files, compare: &Compare) -> Result<Exit, Failure> {
     let options = access::shared(access::options(compare.access, false), compare.sharing);
     let one = Layers::open(files, &compare.one, &compare.parents, options).map_err(access::advise)?;
@@ -59,7 +59,7 @@ pub fn run(files: &Files, compare: &Compare) -> Result<Exit, Failure> {
     report(compare, &found)
 }
 
-/// The first byte at which two disks of `len` bytes differ.
+/// Returns the first byte at which two disks of `len` bytes differ.
 pub fn first_difference(
     files: &Files,
     title: &'static str,
@@ -81,7 +81,7 @@ pub fn first_difference(
     Ok(found)
 }
 
-/// The first byte at which two pieces of the same place differ.
+/// Returns the first byte at which two chunks of the same range differ.
 fn difference(a: &Chunk, b: &Chunk) -> Option<u64> {
     let at = match (&a.bytes, &b.bytes) {
         (None, None) => None,
@@ -89,7 +89,7 @@ fn difference(a: &Chunk, b: &Chunk) -> Option<u64> {
         (Some(bytes), None) | (None, Some(bytes)) => bytes.to_vec().iter().position(|&byte| byte != 0),
         (Some(one), Some(other)) => {
             let (one, other) = (one.to_vec(), other.to_vec());
-            // The comparison of whole slices is many times faster than that byte by byte.
+            // Comparing whole slices is many times faster than comparing byte by byte.
             if one == other { None } else { one.iter().zip(&other).position(|(x, y)| x != y) }
         }
     };

@@ -1,7 +1,7 @@
 //! `image convert`: copies a disk into a new image. Holes and stored zeroes become holes.
 //!
 //! One thread reads ahead ([`Stream`]) while this one writes, with many requests in flight on both sides. The target is
-//! flushed before it gets its name, and removed if the command fails or is interrupted.
+//! flushed before it gets its final name, and removed if the command fails or is interrupted.
 //!
 //! Source and target can be standard input and output ([`input`], [`output`]).
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::files::Files;
 use crate::files::access;
 use crate::image::chain::Layers;
-use crate::image::create::{self, Laid, Plan, Shape, Target};
+use crate::image::create::{self, Allocation, Layout, Plan, Target};
 use crate::image::libvhd;
 use crate::image::progress::Progress;
 use crate::jobs::compare::first_difference;
@@ -35,7 +35,7 @@ use arguments::{Compress, Convert};
 use output::Output;
 use source::Source;
 
-/// Writes in flight at most.
+/// The maximum number of writes in flight.
 const AHEAD: usize = 16;
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
@@ -44,10 +44,10 @@ struct Converted {
     target: String,
     size: u64,
     written: u64,
-    /// What they were compressed to, if they were.
+    /// The compressed size of the written bytes, if compression was requested.
     compressed: Option<u64>,
     verified: bool,
-    /// Bytes that could not be read, and are zeroes in the target.
+    /// Ranges that could not be read, and are zeroes in the target.
     lost: Vec<Lost>,
 }
 
@@ -58,10 +58,10 @@ struct Lost {
     len: u64,
 }
 
-/// Ranges that are listed for people.
+/// The maximum number of ranges listed for people.
 const LISTED: usize = 20;
 
-/// Runs the job.
+/// Runs `image convert`.
 pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     check_streams(files, convert)?;
     if convert.target.is_stream() {
@@ -73,8 +73,8 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let (len, block) = (source.len, source.block);
     let plan = plan(convert, len)?;
     let target = Target::create_anywhere(files, &convert.target, &plan, convert.force)?;
-    let copied = match create::lay_out_as(target.name(), &plan)? {
-        Laid::Qcow2(spec) if convert.compress.is_some() => {
+    let copied = match create::layout(target.name(), &plan)? {
+        Layout::Qcow2(spec) if convert.compress.is_some() => {
             compressed::copy(files, convert, source, target.name(), &spec, &mut stop)?
         }
         _ => copy(files, convert, source, target.name(), &mut stop)?,
@@ -83,12 +83,12 @@ pub fn run(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
         verify(files, convert, target.name(), &mut stop)?;
     }
     target.keep()?;
-    libvhd::tell_of_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
-    tell_of_sectors(convert, block, copied.block);
+    libvhd::note_block_size(&convert.target, unit(&convert.target, convert.block_size)?);
+    note_sector_size(convert, block, copied.block);
     report(convert, len, &copied)
 }
 
-/// Converts to standard output. A signal ends it as any program: there is nothing to remove.
+/// Converts to standard output. A signal simply kills the process: there is nothing to remove.
 fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     let mut output = Output::open(&convert.target)?;
     let source = Source::open(files, convert, &mut None)?;
@@ -104,12 +104,12 @@ fn to_output(files: &Files, convert: &Convert) -> Result<Exit, Failure> {
     }
     output.finish(len, &image)?;
     progress.finish();
-    say(in_words(convert, len, &copied).trim_end());
-    tell_of_sectors(convert, block, copied.block);
+    say(summary(convert, len, &copied).trim_end());
+    note_sector_size(convert, block, copied.block);
     Ok(copied.exit())
 }
 
-/// Refuses what cannot be done with standard input or output.
+/// Rejects what cannot be done with standard input or output.
 fn check_streams(files: &Files, convert: &Convert) -> Result<(), Failure> {
     let Convert { source, target, .. } = convert;
     let refuse = |why: &str, advice: &str| {
@@ -152,7 +152,7 @@ fn plan(convert: &Convert, len: u64) -> Result<Plan, Failure> {
     Ok(Plan { compression, ..plan })
 }
 
-/// How a disk of `len` bytes is laid out in a new image.
+/// Returns the properties of a new image for a disk of `len` bytes.
 pub fn plan_for(
     target: &ImageName,
     len: u64,
@@ -166,25 +166,25 @@ pub fn plan_for(
         let failure = Failure::new(format!("create {target}"), "a qcow2 image is always thin");
         return Err(failure.advise("omit --fixed").of_kind(Kind::Invalid));
     }
-    let shape = if fixed { Shape::Fixed } else { Shape::Thin };
-    Ok(Plan { len, shape, unit, compression: Compression::default(), identity: None })
+    let allocation = if fixed { Allocation::Fixed } else { Allocation::Thin };
+    Ok(Plan { len, allocation, unit, compression: Compression::default(), identity: None })
 }
 
-/// What became of a copy.
+/// The result of a copy.
 struct Copied {
-    /// Bytes that had to be written.
+    /// The number of bytes written to the new disk.
     written: u64,
-    /// What they were compressed to, if they were.
+    /// Their compressed size, if compression was requested.
     compressed: Option<u64>,
-    /// What could not be read, ascending.
+    /// The ranges that could not be read, ascending.
     lost: Vec<Span>,
-    /// The logical block size that a guest of the new image has by default.
+    /// The default logical block size for guests of the new image.
     block: u32,
 }
 
-/// Prints a note if guests of the new image would have another logical block size than those of the old one, and so
-/// would not find its partitions: no format that is written records it.
-fn tell_of_sectors(convert: &Convert, old: Option<u32>, new: u32) {
+/// Logs a note if guests of the new image would have another logical block size than those of the old one, and so would
+/// not find its partitions: no format that we write records it.
+fn note_sector_size(convert: &Convert, old: Option<u32>, new: u32) {
     let Convert { source, target, .. } = convert;
     if let Some(old) = old.filter(|&old| old != new) {
         say(format_args!(
@@ -230,7 +230,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes what of a piece is not zero: the target is new, and reads as zero where nothing is written.
+    /// Writes the data of a chunk. Zeroes are left out: the target is new, and reads as zeroes where nothing is
+    /// written.
     fn write(&mut self, piece: &Chunk) -> Result<(), Failure> {
         let Some(bytes) = &piece.bytes else { return Ok(()) };
         for (from, memory) in stored_runs(bytes) {
@@ -271,21 +272,21 @@ fn report(convert: &Convert, size: u64, copied: &Copied) -> Result<Exit, Failure
         let (written, compressed, verified) = (copied.written, copied.compressed, convert.verify);
         printed::json(&Converted { source, target, size, written, compressed, verified, lost })?;
     } else {
-        printed::print(&in_words(convert, size, copied))?;
+        printed::print(&summary(convert, size, copied))?;
     }
     Ok(copied.exit())
 }
 
-fn in_words(convert: &Convert, size: u64, copied: &Copied) -> String {
+fn summary(convert: &Convert, size: u64, copied: &Copied) -> String {
     let Convert { source, target, .. } = convert;
     let verified = if convert.verify { ", verified" } else { "" };
     let (size, written) = (readable(size), readable(copied.written));
     let compressed = copied.compressed.map(|bytes| format!(", compressed to {}", readable(bytes))).unwrap_or_default();
-    let lost = lost_in_words(&source.to_string(), &copied.lost);
+    let lost = lost_lines(&source.to_string(), &copied.lost);
     format!("converted {source} to {target}: {size}, {written} written{compressed}{verified}\n{lost}")
 }
 
-fn lost_in_words(source: &str, lost: &[Span]) -> String {
+fn lost_lines(source: &str, lost: &[Span]) -> String {
     if lost.is_empty() {
         return String::new();
     }
@@ -303,9 +304,9 @@ fn bytes_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// An error if a signal was received. This is checked before each chunk, so that the target is removed as after any
-/// other failure.
-fn go_on(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
+/// Fails if a signal was received. This is called before each chunk, so that the target is removed as after any other
+/// failure.
+fn check_signal(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
     if !stop.as_mut().is_some_and(Signal::take) {
         return Ok(());
     }
@@ -313,12 +314,12 @@ fn go_on(convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
     Err(Failure::new(tried, "interrupted by a signal").advise("the unfinished target has been removed"))
 }
 
-/// Where the first byte is that is not zero.
+/// Returns the offset of the first byte that is not zero.
 fn first_data(bytes: &[u8]) -> Option<u64> {
     bytes.iter().position(|&byte| byte != 0).and_then(|at| u64::try_from(at).ok())
 }
 
-/// The new disk would be too small for its data.
+/// Explains that the new disk would be too small for the data.
 fn would_lose(convert: &Convert, len: u64, at: u64) -> Failure {
     let tried = format!("convert {} to a disk of {len} bytes", convert.source);
     Failure::new(tried, format!("there is data behind that, at byte {at} of the disk")).advise(

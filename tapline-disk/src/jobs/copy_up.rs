@@ -1,32 +1,32 @@
-//! Copies into an image the data that its parents have and another chain would not have.
+//! Copies data of an image's parents into the image, where another chain would not show the same.
 //!
 //! The chain is processed once, in order. Where the image has no data of its own, its contents are compared with what
 //! they would be on the new parents (zeroes, if none), and written into it where they differ. The image's contents are
-//! the same at every moment, so a killed job can be restarted: what has been copied is then the image's own data and
+//! the same at every moment, so a killed job can be restarted: what has been copied is then the image's own data and is
 //! skipped.
 
 use disk::{DiskOffset, Operation, Span, Token};
 use memory::Segments;
 
-use crate::image::presence::{Holds, Presence};
+use crate::image::presence::{ExtentSource, Presence};
 use crate::image::progress::Progress;
 use crate::jobs::runner::Runner;
 use crate::jobs::stream::{PIECE, grid, join, zero_runs};
 use crate::process::failure::Failure;
 use crate::process::signals::Signal;
 
-/// How much of the disk is looked up at once.
+/// The bytes of the disk whose allocation is looked up at once.
 const WINDOW: u64 = 1 << 30;
-/// Pieces read, and then written, at once.
+/// The number of pieces read, and then written, at once.
 const AHEAD: usize = 16;
-/// Differences are found at this granularity: the smallest qcow2 cluster that we create.
+/// The granularity of the comparison: the smallest qcow2 cluster that we create.
 const UNIT: u64 = 64 << 10;
 
-/// The work and what it is done with.
+/// A job that copies data up into an image.
 pub struct CopyUp<'a> {
-    /// The image on its present parents.
+    /// The image on its current parents.
     pub image: &'a mut Runner,
-    /// The image's own data.
+    /// The allocation of the image itself.
     pub presence: Presence,
     /// The new parents.
     pub onto: Option<&'a mut Runner>,
@@ -36,8 +36,8 @@ pub struct CopyUp<'a> {
     pub title: &'static str,
 }
 
-/// One piece of the disk, from both sides; `None` is zero.
-struct Both {
+/// One piece of the disk on the current and on the new parents; `None` means zeroes.
+struct PiecePair {
     span: Span,
     shown: Option<Segments>,
     onto: Option<Segments>,
@@ -60,7 +60,7 @@ impl CopyUp<'_> {
     }
 
     fn window(&mut self, window: Span, progress: &mut Progress) -> Result<u64, Failure> {
-        let missing: Vec<Span> = self.presence.runs(window)?.into_iter().filter_map(parents).collect();
+        let missing: Vec<Span> = self.presence.runs(window)?.into_iter().filter_map(from_parents).collect();
         let shown = zero_runs(self.image, window)?;
         let onto = match &mut self.onto {
             Some(onto) => zero_runs_within(onto, window)?,
@@ -87,15 +87,15 @@ impl CopyUp<'_> {
         Ok(copied)
     }
 
-    fn read(&mut self, batch: &[(Span, bool, bool)]) -> Result<Vec<Both>, Failure> {
+    fn read(&mut self, batch: &[(Span, bool, bool)]) -> Result<Vec<PiecePair>, Failure> {
         let mut pieces = Vec::new();
         for &(span, shown, onto) in batch {
-            let shown = if shown { None } else { Some(ask(self.image, span)?) };
+            let shown = if shown { None } else { Some(submit_read(self.image, span)?) };
             let onto = match &mut self.onto {
-                Some(runner) if !onto => Some(ask_within(runner, span)?),
+                Some(runner) if !onto => Some(submit_read_within(runner, span)?),
                 _ => None,
             };
-            pieces.push(Both { span, shown, onto });
+            pieces.push(PiecePair { span, shown, onto });
         }
         self.image.wait_for_all()?;
         if let Some(onto) = &mut self.onto {
@@ -104,8 +104,8 @@ impl CopyUp<'_> {
         Ok(pieces)
     }
 
-    /// Writes what differs; how many bytes. Never waits for the last of them.
-    fn write(&mut self, both: &Both) -> Result<u64, Failure> {
+    /// Writes what differs; returns the number of bytes. The last writes may still be in flight.
+    fn write(&mut self, both: &PiecePair) -> Result<u64, Failure> {
         let mut written = 0u64;
         for (span, shown) in both.differences() {
             match shown {
@@ -113,7 +113,7 @@ impl CopyUp<'_> {
                     self.image.submit(Operation::Write { durable: false }, span, bytes, Token(span.at.0))?;
                 }
                 None => {
-                    // Written: a disk that reads as zero already would take a wish to free for granted.
+                    // A write: a disk that already reads as zeroes would ignore a request to deallocate.
                     let zero = Operation::WriteZeroes { free: false, durable: false };
                     self.image.submit(zero, span, Segments::empty(), Token(span.at.0))?;
                 }
@@ -127,8 +127,8 @@ impl CopyUp<'_> {
     }
 }
 
-impl Both {
-    /// The units that differ, neighbours of one kind joined, each with what the image shows there.
+impl PiecePair {
+    /// Returns the units that differ, adjacent ones of one kind merged, each with the image's current contents.
     fn differences(&self) -> Vec<(Span, Option<Segments>)> {
         let mut runs: Vec<(Span, bool)> = Vec::new();
         let mut from = 0;
@@ -159,23 +159,23 @@ fn is_stored(bytes: &Segments) -> bool {
 }
 
 fn cut(bytes: &Segments, from: u64, len: u64) -> Segments {
-    // Both are within a chunk, whose bytes are in memory.
+    // The range is within a chunk, whose bytes are in memory.
     bytes.slice(usize::try_from(from).unwrap_or(usize::MAX), usize::try_from(len).unwrap_or(0))
 }
 
-fn parents((span, holds): (Span, Holds)) -> Option<Span> {
-    (holds == Holds::Parent).then_some(span)
+fn from_parents((span, kind): (Span, ExtentSource)) -> Option<Span> {
+    (kind == ExtentSource::Parent).then_some(span)
 }
 
-/// Asks for the bytes of `span`, which are there when all is waited for.
-fn ask(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
+/// Submits a read of `span`. The memory contains the bytes after [`Runner::wait_for_all`].
+fn submit_read(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
     runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
     Ok(memory)
 }
 
-/// Like [`ask`], for a disk that may be shorter than the span. Beyond its end it reads as zeroes.
-fn ask_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
+/// Like [`submit_read`], for a disk that may be shorter than the span. Beyond its end it reads as zeroes.
+fn submit_read_within(runner: &mut Runner, span: Span) -> Result<Segments, Failure> {
     let memory = Segments::zeroed(usize::try_from(span.len).unwrap_or(usize::MAX));
     let here = runner.geometry().len.saturating_sub(span.at.0).min(span.len);
     if here > 0 {
@@ -194,44 +194,44 @@ fn zero_runs_within(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Fail
     Ok(runs)
 }
 
-/// A piece of the disk is never longer than this.
+/// So that pieces consist of whole units.
 const _: () = assert!(PIECE % UNIT == 0);
 
 #[cfg(test)]
 mod test {
     use super::*;
 
-    fn piece(shown: Option<Vec<u8>>, onto: Option<Vec<u8>>) -> Both {
+    fn piece(shown: Option<Vec<u8>>, onto: Option<Vec<u8>>) -> PiecePair {
         let len = 4 * UNIT;
         let segments = |bytes: Option<Vec<u8>>| bytes.map(|bytes| Segments::copy_of(&bytes));
-        Both { span: Span { at: DiskOffset(PIECE), len }, shown: segments(shown), onto: segments(onto) }
+        PiecePair { span: Span { at: DiskOffset(PIECE), len }, shown: segments(shown), onto: segments(onto) }
     }
 
     fn units(values: [u8; 4]) -> Vec<u8> {
         values.iter().flat_map(|&value| vec![value; usize::try_from(UNIT).unwrap()]).collect()
     }
 
-    fn shape(both: &Both) -> Vec<(u64, u64, bool)> {
+    fn layout(both: &PiecePair) -> Vec<(u64, u64, bool)> {
         let differences = both.differences();
         differences.iter().map(|(span, bytes)| (span.at - both.span.at, span.len, bytes.is_some())).collect()
     }
 
     #[test]
     fn data_that_is_equal_in_both_chains_is_not_copied() {
-        assert!(shape(&piece(Some(units([1, 2, 3, 4])), Some(units([1, 2, 3, 4])))).is_empty());
-        assert!(shape(&piece(Some(units([0; 4])), None)).is_empty());
+        assert!(layout(&piece(Some(units([1, 2, 3, 4])), Some(units([1, 2, 3, 4])))).is_empty());
+        assert!(layout(&piece(Some(units([0; 4])), None)).is_empty());
     }
 
     #[test]
     fn differing_data_is_copied_in_runs() {
         let both = piece(Some(units([1, 2, 3, 4])), Some(units([1, 0, 0, 4])));
-        assert_eq!(shape(&both), [(UNIT, 2 * UNIT, true)]);
+        assert_eq!(layout(&both), [(UNIT, 2 * UNIT, true)]);
     }
 
     #[test]
     fn zeroes_that_would_not_stay_zero_are_written() {
         let both = piece(Some(units([0, 5, 0, 0])), Some(units([7, 7, 7, 0])));
-        assert_eq!(shape(&both), [(0, UNIT, false), (UNIT, UNIT, true), (2 * UNIT, UNIT, false)]);
-        assert_eq!(shape(&piece(None, Some(units([0, 0, 1, 1])))), [(2 * UNIT, 2 * UNIT, false)]);
+        assert_eq!(layout(&both), [(0, UNIT, false), (UNIT, UNIT, true), (2 * UNIT, UNIT, false)]);
+        assert_eq!(layout(&piece(None, Some(units([0, 0, 1, 1])))), [(2 * UNIT, 2 * UNIT, false)]);
     }
 }

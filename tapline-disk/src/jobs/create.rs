@@ -8,8 +8,8 @@ use plan::Step;
 use serde::Serialize;
 
 use crate::files::Files;
-use crate::image::chain::{Chain, Layers, to_look_at};
-use crate::image::create::{Plan, Shape, Target, unit_of};
+use crate::image::chain::{Chain, Layers, metadata_options};
+use crate::image::create::{Allocation, Plan, Target, unit_of};
 use crate::image::libvhd;
 use crate::image::parent_link;
 use crate::image::replay_redo;
@@ -18,7 +18,7 @@ use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use arguments::Create;
 
-/// What was created.
+/// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Created<'a> {
     image: String,
@@ -27,13 +27,13 @@ struct Created<'a> {
     parent: Option<String>,
 }
 
-/// Runs the job.
+/// Runs `image create`.
 pub fn run(files: &Files, create: &Create) -> Result<Exit, Failure> {
     check_unit(&create.image, create.block_size, create.cluster_size)?;
     let unit = unit(&create.image, create.block_size.or(create.cluster_size))?;
     let plan = match create.parent.split_first() {
         Some((parent, below)) => {
-            // Locked until the child exists, so that the parent does not change in between.
+            // It stays locked until the child exists, so that it does not change meanwhile.
             let layers = open_parent(files, create, parent, below)?;
             let plan = plan_child(&create.image, parent, &layers, create.size.or(create.size_option), unit)?;
             create_child(files, &create.image, &plan, create.force)?;
@@ -45,17 +45,17 @@ pub fn run(files: &Files, create: &Create) -> Result<Exit, Failure> {
             plan
         }
     };
-    libvhd::tell_of_block_size(&create.image, unit);
+    libvhd::note_block_size(&create.image, unit);
     report(create, &plan)
 }
 
 fn report(create: &Create, plan: &Plan) -> Result<Exit, Failure> {
-    let kind = match (create.image.format, &plan.shape) {
+    let kind = match (create.image.format, &plan.allocation) {
         (FormatName::Raw, _) => "raw",
-        (FormatName::Vhd, Shape::Fixed) => "fixed",
-        (FormatName::Vhd, Shape::Thin) => "dynamic",
-        (FormatName::Vhd, Shape::Child(_)) => "differencing",
-        (FormatName::Qcow2, Shape::Child(_)) => "overlay",
+        (FormatName::Vhd, Allocation::Fixed) => "fixed",
+        (FormatName::Vhd, Allocation::Thin) => "dynamic",
+        (FormatName::Vhd, Allocation::Child(_)) => "differencing",
+        (FormatName::Qcow2, Allocation::Child(_)) => "overlay",
         (FormatName::Qcow2, _) => "thin",
         (FormatName::Vmdk | FormatName::Vhdx | FormatName::Null | FormatName::Model, _) => {
             unreachable!("such images are not created")
@@ -81,11 +81,11 @@ fn plan_alone(create: &Create, unit: Option<u32>) -> Result<Plan, Failure> {
     if create.fixed && create.image.format == FormatName::Qcow2 {
         return Err(usage(&create.image, "a qcow2 image is always thin").advise("omit --fixed, or create a raw image"));
     }
-    let shape = if create.fixed { Shape::Fixed } else { Shape::Thin };
-    Ok(Plan { len, shape, unit, compression: Compression::default(), identity: None })
+    let allocation = if create.fixed { Allocation::Fixed } else { Allocation::Thin };
+    Ok(Plan { len, allocation, unit, compression: Compression::default(), identity: None })
 }
 
-/// Creates a child. The order is [`plan::clone`], as on a disk that is served.
+/// Creates a child in the order of [`plan::clone`], as on a disk that is served.
 pub fn create_child(files: &Files, child: &ImageName, plan: &Plan, force: bool) -> Result<(), Failure> {
     let mut created = None;
     planned::carry_out(plan::clone(0), |step| match (step, &mut created) {
@@ -100,11 +100,11 @@ pub fn create_child(files: &Files, child: &ImageName, plan: &Plan, force: bool) 
             created = None;
             Ok(())
         }
-        _ => unreachable!("{step:?} is no step of a clone"),
+        _ => unreachable!("{step:?} is not a step of a clone"),
     })
 }
 
-/// An empty child of the image that is open as `layers`, by the name of `parent`.
+/// Returns the properties of an empty child of the image `parent`, which is open as `layers`.
 pub fn plan_child(
     child: &ImageName,
     parent: &ImageName,
@@ -128,18 +128,20 @@ pub fn plan_child(
     let inherited = if child.format == parent.format { unit_of(image) } else { None };
     Ok(Plan {
         len,
-        shape: Shape::Child(link),
+        allocation: Allocation::Child(link),
         unit: unit.or(inherited),
         compression: Compression::default(),
         identity: None,
     })
 }
 
-/// The parent, locked. Its own parents need not be named; those that are must fit.
+/// Opens the parent, locked. Its own parents may be left out; those that are named must fit.
 fn open_parent(files: &Files, create: &Create, parent: &ImageName, below: &[ImageName]) -> Result<Layers, Failure> {
     let names = std::iter::once(parent).chain(below).collect();
     match below {
-        [] => replay_redo::image(files, parent).and_then(|()| Layers::open_alone(files, parent, to_look_at(true))),
+        [] => {
+            replay_redo::image(files, parent).and_then(|()| Layers::open_alone(files, parent, metadata_options(true)))
+        }
         _ => Layers::open_chain(
             &Chain {
                 from: files,
@@ -150,7 +152,7 @@ fn open_parent(files: &Files, create: &Create, parent: &ImageName, below: &[Imag
                 served: None,
                 settled: true,
             },
-            to_look_at(true),
+            metadata_options(true),
         ),
     }
 }
@@ -171,7 +173,7 @@ pub fn check_unit(image: &ImageName, block: Option<Size>, cluster: Option<Size>)
     }
 }
 
-/// A requested allocation unit. The format itself checks whether it supports it.
+/// Converts a requested allocation unit. The format itself checks whether it supports it.
 pub fn unit(image: &ImageName, size: Option<Size>) -> Result<Option<u32>, Failure> {
     let Some(Size(size)) = size else { return Ok(None) };
     u32::try_from(size).map(Some).map_err(|_| usage(image, format!("an allocation unit of {size} bytes is too large")))

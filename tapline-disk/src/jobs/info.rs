@@ -15,7 +15,7 @@ use serde::Serialize;
 use uring::ImageFile;
 
 use crate::files::Files;
-use crate::image::chain::{Layers, to_look_at};
+use crate::image::chain::{Layers, metadata_options};
 use crate::image::fileless;
 use crate::image::parent_link;
 use crate::image::redo_log;
@@ -33,29 +33,29 @@ use vhd_fields::VhdFields;
 struct LayerInfo {
     image: String,
     format: FormatName,
-    /// Bytes of the disk.
+    /// The size of the disk in bytes.
     size: u64,
-    /// Bytes of the file or of the block device, and those of them that take space.
+    /// The size of the file or of the block device, and the allocated part of it, in bytes.
     file_size: u64,
     file_allocated: u64,
-    /// Whether there is no file: the disk drops what is written.
+    /// Whether the disk has no file and discards what is written.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     stores_nothing: bool,
-    /// The same for the data file, if the image has one.
+    /// The data file, if the image has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_file: Option<DataFile>,
-    /// Sectors of metadata that its last process, which was killed, has left in its redo log: what is shown counts them
-    /// as written.
+    /// The number of metadata sectors that the image's last process, which was killed, has left in its redo log. All
+    /// fields count them as written.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_sectors: Option<usize>,
-    /// The logical block size that its guests have by default, if it has no parent: layers above have the same.
+    /// The default logical block size of guests, if the image has no parent; layers above it have the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     logical_block_size: Option<u32>,
     /// The identity known to its children, if the format has one.
     uuid: Option<String>,
-    /// Whether XenServer's storage manager marked it as an inner node of a chain, which no guest uses directly.
+    /// Whether XenServer's storage manager has marked it as an inner node of a chain, which no guest uses directly.
     hidden: bool,
-    /// Its parent, with the same fields for all formats.
+    /// The parent, with the same fields for all formats.
     parent: Option<Parent>,
     #[serde(skip_serializing_if = "Option::is_none")]
     vhd: Option<VhdFields>,
@@ -67,7 +67,7 @@ struct LayerInfo {
     vhdx: Option<VhdxFields>,
 }
 
-/// The file in which an image has its data.
+/// The file that contains an image's data.
 #[derive(Serialize)]
 struct DataFile {
     file: String,
@@ -104,7 +104,7 @@ impl Parent {
 
 /// Runs the job. No lock is needed, so images in use can be inspected too.
 pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
-    let files = &if info.unknown { files.suspicious() } else { files.clone() };
+    let files = &if info.unknown { files.distrusting() } else { files.clone() };
     let names = || std::iter::once(&info.image).chain(&info.parents.names);
     let layers = open(files, info, names().map(ImageName::path))?;
     let left = |depth| layers.logs.iter().find(|(of, _)| *of == depth).and_then(|(_, log)| log.owed());
@@ -123,14 +123,14 @@ pub fn run(files: &Files, info: &Info) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Opens the image, and its parents if they are given. A redo log that a dead process has left is read; that of an
-/// image in use changes under the reader, and what it will come to is the business of the process that uses it.
+/// Opens the image, and its parents if they are given. A redo log left by a dead process is read. The log of an image
+/// in use is not: it changes during the read, and its process will apply it.
 fn open<'a>(files: &Files, info: &Info, mut paths: impl Iterator<Item = &'a Path> + Clone) -> Result<Layers, Failure> {
     let open = |lock| match info.parents.names.is_empty() {
-        true => Layers::open_alone(files, &info.image, to_look_at(lock)),
-        false => Layers::open(files, &info.image, &info.parents, to_look_at(lock)),
+        true => Layers::open_alone(files, &info.image, metadata_options(lock)),
+        false => Layers::open(files, &info.image, &info.parents, metadata_options(lock)),
     };
-    // A log that speaks of a failed sync would be ended by who locks its image.
+    // Locking an image would end a log with a failed sync.
     let has_failed = paths.clone().any(|path| redo_log::has_failed(files, path));
     if !has_failed && paths.any(|path| redo_log::is_left(files, path)) {
         match open(true) {
@@ -181,18 +181,18 @@ fn describe(
     })
 }
 
-/// The bytes of a file, and those of them that take space.
+/// Returns the size of a file and its allocated part, in bytes.
 fn sizes(name: &ImageName, file: &ImageFile) -> Result<(u64, u64), Failure> {
     let metadata = file.metadata().map_err(|error| Failure::new(format!("examine {name}"), error))?;
     Ok(match file.device_len() {
-        // stat(2) knows nothing of what is in a block device, all of which is taken.
+        // stat(2) does not know what a block device contains; all of it counts as allocated.
         Some(len) => (len, len),
-        // stat(2): in units of 512 bytes, whatever the file system's block.
+        // stat(2) counts in units of 512 bytes, whatever the file system's block size.
         None => (metadata.len(), metadata.blocks().saturating_mul(512)),
     })
 }
 
-/// A layer as people read it, a line for each thing that is known.
+/// Formats a layer for people, one line per field.
 fn rows(layer: &LayerInfo) -> String {
     let mut rows = vec![
         ("image", printable(&layer.image)),

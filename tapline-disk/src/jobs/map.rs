@@ -1,4 +1,4 @@
-//! `image map`: lists which ranges of the disk hold data, and which read as zeroes and take no space.
+//! `image map`: lists which ranges of the disk contain data, and which read as zeroes without being stored.
 
 use control::size::readable;
 use disk::{DiskOffset, ExtentKind, Span};
@@ -14,27 +14,27 @@ use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use arguments::Map;
 
-/// How much is queried at once.
+/// The bytes of the disk that are queried at once.
 const WINDOW: u64 = 1 << 30;
 
-/// A run of the disk. Names and meanings are part of the interface.
+/// A range of the disk. Names and meanings are part of the interface.
 #[derive(Serialize)]
 pub struct Line {
-    /// Its first byte.
+    /// Offset of the first byte.
     pub start: u64,
-    /// How many.
+    /// The length in bytes.
     pub length: u64,
-    /// Whether it is stored; otherwise it reads as zeroes.
+    /// Whether the range is stored; otherwise it reads as zeroes.
     pub data: bool,
 }
 
-/// Runs the job.
+/// Runs `image map`.
 pub fn run(files: &Files, map: &Map) -> Result<Exit, Failure> {
     let options = access::shared(access::options(map.access, false), map.sharing);
     let layers = Layers::open(files, &map.image, &map.parents, options).map_err(access::advise)?;
     if map.image.format.is_read_only() {
         let whole = Span { at: DiskOffset(0), len: layers.geometry().map_or(0, |geometry| geometry.len) };
-        // Refused if something is missing that its tables say is there.
+        // Fails if data is missing to which the tables refer.
         Presence::of(files, &map.image, options)?.runs(whole)?;
     }
     let mut runner = Runner::new(layers, access::engine(map.access))?;
@@ -54,7 +54,7 @@ pub fn run(files: &Files, map: &Map) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// All runs of a disk, ascending.
+/// Returns all ranges of a disk, ascending.
 pub fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
     let len = runner.geometry().len;
     let mut lines: Vec<Line> = Vec::new();
@@ -69,7 +69,7 @@ pub fn whole_disk(runner: &mut Runner) -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-/// Adds a run; neighbours of one kind are one line.
+/// Adds a range, merged with the last one if both are of one kind.
 fn join(lines: &mut Vec<Line>, span: Span, data: bool) {
     match lines.last_mut() {
         Some(last) if last.data == data => last.length += span.len,

@@ -1,7 +1,7 @@
-//! `image measure`: how large the file of a new image would be, with the contents of another one.
+//! `image measure`: computes the file size of a new image with the contents of another one.
 //!
-//! It asks which ranges hold data and reads none of it: zeroes that are stored count as data here, and `image convert`
-//! leaves them out. So the answer is what a conversion takes, or more.
+//! It queries which ranges contain data and reads none of it: stored zeroes count as data here, and `image convert`
+//! leaves them out. The result is therefore an upper bound.
 
 use control::size::{Size, readable};
 use control::{FormatName, ImageName};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::files::Files;
 use crate::files::access;
 use crate::image::chain::Layers;
-use crate::image::create::{self, Laid};
+use crate::image::create::{self, Layout};
 use crate::jobs::convert::plan_for;
 use crate::jobs::map::{Line, whole_disk};
 use crate::jobs::runner::Runner;
@@ -24,15 +24,15 @@ use arguments::Measure;
 struct Measured {
     source: Option<String>,
     format: FormatName,
-    /// Bytes of the disk, and those of them that hold data.
+    /// The size of the disk, and the data in it, in bytes.
     size: u64,
     data: u64,
-    /// Bytes of the file after a conversion, and when all of the disk has been written.
+    /// The file size after a conversion, and when all of the disk has been written, in bytes.
     required: u64,
     fully_allocated: u64,
 }
 
-/// Runs the job.
+/// Runs `image measure`.
 pub fn run(files: &Files, measure: &Measure) -> Result<Exit, Failure> {
     let (size, lines) = match (&measure.source, measure.size) {
         (Some(source), _) => runs_of(files, measure, source)?,
@@ -40,9 +40,9 @@ pub fn run(files: &Files, measure: &Measure) -> Result<Exit, Failure> {
     };
     let target = ImageName { format: measure.format, path: "NEW".into(), data_file: None };
     let plan = plan_for(&target, size, measure.fixed, measure.block_size, measure.cluster_size)?;
-    let laid = create::lay_out_as(&target, &plan)?;
+    let layout = create::layout(&target, &plan)?;
     let all = [Line { start: 0, length: size, data: true }];
-    let len = |lines: &[Line]| len_of(&laid, size, lines).map_err(|error| explain(&target, error));
+    let len = |lines: &[Line]| len_of(&layout, size, lines).map_err(|error| explain(&target, error));
     let measured = Measured {
         source: measure.source.as_ref().map(ImageName::to_string),
         format: measure.format,
@@ -62,19 +62,19 @@ fn runs_of(files: &Files, measure: &Measure, source: &ImageName) -> Result<(u64,
     Ok((runner.geometry().len, lines))
 }
 
-/// Bytes of the file of a new image with data in these runs.
-fn len_of(laid: &Laid, size: u64, lines: &[Line]) -> Result<u64, disk::ImageError> {
-    match laid {
-        Laid::Raw => Ok(size),
-        Laid::Vhd(spec) => vhd::measure(spec, units(lines, spec.block_size.into())),
-        Laid::Qcow2(spec) => {
+/// Returns the file size of a new image with data in these ranges.
+fn len_of(layout: &Layout, size: u64, lines: &[Line]) -> Result<u64, disk::ImageError> {
+    match layout {
+        Layout::Raw => Ok(size),
+        Layout::Vhd(spec) => vhd::measure(spec, units(lines, spec.block_size.into())),
+        Layout::Qcow2(spec) => {
             let cluster = u64::from(spec.cluster_size);
             qcow2::measure(spec, units(lines, cluster), units(lines, cluster * (cluster / 8)))
         }
     }
 }
 
-/// How many units of so many bytes hold data.
+/// Returns how many units of `unit` bytes contain data.
 fn units(lines: &[Line], unit: u64) -> u64 {
     let (mut count, mut counted) = (0, 0);
     for line in lines.iter().filter(|line| line.data && line.length > 0) {

@@ -1,9 +1,9 @@
 //! `image merge`: merges layers of a chain into the one below them.
 //!
-//! The order is [`plan::merge`], as on a disk that is served. If killed, repeating the command continues; at its very
-//! end it finds the layer above already based on the target, or the image itself gone and the files below it empty, and
-//! does the rest ([`crate::image::stale_layers`]). Files are removed from the topmost down, each durably before the
-//! next.
+//! The order is [`plan::merge`], as on a disk that is served. If killed, repeating the command continues. If it was
+//! killed at its very end, the layer above is already based on the target, or the image itself is gone and the files
+//! below it are empty; the command then does the rest ([`crate::image::stale_layers`]). Files are removed from the
+//! topmost down, each durably before the next.
 
 use control::size::readable;
 use control::{ImageName, IsDone, Kind};
@@ -15,7 +15,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::files::Files;
 use crate::files::access;
 use crate::image::chain::{Chain, Layers};
-use crate::image::libvhd::Behind;
+use crate::image::libvhd::MovedMetadata;
 use crate::image::mtime::Time;
 use crate::image::parent_link;
 use crate::image::plan_layers;
@@ -35,16 +35,16 @@ use arguments::Merge;
 /// The result. Names and meanings are part of the interface.
 #[derive(Serialize)]
 struct Merged {
-    /// The image of the chain as it is now.
+    /// The image of the resulting chain.
     image: String,
-    /// The layers that no longer hold data.
+    /// The layers that no longer contain data.
     merged: Vec<String>,
     into: String,
     copied: u64,
     deleted: bool,
 }
 
-/// Runs the job.
+/// Runs `image merge`.
 pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
     let mut stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
     let mut chain = Chain::of(files, &merge.image, &merge.parents);
@@ -54,13 +54,13 @@ pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
     let sources: Vec<ImageName> =
         chain.names.iter().take(merge.into).skip(merge.from).map(|name| (*name).clone()).collect();
     chain.writable = merge.into.saturating_add(1);
-    // The layer that will get another parent.
+    // The layer that will be based on the target.
     let above = merge.from.checked_sub(1).and_then(|n| chain.names.get(n).copied());
-    let is_done = || above.is_some_and(|above| stale_layers::are_all(files, above, &sources, target));
+    let is_done = || above.is_some_and(|above| stale_layers::is_merge_complete(files, above, &sources, target));
     if merge.is_done {
-        // A leaf has no child that could show this. One without data has the contents of the layers below it, and its
-        // own size.
-        return tell_whether_done(merge, is_done() || above.is_none() && hold_nothing(files, &sources, target)?);
+        // A leaf has no child that would show this. If it has no data, it has the contents of the layers below it,
+        // though perhaps another size.
+        return report_done(merge, is_done() || above.is_none() && are_empty(files, &sources, target)?);
     }
     if is_done() {
         return finish(merge, chain, &sources);
@@ -75,14 +75,14 @@ pub fn run(files: &Files, merge: &Merge) -> Result<Exit, Failure> {
     let prepared = open(merge, &chain)?;
     let plan = plan_of(merge, &chain, &prepared)?;
     let (chain, layers) = (&chain, Some(prepared));
-    let mut work = Work { merge, chain, layers, runner: None, stop: &mut stop, copied: 0, time };
-    // If a step fails, what follows it leaves the chain valid, and the same command continues.
+    let mut work = MergeJob { merge, chain, layers, runner: None, stop: &mut stop, copied: 0, time };
+    // If a step fails, the steps after the failure leave the chain valid, and the same command continues.
     planned::carry_out(plan, |step| work.step(step, &sources)).inspect_err(|_| work.record_failed_syncs())?;
     report(merge, target, &sources, work.copied)
 }
 
-/// The command was killed after the layer above was linked to the target: only the merged files can remain. The chain
-/// without them is opened as by any writer, which verifies it, and removes what a killed one has left.
+/// Finishes a merge that was killed after the layer above was linked to the target: only the merged files can remain.
+/// The chain without them is opened as by any writer, which verifies it, and removes what a killed one has left.
 fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<Exit, Failure> {
     chain.names.drain(merge.from..merge.into);
     chain.writable = merge.from.saturating_add(1);
@@ -96,8 +96,8 @@ fn finish(merge: &Merge, mut chain: Chain<'_>, sources: &[ImageName]) -> Result<
     report(merge, target, sources, 0)
 }
 
-/// Whether the image itself was merged and removed, as the first of the sources. It had no child that could show this;
-/// the remaining sources do.
+/// Returns whether the image itself was merged and removed, as the first of the sources. It had no child that would
+/// show this; the remaining sources do.
 fn is_being_removed(files: &Files, merge: &Merge, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
     let is_gone = |name: &ImageName| !files.is_taken(name.path());
     if merge.from > 0 || !merge.delete || !sources.first().is_some_and(is_gone) {
@@ -112,8 +112,8 @@ fn is_being_removed(files: &Files, merge: &Merge, sources: &[ImageName], target:
     Ok(true)
 }
 
-/// Whether all of the sources exist and hold no data, and the target is as large as they are.
-fn hold_nothing(files: &Files, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
+/// Returns whether all sources exist and contain no data, and the target is as large as they are.
+fn are_empty(files: &Files, sources: &[ImageName], target: &ImageName) -> Result<bool, Failure> {
     let target = stale_layers::MergeLayer::of(files, target)?;
     match StaleLayers::of(files, sources, &target) {
         Ok(stale) => {
@@ -126,7 +126,7 @@ fn hold_nothing(files: &Files, sources: &[ImageName], target: &ImageName) -> Res
     }
 }
 
-fn tell_whether_done(merge: &Merge, done: bool) -> Result<Exit, Failure> {
+fn report_done(merge: &Merge, done: bool) -> Result<Exit, Failure> {
     if merge.json {
         output::json(&IsDone { done })?;
     } else {
@@ -142,32 +142,32 @@ fn no_such_layers(merge: &Merge, count: usize) -> Failure {
         .of_kind(Kind::Invalid)
 }
 
-/// Opens the chain, which verifies it, for the changes that come before anything is copied: not many, and of metadata.
+/// Opens the chain, which verifies it, for the few metadata changes that are made before the copying.
 fn open(merge: &Merge, chain: &Chain<'_>) -> Result<Layers, Failure> {
     Layers::open_chain(chain, OpenOptions { cache: Cache::Writeback, ..access::options(merge.access, true) })
 }
 
-/// The order of the merge; refused if the layers cannot be merged.
+/// Plans the merge; fails if the layers cannot be merged.
 fn plan_of(merge: &Merge, chain: &Chain<'_>, layers: &Layers) -> Result<Plan, Failure> {
     let named: Vec<_> = chain.names.iter().zip(&layers.images).map(|(&name, image)| (name.clone(), image)).collect();
     plan_layers::merge(&named, merge.from, merge.into, merge.delete)
 }
 
-/// What the steps of a merge work on: nobody else uses the disk, so nothing has to be held or reopened.
-struct Work<'a> {
+/// A merge in progress. The disk is not used otherwise, so nothing has to be held or reopened.
+struct MergeJob<'a> {
     merge: &'a Merge,
     chain: &'a Chain<'a>,
-    /// Before anything is copied: each step is durable when it ends.
+    /// The layers until copying begins: each step is durable when it ends.
     layers: Option<Layers>,
-    /// From then on.
+    /// The disk after that.
     runner: Option<Runner>,
     stop: &'a mut Signal,
     copied: u64,
-    /// When the layer above was last changed.
+    /// The modification time of the layer above.
     time: Option<Time>,
 }
 
-impl Work<'_> {
+impl MergeJob<'_> {
     fn step(&mut self, step: Step, sources: &[ImageName]) -> Result<(), Failure> {
         match step {
             Step::ForgetParent => self.forget_parent(0),
@@ -180,12 +180,12 @@ impl Work<'_> {
             Step::EndMerge => self.runner().end_merge(),
             Step::LinkParent { child } => self.link(child),
             Step::RemoveSources => delete(sources),
-            // Nobody is held up, and no file is open for more than one use.
+            // No requests are held, and no file is open for more than one use.
             _ => Ok(()),
         }
     }
 
-    /// A layer, before anything is copied.
+    /// Returns a layer, before copying begins.
     fn layer(&mut self, depth: usize) -> (&ImageName, &mut ImageFile, &mut Image) {
         let (Some(name), Some(layers)) = (self.chain.names.get(depth), &mut self.layers) else {
             unreachable!("a merge is prepared before it begins, and has layer {depth}")
@@ -196,7 +196,8 @@ impl Work<'_> {
         }
     }
 
-    /// What is forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
+    /// Rewrites the link even if it is already without these fields: a sync of it may have failed, which the page cache
+    /// does not show.
     fn forget_parent(&mut self, depth: usize) -> Result<(), Failure> {
         let (name, file, image) = self.layer(depth);
         let Some(link) = image.link() else { return Ok(()) };
@@ -204,10 +205,10 @@ impl Work<'_> {
             |why: Box<dyn std::error::Error + Send + Sync>| Failure::new(format!("prepare {name} for merging"), why);
         let changing = Link { modified: None, len: None, ..link };
         image.relink(Some(&changing)).map_err(|error| failed(error.into()))?;
-        write_synced::round(file, image).map_err(|error| failed(error.into()))
+        write_synced::flush(file, image).map_err(|error| failed(error.into()))
     }
 
-    /// Records the syncs that failed while no disk was open.
+    /// Records the syncs that failed before the disk was open.
     fn record_failed_syncs(&self) {
         let layers = self.layers.iter().flat_map(|layers| layers.names.iter().zip(&layers.files));
         layers
@@ -217,16 +218,16 @@ impl Work<'_> {
 
     fn grow(&mut self, depth: usize, step: Step) -> Result<(), Failure> {
         let (name, file, image) = self.layer(depth);
-        let before = Behind::of([(name.clone(), &*image)]);
-        let mut take = |step| resize::take(step, file, image);
-        let grown = take(step).and_then(|()| take(Step::MakeDurable));
+        let before = MovedMetadata::of([(name.clone(), &*image)]);
+        let mut apply = |step| resize::apply(step, file, image);
+        let grown = apply(step).and_then(|()| apply(Step::MakeDurable));
         grown.map_err(|why| Failure::new(format!("prepare {name} for merging"), why))?;
-        Behind::of([(name.clone(), &*image)]).tell_since(&before);
+        MovedMetadata::of([(name.clone(), &*image)]).log_new_since(&before);
         Ok(())
     }
 
     fn begin(&mut self, from: usize, into: usize) -> Result<(), Failure> {
-        // Their locks go first.
+        // This releases their locks.
         self.layers = None;
         let access = &self.merge.access;
         let mut runner =
@@ -237,16 +238,14 @@ impl Work<'_> {
     }
 
     fn runner(&mut self) -> &mut Runner {
-        let Some(runner) = &mut self.runner else { unreachable!("a merge ends that has not begun") };
+        let Some(runner) = &mut self.runner else { unreachable!("the merge has not begun") };
         runner
     }
 
     fn copy(&mut self) -> Result<(), Failure> {
         let (from, into) = (self.merge.from, self.merge.into);
         let Some(&target) = self.chain.names.get(into) else { unreachable!("a merge has a target") };
-        let (Some(runner), stop) = (&mut self.runner, &mut *self.stop) else {
-            unreachable!("nothing is copied that has not begun")
-        };
+        let (Some(runner), stop) = (&mut self.runner, &mut *self.stop) else { unreachable!("the merge has not begun") };
         let mut progress = Progress::new(self.chain.from, "merging", runner.geometry().len);
         let copied = runner.copy_all(from, into, |now| {
             progress.reach(now.done);
@@ -262,7 +261,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Its own children have recorded when the layer above was last changed: it does not look changed to them.
+    /// Links a child to the target. The modification time of the child is restored, because its own children have
+    /// recorded it.
     fn link(&mut self, child: usize) -> Result<(), Failure> {
         let (Some(&above), Some(&target)) = (self.chain.names.get(child), self.chain.names.get(self.merge.into)) else {
             unreachable!("a merge has a target, and layer {child} is above it")
@@ -273,8 +273,8 @@ impl Work<'_> {
         let before = self.runner().behind();
         self.runner().relink(child, Some(&link))?;
         self.runner().make_durable()?;
-        self.runner().behind().tell_since(&before);
-        self.time.take().map_or(Ok(()), |time| time.put_back())
+        self.runner().behind().log_new_since(&before);
+        self.time.take().map_or(Ok(()), |time| time.restore())
     }
 }
 

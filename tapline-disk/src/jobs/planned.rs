@@ -1,13 +1,13 @@
-//! Carries out a plan in a job, which waits for each step.
+//! Executes a plan in a job, which waits for each step.
 //!
-//! It knows nothing about how a step is done. The order of the steps is the plan's, and explored as it is
+//! It knows nothing about the steps themselves. Their order comes from the plan, which is explored exhaustively
 //! (`sim/src/run/steps.rs`).
 
 use plan::{Plan, Step};
 
 use crate::process::failure::Failure;
 
-/// Takes the steps of a plan; after one that fails, what follows its failure. Returns the first failure.
+/// Executes the steps of a plan, and if one fails, the steps for that failure. Returns the first failure.
 pub fn carry_out(mut plan: Plan, mut take: impl FnMut(Step) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut failed = None;
     while let Some(step) = plan.step() {

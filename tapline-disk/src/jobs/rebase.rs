@@ -1,12 +1,12 @@
 //! `image rebase` and `image flatten`: give an image other parents, or none, without changing its contents.
 //!
 //! The order is [`plan::rebase`], [`plan::flatten`] or, if nothing is copied, [`plan::relink`]. If killed before the
-//! new parent is recorded, repeating the command continues; later, it finds nothing left to do but to make that durable
-//! ([`plan::finish_rebase`]). Around the plan, which knows of no children:
+//! new parent is recorded, repeating the command continues; later, it only makes the record durable
+//! ([`plan::finish_rebase`]). The plan knows nothing about children; therefore:
 //!
-//! 1. A marker file records the image's modification time, which its children have recorded ([`Unfinished`]). *If
-//!    killed here or later:* they open as before.
-//! 2. The plan is carried out.
+//! 1. A marker file records the image's modification time, which its children have recorded
+//!    ([`UnfinishedRewrite`]). *If killed here or later:* they open as before.
+//! 2. The plan is executed.
 //! 3. The image's modification time is restored, and the marker file removed.
 
 use std::fs::File;
@@ -21,10 +21,10 @@ use uring::{Cache, ImageFile, OpenOptions};
 use crate::files::Files;
 use crate::files::access;
 use crate::files::identity::FileIdentity;
-use crate::image::chain::{Chain, Layers, to_look_at};
+use crate::image::chain::{Chain, Layers, metadata_options};
 use crate::image::parent_link;
 use crate::image::presence::Presence;
-use crate::image::rewrite_marker::Unfinished;
+use crate::image::rewrite_marker::UnfinishedRewrite;
 use crate::jobs::copy_up::CopyUp;
 use crate::jobs::planned;
 use crate::jobs::runner::Runner;
@@ -38,7 +38,7 @@ use arguments::{Access, Flatten, Parents, Rebase};
 struct Moved {
     image: String,
     parent: Option<String>,
-    /// Bytes that had to be written to the image.
+    /// The bytes written to the image.
     copied: u64,
 }
 
@@ -52,25 +52,25 @@ pub fn run(files: &Files, rebase: &Rebase) -> Result<Exit, Failure> {
     check_size(rebase, files, parent, image.geometry().len)?;
     let link = parent_link::record(files, name.path(), parent, image, file)?;
     let parents = NewParents::of(&new)?;
-    let words = Words { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
-    let command = words.command(name, &rebase.parents);
+    let line = CommandLine { verb: "rebase", onto: &rebase.onto, record_only: rebase.record_only };
+    let command = line.text(name, &rebase.parents);
     let options = access::options(rebase.access, true);
     let copied = if rebase.record_only {
         let options = OpenOptions { cache: Cache::Writeback, ..options };
         let layers = Layers::open_alone_for(files, name, options, Some(&command))?;
-        let to = Move { layers, onto: None, parents, link: Some(&link), title: "rebasing" };
-        move_to(to, plan::relink(), rebase.access)?
+        let to = Rebasing { layers, onto: None, parents, link: Some(&link), title: "rebasing" };
+        run_plan(to, plan::relink(), rebase.access)?
     } else {
         let modified = parent_link::modified(files, parent, file)?;
-        let is_done = |found: &Image| stands_on((name, found), (parent, image), modified, &link);
+        let is_done = |found: &Image| is_based_on((name, found), (parent, image), modified, &link);
         match open(files, name, &rebase.parents, options, &command, is_done)? {
-            Found::Before(layers) => {
-                let layers = keep_snapshots(layers)?;
+            Opened::Before(layers) => {
+                let layers = reject_snapshots(layers)?;
                 let onto = Some(Runner::new(new, access::engine(rebase.access))?);
-                let to = Move { layers, onto, parents, link: Some(&link), title: "rebasing" };
-                move_to(to, plan::rebase(), rebase.access)?
+                let to = Rebasing { layers, onto, parents, link: Some(&link), title: "rebasing" };
+                run_plan(to, plan::rebase(), rebase.access)?
             }
-            Found::Moved(layers) => finish(layers)?,
+            Opened::Moved(layers) => finish(layers)?,
         }
     };
     let moved = Moved { image: name.to_string(), parent: Some(parent.to_string()), copied };
@@ -82,54 +82,54 @@ pub fn run(files: &Files, rebase: &Rebase) -> Result<Exit, Failure> {
 /// Runs `image flatten`.
 pub fn flatten(files: &Files, flatten: &Flatten) -> Result<Exit, Failure> {
     let name = &flatten.image;
-    let command = Words { verb: "flatten", onto: &[], record_only: false }.command(name, &flatten.parents);
+    let command = CommandLine { verb: "flatten", onto: &[], record_only: false }.text(name, &flatten.parents);
     let options = access::options(flatten.access, true);
     let no_longer = |copied| format!("{name} no longer has a parent, {} copied\n", readable(copied));
     let (copied, line) = match open(files, name, &flatten.parents, options, &command, |found| found.link().is_none())? {
-        Found::Before(layers) if layers.images.len() > 1 => {
-            let layers = keep_snapshots(layers)?;
-            let to = Move { layers, onto: None, parents: NewParents::default(), link: None, title: "flattening" };
-            let copied = move_to(to, plan::flatten(), flatten.access)?;
+        Opened::Before(layers) if layers.images.len() > 1 => {
+            let layers = reject_snapshots(layers)?;
+            let to = Rebasing { layers, onto: None, parents: NewParents::default(), link: None, title: "flattening" };
+            let copied = run_plan(to, plan::flatten(), flatten.access)?;
             (copied, no_longer(copied))
         }
-        Found::Before(layers) => (finish(layers)?, format!("{name} has no parent; nothing was copied\n")),
-        Found::Moved(layers) => (finish(layers)?, no_longer(0)),
+        Opened::Before(layers) => (finish(layers)?, format!("{name} has no parent; nothing was copied\n")),
+        Opened::Moved(layers) => (finish(layers)?, no_longer(0)),
     };
     let moved = Moved { image: name.to_string(), parent: None, copied };
     report(flatten.json, &moved, &line)
 }
 
-/// A command line with more than an image and its parents.
-struct Words<'a> {
+/// A command line to repeat, without its image and parents.
+struct CommandLine<'a> {
     verb: &'static str,
     onto: &'a [ImageName],
     record_only: bool,
 }
 
-impl Words<'_> {
-    /// The command as it can be given again.
-    fn command(&self, name: &ImageName, parents: &Parents) -> String {
+impl CommandLine<'_> {
+    /// Returns the command line for this image and these parents.
+    fn text(&self, name: &ImageName, parents: &Parents) -> String {
         let mut text = format!("tapline image {} {name}", self.verb);
         parents.names.iter().for_each(|parent| text.push_str(&format!(" --parent {parent}")));
         self.onto.iter().for_each(|parent| text.push_str(&format!(" --onto {parent}")));
-        for (word, said) in
+        for (option, is_set) in
             [(" --unsafe", self.record_only), (" --accept-changed-parent", parents.accept_changed_parent)]
         {
-            text.push_str(if said { word } else { "" });
+            text.push_str(if is_set { option } else { "" });
         }
         text
     }
 }
 
-/// An image that was opened to be moved.
-enum Found {
-    /// It stands on its old parents.
+/// An image opened to be rebased.
+enum Opened {
+    /// It is based on its old parents.
     Before(Layers),
-    /// It stands on the new one already: the command was killed at its end, and is being repeated.
+    /// It is already based on the new one: the command was killed at its end, and is being repeated.
     Moved(Layers),
 }
 
-/// Opens the image on its current parents or, if `is_done` says so, on what it is to stand on.
+/// Opens the image on its current parents, or alone if it fails to open on them and `is_done` returns true.
 fn open(
     files: &Files,
     name: &ImageName,
@@ -137,22 +137,22 @@ fn open(
     options: OpenOptions,
     command: &str,
     is_done: impl Fn(&Image) -> bool,
-) -> Result<Found, Failure> {
+) -> Result<Opened, Failure> {
     let chain = Chain { command: Some(command), ..Chain::of(files, name, parents) };
     let failure = match Layers::open_chain(&chain, options) {
-        Ok(layers) => return Ok(Found::Before(layers)),
+        Ok(layers) => return Ok(Opened::Before(layers)),
         Err(failure) => failure,
     };
-    // Opened for writing, so that it gets its time back if it has not yet.
+    // Opened for writing, which restores its modification time if that was not done.
     match Layers::open_alone(files, name, options) {
-        Ok(layers) if layers.images.first().is_some_and(is_done) => Ok(Found::Moved(layers)),
+        Ok(layers) if layers.images.first().is_some_and(is_done) => Ok(Opened::Moved(layers)),
         _ => Err(failure),
     }
 }
 
-/// Rejects an image with internal snapshots: only the disk's current contents are copied up, and snapshots would change
-/// with another parent.
-fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
+/// Rejects an image with internal snapshots: only the current contents of the disk are copied up, so snapshots would
+/// change with another parent.
+fn reject_snapshots(layers: Layers) -> Result<Layers, Failure> {
     let snapshots = match layers.images.first() {
         Some(Image::Qcow2(qcow2)) => qcow2.info().snapshots,
         _ => 0,
@@ -167,16 +167,16 @@ fn keep_snapshots(layers: Layers) -> Result<Layers, Failure> {
     layers.unless_failed(Err(failure))
 }
 
-/// Whether `child` has recorded this very parent, last modified at `modified` if that is known.
-fn stands_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: Option<u64>, link: &Link) -> bool {
+/// Returns whether `child` records this very parent, last modified at `modified` if that is known.
+fn is_based_on(child: (&ImageName, &Image), parent: (&ImageName, &Image), modified: Option<u64>, link: &Link) -> bool {
     let fits = parent_link::check(child, parent, modified, false).is_ok();
     // A parent without identity is recognized by its path only.
     let named = child.1.link().is_some_and(|found| found.absolute == link.absolute || found.relative == link.relative);
     fits && named
 }
 
-/// An image that is to stand elsewhere.
-struct Move<'a> {
+/// A rebase to execute.
+struct Rebasing<'a> {
     layers: Layers,
     onto: Option<Runner>,
     parents: NewParents,
@@ -184,8 +184,8 @@ struct Move<'a> {
     title: &'static str,
 }
 
-/// The files on which an image is to stand, to be made durable: another program may have written them, and all that
-/// they show may be in the page cache only.
+/// The files of the new parents, to be made durable: another program may have written them, and their contents may be
+/// only in the page cache.
 #[derive(Default)]
 struct NewParents(Vec<(ImageName, File)>);
 
@@ -200,7 +200,7 @@ impl NewParents {
         Ok(NewParents(parents))
     }
 
-    /// Also when they were last changed, which the image records.
+    /// Makes the contents and the modification times durable; the image records the latter.
     fn sync(&self) -> Result<(), Failure> {
         self.0.iter().try_for_each(|(name, file)| {
             file.sync_all().map_err(|error| {
@@ -211,23 +211,23 @@ impl NewParents {
     }
 }
 
-/// Carries out a plan for the image; how many bytes were copied.
-fn move_to(to: Move<'_>, plan: Plan, access: Access) -> Result<u64, Failure> {
-    let Move { mut layers, onto, parents, link, title } = to;
+/// Executes a plan for the image; returns the number of bytes copied.
+fn run_plan(to: Rebasing<'_>, plan: Plan, access: Access) -> Result<u64, Failure> {
+    let Rebasing { mut layers, onto, parents, link, title } = to;
     let (name, unfinished) = (layers.name.clone(), layers.unfinished.take());
     let stop = Signal::to_stop().map_err(|error| Failure::new("handle SIGTERM", error))?;
-    // It keeps all locks until the image has its time back.
+    // It keeps all locks until the modification time is restored.
     let image = Runner::new(layers, access::engine(access))?;
     let before = image.behind();
-    let mut work = Work { name: &name, access, image, onto, parents, link, stop, title, copied: 0 };
+    let mut work = RebaseJob { name: &name, access, image, onto, parents, link, stop, title, copied: 0 };
     planned::carry_out(plan, |step| work.step(step))?;
-    work.image.behind().tell_since(&before);
-    unfinished.map_or(Ok(()), Unfinished::end)?;
+    work.image.behind().log_new_since(&before);
+    unfinished.map_or(Ok(()), UnfinishedRewrite::end)?;
     Ok(work.copied)
 }
 
-/// What the steps work on. Nobody else uses the image.
-struct Work<'a> {
+/// A rebase in progress. The image is not used otherwise.
+struct RebaseJob<'a> {
     name: &'a ImageName,
     access: Access,
     image: Runner,
@@ -239,7 +239,7 @@ struct Work<'a> {
     copied: u64,
 }
 
-impl Work<'_> {
+impl RebaseJob<'_> {
     fn step(&mut self, step: Step) -> Result<(), Failure> {
         match step {
             Step::SyncParents => self.parents.sync(),
@@ -247,7 +247,7 @@ impl Work<'_> {
             Step::MakeDurable => self.image.flush(),
             Step::LinkParent { child } => self.image.relink(child, self.link),
             Step::RemoveParentLink => self.image.relink(0, None),
-            _ => unreachable!("{step:?} is no step of a rebase"),
+            _ => unreachable!("{step:?} is not a step of a rebase"),
         }
     }
 
@@ -259,8 +259,8 @@ impl Work<'_> {
     }
 }
 
-/// An image that stands where it is to stand gets durable what the killed command may have left in the page cache.
-/// Nothing is copied.
+/// Finishes the rebase of an image that is already based on its new parent: makes durable what the killed command may
+/// have left in the page cache. Copies nothing, and returns 0.
 fn finish(mut layers: Layers) -> Result<u64, Failure> {
     let Layers { name, files, unfinished, .. } = &mut layers;
     planned::carry_out(plan::finish_rebase(), |step| match step {
@@ -268,13 +268,13 @@ fn finish(mut layers: Layers) -> Result<u64, Failure> {
             Failure::new(format!("make durable what {name} records of its parent"), error)
                 .advise("see the kernel log for the reason, then run the command again")
         }),
-        _ => unreachable!("{step:?} is no step of a rebase"),
+        _ => unreachable!("{step:?} is not a step of a rebase"),
     })?;
-    unfinished.take().map_or(Ok(()), Unfinished::end)?;
+    unfinished.take().map_or(Ok(()), UnfinishedRewrite::end)?;
     Ok(0)
 }
 
-/// The new parents, which must not include the image itself.
+/// Opens the new parents, which must not include the image itself.
 fn open_new(files: &Files, rebase: &Rebase) -> Result<Layers, Failure> {
     let own = FileIdentity::of(files, &rebase.image);
     if let Some(loops) = rebase.onto.iter().find(|name| own.is_some() && FileIdentity::of(files, name) == own) {
@@ -294,10 +294,10 @@ fn open_new(files: &Files, rebase: &Rebase) -> Result<Layers, Failure> {
     Layers::open_chain(&chain, access::options(rebase.access, false))
 }
 
-/// A parent may be smaller than its child, which reads as zeroes beyond it, but not larger.
+/// Rejects a parent larger than its child. A smaller one is fine: the child reads as zeroes beyond it.
 fn check_size(rebase: &Rebase, files: &Files, parent: &ImageName, parent_len: u64) -> Result<(), Failure> {
     let name = &rebase.image;
-    let len = Layers::open_alone(files, name, to_look_at(true))?.geometry().map_or(0, |geometry| geometry.len);
+    let len = Layers::open_alone(files, name, metadata_options(true))?.geometry().map_or(0, |geometry| geometry.len);
     if parent_len <= len {
         return Ok(());
     }

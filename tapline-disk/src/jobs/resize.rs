@@ -1,8 +1,8 @@
 //! `image resize`: enlarges a disk. The new space reads as zeroes, whatever was in the file beyond the old end.
 //!
 //! The order is [`plan::resize`], as on a disk that is served. Only the image itself changes: its parents keep their
-//! sizes, and beyond their end a child reads as zeroes. They are opened, because one that is longer than its child must
-//! not be exposed by the growth.
+//! sizes, and beyond their end a child reads as zeroes. They are opened to check that none is longer than its child,
+//! because growing the child would expose that data.
 
 use std::error::Error;
 use std::io;
@@ -15,7 +15,7 @@ use uring::{Cache, ImageFile, OpenOptions};
 
 use crate::files::Files;
 use crate::image::chain::{Chain, Layers};
-use crate::image::libvhd::Behind;
+use crate::image::libvhd::MovedMetadata;
 use crate::image::plan_layers;
 use crate::image::redo_log;
 use crate::image::write_synced;
@@ -32,7 +32,7 @@ struct Resized {
     after: u64,
 }
 
-/// Runs the job.
+/// Runs `image resize`.
 pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
     let name = &resize.image;
     let options = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
@@ -54,30 +54,30 @@ pub fn run(files: &Files, resize: &Resize) -> Result<Exit, Failure> {
         if file.device_len().is_some() {
             return Err(Failure::new(tried(), "it is on a block device, which Tapline cannot resize"));
         }
-        let behind = Behind::of([(name.clone(), &*image)]);
-        let taken = planned::carry_out(plan, |step| take(step, file, image).map_err(|why| Failure::new(tried(), why)));
+        let behind = MovedMetadata::of([(name.clone(), &*image)]);
+        let taken = planned::carry_out(plan, |step| apply(step, file, image).map_err(|why| Failure::new(tried(), why)));
         if file.sync_has_failed() {
             redo_log::record_failed_sync(files, name, file);
         }
         taken?;
-        Behind::of([(name.clone(), &*image)]).tell_since(&behind);
+        MovedMetadata::of([(name.clone(), &*image)]).log_new_since(&behind);
     }
     report(resize, Resized { image: name.to_string(), before, after })
 }
 
-/// Carries out a step by which a layer grows that has nothing in flight.
-pub fn take(step: Step, file: &mut ImageFile, image: &mut Image) -> Result<(), Box<dyn Error + Send + Sync>> {
+/// Applies a step that grows a layer without requests in flight.
+pub fn apply(step: Step, file: &mut ImageFile, image: &mut Image) -> Result<(), Box<dyn Error + Send + Sync>> {
     match step {
         Step::Lengthen { len, .. } => lengthen(file, len)?,
         Step::Grow { len } | Step::GrowLayer { len, .. } if image.geometry().len < len => image.grow(len)?,
-        Step::MakeDurable => write_synced::round(file, image)?,
-        // Nothing is held up, and there is no guest.
+        Step::MakeDurable => write_synced::flush(file, image)?,
+        // There is no guest, and no requests are held.
         _ => {}
     }
     Ok(())
 }
 
-/// Makes the file that holds an image's data longer, durably.
+/// Lengthens the file that contains an image's data, durably.
 fn lengthen(file: &mut ImageFile, len: u64) -> io::Result<()> {
     let flat = file.data_file().unwrap_or(file);
     if Source::len(flat) >= len {

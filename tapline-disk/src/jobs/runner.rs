@@ -1,7 +1,7 @@
 //! A disk and its engine, driven by a job instead of a guest.
 //!
-//! It knows requests and results, and nothing about the purpose of the job. Every submitted request is completed or
-//! waited for before a runner is dropped, whatever happens to the job.
+//! It knows requests and results, and nothing about the purpose of the job. Before a runner is dropped, all submitted
+//! requests have completed, whatever happens to the job.
 
 mod merge;
 
@@ -22,43 +22,43 @@ use crate::files::Files;
 use crate::image::chain::{self, Layers};
 use crate::image::damage;
 use crate::image::engine_choice::{self, Data};
-use crate::image::libvhd::Behind;
+use crate::image::libvhd::MovedMetadata;
 use crate::image::redo_log;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// Operations in flight at most: enough to keep an NVMe drive busy with requests of a MiB.
+/// The maximum number of operations in flight: enough to keep an NVMe drive busy with requests of a MiB.
 const DEPTH: usize = 64;
-/// What the engine calls the timer.
+/// The identifier of the timer in the engine.
 const TIMER: u64 = 0;
 
 /// A disk that a job reads and writes.
 pub struct Runner {
     from: Files,
     name: ImageName,
-    /// Of all layers, the image's own first.
+    /// The names of all layers, the image's own first.
     names: Vec<ImageName>,
     geometry: Geometry,
     disk: Disk<Image>,
     engine: Engine,
     done: Vec<FileDone>,
-    /// Ends a wait in time, if a job has asked for that.
+    /// Limits the time of a wait, if a job has requested that.
     timer: Option<Timer>,
     ready: Vec<u64>,
-    /// Requests submitted and not yet waited for.
+    /// The number of requests submitted and not yet received as completed.
     in_flight: usize,
-    /// The engine failed: what is in the disk will never be answered.
+    /// The engine has failed: requests in the disk will never complete.
     broken: bool,
 }
 
-/// How a request ended.
+/// The result of a completed request.
 pub struct Answer {
-    /// What was found, for [`Operation::Extents`].
+    /// The extents found by [`Operation::Extents`].
     pub extents: Vec<Extent>,
 }
 
 impl Runner {
-    /// A disk over `layers`.
+    /// Makes a disk from `layers`.
     pub fn new(layers: Layers, kind: Option<EngineKind>) -> Result<Runner, Failure> {
         let Layers { name, from, names, files, images, logs, unsettled, .. } = layers;
         let block = disk::Options::default().block;
@@ -80,29 +80,29 @@ impl Runner {
         })
     }
 
-    /// Splits and merges transfers from now on.
+    /// Sets how transfers are split and merged.
     pub fn set_shape(&mut self, policy: ShapePolicy) {
         self.engine.set_shape(policy);
     }
 
-    /// Where its files come from.
+    /// Returns the source of its files.
     pub fn from(&self) -> &Files {
         &self.from
     }
 
-    /// Size and limits.
+    /// Returns the size and the limits.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// A layer of the chain as it is now, and its file.
+    /// Returns a layer of the current chain, and its file.
     pub fn layer(&self, depth: usize) -> Option<(&Image, &ImageFile)> {
         let layer = self.disk.layers().get(depth)?;
         Some((&layer.format, self.engine.file(layer.file)?))
     }
 
-    /// Has a layer record another parent on which it shows the same, or none; durable with the next flush. Behind it
-    /// nothing may be asked for but that: what is known of the old parents is not forgotten.
+    /// Makes a layer record another parent on which its contents are the same, or none; durable with the next flush.
+    /// After this only a flush may be requested: the disk still uses the old parents.
     pub fn relink(&mut self, depth: usize, link: Option<&Link>) -> Result<(), Failure> {
         let name = self.disk.layers().get(depth).and_then(|layer| self.names.get(usize::from(layer.file.0)));
         let Some(name) = name else { unreachable!("the chain has a layer {depth}") };
@@ -110,18 +110,18 @@ impl Runner {
         relinked.map_err(|error| Failure::new(record(name, link), error))
     }
 
-    /// The layers with their metadata behind their blocks.
-    pub fn behind(&self) -> Behind {
+    /// Returns the layers whose metadata is behind their blocks.
+    pub fn behind(&self) -> MovedMetadata {
         let named = |layer: &Layer<Image>| self.names.get(usize::from(layer.file.0)).cloned();
-        Behind::of(self.disk.layers().iter().filter_map(|layer| Some((named(layer)?, &layer.format))))
+        MovedMetadata::of(self.disk.layers().iter().filter_map(|layer| Some((named(layer)?, &layer.format))))
     }
 
-    /// Requests submitted and not yet waited for.
+    /// Returns the number of requests submitted and not yet received as completed.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Asks for something. Never waits.
+    /// Submits a request without waiting.
     pub fn submit(&mut self, operation: Operation, span: Span, memory: Segments, token: Token) -> Result<(), Failure> {
         match Request::new(operation, span, memory, token, &self.geometry) {
             Ok(request) => {
@@ -133,35 +133,35 @@ impl Runner {
         }
     }
 
-    /// The next answer, which is waited for. A request that did not end well is a failure of the job.
+    /// Waits for the next completed request. A request that failed is a failure of the job.
     pub fn wait(&mut self) -> Result<Answer, Failure> {
         self.wait_for_any().and_then(|(_, answer)| answer)
     }
 
-    /// The same for a job that goes on without what failed, with the job's name for the request. The failure of the
-    /// call itself is the engine's.
+    /// Like [`Runner::wait`], for a job that continues when a request has failed; returns the request's token too. The
+    /// call itself fails only with the engine.
     pub fn wait_for_any(&mut self) -> Result<(Token, Result<Answer, Failure>), Failure> {
         loop {
-            if let Some(answered) = self.answered() {
-                return Ok(answered);
+            if let Some(completed) = self.take_completed() {
+                return Ok(completed);
             }
             self.step()?;
         }
     }
 
-    /// The same, but waits no longer than until then. What was submitted is given to the kernel in any case.
-    #[allow(clippy::type_complexity, reason = "as above, if there is one")]
+    /// Like [`Runner::wait_for_any`], but waits no longer than `until`. Submits requests to the kernel in any case.
+    #[allow(clippy::type_complexity, reason = "like `wait_for_any`, as an option")]
     pub fn wait_until(&mut self, until: Instant) -> Result<Option<(Token, Result<Answer, Failure>)>, Failure> {
-        let mut given = false;
+        let mut submitted = false;
         loop {
-            if let Some(answered) = self.answered() {
-                return Ok(Some(answered));
+            if let Some(completed) = self.take_completed() {
+                return Ok(Some(completed));
             }
             let left = until.saturating_duration_since(Instant::now());
-            if given && left.is_zero() {
+            if submitted && left.is_zero() {
                 return Ok(None);
             }
-            given = true;
+            submitted = true;
             if left.is_zero() {
                 self.step_until(Until::Now)?;
             } else if self.in_flight == 0 {
@@ -173,7 +173,7 @@ impl Runner {
         }
     }
 
-    /// Has the engine wait no longer than that.
+    /// Limits the next wait of the engine to this time.
     fn set_timer(&mut self, left: Duration) -> io::Result<()> {
         let timer = match self.timer.take() {
             Some(timer) => timer,
@@ -188,7 +188,7 @@ impl Runner {
         Ok(())
     }
 
-    fn answered(&mut self) -> Option<(Token, Result<Answer, Failure>)> {
+    fn take_completed(&mut self) -> Option<(Token, Result<Answer, Failure>)> {
         let (mut request, status) = self.disk.answer()?;
         self.in_flight -= 1;
         let (operation, span) = (request.operation(), request.span());
@@ -201,13 +201,13 @@ impl Runner {
         Some((token, answer))
     }
 
-    /// Asks for one thing and waits for it; nothing else may be in flight.
-    pub fn ask(&mut self, operation: Operation, span: Span) -> Result<Answer, Failure> {
+    /// Executes one request; nothing else may be in flight.
+    pub fn execute(&mut self, operation: Operation, span: Span) -> Result<Answer, Failure> {
         self.submit(operation, span, Segments::empty(), Token(0))?;
         self.wait()
     }
 
-    /// Waits for all that is in flight.
+    /// Waits for all requests in flight.
     pub fn wait_for_all(&mut self) -> Result<(), Failure> {
         while self.in_flight > 0 {
             self.wait()?;
@@ -215,10 +215,10 @@ impl Runner {
         Ok(())
     }
 
-    /// Waits for all that is in flight and makes it durable.
+    /// Waits for all requests in flight and flushes the disk.
     pub fn flush(&mut self) -> Result<(), Failure> {
         self.wait_for_all()?;
-        self.ask(Operation::Flush, Span { at: DiskOffset(0), len: 0 }).map(drop)
+        self.execute(Operation::Flush, Span { at: DiskOffset(0), len: 0 }).map(drop)
     }
 
     /// Waits for an event of the engine, and passes it to the disk.
@@ -236,7 +236,7 @@ impl Runner {
         }
         self.disk.retry(&mut self.engine);
         if self.timer.is_some() {
-            // That it has run out is seen by the clock.
+            // Whether it has expired is checked by the clock.
             self.engine.take_ready(&mut self.ready);
             self.ready.clear();
         }
@@ -259,7 +259,7 @@ impl Runner {
         }
     }
 
-    /// Metadata of a layer makes no sense: which bytes of the disk that costs, and what may mend it.
+    /// Explains damaged metadata of a layer: which bytes of the disk are lost, and what may repair it.
     fn damaged(&self, tried: String, met: Damage) -> Failure {
         let name = self.names.get(usize::from(met.file.0)).unwrap_or(&self.name);
         let advice = match name.format.is_read_only() {
@@ -272,14 +272,14 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // A job that fails leaves requests behind; their memory belongs to the kernel until they come back.
+        // A job that fails leaves requests behind; the kernel owns their memory until they complete.
         while self.in_flight > 0 && !self.broken {
             match self.disk.answer() {
                 Some((request, _)) => {
                     self.in_flight -= 1;
                     request.retire();
                 }
-                // A failure of the engine is seen by the loop's condition.
+                // The loop's condition checks whether the engine has failed.
                 None => drop(self.step()),
             }
         }
@@ -293,7 +293,7 @@ impl Drop for Runner {
             }
         }
         if self.broken {
-            // Nothing will ever come back; the process ends with the failure that `step` has returned.
+            // They will never complete; the process exits with the failure that `step` has returned.
             say(format_args!("{} requests on {} never completed", self.in_flight, self.name));
             std::process::exit(i32::from(crate::process::failure::Exit::Failed.code()));
         }

@@ -22,12 +22,12 @@ use crate::process::failure::{Exit, Failure};
 use crate::process::output;
 use arguments::Snapshot;
 
-/// The verb.
+/// The command that creates the new image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// The image becomes the parent, which must not be written any more.
+pub enum SnapshotVerb {
+    /// `image snapshot`: the image becomes the parent, and must not be written any more.
     Snapshot,
-    /// The image was one already, or will be shared.
+    /// `image clone`: the image already is a parent, or is shared.
     Clone,
 }
 
@@ -41,8 +41,8 @@ struct Made {
     how: &'static str,
 }
 
-/// Runs the job.
-pub fn run(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Exit, Failure> {
+/// Runs `image snapshot` or `image clone`.
+pub fn run(files: &Files, snapshot: &Snapshot, verb: SnapshotVerb) -> Result<Exit, Failure> {
     create::must_differ(files, &snapshot.to, std::iter::once(&snapshot.image).chain(&snapshot.parents.names))?;
     let layers = open(files, snapshot, verb)?;
     let size = layers.geometry().map_or(0, |geometry| geometry.len);
@@ -69,7 +69,7 @@ fn copy(files: &Files, from: &ImageName, file: &ImageFile, to: &ImageName) -> Re
             created = Some(Copy::create(files, from, to)?);
             Ok(())
         }
-        // The lock keeps everybody else out.
+        // The lock excludes all other users.
         (Step::HoldDurable | Step::Release, _) => Ok(()),
         (Step::ShareBlocks, Some(copy)) => copy.share(file),
         (Step::SyncNew, Some(copy)) => copy.sync(),
@@ -79,13 +79,13 @@ fn copy(files: &Files, from: &ImageName, file: &ImageFile, to: &ImageName) -> Re
             created = None;
             Ok(())
         }
-        _ => unreachable!("{step:?} is no step of a copy"),
+        _ => unreachable!("{step:?} is not a step of a copy"),
     })
 }
 
-/// The image, locked until the new one is there. Its own parents need not be named; those that are must fit.
-fn open(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failure> {
-    let options = OpenOptions { write: verb == Verb::Snapshot, cache: Cache::Writeback, lock: true };
+/// Opens the image, locked until the new one exists. Its own parents may be left out; those that are named must fit.
+fn open(files: &Files, snapshot: &Snapshot, verb: SnapshotVerb) -> Result<Layers, Failure> {
+    let options = OpenOptions { write: verb == SnapshotVerb::Snapshot, cache: Cache::Writeback, lock: true };
     match snapshot.parents.names.is_empty() {
         true => replay_redo::image(files, &snapshot.image)
             .and_then(|()| Layers::open_alone(files, &snapshot.image, options)),
@@ -96,7 +96,7 @@ fn open(files: &Files, snapshot: &Snapshot, verb: Verb) -> Result<Layers, Failur
     }
 }
 
-fn report(snapshot: &Snapshot, verb: Verb, made: Made) -> Result<Exit, Failure> {
+fn report(snapshot: &Snapshot, verb: SnapshotVerb, made: Made) -> Result<Exit, Failure> {
     if snapshot.json {
         output::json(&made)?;
         return Ok(Exit::Done);
@@ -105,10 +105,10 @@ fn report(snapshot: &Snapshot, verb: Verb, made: Made) -> Result<Exit, Failure> 
     let size = readable(size);
     let line = match (how, verb) {
         ("reflink", _) => format!("created {new}: {size}, sharing the blocks of {image} (reflink)\n"),
-        (_, Verb::Snapshot) => {
+        (_, SnapshotVerb::Snapshot) => {
             format!("created {new}: {size}, a child of {image}, which must no longer be written\n")
         }
-        (_, Verb::Clone) => format!("created {new}: {size}, a child of {image}\n"),
+        (_, SnapshotVerb::Clone) => format!("created {new}: {size}, a child of {image}\n"),
     };
     let hint = match how {
         "reflink" => String::new(),

@@ -15,61 +15,61 @@ use crate::image::chain::Layers;
 use crate::jobs::runner::{Answer, Runner};
 use crate::process::failure::Failure;
 
-/// Bytes of a piece, but for the last: large enough for any storage's full rate.
+/// The bytes of a chunk, except the last: large enough for any storage's full throughput.
 pub const PIECE: u64 = 1 << 20;
-/// Pieces read ahead: together with those in the channel, 32 MiB of memory.
+/// The number of chunks read ahead: together with those in the channel, 32 MiB of memory.
 const AHEAD: usize = 16;
 /// Zeroes are detected at this granularity: the usual minimum allocation of file systems and guests.
 const GRAIN: usize = 64 << 10;
-/// How much of the disk is looked up at once.
+/// The bytes of the disk that are looked up at once.
 const WINDOW: u64 = 1 << 30;
 
-/// What a stream that salvages asks for once more, in place of a piece that could not be read: whatever is lost, a file
-/// system loses in blocks.
+/// The size of reads that salvage a chunk which could not be read as a whole: file systems lose data in blocks of this
+/// size.
 const SALVAGED: u64 = 4096;
 
 /// A piece of a disk.
 pub struct Chunk {
-    /// Where it is.
+    /// The range of the disk.
     pub span: Span,
     /// The bytes of the chunk; `None` if they are zeroes.
     pub bytes: Option<Segments>,
-    /// What of it could not be read, ascending, neighbours joined. It is zero in `bytes`.
+    /// The ranges that could not be read, ascending and merged. They are zero in `bytes`.
     pub lost: Vec<Span>,
 }
 
-/// What becomes of a stream whose disk cannot be read everywhere.
+/// How a stream handles read errors of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// It ends with the failure.
-    Fails,
-    /// It goes on without those bytes.
-    IsLost,
+    Fail,
+    /// It continues without those bytes.
+    Skip,
 }
 
-/// The chunks of a disk or a part of it, in order. The stream ends after the last byte, or with a failure; never early.
+/// The chunks of a disk or a part of it, in order. The stream ends after the last byte or with a failure, never before.
 pub struct Stream {
-    /// Bytes still to come.
+    /// The number of bytes still to be returned.
     left: u64,
-    /// Gone only while the stream goes.
+    /// `None` only while the stream is dropped.
     pieces: Option<Receiver<Result<Chunk, Failure>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Stream {
-    /// Begins to read all of a disk.
+    /// Starts to read all of a disk.
     pub fn of(layers: Layers, kind: Option<EngineKind>) -> Stream {
         let len = layers.geometry().map_or(0, |geometry| geometry.len);
-        Stream::range(layers, kind, Unreadable::Fails, Span { at: DiskOffset(0), len })
+        Stream::range(layers, kind, Unreadable::Fail, Span { at: DiskOffset(0), len })
     }
 
-    /// Begins to read a part of a disk.
+    /// Starts to read a part of a disk.
     pub fn range(layers: Layers, kind: Option<EngineKind>, unreadable: Unreadable, range: Span) -> Stream {
         let (sender, pieces) = sync_channel(AHEAD);
         let thread = std::thread::spawn(move || {
             let reader = Reader::new(layers, kind, unreadable, &sender);
             if let Err(failure) = reader.and_then(|reader| reader.run(range)) {
-                // If the receiver is gone, the failure is of no interest.
+                // If the receiver is gone, the failure does not matter.
                 sender.send(Err(failure)).unwrap_or_default();
             }
         });
@@ -106,25 +106,25 @@ impl Iterator for Stream {
     }
 }
 
-/// The thread's side.
+/// The reader thread.
 struct Reader<'a> {
     runner: Runner,
     unreadable: Unreadable,
     out: &'a SyncSender<Result<Chunk, Failure>>,
-    /// Chunks that have been requested, in order.
-    ahead: VecDeque<(Chunk, Read)>,
+    /// The requested chunks, in order.
+    ahead: VecDeque<(Chunk, ReadState)>,
 }
 
-/// How far a chunk has come.
+/// The state of a requested chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Read {
-    Asked,
+enum ReadState {
+    Submitted,
     Done,
     Failed,
 }
 
-/// The other side has enough.
-struct Enough;
+/// The stream was dropped, so reading stops.
+struct StreamDropped;
 
 impl Reader<'_> {
     fn new(
@@ -143,12 +143,12 @@ impl Reader<'_> {
             let zeros = zero_runs(&mut self.runner, window)?;
             for span in grid(window) {
                 let zero = zeros.iter().any(|run| run.at <= span.at && span.end() <= run.end());
-                if self.ask(span, zero)?.is_err() {
+                if self.request(span, zero)?.is_err() {
                     return Ok(());
                 }
             }
             // The next lookup needs exclusive use of the disk.
-            if self.hand_over(0)?.is_err() {
+            if self.deliver(0)?.is_err() {
                 return Ok(());
             }
             at = window.end();
@@ -156,43 +156,43 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn ask(&mut self, span: Span, zero: bool) -> Result<Result<(), Enough>, Failure> {
+    fn request(&mut self, span: Span, zero: bool) -> Result<Result<(), StreamDropped>, Failure> {
         let mut bytes = None;
         if !zero {
             let memory = Segments::zeroed(index(span.len));
             self.runner.submit(Operation::Read, span, memory.clone(), Token(span.at.0))?;
             bytes = Some(memory);
         }
-        let read = if zero { Read::Done } else { Read::Asked };
+        let read = if zero { ReadState::Done } else { ReadState::Submitted };
         self.ahead.push_back((Chunk { span, bytes, lost: Vec::new() }, read));
-        self.hand_over(AHEAD)
+        self.deliver(AHEAD)
     }
 
-    /// Waits until at most `left` pieces are read ahead, and hands over the others.
-    fn hand_over(&mut self, left: usize) -> Result<Result<(), Enough>, Failure> {
+    /// Waits until at most `left` chunks are read ahead, and delivers the others.
+    fn deliver(&mut self, left: usize) -> Result<Result<(), StreamDropped>, Failure> {
         loop {
-            while self.ahead.front().is_some_and(|&(_, read)| read != Read::Asked) {
+            while self.ahead.front().is_some_and(|&(_, read)| read != ReadState::Submitted) {
                 let Some((mut chunk, read)) = self.ahead.pop_front() else { break };
-                if read == Read::Failed {
+                if read == ReadState::Failed {
                     self.salvage(&mut chunk)?;
                 }
                 if self.out.send(Ok(chunk)).is_err() {
-                    return Ok(Err(Enough));
+                    return Ok(Err(StreamDropped));
                 }
             }
             if self.ahead.len() <= left {
                 return Ok(Ok(()));
             }
             let (token, answer) = self.runner.wait_for_any()?;
-            self.arrived(token, answer)?;
+            self.complete(token, answer)?;
         }
     }
 
-    /// A chunk has been read, or not.
-    fn arrived(&mut self, token: Token, answer: Result<Answer, Failure>) -> Result<(), Failure> {
+    /// Records the result of reading a chunk.
+    fn complete(&mut self, token: Token, answer: Result<Answer, Failure>) -> Result<(), Failure> {
         let now = match answer {
-            Ok(_) => Read::Done,
-            Err(_) if self.unreadable == Unreadable::IsLost => Read::Failed,
+            Ok(_) => ReadState::Done,
+            Err(_) if self.unreadable == Unreadable::Skip => ReadState::Failed,
             Err(failure) => return Err(failure),
         };
         if let Some((_, read)) = self.ahead.iter_mut().find(|(chunk, _)| Token(chunk.span.at.0) == token) {
@@ -214,7 +214,7 @@ impl Reader<'_> {
                 if token == Token(at.0) {
                     break answer;
                 }
-                self.arrived(token, answer)?;
+                self.complete(token, answer)?;
             };
             if answer.is_err() {
                 part.fill_zero();
@@ -230,7 +230,7 @@ fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Adds the next run; neighbours are one.
+/// Appends a run; adjacent runs are merged.
 pub fn join(runs: &mut Vec<Span>, next: Span) {
     match runs.last_mut() {
         Some(last) if last.end() == next.at => last.len += next.len,
@@ -238,7 +238,7 @@ pub fn join(runs: &mut Vec<Span>, next: Span) {
     }
 }
 
-/// The runs of `window` that read as zero without being stored, neighbours joined. Nothing may be in flight.
+/// Returns the runs of `window` that read as zeroes without being stored, merged. Nothing may be in flight.
 pub fn zero_runs(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure> {
     let mut runs: Vec<Span> = Vec::new();
     for (span, kind) in extents(runner, window)? {
@@ -249,20 +249,20 @@ pub fn zero_runs(runner: &mut Runner, window: Span) -> Result<Vec<Span>, Failure
     Ok(runs)
 }
 
-/// How all of `window` is stored. Nothing may be in flight.
+/// Returns all extents of `window`. Nothing may be in flight.
 pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKind)>, Failure> {
     let mut found = Vec::new();
     let mut at = window.at;
     while at < window.end() {
         let before = at;
-        let answer = runner.ask(Operation::Extents { depths: false }, Span { at, len: window.end() - at })?;
+        let answer = runner.execute(Operation::Extents { depths: false }, Span { at, len: window.end() - at })?;
         for extent in answer.extents {
             let len = extent.len.min(window.end() - at);
             found.push((Span { at, len }, extent.kind));
             at += len;
         }
         if at == before {
-            // No answer at all: what cannot be known is data.
+            // The disk reported nothing: unknown ranges count as data.
             found.push((Span { at, len: window.end() - at }, ExtentKind::Data));
             break;
         }
@@ -270,7 +270,7 @@ pub fn extents(runner: &mut Runner, window: Span) -> Result<Vec<(Span, ExtentKin
     Ok(found)
 }
 
-/// The pieces of `window`, from its beginning on.
+/// Cuts `window` into chunks, from its beginning.
 pub fn grid(window: Span) -> impl Iterator<Item = Span> {
     let pieces = window.len.div_ceil(PIECE);
     (0..pieces).map(move |n| {
@@ -279,7 +279,7 @@ pub fn grid(window: Span) -> impl Iterator<Item = Span> {
     })
 }
 
-/// The runs of `bytes` that hold something, each with its offset; neighbours are one run.
+/// Returns the runs of `bytes` that are not zero, merged, each with its offset.
 pub fn stored_runs(bytes: &Segments) -> Vec<(usize, Segments)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     let mut from = 0;

@@ -20,13 +20,13 @@ use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// The newest version of Landlock that is known here. Of an older kernel's, all that it has is used.
+/// The newest version of Landlock known here. On an older kernel, everything that its version has is used.
 const NEWEST: ABI = ABI::V10;
 
-/// Gives up all privilege and all ways to files and sockets by name.
+/// Drops all privileges and all access to files and sockets by name.
 pub fn enter() -> Result<(), Failure> {
     give_up_privilege().map_err(|error| Failure::new("drop privileges", error))?;
-    // Others of the same user could take its descriptors, and read what it has in memory (ptrace(2), pidfd_getfd(2)).
+    // Other processes of the same user could take its descriptors and read its memory (ptrace(2), pidfd_getfd(2)).
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     hidden.map_err(|error| Failure::new("hide this process from other processes of its user", error))?;
     let restricted = forbid_names().map_err(|error| Failure::new("confine this process by Landlock", error))?;
@@ -38,7 +38,7 @@ pub fn enter() -> Result<(), Failure> {
         };
         say(format_args!("not confined by Landlock: {why}"));
     }
-    // The last: it forbids what the others are done with.
+    // This is last, because it forbids the system calls of the steps above.
     if let Err(why) = calls::restrict() {
         say(format_args!("not confined by seccomp: {why}"));
     }
@@ -54,7 +54,7 @@ fn give_up_privilege() -> std::io::Result<()> {
     Ok(())
 }
 
-/// A ruleset that handles everything and allows nothing.
+/// Restricts this process by a ruleset that handles everything and allows nothing.
 fn forbid_names() -> Result<RestrictionStatus, RulesetError> {
     let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -78,7 +78,7 @@ mod test {
 
     use super::*;
 
-    /// Where the process that confines itself tries what it must not.
+    /// Names the directory in which the confined child process tries forbidden operations.
     const ROOM: &str = "TAPLINE_TEST_ROOM";
 
     #[test]
@@ -112,7 +112,7 @@ mod test {
         }
     }
 
-    /// The part of the other test that is done in a process of its own: there is nothing to do in this one.
+    /// The part of the first test that runs in a child process; without the variable it does nothing.
     #[test]
     fn inside() {
         let Some(room) = std::env::var_os(ROOM) else { return };

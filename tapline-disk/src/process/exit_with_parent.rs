@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use crate::process::failure::{Exit, Failure};
 use crate::process::log::say;
 
-/// From now on this process exits when its standard input is closed, whatever it is doing.
-pub fn end_with() -> Result<(), Failure> {
+/// Makes this process exit when its standard input is closed, whatever it is doing.
+pub fn enable() -> Result<(), Failure> {
     let thread = std::thread::Builder::new().name("parent".into());
     let started = thread.spawn(|| {
         let input = stdin();

@@ -1,5 +1,5 @@
-//! How a command ends: with an exit code; or, like a verb of the control socket, with a kind for programs, what was
-//! tried, on what, why it failed and what to do about it.
+//! Outcomes of commands: an exit code, or, as for verbs of the control socket, an error with its kind for programs,
+//! what was tried, on what, why it failed and what to do about it.
 
 use std::error::Error;
 use std::fmt;
@@ -10,10 +10,10 @@ use control::{ImageName, Kind, printable};
 use disk::{ImageError, ImageErrorKind};
 use uring::{EngineError, FileOpenError};
 
-/// Ends of commands. Each number means one thing, whatever the command.
+/// The outcomes of commands. Each number means the same for all commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Done; nothing is wrong.
+    /// The command succeeded and found nothing wrong.
     Done,
     /// `compare`: the disks differ.
     Differ,
@@ -21,16 +21,16 @@ pub enum Exit {
     Damaged,
     /// `check --repair`: the image was damaged and is repaired.
     Repaired,
-    /// `check`: nothing is wrong but space that nothing refers to.
+    /// `check`: the only problem is leaked space.
     Leaks,
-    /// The command could not be done.
+    /// The command failed.
     Failed,
     /// Invalid arguments (`EX_USAGE`).
     Usage,
 }
 
 impl Exit {
-    /// The exit code for the shell.
+    /// Returns the exit code for the shell.
     pub fn code(self) -> u8 {
         match self {
             Exit::Done => 0,
@@ -44,36 +44,36 @@ impl Exit {
     }
 }
 
-/// Why a command or a verb could not be done.
+/// Why a command or a verb failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(control::Error);
 
 impl Failure {
-    /// A complete message of a known kind.
+    /// Makes a failure from a complete message of a known kind.
     pub fn of(kind: Kind, what: impl Into<String>) -> Failure {
         Failure(control::Error::new(kind, what))
     }
 
-    /// `cannot {tried}: {why}`, followed by the causes of `why`.
+    /// Makes the message `cannot {tried}: {why}`, followed by the causes of `why`.
     pub fn new(tried: impl fmt::Display, why: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let why = why.into();
         let kind = kind_of(&*why);
         Failure(control::Error::cannot(tried, why).of_kind(kind))
     }
 
-    /// An error whose message already says what was tried and on what; its causes are added.
+    /// Wraps an error whose message already says what was tried and on what; its causes are added.
     pub fn said(error: impl Error + 'static) -> Failure {
         let (kind, advice) = (kind_of(&error), no_space_for_file(&error));
         let failure = Failure(control::Error::said(error).of_kind(kind));
         advice.into_iter().fold(failure, Failure::advise)
     }
 
-    /// A step that failed with an error of the system.
+    /// Reports a step that failed with an error of the system.
     pub fn failed(tried: impl fmt::Display, error: &std::io::Error) -> Failure {
         Failure(control::Error::failed(tried, error))
     }
 
-    /// Another verb is under way.
+    /// Reports that another verb is in progress.
     pub fn busy_with(verb: &str) -> Failure {
         Failure(control::Error::busy_with(verb))
     }
@@ -83,32 +83,32 @@ impl Failure {
         Failure(self.0.advise(advice))
     }
 
-    /// Prefixes the message with what it is about.
+    /// Prefixes the message with its subject.
     pub fn about(self, what: &impl fmt::Display) -> Failure {
         Failure(self.0.about(what))
     }
 
-    /// The same, known to be of this kind.
+    /// Sets the kind, for programs.
     pub fn of_kind(self, kind: Kind) -> Failure {
         Failure(self.0.of_kind(kind))
     }
 
-    /// The kind, for programs.
+    /// Returns the kind, for programs.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
 
-    /// The message: what was tried, on what, and why it failed.
+    /// Returns the message: what was tried, on what, and why it failed.
     pub fn what(&self) -> &str {
         &self.0.message
     }
 
-    /// The advice, if there is any.
+    /// Returns the advice, if there is any.
     pub fn advice(&self) -> Option<&str> {
         self.0.advice.as_deref()
     }
 
-    /// The exit code.
+    /// Returns the exit code of a command that failed so.
     pub fn exit(&self) -> Exit {
         match self.0.kind {
             Kind::Malformed | Kind::Version | Kind::UnknownVerb | Kind::Invalid => Exit::Usage,
@@ -117,7 +117,7 @@ impl Failure {
     }
 }
 
-/// What to do where a file cannot be created for want of space. Where bytes are free, something else is used up.
+/// Returns what to do if a file cannot be created for lack of space. If bytes are free, inodes or a quota are used up.
 fn no_space_for_file(error: &(dyn Error + 'static)) -> Option<String> {
     let Some(FileOpenError::Failed { path, source, .. }) = error.downcast_ref() else { return None };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -136,7 +136,7 @@ fn no_space_for_file(error: &(dyn Error + 'static)) -> Option<String> {
     }
 }
 
-/// The kind of an error, or of what caused it.
+/// Returns the kind of an error, or of its causes.
 fn kind_of(error: &(dyn Error + 'static)) -> Kind {
     let causes = std::iter::successors(Some(error), |&cause| cause.source());
     let kinds = causes.map(|cause| {
@@ -171,7 +171,7 @@ impl From<Failure> for control::Error {
     }
 }
 
-/// What a disk has refused: its message says what was tried, and why it failed.
+/// Converts an error reported by another disk process.
 impl From<control::Error> for Failure {
     fn from(error: control::Error) -> Failure {
         let failure = Failure::of(error.kind, printable(&error.message));
@@ -182,7 +182,7 @@ impl From<control::Error> for Failure {
     }
 }
 
-/// A file that a client has named.
+/// Converts an error about a file that a client has named.
 impl From<FileOpenError> for Failure {
     fn from(error: FileOpenError) -> Failure {
         let invalid = matches!(error, FileOpenError::NotHanded { .. } | FileOpenError::AnotherFile { .. });
@@ -203,7 +203,7 @@ impl From<ImageError> for Failure {
     }
 }
 
-/// An image error, with what to do about its kind.
+/// Adds advice to an image error, by its kind.
 pub fn explain(name: &ImageName, error: ImageError) -> Failure {
     let advice = match error.kind {
         ImageErrorKind::WrongFormat => Some(format!(
@@ -220,7 +220,7 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
         ImageErrorKind::OutOfLimits => None,
         ImageErrorKind::Storage => Some("its storage failed; see the kernel log".into()),
     };
-    // What the formats advise to type names the file so.
+    // Formats use FILE for the file's name in the commands that they recommend.
     let error = ImageError { what: error.what.replace(" FILE ", &format!(" {} ", name.path().display())), ..error };
     let error = ImageError { what: error.what.replace(" FILE`", &format!(" {}`", name.path().display())), ..error };
     let failure = Failure::new(format!("open {name}"), error);
@@ -230,7 +230,7 @@ pub fn explain(name: &ImageName, error: ImageError) -> Failure {
     }
 }
 
-/// Why an image of another hypervisor is not used so.
+/// Reports that a command cannot use images of another hypervisor.
 pub fn only_read(tried: impl fmt::Display, name: &ImageName) -> Failure {
     let why = format!("{} images are only read, to be converted", name.format);
     let advice = format!("make another of it: tapline image convert {name} qcow2:FILE");

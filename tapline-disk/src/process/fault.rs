@@ -1,10 +1,9 @@
-//! Where tests make a request kill the process: `begin:SECTOR` when a request for that sector is about to begin,
-//! `answer:SECTOR` when it is done and about to be completed.
+//! Aborts that tests request for one request: `begin:SECTOR` before a request for that sector starts, `answer:SECTOR`
+//! when it is done and about to be completed.
 //!
-//! And faults that can be put in, to check that rounds of replaced images find them (`cargo xtask replaced --planted`).
+//! And planted faults, to check that the explorer of replaced images finds them (`cargo xtask replaced --planted`).
 //!
-//! It knows nothing about requests otherwise. Invariant: without the environment variables it does nothing, and
-//! released programs do not read them.
+//! Invariant: without the environment variables it does nothing, and released programs do not read them.
 
 use std::sync::LazyLock;
 
@@ -14,54 +13,54 @@ const VARIABLE: &str = "TAPLINE_DISK_ABORT_AT";
 
 static WANTED: LazyLock<Option<String>> = LazyLock::new(|| for_tests(VARIABLE));
 
-/// Whether this program is built for tests: one that is released must not do what an environment says.
+/// True in programs that are built for tests. A released program must not obey these environment variables.
 const TESTABLE: bool = cfg!(any(debug_assertions, feature = "planted"));
 
-/// A variable of the environment by which a test controls the process; none in a released program.
+/// Reads an environment variable by which a test controls the process; returns `None` in a released program.
 pub fn for_tests(name: &str) -> Option<String> {
     if TESTABLE { std::env::var(name).ok() } else { None }
 }
 
-/// A point at which a test can make the process die of this request.
+/// Aborts the process here if a test has requested it for this request.
 #[inline]
 pub fn point(name: &str, request: &Request) {
     if let Some(wanted) = WANTED.as_deref().filter(|_| TESTABLE) {
-        die_if(wanted, name, request);
+        abort_if(wanted, name, request);
     }
 }
 
 #[cold]
-fn die_if(wanted: &str, name: &str, request: &Request) {
+fn abort_if(wanted: &str, name: &str, request: &Request) {
     let sector = request.span().at / 512;
     if request.operation() != Operation::Flush && wanted == format!("{name}:{sector}") {
-        // Like any of our panics, but without output.
+        // Ends like a panic, but without output.
         std::process::abort();
     }
 }
 
-/// A fault that can be put in.
+/// A fault that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// A redo log is taken for that of an image although the image has another stamp.
+    /// A redo log is applied to an image that has another stamp.
     AnyStamp,
     /// An image that was modified after its process was killed is refused.
     TimeDecides,
-    /// A redo log is only found as long as its image has no further name.
+    /// A redo log is only found while its image has a single name.
     LinkDecides,
-    /// Who only reads an image does not read its redo log.
+    /// Readers of an image ignore its redo log.
     ReaderIgnoresLog,
 }
 
-/// Whether a fault is put in. Only programs built for that have any.
+/// Returns whether a fault is planted; never in programs that are not built for it.
 #[cfg(not(feature = "planted"))]
 pub const fn planted(_: Planted) -> bool {
     false
 }
 
-/// Whether a fault is put in, according to the environment.
+/// Returns whether the environment plants this fault.
 #[cfg(feature = "planted")]
-pub fn planted(which: Planted) -> bool {
-    let name = match which {
+pub fn planted(fault: Planted) -> bool {
+    let name = match fault {
         Planted::AnyStamp => "any-stamp",
         Planted::TimeDecides => "time-decides",
         Planted::LinkDecides => "link-decides",

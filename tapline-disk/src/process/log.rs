@@ -1,8 +1,7 @@
 //! Log lines for people on stderr.
 //!
 //! It knows nothing about their contents. Lines that a guest or a client can cause are rate-limited, so that they
-//! cannot fill the host's log. A log that is full, or that nobody reads, neither stops nor delays anything (crate
-//! `logging`).
+//! cannot fill the host's log. A log that is full or not read neither stops nor delays anything (crate `logging`).
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -13,11 +12,11 @@ use crate::process::failure::Failure;
 
 static STDERR: Stderr = Stderr::of("tapline-disk");
 
-/// Lines in a [`PERIOD`]: enough to see what happens, too few to matter.
+/// Lines per [`PERIOD`]: enough to see what happens, few enough for the host's log.
 const LINES_MAX: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// A log with a limit.
+/// A rate limiter of log lines.
 pub struct Log {
     since: Instant,
     lines: u32,
@@ -25,12 +24,12 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log.
+    /// Makes a log with its full quota.
     pub fn new() -> Log {
         Log { since: Instant::now(), lines: 0, left_out: 0 }
     }
 
-    /// Says something that a guest or a client has caused.
+    /// Logs something that a guest or a client has caused, if the limit permits it.
     pub fn caused(&mut self, line: impl Display) {
         if let Some(left_out) = self.admit(Instant::now()) {
             if left_out > 0 {
@@ -40,7 +39,7 @@ impl Log {
         }
     }
 
-    /// Whether a line may be written now, and how many were dropped before it.
+    /// Returns how many lines were dropped before this one, or `None` if it must be dropped too.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         if now.duration_since(self.since) >= PERIOD {
             self.since = now;
@@ -55,7 +54,7 @@ impl Log {
     }
 }
 
-/// Says something that only we or our user can cause.
+/// Logs something that only we or our user can cause, without a limit.
 pub fn say(line: impl Display) {
     STDERR.say(line);
 }
@@ -65,7 +64,7 @@ pub fn say_failure(failure: &Failure) {
     STDERR.write_last(&format!("tapline: {failure}\n"));
 }
 
-/// The program is about to exit normally: reports dropped lines, if possible.
+/// Reports dropped lines, if possible. Call it when the program is about to exit normally.
 pub fn end() {
     STDERR.tell_losses();
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::process::failure::Failure;
 
-/// Prints `text` as it is.
+/// Prints `text` unchanged.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -19,10 +19,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Tells the process that has passed its files to this one why it failed, in the last line, as on the control socket.
-pub fn tell_failure(failure: &Failure) {
+/// Sends the failure to the process that has passed its files to this one: as the last line, in the format of the
+/// control socket.
+pub fn send_failure(failure: &Failure) {
     let line = Reply::<()>::Error(failure.clone().into()).line(&Id::default());
-    // It is on stderr as well; nobody need listen here.
+    // It is on stderr as well, and the parent need not read it here.
     print(&line).unwrap_or_default();
 }
 

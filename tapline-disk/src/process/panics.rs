@@ -1,7 +1,7 @@
 //! A panic in this program is reported with the number of requests in flight, and aborts the process (crate `logging`).
 //!
-//! It knows nothing about disks but numbers. After the process has ended nothing more is written, flushed or completed.
-//! The kernel releases its locks, and another process takes over its sockets and its disk.
+//! Of disks it knows only these numbers. After the abort nothing more is written, flushed or completed. The kernel
+//! releases the locks, and another process takes over the sockets and the disk.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,18 +10,18 @@ use logging::panics::{self, Panic};
 
 use crate::process::log;
 
-/// Requests in flight, as the loop has counted them last.
+/// The number of requests in flight, as last counted by the event loop.
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
-/// The verb under way.
+/// The verb in progress.
 static VERB: Mutex<Option<&'static str>> = Mutex::new(None);
 
 /// Makes every panic print a report and abort the process from now on.
 pub fn abort_on_panic() {
-    // Not waiting for a reader: the guest waits for the next process.
-    panics::abort_on_panic(|panic| log::say(told(panic)));
+    // It does not wait for a reader of the log: the guest is waiting for the next process.
+    panics::abort_on_panic(|panic| log::say(report(panic)));
 }
 
-/// So many requests are in flight.
+/// Sets the number of requests in flight.
 #[inline]
 pub fn in_flight(requests: usize) {
     IN_FLIGHT.store(requests, Ordering::Relaxed);
@@ -29,13 +29,13 @@ pub fn in_flight(requests: usize) {
 
 /// Sets the verb in progress.
 pub fn under_way(verb: Option<&'static str>) {
-    // Only a panic reads this, so nobody waits for the lock.
+    // Only a panic reads this, so the lock is free.
     if let Ok(mut under_way) = VERB.try_lock() {
         *under_way = verb;
     }
 }
 
-fn told(panic: &Panic<'_>) -> String {
+fn report(panic: &Panic<'_>) -> String {
     let requests = IN_FLIGHT.load(Ordering::Relaxed);
     // The panicking thread may hold the lock.
     let verb = VERB.try_lock().ok().and_then(|verb| *verb).map(|verb| {
@@ -71,10 +71,10 @@ mod test {
     #[test]
     fn a_panic_reports_requests_in_flight_and_aborts() {
         let ended = panics(Stdio::piped());
-        let told = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!(ended.status.signal(), Some(6), "{told}");
-        assert!(told.starts_with("tapline-disk: PANIC") && told.contains("src/process/panics.rs:"), "{told}");
-        assert!(told.contains(": too much: 3; 7 requests were in flight, a snapshot was in progress; "), "{told}");
+        let log = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.signal(), Some(6), "{log}");
+        assert!(log.starts_with("tapline-disk: PANIC") && log.contains("src/process/panics.rs:"), "{log}");
+        assert!(log.contains(": too much: 3; 7 requests were in flight, a snapshot was in progress; "), "{log}");
     }
 
     #[test]
@@ -83,7 +83,7 @@ mod test {
         assert_eq!(panics(full.into()).status.signal(), Some(6));
     }
 
-    /// The part of the other tests that is done in a process of its own: there is nothing to do in this one.
+    /// The part of the other tests that runs in a child process; without the variable it does nothing.
     #[test]
     fn inside() {
         if std::env::var_os(ENVIRONMENT).is_none() {
@@ -92,7 +92,7 @@ mod test {
         abort_on_panic();
         in_flight(7);
         under_way(Some("snapshot"));
-        // In any thread.
+        // It aborts in any thread.
         std::thread::spawn(|| panic!("too much: {}", 3)).join().unwrap();
     }
 }

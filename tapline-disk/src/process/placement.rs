@@ -2,7 +2,7 @@
 //! and memory that is touched later, are where they should be. A process that takes over is started by the one that it
 //! replaces, or by the daemon, and is placed by its own command line.
 //!
-//! It knows nothing about disks. Invariant: either all that was asked for holds, or there is an error.
+//! It knows nothing about disks. Invariant: either the whole placement is in effect, or there is an error.
 
 use std::io;
 use std::path::Path;
@@ -13,15 +13,15 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::process::failure::Failure;
 
-/// What the kernel says of its NUMA nodes; not there if it has no NUMA.
+/// The kernel's directory of NUMA nodes; missing on kernels without NUMA.
 const NODES: &str = "/sys/devices/system/node";
 
-/// Puts this process there.
+/// Places this process as the command line says.
 pub fn place(serve: &Serve) -> Result<(), Failure> {
     if let Some(node) = serve.numa_node {
         let cpus = cpus_of(Path::new(NODES), node)?;
         prefer(node)?;
-        // A node may have memory alone.
+        // A node may have only memory.
         if let (None, Some(cpus)) = (&serve.cpus, &cpus) {
             run_on(cpus)?;
         }
@@ -29,7 +29,7 @@ pub fn place(serve: &Serve) -> Result<(), Failure> {
     serve.cpus.as_ref().map_or(Ok(()), run_on)
 }
 
-/// The processors of a node.
+/// Returns the processors of a node, or `None` if it has only memory.
 fn cpus_of(nodes: &Path, node: u32) -> Result<Option<CpuList>, Failure> {
     let what = format!("use NUMA node {node}");
     let invalid = |why: String| Failure::new(&what, why).of_kind(Kind::Invalid);
@@ -74,11 +74,11 @@ fn run_on(cpus: &CpuList) -> Result<(), Failure> {
     };
     match sched_setaffinity(None, &set) {
         Ok(()) => {}
-        // Of all of them there is none.
+        // Fails so if none of them exists.
         Err(rustix::io::Errno::INVAL) => return Err(of_these(Some(cpus.clone()))),
         Err(errno) => return Err(Failure::failed(&what, &errno.into())),
     }
-    // The kernel takes those of them that there are.
+    // The kernel accepts a set of which only some exist.
     let now = sched_getaffinity(None).map_err(|errno| Failure::failed(&what, &errno.into()))?;
     match CpuList::of(cpus.numbers().filter(|number| !now.is_set(*number))) {
         None => Ok(()),

@@ -1,6 +1,6 @@
 //! Signals as file descriptors that the disk's single wait can watch.
 //!
-//! A handler does nothing but write one byte into a socket.
+//! A signal handler only writes one byte into a socket.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,29 +11,29 @@ use std::sync::atomic::AtomicBool;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::low_level::pipe;
 
-/// A socket that becomes readable when one of its signals has come.
+/// A socket that becomes readable when one of its signals arrives.
 #[derive(Debug)]
 pub struct Signal {
     socket: UnixStream,
 }
 
 impl Signal {
-    /// The wish that this process ends: SIGTERM, SIGINT.
+    /// Receives requests to end the process: SIGTERM, SIGINT.
     pub fn to_stop() -> io::Result<Signal> {
         Signal::of(&[SIGTERM, SIGINT])
     }
 
-    /// The wish for statistics: SIGUSR1.
+    /// Receives requests for statistics: SIGUSR1.
     pub fn to_report() -> io::Result<Signal> {
         Signal::of(&[SIGUSR1])
     }
 
-    /// The request to exit and leave the guest's disk to another process: SIGUSR2.
+    /// Receives requests to exit and leave the guest's disk to another process: SIGUSR2.
     pub fn to_leave() -> io::Result<Signal> {
         Signal::of(&[SIGUSR2])
     }
 
-    /// One that comes when something is written, as no other test's does.
+    /// Makes one that arrives when the test writes to the socket, independent of other tests.
     #[cfg(test)]
     pub fn in_test() -> (Signal, UnixStream) {
         let (socket, write) = UnixStream::pair().unwrap();
@@ -50,14 +50,14 @@ impl Signal {
         Ok(Signal { socket })
     }
 
-    /// Whether it has arrived since the last call.
+    /// Returns whether one has arrived since the last call.
     pub fn take(&mut self) -> bool {
         let mut bytes = [0; 64];
-        let mut come = false;
+        let mut arrived = false;
         while matches!(self.socket.read(&mut bytes), Ok(count) if count > 0) {
-            come = true;
+            arrived = true;
         }
-        come
+        arrived
     }
 }
 
@@ -67,15 +67,14 @@ impl AsFd for Signal {
     }
 }
 
-/// A write beyond the file size limit fails with EFBIG, which a request can be answered with; the signal that
-/// comes with it must not end the process.
-pub fn survive_file_size_limit() -> io::Result<()> {
+/// Ignores SIGXFSZ. A write beyond the file size limit then fails with EFBIG, which can be reported to the request.
+pub fn ignore_sigxfsz() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
 }
 
-/// When the daemon dies, the kernel sends SIGHUP to the group of a process that is stopped just then (setpgid(2)): a
-/// disk that a debugger holds, for example. It must not end with the daemon.
-pub fn survive_the_daemon() -> io::Result<()> {
+/// Ignores SIGHUP. When the daemon dies, the kernel sends it to the group of a process that is stopped just then
+/// (setpgid(2)), as by a debugger; the disk must not end with the daemon.
+pub fn ignore_sighup() -> io::Result<()> {
     signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false))).map(drop)
 }
 

@@ -1,6 +1,6 @@
-//! Where NBD is served: at a path, or at a host and a port; never at one by mistake.
+//! The address of an NBD server: a path, or a host and a port; ambiguous ones are rejected.
 //!
-//! It knows command lines and no sockets.
+//! It knows only command lines, and no sockets.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -11,8 +11,8 @@ use transport::nbd;
 
 use crate::process::failure::Failure;
 
-/// A path, or a host and a port. What has a slash is a path, and so is a name without a colon unless it looks like a
-/// port or a host, which would become a file of that name.
+/// Parses a path, or a host and a port. A word with a slash is a path, and so is a name without a colon. A name that
+/// looks like a port or a host is rejected, because it would become a file of that name.
 fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = word.rsplit_once(':').filter(|(_, port)| is_number(port));
@@ -43,7 +43,7 @@ fn nbd_address(word: &str) -> Result<nbd::Address, Failure> {
     address.map(nbd::Address::Tcp).ok_or_else(|| Failure::new(format!("resolve the address {word}"), "there is none"))
 }
 
-/// Where to serve NBD. A disk that anyone who reaches a network address may write to is served only if that is said.
+/// Returns where to serve NBD. A writable disk at a network address, where anyone could write to it, needs an option.
 pub(super) fn checked_address(serve: &Serve, word: &str) -> Result<nbd::Address, Failure> {
     let found = nbd_address(word)?;
     let address = match found {
@@ -65,7 +65,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn an_address_with_a_port_is_tcp_and_anything_else_a_path() {
+    fn addresses_with_a_port_are_tcp_and_others_are_paths() {
         assert_eq!(nbd_address("127.0.0.1:10809").unwrap(), nbd::Address::Tcp("127.0.0.1:10809".parse().unwrap()));
         assert_eq!(nbd_address("[::1]:0").unwrap(), nbd::Address::Tcp("[::1]:0".parse().unwrap()));
         assert_eq!(nbd_address("/run/a:1").unwrap(), nbd::Address::Unix("/run/a:1".into()));
@@ -73,7 +73,7 @@ mod test {
     }
 
     #[test]
-    fn what_may_be_a_port_or_a_file_is_refused_with_both_readings() {
+    fn ambiguous_addresses_are_refused_with_both_readings() {
         for (word, port) in [("10809", "127.0.0.1:10809"), ("localhost", "localhost:10809"), ("::1", "[::1]:10809")] {
             let advice = nbd_address(word).unwrap_err().advice().unwrap().to_owned();
             assert_eq!(advice, format!("write {port} for a port, or ./{word} for a socket"));

@@ -1,19 +1,18 @@
-//! Everything that can hold a request back before the disk has it, in this order:
+//! Everything that can hold a request back before the disk receives it, in this order:
 //!
 //! 1. *quarantine*: after a crash, one request at a time (docs/decisions/0018);
 //! 2. the disk's *limits* (0047);
 //! 3. its *share* of the storage (0051);
-//! 4. *space*: where requests may wait for it (`--when-full wait`).
+//! 4. *space*: requests may have to wait for it (`--when-full wait`).
 //!
-//! A flush is held by none of them, but that it comes when its turn comes in quarantine, and waits for space if it
-//! finds none. Requests in quarantine are not held to limits and share. A request that needs no space overtakes those
-//! that wait for it. A request is counted, for the statistics of the disk, when it has passed the first three: its time
-//! before that is a part of its time in the ring. A peer may have back what is held, and nothing is held any more once
-//! the disk ends.
+//! A flush is held by none of them, except that it waits for its turn in quarantine, and for space if it finds none.
+//! Limits and share do not apply to requests in quarantine. A request that needs no space overtakes those that wait for
+//! it. A request is counted in the statistics of the disk when it has passed the first three: the time before that is
+//! part of its time in the ring. A peer may take back held requests, and nothing is held any more once the disk stops.
 //!
-//! It knows no server, no disk, no timer and no clock: the state of the disk and the time are given. Invariants: each
-//! request leaves once: begun, refused or given back; while one is held that no request in flight will release,
-//! [`Admission::deadline`] says when one may leave.
+//! It knows no server, no disk, no timer and no clock: callers pass the state of the disk and the time. Invariants:
+//! each request leaves once: started, refused or returned; while a request is held that no completion will release,
+//! [`Admission::deadline`] returns when one may leave.
 
 pub mod limits;
 mod quarantine;
@@ -27,7 +26,7 @@ use limits::{Limiter, Waited};
 use quarantine::Quarantine;
 use space::{Fate, Space};
 
-/// Whether something is done wrong on purpose, to see that a test notices it.
+/// Whether a fault is planted, to check that a test finds it.
 #[cfg(not(test))]
 macro_rules! planted {
     ($fault:ident) => {
@@ -47,7 +46,7 @@ use planted;
 #[cfg(test)]
 mod test;
 
-/// The requests of a disk that are held back, and the reasons to hold more.
+/// The held requests of a disk, and the reasons to hold more.
 #[derive(Debug)]
 pub struct Admission {
     quarantine: Quarantine,
@@ -56,37 +55,37 @@ pub struct Admission {
     space: Space,
 }
 
-/// What the disk is doing, as far as it decides what is accepted.
+/// The state of the disk, as far as admission depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskState {
     /// Requests in flight.
     pub in_flight: usize,
-    /// Nothing is under way that a request has left behind.
+    /// Whether no work of past requests is in progress.
     pub is_quiet: bool,
-    /// A verb of the control socket is at work.
+    /// Whether a verb of the control socket is being executed.
     pub is_working: bool,
 }
 
-/// The peers that wait for their requests.
+/// Whether peers wait for their requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peers {
-    /// There are some.
+    /// There are peers.
     Here,
-    /// They wait for their answers to release the disk.
+    /// The peers wait for their completions to release the disk.
     Finishing,
-    /// There are none.
+    /// There are no peers.
     Gone,
 }
 
-/// What is to be done with a request that has come.
+/// What to do with a request that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Arrival {
-    /// Begin it.
+    /// Start it.
     Start,
-    /// Give it to [`Admission::hold`].
+    /// Pass it to [`Admission::hold`].
     Hold(Reason),
-    /// Answer it with an error: processes have died of it.
+    /// Complete it with an error: it has killed processes.
     Fail,
 }
 
@@ -95,54 +94,54 @@ pub enum Arrival {
 pub enum Reason {
     /// A limit, or the disk's share of the storage.
     Pace,
-    /// There is no space.
+    /// Lack of space.
     Space,
 }
 
-/// A request that has been released.
+/// A request that is no longer held.
 #[derive(Debug)]
 pub enum Released {
-    /// Begin it.
+    /// Start it.
     Start(Request),
-    /// Answer it: there is no space, and none is waited for.
+    /// Complete it with an error: there is no space, and it must not wait for any.
     Refuse(Request),
 }
 
-/// A request that its peer has back.
+/// A held request that its peer has taken back.
 #[derive(Debug)]
 pub struct Recalled {
     /// The request.
     pub request: Request,
-    /// Whether it had been counted.
+    /// Whether it was counted in the statistics.
     pub counted: bool,
 }
 
 impl Admission {
-    /// Nothing is held. `waits_for_space`: a request that finds no space waits.
+    /// Makes an admission that holds nothing. With `waits_for_space`, a request that finds no space waits.
     pub fn new(limiter: Limiter, waits_for_space: bool) -> Admission {
         Admission { quarantine: Quarantine::default(), limiter, space: Space::new(waits_for_space) }
     }
 
-    /// The process begins to serve: with a quarantine if the last one has died, as its log says. `fatal`: requests that
-    /// were failed before, since processes had died of them.
+    /// Called when the process begins to serve. There is a quarantine if the last process has died, according to its
+    /// log. `fatal`: the number of requests failed by earlier processes, because they had killed some.
     pub fn begin(&mut self, log: Option<&RedoLog>, fatal: u64, now: u64) {
         self.limiter.go();
         self.quarantine = Quarantine::after(log, fatal, now);
     }
 
-    /// Whether [`Admission::arrive`] would have every request begun, until one is held.
+    /// Returns true if [`Admission::arrive`] would start every request, until one is held.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         !self.quarantine.is_on() && !self.limiter.is_active() && !self.space.is_full()
     }
 
-    /// Whether requests are begun one at a time.
+    /// Returns whether requests are started one at a time.
     #[inline(always)]
     pub fn is_in_quarantine(&self) -> bool {
         self.quarantine.is_on()
     }
 
-    /// How many requests may be taken from the peers now, of `most`.
+    /// Returns how many requests, at most `most`, may be accepted from the peers now.
     pub fn batch(&self, most: usize, disk: DiskState, now: u64) -> usize {
         if !self.quarantine.is_on() {
             return most;
@@ -153,12 +152,12 @@ impl Admission {
         usize::from(may_take)
     }
 
-    /// Whether the process would do nothing but the next request of the quarantine.
+    /// Returns whether the process would do nothing but the next request of the quarantine.
     pub fn is_alone(&self, disk: DiskState) -> bool {
         self.quarantine.is_on() && disk.is_quiet && !disk.is_working && !self.space.is_full()
     }
 
-    /// Decides about a request that has come. `count` is called unless it is held by a limit or the share.
+    /// Decides about a request that has arrived. `count` is called unless a limit or the share holds it.
     pub fn arrive(&mut self, request: &mut Request, now: u64, count: impl FnOnce(&mut Request)) -> Arrival {
         if !self.quarantine.is_on() && self.limiter.is_active() && !self.limiter.admits(request, now) {
             return Arrival::Hold(Reason::Pace);
@@ -170,7 +169,7 @@ impl Admission {
         if self.space.holds_back(request) { Arrival::Hold(Reason::Space) } else { Arrival::Start }
     }
 
-    /// Holds a request, as [`Admission::arrive`] has decided.
+    /// ExtentSource a request, as [`Admission::arrive`] has decided.
     pub fn hold(&mut self, request: Request, reason: Reason, now: u64) {
         match reason {
             Reason::Pace => self.limiter.hold(request, now),
@@ -178,14 +177,14 @@ impl Admission {
         }
     }
 
-    /// How many requests are held.
+    /// Returns the number of held requests.
     #[inline(always)]
     pub fn held(&self) -> usize {
         self.limiter.waiting() + self.space.waiting()
     }
 
-    /// The next request that is released, if there is one. `count` is called for one that a limit or the share
-    /// has held, with how long: it may still wait for space.
+    /// Returns the next released request, if there is one. `count` is called with the wait of one that a limit or the
+    /// share has held, even if it must still wait for space.
     pub fn next(
         &mut self,
         in_flight: usize,
@@ -193,7 +192,7 @@ impl Admission {
         now: u64,
         mut count: impl FnMut(&mut Request, Waited),
     ) -> Option<Released> {
-        // Peers that release the disk, and those that are gone, leave nothing to be paced.
+        // No pacing for peers that release the disk, or that are gone.
         self.limiter.set_deserted(peers != Peers::Here);
         while let Some((mut request, waited)) = self.limiter.release(now) {
             count(&mut request, waited);
@@ -205,12 +204,12 @@ impl Admission {
         self.space.next(now, self.fate(in_flight, peers))
     }
 
-    /// Whether [`Admission::next`] returns a request that has waited for space.
+    /// Returns whether [`Admission::next`] would return a request that has waited for space.
     pub fn has_news_of_space(&self, in_flight: usize, peers: Peers, now: u64) -> bool {
         self.space.is_due(now, self.fate(in_flight, peers))
     }
 
-    /// What may become of requests that wait for space. In quarantine they, too, are begun one at a time.
+    /// Returns what to do with requests that wait for space. In quarantine they, too, are started one at a time.
     fn fate(&self, in_flight: usize, peers: Peers) -> Fate {
         match peers {
             Peers::Gone => Fate::Refused,
@@ -219,18 +218,19 @@ impl Admission {
         }
     }
 
-    /// Whether [`Admission::completed`] must see an answer of this status: nearly none, and requests are large.
+    /// Returns whether [`Admission::completed`] must see a completion with this status. Hardly any must, and moving
+    /// requests is costly.
     #[inline(always)]
     pub fn concerns(&self, status: Status) -> bool {
         self.space.concerns(status)
     }
 
-    /// The disk has completed a request: it is returned, unless it has found no space and waits for some.
+    /// Called when the disk has completed a request: returns it, unless it has found no space and waits for some.
     pub fn completed(&mut self, request: Request, status: Status, now: u64) -> Option<(Request, Status)> {
         self.space.completed(request, status, now)
     }
 
-    /// `count` answers can be seen by their peers.
+    /// Called when `count` completions are visible to their peers.
     #[inline(always)]
     pub fn answered(&mut self, count: usize, log: Option<&RedoLog>) {
         if self.quarantine.is_on() {
@@ -238,20 +238,20 @@ impl Admission {
         }
     }
 
-    /// The error of a request that processes have died of can be seen by its peer.
+    /// Called when the error of a condemned request is visible to its peer.
     pub fn failed(&mut self, log: Option<&RedoLog>) {
         self.quarantine.failed(log);
         self.quarantine.answered(log);
     }
 
-    /// Returns the held requests that their peers want back.
+    /// Returns the held requests that their peers take back.
     pub fn recall(&mut self, is_wanted: impl Fn(Token) -> bool) -> Vec<Recalled> {
         let by_pace = self.limiter.recall(&is_wanted).into_iter().map(|request| Recalled { request, counted: false });
         let by_space = self.space.recall(&is_wanted).into_iter().map(|request| Recalled { request, counted: true });
         by_pace.chain(by_space).collect()
     }
 
-    /// When something changes that no request in flight will report. Earlier than now: at once.
+    /// Returns when a request may leave without a completion; a time in the past means now.
     pub fn deadline(&mut self, in_flight: usize, now: u64) -> Option<u64> {
         if planted!(IsAlwaysDue) && self.held() > 0 {
             return Some(now);
@@ -260,7 +260,7 @@ impl Admission {
         [self.quarantine.rests_until(now), self.limiter.next_at(now), space].into_iter().flatten().min()
     }
 
-    /// Holds nothing for a time while there is no timer that would end it.
+    /// Disables timed waits while there is no timer to end them.
     pub fn set_untimed(&mut self, untimed: bool) {
         self.limiter.set_untimed(untimed);
         if untimed {
@@ -269,45 +269,45 @@ impl Admission {
         }
     }
 
-    /// The disk ends: nothing is held any more, and a request that finds no space is refused.
+    /// Called when the disk stops: nothing is held any more, and a request that finds no space is refused.
     pub fn close(&mut self) {
         self.limiter.set_ending(true);
         self.space.close();
     }
 
-    /// There may be space again.
+    /// Called when there may be space again.
     pub fn may_have_space(&mut self) {
         self.space.may_have_space();
     }
 
-    /// Whether requests wait for space.
+    /// Returns whether requests wait for space.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.space.is_full()
     }
 
-    /// The requests that wait for space and stay with their peers when the disk is handed over.
+    /// Returns the requests that wait for space, and stay with their peers when another process takes over the disk.
     pub fn waiting_for_space(&self) -> impl Iterator<Item = &Request> {
         self.space.requests()
     }
 
-    /// What keeps the disk from writing.
+    /// Returns what prevents the disk from writing.
     pub fn condition(&self, broken: bool) -> Condition {
         let (full, waiting) = (self.space.is_full(), self.space.waiting());
         Condition { broken, full, waiting, fatal: self.quarantine.fatal() }
     }
 
-    /// Requests that were failed, since processes had died of them.
+    /// Returns the number of requests that were failed because they had killed processes.
     pub fn fatal(&self) -> u64 {
         self.quarantine.fatal()
     }
 
-    /// How many processes have died of one request, as far as that is known.
+    /// Returns how many processes have been killed by one request, as far as is known.
     pub fn deaths(&self) -> Option<u64> {
         self.quarantine.deaths()
     }
 
-    /// Requests that the next process is to begin one at a time, if this one dies.
+    /// Returns how many requests the next process must start one at a time, if this one dies.
     pub fn left_in_quarantine(&self) -> u64 {
         self.quarantine.left()
     }

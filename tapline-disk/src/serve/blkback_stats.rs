@@ -1,11 +1,11 @@
-//! Statistics of a Xen guest's disk where tools look for those of tapdisk3: `/dev/shm/vbd3-<domid>-<devid>/statistics`,
+//! Statistics of a Xen guest's disk where tools expect those of tapdisk3: `/dev/shm/vbd3-<domid>-<devid>/statistics`,
 //! and `/dev/shm/td3-<pid>/vbd-<domid>-<devid>` for tools that look up the serving process in xenstore.
 //!
-//! The first holds `struct blkback_stats` (blktap, include/blktap3.h), fourteen numbers of eight bytes; the second
-//! `struct stats` (drivers/tapdisk-metrics-stats.h), a version and eleven numbers, most of them the same. They are
-//! counted once. Both are written through memory shared with readers, once per batch of requests; an idle disk writes
-//! nothing. It knows nothing about rings. Invariant: a reader never sees a torn number, and its view of a request is at
-//! most one batch old.
+//! The first file contains `struct blkback_stats` (blktap, include/blktap3.h), fourteen numbers of eight bytes; the
+//! second `struct stats` (drivers/tapdisk-metrics-stats.h), a version and eleven numbers, most of them the same. Both
+//! are written through memory shared with readers, once per batch of requests; an idle disk writes nothing. It knows
+//! nothing about rings. Invariant: a reader never sees a torn number, and its view of a request is at most one batch
+//! old.
 
 use std::fs::File;
 use std::io;
@@ -15,29 +15,30 @@ use disk::{Operation, Request, Status};
 use memory::{Mapping, Shared};
 use vm::xen::statistics::{Files, Statistics, TD3_LEN, VBD3_LEN};
 
-/// Numbers in `struct blkback_stats`.
+/// The numbers in `struct blkback_stats`.
 const FIELDS: usize = 14;
 const DISCARDS: usize = 0;
 const FLUSHES: usize = 1;
-// The third counts requests for which there was no memory. Here room is there before one is taken in: it stays zero.
+// The third counts requests for which there was no memory. Here a request is only accepted with memory, so it stays
+// zero.
 const READS: usize = 3;
 const WRITES: usize = 8;
-/// From the first number of reads, or of writes, on.
+/// Offsets from the first number of reads, or of writes.
 const ASKED: usize = 0;
 const ANSWERED: usize = 1;
 const SECTORS: usize = 2;
 const SUM_MICROSECONDS: usize = 3;
 const MAX_MICROSECONDS: usize = 4;
-/// Bits of the numbers that an answer changes, from the first one on.
+/// Bits of the numbers that a completion changes, relative to the first one.
 const BY_ANSWER: u32 = (1 << ANSWERED) | (1 << SECTORS) | (1 << SUM_MICROSECONDS) | (1 << MAX_MICROSECONDS);
 
 // The second file: a version of four bytes, padding of four, eleven numbers.
 const _: () = assert!(VBD3_LEN == FIELDS * 8 && TD3_LEN == 8 + 11 * 8);
 
-/// Where that counts requests that failed.
+/// The offset of the number of failed requests.
 const TD3_ERRORS_AT: usize = 80;
-/// Where each number stands in `struct stats`, if it does. What else that has, of requests without memory and the
-/// flags, stays zero.
+/// The offset of each number in `struct stats`, if it is there. Its other numbers, of requests without memory and the
+/// flags, stay zero.
 const TD3_AT: [Option<usize>; FIELDS] = {
     let mut at = [None; FIELDS];
     let mut field = 0;
@@ -49,35 +50,35 @@ const TD3_AT: [Option<usize>; FIELDS] = {
     at
 };
 
-/// The statistics of one disk. The files go with it, unless they were handed to it.
+/// The statistics of one disk. Their files are removed with it, unless they were passed to it.
 pub struct BlkbackStats {
-    // Dropped first: no file goes that is written.
+    // Dropped first, so that no file is removed while it is written.
     vbd3: Published,
     td3: Published,
-    #[allow(dead_code, reason = "held for its end")]
+    #[allow(dead_code, reason = "dropped at the end")]
     own: Option<Own>,
     fields: [u64; FIELDS],
     /// Requests that failed.
     errors: u64,
-    /// Which fields have changed since they were last published, one bit each, with another one for the errors.
+    /// The numbers that have changed since they were last published, one bit each, and another bit for the errors.
     changed: u32,
 }
 
 impl BlkbackStats {
-    /// Begins to count in files of our own.
+    /// Creates files and starts counting in them.
     pub fn open(statistics: &Statistics) -> io::Result<BlkbackStats> {
         let files = statistics.make(std::process::id())?;
         let own = Own(statistics.clone());
         Ok(BlkbackStats { own: Some(own), ..BlkbackStats::over(files)? })
     }
 
-    /// Starts counting in files that were created by somebody else, who also removes them.
+    /// Starts counting in files that another process has created and removes.
     pub fn over(Files { vbd3, td3 }: Files) -> io::Result<BlkbackStats> {
         let (vbd3, td3) = (Published::of(vbd3, VBD3_LEN)?, Published::of(td3, TD3_LEN)?);
         Ok(BlkbackStats { vbd3, td3, own: None, fields: [0; FIELDS], errors: 0, changed: 0 })
     }
 
-    /// A request was taken from its ring.
+    /// Counts a request that was taken from its ring.
     pub fn came(&mut self, request: &Request) {
         let field = match request.operation() {
             Operation::Read => READS + ASKED,
@@ -89,7 +90,7 @@ impl BlkbackStats {
         self.changed |= 1 << field;
     }
 
-    /// A request is answered, at this moment of the clock by which it was taken in.
+    /// Counts the completion of a request; `at` is in the clock of its `taken` time.
     pub fn answered(&mut self, request: &Request, status: Status, at: u64) {
         // Unsupported requests are the guest's fault, not the disk's.
         if matches!(status, Status::Failed | Status::NoSpace) {
@@ -110,7 +111,7 @@ impl BlkbackStats {
         self.changed |= BY_ANSWER << first;
     }
 
-    /// Lets readers see what has changed.
+    /// Publishes the changed numbers to readers.
     pub fn publish(&mut self) {
         while self.changed != 0 {
             let field = usize::try_from(self.changed.trailing_zeros()).unwrap_or(0);
@@ -128,15 +129,15 @@ impl BlkbackStats {
     }
 }
 
-/// A file of numbers that readers share.
+/// A file of numbers that is shared with readers.
 struct Published {
-    #[allow(dead_code, reason = "held for its lock, by which others see that it is somebody's")]
+    #[allow(dead_code, reason = "held for its lock, which shows others that it is in use")]
     file: File,
     page: Shared,
 }
 
 impl Published {
-    /// A file that is too short would be the end of the process at its first store.
+    /// Maps a file. One that is too short is rejected: storing to it would kill the process.
     fn of(file: File, len: usize) -> io::Result<Published> {
         if usize::try_from(file.metadata()?.len()).is_ok_and(|found| found < len) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a file has less than {len} bytes")));
@@ -151,7 +152,7 @@ impl Published {
     }
 }
 
-/// Files of our own, which go when it is dropped.
+/// The files of this process, removed when this is dropped.
 struct Own(Statistics);
 
 impl Drop for Own {
@@ -186,7 +187,7 @@ mod test {
         Request::new(operation, Span { at: DiskOffset(0), len }, memory, Token(token), &GEOMETRY).unwrap()
     }
 
-    /// As the first xsiostat and rrdp-iostat read it: the file from its beginning, numbers as this machine has them.
+    /// Reads the file like the first xsiostat and rrdp-iostat: from its beginning, numbers in native byte order.
     fn read(place: &Path) -> Vec<u64> {
         let bytes = fs::read(place.join("vbd3-7-51728/statistics")).unwrap();
         bytes.chunks_exact(8).map(|number| u64::from_ne_bytes(number.try_into().unwrap())).collect()
@@ -196,12 +197,12 @@ mod test {
         place.join(format!("td3-{}", std::process::id()))
     }
 
-    /// As libxenstat, rrdp-iostat and xsiostat of today read it: the whole file.
+    /// Reads the whole file, like today's libxenstat, rrdp-iostat and xsiostat.
     fn read_td3(place: &Path) -> Vec<u8> {
         fs::read(td3(place).join("vbd-7-51728")).unwrap()
     }
 
-    /// What stands there: the version, the padding, the numbers, each in the order of the machine.
+    /// The expected contents: the version, padding and the numbers, in native byte order.
     fn td3_bytes(numbers: [u64; 11]) -> Vec<u8> {
         let mut bytes = [1u32.to_ne_bytes(), [0; 4]].concat();
         numbers.iter().for_each(|number| bytes.extend(number.to_ne_bytes()));
@@ -242,7 +243,7 @@ mod test {
         }
     }
 
-    /// One that is still under way at the end of its test.
+    /// A request that is still in flight at the end of its test.
     fn request_kept(operation: Operation, token: u64) -> std::mem::ManuallyDrop<Request> {
         std::mem::ManuallyDrop::new(request(operation, 512, token))
     }
@@ -269,7 +270,7 @@ mod test {
     fn only_changed_counters_are_stored() {
         let place = tempfile::tempdir().unwrap();
         let mut stats = BlkbackStats::open(&of(&place)).unwrap();
-        // Bytes written by the test stay there unless something else writes them.
+        // Bytes written by the test remain unless something else writes them.
         fs::write(place.path().join("vbd3-7-51728/statistics"), [0xff; VBD3_LEN]).unwrap();
         fs::write(td3(place.path()).join("vbd-7-51728"), [0xff; TD3_LEN]).unwrap();
         stats.publish();

@@ -1,4 +1,4 @@
-//! Has the engine of a served disk wait for descriptors of its server.
+//! Makes the engine of a served disk wait for descriptors of its server.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use transport::{Interest, Watch, WatchKey};
 use uring::Engine;
 
-/// The engine's wait, as a server sees it.
+/// The engine's wait, as the server uses it.
 pub struct EngineWatch<'a>(pub &'a mut Engine);
 
 impl Watch for EngineWatch<'_> {

@@ -1,11 +1,11 @@
 //! The thread that owns a served disk: requests from the server to the disk, operations from the disk to the engine,
 //! and back.
 //!
-//! The life of a request: the server pops it from its peer's ring or connection (`accept.rs`); [`Admission`] lets it
-//! begin or holds it; the disk splits it into operations, which the engine gives to the kernel in one go when the batch
-//! has begun (`reap`). Operations that have ended are settled in the disk, which may push more. A request without any
-//! left is answered (`answers.rs`), unless it has found no space and waits for some in [`Admission`]; the answers of a
-//! turn are published to the peers together.
+//! The path of a request: the server pops it from its peer's ring or connection (`accept.rs`); [`Admission`] starts or
+//! holds it; the disk splits it into operations, which the engine submits to the kernel together at the end of the
+//! batch (`reap`). Completed operations are settled in the disk, which may push more. A request without remaining
+//! operations is completed (`answers.rs`), unless it has found no space and waits for some in [`Admission`]; the
+//! completions of a loop iteration are published to the peers together.
 //!
 //! It knows no protocol, no format and no system call. Invariants: it sleeps only when the server has agreed to be
 //! woken for new requests; it ends only when every request is completed and everything written is flushed.
@@ -46,13 +46,13 @@ use crate::serve::shaping::Shaping;
 use crate::serve::stats::{Counters, Stats};
 use crate::serve::threads::Threads;
 
-/// Age in nanoseconds at which a stamp gets old: a copy that another program makes of an image in use can be told from
-/// the image after this long. A write of one sector in that time costs nothing.
+/// The maximum age of a stamp in nanoseconds. After this time a copy that another program makes
+/// of an image in use differs from the image by its stamp; one sector written per such interval costs nothing.
 const STAMP_NS: u64 = 100_000_000;
 
-/// A disk, what is below it and where it reports.
+/// A disk, its engine, and the destinations of its reports.
 pub struct Serving {
-    /// Where new files come from.
+    /// The source of new files.
     pub files: Files,
     /// The disk.
     pub disk: Disk<Image>,
@@ -62,31 +62,31 @@ pub struct Serving {
     pub polling: Polling,
     /// How many threads to use.
     pub threads: Threads,
-    /// Where statistics go; to the log if nowhere.
+    /// The file of statistics; they are logged if there is none.
     pub stats_file: Option<PathBuf>,
     /// Statistics of a Xen guest's disk, for other tools.
     pub blkback_stats: Option<BlkbackStats>,
-    /// The signal to stop, blocked since before anybody knows of the disk.
+    /// The signal to stop, blocked before any client can know of the disk.
     pub stop: Signal,
-    /// The signal to stop and leave the client to another process.
+    /// The signal to exit and leave the client to another process.
     pub leave: Signal,
-    /// The wish for statistics.
+    /// The signal to report statistics.
     pub report: Signal,
     /// The control socket, if there is one.
     pub control: Option<Control>,
-    /// Holds requests back before the disk has them.
+    /// ExtentSource requests back before the disk receives them.
     pub admission: Admission,
     /// How its transfers are split and merged.
     pub shaping: Shaping,
-    /// What the disk has done under processes before this one.
+    /// The counters of earlier processes of the disk.
     pub counters: Counters,
     /// The file of the statistics page, if there is one.
     pub page: Option<PageFile>,
-    /// What the disk is, as the page says it.
+    /// The description of the disk in the page.
     pub identity: String,
 }
 
-/// The loop.
+/// The event loop of a served disk.
 pub struct EventLoop<S> {
     files: Files,
     server: S,
@@ -95,7 +95,7 @@ pub struct EventLoop<S> {
     geometry: Geometry,
     stats: Stats,
     page: Kept,
-    /// Since when requests may wait to be taken, if the last look has left some, or the thread was woken since.
+    /// The earliest arrival of requests not yet popped, if the last look has left some or the thread was woken since.
     seen: Option<u64>,
     blkback_stats: Option<BlkbackStats>,
     polling: Polling,
@@ -109,42 +109,42 @@ pub struct EventLoop<S> {
     pause: Pause,
     flush: Flush,
     admission: Admission,
-    /// Fires when admission may release a request, once it was needed.
+    /// Fires when admission may release a request; created on first use.
     timer: Option<Timer>,
-    /// When it does.
+    /// When the timer fires.
     fires_at: Option<u64>,
     shaping: Shaping,
     quiet: Quiet,
     stopping: bool,
-    /// Another process has taken the place of this one.
+    /// Whether another process has taken over.
     replaced: bool,
-    /// Requests that waited for space and were given back to their peers.
+    /// The number of requests that waited for space and were returned to their peers.
     given_back: usize,
     /// Whether a failed sync has been logged.
     said_broken: bool,
     /// Whether lack of space has been logged.
     said_full: bool,
-    /// The control socket is to have its turn: something of it is ready, or it has not come to an end.
+    /// Whether the control socket must be served: something of it is ready or unfinished.
     control_due: bool,
     ready: Vec<u64>,
     done: Vec<FileDone>,
-    /// The time, if nothing that takes long has been done since it was read.
+    /// The cached time, if nothing that takes long has been done since it was read.
     time: Option<u64>,
     /// When the stamps of the images were last declared old.
     stamped: u64,
 }
 
-/// What came of a turn.
+/// The result of a loop iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Turn {
-    /// Requests came, operations ended or answers were given.
+    /// Whether requests arrived, operations completed or requests were completed.
     found: bool,
-    /// More of that may be there already.
+    /// Whether more of that may be there already.
     more: bool,
 }
 
 impl<S: Server> EventLoop<S> {
-    /// A loop that is about to begin.
+    /// Makes a loop that is ready to run.
     pub fn new(mut server: S, serving: Serving) -> Result<EventLoop<S>, Failure> {
         let Serving {
             files,
@@ -166,7 +166,7 @@ impl<S: Server> EventLoop<S> {
         } = serving;
         disk.keep_times();
         if disk.owes() {
-            // Until it is durable nothing can be allocated.
+            // Nothing can be allocated until this is durable.
             disk.sync(&mut engine);
         }
         watch_all(&mut EngineWatch(&mut engine), [&stop, &leave, &report], control.as_mut(), &mut server)?;
@@ -212,7 +212,7 @@ impl<S: Server> EventLoop<S> {
         Ok(begun)
     }
 
-    /// Everything that can be done now.
+    /// Does everything that can be done now.
     fn turn(&mut self) -> Result<Turn, Failure> {
         self.hear();
         let came = self.accept_requests();
@@ -222,7 +222,7 @@ impl<S: Server> EventLoop<S> {
         self.prepare_memory();
         self.at_work(true);
         if came > 0 {
-            // What was begun may have taken its time.
+            // Starting requests may have taken some time.
             self.time = None;
         }
         self.reap(Until::Now)?;
@@ -244,8 +244,8 @@ impl<S: Server> EventLoop<S> {
         }
         self.stopping |= self.server.detaches().is_some_and(|device| device.is_over());
         let found = came + settled + answered > 0;
-        // A client with one request at a time sends the next only after it has received the completion of the last; any
-        // other may have more already. A verb may have waited for this.
+        // A client with one request at a time sends the next only after it has received the completion of the last;
+        // others may have sent more already. A verb may have waited for this.
         let in_flight = self.disk.in_flight();
         panics::in_flight(in_flight);
         if found {
@@ -259,14 +259,14 @@ impl<S: Server> EventLoop<S> {
         Ok(Turn { found, more: found && (!one_by_one || self.control_due) })
     }
 
-    /// Tells the disks that share the storage how it is after this turn.
+    /// Publishes the state after this iteration to the disks that share the storage.
     #[cold]
     fn tell_others(&mut self, answered: usize, in_flight: usize) {
         let now = self.time();
         self.admission.limiter.turned(answered, in_flight, now);
     }
 
-    /// Has the images get new stamps for what is logged from now on, if the last ones are old.
+    /// Makes the images get new stamps for future log records, if the last stamps are old.
     fn expire_stamps(&mut self) {
         let now = self.time();
         if now.saturating_sub(self.stamped) >= STAMP_NS {
@@ -275,19 +275,19 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// The time, to be read once for all that happens at once.
+    /// Returns the time, read once for everything that happens together.
     fn time(&mut self) -> u64 {
         *self.time.get_or_insert_with(|| self.stats.now())
     }
 
-    /// Tells the server, and ourselves, what is ready.
+    /// Dispatches what is ready to the server and to this loop.
     fn hear(&mut self) {
         self.engine.take_ready(&mut self.ready);
         let (mut report, mut quiet) = (false, false);
         for key in self.ready.drain(..) {
             match WatchKey(key) {
                 STOP if self.stop.take() => {
-                    // What peers keep is given back when the server has stopped.
+                    // Requests kept by peers are returned when the server has stopped.
                     if self.server.takes_back().is_none() {
                         self.admission.close();
                     }
@@ -316,7 +316,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Tells the engine which memory data pass through.
+    /// Registers memory for data with the engine.
     #[inline]
     fn prepare_memory(&mut self) {
         while let Some(change) = self.server.memory_change() {
@@ -325,7 +325,7 @@ impl<S: Server> EventLoop<S> {
                 MemoryChange::Goes(buffer) => self.engine.forget_memory(&buffer),
             };
             if let Err(error) = told {
-                // Only a price: a limit of locked memory, most likely (RLIMIT_MEMLOCK).
+                // This only costs speed: most likely the limit of locked memory is reached (RLIMIT_MEMLOCK).
                 self.log.caused(format_args!("{error}: using unregistered buffers (slower)"));
             }
         }
@@ -346,14 +346,14 @@ impl<S: Server> EventLoop<S> {
             self.time = None;
         }
         reaped.map_err(|error| {
-            // Nothing will complete any more, and the requests in the disk can never be answered: the guest learns it
-            // from the end of the process.
+            // Nothing will complete any more, and the requests in the disk can never be completed: the guest notices
+            // the end of the process.
             say(&error);
             std::process::exit(i32::from(Exit::Failed.code()))
         })
     }
 
-    /// Takes in what has ended; how much.
+    /// Settles completed operations; returns their number.
     fn settle(&mut self) -> usize {
         let count = self.done.len();
         if count == 0 {
@@ -374,19 +374,19 @@ impl<S: Server> EventLoop<S> {
         count
     }
 
-    /// Whether the control socket has something to do without being woken.
+    /// Returns whether the control socket has something to do without being woken.
     fn is_asked(&self) -> bool {
         self.control_due && self.control.as_ref().is_some_and(Control::is_awake)
     }
 
-    /// Gives the control socket its turn.
+    /// Serves the control socket.
     fn control(&mut self) {
         self.with_control(|control, work| control.turn(work));
         if self.replaced {
             ending::leave_everything();
         }
         self.control_due = self.control.as_ref().is_some_and(|control| control.is_awake() || control.is_working());
-        // A verb may open files, and measures by a clock of its own.
+        // A verb may open files, and has its own clock.
         self.time = None;
     }
 
@@ -413,19 +413,19 @@ impl<S: Server> EventLoop<S> {
         act(control, &mut work);
     }
 
-    /// The statistics.
+    /// Formats the statistics.
     fn line(&self) -> String {
         self.stats.line(self.admission.condition(self.disk.is_broken()), self.engine.lane_operations())
     }
 
-    /// An idle disk is woken by no timer.
+    /// Removes the timer: it does not wake an idle disk.
     #[cold]
     fn end_timer(&mut self) {
         (self.timer, self.fires_at) = (None, None);
         self.engine.forget(ADMISSION.0);
     }
 
-    /// Has the loop woken at that time.
+    /// Sets the timer to wake the loop at that time.
     fn set_deadline(&mut self, at: u64, now: u64) -> io::Result<()> {
         if self.fires_at == Some(at) {
             return Ok(());
@@ -441,7 +441,7 @@ impl<S: Server> EventLoop<S> {
     }
 }
 
-/// Watches what wakes the thread up.
+/// Watches everything that wakes the thread.
 fn watch_all(
     watch: &mut EngineWatch<'_>,
     signals: [&Signal; 3],

@@ -1,8 +1,8 @@
 //! A disk of a Xen guest: finds the guest, becomes the only process that serves the disk, and cleans up at its end.
 //!
-//! The rings are the business of [`blkif`], the nodes' contents that of [`vm::xen`]. Invariant:
-//! nothing is written into xenstore before the image and the kernel's devices are open, so that a process that cannot
-//! serve leaves no trace; when the guest is gone, or the device was detached, the process exits and unmaps everything.
+//! [`blkif`] handles the rings, and [`vm::xen`] the contents of xenstore nodes. Invariant: nothing is written into
+//! xenstore before the image and the kernel's devices are open, so that a process that cannot serve leaves no trace;
+//! when the guest is gone, or the device was detached, the process exits and unmaps everything.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -37,21 +37,21 @@ mod keys;
 
 use crate::serve::polling::Settings;
 use emulated::Emulated;
-use keys::{KTHREAD_PID, asked_polling, leave_word};
+use keys::{KTHREAD_PID, requested_polling, write_keys};
 
-/// The guest's disk, which nobody else serves from now on.
+/// A guest's disk that only this process serves.
 pub struct Claimed {
     device: Device,
-    /// The toolstack has said that the guest may not write.
+    /// Whether the toolstack has made it read-only for the guest.
     pub read_only: bool,
     store: Box<dyn Store>,
-    /// Where it is heard whether the guest is still there.
+    /// Reports whether the guest still exists.
     domains: Box<dyn Store>,
     grants: Box<dyn Grants>,
     channels: Box<dyn EventChannels>,
-    /// Files for statistics, where they are handed.
+    /// Files for statistics, if they were passed.
     statistics: Option<Files>,
-    /// Whoever hands files to this process sees itself that there is one.
+    /// `None` if files were passed: the sender makes sure that there is one process.
     claim: Option<Claim>,
 }
 
@@ -63,7 +63,7 @@ impl Claimed {
         let guest = domain::find(&mut store, &disk.domain)?;
         let device = Device { own, kind: serve.xen_backend.clone(), guest, vdev: disk.vdev };
         let cannot = |error: std::io::Error| {
-            // The error names the device, what was tried and what may be done.
+            // The error names the device, what was tried and what can be done.
             Failure::new(format!("serve {device}"), error)
         };
         let grants = match files.lent(Lent::Grants)? {
@@ -82,9 +82,9 @@ impl Claimed {
     }
 }
 
-/// A connection to the store: one that is lent, or one of our own.
-fn store(files: &files::Files, which: Lent) -> Result<XenstoredClient, Failure> {
-    match files.lent(which)? {
+/// Connects to xenstore: by a passed connection, or a new one.
+fn store(files: &files::Files, connection: Lent) -> Result<XenstoredClient, Failure> {
+    match files.lent(connection)? {
         Some(lent) => XenstoredClient::from_fd(lent).map_err(|error| Failure::new("talk to xenstore", error)),
         None => Ok(machine::store()?),
     }
@@ -100,11 +100,11 @@ pub fn run(
 ) -> Result<Exit, Failure> {
     let Claimed { device, read_only, mut store, domains, grants, channels, statistics, claim } = claimed;
     let read_only = read_only || serve.read_only;
-    // They are there before the store sends readers to them.
+    // They exist before xenstore refers readers to them.
     let blkback_stats = open_stats(&serving.files, &Places::of_host(), &device, statistics);
     make_own_end(&mut *store, &device, Wish { read_only, kept: false })?;
-    leave_word(&serving.files, &mut *store, &device, serve)?;
-    if let Some(most) = asked_polling(&mut *store, &device)? {
+    write_keys(&serving.files, &mut *store, &device, serve)?;
+    if let Some(most) = requested_polling(&mut *store, &device)? {
         let mode = serving.polling.settings().mode;
         serving.polling.set(Settings::new(mode, most));
     }
@@ -112,7 +112,7 @@ pub fn run(
         Backend::new(config(serve, &device, read_only, serving.disk.geometry()), store, domains, grants, channels)?;
     serving.blkback_stats = blkback_stats;
     say(format_args!("serving {device}: {}", device.backend()));
-    // The loop takes all with it; the claim goes last, when nothing of the guest is mapped any more.
+    // The loop drops everything; the claim is dropped last, when nothing of the guest is mapped any more.
     let ended = match emulated {
         None => EventLoop::new(backend, serving).and_then(EventLoop::run),
         Some(nbd) => EventLoop::new(Emulated::new(backend, nbd), serving).and_then(EventLoop::run),
@@ -121,14 +121,14 @@ pub fn run(
     ended
 }
 
-/// What was handed for statistics. It is taken before images are opened, like all that is lent.
+/// Takes the files passed for statistics, before images are opened, like all descriptors for Xen.
 fn lent_statistics(files: &files::Files) -> Option<Files> {
-    let lent = |lent| files.lent_perhaps(lent).map(File::from);
+    let lent = |lent| files.lent_optional(lent).map(File::from);
     Some(Files { vbd3: lent(Lent::Statistics)?, td3: lent(Lent::StatisticsByPid)? })
 }
 
-/// A lack of statistics must not keep a disk from being served. With passed files none can be created: they are passed,
-/// too.
+/// Opens the statistics; a failure is only logged, because the disk must be served. With passed files no others can be
+/// created, so these are passed too.
 fn open_stats(files: &files::Files, places: &Places, device: &Device, handed: Option<Files>) -> Option<BlkbackStats> {
     let place = &places.statistics;
     let opened = match handed {
@@ -163,41 +163,41 @@ fn config(serve: &Serve, device: &Device, read_only: bool, geometry: Geometry) -
     }
 }
 
-/// Our own name for what the store says of domains, among those of the server.
+/// The key of events about domains, outside the range of the server's keys.
 const DOMAINS: WatchKey = WatchKey(1 << 32);
 const TIME_IS_UP: WatchKey = WatchKey((1 << 32) + 1);
 
-/// How long a guest has to let the disk go when the process is to stop. Linux's driver takes milliseconds, and one that
-/// waits for its file systems takes as long as they are mounted.
+/// The time that a guest has to release the disk when the process stops. Linux's driver takes milliseconds, but while
+/// file systems are mounted it waits for them without limit.
 const CLOSING_MAX: Duration = Duration::from_secs(1);
 
-/// The server, and whether its guest is still there.
+/// A server, and whether its guest still exists.
 struct Backend {
     server: blkif::Server,
     device: Device,
-    /// A connection of our own: the server's answers and events are its own.
+    /// A connection of its own, because the server's receives the server's replies and events.
     store: Box<dyn Store>,
-    guest: Guest,
+    guest: GuestState,
     leaving: bool,
-    /// The guest was asked to release the disk because the process is to stop.
+    /// Whether the guest was requested to release the disk because the process stops.
     closing: bool,
-    /// How long it has for that: it runs only then.
+    /// Limits the time for that; it runs only then.
     timer: Timer,
     time_is_up: bool,
-    /// xl's configuration has named the disk, and xl has a node of its own for it.
-    is_xls: bool,
-    /// Where xl says that a disk of its own domain is to go, and waits until it has.
+    /// Whether xl's configuration names the disk, so that xl has its own node for it.
+    attached_by_xl: bool,
+    /// The node where xl requests the detach of a disk of its own domain, and waits for it.
     shown_to_xl: Option<String>,
 }
 
-/// What is known of the guest.
+/// The state of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guest {
-    /// The toolstack has made its nodes, and it not yet.
+enum GuestState {
+    /// The toolstack has created its nodes, but not yet the domain.
     Awaited,
-    /// It is there.
+    /// The domain exists.
     Seen,
-    /// It dies, or is dead, or its nodes are gone, or xl has taken the disk from it.
+    /// The domain is dying or dead, its nodes are gone, or xl has detached the disk.
     Gone,
 }
 
@@ -213,17 +213,17 @@ impl Backend {
         let device =
             device.ok_or_else(|| Failure::new("serve a guest's disk", "its xenstore node has no such path"))?;
         let timer = Timer::new().map_err(|error| Failure::new("create a timer", error))?;
-        let (guest, leaving) = (Guest::Awaited, config.on_stop == OnStop::Leave);
-        let (closing, time_is_up, is_xls) = (false, false, false);
+        let (guest, leaving) = (GuestState::Awaited, config.on_stop == OnStop::Leave);
+        let (closing, time_is_up, attached_by_xl) = (false, false, false);
         let server = blkif::Server::new(config, server, grants, channels).map_err(Failure::said)?;
         let shown_to_xl = shown_to_xl(&device);
         let mut backend =
-            Backend { server, device, store, guest, leaving, closing, timer, time_is_up, is_xls, shown_to_xl };
-        backend.is_xls = backend.xl_has_it()?;
+            Backend { server, device, store, guest, leaving, closing, timer, time_is_up, attached_by_xl, shown_to_xl };
+        backend.attached_by_xl = backend.has_xl_node()?;
         Ok(backend)
     }
 
-    fn xl_has_it(&mut self) -> Result<bool, Failure> {
+    fn has_xl_node(&mut self) -> Result<bool, Failure> {
         let theirs = text(&mut *self.store, None, &format!("{}/backend", self.device.of_xl()))?;
         Ok(theirs.is_some_and(|backend| backend == self.device.backend()))
     }
@@ -245,9 +245,9 @@ impl Backend {
         Ok(())
     }
 
-    /// Takes in what the store has said of domains.
-    fn hear_of_domains(&mut self) {
-        // A domain more or less is one event, however often it is said.
+    /// Processes events about domains.
+    fn take_domain_events(&mut self) {
+        // Repeated events about domains are handled as one.
         loop {
             match self.store.take_event() {
                 Ok(Some(_)) => {}
@@ -255,12 +255,13 @@ impl Backend {
                 Err(error) => return self.store_has_failed(error),
             }
         }
-        self.look_for_guest();
-        self.obey_xl().unwrap_or_else(say);
+        self.update_guest();
+        self.check_xl_request().unwrap_or_else(say);
     }
 
-    /// xl considers its disk detached when its node says Closed; that is written when this process stops.
-    fn obey_xl(&mut self) -> Result<(), Failure> {
+    /// Handles a request of xl. xl considers its disk detached when its node is Closed; that is written when this
+    /// process stops.
+    fn check_xl_request(&mut self) -> Result<(), Failure> {
         if let Some(shown) = &self.shown_to_xl {
             if text(&mut *self.store, None, shown)?.as_deref() == Some("5") {
                 take::ask(&mut *self.store, &self.device)?;
@@ -269,8 +270,8 @@ impl Backend {
         Ok(())
     }
 
-    /// Says so to xl, if it waits.
-    fn tell_xl(&mut self) -> Result<(), Failure> {
+    /// Reports the detach to xl, if it waits for that.
+    fn confirm_to_xl(&mut self) -> Result<(), Failure> {
         if let Some(shown) = &self.shown_to_xl {
             if text(&mut *self.store, None, shown)?.is_some() {
                 self.store.write(None, shown, b"6").map_err(store_failed)?;
@@ -279,14 +280,15 @@ impl Backend {
         Ok(())
     }
 
-    /// Has the timer run. `false`: it does not, and then nothing would end a wait.
-    fn begin_to_wait(&self) -> bool {
+    /// Starts the timer; returns false if that fails, since nothing would end the wait.
+    fn start_timer(&self) -> bool {
         let set = self.timer.set(CLOSING_MAX);
         set.map_err(|error| say(format_args!("cannot wait for the guest to release the disk: {error}"))).is_ok()
     }
 
-    /// The guest's I/O does not need xenstore. Everything else does, and a restarted xenstored may have forgotten the
-    /// disk, which would stop it. So reconnecting requires a decision by an administrator.
+    /// Logs that the connection to xenstore failed. The guest's I/O does not need xenstore. Everything else does, and a
+    /// restarted xenstored may have lost the disk's nodes, which would stop it. So an administrator must decide to
+    /// reconnect.
     fn store_has_failed(&mut self, error: StoreError) {
         if !matches!(error, StoreError::Lost { .. }) {
             return say(store_failed(error));
@@ -304,38 +306,39 @@ impl Backend {
         self.store.remove(None, &path).map_err(store_failed).unwrap_or_else(say);
     }
 
-    fn look_for_guest(&mut self) {
-        match self.found() {
-            Ok(found) => self.guest = found,
+    fn update_guest(&mut self) {
+        match self.guest_state() {
+            Ok(state) => self.guest = state,
             Err(failure) => say(failure),
         }
     }
 
-    /// A guest may come, connect and be destroyed before it is looked for: one that was never seen would be awaited.
-    fn see_driver(&mut self) {
-        if self.guest == Guest::Awaited && self.server.peers() > 0 {
-            self.guest = Guest::Seen;
+    /// Records that the guest exists because its driver is connected. A guest may be created, connect and be destroyed
+    /// between two queries, and would otherwise be waited for forever.
+    fn note_driver(&mut self) {
+        if self.guest == GuestState::Awaited && self.server.peers() > 0 {
+            self.guest = GuestState::Seen;
         }
     }
 
-    fn found(&mut self) -> Result<Guest, Failure> {
+    fn guest_state(&mut self) -> Result<GuestState, Failure> {
         let node = format!("/local/domain/{}", self.device.guest);
-        let gone = self.guest == Guest::Gone || text(&mut *self.store, None, &node)?.is_none();
-        if gone || (self.is_xls && !self.xl_has_it()?) {
-            return Ok(Guest::Gone);
+        let gone = self.guest == GuestState::Gone || text(&mut *self.store, None, &node)?.is_none();
+        if gone || (self.attached_by_xl && !self.has_xl_node()?) {
+            return Ok(GuestState::Gone);
         }
         Ok(match (self.guest, self.store.is_introduced(self.device.guest).map_err(store_failed)?) {
-            (_, true) => Guest::Seen,
-            (Guest::Awaited, false) => Guest::Awaited,
-            (_, false) => Guest::Gone,
+            (_, true) => GuestState::Seen,
+            (GuestState::Awaited, false) => GuestState::Awaited,
+            (_, false) => GuestState::Gone,
         })
     }
 }
 
 impl Drop for Backend {
-    /// A guest that was destroyed leaves our node: nobody else knows of it.
+    /// Removes the nodes of a guest that was destroyed: no other process knows of them.
     fn drop(&mut self) {
-        if self.guest == Guest::Gone {
+        if self.guest == GuestState::Gone {
             let device = &self.device;
             let removed = together(&mut *self.store, |store, within| remove_own_end(store, within, device));
             removed.unwrap_or_else(say);
@@ -363,20 +366,20 @@ impl Server for Backend {
         self.watch_domains().map_err(|failure| std::io::Error::other(failure.to_string()))?;
         watch.watch(self.store.fd(), Interest::Read, DOMAINS)?;
         // The guest may be destroyed before the first event of xenstore arrives.
-        self.look_for_guest();
+        self.update_guest();
         watch.watch(self.timer.as_fd(), Interest::Read, TIME_IS_UP)?;
         self.server.start(watch)?;
-        self.see_driver();
+        self.note_driver();
         Ok(())
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
         match key {
-            DOMAINS => self.hear_of_domains(),
+            DOMAINS => self.take_domain_events(),
             TIME_IS_UP => self.time_is_up = true,
             key => {
                 self.server.ready(key, watch);
-                self.see_driver();
+                self.note_driver();
             }
         }
     }
@@ -405,15 +408,15 @@ impl Server for Backend {
     fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display)) {
         let events = self.server.take_events();
         if events.iter().any(|event| matches!(event, blkif::Event::Closed | blkif::Event::Disconnected { .. })) {
-            self.look_for_guest();
+            self.update_guest();
         }
         events.iter().for_each(|event| log(event));
     }
 
     fn stop(&mut self, watch: &mut dyn Watch) {
         [DOMAINS, TIME_IS_UP].into_iter().for_each(|key| watch.forget(key));
-        if self.guest == Guest::Gone {
-            // There is no guest left to release the disk, and the node disappears as a whole.
+        if self.guest == GuestState::Gone {
+            // There is no guest to release the disk, and the node is removed as a whole.
             self.server.leave();
         } else {
             self.forget(KTHREAD_PID);
@@ -424,9 +427,9 @@ impl Server for Backend {
         }
         self.server.stop(watch);
         if !self.leaving {
-            self.tell_xl().unwrap_or_else(say);
+            self.confirm_to_xl().unwrap_or_else(say);
         }
-        // The loop asks for events as long as it runs.
+        // The loop only takes events while it runs.
         self.server.log_events(&mut |event| say(event));
     }
 
@@ -444,13 +447,13 @@ impl Detach for Backend {
         self.server.is_finishing()
     }
 
-    /// Everything continues until the guest has released the disk: its driver waits for the completion of its requests.
-    /// A second request to stop means not to wait.
+    /// Continues serving until the guest has released the disk: its driver waits for the completion of its requests. A
+    /// second request to stop ends the wait.
     fn close(&mut self) -> bool {
-        if self.leaving || self.guest == Guest::Gone || std::mem::replace(&mut self.closing, true) {
+        if self.leaving || self.guest == GuestState::Gone || std::mem::replace(&mut self.closing, true) {
             return true;
         }
-        if self.server.close() || !self.begin_to_wait() {
+        if self.server.close() || !self.start_timer() {
             return true;
         }
         say(format_args!("stopping: requested the guest to release {}, serving it until then", self.device.vdev));
@@ -464,7 +467,7 @@ impl Detach for Backend {
 
     fn is_over(&self) -> bool {
         let closed = self.closing && (self.time_is_up || self.server.is_closed());
-        closed || self.guest == Guest::Gone || self.server.is_over()
+        closed || self.guest == GuestState::Gone || self.server.is_over()
     }
 }
 

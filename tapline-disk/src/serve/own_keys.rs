@@ -1,14 +1,13 @@
-//! The keys under which the disk's single wait reports the served disk's own events, all in one place, so that no two
-//! are equal.
+//! The keys of the served disk's own events in its single wait, all in one place, so that no two are equal.
 //!
-//! No server has so many connections or queues that its own keys collide with these. The largest are those of servers,
+//! The keys of a server's connections and queues never reach these. The largest keys are those of servers,
 //! and one of the engine's lanes.
 
 use transport::WatchKey;
 
-/// What is waited for.
+/// The disk's own events.
 #[derive(Clone, Copy)]
-enum Own {
+enum OwnEvent {
     Stop,
     Leave,
     Report,
@@ -19,43 +18,43 @@ enum Own {
     MergeTimer,
     Successor,
     UpgradeTimer,
-    /// Of which there are many: the last.
+    /// The last, because there are many of them.
     ControlClients,
 }
 
-const fn key(own: Own) -> WatchKey {
-    WatchKey(u64::MAX - 64 - own as u64)
+const fn key(event: OwnEvent) -> WatchKey {
+    WatchKey(u64::MAX - 64 - event as u64)
 }
 
-/// The wish that the disk ends.
-pub const STOP: WatchKey = key(Own::Stop);
-/// The wish that it is left to another process.
-pub const LEAVE: WatchKey = key(Own::Leave);
-/// The wish for statistics.
-pub const REPORT: WatchKey = key(Own::Report);
-/// A request that is held back may go.
-pub const ADMISSION: WatchKey = key(Own::Admission);
-/// The disk was not used for a while.
-pub const QUIET: WatchKey = key(Own::Quiet);
-/// Somebody connects to the control socket.
-pub const CONTROL_LISTENER: WatchKey = key(Own::ControlListener);
-/// An blocking_task is back.
-pub const BLOCKING_TASK: WatchKey = key(Own::BlockingTask);
-/// A merge has waited long enough.
-pub const MERGE_TIMER: WatchKey = key(Own::MergeTimer);
-/// The process that takes the place of this one says something, or has ended.
-pub const SUCCESSOR: WatchKey = key(Own::Successor);
-/// An upgrade has waited long enough.
-pub const UPGRADE_TIMER: WatchKey = key(Own::UpgradeTimer);
-/// The first client of the control socket; the others follow downwards.
-const CONTROL_CLIENT: WatchKey = key(Own::ControlClients);
+/// A request to stop the disk.
+pub const STOP: WatchKey = key(OwnEvent::Stop);
+/// A request to leave the disk to another process.
+pub const LEAVE: WatchKey = key(OwnEvent::Leave);
+/// A request for statistics.
+pub const REPORT: WatchKey = key(OwnEvent::Report);
+/// Admission may release a request.
+pub const ADMISSION: WatchKey = key(OwnEvent::Admission);
+/// The idle timer has expired.
+pub const QUIET: WatchKey = key(OwnEvent::Quiet);
+/// A client connects to the control socket.
+pub const CONTROL_LISTENER: WatchKey = key(OwnEvent::ControlListener);
+/// A blocking task has ended.
+pub const BLOCKING_TASK: WatchKey = key(OwnEvent::BlockingTask);
+/// The merge timer has expired.
+pub const MERGE_TIMER: WatchKey = key(OwnEvent::MergeTimer);
+/// The successor of this process has sent a message, or exited.
+pub const SUCCESSOR: WatchKey = key(OwnEvent::Successor);
+/// The time limit of an upgrade has passed.
+pub const UPGRADE_TIMER: WatchKey = key(OwnEvent::UpgradeTimer);
+/// The first client of the control socket; the others have descending keys.
+const CONTROL_CLIENT: WatchKey = key(OwnEvent::ControlClients);
 
-/// The client in this place.
+/// Returns the key of the client with this index.
 pub fn of_client(place: usize) -> WatchKey {
     WatchKey(CONTROL_CLIENT.0.saturating_sub(u64::try_from(place).unwrap_or(u64::MAX)))
 }
 
-/// The place of the client with this key, if it is a client's.
+/// Returns the index of the client with this key, if it is a client's.
 pub fn client_of(key: WatchKey) -> Option<usize> {
     CONTROL_CLIENT.0.checked_sub(key.0).and_then(|place| usize::try_from(place).ok())
 }

@@ -1,8 +1,8 @@
-//! The file of a served disk's statistics page: handed over, named by `--stats-page`, or in the directory of all pages.
+//! The file of a served disk's statistics page: passed, named by `--stats-page`, or in the directory of all pages.
 //!
-//! It knows nothing about what is in it ([`::stats`]). Invariants: a disk is served whatever becomes of its statistics;
-//! two processes never write one page, since its writer holds a lock on it, which goes to its successor with the
-//! description of the file.
+//! It knows nothing about its contents ([`::stats`]). Invariants: whatever happens to its statistics, the disk is
+//! served; two processes never write one page, since its writer holds a lock on it, which passes to its successor with
+//! the open file description.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -20,48 +20,48 @@ use crate::files::Files;
 use crate::image::uuid;
 use crate::process::log::say;
 
-/// The name of a page that is handed over, by a daemon or by the process before this one.
+/// The name of a page that the daemon or the previous process passes.
 pub const NAME: &str = "statistics.page";
 
-/// The ending of a page's name in the directory of all pages.
+/// The extension of a page's name in the directory of all pages.
 const ENDING: &str = "page";
 
-/// A page that is not begun yet.
+/// A page file before counting begins.
 #[derive(Debug)]
 pub struct PageFile {
     file: File,
-    /// Its path, if this process is to remove it at its end.
+    /// Its path, if this process must remove it at its end.
     own: Option<PathBuf>,
 }
 
-/// What is left to do at the end of the process.
+/// The page file while the disk is served.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// For the next process.
+    /// Passed to the successor.
     file: Option<File>,
     own: Option<PathBuf>,
 }
 
-/// The page of the disk; `None` if there is none, which is said unless nobody asked for one.
+/// Opens the page of the disk. Returns `None` if there is none; a failure is logged.
 pub fn find(files: &Files, serve: &Serve) -> Option<PageFile> {
     let found = match (files.handed_as(NAME), &serve.stats_page) {
         (Some(handed), _) => handed.map(|file| Some(PageFile { own: own_path(serve, &file), file })),
         (None, Some(path)) => create(path).map(|file| Some(PageFile { file, own: None })),
         (None, None) if files.are_handed() || serve.take_over => Ok(None),
-        (None, None) => in_directory_of_all(),
+        (None, None) => create_in_directory(),
     };
     found.unwrap_or_else(|error| {
-        say_none(error);
+        log_missing(error);
         None
     })
 }
 
-/// Begins to count in the page, as the process before this one, if there was one, has let go of it.
+/// Starts counting in the page, which the previous process, if there was one, has released.
 pub fn begin(found: Option<PageFile>, identity: &str) -> Result<(Page, Kept), PageError> {
     if let Some(PageFile { file, own }) = found {
         match begin_in(&file, identity) {
             Ok(page) => return Ok((page, Kept { file: Some(file), own })),
-            Err(why) => say_none(why),
+            Err(why) => log_missing(why),
         }
     }
     Ok((Page::anonymous()?, Kept::default()))
@@ -72,20 +72,20 @@ fn begin_in(file: &File, identity: &str) -> Result<Page, Box<dyn Error>> {
     Ok(Page::begin(file.try_clone()?, Source::of_this_machine(), identity)?)
 }
 
-fn say_none(why: impl Display) {
+fn log_missing(why: impl Display) {
     say(format_args!("no statistics page, so that tapline top does not see this disk: {why}"));
 }
 
 impl Kept {
-    /// The file, for the next process.
+    /// Returns the file, for the successor.
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// The disk is served no more.
+    /// Removes the page of a disk that is no longer served.
     pub fn remove(&self) {
         if let Some(path) = &self.own {
-            // One that is left is removed by the next process that makes a page there.
+            // If this fails, the next process that creates a page there removes it.
             drop(std::fs::remove_file(path));
         }
     }
@@ -96,7 +96,7 @@ fn lock(file: &File) -> io::Result<()> {
         .map_err(|errno| io::Error::other(format!("another process writes it ({})", io::Error::from(errno))))
 }
 
-/// Where a page that was taken over is, if the process that has made it would have removed it.
+/// Returns the path of a page that was taken over, if the process that created it would have removed it.
 fn own_path(serve: &Serve, file: &File) -> Option<PathBuf> {
     if serve.handing.handed || serve.stats_page.is_some() {
         return None;
@@ -109,8 +109,8 @@ fn create(path: &Path) -> io::Result<File> {
     file.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
-/// A new page in the directory of all pages; `None` where there is no such directory for this user.
-fn in_directory_of_all() -> io::Result<Option<PageFile>> {
+/// Creates a page in the directory of all pages; returns `None` if this user has no such directory.
+fn create_in_directory() -> io::Result<Option<PageFile>> {
     let Some(directory) = ::stats::directory() else { return Ok(None) };
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
     DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(named)?;
@@ -119,12 +119,12 @@ fn in_directory_of_all() -> io::Result<Option<PageFile>> {
     Ok(Some(PageFile { file: create(&path)?, own: Some(path) }))
 }
 
-/// Removes the pages of processes that were killed: nobody holds their locks.
+/// Removes the pages of killed processes, whose locks are free.
 fn remove_stale(directory: &Path) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == ENDING))
     {
-        // A page that another process is about to begin is younger than its lock by moments.
+        // A new page may not be locked yet.
         let is_old = path
             .metadata()
             .and_then(|metadata| metadata.modified())

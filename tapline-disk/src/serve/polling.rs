@@ -1,17 +1,18 @@
-//! How the thread waits: whether it looks for more before it sleeps, and for how long it may sleep.
+//! How the thread waits: whether it polls before it sleeps, and for how long it may sleep.
 //!
 //! Falling asleep and being woken costs both sides more than a request does. So after work the thread polls rings and
-//! completions for a while: longer when that has been worthwhile, not at all when it has not. What it waits for are two
-//! different things, each with a budget of its own: a peer that has its answers and nothing in flight, and storage. A
-//! budget is there when sleeps are so short that polling may be in their place, and shrinks when polling finds
-//! nothing; after a few misses it is zero, and tried more and more rarely. Hits pay for misses: one in a few looks may
-//! find nothing, as a peer is held up now and then. A disk that is idle or used occasionally pays nothing.
+//! completions for a while: longer if that has paid, not at all if it has not. It waits for two different things, each
+//! with its own budget: a peer that has its completions and nothing in flight, and storage. A budget is granted when
+//! sleeps are so short that polling can replace them, and shrinks when polling finds nothing; after a few misses it is
+//! zero, and is retried more and more rarely. Hits pay for misses: one in a few polls may find nothing, as a peer may
+//! be delayed at times. A disk that is idle or used occasionally pays nothing.
 //!
-//! Storage takes longer than it is sensible to look for, but about as long each time ([`Forecast`]). So a busy disk
-//! sleeps for most of that time, and looks for the rest: the wake-up of a halted processor falls into the time in which
-//! there is nothing to do yet.
+//! Storage takes too long to poll all the time, but about as long each time ([`Forecast`]). So a busy disk sleeps for
+//! most of that time, and polls for the rest: the wake-up of a halted processor then falls into time in which there is
+//! nothing to do yet.
 //!
-//! Nothing of that is done while others want the processors ([`Contention`]). It knows nothing about what is polled.
+//! None of this is done while other threads want the processors ([`Contention`]). It knows nothing about what is
+//! polled.
 
 mod contention;
 mod forecast;
@@ -25,40 +26,40 @@ pub use contention::{Contention, prepare};
 use forecast::Forecast;
 pub use forecast::Nap;
 
-/// The budget below which polling is given up: less than a sleep and a wake-up cost.
-const LEAST: u64 = 4_000;
-/// Hits that pay for a miss, and how many are remembered.
-const MISS: u32 = 4;
+/// The minimum budget: less than a sleep and a wake-up cost.
+const BUDGET_MIN: u64 = 4_000;
+/// The hits that pay for a miss, and the maximum that is remembered.
+const HITS_PER_MISS: u32 = 4;
 const HITS_MAX: u32 = 16;
-/// Short sleeps in place of which nothing is tried, at most.
+/// The maximum number of short sleeps without a retry of polling.
 const SKIPPED_MAX: u32 = 256;
 
-/// What was asked for.
+/// The requested polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// When to look.
+    /// When to poll.
     pub mode: PollingMode,
-    /// The longest look, in nanoseconds.
+    /// The maximum polling time in nanoseconds.
     pub most: u64,
 }
 
 impl Settings {
-    /// Looks for at most `most`.
+    /// Polls for at most `most`.
     pub fn new(mode: PollingMode, most: Duration) -> Settings {
         Settings { mode, most: u64::try_from(most.as_nanos()).unwrap_or(u64::MAX) }
     }
 }
 
-/// What is waited for.
+/// What the thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// A request of the peer: nothing is in flight.
     Peer,
-    /// The end of an operation, or another request.
+    /// The completion of an operation, or another request.
     Storage,
 }
 
-/// How to wait, by what became of it before. Times are in nanoseconds of the disk's clock.
+/// Decides how to wait, from the results of past waits. Times are in nanoseconds of the disk's clock.
 pub struct Polling {
     settings: Settings,
     peer: Budget,
@@ -67,39 +68,39 @@ pub struct Polling {
     contention: Contention,
 }
 
-/// For how long to poll.
+/// The polling time for one thing that is waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Budget {
     now: u64,
-    /// Short sleeps before it is tried again, and how many there will be the next time.
+    /// The number of short sleeps before a retry, and the number before the one after that.
     skip: u32,
     skip_next: u32,
-    /// Hits that have not paid for a miss.
+    /// Hits that have not yet paid for a miss.
     hits: u32,
 }
 
 impl Budget {
-    /// Polling has found something.
+    /// Called when polling has found something.
     #[inline]
     fn hit(&mut self, most: u64) {
         *self = Budget { now: most, skip: 0, skip_next: 0, hits: HITS_MAX.min(self.hits + 1) };
     }
 
-    /// Polling has found nothing.
+    /// Called when polling has found nothing.
     fn missed(&mut self) {
-        if let Some(left) = self.hits.checked_sub(MISS) {
+        if let Some(left) = self.hits.checked_sub(HITS_PER_MISS) {
             self.hits = left;
             return;
         }
         self.now /= 2;
-        if self.now < LEAST {
+        if self.now < BUDGET_MIN {
             self.now = 0;
             self.skip = self.skip_next;
             self.skip_next = (self.skip_next * 2).clamp(1, SKIPPED_MAX);
         }
     }
 
-    /// The thread has slept for that long, without polling before.
+    /// Called when the thread has slept for `time` without polling before.
     fn slept(&mut self, time: u64, most: u64) {
         // Half of it may have been the wake-up.
         if time > most.saturating_mul(2) {
@@ -113,7 +114,7 @@ impl Budget {
 }
 
 impl Polling {
-    /// Nothing is known yet.
+    /// Starts without experience.
     pub fn new(settings: Settings, contention: Contention) -> Polling {
         Polling {
             settings,
@@ -124,17 +125,17 @@ impl Polling {
         }
     }
 
-    /// What was asked for.
+    /// Returns the requested polling.
     pub fn settings(&self) -> Settings {
         self.settings
     }
 
-    /// From now on that is wanted.
+    /// Replaces the requested polling.
     pub fn set(&mut self, settings: Settings) {
         (self.settings, self.peer, self.storage) = (settings, Budget::default(), Budget::default());
     }
 
-    /// For how long to look now.
+    /// Returns for how long to poll now.
     #[inline]
     pub fn budget(&self, awaited: Awaited, now: u64) -> u64 {
         let budget = match (self.settings.mode, awaited) {
@@ -146,13 +147,14 @@ impl Polling {
         if budget > 0 && self.contention.is_there(now) { 0 } else { budget }
     }
 
-    /// Whether to stop polling: the look that began at `before` was interrupted by others, who want the processor.
+    /// Returns whether to stop polling: an iteration that began at `before` was interrupted by threads that want the
+    /// processor.
     #[inline]
     pub fn must_stop(&mut self, before: u64, now: u64) -> bool {
         self.settings.mode == PollingMode::Adaptive && self.contention.has_interrupted(before, now)
     }
 
-    /// How to wait for storage from `now` on, if not until something happens.
+    /// Returns how to wait for storage from `now` on; `None` means until something happens.
     pub fn nap(&self, awaited: Awaited, now: u64) -> Option<Nap> {
         let may = match self.settings.mode {
             PollingMode::Off => false,
@@ -163,13 +165,14 @@ impl Polling {
         if may { self.forecast.nap(now) } else { None }
     }
 
-    /// Whether storage takes its time, by what it did last: what is submitted now is not done at once.
+    /// Returns whether storage is slow, judging by its last operations, so that operations submitted now do not
+    /// complete at once.
     #[inline]
     pub fn storage_takes_time(&self, now: u64) -> bool {
         self.forecast.is_of(now)
     }
 
-    /// Polling within the budget has found something, or not.
+    /// Called after polling within the budget. `found`: whether it has found something.
     #[inline]
     pub fn polled(&mut self, awaited: Awaited, found: bool) {
         let most = self.settings.most;
@@ -177,7 +180,7 @@ impl Polling {
         if found { budget.hit(most) } else { budget.missed() }
     }
 
-    /// The thread has waited from then until then, after polling in vain or at once.
+    /// Called after a wait from `begun` to `ended`. `polled`: polling has found nothing before.
     pub fn waited(&mut self, awaited: Awaited, polled: bool, begun: u64, ended: u64) {
         if awaited == Awaited::Storage {
             self.forecast.waited(begun, ended);
@@ -204,18 +207,18 @@ mod test {
     const MOST: Duration = Duration::from_micros(50);
 
     fn polling(mode: PollingMode, most: Duration) -> Polling {
-        Polling::new(Settings::new(mode, most), Contention::of_nobody())
+        Polling::new(Settings::new(mode, most), Contention::none())
     }
 
-    /// For how long it polls in `count` waits of `time` each, and how often in vain.
+    /// Simulates `count` waits of `time` each; returns the polling time, and the number of misses.
     fn wait(polling: &mut Polling, awaited: Awaited, time: u64, count: u32) -> (u64, u32) {
-        let (mut polled, mut in_vain, mut now) = (0, 0, 0);
+        let (mut polled, mut misses, mut now) = (0, 0, 0);
         for _ in 0..count {
             let budget = polling.budget(awaited, now);
             if budget > 0 {
                 polling.polled(awaited, time <= budget);
                 polled += time.min(budget);
-                in_vain += u32::from(time > budget);
+                misses += u32::from(time > budget);
             }
             if time > budget {
                 // A sleep ends some time after that.
@@ -223,7 +226,7 @@ mod test {
             }
             now += 1_000_000;
         }
-        (polled, in_vain)
+        (polled, misses)
     }
 
     #[test]
@@ -232,7 +235,7 @@ mod test {
             let mut polling = polling(PollingMode::Adaptive, MOST);
             assert_eq!(wait(&mut polling, awaited, 45_000, 101), (4_500_000, 0));
             let other = if awaited == Awaited::Peer { Awaited::Storage } else { Awaited::Peer };
-            assert_eq!(polling.budget(other, 0), 0, "each has a budget of its own");
+            assert_eq!(polling.budget(other, 0), 0, "each has its own budget");
         }
     }
 
@@ -240,12 +243,12 @@ mod test {
     fn waits_that_polling_cannot_shorten_are_polled_less_and_less() {
         let mut polling = polling(PollingMode::Adaptive, MOST);
         // A sleep of this length may be one of 50 us and a slow wake-up.
-        let (polled, in_vain) = wait(&mut polling, Awaited::Storage, 65_000, 10_000);
+        let (polled, misses) = wait(&mut polling, Awaited::Storage, 65_000, 10_000);
         assert!(polled <= 10_000 * 700, "{polled}");
-        assert!((20..500).contains(&in_vain), "{in_vain}");
-        // They become shorter: that is noticed.
-        let (_, in_vain) = wait(&mut polling, Awaited::Storage, 20_000, 1_000);
-        assert_eq!(in_vain, 0);
+        assert!((20..500).contains(&misses), "{misses}");
+        // Waits become shorter, which is noticed.
+        let (_, misses) = wait(&mut polling, Awaited::Storage, 20_000, 1_000);
+        assert_eq!(misses, 0);
         assert_eq!(polling.budget(Awaited::Storage, 0), 50_000);
     }
 
@@ -253,25 +256,25 @@ mod test {
     fn long_waits_cost_a_few_misses_at_most() {
         let mut polling = polling(PollingMode::Adaptive, MOST);
         wait(&mut polling, Awaited::Peer, 10_000, 10);
-        let (polled, in_vain) = wait(&mut polling, Awaited::Peer, 1_000_000, 1_000);
+        let (polled, misses) = wait(&mut polling, Awaited::Peer, 1_000_000, 1_000);
         // Ten hits have paid for two misses.
-        assert_eq!((polled, in_vain), (2 * 50_000 + 50_000 + 25_000 + 12_500 + 6_250, 6));
+        assert_eq!((polled, misses), (2 * 50_000 + 50_000 + 25_000 + 12_500 + 6_250, 6));
     }
 
     #[test]
-    fn a_peer_that_is_held_up_now_and_then_is_polled_for_all_the_same() {
+    fn a_peer_that_is_delayed_at_times_is_still_polled() {
         let mut polling = polling(PollingMode::Adaptive, MOST);
         wait(&mut polling, Awaited::Peer, 20_000, 20);
         for _ in 0..100 {
             assert_eq!(wait(&mut polling, Awaited::Peer, 300_000, 1), (50_000, 1));
             assert_eq!(wait(&mut polling, Awaited::Peer, 20_000, 4), (80_000, 0));
         }
-        let (_, in_vain) = wait(&mut polling, Awaited::Peer, 300_000, 100);
-        assert_eq!(in_vain, 4 + 4, "and no longer when it has changed");
+        let (_, misses) = wait(&mut polling, Awaited::Peer, 300_000, 100);
+        assert_eq!(misses, 4 + 4, "and no longer when it has changed");
     }
 
     #[test]
-    fn polling_that_is_off_or_has_a_maximum_of_zero_never_polls_and_never_naps() {
+    fn polling_that_is_off_or_limited_to_zero_never_polls_or_naps() {
         for (mode, most) in [(PollingMode::Off, MOST), (PollingMode::Adaptive, Duration::ZERO)] {
             let mut polling = polling(mode, most);
             assert_eq!(wait(&mut polling, Awaited::Peer, 0, 10).0, 0);
@@ -286,7 +289,7 @@ mod test {
     }
 
     #[test]
-    fn polling_that_is_on_looks_for_the_maximum_whatever_came_of_it() {
+    fn polling_that_is_on_always_polls_for_the_maximum() {
         let mut polling = polling(PollingMode::On, MOST);
         assert_eq!(wait(&mut polling, Awaited::Peer, 1_000_000, 10), (500_000, 10));
         polling.set(Settings::new(PollingMode::Off, MOST));

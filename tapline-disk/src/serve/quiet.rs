@@ -1,7 +1,7 @@
 //! Detects that a disk has been idle for a while.
 //!
-//! It knows no disk. Two checks are enough, however many requests come in between: the timer fires once, and is set
-//! again only if there was a request since it was set. Invariant: soon after the last request, it no longer fires.
+//! It knows no disk. Two checks are enough for any number of requests: the timer fires once, and is set again only if
+//! there was a request since it was set. Invariant: soon after the last request, it no longer fires.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,25 +9,24 @@ use std::time::Duration;
 
 use transport::{Interest, Timer, Watch, WatchKey};
 
-/// Longer than the pauses of a guest that writes its journal now and then, which should find things as it has left
-/// them.
-const WHILE: Duration = Duration::from_secs(10);
+/// Longer than the pauses of a guest that writes its journal at times, which should find its memory as it has left it.
+const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// The wait for that.
+/// The idle timer of a disk.
 #[derive(Debug, Default)]
 pub struct Quiet {
     timer: Option<Timer>,
-    /// Requests that had come when the timer was set, if it runs.
+    /// The number of requests when the timer was set, if it runs.
     came: Option<u64>,
 }
 
 impl Quiet {
-    /// Whether the timer runs.
+    /// Returns whether the timer runs.
     pub fn is_waiting(&self) -> bool {
         self.came.is_some()
     }
 
-    /// Has the timer run; so many requests have come by now.
+    /// Starts the timer; `came` is the number of requests so far.
     pub fn begin(&mut self, came: u64, watch: &mut dyn Watch, key: WatchKey) -> io::Result<()> {
         if self.timer.is_none() {
             let timer = Timer::new()?;
@@ -37,8 +36,8 @@ impl Quiet {
         self.set(came)
     }
 
-    /// The timer has run out, perhaps. Whether the disk, `idle` now, was not used meanwhile; if it was, the timer runs
-    /// again.
+    /// Called when the timer may have expired. Returns whether the disk, which is `idle` now, was not used meanwhile;
+    /// if it was, the timer is started again.
     pub fn is_over(&mut self, came: u64, idle: bool) -> io::Result<bool> {
         match self.came.take() {
             None => Ok(false),
@@ -49,7 +48,7 @@ impl Quiet {
 
     fn set(&mut self, came: u64) -> io::Result<()> {
         let Some(timer) = &self.timer else { return Ok(()) };
-        timer.set(WHILE)?;
+        timer.set(IDLE_TIME)?;
         self.came = Some(came);
         Ok(())
     }
@@ -81,7 +80,7 @@ mod test {
         quiet.begin(5, &mut watched, KEY).unwrap();
         assert!(quiet.is_waiting());
         assert!(!quiet.is_over(6, true).unwrap(), "something came");
-        assert!(!quiet.is_over(6, false).unwrap(), "something is under way");
+        assert!(!quiet.is_over(6, false).unwrap(), "something is in flight");
         assert!(quiet.is_waiting() && quiet.is_over(6, true).unwrap());
     }
 
@@ -90,7 +89,7 @@ mod test {
         let (mut quiet, mut watched) = (Quiet::default(), Watched::default());
         quiet.begin(5, &mut watched, KEY).unwrap();
         assert!(quiet.is_over(5, true).unwrap());
-        assert!(!quiet.is_waiting() && !quiet.is_over(5, true).unwrap(), "a report may come once too often");
+        assert!(!quiet.is_waiting() && !quiet.is_over(5, true).unwrap(), "a spurious event is ignored");
         quiet.begin(5, &mut watched, KEY).unwrap();
         assert!(quiet.is_waiting());
         assert_eq!(watched.0, 1, "it is watched once");

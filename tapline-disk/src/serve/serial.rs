@@ -1,9 +1,9 @@
-//! The serial number by which a guest knows a disk that was given none.
+//! The default serial number of a disk.
 //!
-//! It is made of the identity of the lowest layer, which snapshots and merges leave as it is: of its UUID, or where the
-//! format has none, of its path. So it is the same when the disk is served again. Clones of one image have the same
-//! one, and a guest that has two of them needs `--serial`. Invariant: the next process of a disk goes on with the
-//! serial number of this one, whatever its layers are by then.
+//! It is derived from the identity of the lowest layer, which snapshots and merges do not change: from its UUID, or if
+//! the format has none, from its path. So it is the same when the disk is served again. Clones of one image have the
+//! same serial number; a guest that uses two of them needs `--serial`. Invariant: the successor of a process keeps the
+//! serial number, whatever its layers are by then.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,13 +13,13 @@ use disk::Image;
 
 use crate::image::chain::Layers;
 
-/// Digits of a serial number: what virtio has room for.
+/// The number of digits, limited by virtio.
 const DIGITS: usize = 20;
 
-/// That of this process's disk, if a guest is told one.
+/// The serial number of this process's disk, if its transport has one.
 static IN_FORCE: OnceLock<String> = OnceLock::new();
 
-/// Chooses the serial number of a disk; that of the command line, if there is one.
+/// Chooses the serial number of a disk: that of the command line, if there is one.
 pub fn choose(serve: &Serve, layers: &Layers) {
     if serve.vhost_user.is_none() {
         return;
@@ -31,7 +31,7 @@ pub fn choose(serve: &Serve, layers: &Layers) {
     IN_FORCE.get_or_init(|| chosen);
 }
 
-/// The serial number of this process's disk.
+/// Returns the serial number of this process's disk.
 pub fn in_force() -> Option<&'static str> {
     IN_FORCE.get().map(String::as_str)
 }
@@ -41,14 +41,14 @@ fn of_lowest(layers: &Layers) -> String {
         Some(identity) => hex(u128::from_be_bytes(identity) >> (128 - 4 * DIGITS)),
         None => {
             let name = layers.names.last().unwrap_or(&layers.name);
-            // Not where a link leads: the device of a volume has another number after each boot.
+            // Links are not resolved: the device of a volume may have another number after each boot.
             let path = std::path::absolute(name.path()).unwrap_or_else(|_| name.path().to_owned());
             of_path(&path)
         }
     }
 }
 
-/// A digest of a path (FNV-1a of 128 bits, folded).
+/// Returns a digest of a path (FNV-1a of 128 bits, folded).
 fn of_path(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let digest =

@@ -1,7 +1,7 @@
-//! How a disk's transfers are split and merged: what was asked for, and what follows from that.
+//! How a disk's transfers are split and merged: the requested rules, and the resulting sizes.
 //!
-//! It does not do it ([`disk::Shape`]). Invariant: what is in force follows from what was asked for and from the policy
-//! alone; both go to the process that takes the place of this one, which reads no file for that.
+//! It does not do that itself ([`disk::Shape`]). Invariant: the sizes in force depend on the requested rules and on the
+//! policy alone; both are passed to the successor of this process, which reads no file for that.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::files::policy;
 use crate::process::failure::Failure;
 use arguments::Serve;
 
-/// The sizes of a disk's transfers; also what a process hands to the one that takes its place.
+/// The sizes of a disk's transfers, also as passed to the successor of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shaping {
     split: SizeRule,
@@ -25,7 +25,7 @@ pub struct Shaping {
 }
 
 impl Shaping {
-    /// What the command line says, for an image with this file.
+    /// Returns the rules of the command line, for an image with this file.
     pub fn of(serve: &Serve, name: &ImageName, file: Option<&ImageFile>) -> Result<Shaping, Failure> {
         let policy = serve.io_policy.as_deref().map(|path| policy_of(path, name, file)).transpose()?;
         let unless_given = if policy.is_some() { SizeRule::Auto } else { SizeRule::None };
@@ -33,7 +33,7 @@ impl Shaping {
         Shaping { policy, ..Shaping::default() }.changed(Some(split), Some(merge))
     }
 
-    /// The same with other rules where some are given.
+    /// Returns these rules with the given changes.
     pub fn changed(&self, split: Option<SizeRule>, merge: Option<SizeRule>) -> Result<Shaping, Failure> {
         let (split, merge) = (split.unwrap_or(self.split), merge.unwrap_or(self.merge));
         if self.policy.is_none() && [split, merge].contains(&SizeRule::Auto) {
@@ -45,9 +45,9 @@ impl Shaping {
         Ok(Shaping { split, merge, policy: self.policy.clone() })
     }
 
-    /// What a verb asks for.
-    pub fn asked(&self, asked: ask::Shape) -> Result<Shaping, Failure> {
-        let ask::Shape { split, merge, recorded, policy } = asked;
+    /// Applies the rules requested by a verb.
+    pub fn with_request(&self, request: ask::Shape) -> Result<Shaping, Failure> {
+        let ask::Shape { split, merge, recorded, policy } = request;
         let invalid = |why: &str| {
             let refused = Failure::new("set how transfers are split and merged", why);
             Err(refused.of_kind(Kind::Invalid))
@@ -62,7 +62,7 @@ impl Shaping {
         }
     }
 
-    /// What the engine is to do.
+    /// Returns the sizes for the engine.
     pub fn in_force(&self) -> ShapePolicy {
         let bytes = |rule, of_policy: fn(&PolicyNote) -> Option<u64>| match rule {
             SizeRule::None => None,
@@ -72,8 +72,8 @@ impl Shaping {
         ShapePolicy { split: bytes(self.split, |policy| policy.split), merge: bytes(self.merge, |policy| policy.merge) }
     }
 
-    /// The answer to those who ask.
-    pub fn told(&self, counts: ShapeCounts) -> answer::Shape {
+    /// Returns the reply to a client.
+    pub fn reply(&self, counts: ShapeCounts) -> answer::Shape {
         let ShapePolicy { split, merge } = self.in_force();
         answer::Shape {
             split: self.split,
@@ -87,7 +87,7 @@ impl Shaping {
         }
     }
 
-    /// A line for the log, if there is something to say.
+    /// Returns a log line, if transfers are shaped or there is a policy.
     pub fn line(&self) -> Option<String> {
         let policy = self.in_force();
         let parts = [
@@ -108,7 +108,7 @@ fn has_sizes_of_a_policy(policy: &PolicyNote) -> bool {
     Sizes { split: policy.split, merge: policy.merge }.not_allowed().is_none()
 }
 
-/// The policy in that file, which must be of the image's storage.
+/// Reads a policy file, which must belong to the image's storage.
 fn policy_of(path: &Path, name: &ImageName, file: Option<&ImageFile>) -> Result<PolicyNote, Failure> {
     let policy = policy::read(path)?;
     let file = file.ok_or_else(|| Failure::new(format!("find the storage of {name}"), "it has no file"))?;
@@ -125,7 +125,7 @@ mod test {
     }
 
     #[test]
-    fn auto_is_what_the_policy_says_and_is_refused_without_one() {
+    fn auto_follows_the_policy_and_is_refused_without_one() {
         let shaping = Shaping { policy: Some(note()), ..Shaping::default() };
         assert!(shaping.in_force().is_none(), "a policy alone does nothing");
         let auto = shaping.changed(Some(SizeRule::Auto), Some(SizeRule::Auto)).unwrap();
@@ -138,25 +138,25 @@ mod test {
     }
 
     #[test]
-    fn what_a_catalogue_has_replaces_all_that_was_there() {
+    fn recorded_rules_replace_all_others() {
         let by_hand = Shaping::default().changed(Some(SizeRule::Bytes(4096)), None).unwrap();
         let recorded = ask::Shape { recorded: true, ..ask::Shape::default() };
         let auto = ask::Shape { split: Some(SizeRule::Auto), policy: Some(note()), ..recorded.clone() };
-        let told = by_hand.asked(auto.clone()).unwrap();
-        assert_eq!(told.in_force(), ShapePolicy { split: Some(8192), merge: None });
-        let forgotten = told.asked(recorded.clone()).unwrap();
+        let applied = by_hand.with_request(auto.clone()).unwrap();
+        assert_eq!(applied.in_force(), ShapePolicy { split: Some(8192), merge: None });
+        let forgotten = applied.with_request(recorded.clone()).unwrap();
         assert_eq!((forgotten.in_force().is_none(), &forgotten.policy), (true, &None));
         for wrong in [
             ask::Shape { recorded: false, ..auto.clone() },
             ask::Shape { policy: Some(PolicyNote { split: Some(0), ..note() }), ..auto },
             ask::Shape { merge: Some(SizeRule::Auto), ..recorded },
         ] {
-            assert_eq!(told.asked(wrong).unwrap_err().kind(), Kind::Invalid);
+            assert_eq!(applied.with_request(wrong).unwrap_err().kind(), Kind::Invalid);
         }
     }
 
     #[test]
-    fn what_is_handed_over_is_what_was_in_force() {
+    fn the_successor_receives_the_sizes_in_force() {
         let shaping = Shaping { policy: Some(note()), ..Shaping::default() };
         let shaping = shaping.changed(Some(SizeRule::Auto), Some(SizeRule::Bytes(4096))).unwrap();
         let words = serde_json::to_string(&shaping).unwrap();

@@ -1,8 +1,8 @@
 //! I/O statistics of a served disk: in its page of shared memory, and as one line of JSON.
 //!
-//! The page has everything ([`::stats`]); this says what a request of the disk is there. What is in flight counts up to
-//! now. Invariant: the next process goes on counting, by the page if it has that, else by the counters that it is
-//! handed.
+//! The page contains everything ([`::stats`]); this module defines what a request of the disk is there. Requests in
+//! flight count up to now. Invariant: the successor continues counting, from the page if it has that, else from the
+//! counters that are passed.
 
 use std::fs::File;
 use std::io;
@@ -19,42 +19,42 @@ use crate::serve::polling;
 /// The I/O statistics of a served disk.
 pub struct Stats {
     clock: Clock,
-    /// When counting began, in nanoseconds of the clock.
+    /// The start of counting, in nanoseconds of the clock.
     started: u64,
-    /// What a process before this one has counted, if it is not in the page.
+    /// The counters of earlier processes, unless they are in the page.
     before: Counters,
     page: Page,
-    /// Requests that have come.
+    /// The number of requests received.
     come: u64,
-    /// Transfers that this process has split and merged, as far as the page has them.
+    /// The transfers split and merged by this process that the page has already counted.
     shaped: ShapeCounts,
 }
 
-/// The counters, as a process hands them to the one that takes its place.
+/// The counters, as passed to the successor of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Nanoseconds since the start, where times are counted from.
+    /// Nanoseconds since the start; other times are relative to that.
     elapsed_ns: u64,
     reads: KindCounters,
     writes: KindCounters,
     flushes: KindCounters,
     discards: KindCounters,
-    /// Rounds of the loop, and how often it slept: how hard it works for a request.
+    /// Loop iterations, and sleeps in them.
     rounds: u64,
     sleeps: u64,
     /// How many times memory was released because the disk was idle.
     rests: u64,
-    /// Looks for more work before sleeping that have found some, and that have not.
+    /// Polls before sleeping that have found something, and that have not.
     polls: (u64, u64),
-    /// For how long it looked.
+    /// Total nanoseconds of polling.
     polled_ns: u64,
-    /// How it polls, which the next process goes on with.
+    /// The polling settings, which the successor keeps.
     pub polling: Option<polling::Settings>,
-    /// How many threads it may use, if that was set, as well.
+    /// The maximum number of threads, if it was set, which the successor keeps too.
     pub threads: Option<usize>,
-    /// Requests that were answered with an error since the disk would have died of them.
+    /// Requests failed because they had killed processes.
     pub fatal: u64,
-    /// They are in the statistics page as well.
+    /// Whether they are in the statistics page as well.
     in_page: bool,
 }
 
@@ -64,21 +64,21 @@ struct KindCounters {
     come: u64,
     answered: u64,
     bytes: u64,
-    /// Sums of nanoseconds since the start: their difference is the sum of the durations of what was answered.
+    /// Sums of nanoseconds since the start: the difference is the total duration of completed requests.
     come_ns: u128,
     answered_ns: u128,
 }
 
 impl Stats {
-    /// Statistics in `page`, which go on counting where a process before this one has stopped, if there was one.
+    /// Makes statistics in `page` that continue the counters of earlier processes.
     pub fn resumed(counters: Counters, clock: Clock, page: Page) -> Stats {
-        // A clock that did not run then: the durations of requests are differences, and stay right.
+        // If the clock did not run meanwhile, the durations of requests stay right, because they are differences.
         let started = ::stats::monotonic().saturating_sub(counters.elapsed_ns);
         let before = if counters.in_page && page.is_continued() { Counters::default() } else { counters };
         Stats { clock, started, before, page, come: 0, shaped: ShapeCounts::default() }
     }
 
-    /// All statistics, for the next process. `shared`: it has the page as well.
+    /// Returns all statistics for the successor. `shared`: it receives the page as well.
     pub fn counters(&self, shared: bool) -> Counters {
         let now = ::stats::monotonic();
         let kind = |kinds: &[Kind], before: KindCounters| {
@@ -104,7 +104,7 @@ impl Stats {
         }
     }
 
-    /// This process has split and merged so many transfers; how many were, since the page was begun.
+    /// Sets how many transfers this process has split and merged; returns the totals since the page began.
     pub fn shaped(&mut self, now: ShapeCounts) -> ShapeCounts {
         let before = std::mem::replace(&mut self.shaped, now);
         if now != before {
@@ -119,29 +119,29 @@ impl Stats {
     fn counters_of(&self, kind: Kind, now: u64) -> KindCounters {
         let (answered, bytes, sum) = self.page.totals(kind);
         let (in_flight, ages) = self.page.in_flight(kind, now);
-        // The arrival times of what is in flight: as many times now, without their ages.
+        // The sum of the arrival times of requests in flight: their number times now, minus their ages.
         let ages = u128::from(ages);
         let come_ns = (u128::from(in_flight) * u128::from(now.saturating_sub(self.started))).saturating_sub(ages);
         KindCounters { come: answered + in_flight, answered, bytes, come_ns, answered_ns: u128::from(sum) }
     }
 
-    /// The time, in nanoseconds of CLOCK_MONOTONIC.
+    /// Returns the time in nanoseconds of CLOCK_MONOTONIC.
     #[inline(always)]
     pub fn now(&mut self) -> u64 {
         self.clock.now()
     }
 
-    /// When counting began, in the same.
+    /// Returns when counting began, by the same clock.
     pub fn started(&self) -> u64 {
         self.started
     }
 
-    /// The number of requests received so far.
+    /// Returns the number of requests received so far.
     pub fn come(&self) -> u64 {
         self.come
     }
 
-    /// A request was taken from its peer, at that time, and could have been seen as long before as it says.
+    /// Counts a request that was popped at this time; its waiting time is already set.
     #[inline(always)]
     pub fn came(&mut self, request: &mut Request, at: u64) {
         request.taken = at;
@@ -152,20 +152,20 @@ impl Stats {
         probe_lazy!(tapline, taken, request.slot, kind, offset.0, len);
     }
 
-    /// An operation of the request in this slot is given to the kernel.
+    /// Records that an operation of the request in this slot is submitted to the kernel.
     #[inline(always)]
     pub fn submitted(&self, slot: u16, at: u64) {
         probe_lazy!(tapline, submitted, slot);
         self.page.submitted(Slot(slot), at);
     }
 
-    /// The page.
+    /// Returns the page.
     #[inline(always)]
     pub fn page(&mut self) -> &mut Page {
         &mut self.page
     }
 
-    /// A request was answered, at that time. All that are answered before [`Stats::published`] are answered then.
+    /// Counts the completion of a request. All requests before [`Stats::published`] have the same completion time.
     #[inline(always)]
     pub fn answered(&mut self, request: &Request, status: Status, times: &Times, at: u64) {
         let Some(kind) = kind_of(request.operation()) else { return };
@@ -182,7 +182,7 @@ impl Stats {
         self.page.ended(kind, Slot(request.slot), len, outcome, &spent, at);
     }
 
-    /// The peers have been shown their answers.
+    /// Called when the completions have been published to the peers.
     #[inline(always)]
     pub fn published(&mut self) {
         if self.page.is_due() {
@@ -191,7 +191,7 @@ impl Stats {
         }
     }
 
-    /// A request was given back, as if it had not come.
+    /// Uncounts a request that was returned to its peer.
     pub fn given_back(&mut self, request: &Request) {
         if kind_of(request.operation()).is_some() {
             self.come -= 1;
@@ -199,68 +199,68 @@ impl Stats {
         }
     }
 
-    /// The loop went round once; `slept`: it waited for something to happen.
+    /// Counts a loop iteration. `slept`: it has waited for something to happen.
     #[inline(always)]
     pub fn round(&mut self, slept: bool) {
         self.page.count(Count::Rounds, 1);
         self.page.count(Count::Sleeps, u64::from(slept));
     }
 
-    /// It has polled for so many nanoseconds, and found something or not.
+    /// Counts a poll that took `ns`. `hit`: it has found something.
     pub fn polled(&mut self, hit: bool, ns: u64) {
         self.page.count(if hit { Count::PollsHit } else { Count::PollsMissed }, 1);
         self.page.count(Count::PolledTime, ns);
     }
 
-    /// Polls that have found something and that have not, and how many nanoseconds they took.
+    /// Returns the polls that have found something, those that have not, and their nanoseconds.
     pub fn polls(&self) -> (u64, u64, u64) {
         let Counters { polls, polled_ns, .. } = self.counters(false);
         (polls.0, polls.1, polled_ns)
     }
 
-    /// A limit of the disk has held a request back for so many nanoseconds.
+    /// Counts a request that a limit of the disk has held for `held` nanoseconds.
     pub fn throttled(&mut self, held: u64) {
         self.page.count(Count::Throttled, 1);
         self.page.count(Count::ThrottledNs, held);
     }
 
-    /// The disk's share of its storage has.
+    /// Counts a request that the disk's share of its storage has held for `held` nanoseconds.
     pub fn shared(&mut self, held: u64) {
         self.page.count(Count::Shared, 1);
         self.page.count(Count::SharedNs, held);
     }
 
-    /// How many requests a limit has held back since the page was begun, and for how many nanoseconds in all.
+    /// Returns the number of requests held by limits since the page began, and their total nanoseconds.
     pub fn all_throttled(&self) -> (u64, u64) {
         (self.page.counted(Count::Throttled), self.page.counted(Count::ThrottledNs))
     }
 
-    /// How many requests have waited for the disk's share of its storage, and for how many nanoseconds in all.
+    /// Returns the number of requests held by the disk's share since the page began, and their total nanoseconds.
     pub fn all_shared(&self) -> (u64, u64) {
         (self.page.counted(Count::Shared), self.page.counted(Count::SharedNs))
     }
 
-    /// Memory was given back, since the disk was not used.
+    /// Counts a release of memory while the disk was idle.
     pub fn memory_given_back(&mut self) {
         self.page.count(Count::Rests, 1);
     }
 
-    /// All statistics so far, as one line without a terminator.
+    /// Formats all statistics as one line without a terminator.
     pub fn line(&self, condition: Condition, lanes: Vec<u64>) -> String {
-        serde_json::to_string(&answer::Stats { lanes, ..self.told(condition) })
+        serde_json::to_string(&answer::Stats { lanes, ..self.reply(condition) })
             .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
     }
 
-    /// All statistics so far.
-    pub fn told(&self, condition: Condition) -> answer::Stats {
+    /// Returns all statistics so far.
+    pub fn reply(&self, condition: Condition) -> answer::Stats {
         let Counters { elapsed_ns: now, reads, writes, flushes, discards, rounds, sleeps, rests, polls, .. } =
             self.counters(false);
         answer::Stats {
             elapsed_ns: now,
-            reads: reads.told(now),
-            writes: writes.told(now),
-            flushes: flushes.told(now),
-            discards: discards.told(now),
+            reads: reads.reply(now),
+            writes: writes.reply(now),
+            flushes: flushes.reply(now),
+            discards: discards.reply(now),
             rounds,
             sleeps,
             rests,
@@ -273,7 +273,7 @@ impl Stats {
 }
 
 impl Counters {
-    /// A request that came then, in nanoseconds after the start, is not done here, as if it had not come.
+    /// Uncounts a request that arrived at `came_at`, in nanoseconds since the start, and was returned to its peer.
     pub fn given_back(&mut self, operation: Operation, came_at: u64) {
         let kind = match kind_of(operation) {
             Some(Kind::Read) => &mut self.reads,
@@ -298,7 +298,7 @@ impl KindCounters {
         }
     }
 
-    fn told(&self, now: u64) -> answer::Counters {
+    fn reply(&self, now: u64) -> answer::Counters {
         let in_flight = self.come - self.answered;
         let until_now = u128::from(in_flight) * u128::from(now);
         let sum = (self.answered_ns + until_now).saturating_sub(self.come_ns);
@@ -327,7 +327,7 @@ fn outcome_of(status: Status) -> Outcome {
     }
 }
 
-/// The file to which lines are appended. It is reopened for each, so that it may be rotated.
+/// Opens the file to which lines are appended. It is reopened for each line, so that it may be rotated.
 pub fn open_file(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
@@ -372,12 +372,12 @@ mod test {
         let mut flush = request(Operation::Flush, 0);
         let came = stats.now();
         stats.came(&mut flush, came);
-        let told = stats.told(Condition::default()).flushes;
-        assert_eq!((told.count, told.in_flight), (0, 1));
-        assert!(told.sum_ns > 0 && told.sum_ns <= ::stats::monotonic() - came);
+        let flushes = stats.reply(Condition::default()).flushes;
+        assert_eq!((flushes.count, flushes.in_flight), (0, 1));
+        assert!(flushes.sum_ns > 0 && flushes.sum_ns <= ::stats::monotonic() - came);
         stats.given_back(&flush);
         flush.retire();
-        assert_eq!((stats.come(), stats.told(Condition::default()).flushes), (0, answer::Counters::default()));
+        assert_eq!((stats.come(), stats.reply(Condition::default()).flushes), (0, answer::Counters::default()));
     }
 
     #[test]
@@ -387,13 +387,13 @@ mod test {
         first.round(true);
         first.polled(true, 3000);
         let counters = first.counters(false);
-        let told = serde_json::to_string(&counters).unwrap();
-        let mut next = stats(serde_json::from_str(&told).unwrap());
+        let passed = serde_json::to_string(&counters).unwrap();
+        let mut next = stats(serde_json::from_str(&passed).unwrap());
         assert!(next.now() - next.started() >= counters.elapsed_ns);
         serve(&mut next, Operation::Read, 512, 1000);
         next.round(false);
         next.polled(false, 4000);
-        let all = next.told(Condition::default());
+        let all = next.reply(Condition::default());
         assert_eq!((all.reads.count, all.reads.bytes, all.reads.sum_ns), (2, 4608, 4000));
         assert_eq!((all.rounds, all.sleeps, all.polls_hit, all.polls_missed), (2, 1, 1, 1));
         assert_eq!(next.polls(), (1, 1, 7000));
@@ -409,10 +409,10 @@ mod test {
         drop(first);
         for (counters, count) in [(shared, 1), (alone, 2)] {
             let next = Stats::resumed(counters, Clock::new(), page());
-            assert_eq!(next.told(Condition::default()).reads.count, count);
+            assert_eq!(next.reply(Condition::default()).reads.count, count);
         }
         let fresh = Stats::resumed(shared, Clock::new(), Page::anonymous().unwrap());
-        assert_eq!(fresh.told(Condition::default()).reads.count, 1, "the page was not there");
+        assert_eq!(fresh.reply(Condition::default()).reads.count, 1, "the page was not there");
     }
 
     #[test]

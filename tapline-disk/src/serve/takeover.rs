@@ -1,4 +1,4 @@
-//! `serve --take-over`: replaces a process that serves the disk and hands it over through standard input.
+//! `serve --take-over`: replaces a process that serves the disk and passes it through standard input.
 //!
 //! Everything comes from the other process: the layers, their files with their locks, the sockets, the clients. It
 //! knows nothing about clients. Invariant: until the other process has confirmed that it has released everything,
@@ -12,21 +12,21 @@ use control::{ImageName, Kind};
 use transport::{Handover, Parcel};
 
 use super::admission::limits;
-use super::handover::{Channel, ChannelError, Said};
+use super::handover::{Channel, ChannelError, Message};
 use super::shaping::Shaping;
 use crate::files::{Files, Handed, HandedFile};
 use crate::process::failure::Failure;
 use crate::serve::stats::Counters;
 
-/// What was taken over, and is not begun yet.
+/// A disk that was received from the process that serves it, before this process starts.
 #[derive(Debug)]
 pub struct Takeover {
     channel: Channel,
-    /// The layers, the leaf first. Their files are at hand in [`files`].
+    /// The layers, leaf first. Their files are available in [`files`].
     pub layers: Vec<ImageName>,
     /// I/O statistics of the disk.
     counters: Counters,
-    /// What the disk is limited to.
+    /// The limits of the disk.
     pub limits: limits::Handed,
     /// How its transfers are split and merged.
     pub shaping: Shaping,
@@ -36,18 +36,18 @@ pub struct Takeover {
     server: Handover,
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub struct Listening {
     /// The socket.
     pub socket: OwnedFd,
-    /// Device and inode of its path, if that is to be removed at the end.
+    /// Device and inode of its path, if that must be removed at the end.
     pub bound: Option<(u64, u64)>,
 }
 
-/// What has been received so far.
+/// The messages received so far.
 #[derive(Debug, Default)]
-struct Coming {
+struct Received {
     layers: Vec<ImageName>,
     files: Handed,
     counters: Option<Counters>,
@@ -59,7 +59,7 @@ struct Coming {
 }
 
 impl Takeover {
-    /// Says hello, and waits for everything.
+    /// Sends hello, and receives everything.
     pub fn receive(from: &Files) -> Result<Takeover, Failure> {
         let socket = io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::new("take over a disk", error))?;
@@ -69,54 +69,54 @@ impl Takeover {
                 .advise("it is started by the process that it replaces: tapline disk SOCKET upgrade")
         })?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        channel.say(&Said::Hello { program, pid: std::process::id() }, &[], None).map_err(failed)?;
-        let mut coming = Coming::default();
+        channel.send(&Message::Hello { program, pid: std::process::id() }, &[], None).map_err(failed)?;
+        let mut received = Received::default();
         loop {
-            let (said, descriptors) = channel.hear(None).map_err(failed)?;
-            match said {
-                Said::All => break,
-                Said::Stay => return Err(stays()),
-                said => coming.take(said, descriptors).map_err(failed)?,
+            let (message, descriptors) = channel.receive(None).map_err(failed)?;
+            match message {
+                Message::All => break,
+                Message::Stay => return Err(stays()),
+                message => received.take(message, descriptors).map_err(failed)?,
             }
         }
-        let Coming { layers, files, counters, limits, shaping, control, listener, peers } = coming;
+        let Received { layers, files, counters, limits, shaping, control, listener, peers } = received;
         let (Some(counters), Some(limits), Some(shaping)) = (counters, limits, shaping) else { return Err(missing()) };
         let (Some(Listening { socket, bound }), false) = (listener, layers.is_empty()) else { return Err(missing()) };
-        from.have_at_hand(files);
+        from.make_available(files);
         let server = Handover { listener: socket, bound, peers };
         Ok(Takeover { channel, layers, counters, limits, shaping, control, server })
     }
 }
 
-/// The rest of it: the moment at which the other process lets go.
+/// The last step of a takeover: the release by the other process.
 #[derive(Debug)]
-pub struct Rest(Channel);
+pub struct PendingRelease(Channel);
 
-impl Rest {
-    /// Says that everything is taken, and waits until the other process has let go.
+impl PendingRelease {
+    /// Confirms that everything was received, and waits until the other process has released it.
     pub fn begin(self) -> Result<(), Failure> {
-        self.0.say(&Said::Taken, &[], None).map_err(failed)?;
-        match self.0.hear(None).map_err(failed)? {
-            (Said::Go, _) => Ok(()),
-            (Said::Stay, _) => Err(stays()),
-            (said, _) => Err(failed(ChannelError::Strange(format!("{said:?}")))),
+        self.0.send(&Message::Taken, &[], None).map_err(failed)?;
+        match self.0.receive(None).map_err(failed)? {
+            (Message::Go, _) => Ok(()),
+            (Message::Stay, _) => Err(stays()),
+            (message, _) => Err(failed(ChannelError::Strange(format!("{message:?}")))),
         }
     }
 }
 
 impl Takeover {
-    /// Its parts: the statistics, the control socket, the server, and the channel for the remaining messages.
-    pub fn parts(self) -> (Counters, Option<Listening>, Handover, Rest) {
+    /// Splits it into the statistics, the control socket, the server, and the pending release.
+    pub fn parts(self) -> (Counters, Option<Listening>, Handover, PendingRelease) {
         let Takeover { channel, counters, control, server, .. } = self;
-        (counters, control, server, Rest(channel))
+        (counters, control, server, PendingRelease(channel))
     }
 }
 
-impl Coming {
-    fn take(&mut self, said: Said, descriptors: Vec<OwnedFd>) -> Result<(), ChannelError> {
+impl Received {
+    fn take(&mut self, message: Message, descriptors: Vec<OwnedFd>) -> Result<(), ChannelError> {
         let mut one = descriptors.into_iter();
-        match (said, one.next()) {
-            (Said::Layer { name, write }, Some(descriptor)) => {
+        match (message, one.next()) {
+            (Message::Layer { name, write }, Some(descriptor)) => {
                 let name =
                     ImageName::to_measure(&name).map_err(|_| ChannelError::Strange(format!("the layer {name}")))?;
                 for (path, descriptor) in name.paths().zip(std::iter::once(descriptor).chain(one)) {
@@ -125,23 +125,23 @@ impl Coming {
                 }
                 self.layers.push(name);
             }
-            (Said::Log { name }, Some(descriptor)) => {
-                // Only its last part is ever looked at.
+            (Message::Log { name }, Some(descriptor)) => {
+                // Only its last component is ever used.
                 let path: PathBuf = Path::new("/").join(name);
                 let file = HandedFile::checked(path, true, descriptor);
                 file.and_then(|file| self.files.add(file)).map_err(ChannelError::Strange)?;
             }
-            (Said::Listener { control, bound }, Some(socket)) => {
+            (Message::Listener { control, bound }, Some(socket)) => {
                 let place = if control { &mut self.control } else { &mut self.listener };
                 *place = Some(Listening { socket, bound });
             }
-            (Said::Counters(counters), None) => self.counters = Some(*counters),
-            (Said::Limits(limits), None) => self.limits = Some(*limits),
-            (Said::Shape(shaping), None) => self.shaping = Some(*shaping),
-            (Said::Peer { bytes }, first) => {
+            (Message::Counters(counters), None) => self.counters = Some(*counters),
+            (Message::Limits(limits), None) => self.limits = Some(*limits),
+            (Message::Shape(shaping), None) => self.shaping = Some(*shaping),
+            (Message::Peer { bytes }, first) => {
                 self.peers.push(Parcel { bytes, descriptors: first.into_iter().chain(one).collect() });
             }
-            (said, _) => return Err(ChannelError::Strange(format!("{said:?}"))),
+            (message, _) => return Err(ChannelError::Strange(format!("{message:?}"))),
         }
         Ok(())
     }

@@ -1,13 +1,13 @@
-//! How many threads a disk uses: one, and lanes (`uring`) while its own is saturated and the machine has
-//! processors to spare.
+//! How many threads a disk uses: one, and lanes (`uring`) while its own is saturated and the machine has idle
+//! processors.
 //!
-//! What is looked at is a window of time. The thread is busy for what is left of it when sleeps and polling in vain are
-//! taken out. A lane is started when it was busy for nearly all of two windows, and so were the lanes that it has, and
-//! processors were idle meanwhile. One is ended when all that they do together, spread over one thread less, would have
-//! left these idle for much of the time, in five windows. Between the two is a wide gap: a steady load changes nothing.
+//! Decisions are made per time window. The thread counts as busy except while it sleeps or polls without finding
+//! anything. A lane is started if the thread and its lanes were busy for nearly all of two windows, and processors were
+//! idle meanwhile. One is ended if in five windows the same work on one thread less would have left these idle for much
+//! of the time. The wide gap between the two thresholds means that a steady load changes nothing.
 //!
-//! It knows nothing about lanes but their number and their processor time, and reads no clock. Invariant: of a disk
-//! that may have one thread it looks at nothing.
+//! It knows nothing about lanes but their number and their processor time, and reads no clock. Invariant: a disk that
+//! may have only one thread is not monitored.
 
 mod processors;
 
@@ -17,30 +17,30 @@ pub use processors::{Processors, prepare};
 
 use crate::process::fault::for_tests;
 
-/// Long enough for a lane's start to be seen in it, and for the kernel's count of idle processors, which has steps of
-/// 10 ms.
+/// Long enough to show the effect of a new lane, and for the kernel's count of idle processors, which has steps of 10
+/// ms.
 const WINDOW: u64 = 200_000_000;
-/// Saturated: busy for so many hundredths of the window; lanes for less, as they sleep with work in flight.
+/// The percentage of a window for which a saturated thread is busy; less for lanes, which sleep with work in flight.
 const SATURATED: u64 = 90;
 const LANES_SATURATED: u64 = 70;
-/// The same, and what must be idle, for tests of what follows from it: a busy machine must not keep them waiting.
+/// Thresholds for tests of the consequences: a busy machine must not delay them.
 const EAGER: Saturation = Saturation { owner: 0, lanes: 0, spare: 0 };
-/// In so many windows in a row, until a lane is started.
+/// The number of consecutive windows before a lane is started.
 const STARTS: u32 = 2;
-/// A lane is not needed if the others would be busy for no more than so many hundredths.
+/// A lane is not needed if the other threads would be busy for no more than this percentage.
 const NEEDLESS: u64 = 60;
-/// In so many windows in a row, until it is ended.
+/// The number of consecutive windows before a lane is ended.
 const ENDS: u32 = 5;
-/// Processors must have been idle for so many hundredths of a window, all together.
+/// The total percentage of a window for which processors must have been idle.
 const SPARE: u64 = 50;
 
-/// Threads that a test has every disk use, from its start and whatever it does.
+/// Returns the number of threads that a test makes every disk use all the time.
 pub fn forced() -> Option<usize> {
     static FORCED: LazyLock<Option<usize>> = LazyLock::new(|| for_tests("TAPLINE_DISK_THREADS")?.parse().ok());
     *FORCED
 }
 
-/// When threads are saturated, and processors to spare, in hundredths of a window.
+/// When threads are saturated, and processors idle, in percent of a window.
 #[derive(Clone, Copy)]
 struct Saturation {
     owner: u64,
@@ -57,42 +57,42 @@ impl Saturation {
     }
 }
 
-/// What is to be done about lanes.
+/// A change of the number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// One more.
+    /// Start one.
     Start,
-    /// One less.
+    /// End one.
     End,
 }
 
-/// The decision. Times are in nanoseconds of the disk's clock.
+/// Decides how many threads a disk uses. Times are in nanoseconds of the disk's clock.
 pub struct Threads {
-    /// Threads at most, the disk's own among them.
+    /// The maximum number of threads, including the disk's own.
     most: usize,
-    /// The same, since more were refused.
+    /// The reduced maximum after a lane was refused.
     refused: Option<usize>,
-    /// The maximum was set while the disk was served.
+    /// Whether the maximum was set while the disk was served.
     was_set: bool,
     saturation: Saturation,
     processors: Processors,
-    /// The window that is looked at. Not one that may have one thread only.
+    /// The start of the current window.
     begun: u64,
-    /// When it ends; it has not begun before the first look.
+    /// Its end; `None` before the first one.
     until: Option<u64>,
     /// For how long the thread was not busy in it.
     rested: u64,
-    /// At its beginning: lanes, and their processor time so far.
+    /// The number of lanes at its start, and their total processor time.
     lanes: usize,
     lanes_time: u64,
-    /// The time for which processors were idle until then, if that was asked for.
+    /// For how long processors had been idle at its start, if that was queried.
     idle: Option<u64>,
     saturated: u32,
     needless: u32,
 }
 
 impl Threads {
-    /// For a disk that may have so many threads.
+    /// Makes the decider for a disk that may have `most` threads.
     pub fn new(most: usize, processors: Processors) -> Threads {
         Threads {
             most,
@@ -111,49 +111,49 @@ impl Threads {
         }
     }
 
-    /// How many threads the disk may have.
+    /// Returns the maximum number of threads.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// From now on it may have so many.
+    /// Sets the maximum number of threads.
     pub fn set_most(&mut self, most: usize) {
         (self.most, self.refused, self.until, self.was_set) = (most, None, None, true);
     }
 
-    /// For the next process, which otherwise does what its command line says.
+    /// Returns the maximum for the successor, if it differs from the command line.
     pub fn handed(&self) -> Option<usize> {
         self.was_set.then_some(self.most)
     }
 
-    /// A lane could not be: it goes on with so many threads, until others are asked for.
+    /// Called when a lane was refused: limits the disk to `threads`, until the maximum is set again.
     pub fn stay_at(&mut self, threads: usize) {
         self.refused = Some(threads);
     }
 
-    /// Whether there is anything to look at.
+    /// Returns whether the disk may have more than one thread.
     #[inline]
     pub fn are_watched(&self) -> bool {
         self.most > 1
     }
 
-    /// The thread has slept, or polled in vain, for so long.
+    /// Called when the thread has slept, or polled without finding anything, for `time`.
     #[inline]
     pub fn rested(&mut self, time: u64) {
         self.rested = self.rested.saturating_add(time);
     }
 
-    /// Whether [`Threads::judge`] is due.
+    /// Returns whether [`Threads::judge`] is due.
     #[inline]
     pub fn are_due(&self, now: u64) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// What to do about lanes at the end of a window; there are so many, with so much processor time so far.
+    /// Decides about lanes at the end of a window, with their present number and their total processor time.
     pub fn judge(&mut self, now: u64, lanes: usize, lanes_time: u64) -> Option<Change> {
         let change = match self.until {
             Some(_) if lanes == self.lanes => self.change(now, lanes_time.saturating_sub(self.lanes_time)),
-            // The first window; or lanes have begun or ended within it, so that it says nothing.
+            // The first window, or one in which lanes have started or ended, which shows nothing.
             _ => None,
         };
         if change.is_some() || lanes != self.lanes {
@@ -182,7 +182,7 @@ impl Threads {
             self.idle = None;
             return None;
         }
-        // Idle before the disk had more threads says nothing of now: the same windows are looked at.
+        // Idle time from before the last change of threads does not count: the same windows are compared.
         let idle = self.processors.idle();
         let before = std::mem::replace(&mut self.idle, idle);
         let are_idle = before.zip(idle).is_some_and(|(before, idle)| idle.saturating_sub(before) >= share(span, spare));
@@ -190,7 +190,7 @@ impl Threads {
     }
 }
 
-/// So many hundredths of a time.
+/// Returns a percentage of a time.
 fn share(time: u64, hundredths: u64) -> u64 {
     time / 100 * hundredths
 }
@@ -204,13 +204,13 @@ mod test {
 
     const STEP: u64 = 1_000_000;
 
-    /// A machine whose time passes in steps of 1 ms, with a disk on it.
+    /// A simulated machine in steps of 1 ms, with a disk on it.
     struct Machine {
         threads: Threads,
         now: u64,
         lanes: usize,
         lanes_time: u64,
-        /// For how long its processors were idle.
+        /// The total idle time of its processors.
         idle: Arc<AtomicU64>,
         changes: Vec<(u64, Change)>,
     }
@@ -218,14 +218,14 @@ mod test {
     impl Machine {
         fn new(most: usize, processors: usize) -> Machine {
             let idle = Arc::new(AtomicU64::new(0));
-            let asked = Arc::clone(&idle);
-            let processors = Processors::by(processors, move || Some(asked.load(Ordering::Relaxed)));
+            let read = Arc::clone(&idle);
+            let processors = Processors::by(processors, move || Some(read.load(Ordering::Relaxed)));
             let threads = Threads::new(most, processors);
             Machine { threads, now: STEP, lanes: 0, lanes_time: 0, idle, changes: Vec::new() }
         }
 
-        /// For so many milliseconds, all threads have work for so many hundredths of one thread's time, which they
-        /// share evenly, and processors are idle for so many hundredths. What was done about lanes.
+        /// Simulates `time` ms in which all threads share work of `work` percent of one thread's time, and processors
+        /// are idle for `idle` percent. Returns the changes of lanes.
         fn runs(&mut self, time: u64, work: u64, idle: u64) -> Vec<Change> {
             self.changes.clear();
             for _ in 0..time {
@@ -253,7 +253,7 @@ mod test {
     use Change::{End, Start};
 
     #[test]
-    fn a_saturated_thread_gets_lanes_until_they_are_not_saturated_and_loses_them_when_idle() {
+    fn a_saturated_thread_gets_lanes_and_loses_them_when_idle() {
         let mut machine = Machine::new(8, 8);
         assert_eq!(machine.runs(5000, 250, 100), [Start, Start], "two and a half threads' work for three threads");
         assert!(machine.changes[0].0 <= 4 * WINDOW, "within a second: {:?}", machine.changes);
@@ -299,7 +299,7 @@ mod test {
     }
 
     #[test]
-    fn there_are_never_more_threads_than_processors_or_than_are_allowed() {
+    fn threads_never_exceed_the_processors_or_the_maximum() {
         assert_eq!(Machine::new(4, 1).runs(10000, 400, 100), []);
         assert_eq!(Machine::new(4, 2).runs(10000, 400, 100), [Start]);
         assert_eq!(Machine::new(3, 8).runs(10000, 400, 100), [Start, Start]);
@@ -309,7 +309,7 @@ mod test {
     }
 
     #[test]
-    fn a_lane_that_was_refused_is_not_tried_again_until_threads_are_asked_for() {
+    fn a_refused_lane_is_not_retried_until_the_maximum_is_set() {
         let mut machine = Machine::new(4, 8);
         assert_eq!(machine.runs(5000, 150, 100), [Start]);
         machine.threads.stay_at(2);
@@ -319,17 +319,17 @@ mod test {
     }
 
     #[test]
-    fn where_the_kernel_does_not_tell_of_idle_processors_no_lane_is_started() {
+    fn no_lane_is_started_if_idle_processors_are_unknown() {
         let mut machine = Machine::new(4, 8);
         machine.threads.processors = Processors::by(8, || None);
         assert_eq!(machine.runs(10000, 400, 0), []);
     }
 
     #[test]
-    fn a_window_in_which_the_thread_slept_long_is_no_saturated_one() {
+    fn a_window_with_a_long_sleep_is_not_saturated() {
         let mut machine = Machine::new(2, 8);
         machine.threads.judge(0, 0, 0);
-        // Asleep for a minute, then busy for 200 ms: that is the end of one window, and not of two.
+        // Asleep for a minute, then busy for 200 ms: that is the end of one window, not of two.
         machine.now = 60_000_000_000;
         machine.threads.rested(60_000_000_000);
         for _ in 0..2 {
@@ -339,13 +339,13 @@ mod test {
     }
 
     #[test]
-    fn a_lower_maximum_is_kept_to_at_once() {
+    fn a_lower_maximum_takes_effect_at_once() {
         let mut machine = Machine::new(4, 8);
         machine.runs(5000, 400, 100);
         assert_eq!(machine.lanes, 3);
         machine.threads.set_most(2);
         assert_eq!(machine.threads.most(), 2);
-        // The lanes above it are ended by the one that sets it; nothing is started for them.
+        // The verb that sets the maximum ends the excess lanes; none is started for them.
         machine.lanes = 1;
         assert_eq!(machine.runs(5000, 400, 100), []);
     }

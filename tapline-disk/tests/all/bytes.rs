@@ -137,7 +137,7 @@ fn a_hole_reads_as_zeroes_in_memory_that_held_data() {
 }
 
 #[test]
-fn a_raw_file_that_another_program_cuts_off_fails_reads_and_is_reported() {
+fn reads_of_a_truncated_raw_file_fail_and_are_reported() {
     for engine in ["uring", "aio"] {
         let room = Room::new();
         room.make_raw("a", MIB);
@@ -162,7 +162,7 @@ fn cut(room: &Room, name: &str, len: u64) {
 
 /// What is written behind the end of a cut file would make a hole of what was lost.
 #[test]
-fn writes_to_a_raw_file_that_was_cut_off_fail() {
+fn writes_to_a_truncated_raw_file_fail() {
     for engine in ["uring", "aio"] {
         for threads in [1, 2] {
             let room = Room::new();
@@ -181,7 +181,7 @@ fn writes_to_a_raw_file_that_was_cut_off_fail() {
 }
 
 #[test]
-fn a_raw_file_cut_off_after_a_live_resize_fails_reads() {
+fn reads_of_a_raw_file_truncated_after_a_live_resize_fail() {
     let room = Room::new();
     room.write("a", &[7; 1 << 20]);
     let disk = Disk::serve(&room, "raw:a --nbd nbd.sock --control c.sock");
@@ -195,7 +195,7 @@ fn a_raw_file_cut_off_after_a_live_resize_fails_reads() {
 }
 
 #[test]
-fn an_image_cut_off_in_its_data_fails_reads_and_writes() {
+fn reads_and_writes_of_a_truncated_image_fail() {
     for format in ["qcow2", "vhd"] {
         for grown in [false, true] {
             let room = Room::new();

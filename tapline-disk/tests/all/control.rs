@@ -18,11 +18,11 @@ use crate::tool::served::Disk;
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
 const MIB: u64 = 1 << 20;
 
-/// Blocks that a guest writes, a bit more than a grain of a merge apart at times.
+/// The number of blocks that a guest writes, at times a bit more than a merge's chunk apart.
 const BLOCKS: usize = 96;
 const STRIDE: u64 = MIB / 2 + 4096;
 
-/// An empty disk of 64 MiB that is served.
+/// Serves an empty disk of 64 MiB.
 fn serve(room: &Room, format: &str) -> Disk {
     room.done(&format!("image create {format}:a --size 64M"));
     Disk::serve(room, &format!("{format}:a --nbd nbd.sock --control control.sock"))
@@ -44,7 +44,7 @@ fn snapshot(room: &Room, format: &str, file: &str) -> Value {
     json!({ "verb": "snapshot", "to": name(room, format, file) })
 }
 
-/// A guest that works on the disk by NBD.
+/// Starts a guest that works on the disk over NBD.
 fn guest(room: &Room, versions: Versions, seed: u64) -> Guest {
     let path = room.file("nbd.sock");
     Guest::start(move || Nbd::connect(&path).unwrap(), versions, Rng::with_seed(seed))
@@ -282,7 +282,7 @@ fn a_larger_disk_is_seen_by_the_next_client_and_stays_so() {
     }
 }
 
-/// A daemon has died while its disk was held up, and the one after it has found that the disk did not grow.
+/// A daemon has died while its disk held requests, and the next daemon has found that the disk did not grow.
 #[test]
 fn requests_of_a_client_that_disconnected_early_are_not_begun() {
     let room = Room::new();
@@ -302,7 +302,7 @@ fn requests_of_a_client_that_disconnected_early_are_not_begun() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// The layers between have one size after the other at any moment, or the second attempt would be refused.
+/// The layers in between all have one size at any moment, or the second attempt would be refused.
 #[test]
 fn a_cancelled_merge_into_smaller_layers_continues_after_a_restart() {
     for (above, base) in [("vhd", "raw"), ("qcow2", "raw"), ("qcow2", "vhd"), ("vhd", "qcow2")] {
@@ -314,7 +314,7 @@ fn a_cancelled_merge_into_smaller_layers_continues_after_a_restart() {
         control.done(&json!({ "verb": "resize", "size": 96 * MIB }));
         let mut guest = nbd(&room);
         guest.write(96 * MIB - 4096, &[7; BLOCK]).unwrap();
-        // The last chunk is not waited for: after this one, at this rate, it is not begun before 16 s are over.
+        // The last chunk does not matter: after this one, at this rate, it does not begin within 16 s.
         guest.write(0, &[6; 65_536]).unwrap();
         let merge = json!({ "verb": "merge", "from": 0, "into": 2, "rate": 4096 });
         control.done(&merge);
@@ -331,7 +331,7 @@ fn a_cancelled_merge_into_smaller_layers_continues_after_a_restart() {
     }
 }
 
-/// A disk whose layers are named by their initial numbers; each is created while a guest works.
+/// Serves a disk whose layers are named by their initial numbers; each is created while a guest works.
 fn serve_layers(room: &Room, format: &str, files: &[&str]) -> (Disk, Versions) {
     let (first, rest) = files.split_last().unwrap();
     room.done(&format!("image create {format}:{first} --size 64M"));
@@ -562,7 +562,7 @@ fn a_raw_disk_is_copied_by_reflink_where_the_file_system_can() {
     room.guest("raw:mounted/b", &["write -P 9 1536 512", "read -P 9 1536 512"]);
 }
 
-/// Takes all the space there is; gives it back when the file is removed.
+/// Fills the file system; removing the file frees the space again.
 fn fill(file: &std::path::Path) {
     let mut filler = std::fs::File::create(file).unwrap();
     for piece in [MIB, 4096] {
@@ -572,7 +572,7 @@ fn fill(file: &std::path::Path) {
 }
 
 #[test]
-fn full_storage_is_reported_and_the_disk_continues_when_there_is_space() {
+fn full_storage_is_reported_and_writes_continue_once_there_is_space() {
     for format in FORMATS {
         let room = Room::new();
         let _mounted = Mounted::xfs(&room);
@@ -608,7 +608,7 @@ fn full_storage_is_reported_and_the_disk_continues_when_there_is_space() {
     }
 }
 
-/// Its table needs space that is not available, which is noticed at once or in a later step.
+/// The table needs space that is not available, which is noticed at once or in a later step.
 #[test]
 fn a_disk_without_space_to_grow_continues_unchanged_paused_or_not() {
     for (format, size) in [("vhd", 1 << 40), ("qcow2", 16 << 40)] {
@@ -678,12 +678,12 @@ fn hostile_clients_neither_stop_the_disk_nor_exhaust_memory() {
     {
         let mut client = control(&room);
         client.send_raw(line.as_bytes());
-        assert!(client.hear().unwrap().get("error").is_some(), "{line}");
+        assert!(client.next_line().unwrap().get("error").is_some(), "{line}");
     }
     let mut endless = control(&room);
     (0..40).for_each(|_| endless.send_raw(&[b'x'; 4096]));
-    assert_eq!(endless.hear().unwrap()["error"]["kind"], "malformed");
-    assert_eq!(endless.hear(), None);
+    assert_eq!(endless.next_line().unwrap()["error"]["kind"], "malformed");
+    assert_eq!(endless.next_line(), None);
     // A client that keeps sending requests and never reads.
     let mut deaf = control(&room);
     deaf.send_raw(b"{\"version\":1,\"verb\":\"layers\"}\n".repeat(200).as_slice());
@@ -696,7 +696,7 @@ fn hostile_clients_neither_stop_the_disk_nor_exhaust_memory() {
     loop {
         let mut late = control(&room);
         late.send(&json!({ "verb": "version" }));
-        if let Some(error) = late.hear().unwrap().get("error") {
+        if let Some(error) = late.next_line().unwrap().get("error") {
             assert_eq!(error["kind"], "busy");
             break;
         }
@@ -748,9 +748,9 @@ fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
             let merge = json!({ "verb": "merge", "from": 0, "into": 1, "follow": true, "delete": true });
             let merger = std::thread::spawn(move || {
                 // The snapshot and then the merge, or the end of the process.
-                if control.hear().is_some() {
+                if control.next_line().is_some() {
                     control.send(&merge);
-                    while control.hear().is_some() {}
+                    while control.next_line().is_some() {}
                 }
             });
             std::thread::sleep(Duration::from_micros(random.u64(..150_000)));
@@ -770,7 +770,7 @@ fn acknowledged_writes_survive_kills_during_snapshots_and_merges() {
 }
 
 #[test]
-fn polling_is_set_while_a_guest_works_and_the_next_process_goes_on_with_it() {
+fn polling_set_under_load_is_kept_by_the_next_process() {
     let room = Room::new();
     let image = room.image("raw", "64M");
     let mut disk = Replaced::serve(&room, &format!("{image} --nbd nbd.sock --polling off --poll-max 100"));

@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 const BLOCKS: usize = 96;
 const STRIDE: u64 = MIB / 2 + 4096;
 
-/// An empty disk of 64 MiB that is served to a virtual machine, and its control socket.
+/// Serves an empty disk of 64 MiB to a virtual machine; also returns its control socket.
 fn serve(room: &Room, format: &str) -> (Disk, Control) {
     room.done(&format!("image create {format}:a --size 64M"));
     let disk = Disk::serve(room, &format!("{format}:a --vhost-user vm.sock --control control.sock"));
@@ -38,7 +38,7 @@ fn merge_the_leaf() -> Value {
 }
 
 #[test]
-fn a_guest_loses_nothing_while_its_disk_is_snapshotted_merged_and_grown() {
+fn snapshot_merge_and_resize_lose_nothing_under_load() {
     for format in FORMATS {
         let room = Room::new();
         let (disk, mut control) = serve(&room, format);
@@ -121,7 +121,7 @@ fn a_connected_virtual_machine_is_notified_of_a_new_size() {
         control.done(&json!({ "verb": "resize", "size": size }));
         let mut message = [0; 12];
         front_end.channel.read_exact(&mut message).unwrap();
-        // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, no payload, no answer wanted.
+        // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, no payload, no reply requested.
         assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(front_end.capacity(), size);
     }
@@ -142,7 +142,7 @@ fn a_guest_waits_while_its_disk_is_paused_and_finds_what_it_wrote() {
         while control.done(&json!({ "verb": "stats" }))["writes"]["in_flight"] != 1 {}
         control.done(&snapshot(&room, format, "b"));
         assert_eq!(control.refused(&merge_the_leaf()).0, "state");
-        // Everything that was answered before is in the parent, and nothing of what came after.
+        // Everything completed before is in the parent, and nothing that came after.
         room.done(&format!("image convert {format}:a raw:paused"));
         assert_eq!(room.read("paused")[..BLOCK], [1; BLOCK]);
         assert!(guest.completions(0).is_empty(), "a paused disk has answered");

@@ -12,7 +12,7 @@ use crate::tool::{Room, from_environment};
 const IMAGE: &str = "qcow2:a,data-file=a.data";
 const MIB: u64 = 1 << 20;
 
-/// Whether QEMU finds no error in `a`, and its data file alone has the contents of the disk.
+/// Checks that QEMU finds no error in `a`, and that its data file alone has the contents of the disk.
 fn is_sound(room: &Room, is_raw: bool) {
     assert_eq!(room.json(&format!("image check {IMAGE}"))["result"], "clean");
     room.tool("qemu-img", "check -q -f qcow2 a");
@@ -50,13 +50,13 @@ fn an_image_without_its_data_file_given_is_refused_with_a_suggestion() {
     refused("image resize raw:a.data --size 16M", "in use");
 }
 
-/// The output of a command that may fail.
+/// Returns the output of a command that may fail.
 fn json_of(room: &Room, words: &str) -> serde_json::Value {
     let said = room.tapline(&format!("{words} --json"));
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{words}: {error}: {said:?}"))
 }
 
-/// Writes, zeroes and discards of both programs in turn, held against an array of bytes.
+/// Writes, zeroes and discards of both programs in turn, compared with an array of bytes.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn tapline_and_qemu_read_each_others_writes() {
@@ -105,7 +105,7 @@ fn tapline_and_qemu_read_each_others_writes() {
     }
 }
 
-/// Something to do, done to the model already.
+/// Returns a random command, already applied to the model.
 fn command(random: &mut Rng, len: u64, model: &mut [u8]) -> String {
     let at = random.u64(..len / 512) * 512;
     let most = if random.u64(..4) == 0 { 2048 } else { 64 };
@@ -139,7 +139,7 @@ fn discarded_space_is_freed_and_reads_as_zeroes() {
     is_sound(&room, true);
 }
 
-/// The leaf that is put on such an image, and the merge that takes it away again.
+/// A leaf is created on such an image, and merged into it again.
 #[test]
 fn layers_above_a_data_file_are_added_and_merged_while_served() {
     let room = Room::new();
@@ -165,7 +165,7 @@ fn layers_above_a_data_file_are_added_and_merged_while_served() {
     );
 }
 
-/// The parent's time is that of its data file, where that was written to last.
+/// The parent's time is that of its data file if that was written last.
 #[test]
 fn a_live_vhd_snapshot_of_a_data_file_opens_again() {
     let room = Room::new();
@@ -198,7 +198,7 @@ fn a_layer_with_a_data_file_is_merged_into_its_parent() {
     room.sound_and_closed("qcow2:base");
 }
 
-/// A merge was killed when it had removed the one file and not the other.
+/// A merge was killed after it had removed one of the two files.
 #[test]
 fn a_repeated_merge_removes_a_data_file_without_image() {
     let room = Room::new();
@@ -215,7 +215,7 @@ fn a_repeated_merge_removes_a_data_file_without_image() {
     room.guest("qcow2:top --parent qcow2:base", &["read -P 7 1M 1M"]);
 }
 
-/// Children have recorded when it was last changed, and its data file is a part of it.
+/// Children record the modification time of the image, of which its data file is a part.
 #[test]
 fn a_child_detects_a_modified_data_file_but_not_a_moved_one() {
     let room = Room::new();

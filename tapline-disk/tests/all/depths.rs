@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::tool::Room;
 use crate::tool::served::Disk;
 
-/// Merges adjacent ranges with the same answer, so that answers can be compared.
+/// Merges adjacent ranges with the same value, so that results can be compared.
 fn runs(map: &Value) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for run in map.as_array().unwrap() {

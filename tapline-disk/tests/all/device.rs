@@ -9,7 +9,7 @@ use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
 
-/// Previous contents: random data from end to end.
+/// Fills the device with random data as its previous contents.
 fn used(device: &Large, len: u64) {
     let file = fs::File::options().write(true).open(&device.name).unwrap();
     file.write_all_at(&vec![0xa5; usize::try_from(len).unwrap()], 0).unwrap();
@@ -32,7 +32,7 @@ fn an_image_on_a_used_device_is_readable_by_other_programs() {
         room.guest(&image, &["read -P 1 0 100k", "read -P 0 100k 8M", "read -P 0 9M 512k", "read -P 2 9728k 512k"]);
         assert_eq!(room.json(&format!("image check {image}"))["result"], "clean");
         room.done(&format!("image convert {image} raw:ours"));
-        // QEMU takes no notice of a VHD's bitmaps, and shows what the device held.
+        // QEMU ignores a VHD's bitmaps, and shows the previous contents of the device.
         if format == "qcow2" {
             room.tool("qemu-img", &format!("convert -f qcow2 -O raw {} theirs", device.name));
             room.tool("qemu-img", "compare -f raw -F raw ours theirs");

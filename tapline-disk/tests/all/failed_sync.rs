@@ -32,7 +32,7 @@ fn kill(room: &Room, disk: Disk) {
     std::fs::remove_file(room.file("nbd.sock")).unwrap();
 }
 
-/// One block flushed and one only answered, by a process that is killed; then a failed sync is noted in its log.
+/// Flushes one block and only writes others, kills the process, and then marks a failed sync in its log.
 fn live_and_fail(room: &Room, words: &str, image: &str) {
     let (disk, mut client) = serve(room, words);
     client.write(FLUSHED * BLOCK as u64, &[1; BLOCK]).unwrap();
@@ -42,7 +42,7 @@ fn live_and_fail(room: &Room, words: &str, image: &str) {
     room.write_redo_log(image, FAILED_AT, &1u64.to_ne_bytes());
 }
 
-/// The first bytes of the three blocks.
+/// Returns the first bytes of the three blocks.
 fn found(client: &mut Nbd) -> [u8; 3] {
     [FLUSHED, ANSWERED, LATER].map(|block| client.read(block * BLOCK as u64, BLOCK).unwrap()[0])
 }
@@ -79,7 +79,7 @@ fn after_a_failed_sync_acknowledged_data_is_readable_until_accepted() {
 }
 
 #[test]
-fn after_a_failed_sync_below_data_is_readable_and_nothing_above_is_written() {
+fn a_failed_sync_of_a_parent_keeps_data_readable_and_stops_writes() {
     for format in FORMATS {
         let room = Room::new();
         room.done(&format!("image create {format}:p --size 64M"));
@@ -158,7 +158,8 @@ fn a_failed_sync_of_a_resize_breaks_the_disk() {
     });
 }
 
-/// Growing at rest syncs by itself, a merge through a disk. The next command must not believe a sync that succeeds.
+/// A resize of an image that is not served syncs by itself, a merge through a disk. The next command must not trust a
+/// successful sync.
 #[test]
 fn a_failed_sync_of_a_job_is_known_to_the_next_process() {
     for job in ["resize qcow2:a --size 128M", "merge qcow2:a --from 0 --into 1"] {

@@ -1,5 +1,5 @@
-//! A fatal request, of which its disk's process dies every time: it is completed with an error, once, and all other
-//! requests succeed.
+//! A fatal request, which kills its disk's process every time: it fails once with an error, and all other requests
+//! succeed.
 //!
 //! Invariants: exactly three deaths; one error, for that request only; all other requests in flight succeed; any number
 //! of kills during recovery is invisible to the guest.
@@ -20,19 +20,19 @@ use crate::tool::{Room, TAPLINE};
 const BLOCK: u64 = 17;
 const SECTOR: u64 = BLOCK * 8;
 
-/// Serves an image with a process that dies at that request.
+/// Serves an image with a process that aborts at that request.
 fn serve(room: &Room, words: &str, point: &str) -> Disk {
     let mut command = room.command(TAPLINE);
     command.arg("serve").args(words.split_whitespace()).env("TAPLINE_DISK_ABORT_AT", format!("{point}:{SECTOR}"));
     Disk::start(command)
 }
 
-/// Waits until it has died of its own fault.
+/// Waits until the process has aborted by itself.
 fn reap(disk: &mut Disk) {
     assert_eq!(disk.child.wait().unwrap().signal(), Some(6), "{}", disk.said);
 }
 
-/// A guest at queue depth 32, with one fatal request among the others.
+/// Runs a guest at queue depth 32, with one fatal request among the others.
 fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
     println!("{format}, recorded: {recorded}, {kind:?}, {point}");
     let room = Room::new();
@@ -51,7 +51,7 @@ fn survive(format: &str, recorded: bool, kind: Kind, point: &str) {
         driver.connect_again();
     }
     reap(&mut disk);
-    // Responses of the dead processes arrive before or after this.
+    // Completions of the dead processes arrive before or after this.
     disk = serve(&room, &words, point);
     driver.connect_again();
     driver.drain();

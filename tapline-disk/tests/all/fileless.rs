@@ -1,5 +1,5 @@
-//! `null:SIZE`: a disk without a file, for measurements. It answers, says loudly what it is, and is refused wherever
-//! data would be lost in it.
+//! `null:SIZE`: a disk without a file, for measurements. It completes requests, warns about what it is, and is refused
+//! wherever data would be lost in it.
 
 use serde_json::json;
 use testkit::nbd::Client;
@@ -29,9 +29,9 @@ fn a_model_takes_its_time_and_stores_nothing_either() {
     let room = Room::new();
     let begun = std::time::Instant::now();
     let measured = room.json("image bench model:disk,size=1G --count 20 --depth 1 --pattern random");
-    // 8 ms for each seek, but for one that may fall to where the head is.
+    // 8 ms for each seek, except one that may need none.
     assert!(begun.elapsed() >= std::time::Duration::from_millis(19 * 8), "{measured}");
-    // What the guest of such storage would gain is seen without a guest.
+    // The speed of such storage can be measured without a guest.
     let measured = room.json("image bench model:nvme --size 512K --depth 1 --count 50 --io-split 16K --io-merge 32K");
     assert_eq!((&measured["split"], &measured["merge"]), (&json!(16384), &json!(32768)));
     assert_eq!(room.tapline("image bench model:nvme --io-split auto").code, Some(64));

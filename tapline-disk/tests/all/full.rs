@@ -17,7 +17,7 @@ use crate::tool::small::{MIB, PIECES, Small, piece};
 
 const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
 
-/// Within a block: each piece changes a part of two besides whole ones.
+/// Returns an offset within a block: each piece covers parts of two blocks, and whole ones.
 fn at(n: usize) -> u64 {
     tool::small::at(n) + 300
 }
@@ -27,12 +27,12 @@ fn serve(small: &Small, format: &str, words: &str) -> (Disk, Control) {
     small.serve(&format!("{format}:small/a --nbd nbd.sock {words}"))
 }
 
-/// The same for a virtual machine with a raw image.
+/// Serves a raw image to a virtual machine.
 fn serve_machine(small: &Small) -> (Disk, Control) {
     small.serve("raw:small/a --vhost-user vm.sock --when-full wait")
 }
 
-/// A guest that writes until everything is written or a write fails; returns how far it got.
+/// Starts a guest that writes until everything is written or a write fails; its progress is sent to the channel.
 fn writer(small: &Small) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) {
     let mut nbd = small.nbd();
     let (tell, told) = mpsc::channel();
@@ -46,20 +46,20 @@ fn writer(small: &Small) -> (JoinHandle<io::Result<()>>, mpsc::Receiver<usize>) 
     (writer, told)
 }
 
-/// Whether the process has a timer.
+/// Returns whether the process has a timer.
 fn has_timer(disk: &Disk) -> bool {
     let links = fs::read_dir(format!("/proc/{}/fd", disk.child.id())).unwrap();
     links.filter_map(|link| fs::read_link(link.unwrap().path()).ok()).any(|to| to.to_string_lossy().contains("timerfd"))
 }
 
-/// The next event.
+/// Returns the next event.
 fn event(control: &mut Control) -> Value {
-    let line = control.hear().expect("the disk has ended");
+    let line = control.next_line().expect("the disk has ended");
     assert_eq!(line["id"], 7, "{line}");
     line["event"]["state"].clone()
 }
 
-/// A second client, which has requested notifications.
+/// Connects a second client, which has requested notifications.
 fn watcher(small: &Small) -> Control {
     let mut watcher = small.control();
     let told = watcher.done(&json!({ "verb": "watch", "id": 7 }));
@@ -85,7 +85,7 @@ fn a_guest_waits_for_space_and_continues() {
         let written = told.try_iter().last().unwrap();
         let mut reader = small.nbd();
         assert!(reader.read(at(written), MIB).unwrap() == piece(written));
-        // In vain: there is no more space than before.
+        // It has no effect: there is no more space than before.
         control.done(&json!({ "verb": "space" }));
         assert!(reader.read(at(0), MIB).unwrap() == piece(0));
         assert_eq!(control.done(&json!({ "verb": "layers" }))["full"], true);
@@ -174,7 +174,7 @@ fn without_waiting_a_guest_gets_an_error_at_once() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// The way out that needs no space where the disk is: the guest's writes go elsewhere.
+/// This needs no space on the disk's file system: the guest writes to another one afterwards.
 #[test]
 fn a_snapshot_to_another_file_system_unblocks_a_full_disk() {
     let Some(small) = Small::with_ballast() else { return };
@@ -193,7 +193,8 @@ fn a_snapshot_to_another_file_system_unblocks_a_full_disk() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// A machine that has written four blocks, and whose next writes wait for space; a read is completed in the meantime.
+/// Returns a machine that has written four blocks, and whose next writes wait for space; a read is completed in the
+/// meantime.
 fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
     small.room.done("image create raw:small/a --size 16M");
     let (disk, control) = serve_machine(small);
@@ -214,7 +215,7 @@ fn waiting_machine(small: &Small, recorded: bool) -> (Disk, Control, Driver) {
     (disk, control, driver)
 }
 
-/// QEMU's main loop waits for this answer when a guest resets, stops or loses the device.
+/// QEMU's main loop waits for this reply when a guest resets, stops or loses the device.
 #[test]
 fn a_queue_of_a_full_disk_stops_at_once_and_resumes_later() {
     for recorded in [true, false] {
@@ -227,7 +228,7 @@ fn a_queue_of_a_full_disk_stops_at_once_and_resumes_later() {
         assert_eq!(driver.unanswered(), 4);
         let layers = control.done(&json!({ "verb": "layers" }));
         assert_eq!((&layers["full"], &layers["waiting"]), (&json!(false), &json!(0)), "nothing of it is left here");
-        // A second time, with writes that are taken again and wait again.
+        // Again, with writes that are resubmitted and wait again.
         driver.start_ring(base);
         assert_eq!(driver.stop_ring(), base);
         small.make_space();
@@ -257,7 +258,7 @@ fn waiting_requests_stay_with_the_guest_when_the_process_exits() {
     }
 }
 
-/// It does not keep the process from being upgraded either, nor from continuing after a failed upgrade.
+/// Waiting requests prevent neither an upgrade nor continuing after a failed upgrade.
 #[test]
 fn waiting_requests_wait_on_in_the_replacement_process() {
     for recorded in [true, false] {
@@ -282,7 +283,7 @@ fn waiting_requests_wait_on_in_the_replacement_process() {
     }
 }
 
-/// The guest that has disconnected needs nothing any more, and its successor must not see its writes.
+/// A disconnected guest needs nothing any more, and its successor must not see its writes.
 #[test]
 fn a_disconnected_machine_leaves_no_waiting_request() {
     let Some(small) = Small::with_ballast() else { return };
@@ -299,7 +300,7 @@ fn a_disconnected_machine_leaves_no_waiting_request() {
     next.check(&small.room.read("small/a"));
 }
 
-/// Bytes are free.
+/// Bytes are free, inodes are not.
 #[test]
 fn a_file_system_without_inodes_is_full_and_the_advice_says_of_what() {
     let Some(small) = Small::new(c"size=48m,nr_inodes=6") else { return };

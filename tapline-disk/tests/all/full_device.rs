@@ -61,8 +61,8 @@ fn a_guest_on_a_full_device_waits_and_continues() {
     watcher.done(&json!({ "verb": "watch" }));
     let mut guest = device.small.nbd();
     let writer = std::thread::spawn(move || write_all(&mut guest));
-    assert_eq!(watcher.hear().unwrap()["event"]["state"], "full");
-    // In vain, and reads continue.
+    assert_eq!(watcher.next_line().unwrap()["event"]["state"], "full");
+    // It has no effect, and reads continue.
     control.done(&json!({ "verb": "space" }));
     assert!(device.small.nbd().read(0, MIB).unwrap() == piece(0));
     device.small.make_space();
@@ -136,7 +136,7 @@ fn an_image_fills_its_device_completely_and_stays_intact() {
         let checked = room.tapline(&format!("image check {image}"));
         assert_eq!(checked.code, Some(0), "{image}: {checked:?}");
         if format == "vhd" {
-            // Where libvhd looks for it on a device.
+            // libvhd looks for it there on a device.
             let bytes = fs::read(name).unwrap();
             assert!(bytes[..512] == bytes[bytes.len() - 512..], "{image}: the footer is not at the device's end");
         }

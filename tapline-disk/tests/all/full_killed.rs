@@ -13,10 +13,10 @@ use crate::tool::small::{MIB, Small};
 
 const FORMATS: [&str; 2] = ["vhd", "qcow2"];
 const PAGE: usize = 4096;
-/// Pages that are written, each in another block of a VHD; of the tables of a qcow2 they need the first.
+/// The number of pages written, each in another block of a VHD; a qcow2 needs its first tables for them.
 const PAGES: usize = 20;
 
-/// Within a block.
+/// Returns an offset within a block.
 fn at(n: usize) -> u64 {
     u64::try_from(n * (2 * MIB + PAGE)).unwrap()
 }
@@ -43,7 +43,7 @@ fn kill(small: &Small, disk: Disk) {
     std::fs::remove_file(small.room.file("nbd.sock")).unwrap();
 }
 
-/// A guest has written pages and flushed none when the file system became full and the process of its disk was killed.
+/// Kills the process of a disk on a full file system, whose guest has written pages and flushed none.
 fn killed(format: &str) -> Option<Small> {
     let small = Small::with_ballast()?;
     small.room.done(&format!("image create {format}:small/a --size 64M"));
@@ -146,7 +146,7 @@ fn a_child_is_served_while_its_parent_has_no_space_to_replay_its_log() {
         disk.said.clear();
         kill(&small, disk);
 
-        // Now there is a log of the child, too, which comes after its parent's: what allocates waits for that.
+        // Now the child has a log too, which must be replayed after its parent's; allocations wait for that.
         let disk = Disk::serve(&small.room, &words);
         let mut guest = small.nbd();
         assert!(holds(&mut guest, 0..PAGES), "{format}");
@@ -168,7 +168,7 @@ fn a_child_is_served_while_its_parent_has_no_space_to_replay_its_log() {
     }
 }
 
-/// A child records when its parent was last changed: one of a parent that is still to be written to would never open.
+/// A child records its parent's modification time: one of a parent that is still to be written to would never open.
 #[test]
 fn a_layer_that_is_not_durable_yet_gets_no_child_before_it_is() {
     for format in FORMATS {

@@ -16,10 +16,10 @@ use crate::tool::control::Control;
 use crate::tool::served::Disk;
 use crate::tool::small::Small;
 
-/// Where the boot sector writes itself.
+/// The sector to which the boot sector writes itself.
 const TARGET_SECTOR: u64 = 0x2000;
 const TARGET: usize = 0x2000 * 512;
-/// In which a monitor that lives answers, however busy the machine is.
+/// The time limit for a monitor's response, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A file system that is full, with a disk on it that boots.
@@ -66,7 +66,7 @@ struct Qemu {
 }
 
 impl Qemu {
-    /// Gives a command to the monitor, and waits for its answer.
+    /// Sends a command to the monitor, and waits for its response.
     fn ask(&mut self, command: &str) {
         if self.monitor.is_none() {
             let stream = UnixStream::connect(&self.path).unwrap();
@@ -88,16 +88,16 @@ impl Qemu {
         }
     }
 
-    /// The guest ends it: the firmware's write has succeeded.
+    /// Checks that the guest exits because the firmware's write has succeeded.
     fn ends_well(mut self) {
-        // isa-debug-exit leaves with twice the value plus one.
+        // isa-debug-exit exits with twice the value plus one.
         assert_eq!(self.child.wait().unwrap().code(), Some(16 * 2 + 1));
     }
 }
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // Only after a failed test is it still there.
+        // It only exists after a failed test.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -106,7 +106,7 @@ impl Drop for Qemu {
 /// Waits until the disk reports this state.
 fn wait_for(watcher: &mut Control, state: &str) {
     loop {
-        let line = watcher.hear().expect("the disk has ended");
+        let line = watcher.next_line().expect("the disk has ended");
         if line["event"]["state"] == state {
             return;
         }

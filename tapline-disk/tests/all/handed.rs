@@ -1,5 +1,5 @@
-//! A process with passed files and sockets: it uses names that exist nowhere, opens nothing itself, and closes every
-//! descriptor that it was not asked to keep.
+//! A process with passed files and sockets: it uses names that do not exist, opens nothing itself, and closes every
+//! descriptor that it need not keep.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -37,12 +37,12 @@ fn write(room: &Room, file: &str) -> Handed {
     Handed::open(room, file, true)
 }
 
-/// A disk of 64 MiB, served by sockets that were handed over.
+/// Serves a disk of 64 MiB on passed sockets.
 fn serve(room: &Room, format: &str) -> Disk {
     serve_with(room, format, |_| Vec::new())
 }
 
-/// The same with more files than its image.
+/// Serves it with more files than its image.
 fn serve_with(room: &Room, format: &str, more: impl FnOnce(&Room) -> Vec<Handed>) -> Disk {
     create(room, format, "a");
     let words = format!("serve {} --nbd {NOWHERE}/nbd.sock --control {NOWHERE}/control.sock", name(format, "a"));
@@ -63,7 +63,7 @@ fn snapshot(format: &str, to: &str) -> Value {
     json!({ "verb": "snapshot", "to": name(format, to) })
 }
 
-/// The files passed for a snapshot of the leaf `old` to the new file `to`.
+/// Returns the files passed for a snapshot of the leaf `old` to the new file `to`.
 fn for_snapshot(room: &Room, old: &str, to: &str) -> [Handed; 2] {
     [Handed::create(room, to), read(room, old)]
 }
@@ -121,7 +121,7 @@ fn a_merge_with_passed_files_records_the_parents_public_name() {
         let merge = format!("image merge {c} --parent {b} --parent {a} --from 1 --into 2");
         let all = ["a", "b", "c"].map(|file| write(&room, file));
         Hand::to(&merge).files(&all).done();
-        // Given again after it was done, it finds that.
+        // The repeated request finds that it is already done.
         Hand::to(&merge).files(&all).done();
         // The lock is held as long as any process has the description.
         drop(all);
@@ -210,7 +210,7 @@ fn a_passed_description_gets_o_direct_and_a_lock() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_guest_loses_nothing_while_its_disk_is_snapshotted_and_merged_with_handed_files() {
+fn snapshot_and_merge_with_passed_files_lose_nothing_under_load() {
     for format in FORMATS {
         let room = Room::new();
         let disk = serve(&room, format);
@@ -222,7 +222,7 @@ fn a_guest_loses_nothing_while_its_disk_is_snapshotted_and_merged_with_handed_fi
             assert_eq!((&told["method"], &told["leaf"]), (&json!("chain"), &json!(name(format, new))));
         }
         guest.work(100);
-        // Others may read what is a parent now, and not write it.
+        // Other processes may read the new parent, but not write it.
         assert_eq!(room.tapline(&format!("image compare {format}:a {format}:a")).code, Some(0));
         assert!(room.tapline(&format!("image check {format}:a --repair")).err.contains("in use"));
         let merge = |from: usize, into: usize| json!({ "verb": "merge", "from": from, "into": into, "follow": true });
@@ -282,7 +282,7 @@ fn a_disk_is_cloned_reverted_and_grown_with_handed_files() {
     }
 }
 
-/// A file system that can share blocks.
+/// Mounts a file system that can share blocks.
 struct Mounted<'a>(&'a Room);
 
 impl Mounted<'_> {
@@ -319,7 +319,7 @@ fn a_raw_disk_is_copied_by_reflink_into_a_passed_file() {
     let mut versions = guest.stop();
     versions.check(&mut Nbd::connect(&room.file("nbd.sock")).unwrap());
     assert!(u64::try_from(copy.len()).unwrap() == 64 * MIB && room.read("mounted/b") == copy);
-    // On another file system there is no reflink, and the file passed for it is left.
+    // On another file system there is no reflink, and the passed file is left alone.
     control.send_with(&snapshot("raw", "elsewhere"), &[Handed::create(&room, "elsewhere")]);
     assert_eq!(control.outcome()["error"]["kind"], "unsupported");
     assert!(room.read("elsewhere").is_empty());
@@ -355,7 +355,7 @@ fn a_verb_without_its_files_is_refused_and_changes_nothing() {
     let merge = json!({ "verb": "merge", "from": 0, "into": 1 });
     let (_, why) = refused(&mut control, &merge, &[]);
     assert!(why.contains("/nowhere/a for writing"), "{why}");
-    // Another file under the name of a layer would take what is not its own.
+    // The redo log of another file with the name of a layer would be wrong.
     room.write("other", &room.read("a"));
     let other = Handed { path: format!("{NOWHERE}/a"), ..write(&room, "other") };
     let (_, why) = refused(&mut control, &merge, &[other]);
@@ -406,14 +406,14 @@ fn unclaimed_descriptors_are_refused_and_closed() {
             (r#"{"version":1,"verb":"snapshot","to":"vhd:/n","files":[{"path":"/x"}]}"#.to_owned(), 1),
         ];
         for (line, count) in lines.iter().cycle().take(1000) {
-            control.send_beside(&format!("{line}\n"), &many[..*count]);
+            control.send_with_descriptors(&format!("{line}\n"), &many[..*count]);
             let answer = control.outcome();
             assert!(answer["error"]["kind"].is_string(), "{line}: {answer}");
         }
         has_no_more_than(&disk, before);
-        // A line that never ends, with descriptors all the time.
+        // A line that never ends, continually with descriptors.
         for _ in 0..100 {
-            control.send_beside("x", &many[..50]);
+            control.send_with_descriptors("x", &many[..50]);
         }
         drop(control);
         Control::connect(&room.file("control.sock")).done(&json!({ "verb": "layers" }));
@@ -431,7 +431,7 @@ fn two_lines_in_one_packet_get_their_own_files() {
     let files = json!([new.described(), old.described()]);
     let ask = json!({ "version": 1, "id": 2, "verb": "snapshot", "to": name("vhd", "b"), "files": files });
     let first = json!({ "version": 1, "id": 1, "verb": "layers" });
-    control.send_beside(&format!("{first}\n{ask}\n"), &[&new.descriptor, &old.descriptor]);
+    control.send_with_descriptors(&format!("{first}\n{ask}\n"), &[&new.descriptor, &old.descriptor]);
     let answers = [control.outcome(), control.outcome()];
     assert!(answers.iter().all(|answer| answer.get("ok").is_some()), "{answers:?}");
     assert_eq!(disk.stop().0, Some(0));
@@ -461,8 +461,8 @@ fn a_kill_during_a_snapshot_leaves_no_image_or_the_leaf() {
     }
 }
 
-/// An image that was a layer may be merged and removed while its disk keeps running. Another image may have got its
-/// inode number and its log since, and a running process has that log mapped: it must not be ended here.
+/// A former layer may be merged and removed while its disk keeps running. Another image may have received its inode
+/// number and its log since, and a running process has that log mapped: it must not be ended here.
 #[test]
 fn a_log_that_now_belongs_to_another_image_is_not_touched() {
     for own in [true, false] {

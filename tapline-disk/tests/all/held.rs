@@ -19,7 +19,7 @@ fn wait_for_writes(control: &mut Control, count: u64) {
     while control.done(&json!({ "verb": "stats" }))["writes"]["in_flight"] != count {}
 }
 
-/// A disk of a virtual machine, in which everything waits.
+/// Returns a disk of a virtual machine, in which all requests wait.
 fn paused(room: &Room, recorded: bool) -> (Disk, Control, Driver) {
     room.done("image create qcow2:a --size 16M");
     let disk = Disk::serve(room, "qcow2:a --vhost-user vm.sock --control control.sock");
@@ -34,7 +34,7 @@ fn paused(room: &Room, recorded: bool) -> (Disk, Control, Driver) {
     (disk, control, driver)
 }
 
-/// It no longer waits, and nothing was lost.
+/// Checks that it no longer waits, and that nothing was lost.
 fn goes_on(room: &Room, disk: Disk, control: &mut Control, driver: &mut Driver) {
     control.done(&json!({ "verb": "resume" }));
     driver.drain();
@@ -48,7 +48,7 @@ fn a_paused_disk_does_not_hold_up_a_queue_that_is_to_stop() {
     for recorded in [true, false] {
         let room = Room::new();
         let (disk, mut control, mut driver) = paused(&room, recorded);
-        // QEMU stands still until this is answered.
+        // QEMU is blocked until this is replied to.
         let base = driver.stop_ring();
         assert_eq!(driver.unanswered(), 41, "a paused disk has answered");
         wait_for_writes(&mut control, 0);
@@ -100,15 +100,14 @@ fn requests_of_a_disconnected_client_never_reach_a_reverted_disk() {
     }
 }
 
-/// Memory of the process's own, in bytes.
+/// Returns the private memory of the process in bytes.
 fn own_memory(disk: &Disk) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", disk.child.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// 256 requests of 1 MiB: first all of them held back, then done. Where the guest's memory is not aligned they are
-/// bounced.
+/// 256 requests of 1 MiB are first held, then executed. If the guest's memory is not aligned, bounce buffers are used.
 #[test]
 fn requests_in_flight_hold_a_bounded_number_of_bytes() {
     for (askew, most) in [(0, 16 * MIB), (1, 48 * MIB)] {

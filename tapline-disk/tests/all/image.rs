@@ -489,7 +489,7 @@ fn a_measured_size_is_that_of_the_converted_image() {
     assert_eq!(room.tapline("image measure --size 10G --format vmdk").code, Some(64));
 }
 
-/// The disk is full, and more than one refcount block and L2 table of 64 KiB are about.
+/// The disk is full, and there are several refcount blocks and L2 tables of 64 KiB.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_fully_allocated_size_is_that_of_a_full_image() {

@@ -4,7 +4,8 @@ use crate::tool::{Room, noise};
 
 const MIB: u64 = 1 << 20;
 
-/// A disk with zeroes, with what can be compressed, with what cannot, and with what repeats only at a distance.
+/// Creates a disk with zeroes, with compressible and incompressible data, and with data that repeats only at a
+/// distance.
 fn mixed_disk(room: &Room, name: &str, len: usize) {
     let mut bytes = Vec::new();
     while bytes.len() < len {

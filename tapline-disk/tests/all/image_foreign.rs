@@ -1,10 +1,10 @@
-//! VMDK and VHDX as QEMU makes them: read, converted and compared, and nothing else.
+//! VMDK and VHDX as created by QEMU: read, converted and compared, and nothing else.
 
 use crate::tool::{Room, Said, noise};
 
 const MIB: u64 = 1 << 20;
 
-/// What QEMU makes of a raw disk: the image's name, and the options.
+/// Images that QEMU creates from a raw disk: their names, and the options.
 const MADE: [(&str, &str); 6] = [
     ("vmdk:a", "-O vmdk -o subformat=monolithicSparse"),
     ("vmdk:a", "-O vmdk -o subformat=streamOptimized"),
@@ -119,13 +119,13 @@ fn what_can_be_read_of_a_damaged_image_is_salvaged() {
     assert!(room.read("b")[64 << 10..] == room.read("a.raw")[64 << 10..]);
 }
 
-/// The command that a refusal advises, between the first backquotes behind `word`.
+/// Returns the command that a refusal recommends, between the first backquotes behind `word`.
 fn advised(said: &Said, word: &str) -> String {
     let advice = said.err.split('`').skip(1).step_by(2).find(|command| command.starts_with(word));
     advice.unwrap_or_else(|| panic!("{said:?}")).to_owned()
 }
 
-/// Types it, with `NEW` as the name of what it makes.
+/// Executes it, with `NEW` as the name of the new file.
 fn follow(room: &Room, command: &str) {
     let said = room.run_words("sh", &["-c", command]);
     assert_eq!(said.code, Some(0), "{command}: {said:?}");
@@ -166,7 +166,7 @@ fn images_cut_off_inside_their_last_block_are_refused_and_salvaged() {
     }
 }
 
-/// The log names a change of the block allocation table that the table does not have: QEMU replays it.
+/// The log has a change of the block allocation table that the table lacks: QEMU replays it.
 #[test]
 fn a_log_with_an_entry_is_refused_with_advice_that_works() {
     let room = Room::new();
@@ -212,7 +212,7 @@ fn a_log_with_an_entry_is_refused_with_advice_that_works() {
     room.done("image compare raw:a.raw raw:b");
 }
 
-/// With its CRC-32C behind the signature.
+/// Sets the CRC-32C behind the signature.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes[4..8].fill(0);
     let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
@@ -258,7 +258,7 @@ fn packed_files_are_no_raw_disks_and_unpack_as_advised() {
     }
 }
 
-/// Descriptors and extents of VMware, and what is advised for each.
+/// Descriptors and extents of VMware, and the recommended commands for each.
 #[test]
 fn descriptors_and_extents_are_converted_as_advised() {
     let room = Room::new();
@@ -286,7 +286,7 @@ fn descriptors_and_extents_are_converted_as_advised() {
     }
 }
 
-/// What is in the descriptor of a VMDK varies between programs.
+/// The descriptors of VMDKs differ between programs.
 #[test]
 fn descriptors_vary_and_a_snapshot_is_refused() {
     let room = Room::new();
@@ -340,7 +340,7 @@ fn a_grain_with_too_few_bytes_is_named_and_salvaged() {
     assert!(room.read("b")[..1 << 20] == disk[..1 << 20]);
 }
 
-/// By these sectors the guest that wrote the disk finds its partitions.
+/// The guest that wrote the disk finds its partitions by sectors of this size.
 #[test]
 fn a_conversion_that_loses_the_size_of_sectors_says_so() {
     let room = Room::new();

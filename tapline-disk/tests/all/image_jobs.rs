@@ -14,7 +14,7 @@ const AN_HOUR: Duration = Duration::from_secs(3600);
 const CHAINS: [[&str; 3]; 4] =
     [["vhd", "vhd", "vhd"], ["qcow2", "qcow2", "qcow2"], ["qcow2", "vhd", "raw"], ["vhd", "qcow2", "vhd"]];
 
-/// Three layers, leaf first, each of which holds what the others do not; and what they show, in `before.raw`.
+/// Creates three layers, leaf first, each with data that the others lack; their contents are in `before.raw`.
 fn three_layers(room: &Room, formats: [&str; 3]) -> [String; 3] {
     let [leaf, middle, base] = [0, 1, 2].map(|n| format!("{}:{n}.{}", formats[n], formats[n]));
     room.make_raw("content.raw", 64 * MIB);
@@ -42,12 +42,12 @@ fn parents(layers: &[String]) -> String {
     layers.iter().map(|parent| format!(" --parent {parent}")).collect()
 }
 
-/// The chain shows what the disk did, and every layer is sound.
+/// Checks that the chain has the contents of the disk, and every layer is sound.
 fn shows_the_same(room: &Room, layers: &[String]) {
     shows(room, layers, &[0]);
 }
 
-/// The same after a kill, which may leave leaked clusters in a qcow2 image (exit code 3 of qemu-img).
+/// Checks the same after a kill, which may leave leaked clusters in a qcow2 image (exit code 3 of qemu-img).
 fn still_shows_the_same(room: &Room, layers: &[String]) {
     shows(room, layers, &[0, 3]);
 }
@@ -62,7 +62,7 @@ fn shows(room: &Room, layers: &[String], fine: &[i32]) {
         room.sound(layer);
     }
     for qcow2 in layers.iter().filter_map(|layer| layer.strip_prefix("qcow2:")) {
-        // By itself: QEMU has its own idea of where the parents' names lead.
+        // Without its parents, whose names QEMU would resolve in its own way.
         let alone = r#"{"driver":"qcow2","file":{"driver":"file","filename":"FILE"},"backing":null}"#;
         let said = room.run("qemu-img", &format!("check -U json:{}", alone.replace("FILE", qcow2)));
         assert!(said.code.is_some_and(|code| fine.contains(&code)), "{qcow2}: {said:?}");
@@ -88,7 +88,7 @@ fn kill_when(room: &Room, words: &str, file: &str, grown: i64) {
     job.wait().unwrap();
 }
 
-/// A disk of stored bytes all over, and an empty child of it.
+/// Creates a disk of stored bytes only, and an empty child of it.
 fn full_base(room: &Room, len: u64, format: &str) -> [String; 2] {
     room.write("before.raw", &noise(1, usize::try_from(len).unwrap()));
     let [child, base] = [format!("{format}:child.{format}"), format!("{format}:base.{format}")];
@@ -133,8 +133,8 @@ fn a_killed_merge_continues_where_it_stopped() {
     }
 }
 
-/// An empty leaf that was grown, and whose merge was killed before the layer below was resized: its size is all that it
-/// adds to the layers below.
+/// An empty leaf was grown, and its merge was killed before the layer below was resized: it contributes nothing but its
+/// size.
 #[test]
 fn an_empty_leaf_is_not_merged_before_the_target_is_as_large() {
     for format in ["vhd", "qcow2"] {
@@ -155,7 +155,7 @@ fn an_empty_leaf_is_not_merged_before_the_target_is_as_large() {
     }
 }
 
-/// The layers above those that are merged are written to as well, if only in what they record of their parents.
+/// The layers above the merged ones are written to as well, if only in their parent links.
 #[test]
 fn a_killed_merge_deep_in_a_chain_leaves_it_readable() {
     for format in ["vhd", "qcow2"] {
@@ -185,7 +185,7 @@ fn a_killed_merge_deep_in_a_chain_leaves_it_readable() {
     }
 }
 
-/// An empty image on three layers, the chain of which shows `before.raw`.
+/// Creates an empty image on three layers, the chain of which has the contents of `before.raw`.
 fn four_layers(room: &Room, formats: [&str; 3]) -> [String; 4] {
     let [leaf, middle, base] = three_layers(room, formats);
     let top = format!("{}:top", formats[0]);
@@ -245,7 +245,7 @@ fn a_merge_killed_at_its_end_is_recognized_and_its_files_removed() {
     }
 }
 
-/// The image has no child that would show it; what is left of the layers below it does.
+/// The image has no child that would show it; the remaining layers below it do.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_merge_of_the_image_killed_during_removal_completes_when_repeated() {
@@ -254,7 +254,7 @@ fn a_merge_of_the_image_killed_during_removal_completes_when_repeated() {
             let room = Room::new();
             let layers = four_layers(&room, formats);
             let merge = format!("image merge {} --from 0 --into 3 --delete", on(&layers));
-            // An image that was never there was not merged: what is below it holds something.
+            // An image that never existed was not merged: the layer below it contains data.
             let never = room.tapline(&merge.replace(&layers[0], &format!("{}:never", formats[0])));
             assert!(never.code == Some(4) && never.err.contains("check its name"), "{never:?}");
             if !killed_at(&room, &merge, "unlink", nth) {
@@ -312,7 +312,7 @@ fn a_larger_image_is_merged_into_smaller_layers_even_if_killed() {
         still_shows_the_same(&room, &layers);
         room.done(&merge);
         still_shows_the_same(&room, &layers[2..]);
-        // The merged files hold no data, so that the command can be repeated without knowledge of its completion.
+        // The merged files contain no data, so the command can be repeated even if it had completed.
         still_shows_the_same(&room, &layers);
     }
 }
@@ -330,8 +330,8 @@ fn layers_that_hide_the_end_of_a_parent_are_not_merged_into_it() {
     assert_eq!(room.read("leaf"), before);
 }
 
-/// A child of 16 MiB, whose parent of 48 MiB holds data behind the child's end: as the parent was made larger later, or
-/// the child by another program.
+/// Creates a child of 16 MiB, whose parent of 48 MiB has data beyond the child's end: as if the parent was enlarged
+/// later, or the child was created by another program.
 fn longer_base(room: &Room, child: &str, base: &str) {
     room.done(&format!("image create {base} --size 16M"));
     let modified = fs::metadata(room.file("b")).unwrap().modified().unwrap();
@@ -346,7 +346,7 @@ fn longer_base(room: &Room, child: &str, base: &str) {
 
 const BASES: [[&str; 2]; 4] = [["vhd:c", "raw:b"], ["qcow2:c", "raw:b"], ["vhd:c", "vhd:b"], ["qcow2:c", "qcow2:b"]];
 
-/// Refused, and the advice is followed: the child stands on nothing.
+/// Checks that it is refused, and follows the advice: the child then has no parent.
 fn is_refused_and_flattened_as_advised(room: &Room, words: &str) {
     let said = room.tapline(words);
     assert_eq!(said.code, Some(4), "{said:?}");
@@ -355,7 +355,7 @@ fn is_refused_and_flattened_as_advised(room: &Room, words: &str) {
     room.done(&format!("image flatten {}", advised.unwrap_or_else(|| panic!("{said:?}"))));
 }
 
-/// Then all that is new reads as zero.
+/// Checks the same for a growth: everything new reads as zeroes.
 fn is_refused_and_grows_as_advised(room: &Room, words: &str, child: &str, base: &str) {
     is_refused_and_flattened_as_advised(room, words);
     room.done(&format!("image resize {child} --size 64M"));
@@ -410,7 +410,7 @@ fn the_advice_of_a_rebase_onto_a_longer_parent_exposes_nothing() {
     }
 }
 
-/// A served disk is refused for the same reason and with the same words.
+/// A served disk is refused for the same reason and with the same message.
 #[test]
 fn a_served_layer_shorter_than_its_base_exposes_nothing() {
     for [child, base] in BASES {
@@ -459,7 +459,7 @@ fn a_merge_into_a_parent_in_use_is_refused() {
         std::thread::yield_now();
     }
     let said = room.tapline(&format!("image merge {} --from 0 --into 2", on(&layers)));
-    // Not killed: the locks of a killed process's io_uring go when the kernel gets round to it.
+    // It is not killed: the kernel releases the locks of a killed process's io_uring with a delay.
     let pid = rustix::process::Pid::from_child(&server);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(server.wait().unwrap().success());
@@ -479,7 +479,7 @@ fn merging_nonexistent_layers_is_refused() {
 }
 
 #[test]
-fn flattening_an_image_without_a_parent_says_that_there_is_nothing_to_do() {
+fn flattening_an_image_without_a_parent_copies_nothing() {
     let room = Room::new();
     room.done("image create qcow2:a --size 8M");
     let said = room.tapline("image flatten qcow2:a");
@@ -537,15 +537,15 @@ fn killed_at(room: &Room, words: &str, call: &str, nth: u32) -> bool {
     said.code.is_none()
 }
 
-/// Kills a job on the middle one of three layers, at any point, and repeats it; `new` is the middle layer's parent in
-/// the end.
+/// Kills a job on the middle one of three layers at any point, and repeats it; `new` is the final parent of the middle
+/// layer.
 fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(&Room, &str) -> bool) -> bool {
     let room = Room::new();
     let layers = three_layers(&room, formats);
     room.make_raw("other.raw", 32 * MIB);
     let middle = room.file(file_of(&layers[1]));
     let time = || fs::metadata(&middle).unwrap().modified().unwrap();
-    // A child records whole seconds: a job that ends in the second in which it began would prove nothing.
+    // A child records whole seconds: a job within a single second would prove nothing.
     let long_ago = time() - AN_HOUR;
     fs::File::open(&middle).unwrap().set_modified(long_ago).unwrap();
     room.done(&format!("image rebase {} --unsafe --onto {} --onto {}", layers[0], layers[1], layers[2]));
@@ -563,8 +563,8 @@ fn is_done_again(formats: [&str; 3], words: &str, new: &[String], kill: impl Fn(
     killed
 }
 
-/// Scope: before every call by which the job makes something durable, including its disk's rounds, names or removes a
-/// file, or sets a time; and at one in 32 of its calls to the ring, which performs the writes in between.
+/// Scope: before every call by which the job makes something durable, including its disk's flushes, renames or removes
+/// a file, or sets a time; and at one in 32 of its calls to the ring, which performs the writes in between.
 fn is_done_again_wherever_it_is_killed(formats: [&str; 3], words: &str, new: &[String]) {
     for (call, step, at_least) in [
         ("fsync", 1, 4),
@@ -599,8 +599,8 @@ fn rebasing_in_the_middle_of_a_chain_can_be_killed_at_each_durable_step() {
     }
 }
 
-/// What a killed command has recorded last may be in the page cache only, and the old parents are removed when the
-/// repeated one has succeeded.
+/// The last record of a killed command may be only in the page cache, and the old parents are removed when the repeated
+/// command has succeeded.
 #[test]
 fn a_repeated_rebase_makes_the_parent_that_it_finds_recorded_durable() {
     for (format, words) in [("vhd", "rebase IMAGE --onto raw:other"), ("qcow2", "flatten IMAGE")] {
@@ -613,8 +613,8 @@ fn a_repeated_rebase_makes_the_parent_that_it_finds_recorded_durable() {
     }
 }
 
-/// What the new parent shows is not copied, and the old ones may be removed afterwards. Whoever has written the new
-/// parent need not have made it durable.
+/// Data of the new parent is not copied, and the old ones may be removed afterwards. The program that has written the
+/// new parent need not have made it durable.
 #[test]
 fn an_image_is_not_based_on_a_parent_that_cannot_be_made_durable() {
     for how in ["", " --unsafe"] {

@@ -17,7 +17,7 @@ fn qemu(room: &Room, words: &str) -> Value {
     serde_json::from_str(&room.tool("qemu-img", &format!("{words} --output=json"))).unwrap()
 }
 
-/// The clusters of a disk that a map calls data, in whole or in part.
+/// Returns the clusters that a map reports as data, in whole or in part.
 fn data_clusters(map: &Value, cluster: u64) -> BTreeSet<u64> {
     let runs = map.as_array().unwrap().iter().filter(|run| run["data"] == true);
     runs.flat_map(|run| {
@@ -141,7 +141,7 @@ fn images_of_every_qemu_variant_are_written_alternately() {
 fn maps_agree_with_those_of_qemu() {
     let room = Room::new();
     room.make_raw("a.raw", 64 * MIB);
-    // Ours sees holes that the file system has inside a cluster, which QEMU does not.
+    // Our map shows holes of the file system inside a cluster, which QEMU's does not.
     for (options, cluster) in [("cluster_size=65536", 64 << 10), ("cluster_size=2M", 2 << 20)] {
         room.tool("qemu-img", &format!("convert -f raw -O qcow2 -o {options} a.raw b.q"));
         let (ours, theirs) = (room.json("image map qcow2:b.q"), qemu(&room, "map -f qcow2 b.q"));
@@ -215,7 +215,7 @@ fn an_image_with_internal_snapshots_is_written_and_they_stay() {
     room.done("image resize qcow2:a.q --parent raw:base.raw --size 32M");
     room.tool("qemu-img", "check -U -f qcow2 a.q");
     room.tool("qemu-img", "convert -f qcow2 -l kept -O raw a.q after.raw");
-    // QEMU shows it with the size that the disk has now.
+    // QEMU shows it with the current size of the disk.
     let (before, after) = (room.read("before.raw"), room.read("after.raw"));
     assert!(
         after.starts_with(&before) && after[before.len()..].iter().all(|&byte| byte == 0),
@@ -250,7 +250,7 @@ fn a_bad_entry_costs_its_cluster_and_is_reported() {
     room.guest("qcow2:a.q", &["read -P 1 0 192k", "read -P 1 256k 768k", "write -P 2 320k 4k", "read -P 1 324k 60k"]);
 }
 
-/// Both take more than one request, all of which are in flight at the same time.
+/// Reading them takes several requests each, all of which are in flight at the same time.
 #[test]
 fn a_bad_table_and_a_bad_compressed_cluster_are_reported() {
     let room = Room::new();
@@ -354,7 +354,7 @@ fn check_has_an_exit_code_for_leaks_only() {
     assert_eq!(room.run("qemu-img", "check -f qcow2 a.q").code, Some(3), "as QEMU's");
     let said = room.tapline("image check qcow2:a.q");
     assert!(said.code == Some(5) && said.out.contains("leak"), "{said:?}");
-    // Not closed as well: the dirty bit of the header.
+    // This one was not closed either: the dirty bit of the header.
     let leaking = room.read("a.q");
     let mut bytes = leaking.clone();
     bytes[79] |= 1;

@@ -1,4 +1,4 @@
-//! `image replay`: recordings made by hand, on images whose contents are known.
+//! `image replay`: handmade recordings, on images with known contents.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use crate::tool::{Room, TAPLINE};
 
 const MIB: u64 = 1 << 20;
 
-/// A recording of such requests: when in milliseconds, what, where and how many bytes.
+/// Creates a recording of requests: times in milliseconds, kinds, offsets and lengths.
 fn recording(room: &Room, name: &str, requests: &[(u64, &str, u64, u64)]) {
     let head = json!({ "tapline_recording": 1, "requests": requests.len(), "lost": 0 });
     let lines = requests.iter().map(|(at, operation, offset, size)| {
@@ -23,7 +23,7 @@ fn recording(room: &Room, name: &str, requests: &[(u64, &str, u64, u64)]) {
     room.write(name, text.as_bytes());
 }
 
-/// Of every kind, in turn, so many of each, a millisecond apart.
+/// Creates a recording with `count` requests of each kind in turn, a millisecond apart.
 fn all_kinds(room: &Room, name: &str, count: u64) {
     let kinds = [("read", 4096), ("write", 8192), ("flush", 0), ("discard", 65536), ("write-zeroes", 65536)];
     let one = |n: u64| {
@@ -44,7 +44,7 @@ fn counts(told: &Value) -> Vec<(&str, u64, u64)> {
 }
 
 #[test]
-fn without_write_only_reads_and_flushes_are_replayed_and_the_image_stays_as_it_was() {
+fn without_write_a_replay_leaves_the_image_unchanged() {
     let room = Room::new();
     room.make_raw("a", 16 * MIB);
     all_kinds(&room, "recorded", 10);
@@ -59,7 +59,7 @@ fn without_write_only_reads_and_flushes_are_replayed_and_the_image_stays_as_it_w
             assert!(group["replayed"]["p50_ns"].as_u64() <= group["replayed"]["p99_ns"].as_u64(), "{group}");
             assert!(group["replayed"]["mean_ns"].as_f64().unwrap() > 0.0, "{group}");
         }
-        // The last request that is left comes 47 ms after the first, and none is issued before its time.
+        // The last replayed request comes 47 ms after the first, and none is issued before its time.
         let seconds = told["seconds"].as_f64().unwrap();
         match speed {
             "max" => assert!(told["lateness"].is_null(), "{told}"),
@@ -72,10 +72,10 @@ fn without_write_only_reads_and_flushes_are_replayed_and_the_image_stays_as_it_w
 }
 
 #[test]
-fn at_full_speed_no_more_requests_are_in_flight_than_when_they_were_recorded() {
+fn a_replay_at_full_speed_keeps_the_recorded_queue_depth() {
     let room = Room::new();
     room.make_raw("a", 16 * MIB);
-    // All but the first of each three come while those before them are in flight.
+    // The second and third of each three arrive while those before them are in flight.
     let three = |n: u64| json!({ "at_ns": n / 3 * 1000 + n % 3, "took_ns": 500, "offset": n * 4096 });
     let one = |n: u64| json!({ "at_ns": n * 1000, "took_ns": 500, "offset": n * 4096 });
     for (depth, request) in [(3, &three as &dyn Fn(u64) -> Value), (1, &one)] {
@@ -149,7 +149,7 @@ fn a_replay_that_writes_is_confirmed_first() {
 }
 
 #[test]
-fn a_recording_that_does_not_fit_the_disk_is_refused_before_anything_is_asked() {
+fn a_recording_that_does_not_fit_the_disk_is_refused() {
     let room = Room::new();
     room.done("image create raw:a --size 1M");
     room.done("image create raw:b --size 4M");
@@ -180,7 +180,7 @@ fn a_recording_that_does_not_fit_the_disk_is_refused_before_anything_is_asked() 
 }
 
 #[test]
-fn a_recording_that_is_damaged_cut_off_or_of_another_version_is_refused() {
+fn damaged_truncated_and_foreign_recordings_are_refused() {
     let room = Room::new();
     room.done("image create raw:a --size 1M");
     recording(&room, "good", &[(0, "read", 0, 512), (1, "read", 512, 512)]);
@@ -208,13 +208,13 @@ fn a_recording_that_is_damaged_cut_off_or_of_another_version_is_refused() {
 fn a_replay_that_is_ended_by_a_signal_reports_what_it_has_done() {
     let room = Room::new();
     room.done("image create raw:a --size 1M");
-    // The last request would come in an hour.
+    // The last request would be issued in an hour.
     recording(&room, "recorded", &[(0, "read", 0, 512), (3_600_000, "read", 512, 512)]);
     let mut command = room.command(TAPLINE);
     command.args(["image", "replay", "raw:a", "recorded", "--json"]).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    // Before it handles signals it would die of one: it does when it has the image's lock.
+    // A signal would kill it until it handles signals, which it does when it holds the image's lock.
     while !is_open(child.id(), &room.file("a")) {
         assert!(child.try_wait().unwrap().is_none(), "it has ended");
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -234,7 +234,7 @@ fn is_open(pid: u32, file: &std::path::Path) -> bool {
     fds.into_iter().flatten().flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == file))
 }
 
-/// The first line that a replay says which nothing ends.
+/// Returns the first line of a replay that does not end by itself.
 fn first_line(room: &Room, words: &str) -> String {
     let mut child = room.command(TAPLINE);
     let child = child.args(words.split_whitespace()).stdin(Stdio::null()).stderr(Stdio::piped());

@@ -18,7 +18,7 @@ fn with_input(room: &Room, words: &str, file: &str) -> Said {
     Said::of(&room.command(TAPLINE).args(words.split_whitespace()).stdin(input).output().unwrap())
 }
 
-/// Runs a command with these bytes coming through a pipe.
+/// Runs a command that reads these bytes from a pipe.
 fn with_pipe(room: &Room, words: &str, bytes: &[u8]) -> Said {
     let mut child = start(room, words);
     // A command that refuses its input does not read it.
@@ -32,14 +32,14 @@ fn start(room: &Room, words: &str) -> Child {
     command.stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The bytes that a command writes to standard output.
+/// Returns the bytes that a command writes to standard output.
 fn output_of(room: &Room, words: &str) -> Vec<u8> {
     let done = room.command(TAPLINE).args(words.split_whitespace()).output().unwrap();
     assert!(done.status.success(), "{words}: {}", String::from_utf8_lossy(&done.stderr));
     done.stdout
 }
 
-/// The files of a room, but for those that the test has made.
+/// Returns the files of a room, except those created by the test.
 fn others(room: &Room, made: &[&str]) -> Vec<String> {
     let names = fs::read_dir(room.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| !made.contains(&name.as_str())).collect()
@@ -162,7 +162,7 @@ fn an_image_has_its_name_only_when_it_is_complete() {
             sleep(Duration::from_millis(2));
         }
         kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
-        // Its input stays open: it does not end by itself.
+        // Its input stays open, so it does not end by itself.
         let code = child.wait().unwrap().code();
         assert!(!room.file("a").exists());
         assert_eq!(

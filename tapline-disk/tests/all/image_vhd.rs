@@ -10,14 +10,14 @@ use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
 
-/// An image of another program, as `q.vhd`, with its first block directly after the table, and its contents, as
-/// `a.raw`.
+/// Creates an image as another program does, as `q.vhd`, with its first block directly after the table, and its
+/// contents as `a.raw`.
 fn without_room(room: &Room) {
     room.make_raw("a.raw", 64 * MIB);
     room.tool("qemu-img", "convert -f raw -O vpc -o subformat=dynamic,force_size a.raw q.vhd");
 }
 
-/// It has the same contents as before, followed by zeroes.
+/// Checks that it has the same contents as before, followed by zeroes.
 fn shows_the_same(room: &Room) {
     assert_eq!(room.json("image check vhd:q.vhd")["result"], "clean");
     std::fs::File::options().write(true).open(room.file("a.raw")).unwrap().set_len(10 << 30).unwrap();
@@ -92,7 +92,7 @@ fn space_behind_the_last_block_is_a_leak_that_a_repair_frees() {
     let (blocks, footer) = whole.split_at(whole.len() - 512);
     let unused = vec![7; 3 << 20];
     let with_footer = ([blocks, &unused, footer].concat(), 5, "leaked space", 0);
-    // The next writer takes the space away.
+    // The next writer frees the space.
     let unclosed = ([&whole[..], &unused].concat(), 0, "the next writer repairs it", 3);
     for (bytes, code, says, repaired) in [with_footer, unclosed] {
         room.write("b.vhd", &bytes);
@@ -115,7 +115,7 @@ fn a_damaged_entry_costs_a_reader_its_block_and_nothing_else() {
     let mut bytes = room.read("b.vhd");
     let number = |at: usize| usize::try_from(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap();
     let table = number(number(16) + 16);
-    // The third block is where the first one is.
+    // The third block is at the offset of the first one.
     bytes.copy_within(table..table + 4, table + 8);
     room.write("b.vhd", &bytes);
 
@@ -170,7 +170,7 @@ fn a_misspelt_locator_is_found_and_repaired() {
     room.done("image compare vhd:child.vhd raw:a.raw --parent vhd:q.vhd");
 }
 
-/// Gives the locator of a header the code that Tapline wrote once, and the header the sum that goes with it.
+/// Gives the locator of a header the code that Tapline once wrote, and updates the checksum of the header.
 fn misspell(header: &mut [u8]) {
     let at = header.windows(4).position(|bytes| bytes == b"MacX").unwrap();
     header[at..at + 4].copy_from_slice(b"MACX");

@@ -15,7 +15,7 @@ use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, from_environment};
 
-/// A guest at queue depth 128 whose disk's process is killed this many times.
+/// Runs a guest at queue depth 128 whose disk's process is killed this many times.
 fn survive(recorded: bool, kills: u64, format: &str) {
     let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
     println!("TAPLINE_SEED={seed} TAPLINE_KILLS={kills}, recorded: {recorded}, {format}");
@@ -27,7 +27,7 @@ fn survive(recorded: bool, kills: u64, format: &str) {
     let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
     let (mut unanswered, mut before) = (0, 0);
     for kill in 0..kills {
-        // Half of them outlive the requests that they do one at a time after a death.
+        // Half of them survive the quarantine after a death.
         let answered = driver.answered + 256 * random.u64(..2);
         let begun = Instant::now();
         while driver.answered < answered {
@@ -85,7 +85,7 @@ fn a_guest_without_inflight_recording_survives_kills() {
     survive(false, from_environment("TAPLINE_KILLS").unwrap_or(50), "raw");
 }
 
-/// Most of its writes allocate: what they have changed is in no file when the process dies.
+/// Most of its writes allocate: their metadata is in no file when the process dies.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_guest_on_an_image_that_allocates_survives_kills() {

@@ -1,5 +1,5 @@
 //! Storage that requires 4096-byte alignment for O_DIRECT, used by guests with 512-byte sectors and by formats with
-//! metadata as small: all data is there afterwards, at its offset, and other programs can read it.
+//! metadata as small: all data is stored at its offset, and other programs can read it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use crate::tool::{Room, from_environment};
 
 const SECTOR: u64 = 512;
 
-/// No multiple of 4096.
+/// Not a multiple of 4096.
 const LEN: u64 = (12 << 20) + 3 * SECTOR;
 
 /// File systems, caches and engines.
@@ -30,7 +30,7 @@ const STORAGES: [(&str, &str, &str); 4] = [
     ("mkfs.ext4 -q -b 4096", "writeback", "uring"),
 ];
 
-/// A disk that is written, and what it must hold.
+/// A disk that is written, and its expected contents.
 struct Written<'a> {
     room: &'a Room,
     model: Vec<u8>,
@@ -49,7 +49,7 @@ impl Written<'_> {
         match self.random.u64(..8) {
             0 => self.random.u64(..sectors),
             1 => sectors - 1 - self.random.u64(..20),
-            // Most fall into units of which others are under way.
+            // Most overlap units of other writes in flight.
             _ => 4000 + self.random.u64(..64),
         }
     }
@@ -118,12 +118,12 @@ impl Written<'_> {
     }
 }
 
-/// The format's name in other programs.
+/// Returns the format's name in other programs.
 fn theirs(format: &str) -> &str {
     if format == "vhd" { "vpc" } else { format }
 }
 
-/// An image that was created elsewhere, on one of these file systems.
+/// Tests an image that was created elsewhere, on one of these file systems.
 fn survives(format: &str, options: &str, serve: &str) {
     let make = |room: &Room| drop(room.done(&format!("image create {format}:made --size {LEN} {options}")));
     survives_made(format, &make, serve);
@@ -225,14 +225,14 @@ fn a_confined_disk_with_passed_files() {
     drop(guest);
     let (code, said) = disk.stop();
     assert_eq!(code, Some(0), "{said}");
-    // The lock is that of the description, which is ours as well.
+    // The lock belongs to the open file description, which this process has too.
     drop(files);
     written.save();
     room.sound_and_closed("vhd:large/a");
     room.done("image compare vhd:large/a raw:model --cache none");
 }
 
-/// The block sizes that the server reports to clients.
+/// Returns the block sizes that the server reports to clients.
 fn shown(room: &Room) -> String {
     let told = room.tool("qemu-nbd", &format!("--list --socket {}", room.file("nbd.sock").display()));
     let line = told.lines().find(|line| line.contains("min block")).unwrap_or_else(|| panic!("{told}"));
@@ -283,7 +283,7 @@ fn a_raw_disk_keeps_its_sectors_under_a_snapshot_and_grows_and_is_merged() {
 }
 
 #[test]
-fn a_raw_disk_of_part_of_a_sector_is_served_by_sectors_of_512_when_asked() {
+fn a_raw_disk_of_a_partial_sector_can_be_served_in_sectors_of_512() {
     let Some(large) = Large::file_system(STORAGES[1].0) else { return };
     let room = &large.room;
     room.done(&format!("image create raw:large/a --size {LEN}"));

@@ -1,8 +1,8 @@
-//! A disk with limits: they hold, they change while it is served, and what waits for them keeps nothing else waiting
-//! and is never lost.
+//! A disk with limits: they hold, they can be changed while it is served, and held requests neither delay anything else
+//! nor get lost.
 //!
-//! How much faster than its limit a disk is depends on the machine; that it is never faster does not. So only least
-//! times are asserted, and counters.
+//! Only minimum times and counters are asserted: how slow a limited disk is depends on the machine, but it is never
+//! faster than its limit.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::tool::replaced::Replaced;
 use crate::tool::ring::{BLOCK, Driver, Kind};
 use crate::tool::served::Disk;
 
-/// A guest's requests go one by one, a hundred of them in ten seconds.
+/// A guest's requests pass one by one, a hundred of them in ten seconds.
 const SLOW: &str = "iops=10,burst=1ms";
 
 /// After the first, each write of a MiB waits for 16 s: longer than a client waits for [`COUNT`] of them.
@@ -42,14 +42,14 @@ fn limit(control: &mut Control, limits: Option<Value>) -> Value {
     control.done(&request)
 }
 
-/// Waits until so many requests wait for a limit.
+/// Waits until `count` requests are held by a limit.
 fn wait_for_waiting(control: &mut Control, count: u64) {
     while limit(control, None)["waiting"] != count {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Sends so many writes of `len` bytes without waiting for their answers.
+/// Sends `count` writes of `len` bytes without waiting for their completion.
 fn send_writes(nbd: &mut Client, count: u64, len: usize) {
     (0..count).for_each(|n| {
         let at = n * u64::try_from(len).unwrap();
@@ -81,11 +81,11 @@ fn no_more_requests_go_than_the_limit_and_its_burst() {
     let begun = Instant::now();
     send_writes(&mut nbd, 120, BLOCK);
     take_answers(&mut nbd, 120);
-    // 20 were saved up, and the others come at 200 per second.
+    // 20 are saved up, and the others pass at 200 per second.
     assert!(begun.elapsed() >= Duration::from_millis(499), "{:?}", begun.elapsed());
     let told = limit(&mut control, None);
     assert_eq!((&told["limits"], &told["waiting"]), (&json!({ "iops": 200, "burst_ms": 100 }), &json!(0)));
-    // Those that a busy machine is late to send do not wait as long, or not at all.
+    // Requests that a busy machine sends late wait less, or not at all.
     assert!((1..=100).contains(&told["throttled"].as_u64().unwrap()), "{told}");
     assert!(told["throttled_ns"].as_u64().unwrap() > 0, "{told}");
     assert_eq!(disk.stop().0, Some(0));
@@ -99,7 +99,7 @@ fn no_more_bytes_go_than_the_limit_and_its_burst() {
     let mut nbd = connect(&room);
     let begun = Instant::now();
     (0..3).for_each(|_| drop(nbd.read(0, 1 << 20).unwrap()));
-    // Each is larger than the burst and goes all the same; the next one waits until the bucket is full again.
+    // Each is larger than the burst and passes all the same; the next one waits until the bucket is full again.
     assert!(begun.elapsed() >= Duration::from_millis(499), "{:?}", begun.elapsed());
     assert_eq!(disk.stop().0, Some(0));
 }
@@ -184,7 +184,7 @@ fn an_upgrade_does_not_wait_for_the_limit_and_keeps_it() {
     take_answers(&mut nbd, COUNT);
     let mut control = Control::connect(&room.file("control.sock"));
     assert_eq!(limit(&mut control, None)["limits"], slow, "not those of the command line");
-    // Removed for good, which the command line does not know either.
+    // Removed permanently, unknown to the command line.
     assert_eq!(limit(&mut control, Some(json!({})))["limits"], json!({}));
     drop(control);
     let answer = disk.upgrade().join().unwrap();
@@ -196,7 +196,7 @@ fn an_upgrade_does_not_wait_for_the_limit_and_keeps_it() {
     assert!(holds(&room.file("a"), COUNT, MIB));
 }
 
-/// A guest with requests that wait for the limit.
+/// Returns a guest with requests held by the limit.
 fn waiting_machine(room: &Room, recorded: bool) -> (Disk, Control, Driver) {
     let (disk, mut control) = serve(room, &format!("--vhost-user vm.sock --limit {SLOW}"));
     let mut driver = Driver::connect(&room.file("vm.sock"), recorded);
@@ -216,7 +216,7 @@ fn unlimit_and_check(room: &Room, mut disk_control: (Disk, Control), mut driver:
     driver.check(&room.read("a"));
 }
 
-/// QEMU's main loop waits for this answer when a guest resets, stops or loses the device.
+/// QEMU's main loop waits for this reply when a guest resets, stops or loses the device.
 #[test]
 fn a_queue_stops_at_once_while_its_requests_wait_and_resumes_later() {
     for recorded in [true, false] {
@@ -290,7 +290,7 @@ fn a_pause_does_not_wait_for_requests_that_a_limit_holds_back() {
     assert!(limit(&mut control, None)["waiting"].as_u64() > Some(0), "it has waited for the limit");
     let ended = |control: &mut Control| control.done(&json!({ "verb": "stats" }))["writes"]["count"].clone();
     let before = ended(&mut control);
-    // What the limit lets through meanwhile waits for the end of the pause.
+    // Requests that the limit releases meanwhile wait for the end of the pause.
     limit(&mut control, Some(json!({})));
     while limit(&mut control, None)["waiting"] != 0 {
         std::thread::sleep(Duration::from_millis(1));
@@ -311,7 +311,7 @@ fn a_disk_with_limits_sleeps_while_nothing_waits() {
     let before = slept(&mut control);
     std::thread::sleep(Duration::from_millis(300));
     let after = slept(&mut control);
-    // The client of the control socket wakes it, and nothing else.
+    // Only the client of the control socket wakes it.
     assert!(after - before <= 4, "{} sleeps", after - before);
     assert_eq!(disk.stop().0, Some(0));
 }

@@ -38,7 +38,7 @@ impl Disk {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Makes it log many lines of statistics, and checks that it responds at the same time.
+    /// Makes it log many lines of statistics, and checks that it responds meanwhile.
     fn log_much(&self, client: &mut Nbd) {
         for _ in 0..64 {
             self.signal(Signal::USR1);
@@ -46,7 +46,7 @@ impl Disk {
         }
     }
 
-    /// Its exit code after a request to stop; `None` if it has not exited.
+    /// Returns its exit code after a request to stop; `None` if it has not exited.
     fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         let begun = Instant::now();
@@ -62,7 +62,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Only after a failed test is it still there.
+        // It only runs after a failed test.
         self.0.kill().unwrap_or_default();
         self.0.wait().unwrap();
     }

@@ -1,5 +1,5 @@
-//! The statistics page of a served disk: what it says beside what its client knows, while requests are held, and
-//! across processes that are killed or replaced.
+//! The statistics page of a served disk: compared with what its client knows, while requests are held, and across
+//! processes that are killed or replaced.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn snapshot(room: &Room) -> Snapshot {
     Reader::open(&room.file("page")).unwrap().snapshot().unwrap()
 }
 
-/// Waits until the page says so: a client sees its answer a moment before the page has it.
+/// Waits until the page satisfies a condition: a client sees its completion a moment before the page has it.
 fn wait_for(room: &Room, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Snapshot {
     let begun = Instant::now();
     loop {
@@ -34,7 +34,7 @@ fn wait_for(room: &Room, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Snaps
 }
 
 #[test]
-fn the_page_counts_what_its_client_was_answered_and_no_more_time_than_that_took() {
+fn the_page_counts_completed_requests_and_their_durations() {
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let disk = Disk::serve(&room, WORDS);
@@ -55,14 +55,14 @@ fn the_page_counts_what_its_client_was_answered_and_no_more_time_than_that_took(
     assert_eq!((reads.count(), reads.bytes()), (50, 50 * 4096));
     assert_eq!((writes.count(), writes.bytes()), (400, 400 * 4096));
     assert_eq!((seen.kind(Kind::Discard).count(), reads.all_errors(), seen.in_flight.len()), (0, 0, 0));
-    // Reads were alone, and of the writes at most eight were under way at once.
+    // Reads were alone, and at most eight writes were in flight at once.
     assert!(reads.sum_of_all() > 0 && reads.sum_of_all() <= took, "{reads:?} in {took} ns");
     assert!(writes.sum_of_all() <= 8 * took, "{writes:?} in {took} ns");
     let reader = Reader::open(&room.file("page")).unwrap();
     for (kind, count) in [(Kind::Read, 50), (Kind::Write, 400), (Kind::Flush, 1)] {
         let whole = reader.histogram(kind, None).unwrap();
         assert_eq!(whole.count(), count);
-        // The histogram's middle values say what the sum says, to three digits.
+        // The histogram's middle values agree with the sum, to three digits.
         let of_buckets: f64 = whole
             .buckets()
             .iter()
@@ -157,7 +157,7 @@ fn a_disk_is_served_without_a_page_where_there_can_be_none() {
     room.done("image create raw:a --size 16M");
     room.done("image create raw:b --size 16M");
     let first = Disk::serve(&room, "raw:a --nbd a.sock --stats-page page");
-    // It says that it serves a moment before it has its page.
+    // It announces that it serves a moment before it has its page.
     let begun = Instant::now();
     while Reader::open(&room.file("page")).is_err() {
         assert!(begun.elapsed() < Duration::from_secs(60), "the first one begins no page");

@@ -1,10 +1,10 @@
-//! The statistics page beside an independent client that takes the time of each of its requests itself.
+//! The statistics page compared with an independent client that measures each of its requests itself.
 //!
-//! What holds, however busy the machine is: the client offers a request before the disk's thread takes it, and sees its
-//! answer after it was given. Two things are not the client's to know. The thread reads the clock once for all that one
-//! look at the ring finds, so that a request which comes during the look may count as taken before it was offered, by
-//! at most the length of the look, which is part of `map`. And the client may see its answer while the thread still
-//! signals it, which is `notify`.
+//! These hold however busy the machine is: the client offers a request before the disk's thread pops it, and sees its
+//! completion after it was published. Two things are unknown to the client. The thread reads the clock once for all
+//! requests found in one look at the ring, so a request that arrives during the look may count as popped before it was
+//! offered, by at most the length of the look, which is part of `map`. And the client may see its completion while the
+//! thread still signals it, which is `notify`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,22 +17,23 @@ use crate::tool::control::Control;
 use crate::tool::served::Disk;
 use crate::tool::vhost::{Asked, Timed};
 
-/// Requests of each load.
+/// The number of requests of each load.
 const COUNT: u64 = 200;
-/// Each request has a place of its own, by which it is known.
+/// The distance of requests, each of which has its own offset that identifies it.
 const PLACE: u64 = 64 << 10;
 
-/// How wrong the page's clock may be at once, which reads the CPU's counter and compares it with the kernel's clock ten
-/// times a second: by a ten-thousandth in between. Compared with the kernel's clock at each look, it is not wrong.
+/// Returns the maximum error of the page's clock if it reads the CPU's counter and compares that with the kernel's
+/// clock ten times a second: a ten-thousandth in between. If it reads the kernel's clock each time, there is none.
 fn clock_error(page: &Snapshot) -> u64 {
     if page.slow_clock { 0 } else { 10_000 }
 }
 
-/// What is served.
+/// The kinds of served images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     Raw,
-    /// With a parent that has data: a small write reads what is around it first, so that it has two operations in turn.
+    /// With a parent that has data: a small write first reads the data around it, so that it has two consecutive
+    /// operations.
     Child,
 }
 
@@ -66,10 +67,10 @@ impl Watched {
         Watched { room, control, client, disk }
     }
 
-    /// What the page has, when it has all that the client was answered.
+    /// Returns the page when it contains everything that the client has seen completed.
     fn page(&mut self) -> Page {
         let reader = Reader::open(&self.room.file("page")).unwrap();
-        // The thread carries out a verb only after it has counted what it has answered.
+        // The thread executes a verb only after it has counted its completions.
         self.control.done(&json!({ "verb": "version" }));
         let (snapshot, records) = (reader.snapshot().unwrap(), reader.records(0).unwrap());
         Page { reader, snapshot, records, read: stats::monotonic() }
@@ -139,9 +140,9 @@ impl Page {
         }
     }
 
-    /// The records, each with the client's request.
+    /// Returns the records, each with the client's request.
     fn pairs<'a>(&'a self, asked: &'a [Asked]) -> impl Iterator<Item = (&'a Record, &'a Asked)> {
-        // Flushes have no place: there is one at a time, so that they keep their order.
+        // Flushes have no offset: there is one at a time, so that they stay in order.
         let place = |kind, at, nth: &mut u64| {
             let flush = kind == Kind::Flush;
             *nth += u64::from(flush);
@@ -154,10 +155,10 @@ impl Page {
         self.records.iter().map(move |record| (record, by_place[&place(record.kind, record.at, &mut nth)]))
     }
 
-    /// The request was under way for the disk while it was for its client.
+    /// Asserts that the times of the disk are within those of the client.
     fn is_within(&self, record: &Record, asked: &Asked) {
         assert_eq!((record.len, record.outcome), (asked.len, Outcome::Done), "{record:?}");
-        // The stages are made of differences. When it was shown is written apart.
+        // The stages are differences; `shown` is written separately.
         assert_eq!(record.seen + record.whole(), record.shown, "the stages do not add up: {record:?}");
         let error = clock_error(&self.snapshot);
         let [ring, map, .., notify] = record.stages;
@@ -167,7 +168,7 @@ impl Page {
     }
 }
 
-/// Keeps `depth` requests of all kinds in flight, at places from `first` on.
+/// Keeps `depth` requests of all kinds in flight, at offsets from `first` on.
 fn load(client: &mut Timed, depth: usize, first: u64) {
     let sizes = [512, 4096, PLACE];
     let mut flush_open = 0;
@@ -193,7 +194,7 @@ fn load(client: &mut Timed, depth: usize, first: u64) {
 
 fn agrees_at_several_depths(image: Image) {
     let mut watched = Watched::serve(image);
-    // Places are used once, and all loads together fit on the disk.
+    // Offsets are used once, and all loads together fit on the disk.
     for (nth, depth) in [1, 4, 16, 200].into_iter().enumerate() {
         load(&mut watched.client, depth, nth as u64 * COUNT);
     }
@@ -216,7 +217,7 @@ fn the_page_of_a_qcow2_child_agrees_with_an_independent_client() {
 }
 
 #[test]
-fn a_request_that_was_held_has_at_least_the_time_for_which_it_was_held() {
+fn the_time_of_a_held_request_includes_the_wait() {
     let mut watched = Watched::serve(Image::Child);
     watched.control.done(&json!({ "verb": "pause" }));
     for (place, kind) in Kind::ALL.into_iter().enumerate() {

@@ -1,10 +1,10 @@
-//! The USDT probes of the program under test, as tools that attach to them find them: in notes of the file.
+//! The USDT probes of the program under test, as tools find them: in notes of the file.
 
 use std::collections::BTreeMap;
 
 use crate::tool::{Room, TAPLINE};
 
-/// Each probe of `program` and how many arguments it has, of a listing by readelf.
+/// Returns the probes of `program` and the number of their arguments, from a listing by readelf.
 fn probes(room: &Room, program: &str) -> BTreeMap<String, usize> {
     let said = room.run("readelf", &format!("--notes --wide {program}"));
     assert_eq!(said.code, Some(0), "{said:?}");
@@ -32,12 +32,12 @@ fn probes(room: &Room, program: &str) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn the_program_has_all_probes_with_their_arguments_also_when_it_is_stripped() {
+fn a_stripped_program_has_all_probes_with_their_arguments() {
     let room = Room::new();
     let all = [("answered", 5), ("completed", 1), ("mapped", 1), ("submitted", 1), ("taken", 4)];
     let all = all.map(|(name, arguments)| (name.to_owned(), arguments)).into();
     assert_eq!(probes(&room, TAPLINE), all);
-    // As packages have it, and without any symbol.
+    // As in packages, and without any symbols.
     for how in ["--strip-debug", "--strip-all"] {
         let stripped = room.file("stripped").display().to_string();
         let said = room.run("strip", &format!("{how} -o {stripped} {TAPLINE}"));

@@ -1,4 +1,4 @@
-//! Image locks beside QEMU's: what QEMU writes is not read, what is read is not written by QEMU, and both may read.
+//! Image locks of Tapline and QEMU: an image written by one is not read by the other, and both may read.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
@@ -17,7 +17,7 @@ impl Qemu {
         let mut command = room.command("qemu-io");
         let command = command.args(words.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this test needs qemu-io (Debian: qemu-utils)");
-        // It has opened the image when it carries out its first command.
+        // It has opened the image when it executes its first command.
         let mut input = child.stdin.take().unwrap();
         input.write_all(b"length\n").unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -30,7 +30,7 @@ impl Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // At the end of its input it ends.
+        // It exits at the end of its input.
         drop(self.child.stdin.take());
         self.child.wait().unwrap();
     }
@@ -56,7 +56,7 @@ fn assert_refused(words: &str, said: &Said) {
     assert!(said.err.contains(expected) && said.err.contains("has it open for writing"), "{words}: {said:?}");
 }
 
-/// Commands that read `base` or `disk`, and what they create.
+/// Commands that read `base` or `disk`, and the files that they create.
 const READERS: [&str; 6] = [
     "image convert qcow2:base raw:copy",
     "image check qcow2:base",
@@ -154,7 +154,7 @@ fn qemu_neither_reads_nor_writes_what_is_written() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// As a daemon copies an image that it is asked to import.
+/// Like a daemon that copies an image to import it.
 #[test]
 fn a_confined_copy_of_what_qemu_writes_is_in_use() {
     let room = room();

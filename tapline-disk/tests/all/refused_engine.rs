@@ -1,4 +1,4 @@
-//! What does the I/O of a disk where the system refuses the engine that suits it, as in a container.
+//! Which engine a disk uses if the system refuses the most suitable one, as in a container.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 use crate::tool::{Room, where_refused};
 
-/// In memory, where Linux AIO suits, and on a disk, where io_uring does.
+/// One in memory, where Linux AIO suits, and one on a disk, where io_uring does.
 fn rooms() -> [Room; 2] {
     [Room::below(Path::new("/dev/shm")), Room::new()]
 }
@@ -62,7 +62,7 @@ fn an_engine_that_was_asked_for_is_not_replaced() {
     }
 }
 
-/// Linux AIO blocks on files in the page cache: there is nothing that could take the place of io_uring.
+/// Linux AIO blocks on files in the page cache: there is no substitute for io_uring.
 #[test]
 fn files_in_the_page_cache_need_io_uring() {
     where_refused(libc::SYS_io_uring_setup, libc::EPERM.unsigned_abs(), || {

@@ -10,10 +10,10 @@ use crate::tool::nbd::Nbd;
 use crate::tool::served::Disk;
 
 const MIB: u64 = 1 << 20;
-/// Offsets all over a disk of 10 GiB, each in another 2 MiB.
+/// The number of offsets all over a disk of 10 GiB, each in another 2 MiB.
 const PLACES: u64 = 2000;
 
-/// Where the `number`th write goes.
+/// Returns the offset of the `number`th write.
 fn place(number: u64) -> u64 {
     number * 1601 % 5000 * 2 * MIB
 }
@@ -30,14 +30,14 @@ fn statistics(room: &Room, disk: &Disk) -> Value {
     }
 }
 
-/// Bytes of memory that a process has to itself.
+/// Returns the private memory of a process in bytes.
 fn own_memory(disk: &Disk) -> u64 {
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", disk.child.id())).unwrap();
     let line = smaps.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// The memory of a disk of this format just after writes all over it, and after a period without requests.
+/// Returns the memory of a disk of this format just after writes all over it, and after a period without requests.
 fn used_and_rested(format: &str) -> (u64, u64) {
     let room = Room::new();
     room.done(&format!("image create {format}:a --size 10G"));

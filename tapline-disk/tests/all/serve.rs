@@ -35,7 +35,7 @@ fn data_written_over_nbd_is_in_the_image_after_sigterm() {
     assert!(found == expected, "the image holds something else");
 }
 
-/// A client that has written 8 MiB and has not flushed.
+/// Connects a client that has written 8 MiB and not flushed.
 fn write_without_flush(room: &Room) -> Child {
     let mut guest = Command::new("qemu-io")
         .args(["-t", "writeback", "-f", "raw", "nbd+unix:///?socket=nbd.sock"])

@@ -1,5 +1,5 @@
-//! Transfers that are split and merged under a served disk: what is written is read, settings change while it is served
-//! and go to the process that takes over, and policies are only used on the storage that they are of.
+//! Transfers that are split and merged under a served disk: data stays intact, settings change while it is served and
+//! pass to the next process, and policies are only used on the storage for which they were measured.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn shape(room: &Room, fields: &Value) -> Value {
     control(room).done(&request)
 }
 
-/// A policy file for the storage of a raw image in this room.
+/// Creates a policy file for the storage of a raw image in this room.
 fn policy(room: &Room, split: u64) -> Value {
     room.write("full", &noise(1, 64 * MIB));
     room.done("calibrate raw:full --each 1 --policy policy.json");
@@ -48,7 +48,7 @@ fn what_is_written_in_pieces_and_merged_is_read_whatever_the_format() {
         let mut nbd = connect(&room);
         let bytes = noise(7, 2 * MIB);
         nbd.write(4096 * 3, &bytes).unwrap();
-        // Small ones behind each other, which come together.
+        // Small adjacent ones, which arrive together.
         let small: Vec<&[u8]> = bytes.chunks(512).take(512).collect();
         let at = |number: usize| u64::try_from(8 * MIB + number * 512).unwrap();
         small.iter().enumerate().for_each(|(number, part)| nbd.send(Command::Write, at(number), 512, part).unwrap());
@@ -68,7 +68,7 @@ fn what_is_written_in_pieces_and_merged_is_read_whatever_the_format() {
 }
 
 #[test]
-fn rules_change_while_the_disk_is_served_and_what_makes_none_is_refused() {
+fn rules_can_be_changed_live_and_invalid_ones_are_refused() {
     let room = Room::new();
     room.done("image create raw:a --size 16M");
     let _disk = Disk::serve(&room, "raw:a --nbd nbd.sock --control control.sock");
@@ -101,7 +101,7 @@ fn rules_change_while_the_disk_is_served_and_what_makes_none_is_refused() {
 }
 
 #[test]
-fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first_process() {
+fn an_upgrade_keeps_live_settings_over_the_command_line() {
     let room = Room::new();
     room.done("image create raw:a --size 16M");
     let mut disk = Replaced::serve(&room, "raw:a --nbd nbd.sock --io-split 16K");
@@ -113,7 +113,7 @@ fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first
     let told = shape(&room, &json!({}));
     assert_eq!((&told["split_bytes"], &told["merge_bytes"]), (&json!(null), &json!(65536)));
     assert_eq!(told["splits"], 1, "counters go on");
-    // And once more, to nothing at all.
+    // Once more, to nothing.
     shape(&room, &json!({ "merge": "none" }));
     let upgrade = disk.upgrade();
     disk.replaced_by(&upgrade.join().unwrap());
@@ -125,7 +125,7 @@ fn an_upgrade_goes_on_with_what_was_set_last_and_not_with_the_words_of_the_first
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() {
+fn a_policy_stays_in_force_without_its_file_and_across_an_upgrade() {
     let room = Room::new();
     policy(&room, 32768);
     room.done("image create qcow2:a --size 16M");
@@ -143,7 +143,7 @@ fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() 
     let told = shape(&room, &json!({ "split": "auto" }));
     assert_eq!((&told["split_bytes"], &told["policy"]["split"]), (&json!(32768), &json!(32768)));
     disk.stop();
-    // Words stand above the policy; without one, auto is nothing to follow.
+    // Given values override the policy; without a policy, 'auto' is refused.
     policy(&room, 32768);
     let disk =
         Disk::serve(&room, "qcow2:a --nbd nbd.sock --control control.sock --io-policy policy.json --io-split 8K");
@@ -155,7 +155,7 @@ fn a_policy_is_used_stays_after_its_file_is_gone_and_goes_to_the_next_process() 
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_policy_of_another_device_or_a_damaged_one_is_refused_before_anything_is_served() {
+fn a_policy_of_another_device_or_a_damaged_one_is_refused() {
     let room = Room::new();
     let mut found = policy(&room, 32768);
     room.done("image create raw:a --size 16M");
@@ -170,7 +170,7 @@ fn a_policy_of_another_device_or_a_damaged_one_is_refused_before_anything_is_ser
     }
 }
 
-/// A process that is killed holds nothing back: all that it had acknowledged is there for the next one.
+/// A killed process delays nothing: the next one finds all that it had acknowledged.
 #[test]
 fn acknowledged_writes_survive_a_kill_of_a_disk_that_splits_and_merges() {
     for format in ["raw", "vhd", "qcow2"] {

@@ -1,8 +1,8 @@
-//! Disks that share a storage by a page: one that is ahead of another waits, and what waits keeps nothing else waiting
-//! and is never lost; whatever becomes of the page and of the other processes, each disk goes on.
+//! Disks that share a storage by a page: one that is ahead of another waits, and held requests neither delay anything
+//! else nor get lost; whatever happens to the page and to the other processes, each disk continues.
 //!
-//! How fast a disk is depends on the machine; whether it says that something has waited does not. The other disks are
-//! made up by the test, which writes their slots.
+//! The speed of a disk depends on the machine; whether it reports held requests does not. The other disks are simulated
+//! by the test, which writes their slots.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ use crate::tool::{Room, noise};
 
 const COUNT: u64 = 64;
 
-/// A disk called `a`, with that for its socket and its control socket.
+/// Serves the image `a` with these names for its socket and its control socket.
 fn serve(room: &Room, name: &str, words: &str) -> (Disk, Control) {
     if !room.file(name).exists() {
         room.done(&format!("image create raw:{name} --size 32M"));
@@ -46,7 +46,7 @@ fn page(room: &Room) -> Page {
     Page::open(File::options().read(true).write(true).open(room.file("page")).unwrap()).unwrap()
 }
 
-/// Writes some blocks at once, all different from what was there.
+/// Writes some blocks at once, all different from the previous contents.
 fn write(nbd: &mut Client, round: u64) {
     send(nbd, round);
     take_answers(nbd);
@@ -70,14 +70,14 @@ fn assert_holds(room: &Room, name: &str, round: u64) {
     assert!(bytes[..expected.len()] == expected, "the blocks of round {round}");
 }
 
-/// A process that says of its disk what is to be said, again and again.
+/// A thread that keeps publishing the state of a simulated disk.
 struct Other {
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Other {
-    /// One that has all of the storage's depth in flight, and has had nothing of it.
+    /// Simulates a disk that has all of the storage's depth in flight, and has received nothing of it.
     fn busy(room: &Room) -> Other {
         Other::saying(page(room), |page, turn| {
             let slot = page.claim(Owner::this().unwrap(), Usable::Free).unwrap();
@@ -100,13 +100,13 @@ impl Other {
         Other { end, thread: Some(thread) }
     }
 
-    /// It goes, and leaves its slot as it is.
+    /// Ends it, and leaves its slot as it is.
     fn end(mut self) {
         self.end.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
     }
 
-    /// It goes as a process does that ends well.
+    /// Ends it like a process that exits normally.
     fn leave(self, room: &Room) {
         self.end();
         let (page, owner) = (page(room), Owner::this().unwrap());
@@ -115,7 +115,7 @@ impl Other {
     }
 }
 
-/// Writes until something has waited for the disk's share; the last round.
+/// Writes until a request was held by the disk's share; returns the last round.
 fn write_until_held(nbd: &mut Client, control: &mut Control) -> u64 {
     for round in 1.. {
         write(nbd, round);
@@ -126,7 +126,7 @@ fn write_until_held(nbd: &mut Client, control: &mut Control) -> u64 {
     unreachable!("it has held nothing");
 }
 
-/// A disk that is served, and of which something has waited for its share beside a busy one.
+/// A served disk with requests held by its share because of a busy one.
 struct Held {
     disk: Disk,
     control: Control,
@@ -146,7 +146,7 @@ fn held(room: &Room, words: &str) -> Held {
 }
 
 #[test]
-fn a_disk_waits_for_its_share_while_another_one_is_behind_and_not_afterwards() {
+fn a_disk_is_paced_only_while_another_one_is_behind_its_share() {
     let room = Room::new();
     let (disk, mut control) = serve(&room, "a", "--share-depth 8");
     let mut nbd = connect(&room, "a");
@@ -161,7 +161,7 @@ fn a_disk_waits_for_its_share_while_another_one_is_behind_and_not_afterwards() {
     assert!(told["held_ns"].as_u64() > Some(0), "{told}");
     assert_eq!(control.done(&json!({ "verb": "limit" }))["throttled"], 0, "that is no limit");
     other.leave(&room);
-    // A look sees that it has gone; what has waited before does not count.
+    // The next look shows that it has gone; earlier waits do not count.
     while share(&mut control)["others"] != 0 {
         write(&mut nbd, round);
     }
@@ -170,7 +170,7 @@ fn a_disk_waits_for_its_share_while_another_one_is_behind_and_not_afterwards() {
     assert_eq!(page(&room).claim(Owner::this().unwrap(), Usable::Free).unwrap(), 0, "it has given its slot back");
 }
 
-/// With one request at a time, each goes on when the one before has ended, and not when a timer fires: the disk sleeps
+/// With one request at a time, each is released when the one before has completed, and not by a timer: the disk sleeps
 /// once for each.
 #[test]
 fn what_waits_goes_on_when_a_request_of_the_same_disk_has_ended() {
@@ -182,7 +182,7 @@ fn what_waits_goes_on_when_a_request_of_the_same_disk_has_ended() {
     write(&mut nbd, round);
     let after = (sleeps(&mut control), share(&mut control)["held"].as_u64().unwrap());
     assert!(after.1 - before.1 >= COUNT / 2, "most have waited: {before:?} {after:?}");
-    // Requests come over a socket, which may wake it a few times more.
+    // Requests arrive over a socket, which may cause a few more wake-ups.
     assert!(after.0 - before.0 < COUNT * 3 / 2, "{before:?} {after:?}");
     other.end();
     assert_eq!(disk.stop().0, Some(0));
@@ -194,7 +194,7 @@ fn a_slot_that_says_the_same_for_long_holds_nothing_back_any_more() {
     let room = Room::new();
     let Held { disk, mut control, mut nbd, other, round } = held(&room, "--share-depth 8");
     other.end();
-    // Its process was killed, or its storage does not answer.
+    // Its process was killed, or its storage does not respond.
     while share(&mut control)["others"] != 0 {
         write(&mut nbd, round);
     }
@@ -240,7 +240,7 @@ fn the_slot_of_a_killed_process_is_taken_by_the_next_one() {
 }
 
 #[test]
-fn an_upgrade_keeps_weight_and_slot_and_one_that_fails_changes_nothing() {
+fn upgrades_keep_weight_and_slot_even_if_they_fail() {
     let room = Room::new();
     let (disk, mut control) = serve(&room, "a", "--share-weight 50 --share-depth 8");
     std::fs::rename(room.file("a.control"), room.file("control.sock")).unwrap();
@@ -271,7 +271,7 @@ fn an_upgrade_keeps_weight_and_slot_and_one_that_fails_changes_nothing() {
 }
 
 #[test]
-fn requests_of_a_guest_that_wait_for_the_share_are_done_once_by_the_next_process() {
+fn requests_held_by_the_share_are_executed_once_by_the_next_process() {
     let room = Room::new();
     room.done("image create raw:a --size 32M");
     let words = "raw:a --vhost-user vm.sock --control control.sock --share page --share-depth 1";
@@ -299,7 +299,7 @@ fn requests_of_a_guest_that_wait_for_the_share_are_done_once_by_the_next_process
     driver.check(&room.read("a"));
 }
 
-/// A process of another disk may have been broken into, and write anything anywhere in the page.
+/// A compromised process of another disk may write anything anywhere in the page.
 #[test]
 fn a_disk_serves_while_its_page_is_filled_with_anything() {
     let room = Room::new();
@@ -317,7 +317,7 @@ fn a_disk_serves_while_its_page_is_filled_with_anything() {
     });
     (1..=50).for_each(|round| write(&mut nbd, round));
     vandal.end();
-    // All slots are somebody's, and then none is.
+    // All slots are in use, and then none is.
     let file = File::options().write(true).open(room.file("page")).unwrap();
     for (byte, is_shared) in [(0x5a, false), (0, true)] {
         file.write_all_at(&vec![byte; PAGE_LEN], 0).unwrap();
@@ -331,14 +331,14 @@ fn a_disk_serves_while_its_page_is_filled_with_anything() {
     assert_holds(&room, "a", 51);
 }
 
-/// Whoever may write to the file of `--share` may make it shorter, at any time.
+/// A process that may write to the file of `--share` may truncate it at any time.
 #[test]
 fn a_page_that_is_made_shorter_is_left_and_the_disk_is_served() {
     let room = Room::new();
     let Held { disk, mut control, mut nbd, other, round } = held(&room, "--share-depth 1");
     let round = round + 1;
     send(&mut nbd, round);
-    // While some of that waits.
+    // While requests are held.
     File::options().write(true).open(room.file("page")).unwrap().set_len(100).unwrap();
     take_answers(&mut nbd);
     other.end();
@@ -405,12 +405,12 @@ fn a_disk_that_shares_sleeps_while_it_is_idle() {
     write(&mut nbd, 0);
     let other = Other::busy(&room);
     write_until_held(&mut nbd, &mut control);
-    // The one timer that is left from what has waited.
+    // The one timer that is left from held requests.
     std::thread::sleep(Duration::from_millis(150));
     let sleeps = |control: &mut Control| control.done(&json!({ "verb": "stats" }))["sleeps"].as_u64().unwrap();
     let before = sleeps(&mut control);
     std::thread::sleep(Duration::from_millis(300));
-    // It has been woken by what asks, and by nothing that the other one does; the last timer may come late.
+    // It is only woken by the queries, and by nothing that the other one does; the last timer may fire late.
     let after = sleeps(&mut control);
     assert!(after - before <= 4, "{} sleeps", after - before);
     other.end();

@@ -24,7 +24,7 @@ fn content(version: u8) -> Vec<u8> {
     vec![version; BLOCK]
 }
 
-/// Creates the images of a kind, and returns the arguments for serving it.
+/// Creates images of a kind; returns the arguments for serving it.
 fn make(room: &Room, kind: &str) -> String {
     let (leaf, below) = kind.split_once('-').map_or((kind, None), |(leaf, _)| (leaf, Some("p")));
     match (leaf, below) {
@@ -44,12 +44,12 @@ fn make(room: &Room, kind: &str) -> String {
     }
 }
 
-/// Some writes, and then death.
+/// Does some writes, and kills the process.
 fn live_and_die(room: &Room, words: &str, model: &mut [u8], random: &mut Rng, round: u64) {
     let disk = Disk::serve(room, &format!("{words} --nbd nbd.sock"));
     let mut client = Nbd::connect(&room.file("nbd.sock")).unwrap();
     if round > 0 {
-        // As a guest does that has been waiting for it.
+        // Like a guest that has been waiting for it.
         client.flush().unwrap();
     }
     check(&mut client, model, random);
@@ -66,7 +66,7 @@ fn live_and_die(room: &Room, words: &str, model: &mut [u8], random: &mut Rng, ro
     std::fs::remove_file(room.file("nbd.sock")).unwrap();
 }
 
-/// Reads what was ever written, or some of it.
+/// Reads everything that was ever written, or some of it.
 fn check(client: &mut Nbd, model: &[u8], random: &mut Rng) {
     let written: Vec<usize> = (0..model.len()).filter(|&block| model[block] != 0).collect();
     let some = written.len().min(400);
@@ -146,7 +146,7 @@ fn an_image_with_another_time_mode_and_name_keeps_answered_writes() {
     }
 }
 
-/// In place, with its old time of modification, as `cp -p` and backups give it back: the log is of a later state.
+/// Restored in place, with its old modification time, as by `cp -p` and backups: the log belongs to a later state.
 #[test]
 fn a_copy_restored_in_place_is_served_as_it_was() {
     for (kind, is_used) in [("vhd", false), ("vhd", true), ("qcow2", false), ("qcow2", true)] {
@@ -200,7 +200,7 @@ fn a_log_of_another_version_is_refused_and_kept() {
     live_and_die(&room, &words, &mut model, &mut random, 1);
 }
 
-/// Whoever opens the image, whatever for, sees what was answered.
+/// Whatever opens the image sees the completed writes.
 #[test]
 fn a_job_sees_acknowledged_writes() {
     for kind in ["vhd", "qcow2"] {

@@ -16,7 +16,7 @@ use crate::tool::ring::Driver;
 use crate::tool::served::Disk;
 use crate::tool::{Room, TAPLINE};
 
-/// Has every disk process use so many threads from its start.
+/// Makes every disk process use this many threads from its start.
 const FORCED: &str = "TAPLINE_DISK_THREADS";
 
 fn serve(room: &Room, words: &str, threads: usize) -> Disk {
@@ -29,7 +29,7 @@ fn ask(room: &Room, request: &Value) -> Value {
     Control::connect(&room.file("control.sock")).done(request)
 }
 
-/// Operations of each of the disk's lanes.
+/// Returns the number of operations of each of the disk's lanes.
 fn lanes(room: &Room) -> Vec<u64> {
     let stats = ask(room, &json!({ "verb": "stats" }));
     stats["lanes"].as_array().into_iter().flatten().map(|count| count.as_u64().unwrap()).collect()
@@ -71,7 +71,7 @@ fn a_guest_on_lanes_survives_kills_and_upgrades_of_its_disk() {
 }
 
 #[test]
-fn the_number_of_threads_is_set_while_a_guest_works_and_the_next_process_goes_on_with_it() {
+fn threads_set_under_load_are_kept_by_the_next_process() {
     let room = Room::new();
     let image = room.image("raw", "64M");
     let mut disk = Replaced::serve(&room, &format!("{image} --nbd nbd.sock --threads 2"));
@@ -99,7 +99,7 @@ fn the_number_of_threads_is_set_while_a_guest_works_and_the_next_process_goes_on
 }
 
 #[test]
-fn a_disk_starts_a_lane_when_it_should_and_ends_it_when_it_is_not_needed() {
+fn a_disk_starts_a_lane_under_load_and_ends_it_afterwards() {
     if std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1) {
         println!("not run: there is one processor, on which a lane is of no use");
         return;
@@ -108,10 +108,10 @@ fn a_disk_starts_a_lane_when_it_should_and_ends_it_when_it_is_not_needed() {
     let image = room.image("raw", "16M");
     let mut command = room.command(TAPLINE);
     command.arg("serve").args(format!("{image} --nbd nbd.sock --control control.sock --threads 2").split_whitespace());
-    // Saturated whatever it does, on a machine that is always idle enough.
+    // Always counted as saturated, on a machine always idle enough.
     command.env("TAPLINE_DISK_EAGER", "1").env_remove(FORCED);
     let disk = Disk::start(command);
-    // Each question is a round of the disk's loop, and nearly no work.
+    // Each query is an iteration of the disk's loop, with almost no work.
     for wanted in [1, 0] {
         let begun = Instant::now();
         while lanes(&room).len() != wanted {
@@ -124,7 +124,7 @@ fn a_disk_starts_a_lane_when_it_should_and_ends_it_when_it_is_not_needed() {
 }
 
 #[test]
-fn lanes_end_when_fewer_threads_are_asked_for_and_their_operations_are_answered() {
+fn ending_lanes_under_load_completes_their_operations() {
     let room = Room::new();
     let image = room.image("qcow2", "16M");
     let disk = serve(&room, &format!("{image} --vhost-user vm.sock --control control.sock --threads 3"), 3);
@@ -143,7 +143,7 @@ fn lanes_end_when_fewer_threads_are_asked_for_and_their_operations_are_answered(
 }
 
 #[test]
-fn a_confined_disk_has_lanes_too_and_what_they_are_started_by_was_opened_in_time() {
+fn a_confined_disk_can_start_lanes() {
     let room = Room::new();
     room.done("image create qcow2:a --size 16M");
     let words = format!(
@@ -168,7 +168,7 @@ fn a_confined_disk_has_lanes_too_and_what_they_are_started_by_was_opened_in_time
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// Processors on which all threads of a process may run.
+/// Returns the processors on which all threads of a process may run.
 fn processors_of(disk: &Disk) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", disk.child.id())).unwrap();
     let status = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
@@ -191,7 +191,7 @@ fn all_threads_of_a_disk_run_on_the_processors_that_it_is_given() {
 }
 
 #[test]
-fn processors_and_nodes_that_are_not_there_are_refused_with_those_that_are() {
+fn missing_processors_and_nodes_are_refused_with_the_existing_ones() {
     let room = Room::new();
     let image = room.image("raw", "16M");
     let refused = |words: &str| {
@@ -211,7 +211,7 @@ fn processors_and_nodes_that_are_not_there_are_refused_with_those_that_are() {
 }
 
 #[test]
-fn a_disk_on_a_numa_node_has_its_processors_where_the_kernel_has_numa() {
+fn a_disk_on_a_numa_node_runs_on_its_processors() {
     let Ok(list) = std::fs::read_to_string("/sys/devices/system/node/node0/cpulist") else {
         println!("not run: this kernel has no NUMA");
         return;

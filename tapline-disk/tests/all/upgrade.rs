@@ -22,7 +22,7 @@ use crate::tool::{Room, TAPLINE, from_environment};
 
 const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
 
-/// A guest at queue depth 128, over one connection, whose disk's process is upgraded this many times.
+/// Upgrades the process of a disk this many times, under a guest at queue depth 128, over one connection.
 fn replace_under_load(recorded: bool, times: u64, format: &str) {
     let seed = from_environment("TAPLINE_SEED").unwrap_or(1);
     println!("TAPLINE_SEED={seed} TAPLINE_UPGRADES={times}, recorded: {recorded}, {format}");
@@ -108,7 +108,7 @@ fn requests_between_client_and_disk_are_not_lost_in_an_upgrade() {
             reply(&mut asking, 0);
             asking.send(&request(wire::Command::Read, at, LEN)).unwrap();
             assert_eq!(reply(&mut asking, LEN), data);
-            // Who was being greeted is served.
+            // A client in the middle of its handshake is served.
             greeted.send(&3u32.to_be_bytes()).unwrap();
             greeted.go().unwrap();
             greeted.send(&request(wire::Command::Read, at, LEN)).unwrap();
@@ -135,7 +135,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     let disk = Replaced::serve(&room, "qcow2:a --vhost-user vm.sock");
     let mut driver = Driver::connect(&room.file("vm.sock"), true);
     let mut random = Rng::with_seed(3);
-    // A new process that says hello, takes what it is given, and fails, as with an image that it does not understand.
+    // A new process that says hello, accepts everything, and fails, as with an image that it does not support.
     let half = "#!/usr/bin/env python3\nimport socket, sys\n\
                 s = socket.socket(fileno=0)\n\
                 s.send(b'{\"hello\":{\"program\":\"9\",\"pid\":1}}')\n\
@@ -168,7 +168,7 @@ fn a_program_that_does_not_start_changes_nothing() {
     driver.drain();
     room.write_redo_log("a", 8, &2u64.to_ne_bytes());
     let mut control = Control::connect(&room.file("control.sock"));
-    // A new process that has taken everything over, but too late: it is told to stop, and removes no socket.
+    // A new process that has taken everything over, but too late: it is requested to stop, and removes no socket.
     let line = json!({ "verb": "upgrade", "program": TAPLINE, "pause_max": 1 });
     let answer = control.ask(&line);
     assert_eq!(answer["error"]["kind"], "busy", "{answer}");
@@ -218,7 +218,7 @@ fn a_kill_at_any_moment_leaves_one_process_or_none() {
         done += u64::from(answer.get("ok").is_some());
         let alive = Control::try_connect(&room.file("control.sock")).and_then(|mut control| {
             control.send(&json!({ "verb": "version" }));
-            control.hear()
+            control.next_line()
         });
         if let Some(version) = alive {
             disk.pid = pid_of(&version["ok"]["pid"]);
@@ -267,12 +267,12 @@ fn an_upgrade_interrupts_a_merge_which_continues_on_request() {
     }
     let merge = json!({ "verb": "merge", "id": 5, "from": 0, "into": 1, "rate": 1 << 20, "follow": true });
     control.send(&merge);
-    assert!(control.hear().unwrap().get("event").is_some());
+    assert!(control.next_line().unwrap().get("event").is_some());
     let answer = disk.upgrade().join().unwrap();
     disk.replaced_by(&answer);
     let outcome = control.outcome();
     assert_eq!(outcome["error"]["kind"], "replaced", "{outcome}");
-    assert!(control.hear().is_none());
+    assert!(control.next_line().is_none());
 
     let mut control = Control::connect(&room.file("control.sock"));
     control.send(&json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
@@ -299,7 +299,7 @@ fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
     let refused = control.ask(&json!({ "verb": "upgrade", "program": TAPLINE }));
     assert_eq!(refused["error"]["kind"], "unsupported", "{refused}");
 
-    // What is set while it is served needs no file, and goes from process to process.
+    // Settings made while it is served need no file, and pass from process to process.
     control.done(&json!({ "verb": "shape", "split": "16384" }));
     let mut disk = Replaced::of(&room, first);
     for round in 0..3u8 {
@@ -309,7 +309,7 @@ fn a_confined_disk_is_taken_over_by_a_prestarted_process() {
         let mut next = successor(&words, theirs);
         let line = json!({ "version": 1, "verb": "upgrade", "successor": true, "pause_max": PAUSE_MAX });
         let mut control = Control::connect(&room.file("control.sock"));
-        control.send_beside(&format!("{line}\n"), &[&ours]);
+        control.send_with_descriptors(&format!("{line}\n"), &[&ours]);
         drop(ours);
         let answer = control.outcome();
         assert_eq!(answer["ok"]["pid"], next.id(), "{answer}");
@@ -336,7 +336,7 @@ fn successor(words: &str, socket: OwnedFd) -> std::process::Child {
     command.stderr(Stdio::inherit()).spawn().unwrap()
 }
 
-/// A process that was started for an upgrade in vain exits by itself.
+/// A process that was started for an upgrade without success exits by itself.
 #[test]
 fn the_unneeded_process_exits() {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -352,9 +352,9 @@ fn the_unneeded_process_exits() {
     assert_eq!(disk.stop().0, Some(0));
 }
 
-/// What the disk's statistics page says by which serial number its guest knows it.
+/// Returns the serial number known to the guest, from the disk's statistics page.
 fn serial(room: &Room) -> String {
-    // It answers when it has begun its page.
+    // The verb is executed after the page has been started.
     Control::connect(&room.file("control.sock")).done(&json!({ "verb": "version" }));
     let identity = stats::Reader::open(&room.file("page")).unwrap().snapshot().unwrap().identity;
     let identity: Value = serde_json::from_str(&identity).unwrap();

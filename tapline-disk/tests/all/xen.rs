@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::tool::{Room, TAPLINE};
 
-/// Runs a command with a store that is where nothing is.
+/// Runs a command with a path to xenstore that does not exist.
 fn run(room: &Room, words: &str) -> (Option<i32>, String) {
     let output = Command::new(TAPLINE)
         .args(words.split_whitespace())

@@ -1,9 +1,9 @@
 //! A new image on a block device, which exists before and stays if the job fails.
 //!
-//! Order: the start and the end of the device, by which it could be taken for an image, are cleared and synced; then
+//! Order: the start and the end of the device, by which programs identify an image, are cleared and synced; then
 //! everything that the new image reads before it writes is cleared; then the image is written as in a file
-//! ([`super::write`]). At every moment the device holds no image or the complete new one, which is empty: a conversion
-//! fills it afterwards, and if killed, leaves it with a part of the disk. A VHD has its footer in the last sector,
+//! ([`super::write`]). At every moment the device contains no image or the complete new one, which is empty: a
+//! conversion fills it afterwards, and if killed, leaves it partly filled. A VHD has its footer in the last sector,
 //! where libvhd looks for it.
 
 use std::fs::Metadata;
@@ -22,14 +22,14 @@ use crate::image::redo_log;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// How much is checked at both ends to see whether a device is in use: file systems, partition tables and volume
+/// The bytes at each end that are checked to see whether a device is in use: file systems, partition tables and volume
 /// managers have their signatures there.
 const ENDS: u64 = 1 << 20;
-/// Cleared at a time, between progress reports.
+/// The bytes cleared between two progress reports.
 const STEP: u64 = 256 << 20;
 const SECTOR: u64 = 512;
 
-/// The device that `name` leads to, if it is one: open, and locked.
+/// Opens and locks the block device `name`; returns `None` if it is not one.
 pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failure> {
     let is_device = |metadata: Metadata| metadata.file_type().is_block_device();
     if files.are_handed() || !std::fs::metadata(name.path()).is_ok_and(is_device) {
@@ -39,7 +39,7 @@ pub fn open(files: &Files, name: &ImageName) -> Result<Option<ImageFile>, Failur
     ImageFile::open(name.path(), options).map(Some).map_err(Failure::said)
 }
 
-/// Rejects a device on which the image must not be created; nothing has been written to it.
+/// Rejects a device on which the image must not be created; writes nothing.
 pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, overwrite: bool) -> Result<(), Failure> {
     let len = Source::len(device);
     if creation.len > len {
@@ -49,13 +49,13 @@ pub fn check(name: &ImageName, device: &mut ImageFile, creation: &Creation, over
     if overwrite { Ok(()) } else { check_blank(name, device, len) }
 }
 
-/// Makes a new image on a device, whatever it holds.
+/// Makes a new image on a device, whatever it contains.
 pub fn fill(files: &Files, name: &ImageName, device: &mut ImageFile, creation: Creation) -> Result<(), Failure> {
     let len = Source::len(device);
     if name.format == FormatName::Raw && creation.len < len {
         say(format_args!("{name}: the disk uses all {len} bytes of its device"));
     }
-    redo_log::void(files, device).map_err(|error| Failure::new(format!("end the redo log of {name}"), error))?;
+    redo_log::invalidate(files, device).map_err(|error| Failure::new(format!("end the redo log of {name}"), error))?;
     let filled = clear_and_write(files, name, device, creation, len);
     filled.inspect_err(|_| {
         if let Err(error) = clear_ends(device, len) {
@@ -87,7 +87,7 @@ fn clear_and_write(
     super::write(device, &creation).and_then(|()| device.sync()).map_err(failed)
 }
 
-/// The new image has failed: its device must not be mistaken for one.
+/// Clears a device after a failure, so that it is not mistaken for an image.
 pub fn abandon(files: &Files, name: &ImageName) {
     let cleared = open(files, name).and_then(|device| {
         let Some(mut device) = device else { return Ok(()) };
@@ -100,7 +100,7 @@ pub fn abandon(files: &Files, name: &ImageName) {
     }
 }
 
-/// Clears what a device could be taken for an image by.
+/// Clears the sectors by which programs identify an image.
 fn clear_ends(device: &mut ImageFile, len: u64) -> io::Result<()> {
     for at in [0, len.saturating_sub(SECTOR)].map(FileOffset) {
         device.write_at(at, &[0; 512])?;
@@ -125,7 +125,7 @@ fn check_blank(name: &ImageName, device: &mut ImageFile, len: u64) -> Result<(),
     Ok(())
 }
 
-/// The same image on a device of this size.
+/// Moves the footer of a VHD to the end of a device of this size.
 fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
     if format != FormatName::Vhd {
         return creation;
@@ -138,13 +138,13 @@ fn on_device(format: FormatName, creation: Creation, len: u64) -> Creation {
     Creation { len, writes: creation.writes.into_iter().map(there).collect() }
 }
 
-/// Has a range of a device read as zero: without space where it can do that, else written.
+/// Makes a range of a device read as zeroes: by deallocation if the device can do that, else by writing.
 fn clear(device: &mut ImageFile, at: u64, len: u64) -> io::Result<()> {
     let freed = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for how in [freed, FallocateFlags::ZERO_RANGE] {
         match fallocate(&*device, how, at, len) {
             Ok(()) => return Ok(()),
-            // A device that does not know it, or a part of a block.
+            // The device does not support it, or the range contains a part of a block.
             Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
             Err(errno) => return Err(errno.into()),
         }

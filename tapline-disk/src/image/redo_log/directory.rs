@@ -1,16 +1,16 @@
-//! The directory of redo logs: its place, and the checks that no other user can put a log there.
+//! The directory of redo logs: its path, and the checks that no other user can put a log there.
 //!
-//! Knows nothing about logs. Invariant: only the user whose images they are of can enter it.
+//! Knows nothing about logs. Invariant: only the user who owns the images can put files there.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Where root's logs are: below the daemon's run directory.
+/// The directory of root's logs, below the daemon's run directory.
 const OF_ROOT: &str = "/run/tapline/redo";
 
-/// The directory in which this user's processes look for logs.
+/// Returns the directory of this user's logs.
 pub fn path() -> PathBuf {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(directory) = set("TAPLINE_REDO_DIR") {
@@ -32,7 +32,7 @@ pub fn create(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
-/// Creates a directory that other users may enter, whatever the mask is: the daemon's sockets will be there.
+/// Creates a directory that other users may enter, whatever the umask: the daemon's sockets will be there.
 fn create_shared(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().create(directory) {
         Ok(()) => std::fs::set_permissions(directory, Permissions::from_mode(0o755)),
@@ -41,7 +41,7 @@ fn create_shared(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// A directory that others can write to, or that another user has created, may contain a forged log.
+/// Rejects a directory that other users can write to or have created: it may contain a forged log.
 pub fn check(directory: &Path) -> io::Result<()> {
     let metadata = match std::fs::symlink_metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -59,7 +59,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn others_may_enter_a_shared_directory_and_one_that_is_there_stays_as_it_is() {
+    fn only_a_new_shared_directory_gets_its_mode() {
         let room = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let made = room.path().join("run");

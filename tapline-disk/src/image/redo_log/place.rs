@@ -1,9 +1,9 @@
-//! Finds the log of an image that has another number than when it was logged.
+//! Finds the log of an image whose file number has changed since it was logged.
 //!
-//! A log is named after the number of its file ([`control::redo_name`]). A device is attached under another number, a
-//! file moves to another file system, and a number is given to another image; the stamp in the image says which log is
-//! its own. It knows nothing about what logs say. Invariant: the log of a living process is never renamed; a log that
-//! may still be of use is set aside before another one takes its name.
+//! A log is named after the number of its file ([`control::redo_name`]). A device may be attached under another number,
+//! a file may move to another file system, and a number may be given to another image; the stamp in the image
+//! identifies its log. It knows nothing about the contents of logs. Invariant: the log of a running process is never
+//! renamed; a log that may still be of use is set aside before another one takes its name.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,17 +18,17 @@ use uring::ImageFile;
 use super::not_used;
 use crate::process::log::say;
 
-/// Logs that are set aside, at most: each takes 132 KiB of memory. Beyond that the oldest are removed.
+/// The maximum number of logs set aside: each takes 132 KiB of memory. Beyond that the oldest are removed.
 const ASIDE_MAX: usize = 16;
-/// What their names begin with, and what all names of logs end with.
+/// The prefix of their names, and the extension of all logs.
 const ASIDE: &str = "aside-";
 const ENDING: &str = "redo";
 
-/// Puts the log of `image` into `directory` under `name`, if it is there under another name. With `create`, the caller
-/// is about to begin a log of that name: one of another image is set aside.
+/// Renames the log of `image` in `directory` to `name`, if it has another name there. With `create`, the caller is
+/// about to begin a log of that name: the log of another image is set aside.
 pub fn find(directory: &Path, name: &str, image: &ImageFile, owner: &Owner, create: bool) -> io::Result<()> {
     let own = directory.join(name);
-    let there = Log::read(&own)?.filter(Log::says_something);
+    let there = Log::read(&own)?.filter(Log::is_left);
     if there.as_ref().is_some_and(|log| !redo::is_void(&log.prefix, owner)) {
         return Ok(());
     }
@@ -43,11 +43,11 @@ pub fn find(directory: &Path, name: &str, image: &ImageFile, owner: &Owner, crea
     }
 }
 
-/// The log of a process that is dead whose image has one of these stamps.
+/// Finds the log of a dead process whose image has one of these stamps.
 fn other_with(directory: &Path, own: &Path, stamps: &[Stamp]) -> io::Result<Option<PathBuf>> {
     for entry in logs_in(directory)? {
         let log = if entry == own { None } else { Log::read(&entry)? };
-        if log.is_some_and(|log| log.says_something() && log.has_any_of(stamps) && log.is_of_the_dead()) {
+        if log.is_some_and(|log| log.is_left() && log.has_any_of(stamps) && log.is_unheld()) {
             return Ok(Some(entry));
         }
     }
@@ -69,11 +69,11 @@ fn logs_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(logs)
 }
 
-/// Gives a log a name under which no image looks for it first.
+/// Renames a log to a name that no image looks for first.
 fn set_aside(directory: &Path, own: &Path) -> io::Result<()> {
     let is_aside = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ASIDE));
     let mut aside: Vec<PathBuf> = logs_in(directory)?.into_iter().filter(is_aside).collect();
-    // The time decides only which of those go that are too many.
+    // The time only decides which ones are removed.
     aside.sort_by_key(|path| std::fs::metadata(path).and_then(|found| found.modified()).ok());
     for path in aside.iter().take((aside.len() + 1).saturating_sub(ASIDE_MAX)) {
         std::fs::remove_file(path)?;
@@ -82,7 +82,7 @@ fn set_aside(directory: &Path, own: &Path) -> io::Result<()> {
     std::fs::rename(own, directory.join(format!("{ASIDE}{unique}.{ENDING}")))
 }
 
-/// The beginning of a log.
+/// The beginning of a log file.
 struct Log {
     file: File,
     prefix: [u8; PREFIX_LEN],
@@ -101,7 +101,7 @@ impl Log {
         Ok(whole.then_some(Log { file, prefix }))
     }
 
-    fn says_something(&self) -> bool {
+    fn is_left(&self) -> bool {
         self.prefix.first_chunk().is_some_and(redo::is_left)
     }
 
@@ -109,13 +109,14 @@ impl Log {
         redo::stamps_of(&self.prefix).iter().any(|stamp| stamps.contains(stamp))
     }
 
-    /// Whether no process holds it ([`hold`]).
-    fn is_of_the_dead(&self) -> bool {
+    /// Returns whether no process holds it ([`hold`]).
+    fn is_unheld(&self) -> bool {
         rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 }
 
-/// Says to other processes that this one lives and uses the log. A process and its successor hold it together.
+/// Locks the log, to show other processes that this one is running and uses it. A process and its successor hold it
+/// together.
 pub fn hold(log: &File) -> io::Result<()> {
     rustix::fs::flock(log, FlockOperation::NonBlockingLockShared).map_err(io::Error::from)
 }

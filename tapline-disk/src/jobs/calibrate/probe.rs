@@ -1,6 +1,6 @@
-//! A load on storage: as many requests in flight as it says, for a while, shaped as a policy says.
+//! Puts a load on storage: keeps its number of requests in flight for a while, shaped by a policy.
 //!
-//! It goes by the engine and the shape that a served disk has, so that what is measured is what is used.
+//! It uses the same engine and shaping as a served disk, so the results apply to one.
 
 use std::time::{Duration, Instant};
 
@@ -14,59 +14,59 @@ use uring::Engine;
 use crate::process::failure::Failure;
 use crate::process::signals::Signal;
 
-/// What is written: not zero, which some storage does not store.
+/// The byte that is written: not zero, because some storage does not store zeroes.
 pub const BYTE: u8 = 0x54;
 
-/// Storage, and what is measured on it.
+/// The storage to measure.
 pub struct Probe<'a> {
     engine: Engine,
     name: &'a ImageName,
-    /// Bytes of it.
+    /// Its size in bytes.
     len: u64,
-    /// How long a load is put on it.
+    /// The duration of each measurement.
     pub each: Duration,
     stop: Signal,
-    /// The place of the last request, in requests.
+    /// The number of the last request.
     last: u64,
     random: Rng,
     done: Vec<FileDone>,
 }
 
 impl Probe<'_> {
-    /// The first file of an engine.
+    /// Measures the first file of an engine.
     pub fn new(engine: Engine, name: &ImageName, len: u64, stop: Signal) -> Probe<'_> {
         let (each, random) = (Duration::ZERO, Rng::with_seed(1));
         Probe { engine, name, len, each, stop, last: 0, random, done: Vec::new() }
     }
 
-    /// How many bytes a second a load moves under a policy.
+    /// Returns the bytes per second that a load transfers under a policy.
     pub fn measure(&mut self, load: Load, policy: Policy) -> Result<u64, Failure> {
         self.engine.set_shape(ShapePolicy { split: policy.split, merge: policy.merge });
         let bytes = vec![BYTE; usize::try_from(load.size).unwrap_or(0)];
-        // Each slot has its memory, and one request at a time.
+        // Each slot has its own memory, and one request at a time.
         let memories: Vec<Segments> = (0..load.depth).map(|_| Segments::copy_of(&bytes)).collect();
         let mut free: Vec<usize> = (0..load.depth).collect();
         let (begun, mut moved) = (Instant::now(), 0);
         let mut refused = None;
         loop {
-            let goes_on = begun.elapsed() < self.each;
-            while refused.is_none() && (goes_on || moved == 0) {
+            let continues = begun.elapsed() < self.each;
+            while refused.is_none() && (continues || moved == 0) {
                 let Some((slot, memory)) = free.pop().and_then(|slot| Some((slot, memories.get(slot)?))) else { break };
                 let op = self.op(load, slot, memory.clone());
                 refused = self.engine.push(op).err();
             }
-            if !goes_on && free.len() == load.depth {
+            if !continues && free.len() == load.depth {
                 break;
             }
-            moved += self.take_ended(load, &mut free)?;
+            moved += self.reap(load, &mut free)?;
             refused = refused.and_then(|op| self.engine.push(op).err());
         }
         let took = begun.elapsed().as_nanos().max(1);
         Ok(u64::try_from(u128::from(moved) * 1_000_000_000 / took).unwrap_or(u64::MAX))
     }
 
-    /// Waits for requests to end; their bytes.
-    fn take_ended(&mut self, load: Load, free: &mut Vec<usize>) -> Result<u64, Failure> {
+    /// Waits for requests to complete; returns their bytes.
+    fn reap(&mut self, load: Load, free: &mut Vec<usize>) -> Result<u64, Failure> {
         let tried = || format!("{} {}", if load.write { "write next to" } else { "read" }, self.name);
         self.engine.reap(Until::Any, &mut self.done).map_err(|error| Failure::new(tried(), error))?;
         let mut moved = 0;

@@ -1,4 +1,4 @@
-//! What was measured, as people read it.
+//! Formats measurements for people.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::process::output::printable;
 
 const ALONE: Sizes = Sizes { split: None, merge: None };
 
-/// The tables, the policy and why.
+/// Formats the tables, the policy and its reason.
 pub fn of(name: &ImageName, found: &Calibration, kept: Option<&Path>) -> String {
     let mut out = String::new();
     let operation = &found.operation;
     let mut line = |text: &str| writeln!(out, "{text}").unwrap_or_default();
     line(&format!("{name} is on {}; {operation}s in MiB/s", printable(&found.device.to_string())));
-    let (constant, swept) = found.points.split_at(constant(&found.points));
+    let (constant, swept) = found.points.split_at(constant_count(&found.points));
     line("\n512 KiB in flight, anywhere:");
     for point in constant {
         line(&format!("  {:>4} x {:<8} {:>8}", point.depth, readable(point.size), speed(point.bytes_per_second)));
@@ -40,17 +40,17 @@ pub fn of(name: &ImageName, found: &Calibration, kept: Option<&Path>) -> String 
     out
 }
 
-/// How many of the measurements, which are the first, are of loads with the same bytes in flight.
-fn constant(points: &[Measured]) -> usize {
+/// Returns how many measurements, from the first, are of loads with the same bytes in flight.
+fn constant_count(points: &[Measured]) -> usize {
     let in_flight = |point: &Measured| u64::try_from(point.depth).unwrap_or(0) * point.size;
     let first = points.first().map_or(0, in_flight);
     let same = |point: &&Measured| in_flight(point) == first && point.policy == ALONE && !point.sequential;
-    // Each size once: what follows begins with a larger one again.
+    // Each size occurs once; the next group begins with a larger one.
     let mut last = 0;
     points.iter().take_while(same).take_while(|point| std::mem::replace(&mut last, point.size) < point.size).count()
 }
 
-/// A load, alone and under each policy that was tried on it.
+/// Formats the results of a load without a policy and with each one tried.
 fn row(load: &[&Measured], sequential: bool) -> String {
     let Some(first) = load.first() else { return String::new() };
     let mut text = format!("  {:>4} x {:<8} {:>8}", first.depth, readable(first.size), speed(first.bytes_per_second));
@@ -62,7 +62,7 @@ fn row(load: &[&Measured], sequential: bool) -> String {
     text
 }
 
-/// In MiB a second.
+/// Formats a speed in MiB per second.
 fn speed(bytes_per_second: u64) -> String {
     let tenths = bytes_per_second.saturating_mul(10) >> 20;
     match tenths {

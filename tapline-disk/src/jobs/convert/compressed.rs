@@ -1,7 +1,7 @@
-//! Writing a qcow2 image with compressed clusters.
+//! Writes a qcow2 image with compressed clusters.
 //!
-//! Threads compress clusters; this one hands them out, takes them back in the same order, and writes them one behind
-//! the other ([`Appender`]). Clusters of zeroes are left out.
+//! Several threads compress clusters; this one sends them clusters, receives the results in the same order, and writes
+//! them consecutively ([`Appender`]). Zero clusters are left out.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -23,19 +23,19 @@ use crate::process::failure::{Failure, explain};
 use crate::process::signals::Signal;
 use arguments::Convert;
 
-/// Clusters handed out, for each thread: enough that none waits for another.
+/// Clusters in flight for each thread: enough that no thread waits for another.
 const AHEAD: usize = 4;
-/// Of the largest clusters, so many: what is handed out takes memory.
+/// The limit in bytes for large clusters, which take memory.
 const AHEAD_BYTES: usize = 128 << 20;
 
-/// A cluster to be compressed, and where to it goes back.
-struct Job {
+/// A cluster to compress, and the channel for the result.
+struct Task {
     cluster: Vec<u8>,
-    back: SyncSender<Done>,
+    result: SyncSender<Compressed>,
 }
 
-/// A cluster, and the same compressed if that is smaller.
-struct Done {
+/// A cluster, and its compressed form if that is smaller.
+struct Compressed {
     cluster: Vec<u8>,
     compressed: Option<Vec<u8>>,
 }
@@ -54,23 +54,23 @@ pub fn copy(
     let appender = Appender::new(spec).map_err(|error| explain(target, error))?;
     let available = thread::available_parallelism().map_or(1, NonZero::get);
     let threads = convert.threads.map_or(available, usize::from);
-    let (jobs, queue) = channel();
+    let (tasks, queue) = channel();
     let queue = Mutex::new(queue);
     thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| work(&queue, spec.compression));
+            scope.spawn(|| compress_tasks(&queue, spec.compression));
         }
         let size = usize::try_from(spec.cluster_size).unwrap_or(usize::MAX);
         let mut writer = Writer {
-            jobs,
-            under_way: VecDeque::new(),
+            tasks,
+            in_flight: VecDeque::new(),
             ahead: (threads * AHEAD).min(AHEAD_BYTES / size).max(threads),
             file,
             target,
             appender,
             cluster: Vec::with_capacity(size),
             size,
-            begun: 0,
+            received: 0,
             written: 0,
             stored: 0,
         };
@@ -88,76 +88,76 @@ pub fn copy(
     })
 }
 
-/// What a thread does until there are no more jobs.
-fn work(queue: &Mutex<Receiver<Job>>, compression: Compression) {
+/// Compresses clusters until the queue is closed.
+fn compress_tasks(queue: &Mutex<Receiver<Task>>, compression: Compression) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { cluster, back }) = next else { return };
+        let Ok(Task { cluster, result }) = next else { return };
         let compressed = compress(compression, &cluster);
-        // A conversion that has failed wants nothing back.
-        back.send(Done { cluster, compressed }).unwrap_or_default();
+        // A conversion that has failed does not receive results.
+        result.send(Compressed { cluster, compressed }).unwrap_or_default();
     }
 }
 
-/// Hands out clusters and writes them.
+/// Sends clusters to the threads and writes the results.
 struct Writer<'a> {
-    jobs: Sender<Job>,
-    /// In the order of the disk, with their numbers.
-    under_way: VecDeque<(u64, Receiver<Done>)>,
+    tasks: Sender<Task>,
+    /// The results to receive, in the order of the disk, with their cluster numbers.
+    in_flight: VecDeque<(u64, Receiver<Compressed>)>,
     ahead: usize,
     file: ImageFile,
     target: &'a ImageName,
     appender: Appender,
-    /// The bytes of the next cluster as far as they have come; none if they are zeroes.
+    /// The received bytes of the current cluster; empty if they are all zeroes.
     cluster: Vec<u8>,
     size: usize,
-    /// Bytes of the disk that have come.
-    begun: u64,
+    /// The number of bytes received of the disk.
+    received: u64,
     written: u64,
     stored: u64,
 }
 
 impl Writer<'_> {
-    /// The next piece of the disk. Pieces are whole clusters, or clusters whole pieces.
+    /// Adds the next piece of the disk. A piece is a multiple of the cluster size, or a fraction of it.
     fn add(&mut self, chunk: &Chunk) -> Result<(), Failure> {
         let bytes = chunk.bytes.as_ref().map(|bytes| bytes.to_vec());
         let len = usize::try_from(chunk.span.len).unwrap_or(usize::MAX);
         let mut from = 0;
         while from < len {
-            let in_cluster = usize::try_from(self.begun % u64_of(self.size)).unwrap_or(0);
+            let in_cluster = usize::try_from(self.received % u64_of(self.size)).unwrap_or(0);
             let until = (from + self.size - in_cluster).min(len);
             let some = bytes.as_ref().and_then(|bytes| bytes.get(from..until));
             if let Some(some) = some.filter(|some| some.iter().any(|&byte| byte != 0)) {
                 self.cluster.resize(in_cluster, 0);
                 self.cluster.extend_from_slice(some);
             }
-            self.begun += u64_of(until - from);
+            self.received += u64_of(until - from);
             from = until;
-            if self.begun % u64_of(self.size) == 0 {
-                self.hand_out()?;
+            if self.received % u64_of(self.size) == 0 {
+                self.submit()?;
             }
         }
         Ok(())
     }
 
-    /// The cluster that ends here is complete.
-    fn hand_out(&mut self) -> Result<(), Failure> {
+    /// Submits the current cluster, which is complete.
+    fn submit(&mut self) -> Result<(), Failure> {
         if self.cluster.is_empty() {
             return Ok(());
         }
         let mut cluster = std::mem::replace(&mut self.cluster, Vec::with_capacity(self.size));
         cluster.resize(self.size, 0);
-        let (back, done) = sync_channel(1);
-        self.jobs.send(Job { cluster, back }).map_err(|_| self.gone())?;
-        self.under_way.push_back(((self.begun - 1) / u64_of(self.size), done));
-        self.write_down_to(self.ahead)
+        let (result, compressed) = sync_channel(1);
+        self.tasks.send(Task { cluster, result }).map_err(|_| self.gone())?;
+        self.in_flight.push_back(((self.received - 1) / u64_of(self.size), compressed));
+        self.write_until(self.ahead)
     }
 
-    /// Waits until at most so many are under way.
-    fn write_down_to(&mut self, left: usize) -> Result<(), Failure> {
-        while self.under_way.len() > left {
-            let Some((number, done)) = self.under_way.pop_front() else { break };
-            let Done { cluster, compressed } = done.recv().map_err(|_| self.gone())?;
+    /// Receives and writes results until at most `left` are in flight.
+    fn write_until(&mut self, left: usize) -> Result<(), Failure> {
+        while self.in_flight.len() > left {
+            let Some((number, compressed)) = self.in_flight.pop_front() else { break };
+            let Compressed { cluster, compressed } = compressed.recv().map_err(|_| self.gone())?;
             let content = compressed.as_deref().map_or(Content::Plain(&cluster), Content::Compressed);
             let (Content::Plain(bytes) | Content::Compressed(bytes)) = content;
             self.written += u64_of(self.size);
@@ -171,10 +171,10 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the rest, durably; bytes of clusters, and what they take.
+    /// Writes the remaining clusters and makes all durable; returns the uncompressed and the compressed bytes.
     fn finish(mut self) -> Result<(u64, u64), Failure> {
-        self.hand_out()?;
-        self.write_down_to(0)?;
+        self.submit()?;
+        self.write_until(0)?;
         let Writer { appender, mut file, target, written, stored, .. } = self;
         for batch in appender.finish().map_err(|error| explain(target, error))? {
             let done = batch.iter().try_for_each(|write| file.write_at(write.at, &write.bytes));

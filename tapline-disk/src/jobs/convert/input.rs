@@ -1,7 +1,7 @@
 //! A raw disk on standard input.
 //!
-//! It is read once, in order. A pipe does not tell its length, and ends in the same way if its writer has failed: so
-//! its length must be given, and less is an error.
+//! It is read once, in order. A pipe does not report its length, and ends in the same way if its writer has failed: its
+//! length must therefore be given, and reading less is an error.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom};
@@ -14,7 +14,7 @@ use memory::Segments;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::{first_data, go_on, would_lose};
+use super::{check_signal, first_data, would_lose};
 use crate::image::raw_lookalike;
 use crate::jobs::stream::{Chunk, PIECE};
 use crate::process::failure::Failure;
@@ -26,19 +26,19 @@ const SECTOR: u64 = 512;
 /// Standard input.
 pub struct Input {
     file: File,
-    /// How much has been read.
+    /// The number of bytes read.
     at: u64,
-    /// How much must come.
+    /// The number of bytes that must be read.
     expected: u64,
-    /// Bytes of the disk: whole sectors.
+    /// The size of the disk: whole sectors.
     len: u64,
-    /// Whether it is a raw disk whatever it looks like.
+    /// Whether a disk that looks like another format is accepted.
     trusted: bool,
     is_done: bool,
 }
 
 impl Input {
-    /// Takes standard input for the disk to be converted.
+    /// Opens standard input as the disk to convert.
     pub fn open(convert: &Convert, trusted: bool) -> Result<Input, Failure> {
         let stdin = io::stdin();
         if stdin.is_terminal() {
@@ -60,12 +60,12 @@ impl Input {
         Ok(Input { file, at: 0, expected, len, trusted, is_done: false })
     }
 
-    /// Bytes of the disk.
+    /// Returns the size of the disk in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The next piece of the disk.
+    /// Reads the next piece of the disk; `None` at its end.
     pub fn next(&mut self, convert: &Convert, stop: &mut Option<Signal>) -> Result<Option<Chunk>, Failure> {
         if self.is_done {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Input {
         Ok(Some(Chunk { span, bytes, lost: Vec::new() }))
     }
 
-    /// Reads to the end what must not be data.
+    /// Reads to the end of the input; fails if there is data behind the disk.
     fn must_be_zero(&mut self, convert: &Convert, stop: &mut Option<Signal>) -> Result<(), Failure> {
         let mut bytes = vec![0; usize::try_from(PIECE).unwrap_or(0)];
         let mut at = self.len;
@@ -103,7 +103,7 @@ impl Input {
         }
     }
 
-    /// Refuses what begins or ends like an image of another format.
+    /// Rejects a disk that begins or ends like an image of another format.
     fn must_be_raw(&self, convert: &Convert, at: u64, bytes: &[u8]) -> Result<(), Failure> {
         let first = if at == 0 { bytes } else { &[0] };
         let last = if self.at == self.len { bytes.last_chunk::<512>() } else { None };
@@ -113,12 +113,12 @@ impl Input {
         }
     }
 
-    /// Reads until `bytes` are full, or as many as there are.
+    /// Reads until `bytes` are full, or to the end of the input.
     fn fill(&mut self, bytes: &mut [u8], convert: &Convert, stop: &mut Option<Signal>) -> Result<usize, Failure> {
         let mut done = 0;
         while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
             self.wait(stop.as_ref())?;
-            go_on(convert, stop)?;
+            check_signal(convert, stop)?;
             match self.file.read(rest) {
                 Ok(0) => break,
                 Ok(read) => done += read,
@@ -129,7 +129,7 @@ impl Input {
         Ok(done)
     }
 
-    /// Waits until there is something to read, or a signal.
+    /// Waits for input or a signal.
     fn wait(&self, stop: Option<&Signal>) -> Result<(), Failure> {
         let mut events = vec![PollFd::new(&self.file, PollFlags::IN)];
         events.extend(stop.map(|stop| PollFd::new(stop, PollFlags::IN)));
@@ -140,7 +140,7 @@ impl Input {
     }
 }
 
-/// How much is in front of us, of a file or a block device.
+/// Returns the remaining bytes of a file or a block device; `None` for other kinds of files.
 fn len_of(file: &mut File) -> Option<u64> {
     let kind = file.metadata().ok()?.file_type();
     let here = file.stream_position().ok()?;

@@ -1,7 +1,7 @@
-//! A disk on standard output: raw, or a fixed VHD, which is the same with a footer behind it. Zeroes are written too.
+//! A disk on standard output: raw, or a fixed VHD, which is the same followed by a footer. Zeroes are written too.
 //!
-//! What the command reports goes to standard error. Its result cannot be taken back: the program that reads
-//! it must look at the exit code.
+//! Reports of the command go to standard error. A failure cannot remove what has been written: the reading program must
+//! check the exit code.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -18,12 +18,12 @@ use crate::process::failure::Failure;
 pub struct Output {
     file: File,
     zeroes: Vec<u8>,
-    /// How much of the disk has been written.
+    /// The number of bytes of the disk that have been written.
     at: u64,
 }
 
 impl Output {
-    /// Takes standard output for the disk `name`.
+    /// Opens standard output for the disk `name`.
     pub fn open(name: &ImageName) -> Result<Output, Failure> {
         let stdout = io::stdout();
         if stdout.is_terminal() {
@@ -44,7 +44,7 @@ impl Output {
         Ok(())
     }
 
-    /// Writes what stands behind the disk: zeroes up to its size, and the metadata of the image.
+    /// Writes zeroes up to the disk's size, then the metadata of the image.
     pub fn finish(mut self, len: u64, image: &Creation) -> Result<(), Failure> {
         self.write_zeroes(len.saturating_sub(self.at))?;
         for write in &image.writes {
@@ -70,7 +70,7 @@ impl Output {
                 Ok(0) => return Err(failed(ErrorKind::WriteZero.into())),
                 Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Another program has made it so, which shares it with us.
+                // Another program that shares it with us has made it non-blocking.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     poll(&mut [PollFd::new(&self.file, PollFlags::OUT)], None).map_err(|errno| failed(errno.into()))?;
                 }

@@ -8,27 +8,27 @@ use serde::Serialize;
 use crate::image::uuid;
 use crate::process::output::printable;
 
-/// Names and meanings are part of the interface.
+/// The fields of a qcow2 image. Names and meanings are part of the interface.
 #[derive(Serialize)]
 pub struct Qcow2Fields {
     version: u32,
-    /// Where the image has one: it is an extension of our own.
+    /// Present if the image has it: it is our own extension.
     uuid: Option<String>,
     cluster_size: u64,
     refcount_bits: u64,
     /// The method of compressed clusters, if there are any: `deflate` or `zstd`.
     compression: &'static str,
     lazy_refcounts: bool,
-    /// The refcounts may be wrong, and are rebuilt by the next writer.
+    /// Whether the refcounts may be wrong; the next writer then rebuilds them.
     dirty: bool,
-    /// Marked as damaged by the last writer.
+    /// Whether the last writer has marked it as damaged.
     corrupt: bool,
     incompatible_features: Vec<String>,
     compatible_features: Vec<String>,
     autoclear_features: Vec<String>,
-    /// The name of the external data file, as it stands in the header.
+    /// The name of the external data file in the header.
     data_file: Option<String>,
-    /// Internal snapshots.
+    /// The number of internal snapshots.
     snapshots: u32,
     bitmaps: Vec<String>,
     bitmaps_valid: bool,
@@ -38,9 +38,9 @@ pub struct Qcow2Fields {
 /// The image's recorded parent. None of this is ever followed.
 #[derive(Serialize)]
 struct ParentFields {
-    /// The backing file name, as it stands in the header.
+    /// The backing file name in the header.
     name: String,
-    /// Its format, in QEMU's terms.
+    /// The backing format in the header, as named by QEMU.
     format: Option<String>,
     uuid: Option<String>,
     size: Option<u64>,
@@ -48,7 +48,7 @@ struct ParentFields {
     modified: Option<u64>,
 }
 
-/// The fields of an image that is linked like this.
+/// Returns the fields of an image with this parent link.
 pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
     let parent = info.backing.as_ref().map(|backing| ParentFields {
         name: backing.name.clone(),
@@ -80,7 +80,7 @@ pub fn fields(info: &Info, link: Option<&Link>) -> Qcow2Fields {
     }
 }
 
-/// The fields as people read them, a line for each.
+/// Formats the fields for people, one row each.
 pub fn rows(qcow2: &Qcow2Fields) -> Vec<(&'static str, String)> {
     let mut rows = vec![("version", qcow2.version.to_string())];
     rows.extend(qcow2.uuid.clone().map(|uuid| ("uuid", uuid)));

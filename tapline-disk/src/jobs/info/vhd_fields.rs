@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::image::uuid;
 use crate::process::output::printable;
 
-/// Names and meanings are part of the interface.
+/// The fields of a VHD. Names and meanings are part of the interface.
 #[derive(Serialize)]
 pub struct VhdFields {
     kind: &'static str,
@@ -45,7 +45,7 @@ struct LocatorFields {
     path: String,
 }
 
-/// The fields of an image.
+/// Returns the fields of an image.
 pub fn fields(info: &vhd::Info) -> VhdFields {
     let (cylinders, heads, sectors) = info.chs;
     let (major, minor) = info.creator_version;
@@ -84,7 +84,7 @@ fn parent_fields(info: &vhd::Info) -> Option<ParentFields> {
     })
 }
 
-/// The fields as people read them, a line for each.
+/// Formats the fields for people, one row each.
 pub fn rows(vhd: &VhdFields) -> Vec<(&'static str, String)> {
     let created = i64::try_from(vhd.created).ok().and_then(|created| Timestamp::from_second(created).ok());
     let created = created.map_or_else(|| "an invalid time".into(), |created| created.to_string());

@@ -1,25 +1,25 @@
 //! A merge of layers, driven from start to end while nothing else uses the disk.
 //!
-//! It knows how to pace a merge when no guest waits: as fast as possible, with an occasional round, after which the
-//! sources' space is freed. The names and links of the layers are the caller's business.
+//! It knows how to pace a merge without a guest: as fast as possible, with an occasional flush, after which the
+//! sources' space is freed. The caller handles names and links of the layers.
 
 use disk::{MergeProgress, MergeState, Status};
 
 use super::Runner;
 use crate::process::failure::Failure;
 
-/// Bytes copied after which a round makes them durable and frees what the sources held of them.
-const ROUND: u64 = 256 << 20;
+/// The bytes copied between two flushes, each of which frees the sources' space.
+const FLUSH_EVERY: u64 = 256 << 20;
 
 impl Runner {
     /// Begins to merge the layers `from..into` into `into`.
     pub fn begin_merge(&mut self, from: usize, into: usize) -> Result<(), Failure> {
-        // A disk looks for the space that a kill leaked when the first request comes.
+        // A disk searches for leaked space when the first request arrives.
         self.flush()?;
         self.disk.begin_merge(from, into).map_err(|error| Failure::new("begin the merge", error))
     }
 
-    /// Copies all of it; returns the number of bytes copied. `each` receives the progress, and ends the copying by
+    /// Copies everything; returns the number of bytes copied. `each` receives the progress, and ends the copying by
     /// returning a failure. If it ends early for any reason, the chain is valid, and the same merge continues with the
     /// rest.
     pub fn copy_all(
@@ -29,7 +29,7 @@ impl Runner {
         mut each: impl FnMut(&MergeProgress) -> Result<(), Failure>,
     ) -> Result<u64, Failure> {
         let mut durable = 0;
-        // How far it was when it had no space the last time.
+        // The progress when space last ran out.
         let mut full_at = None;
         loop {
             let Some(progress) = self.disk.merge() else {
@@ -37,13 +37,13 @@ impl Runner {
             };
             each(&progress)?;
             match progress.state {
-                MergeState::Running if progress.copied - durable >= ROUND => {
+                MergeState::Running if progress.copied - durable >= FLUSH_EVERY => {
                     durable = progress.copied;
                     self.make_durable()?;
                 }
-                MergeState::Running => self.go_on_merging()?,
+                MergeState::Running => self.step_merge()?,
                 MergeState::Copied => return Ok(progress.copied),
-                // The space that the sources have freed since the last time may be enough to continue.
+                // The space that the sources have freed since then may suffice to continue.
                 MergeState::Failed(Status::NoSpace) if full_at.is_none_or(|at| progress.done > at) => {
                     full_at = Some(progress.done);
                     durable = progress.copied;
@@ -55,18 +55,18 @@ impl Runner {
         }
     }
 
-    fn go_on_merging(&mut self) -> Result<(), Failure> {
+    fn step_merge(&mut self) -> Result<(), Failure> {
         self.disk.step_merge(&mut self.engine);
         if self.disk.merge().is_some_and(|progress| progress.busy) { self.step() } else { Ok(()) }
     }
 
-    /// Gives the merge up where it is, durably.
+    /// Cancels the merge, and makes durable what it has done.
     pub fn stop_merge(&mut self) -> Result<(), Failure> {
         self.disk.cancel_merge();
         if self.disk.is_broken() { Ok(()) } else { self.make_durable() }
     }
 
-    /// Waits until everything is durable and the space that was given up by it is deallocated.
+    /// Waits until everything is durable and the space freed by that is deallocated.
     pub fn make_durable(&mut self) -> Result<(), Failure> {
         if self.disk.is_broken() {
             return Err(merge_failed(Status::Refused));
@@ -78,9 +78,9 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes the merged layers off the chain.
+    /// Removes the merged layers from the chain.
     pub fn end_merge(&mut self) -> Result<(), Failure> {
-        // The places that the sources have forgotten are deallocated behind a round, and not while requests are held.
+        // Space discarded by the sources is deallocated after a flush, and not while requests are held.
         self.make_durable()?;
         self.disk.quiesce();
         self.make_durable()?;

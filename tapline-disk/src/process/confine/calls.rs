@@ -21,7 +21,7 @@ use seccompiler::{
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Data, and what is known of it, of descriptors.
+/// Data and attributes of open files.
 const FILES: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -47,7 +47,7 @@ const FILES: &[c_long] = &[
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_fstatfs,
-    // Of a descriptor: which file it is. Opening one by a handle is another call.
+    // This identifies the file of a descriptor. Opening a file by handle is another call.
     libc::SYS_name_to_handle_at,
     libc::SYS_utimensat,
     libc::SYS_flock,
@@ -58,7 +58,7 @@ const FILES: &[c_long] = &[
     libc::SYS_getcwd,
 ];
 
-/// Engines, sockets that were passed or accepted, and waiting for all of them.
+/// Engines, passed or accepted sockets, and waiting for all of them.
 const EVENTS: &[c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
@@ -138,14 +138,14 @@ const ITSELF: &[c_long] = &[
     libc::SYS_gettimeofday,
 ];
 
-/// Older ways to some of this, which C libraries still go where they exist.
+/// Older variants of these calls, which C libraries still use where they exist.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[c_long] = &[libc::SYS_poll, libc::SYS_epoll_wait, libc::SYS_arch_prctl, libc::SYS_time];
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[c_long] = &[];
 
-/// A process in a name space of users of its own has every capability in there, and with that ways into the kernel that
-/// are closed to it otherwise.
+/// In a user namespace of its own a process has all capabilities, and with them access to parts of the kernel that are
+/// otherwise closed to it.
 const NAME_SPACES: c_int = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
@@ -156,14 +156,15 @@ const NAME_SPACES: c_int = libc::CLONE_NEWUSER
 
 /// Commands of fcntl(2) that make the kernel signal a process when something happens to a descriptor.
 const SIGNALS_BY_FCNTL: [c_int; 3] = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG];
-/// asm-generic/fcntl.h, which the crate `libc` does not have.
+/// From asm-generic/fcntl.h; the crate `libc` lacks it.
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 
-/// The same of ioctl(2) (asm-generic/sockios.h): FIOSETOWN and SIOCSPGRP; and terminal input in the name of its user.
+/// Requests of ioctl(2) (asm-generic/sockios.h) with the same effect: FIOSETOWN and SIOCSPGRP; and TIOCSTI, which types
+/// into a terminal as its user.
 const SIGNALS_BY_IOCTL: [u32; 3] = [0x8901, 0x8902, 0x5412];
 
-/// Restricts this thread, and those that it starts, to these calls from now on.
+/// Restricts this thread, and those that it starts, to these calls.
 pub fn restrict() -> Result<(), Failed> {
     seccompiler::apply_filter(&without_clone3()?)?;
     let allowed = [FILES, EVENTS, ITSELF, OLDER].concat();
@@ -172,7 +173,7 @@ pub fn restrict() -> Result<(), Failed> {
     Ok(seccompiler::apply_filter(&program(rules, libc::EPERM, Listed::Allowed)?)?)
 }
 
-/// Calls that are checked by their arguments.
+/// Returns the calls that are allowed only with certain arguments.
 fn by_arguments(own: u32) -> Result<Rules, Failed> {
     let is = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into());
     let is_not = |argument, value: u32| SeccompCondition::new(argument, Dword, SeccompCmpOp::Ne, value.into());
@@ -184,7 +185,7 @@ fn by_arguments(own: u32) -> Result<Rules, Failed> {
     let by_fcntl = SIGNALS_BY_FCNTL.iter().map(|command| u32::try_from(*command)).collect::<Result<Vec<_>, _>>()?;
     let threads = SeccompCmpOp::MaskedEq(u64::try_from(NAME_SPACES)?);
     Ok(BTreeMap::from([
-        // Its own limits, with pid zero; and signals to its own threads, as used by `abort`.
+        // A process may set its own limits (with pid zero), and signal its own threads, as `abort` does.
         (libc::SYS_prlimit64, vec![one(is(0, 0))?, one(is(0, own))?]),
         (libc::SYS_tgkill, vec![one(is(0, own))?]),
         (libc::SYS_fcntl, vec![none_of(&by_fcntl)?]),
@@ -193,13 +194,14 @@ fn by_arguments(own: u32) -> Result<Rules, Failed> {
     ]))
 }
 
-/// The arguments of clone3 are in memory, which a filter cannot check. C libraries take its absence for an old kernel
-/// and use clone. The list allows the call, because otherwise the list's error would take precedence.
+/// Makes clone3 fail with ENOSYS: its arguments are in memory, which a filter cannot check. C libraries take its
+/// absence for an old kernel and use clone. The list allows the call, because otherwise its error would take
+/// precedence.
 fn without_clone3() -> Result<BpfProgram, Failed> {
     program(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS, Listed::Fails)
 }
 
-/// The effect of a list of calls.
+/// What a list of calls means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listed {
     /// Listed calls are allowed, and others fail.

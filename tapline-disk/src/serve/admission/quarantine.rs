@@ -1,39 +1,39 @@
-//! How a disk's process finds the request that killed the one before it: it handles requests one at a time for a while
+//! Finds the request that killed the previous process of the disk: requests are started one at a time for a while
 //! ([`Quarantine`]; docs/decisions/0018).
 //!
 //! It knows no server, no clock, and of the disk only its leaf's redo log. Invariants: a request is condemned only when
-//! one process died with it in flight and the next [`DEATHS_ALONE`] died working on it and nothing else; before a
+//! one process has died with it in flight and the next [`DEATHS_ALONE`] have died working on nothing else; before a
 //! suspect is retried nothing is accepted for a while, so that it is not in flight when a process is killed for other
 //! reasons.
 
 use disk::redo::{Mark, Suspect};
 use disk::{RedoLog, Request};
 
-/// Deaths that a request must be alone with. The one before them had others in flight too.
+/// The number of deaths with the request alone in flight. In the death before them others were in flight too.
 const DEATHS_ALONE: u64 = 2;
 
-/// How long nothing is accepted before a suspect is retried, in nanoseconds. Longer than the lifetime of a process that
-/// is repeatedly killed at its start; short compared with the second that a guest may have to wait.
+/// The pause in nanoseconds before a suspect is retried. Longer than the lifetime of a process that is repeatedly
+/// killed at its start; short compared with the second that a guest may have to wait.
 const REST: u64 = 250_000_000;
 
-/// Requests beyond those that were in flight: others may come in between where there are several queues or connections.
+/// Extra requests in quarantine: with several queues or connections, others may come before those that were in flight.
 const MARGIN: u64 = 64;
 
-/// Requests that the last process may have died of, which are handled one at a time.
+/// The quarantine of requests that may have killed the last process.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// Requests that are still to be handled one at a time.
+    /// The number of requests that must still be started one at a time.
     left: u64,
     suspect: Option<Suspect>,
-    /// Until when nothing is accepted.
+    /// When the pause ends.
     rests_until: Option<u64>,
-    /// Requests that were answered with an error.
+    /// The number of requests completed with an error because they were condemned.
     fatal: u64,
 }
 
 impl Quarantine {
-    /// The one after the death of the process that has left this log, if it has died. `fatal` requests were answered
-    /// with an error before.
+    /// Begins a quarantine if the process that has left this log has died. `fatal`: the number of requests condemned
+    /// before.
     pub fn after(log: Option<&RedoLog>, fatal: u64, now: u64) -> Quarantine {
         let none = Quarantine { fatal, ..Quarantine::default() };
         let Some(log) = log else { return none };
@@ -48,34 +48,34 @@ impl Quarantine {
         }
     }
 
-    /// Whether requests are to be handled one at a time.
+    /// Returns whether requests are started one at a time.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.left > 0
     }
 
-    /// How many processes have died of one request, as far as that is known.
+    /// Returns how many processes have been killed by one request, as far as is known.
     pub fn deaths(&self) -> Option<u64> {
         self.suspect.map(|suspect| suspect.deaths.saturating_add(1))
     }
 
-    /// Until when nothing is accepted, if that is later than now.
+    /// Returns when the pause ends, if that is later than now.
     pub fn rests_until(&self, now: u64) -> Option<u64> {
         self.rests_until.filter(|until| self.is_on() && *until > now)
     }
 
-    /// Accepts requests at once: there is no timer that would end the rest.
+    /// Ends the pause: there is no timer to do it.
     pub fn end_rest(&mut self) {
         self.rests_until = None;
     }
 
-    /// Whether this request is never to be begun again.
+    /// Returns whether this request must never be started again.
     pub fn condemns(&self, request: &Request) -> bool {
         let condemned = |suspect: Suspect| suspect.deaths >= DEATHS_ALONE && suspect.mark == Mark::of(request);
         self.is_on() && self.suspect.is_some_and(condemned)
     }
 
-    /// A condemned request was answered with an error, and its answer can be seen: it is done with.
+    /// Called when the error of a condemned request is visible to its peer.
     pub fn failed(&mut self, log: Option<&RedoLog>) {
         self.fatal += 1;
         self.suspect = None;
@@ -84,7 +84,7 @@ impl Quarantine {
         }
     }
 
-    /// One more request is answered, in whatever way, and its answer can be seen.
+    /// Called for each request whose completion is visible to its peer.
     pub fn answered(&mut self, log: Option<&RedoLog>) {
         self.left = self.left.saturating_sub(1);
         let Some(log) = log else { return };
@@ -95,12 +95,12 @@ impl Quarantine {
         }
     }
 
-    /// Requests that the next process is to do one at a time, if this one dies.
+    /// Returns how many requests the next process must start one at a time, if this one dies.
     pub fn left(&self) -> u64 {
         self.left.saturating_sub(MARGIN)
     }
 
-    /// Requests that were answered with an error since the disk would have died of them.
+    /// Returns the number of condemned requests.
     pub fn fatal(&self) -> u64 {
         self.fatal
     }
@@ -126,7 +126,7 @@ mod test {
             RedoLog::open(self.0.clone(), &owner, &mut [0; 512].as_slice()).unwrap()
         }
 
-        /// The next process.
+        /// The quarantine of the next process.
         fn quarantine(&self) -> Quarantine {
             Quarantine::after(Some(&self.log()), 0, 0)
         }

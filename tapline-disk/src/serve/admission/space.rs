@@ -1,11 +1,11 @@
-//! Requests that find no space on the storage, if they are to wait for it (`--when-full wait`).
+//! Requests that find no space on the storage, and wait for it (`--when-full wait`).
 //!
 //! It knows no disk, no server and no clock: it only queues requests and returns them. Once a request waits, all later
-//! ones that may need space wait behind it; the first is retried from time to time, and when it has found space, so are
-//! all others. Reads, discards and flushes continue: a flush waits only if it finds no space itself.
+//! ones that may need space wait behind it; the first is retried periodically, and when it has found space, so are all
+//! others. Reads, discards and flushes continue: a flush waits only if it finds no space itself.
 //!
 //! Invariants: each queued request is returned once; while one waits and none is being retried, [`Space::retry_at`]
-//! says when the first is.
+//! returns when the first will be.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use disk::{Operation, Request, Status, Token};
 
 use super::{Released, planted};
 
-/// Time until it is retried without a notification that there may be space, in nanoseconds.
+/// The time in nanoseconds between retries without a notification that there may be space.
 const RETRY: u64 = 5_000_000_000;
 
 /// The requests that wait for space.
@@ -29,18 +29,18 @@ pub struct Space {
     retry_at: u64,
 }
 
-/// What may become of the requests that wait.
+/// What to do with the requests that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// They are begun when there may be space.
+    /// Start them when there may be space.
     Begun,
-    /// They are held: others must end before one begins.
+    /// Hold them: others must complete before one starts.
     Held,
-    /// They are refused: there is no peer left to wait for.
+    /// Refuse them: there is no peer left to wait for.
     Refused,
 }
 
-/// What is known of the space since the first request was tried.
+/// What is known about free space since the first request was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hint {
     None,
@@ -51,23 +51,23 @@ enum Hint {
 }
 
 impl Space {
-    /// Nothing waits. `wait`: whether requests may.
+    /// Makes an empty queue. `wait`: whether requests may wait.
     pub fn new(wait: bool) -> Space {
         Space { wait, waiting: VecDeque::new(), probe: None, hint: Hint::None, retry_at: 0 }
     }
 
-    /// Whether something waits for space.
+    /// Returns whether a request waits for space.
     #[inline]
     pub fn is_full(&self) -> bool {
         !self.waiting.is_empty() || self.probe.is_some()
     }
 
-    /// How many requests wait, with the one that is being retried.
+    /// Returns the number of waiting requests, including the one that is being retried.
     pub fn waiting(&self) -> usize {
         self.waiting.len() + usize::from(self.probe.is_some())
     }
 
-    /// Whether a new request must wait behind the others.
+    /// Returns whether a new request must wait behind the others.
     pub fn holds_back(&self, request: &Request) -> bool {
         let is_full = if planted!(OvertakesProbe) { !self.waiting.is_empty() } else { self.is_full() };
         is_full
@@ -78,28 +78,28 @@ impl Space {
             )
     }
 
-    /// Keeps a request that is held back.
+    /// Queues a request that is held back.
     pub fn keep(&mut self, request: Request) {
         self.waiting.push_back(request);
     }
 
-    /// Whether a completion must be checked: nearly none must, and requests are large.
+    /// Returns whether a completion must be checked. Hardly any must, and moving requests is costly.
     #[inline]
     pub fn concerns(&self, status: Status) -> bool {
         status == Status::NoSpace || self.probe.is_some()
     }
 
-    /// Keeps a request that has found no space, if it is to wait; any other is returned with its status.
+    /// Queues a request that has found no space, if it may wait; any other is returned with its status.
     pub fn completed(&mut self, request: Request, status: Status, now: u64) -> Option<(Request, Status)> {
         let is_probe = self.probe.take_if(|probe| *probe == request.token()).is_some();
         let changes = request.operation().is_write() || request.operation() == Operation::Flush;
         if self.wait && status == Status::NoSpace && changes && !request.at_limit {
             if is_probe || self.waiting.is_empty() || self.hint == Hint::Found {
-                // Perhaps it had found some, but not enough for all.
+                // If space was found, it was not enough for all.
                 self.hint = Hint::None;
                 self.retry_at = if planted!(RetriesInThePast) { 0 } else { now.saturating_add(RETRY) };
             }
-            // The one that was retried stays the first.
+            // The retried request stays the first.
             if is_probe {
                 self.waiting.push_front(request)
             } else {
@@ -107,52 +107,51 @@ impl Space {
             }
             return None;
         }
-        if is_probe && !planted!(ForgetsThoseBehind) {
-            // It has found space, or its failure has nothing to do with that.
+        if is_probe && !planted!(RetriesOnlyTheFirst) {
+            // It has found space, or its failure has other reasons.
             self.hint = Hint::Found;
         }
         Some((request, status))
     }
 
-    /// Returns the waiting requests that their peers want back. The one that is being retried is not among them: the
-    /// disk has it.
+    /// Returns the waiting requests that their peers take back; not the one that is being retried, which the disk has.
     pub fn recall(&mut self, is_wanted: impl Fn(Token) -> bool) -> Vec<Request> {
         let (wanted, others) = self.waiting.drain(..).partition(|request| is_wanted(request.token()));
         self.waiting = others;
         Vec::from(wanted)
     }
 
-    /// The requests that wait, without the one that is being retried.
+    /// Returns the waiting requests without the one that is being retried.
     pub fn requests(&self) -> impl Iterator<Item = &Request> {
         self.waiting.iter()
     }
 
-    /// There may be space again.
+    /// Called when there may be space again.
     pub fn may_have_space(&mut self) {
         if self.probe.is_none() && !self.waiting.is_empty() && self.hint == Hint::None {
             self.hint = Hint::Maybe;
         }
     }
 
-    /// No request waits any more, now and later.
+    /// From now on no request waits.
     pub fn close(&mut self) {
         self.wait = false;
     }
 
-    /// When the first request is retried, unless something is known of the space before.
+    /// Returns when the first request is retried, unless it is known before that there may be space.
     pub fn retry_at(&self) -> Option<u64> {
         (!self.waiting.is_empty() && self.probe.is_none()).then_some(self.retry_at)
     }
 
-    /// Whether [`Space::next`] returns a request.
+    /// Returns whether [`Space::next`] would return a request.
     pub fn is_due(&self, now: u64, fate: Fate) -> bool {
         let may_have_space = || self.hint != Hint::None || self.retry_at().is_some_and(|at| at <= now);
         let leaves = !self.wait || fate == Fate::Refused || fate == Fate::Begun && may_have_space();
         !self.waiting.is_empty() && leaves
     }
 
-    /// A request that leaves the queue now: the first, to be retried; any, once that has found space; or one that is
-    /// refused, since none may wait any more.
+    /// Returns a request that leaves the queue now: the first, to be retried; any, once that has found space; or one to
+    /// refuse, because none may wait any more.
     pub fn next(&mut self, now: u64, fate: Fate) -> Option<Released> {
         if !self.is_due(now, fate) {
             return None;
@@ -191,7 +190,7 @@ mod test {
         Request::new(operation, Span { at: DiskOffset(0), len }, memory, Token(token), &GEOMETRY).unwrap()
     }
 
-    /// Which requests leave at that time, and how.
+    /// Returns the requests that leave at that time, and how.
     fn next_at(space: &mut Space, now: u64, fate: Fate) -> (&'static str, Vec<u64>) {
         let (mut word, mut tokens) = ("none", Vec::new());
         while let Some(released) = space.next(now, fate) {
@@ -224,7 +223,7 @@ mod test {
         space
     }
 
-    /// A request that is not submitted, and thus not owed an answer.
+    /// A request that is not submitted, and need not complete.
     fn request_kept(operation: Operation) -> std::mem::ManuallyDrop<Request> {
         std::mem::ManuallyDrop::new(request(operation, 99))
     }
@@ -239,7 +238,7 @@ mod test {
         space.may_have_space();
         assert_eq!(next(&mut space), ("start", vec![1]));
         assert!(space.concerns(Status::Done));
-        // Nothing else is retried meanwhile, and the one that is waits still.
+        // Nothing else is retried meanwhile, and the retried request still counts as waiting.
         space.may_have_space();
         assert_eq!((next(&mut space), space.waiting()), (("none", vec![]), 3));
         refused(&mut space, 1);
@@ -248,7 +247,7 @@ mod test {
         answered(&mut space, 1, Status::Done);
         assert_eq!((next(&mut space), space.is_full()), (("start", vec![2, 3]), false));
         refused(&mut space, 4);
-        assert_eq!(next(&mut space), ("none", vec![]), "what was found counts for those only");
+        assert_eq!(next(&mut space), ("none", vec![]), "the space that was found is for those only");
         assert_eq!(next_at(&mut space, 0, Fate::Refused), ("refuse", vec![4]));
     }
 

@@ -1,11 +1,12 @@
-//! Invariants checked, with random requests, completions, limits, shares, full storage, recalls and ends of the disk,
-//! on a time of its own:
-//! - each request leaves once, begun, refused, failed or given back, and is counted once before it is begun;
-//! - a flush is held by no limit and no share, and what needs no space by nothing that waits for it;
-//! - a write does not overtake one that waits for space, and the first is retried no more often than it may;
-//! - in quarantine one request is in flight at most, and none while it rests;
-//! - a request that its peer wants back is given back, and not begun;
-//! - while one is held that nothing in flight will release, there is a deadline; when it has come, something is done.
+//! Invariants checked, with random requests, completions, limits, shares, full storage, recalls and stops of the disk,
+//! in simulated time:
+//! - each request leaves once, started, refused, failed or returned, and is counted once before it is started;
+//! - a flush is held by no limit and no share, and requests that need no space never wait behind those that do;
+//! - a write does not overtake one that waits for space, and the first is not retried too often;
+//! - in quarantine at most one request is in flight, and none during the pause;
+//! - a request that its peer takes back is returned, and not started;
+//! - while a request is held that no completion will release, there is a deadline; when that has passed, something
+//!   happens.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,30 +21,30 @@ use shares::{Page, Slot, Usable};
 use super::share::Sharing;
 use super::*;
 
-/// What can be done wrong.
+/// The faults that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
     /// A flush waits for a limit of writes.
     LimitsFlush,
-    /// A write overtakes the one that is retried.
+    /// A write overtakes the one that is being retried.
     OvertakesProbe,
-    /// A request that its peer wants back is held on.
+    /// A request that its peer takes back stays held.
     KeepsRecalled,
     /// The first request that waits for space is retried all the time.
     RetriesInThePast,
-    /// The deadline has always come.
+    /// The deadline has always passed.
     IsAlwaysDue,
     /// Two requests of the quarantine are in flight.
     TwoInQuarantine,
-    /// Only the first request learns that there is space.
-    ForgetsThoseBehind,
+    /// Only the first request is retried when there is space.
+    RetriesOnlyTheFirst,
 }
 
 thread_local! {
     static PLANTED: Cell<Option<Planted>> = const { Cell::new(None) };
 }
 
-/// Whether that is done wrong in this thread.
+/// Returns whether the fault is planted in this thread.
 pub fn is_planted(fault: Planted) -> bool {
     PLANTED.get() == Some(fault)
 }
@@ -56,10 +57,10 @@ const WRITE: Operation = Operation::Write { durable: false };
 const GEOMETRY: Geometry =
     Geometry { len: 1 << 30, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
 
-/// Another disk of the storage, which has a slot of its page.
+/// Another disk on the storage, with a slot in its page.
 const OTHER: shares::Owner = shares::Owner { pid: 1, started: 7 };
 
-/// Where a request is, as far as its peer and the disk know.
+/// The place of a request, as known to its peer and the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Held for a limit or the share.
@@ -67,7 +68,7 @@ enum Place {
     /// Held until there is space.
     Space,
     InFlight {
-        /// It is retried, for all that wait for space.
+        /// Whether it is being retried.
         is_probe: bool,
     },
 }
@@ -79,7 +80,7 @@ struct World {
     random: Rng,
     now: u64,
     next: u64,
-    /// All requests that came and did not leave.
+    /// All requests that have arrived and not left.
     places: BTreeMap<Token, Place>,
     counted: BTreeMap<Token, u32>,
     in_flight: BTreeMap<Token, Request>,
@@ -87,9 +88,9 @@ struct World {
     peers: Peers,
     other: Option<(Page, usize)>,
     storage_is_full: bool,
-    /// When the first was refused last, unless there was a hint of space since.
+    /// When the first was last refused, unless there was a hint of space since.
     refused_at: Option<u64>,
-    /// Requests behind a first one that has found space go.
+    /// Whether requests behind a first one that has found space may start.
     space_found: bool,
     rests_until: u64,
     closed: bool,
@@ -182,7 +183,7 @@ impl World {
         }
     }
 
-    /// As the loop does it: a batch of new requests.
+    /// Accepts a batch of new requests, like the event loop.
     fn arrive(&mut self) -> Result<(), String> {
         if self.closed || self.peers != Peers::Here {
             return Ok(());
@@ -194,12 +195,12 @@ impl World {
         }
         for _ in 0..self.random.usize(0..=batch) {
             let request = self.random_request();
-            self.came(request)?;
+            self.arrive_one(request)?;
         }
         Ok(())
     }
 
-    fn came(&mut self, mut request: Request) -> Result<(), String> {
+    fn arrive_one(&mut self, mut request: Request) -> Result<(), String> {
         let (token, operation, in_quarantine) =
             (request.token(), request.operation(), self.admission.is_in_quarantine());
         let counted = &mut self.counted;
@@ -228,7 +229,7 @@ impl World {
             }
             Arrival::Fail => {
                 self.admission.failed(Some(&self.log));
-                self.left(request)
+                self.leave(request)
             }
         }
     }
@@ -246,15 +247,15 @@ impl World {
         }
     }
 
-    /// A request is answered or given back.
-    fn left(&mut self, request: Request) -> Result<(), String> {
+    /// Removes a request that is completed or returned.
+    fn leave(&mut self, request: Request) -> Result<(), String> {
         let token = request.retire();
         self.places.remove(&token);
         self.counted.remove(&token);
         Ok(())
     }
 
-    /// As the loop does it: all that is not held any more; how much.
+    /// Starts all released requests, like the event loop; returns their number.
     fn release(&mut self) -> Result<usize, String> {
         self.give_back()?;
         let mut count = 0;
@@ -267,14 +268,14 @@ impl World {
             count += 1;
             match released {
                 Released::Start(request) => self.released(request)?,
-                Released::Refuse(request) if self.closed || self.peers == Peers::Gone => self.left(request)?,
+                Released::Refuse(request) if self.closed || self.peers == Peers::Gone => self.leave(request)?,
                 Released::Refuse(request) => {
-                    self.left(request)?;
+                    self.leave(request)?;
                     return Err("a request is refused that can wait".into());
                 }
             }
         }
-        // Those that a limit has released may wait for space now.
+        // Requests released by a limit may have to wait for space now.
         for (token, place) in &mut self.places {
             if *place == Place::Pace && self.counted.contains_key(token) {
                 *place = Place::Space;
@@ -300,7 +301,7 @@ impl World {
         }
     }
 
-    /// The disk completes a request.
+    /// Completes a random request of the disk.
     fn complete(&mut self) -> Result<(), String> {
         let tokens: Vec<Token> = self.in_flight.keys().copied().collect();
         let Some(&token) = tokens.get(self.random.usize(0..tokens.len().max(1))) else { return Ok(()) };
@@ -315,7 +316,7 @@ impl World {
         };
         match answered {
             Some((request, status)) => {
-                self.left(request)?;
+                self.leave(request)?;
                 self.space_found |= is_probe;
                 self.admission.answered(1, Some(&self.log));
                 match status == Status::NoSpace && !self.closed {
@@ -333,7 +334,7 @@ impl World {
         }
     }
 
-    /// Peers want some of their requests back.
+    /// Makes peers take back some of their requests.
     fn recall(&mut self) -> Result<(), String> {
         let some: Vec<Token> = self.places.keys().copied().filter(|_| self.random.u32(0..4) == 0).collect();
         self.wanted.extend(some);
@@ -349,7 +350,7 @@ impl World {
                 request.retire();
                 return Err(format!("{token:?} is given back; counted: {counted}, {was_counted}"));
             }
-            self.left(request)?;
+            self.leave(request)?;
         }
         let held = self
             .places
@@ -358,16 +359,16 @@ impl World {
         held.map_or(Ok(()), |(token, place)| Err(format!("{token:?} is not given back: {place:?}")))
     }
 
-    /// The other disk of the storage says something.
-    fn other_says(&mut self) {
+    /// Publishes a random state of the other disk.
+    fn publish_other(&mut self) {
         let Some((page, slot)) = &self.other else { return };
-        let said = Slot {
+        let slot_now = Slot {
             in_flight: self.random.u32(0..8),
             waits: self.random.bool(),
             time: self.random.u64(0..1 << 36),
             answered: self.random.u64(0..100),
         };
-        page.say(*slot, said, 100);
+        page.say(*slot, slot_now, 100);
     }
 
     fn set_limits(&mut self) {
@@ -396,7 +397,7 @@ impl World {
         }
     }
 
-    /// Time passes: until the deadline, or less. It is not in the past, unless something is to be done.
+    /// Advances the time to the deadline, or less. A deadline in the past requires that something can be done.
     fn wait(&mut self) -> Result<(), String> {
         self.admission.limiter.allot(self.in_flight.len(), self.now);
         let held = self.places.values().any(|place| matches!(place, Place::Pace | Place::Space));
@@ -420,7 +421,7 @@ impl World {
             70..80 => self.wait()?,
             80..82 => self.recall()?,
             82..86 => self.set_limits(),
-            86..92 => self.other_says(),
+            86..92 => self.publish_other(),
             92..94 => self.storage_is_full = !self.storage_is_full,
             94..97 => self.may_have_space(),
             _ => self.peers = [Peers::Here, Peers::Here, Peers::Finishing, Peers::Gone][self.random.usize(0..4)],
@@ -459,18 +460,18 @@ impl World {
     }
 }
 
-/// One life; what went wrong in it.
+/// Runs one random history; returns the violated invariant.
 fn explore(seed: u64) -> Result<(), String> {
     let mut world = World::new(seed);
     let lived = world.live();
     if lived.is_err() {
-        // Requests that were not answered, which would end the test in another way.
+        // The unfinished requests would panic when dropped.
         std::mem::forget(world);
     }
     lived
 }
 
-/// Lives that are explored.
+/// The number of random histories.
 const LIVES: u64 = 120;
 
 #[test]
@@ -481,7 +482,7 @@ fn requests_pass_in_order_and_leave_once() {
 }
 
 #[test]
-fn every_planted_mistake_is_found() {
+fn every_planted_fault_is_found() {
     let all = [
         Planted::LimitsFlush,
         Planted::OvertakesProbe,
@@ -489,7 +490,7 @@ fn every_planted_mistake_is_found() {
         Planted::RetriesInThePast,
         Planted::IsAlwaysDue,
         Planted::TwoInQuarantine,
-        Planted::ForgetsThoseBehind,
+        Planted::RetriesOnlyTheFirst,
     ];
     for planted in all {
         PLANTED.set(Some(planted));

@@ -1,8 +1,8 @@
 //! Layers below the leaf, opened for writing while a merge needs that, and read-only otherwise.
 //!
-//! Runs on a thread of its own. Invariant: a layer's file always has a lock that excludes other writers; if one layer
+//! Runs on a separate thread. Invariant: a layer's file always has a lock that excludes other writers; if one layer
 //! cannot be opened for writing, because another disk is based on it, all of them stay as they were. Nothing is written
-//! to a layer before the layers above it have, durably, forgotten its modification time.
+//! to a layer until the layers above it have durably dropped its modification time.
 
 use std::path::Path;
 
@@ -18,23 +18,23 @@ use crate::image::write_synced;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// A layer that is open for writing now, and may be written to.
+/// A layer that is open for writing and ready to be written to.
 #[derive(Debug)]
 pub struct Raised {
     from: Files,
-    /// Its place in the chain.
+    /// Its depth in the chain.
     pub depth: usize,
     /// Its file's number.
     pub id: FileId,
     /// The file.
     pub file: ImageFile,
-    /// What is in it.
+    /// The image in it.
     pub image: Image,
     /// Its redo log.
     pub log: Option<RedoLog>,
 }
 
-/// A layer that is to be opened otherwise, or whose file was and nothing was written to it yet.
+/// A layer to be reopened, or one that was reopened and not written to yet.
 #[derive(Debug)]
 pub struct ReopenedLayer {
     from: Files,
@@ -44,18 +44,18 @@ pub struct ReopenedLayer {
     file: ImageFile,
 }
 
-/// Files that are open for reading only (again).
+/// Files that have been reopened read-only.
 pub type Lowered = Vec<LoweredOne>;
 
-/// One of them.
+/// One of [`Lowered`]: a file's number, and the file or why it could not be reopened.
 pub type LoweredOne = (FileId, Result<ImageFile, FileOpenError>);
 
-/// The layers down to `last` that are open for reading only.
+/// Returns the layers down to `last` that are open read-only.
 pub fn closed(work: &Work<'_>, last: usize) -> Result<Vec<ReopenedLayer>, Failure> {
     pick(work, last, false)
 }
 
-/// The layers below the leaf that are open for writing.
+/// Returns the layers below the leaf that are open for writing.
 pub fn open(work: &Work<'_>) -> Result<Vec<ReopenedLayer>, Failure> {
     let last = work.disk.layers().len() - 1;
     Ok(pick(work, last, true)?.into_iter().filter(|layer| layer.depth > 0).collect())
@@ -73,7 +73,7 @@ fn pick(work: &Work<'_>, last: usize, writable: bool) -> Result<Vec<ReopenedLaye
     Ok(layers)
 }
 
-/// Opens the files of all of them for writing, or none: then what is to be put in their place again. Writes nothing.
+/// Reopens the files of all layers for writing, or of none: then the error has the files to put back. Writes nothing.
 pub fn raise(layers: Vec<ReopenedLayer>) -> Result<Vec<ReopenedLayer>, (Failure, Lowered)> {
     let mut raised: Vec<ReopenedLayer> = Vec::new();
     for layer in layers {
@@ -97,9 +97,9 @@ fn raise_one(layer: &ReopenedLayer) -> Result<ImageFile, Failure> {
     })
 }
 
-/// Has the layers, which are in the order of the chain, forget the size and the time of last change of their parents,
-/// each durably before anything is written to the next. The leaf has forgotten already. *Killed on the way:* those
-/// above some layer know nothing of their parents, those below are as they were.
+/// Makes the layers, in the order of the chain, drop the size and the modification time of their parents, each durably
+/// before anything is written to the next. The leaf has done so already. *If killed meanwhile:* the layers above some
+/// layer have dropped them, those below are unchanged.
 pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failure, Lowered)> {
     let mut ready: Vec<Raised> = Vec::new();
     let mut rest = layers.into_iter();
@@ -110,7 +110,7 @@ pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failur
                 ready.push(Raised { from, depth, id, file, image, log });
             }
             Err(refusal) => {
-                let mut lowered = take_back(ready);
+                let mut lowered = reopen_read_only(ready);
                 lowered.extend(lower(std::iter::once(layer).chain(rest).collect()));
                 return Err((refusal, lowered));
             }
@@ -122,15 +122,15 @@ pub fn forget_parents(layers: Vec<ReopenedLayer>) -> Result<Vec<Raised>, (Failur
 fn forget_parent(layer: &mut ReopenedLayer) -> Result<(Image, Option<RedoLog>), Failure> {
     let mut image = open_image(&layer.from, &layer.name, &mut layer.file, true)?;
     if forget(&mut image)? {
-        write_synced::round(&mut layer.file, &mut image)
+        write_synced::flush(&mut layer.file, &mut image)
             .map_err(|error| Failure::failed(format!("change the parent recorded in {}", layer.name), &error))?;
     }
     let log = redo_log::open(&layer.from, &layer.name, &mut layer.file)?;
     Ok((image, log))
 }
 
-/// Has an image forget what will change of its parent, with its next round; whether it has a parent. What it has
-/// forgotten already is written again: a sync of it may have failed, and the page cache does not tell.
+/// Makes an image drop what will change in its parent, with its next flush; returns whether it has a parent. A link
+/// without these fields is rewritten too: a sync of it may have failed, which the page cache does not show.
 pub fn forget(image: &mut Image) -> Result<bool, Failure> {
     let Some(mut link) = image.link() else { return Ok(false) };
     (link.modified, link.len) = (None, None);
@@ -138,18 +138,18 @@ pub fn forget(image: &mut Image) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Opens for reading only what was opened for writing in vain.
-pub fn take_back(raised: Vec<Raised>) -> Lowered {
+/// Reopens the files of layers read-only that are not written to after all.
+pub fn reopen_read_only(raised: Vec<Raised>) -> Lowered {
     raised.into_iter().map(|one| (one.id, one.from.reopen_read_only(&one.file))).collect()
 }
 
-/// Opens all of them for reading only.
+/// Reopens the files of all layers read-only.
 pub fn lower(layers: Vec<ReopenedLayer>) -> Lowered {
     layers.into_iter().map(|layer| (layer.id, layer.from.reopen_read_only(&layer.file))).collect()
 }
 
-/// The disk uses files that are open for reading only (again). Where that fails a layer stays as it was, and other
-/// disks cannot be based on it.
+/// Makes the disk use files that were reopened read-only. If that fails, a layer stays as it was, and no other disk can
+/// be based on it.
 pub fn put_back(lowered: Lowered, work: &mut Work<'_>) {
     for (id, file) in lowered {
         let replaced = file.map_err(Failure::from).and_then(|file| Ok(work.engine.replace(id, file)?));
@@ -160,12 +160,12 @@ pub fn put_back(lowered: Lowered, work: &mut Work<'_>) {
 }
 
 impl ReopenedLayer {
-    /// Its file's number.
+    /// Returns the number of its file.
     pub fn id(&self) -> FileId {
         self.id
     }
 
-    /// Its file's path.
+    /// Returns the path of its file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -180,7 +180,7 @@ mod test {
 
     use super::*;
     use crate::image::chain::Layers;
-    use crate::image::create::{Plan, Shape, Target};
+    use crate::image::create::{Allocation, Plan, Target};
     use crate::image::parent_link;
     use arguments::Parents;
     use control::FormatName;
@@ -188,19 +188,19 @@ mod test {
     const WRITABLE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
     const READABLE: OpenOptions = OpenOptions { write: false, ..WRITABLE };
 
-    /// A chain, leaf first, each of whose files was last changed long ago, as its child has recorded.
+    /// Creates a chain, leaf first. The files were last changed long ago, as their children have recorded.
     fn chain(directory: &Path, formats: &[FormatName]) -> Vec<ImageName> {
         let (files, mut names) = (&Files::of_system(), Vec::<ImageName>::new());
         for (n, &format) in formats.iter().enumerate().rev() {
             let name = ImageName { format, path: directory.join(format!("{n}.img")), data_file: None };
-            let shape = names.first().map_or(Shape::Thin, |parent| {
+            let allocation = names.first().map_or(Allocation::Thin, |parent| {
                 let mut file = ImageFile::open(parent.path(), READABLE).unwrap();
                 let image = open_image(files, parent, &mut file, false).unwrap();
-                Shape::Child(parent_link::record(files, name.path(), parent, &image, &file).unwrap())
+                Allocation::Child(parent_link::record(files, name.path(), parent, &image, &file).unwrap())
             });
             let plan = Plan {
                 len: 4 << 20,
-                shape,
+                allocation,
                 unit: None,
                 compression: disk::qcow2::Compression::default(),
                 identity: None,
@@ -230,7 +230,7 @@ mod test {
         Layers::open(&Files::of_system(), leaf, &parents, READABLE).unwrap();
     }
 
-    /// Exhaustive over where in a chain of four it ends, by a file that cannot be written.
+    /// Exhaustive over the depth in a chain of four at which a file cannot be written.
     #[test]
     fn parent_times_are_forgotten_top_down_and_the_chain_always_opens() {
         use FormatName::{Qcow2, Raw, Vhd};
@@ -242,7 +242,7 @@ mod test {
                 let options = |depth| if depth == end { READABLE } else { WRITABLE };
                 let layers = names.iter().enumerate().map(|(depth, name)| layer(depth, name, options(depth)));
                 let forgotten = forget_parents(layers.collect());
-                // The last one has no parent to forget.
+                // The last one has no parent to drop.
                 assert_eq!(forgotten.is_ok(), end == 3, "{forgotten:?}");
                 drop(forgotten);
                 opens(&names);

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Work under way.
+/// A task in progress.
 #[derive(Debug)]
 pub struct BlockingTask<T> {
     thread: JoinHandle<T>,
@@ -22,13 +22,13 @@ struct Signal(Arc<OwnedFd>);
 
 impl Drop for Signal {
     fn drop(&mut self) {
-        // The counter is far from full, and an eventfd takes nothing else amiss.
+        // The write cannot fail: the counter is far from full.
         rustix::io::write(&*self.0, &1u64.to_ne_bytes()).ok();
     }
 }
 
 impl<T: Send + 'static> BlockingTask<T> {
-    /// Begins.
+    /// Starts `work` on a thread.
     pub fn send(work: impl FnOnce() -> T + Send + 'static) -> io::Result<BlockingTask<T>> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let signal = Signal(Arc::clone(&event));
@@ -39,13 +39,13 @@ impl<T: Send + 'static> BlockingTask<T> {
         Ok(BlockingTask { thread, event })
     }
 
-    /// Whether the result is there or will be in a moment.
+    /// Returns whether the result is available, or will be in a moment.
     pub fn is_back(&self) -> bool {
         let mut count = [0; 8];
         rustix::io::read(&*self.event, &mut count).is_ok() || self.thread.is_finished()
     }
 
-    /// The result, waited for if need be.
+    /// Returns the result; waits for it if necessary.
     pub fn fetch(self) -> T {
         match self.thread.join() {
             Ok(result) => result,

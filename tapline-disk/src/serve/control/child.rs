@@ -1,12 +1,12 @@
 //! A new file for a disk that keeps running: an empty child of a layer, or a copy. Runs on a separate thread.
 //!
-//! The file is created under a temporary name, synced, renamed, and its directory synced, each of which is a step of a
-//! plan: it exists completely or not at all, and never replaces another file.
+//! The file is created under a temporary name, synced, renamed, and its directory synced; each of these is a step of a
+//! plan. So it exists completely or not at all, and never replaces another file.
 //!
-//! With `--handed` it was created empty and durably, under its final name, by the process that passes it: it is filled
-//! in place, and the sectors that make it an image are written when all others are durable ([`crate::image::create`]).
-//! *If killed before:* the file does not open as an image. *After:* it is complete, and empty on top of its parent. If
-//! this is refused, the file is left as it is.
+//! With `--handed` the sender has created it empty and durably under its final name: it is filled in place, and the
+//! sectors that identify it as an image are written when all others are durable ([`crate::image::create`]). *If killed
+//! before that:* the file does not open as an image. *After:* it is complete, and empty on top of its parent. If this
+//! is refused, the file is left as it is.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,44 +19,44 @@ use uring::{Cache, ImageFile, OpenOptions};
 use super::work::Work;
 use crate::files::Files;
 use crate::image::chain::open_image;
-use crate::image::create::{self, Plan, Shape, unit_of};
+use crate::image::create::{self, Allocation, Plan, unit_of};
 use crate::image::parent_link;
 use crate::image::redo_log;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// What to create.
+/// A child to be created.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct NewChild {
     files: Files,
     name: ImageName,
     plan: Plan,
 }
 
-/// A child that is the disk's own.
+/// A new child, opened for the disk.
 #[derive(Debug)]
 pub struct Child {
     /// The file, open as the disk's leaf.
     pub file: ImageFile,
-    /// What is in it.
+    /// The image in it.
     pub image: Image,
     /// Its redo log.
     pub log: Option<RedoLog>,
 }
 
-impl Wanted {
-    /// A child of the layer at `depth`, which is written to for a while yet (`live`) or is not any more.
-    pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<Wanted, Failure> {
+impl NewChild {
+    /// Prepares a child of the layer at `depth`. `live`: that layer will still be written to for a while.
+    pub fn on(work: &Work<'_>, depth: usize, name: &ImageName, live: bool) -> Result<NewChild, Failure> {
         if name.format == FormatName::Raw {
             return Err(Failure::of(Kind::Unsupported, "a raw image cannot have a parent")
                 .advise("use another format: qcow2:PATH or vhd:PATH"));
         }
         let parent = work.name(depth)?;
         let plan = plan(work.files, name, &parent, (work.image(depth)?, work.file(depth)?.1), live)?;
-        Ok(Wanted { files: work.files.clone(), name: name.clone(), plan })
+        Ok(NewChild { files: work.files.clone(), name: name.clone(), plan })
     }
 
-    /// Makes it, whole, but not durable.
+    /// Creates the child completely, but not durably.
     pub fn make(self) -> Result<NewFile, Failure> {
         let begun = Instant::now();
         let creation = create::lay_out(&self.name, &self.plan)?;
@@ -68,7 +68,7 @@ impl Wanted {
     }
 }
 
-/// What a child records of its parent. The time of a parent that is written to yet is not fixed.
+/// Returns the properties of a child. It does not record the modification time of a parent that is still written to.
 fn plan(
     files: &Files,
     name: &ImageName,
@@ -83,49 +83,49 @@ fn plan(
     let unit = if name.format == parent.format { unit_of(image) } else { None };
     Ok(Plan {
         len: image.geometry().len,
-        shape: Shape::Child(link),
+        allocation: Allocation::Child(link),
         unit,
         compression: Compression::default(),
         identity: None,
     })
 }
 
-/// A new file, beside the name that it is to have until it gets it. It is removed again unless it is kept.
+/// A new file under a temporary name until it gets its final one. It is removed when it is dropped unless it is kept.
 #[derive(Debug)]
 pub struct NewFile {
     files: Files,
     name: ImageName,
-    /// Where it is, until it is kept.
+    /// The current path; `None` once it is kept.
     path: Option<PathBuf>,
-    /// Open through the page cache, which takes any alignment, until the disk opens it.
+    /// Open through the page cache, which accepts any alignment, until the disk opens it.
     file: Option<ImageFile>,
-    /// The time that making it took, and making it durable.
+    /// The time for creating it, and for making it durable.
     took: (Duration, Duration),
 }
 
 impl NewFile {
-    /// An empty file, for a name under which nothing may be.
+    /// Creates an empty file for `name`, which must not exist.
     pub fn create(files: &Files, name: &ImageName) -> Result<NewFile, Failure> {
         let path = name.path();
         if files.is_taken(path) {
             let what = format!("cannot create {}: it already exists", path.display());
             return Err(Failure::of(Kind::Exists, what).advise("choose another name"));
         }
-        let beside = files.unnamed(path)?;
-        drop(files.create_new(&beside, THROUGH_CACHE)?);
-        let (path, took) = (Some(beside.clone()), Default::default());
+        let temporary = files.temporary_path(path)?;
+        drop(files.create_new(&temporary, THROUGH_CACHE)?);
+        let (path, took) = (Some(temporary.clone()), Default::default());
         let mut new = NewFile { files: files.clone(), name: name.clone(), path, file: None, took };
-        new.file = Some(files.open(&beside, THROUGH_CACHE)?);
+        new.file = Some(files.open(&temporary, THROUGH_CACHE)?);
         Ok(new)
     }
 
-    /// The file.
+    /// Returns the file, which the disk must not have opened yet.
     pub fn file_mut(&mut self) -> &mut ImageFile {
         let Some(file) = &mut self.file else { unreachable!("the disk has opened {}", self.name) };
         file
     }
 
-    /// Makes durable what is in it.
+    /// Makes the contents durable.
     pub fn sync(mut self) -> Result<NewFile, Failure> {
         let begun = Instant::now();
         let synced = self.file_mut().sync();
@@ -134,17 +134,17 @@ impl NewFile {
         Ok(self)
     }
 
-    /// Gives it its name.
+    /// Renames it to its final name.
     pub fn give_name(mut self) -> Result<NewFile, Failure> {
         let begun = Instant::now();
-        let Some(beside) = &self.path else { unreachable!("it is not kept before it has its name") };
-        self.files.name_new(beside, self.name.path())?;
+        let Some(temporary) = &self.path else { unreachable!("it is not kept before it has its name") };
+        self.files.name_new(temporary, self.name.path())?;
         self.path = Some(self.name.path().to_owned());
         self.took.1 += begun.elapsed();
         Ok(self)
     }
 
-    /// Makes durable that it has its name.
+    /// Makes the final name durable.
     pub fn sync_name(mut self) -> Result<NewFile, Failure> {
         let begun = Instant::now();
         self.files.sync_directory(self.name.path())?;
@@ -152,10 +152,10 @@ impl NewFile {
         Ok(self)
     }
 
-    /// Opens it as the disk's own.
+    /// Opens it for the disk.
     pub fn open(mut self, options: OpenOptions) -> Result<(NewFile, Child), Failure> {
         let begun = Instant::now();
-        // The lock of this description would be in the way of the next one's.
+        // This releases its lock, which would conflict with the next one.
         drop(self.file.take());
         let mut file = self.files.open(self.name.path(), options)?;
         let image = open_image(&self.files, &self.name, &mut file, true)?;
@@ -164,7 +164,7 @@ impl NewFile {
         Ok((self, Child { file, image, log }))
     }
 
-    /// It stays. The time that making it took, and making it durable.
+    /// Keeps the file; returns the time for creating it, and for making it durable.
     pub fn keep(mut self) -> (Duration, Duration) {
         self.path = None;
         self.took
@@ -179,7 +179,7 @@ impl Drop for NewFile {
     }
 }
 
-/// Removes an unneeded new file, durably: if it existed after a crash, it would be taken for the finished one.
+/// Removes an unneeded new file, durably: after a crash it would be mistaken for the finished one.
 fn remove(files: &Files, path: &Path) {
     let removed = files.remove_new(path).map_err(|error| error.to_string());
     let removed = removed.and_then(|()| files.sync_directory(path).map_err(|error| error.to_string()));
@@ -191,7 +191,7 @@ fn remove(files: &Files, path: &Path) {
 const THROUGH_CACHE: OpenOptions = OpenOptions { write: true, cache: Cache::Writeback, lock: true };
 
 impl Child {
-    /// Whether the disk may take it for its leaf on `below`.
+    /// Checks that it can become the disk's leaf on top of `below`.
     pub fn fits_on(&self, below: &Image) -> Result<(), Failure> {
         let (above, below) = (self.image.geometry(), below.geometry());
         if above.len == below.len && above.block <= below.block {

@@ -1,8 +1,9 @@
-//! One client of the control socket: lines in, lines out, never waiting for either.
+//! A client of the control socket: receives and sends lines without waiting.
 //!
-//! Knows nothing of what the lines say. Invariants: no more than [`LINE_MAX`] bytes of a line are kept; a line is only
-//! handed out when everything said before has been taken by the socket, so what a client does not read is bounded by
-//! what it was promised; descriptors that no line claims are closed with the line that they can have belonged to last.
+//! Knows nothing about the contents of lines. Invariants: no more than [`LINE_MAX`] bytes of a line are buffered; a
+//! line is only returned when the socket has accepted all earlier output, so the output buffered for a client that does
+//! not read is bounded by its pending replies; unclaimed descriptors are closed with the last line to which they may
+//! belong.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -17,52 +18,52 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvms
 use crate::files::passed::descriptors_of;
 use crate::process::failure::Failure;
 
-/// Bytes of a line, its end not counted: the longest verb has two paths.
+/// The maximum length of a line without its end: the longest verb has two paths.
 pub const LINE_MAX: usize = 64 << 10;
 
-/// Answers that a client may be waiting for at one time.
-const OWED_MAX: usize = 4;
+/// The maximum number of pending replies to a client.
+const PENDING_MAX: usize = 4;
 
-/// Bytes received in one call.
+/// The bytes received in one call.
 const PIECE: usize = 16 << 10;
 
-/// Descriptors that may come with a line: a chain has [`disk::LAYERS_MAX`] layers, a new one may come to them, and each
-/// may have a redo log.
+/// The maximum number of descriptors of a line: a chain has at most [`disk::LAYERS_MAX`] layers, a new layer may be
+/// added, and each may have a redo log.
 const DESCRIPTORS_MAX: usize = 128;
 
-/// What came of a look at a client.
+/// The result of reading from a client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     /// A line, without its end.
     Line(Vec<u8>),
-    /// A line that is longer than any request; nothing behind it is heard.
+    /// A line that is longer than any request; later input is ignored.
     TooLong,
-    /// Nothing for now.
+    /// No complete line yet.
     Nothing,
 }
 
-/// One client.
+/// A client of the control socket.
 #[derive(Debug)]
 pub struct Client {
     socket: UnixStream,
-    /// Tells it from the one that had its place before.
+    /// Distinguishes it from earlier clients with the same index.
     pub number: u64,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// Of `output`, what the socket has taken.
+    /// The number of bytes of `output` that have been sent.
     sent: usize,
-    /// The socket may have something for us, or room.
+    /// Whether the socket may have input, or space for output.
     awake: bool,
-    /// It will say nothing more.
-    silent: bool,
+    /// Whether it will send nothing more.
+    input_ended: bool,
     gone: bool,
-    owed: usize,
-    /// What came beside bytes and is not claimed yet.
+    pending: usize,
+    /// Received descriptors that are not claimed yet.
     descriptors: Vec<OwnedFd>,
-    /// Bytes of `input` up to the end of those that they came with: none, and the line that was handed out is the last
-    /// that they can belong to.
-    beside: usize,
-    /// There were too many of them.
+    /// The bytes of `input` up to the last ones with which descriptors were received. If zero, they can belong to no
+    /// later line than the one returned last.
+    descriptors_until: usize,
+    /// Whether there were too many descriptors.
     surplus: bool,
 }
 
@@ -77,50 +78,50 @@ impl Client {
             output: Vec::new(),
             sent: 0,
             awake: true,
-            silent: false,
+            input_ended: false,
             gone: false,
-            owed: 0,
+            pending: 0,
             descriptors: Vec::new(),
-            beside: 0,
+            descriptors_until: 0,
             surplus: false,
         })
     }
 
-    /// Something has happened to the socket.
+    /// Called when the socket is ready.
     pub fn wake(&mut self) {
         self.awake = true;
     }
 
-    /// Whether a look at it may bring something.
+    /// Returns whether the socket may be ready.
     pub fn is_awake(&self) -> bool {
         self.awake && !self.gone
     }
 
-    /// Whether nothing more is to be said or heard.
+    /// Returns whether there is nothing more to send or receive.
     pub fn is_over(&self) -> bool {
-        self.gone || (self.silent && self.input.is_empty() && self.owed == 0 && self.output.is_empty())
+        self.gone || (self.input_ended && self.input.is_empty() && self.pending == 0 && self.output.is_empty())
     }
 
-    /// The next line, if it may speak now. What a client has asked for that has hung up is not begun: nobody waits for
-    /// it, and whoever took its place may have found out meanwhile that it was not done, and gone by that.
+    /// Returns the next line, if the client may send one now. Requests of a disconnected client are ignored: it does
+    /// not wait for them, and its successor may already have relied on their not being executed.
     pub fn hear(&mut self) -> Heard {
         match self.next_line() {
             Heard::Line(_) if self.has_hung_up() => {
                 self.gone = true;
                 Heard::Nothing
             }
-            heard => heard,
+            result => result,
         }
     }
 
-    /// Whether its peer is gone: one that has only closed its half still reads.
+    /// Returns whether the peer is gone. One that has only shut down its write side still reads.
     fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
             match poll(&mut fds, Some(&now)) {
                 Err(Errno::INTR) => {}
-                // It cannot be told, and the request is a request.
+                // Its state is unknown, so the request counts.
                 Err(_) => return false,
                 Ok(_) => return fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR),
             }
@@ -129,8 +130,8 @@ impl Client {
 
     fn next_line(&mut self) -> Heard {
         self.flush();
-        if self.gone || !self.output.is_empty() || self.owed >= OWED_MAX {
-            // It is looked at again when the socket has room, or an answer has gone out.
+        if self.gone || !self.output.is_empty() || self.pending >= PENDING_MAX {
+            // It is woken when the socket has space, or a reply has been sent.
             self.awake = false;
             return Heard::Nothing;
         }
@@ -139,20 +140,20 @@ impl Client {
                 let rest = self.input.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.input, rest);
                 line.truncate(end);
-                self.beside = self.beside.saturating_sub(end.saturating_add(1));
+                self.descriptors_until = self.descriptors_until.saturating_sub(end.saturating_add(1));
                 return Heard::Line(line);
             }
             if self.input.len() > LINE_MAX {
                 return self.cut_off();
             }
-            if !self.silent && self.receive() {
+            if !self.input_ended && self.receive() {
                 continue;
             }
             self.awake = false;
-            // A last line without an end is one too.
-            return match self.silent && !self.input.is_empty() {
+            // A last line may lack its end.
+            return match self.input_ended && !self.input.is_empty() {
                 true => {
-                    self.beside = 0;
+                    self.descriptors_until = 0;
                     Heard::Line(std::mem::take(&mut self.input))
                 }
                 false => Heard::Nothing,
@@ -163,11 +164,11 @@ impl Client {
     fn cut_off(&mut self) -> Heard {
         self.input = Vec::new();
         self.descriptors = Vec::new();
-        self.silent = true;
+        self.input_ended = true;
         Heard::TooLong
     }
 
-    /// Whether bytes came.
+    /// Returns whether bytes were received.
     fn receive(&mut self) -> bool {
         let before = self.input.len();
         self.input.resize(before + PIECE, 0);
@@ -186,7 +187,7 @@ impl Client {
         let came = descriptors_of(&mut ancillary);
         self.input.truncate(before + got.unwrap_or(0));
         match got {
-            Ok(0) => self.silent = true,
+            Ok(0) => self.input_ended = true,
             Ok(_) | Err(Errno::AGAIN) => {}
             Err(_) => self.gone = true,
         }
@@ -196,9 +197,9 @@ impl Client {
         matches!(got, Ok(1..))
     }
 
-    /// Descriptors came beside the last bytes of the input; some more may have been cut off.
+    /// Stores descriptors that were received with the last bytes of the input. `cut`: more of them were truncated.
     fn keep(&mut self, came: Vec<OwnedFd>, cut: bool) {
-        self.beside = self.input.len();
+        self.descriptors_until = self.input.len();
         self.descriptors.extend(came);
         if cut || self.descriptors.len() > DESCRIPTORS_MAX {
             self.descriptors = Vec::new();
@@ -206,10 +207,10 @@ impl Client {
         }
     }
 
-    /// Takes so many descriptors for the line that was handed out. The kernel says beside which bytes they came and not
-    /// with which line, so that those a line leaves may belong to the next, as long as that began in the same bytes.
+    /// Takes `wanted` descriptors for the line that was returned last. The kernel reports the bytes with which they
+    /// arrived, not the line: remaining ones may belong to the next line, if that began in the same bytes.
     pub fn claim(&mut self, wanted: usize) -> Result<Vec<OwnedFd>, Failure> {
-        let (came, last) = (self.descriptors.len(), self.beside == 0);
+        let (came, last) = (self.descriptors.len(), self.descriptors_until == 0);
         let why = match () {
             () if std::mem::take(&mut self.surplus) => format!("more than {DESCRIPTORS_MAX} descriptors were received"),
             () if came < wanted || (last && came > wanted) => {
@@ -222,37 +223,37 @@ impl Client {
         Err(Failure::of(Kind::Invalid, why).advise(advice))
     }
 
-    /// An answer will follow.
+    /// Announces a later [`Client::reply`].
     pub fn begin_reply(&mut self) {
-        self.owed += 1;
+        self.pending += 1;
     }
 
-    /// An answer that was owed.
+    /// Sends a pending reply.
     pub fn reply(&mut self, line: &str) {
-        self.owed -= 1;
+        self.pending -= 1;
         self.awake = true;
         self.say(line);
     }
 
-    /// Says something that was asked for.
+    /// Sends an immediate reply.
     pub fn say(&mut self, line: &str) {
         self.output.extend_from_slice(line.as_bytes());
         self.flush();
     }
 
-    /// Whether it has read all that was said.
+    /// Returns whether the socket has accepted all output.
     pub fn is_up_to_date(&self) -> bool {
         self.output.is_empty()
     }
 
-    /// Says something that will not be missed: not to a client that has not read what came before.
+    /// Sends a line that may be dropped: it is not sent while earlier output is unread.
     pub fn mention(&mut self, line: &str) {
         if self.output.is_empty() {
             self.say(line);
         }
     }
 
-    /// Sends what there is, until the socket takes no more.
+    /// Sends output until the socket accepts no more.
     fn flush(&mut self) {
         while let Some(rest) = self.output.get(self.sent..).filter(|rest| !rest.is_empty() && !self.gone) {
             match send(&self.socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -268,9 +269,9 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Whoever watches the socket may hold it for a while yet; the peer is to hear of the end now.
+    /// Shuts the socket down, so that the peer notices the end now, although the engine may still hold the socket.
     fn drop(&mut self) {
-        // Fails if the peer was faster, which comes to the same.
+        // Fails if the peer has closed it first.
         self.socket.shutdown(std::net::Shutdown::Both).ok();
     }
 }
@@ -313,7 +314,7 @@ mod test {
     fn an_overlong_line_is_rejected_and_not_buffered() {
         let (mut client, mut peer) = pair();
         let writer = std::thread::spawn(move || {
-            // It fails when the other side has heard enough.
+            // It fails when the other side reads no more.
             while peer.write_all(&[b'x'; 4096]).is_ok() {}
         });
         while client.hear() != Heard::TooLong {}
@@ -369,9 +370,9 @@ mod test {
         client.reply("answer\n");
         assert!(client.is_over());
         drop(client);
-        let mut said = String::new();
-        peer.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "answer\n");
+        let mut output = String::new();
+        peer.read_to_string(&mut output).unwrap();
+        assert_eq!(output, "answer\n");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::pause::micros;
 use super::work::Work;
 use crate::process::failure::Failure;
 
-/// A clone under way.
+/// A clone in progress.
 #[derive(Debug)]
 pub struct Clone {
     driver: Driver,
@@ -17,7 +17,7 @@ pub struct Clone {
 }
 
 impl Clone {
-    /// Begins.
+    /// Checks the request and starts the clone.
     pub fn begin(asked: ask::Clone, work: &mut Work<'_>) -> Result<Clone, Failure> {
         work.must_have_file()?;
         work.name(asked.of)?;
@@ -30,7 +30,7 @@ impl Clone {
         Ok(Clone { driver: Driver::making(&asked.to, plan::clone(asked.of)), asked, parents })
     }
 
-    /// Goes on; the answer, when it has come to its end.
+    /// Advances the clone; returns the answer at its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if !self.driver.advance(work)? {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! `snapshot` by reflink: a file that shares every block with the disk's own, as of one moment. The disk continues in
-//! its file, and there is no chain.
+//! `snapshot` by reflink: a file that shares all blocks with the disk's own at one moment. The disk continues with its
+//! file, and there is no chain.
 //!
 //! The file system makes the copy while the disk is quiesced. The copy is synced and renamed afterwards, while the
 //! guest continues ([`plan::copy`]): it exists completely or not at all.
@@ -13,14 +13,14 @@ use super::driver::Driver;
 use super::work::Work;
 use crate::process::failure::Failure;
 
-/// A copy under way.
+/// A copy in progress.
 #[derive(Debug)]
 pub struct Copy {
     to: ImageName,
     driver: Driver,
 }
 
-/// Whether the disk can be copied to `to` by reflink, as far as can be seen without trying.
+/// Returns whether the disk can be copied to `to` by reflink, as far as can be determined without trying.
 pub fn reflink_possible(to: &ImageName, work: &Work<'_>) -> bool {
     let raw = work.image(0).is_ok_and(|image| matches!(image, Image::Raw(_)));
     let file = work.file(0).is_ok_and(|(_, file)| file.device_len().is_none());
@@ -28,7 +28,7 @@ pub fn reflink_possible(to: &ImageName, work: &Work<'_>) -> bool {
 }
 
 impl Copy {
-    /// Begins.
+    /// Checks the request and starts the copy.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Copy, Failure> {
         if !reflink_possible(&to, work) {
             let what = "only a raw image in a file can be copied by reflink, to another raw file";
@@ -38,7 +38,7 @@ impl Copy {
         Ok(Copy { driver: Driver::making(&to, plan::copy()), to })
     }
 
-    /// Goes on; the answer but for the pause, when it has come to its end.
+    /// Advances the copy; returns the answer at its end, still without the pause.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if !self.driver.advance(work)? {
             return Ok(None);

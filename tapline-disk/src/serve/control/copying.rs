@@ -10,31 +10,31 @@ use super::work::Work;
 use crate::process::failure::Failure;
 use crate::serve::own_keys::MERGE_TIMER;
 
-/// Chunks begun in one turn, so that the guest has its own.
+/// The chunks started in one iteration, so that the guest gets its share.
 const TURN: usize = 4;
 
-/// The copying of one merge.
+/// The copying of a merge.
 #[derive(Debug)]
 pub struct Copying {
     rate_limiter: RateLimiter,
-    /// Somebody has stopped it for a while, or for good.
+    /// Whether a client has paused or cancelled it.
     pub stopped: bool,
-    /// The latter.
+    /// Whether it was cancelled.
     pub cancelled: bool,
-    /// A chunk is under way: what was copied before it, and requests that had come.
+    /// The chunk in progress: the bytes copied before it, and the number of requests received.
     chunk: Option<(u64, u64)>,
-    /// There is more to do at once.
+    /// Whether there is more to do without being woken.
     pub hungry: bool,
-    /// Bytes that were copied.
+    /// The number of bytes copied.
     pub copied: u64,
-    /// Bytes of the disk that are done, of
+    /// The number of bytes of the disk that are done.
     pub done: u64,
-    /// so many.
+    /// The size of the disk.
     pub len: u64,
 }
 
 impl Copying {
-    /// Nothing is copied yet.
+    /// Prepares the copying.
     pub fn new(rate: Option<u64>, work: &mut Work<'_>) -> Result<Copying, Failure> {
         let timer = |error| Failure::failed("create a timer", &error);
         let rate_limiter = RateLimiter::new(rate, work.clock()).map_err(timer)?;
@@ -44,7 +44,7 @@ impl Copying {
         Ok(Copying { rate_limiter, stopped, cancelled, chunk: None, hungry, copied: 0, done: 0, len })
     }
 
-    /// Begins chunks, as the rate limiter allows; whether all is copied.
+    /// Starts chunks, as the rate limiter allows; returns whether everything is copied.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         self.hungry = false;
         for _ in 0..TURN {
@@ -83,7 +83,7 @@ impl Copying {
     }
 }
 
-/// Why a merge cannot go on.
+/// Explains why a merge cannot continue.
 pub fn failed(status: Status) -> Failure {
     match status {
         Status::NoSpace => Failure::of(Kind::NoSpace, "the merge stopped: no space is left for its target").advise(

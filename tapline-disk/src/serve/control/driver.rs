@@ -1,10 +1,10 @@
-//! Carries out a plan on the disk of this process: for each [`plan::Step`], how it is done here.
+//! Executes a plan on the disk of this process: defines for each [`plan::Step`] how it is done here.
 //!
-//! It knows nothing about clients or answers. The order of the steps is the plan's, and explored as it is
-//! (`sim/src/run/steps.rs`). Nothing here blocks: work that may wait for storage is a [`BlockingTask`].
+//! It knows nothing about clients or answers. The order of the steps comes from the plan, which is explored
+//! exhaustively (`sim/src/run/steps.rs`). Nothing here blocks: work that may wait for storage is a [`BlockingTask`].
 //!
 //! With `--handed` a new file has its final name before it is created here. *If killed while it is created:* it is not
-//! an image, and the disk was never switched to it: it may be removed.
+//! an image, and the disk has never used it: it may be removed.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use plan::{Plan, Step};
 
 use super::access::{self, Lowered, Raised, ReopenedLayer};
 use super::blocking_task::BlockingTask;
-use super::child::{Child, NewFile, Wanted};
+use super::child::{Child, NewChild, NewFile};
 use super::copying::Copying;
 use super::merged::{self, Sources};
 use super::pop::pop_to;
@@ -23,63 +23,63 @@ use super::work::{Lengthening, Quiesce, Work};
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// A verb that is carried out.
+/// A verb that is being executed.
 #[derive(Debug)]
 pub struct Driver {
     plan: Plan,
     phase: Phase,
-    hands: Hands,
+    results: StepResults,
     /// The first step that has failed, and why.
     failed: Option<(Step, Failure)>,
 }
 
-/// What steps hand to later ones.
+/// The results of steps that later steps need.
 #[derive(Debug, Default)]
-struct Hands {
-    /// What the new file is called.
+struct StepResults {
+    /// The name of the new file.
     to: Option<ImageName>,
-    /// The new file, until it is the leaf, or all is done.
+    /// The new file, until it is the leaf or the verb has ended.
     new: Option<NewFile>,
-    /// The layer that it is a child of.
+    /// The depth of its parent.
     below: usize,
-    /// The same file, open as the disk's own.
+    /// The same file, opened for the disk.
     child: Option<Box<Child>>,
-    /// The time that making the new file took, and making it durable.
+    /// The time for creating the new file, and for making it durable.
     took: (Duration, Duration),
-    /// What removes the files of merged layers.
+    /// Removes the files of merged layers.
     remove_sources: Option<RemoveSources>,
-    /// Layers whose files were opened for writing,
+    /// Layers whose files were opened for writing.
     opened: Vec<ReopenedLayer>,
-    /// which have forgotten their parents' times.
+    /// Layers that have also dropped their parents' modification times.
     raised: Vec<Raised>,
     copying: Option<Copying>,
-    /// The copying has begun.
+    /// Whether copying has begun.
     copies: bool,
-    /// Requests were held.
+    /// Whether requests were held.
     held: bool,
     sources: Sources,
-    /// Their files are gone.
+    /// Whether the files of the sources were removed.
     removed: bool,
 }
 
-/// Removes files that are no longer needed.
+/// A function that removes files which are no longer needed.
 struct RemoveSources(Box<dyn FnOnce() -> Result<(), Failure> + Send>);
 
-/// How far a step has come.
+/// The state of the current step.
 #[derive(Debug)]
 enum Phase {
-    /// It is to be begun.
+    /// It has not begun.
     Due,
     Quiescing(Quiesce),
-    /// A flush of our own is under way.
+    /// A flush by this process is in flight.
     Flushing,
-    /// A round is.
+    /// The disk is being synced.
     Syncing,
     Background(BlockingTask<Result<Done, Failure>>),
     Lengthening(Lengthening),
 }
 
-/// What a background task has done.
+/// The result of a background task.
 #[derive(Debug)]
 enum Done {
     New(NewFile),
@@ -91,27 +91,27 @@ enum Done {
 }
 
 impl Driver {
-    /// A verb that has not begun.
+    /// Makes a driver for a plan.
     pub fn new(plan: Plan) -> Driver {
-        Driver { plan, phase: Phase::Due, hands: Hands::default(), failed: None }
+        Driver { plan, phase: Phase::Due, results: StepResults::default(), failed: None }
     }
 
-    /// The same for a verb that makes a file.
+    /// Makes a driver for a verb that creates a file.
     pub fn making(to: &ImageName, plan: Plan) -> Driver {
         let mut driver = Driver::new(plan);
-        driver.hands.to = Some(to.clone());
+        driver.results.to = Some(to.clone());
         driver
     }
 
-    /// The same for a verb that removes the files of merged layers.
+    /// Makes a driver for a verb that removes the files of merged layers.
     pub fn removing(remove: impl FnOnce() -> Result<(), Failure> + Send + 'static, plan: Plan) -> Driver {
         let mut driver = Driver::new(plan);
-        driver.hands.remove_sources = Some(RemoveSources(Box::new(remove)));
+        driver.results.remove_sources = Some(RemoveSources(Box::new(remove)));
         driver
     }
 
-    /// Goes on as far as it can without waiting; whether it has come to its end. If a step has failed, what can be
-    /// taken back was taken back then.
+    /// Continues without waiting; returns whether the plan has ended. If a step has failed, the steps that can be
+    /// undone have been undone then.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         while let Some(step) = self.plan.step() {
             match self.carry_out(step, work) {
@@ -131,61 +131,61 @@ impl Driver {
         Ok(true)
     }
 
-    /// The same for a merge.
+    /// Makes a driver for a merge.
     pub fn copying(copying: Copying, plan: Plan) -> Driver {
         let mut driver = Driver::new(plan);
-        driver.hands.copying = Some(copying);
+        driver.results.copying = Some(copying);
         driver
     }
 
-    /// The step that it is at.
+    /// Returns the current step.
     pub fn step(&self) -> Option<Step> {
         self.plan.step()
     }
 
-    /// How far a merge has copied.
+    /// Returns the copying of a merge.
     pub fn progress(&self) -> &Copying {
-        let Some(copying) = &self.hands.copying else { unreachable!("this is no merge") };
+        let Some(copying) = &self.results.copying else { unreachable!("this is no merge") };
         copying
     }
 
-    /// The same, to be told something.
+    /// Returns the copying of a merge, to pause or cancel it.
     pub fn progress_mut(&mut self) -> &mut Copying {
-        let Some(copying) = &mut self.hands.copying else { unreachable!("this is no merge") };
+        let Some(copying) = &mut self.results.copying else { unreachable!("this is no merge") };
         copying
     }
 
-    /// Whether a merge has begun to copy.
+    /// Returns whether a merge has begun to copy.
     pub fn has_begun_to_copy(&self) -> bool {
-        self.hands.copies
+        self.results.copies
     }
 
-    /// Whether requests were held so far.
+    /// Returns whether requests have been held.
     pub fn has_held(&self) -> bool {
-        self.hands.held
+        self.results.held
     }
 
-    /// The layers that were merged.
+    /// Returns the merged layers.
     pub fn sources(&self) -> &Sources {
-        &self.hands.sources
+        &self.results.sources
     }
 
-    /// Whether their files were removed.
+    /// Returns whether their files were removed.
     pub fn has_removed(&self) -> bool {
-        self.hands.removed
+        self.results.removed
     }
 
-    /// The time that making the new file took, and making it durable.
+    /// Returns the time for creating the new file, and for making it durable.
     pub fn took(&self) -> (Duration, Duration) {
-        self.hands.took
+        self.results.took
     }
 
-    /// The step that has failed.
+    /// Returns the first step that has failed.
     pub fn failed_at(&self) -> Option<Step> {
         self.failed.as_ref().map(|(step, _)| *step)
     }
 
-    /// One step, as far as it comes; whether it is done.
+    /// Executes a step, as far as possible without waiting; returns whether it is done.
     fn carry_out(&mut self, step: Step, work: &mut Work<'_>) -> Result<bool, Failure> {
         match step {
             Step::CreateChild { of, live } => return self.create_child(of, live, work),
@@ -217,21 +217,21 @@ impl Driver {
             Step::GrowLayer { depth, len } => work.disk.grow_layer(depth, len)?,
             Step::BeginMerge { from, into } => {
                 work.disk.begin_merge(from, into)?;
-                self.hands.copies = true;
+                self.results.copies = true;
             }
             Step::CancelMerge => work.disk.cancel_merge(),
-            Step::EndMerge => self.hands.sources = merged::end(work)?,
+            Step::EndMerge => self.results.sources = merged::end(work)?,
             Step::LinkParent { child } => merged::link(child, work)?,
             Step::CopyUp | Step::RemoveParentLink | Step::SyncParents => unreachable!("no served disk is rebased"),
         }
         Ok(true)
     }
 
-    /// What a background task has done, if it is back; `begin` begins it.
+    /// Returns the result of the background task of a step, if it has ended; `begin` starts the task.
     fn background<W>(
         &mut self,
         work: &mut Work<'_>,
-        begin: impl FnOnce(&mut Hands, &mut Work<'_>) -> Result<W, Failure>,
+        begin: impl FnOnce(&mut StepResults, &mut Work<'_>) -> Result<W, Failure>,
     ) -> Result<Option<Done>, Failure>
     where
         W: FnOnce() -> Result<Done, Failure> + Send + 'static,
@@ -239,7 +239,7 @@ impl Driver {
         let task = match std::mem::replace(&mut self.phase, Phase::Due) {
             Phase::Background(task) => task,
             _ => {
-                let task = begin(&mut self.hands, work)?;
+                let task = begin(&mut self.results, work)?;
                 work.send(task)?
             }
         };
@@ -253,22 +253,22 @@ impl Driver {
     }
 
     fn create_child(&mut self, of: usize, live: bool, work: &mut Work<'_>) -> Result<bool, Failure> {
-        self.hands.below = of;
-        let created = self.background(work, |hands, work| {
-            let wanted = Wanted::on(work, of, hands.to(), live)?;
-            Ok(move || wanted.make().map(Done::New))
+        self.results.below = of;
+        let created = self.background(work, |results, work| {
+            let child = NewChild::on(work, of, results.to(), live)?;
+            Ok(move || child.make().map(Done::New))
         });
         self.keep_for_later(created?)
     }
 
-    /// One step of the new file, which is removed if that fails.
+    /// Executes a step on the new file, which is removed if that fails.
     fn change_new(
         &mut self,
         step: impl FnOnce(NewFile) -> Result<NewFile, Failure> + Send + 'static,
         work: &mut Work<'_>,
     ) -> Result<bool, Failure> {
-        let changed = self.background(work, |hands, _| {
-            let new = hands.take_new();
+        let changed = self.background(work, |results, _| {
+            let new = results.take_new();
             Ok(move || step(new).map(Done::New))
         });
         self.keep_for_later(changed?)
@@ -276,38 +276,38 @@ impl Driver {
 
     fn keep_for_later(&mut self, done: Option<Done>) -> Result<bool, Failure> {
         let Some(Done::New(new)) = done else { return Ok(false) };
-        self.hands.new = Some(new);
+        self.results.new = Some(new);
         Ok(true)
     }
 
     fn open_child(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let opened = self.background(work, |hands, work| {
-            let (new, options) = (hands.take_new(), work.options()?);
+        let opened = self.background(work, |results, work| {
+            let (new, options) = (results.take_new(), work.options()?);
             Ok(move || new.open(options).map(|(new, child)| Done::Child(new, Box::new(child))))
         });
         let Some(Done::Child(new, child)) = opened? else { return Ok(false) };
-        self.hands.new = Some(new);
-        child.fits_on(work.image(self.hands.below)?)?;
-        self.hands.child = Some(child);
+        self.results.new = Some(new);
+        child.fits_on(work.image(self.results.below)?)?;
+        self.results.child = Some(child);
         Ok(true)
     }
 
-    /// The new file is not used: it would be taken for the leaf.
+    /// Removes the new file, which would otherwise be mistaken for the leaf.
     fn remove_new(&mut self) {
-        self.hands.child = None;
-        self.hands.new = None;
+        self.results.child = None;
+        self.results.new = None;
     }
 
-    /// It stays, whatever fails from here on.
+    /// Keeps the new file, even if later steps fail.
     fn keep_new(&mut self) {
-        if let Some(new) = self.hands.new.take() {
-            self.hands.took = new.keep();
+        if let Some(new) = self.results.new.take() {
+            self.results.took = new.keep();
         }
     }
 
-    /// The disk stands still: the new file becomes its leaf.
+    /// Makes the new file the leaf of the quiesced disk.
     fn push_leaf(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        let Some(child) = self.hands.child.take() else { unreachable!("no file was created") };
+        let Some(child) = self.results.child.take() else { unreachable!("no file was created") };
         let Child { file, image, log } = *child;
         let new = work.engine.add(file)?;
         if let Err(error) = work.disk.push_leaf(new, image) {
@@ -322,35 +322,35 @@ impl Driver {
     }
 
     fn create_copy(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let made = self.background(work, |hands, work| {
-            let (files, from, to) = (work.files.clone(), work.name(0)?, hands.to().clone());
+        let made = self.background(work, |results, work| {
+            let (files, from, to) = (work.files.clone(), work.name(0)?, results.to().clone());
             Ok(move || reflink::make(&files, &from, &to).map(Done::New))
         });
         self.keep_for_later(made?)
     }
 
     fn share_blocks(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let shared = self.background(work, |hands, work| {
-            let (from, new) = (work.file(0)?.1.try_clone()?, hands.take_new());
+        let shared = self.background(work, |results, work| {
+            let (from, new) = (work.file(0)?.1.try_clone()?, results.take_new());
             Ok(move || reflink::share(&from, new, "copy the disk").map(Done::New))
         });
         self.keep_for_later(shared?)
     }
 
-    /// Holds requests until nothing is under way, or everything is durable as well.
+    /// ExtentSource requests until nothing is in flight, or everything is durable as well.
     fn hold(&mut self, durable: bool, work: &mut Work<'_>) -> Result<bool, Failure> {
         let mut quiesce = match self.phase {
             Phase::Quiescing(quiesce) => quiesce,
             _ => Quiesce::default(),
         };
-        self.hands.held = true;
+        self.results.held = true;
         let held = if durable { quiesce.advance(work) } else { quiesce.is_quiet(work) };
         self.phase = Phase::Quiescing(quiesce);
         held
     }
 
-    /// By a flush behind those of the guest; by a round, while a client has requests held, which would hold a flush of
-    /// our own, too.
+    /// Makes everything durable: by a flush behind those of the guest, or while a client holds requests, which would
+    /// hold a flush too, by a sync of the disk.
     fn make_durable(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         match self.phase {
             Phase::Flushing => work.is_flushed(),
@@ -368,7 +368,7 @@ impl Driver {
         }
     }
 
-    /// A round makes the layers durable that are closed for writing, or cannot.
+    /// Waits until the layers that are closed for writing are durable, or cannot be made so.
     fn await_closed(&mut self, work: &mut Work<'_>) -> bool {
         if !matches!(self.phase, Phase::Syncing) {
             work.disk.sync(work.engine);
@@ -379,19 +379,19 @@ impl Driver {
         written.all(|layer| work.disk.is_frozen(layer.file)) || !work.disk.is_syncing()
     }
 
-    /// Opens the layers for reading only that are closed for writing and durable. The verb is done in either case, and
-    /// nothing may make it look otherwise.
+    /// Reopens the layers read-only that are closed for writing and durable. The verb succeeds in either case, so
+    /// failures are only logged.
     fn reopen_read_only(&mut self, work: &mut Work<'_>) -> bool {
-        let reopened = self.background(work, |hands, work| {
+        let reopened = self.background(work, |results, work| {
             let (closed, open): (Vec<_>, Vec<_>) =
                 access::open(work)?.into_iter().partition(|layer| work.disk.is_frozen(layer.id()));
             for layer in open {
                 say(format_args!("{} stays locked for writing: it could not be made durable", layer.path().display()));
             }
-            // Those that the disk does not use were only to be.
-            let (opened, raised) = (std::mem::take(&mut hands.opened), std::mem::take(&mut hands.raised));
+            // These were opened for the disk, but are not used.
+            let (opened, raised) = (std::mem::take(&mut results.opened), std::mem::take(&mut results.raised));
             Ok(move || {
-                let unused = access::take_back(raised).into_iter().chain(access::lower(opened));
+                let unused = access::reopen_read_only(raised).into_iter().chain(access::lower(opened));
                 Ok(Done::Reopened(unused.chain(access::lower(closed)).collect()))
             })
         });
@@ -421,16 +421,16 @@ impl Driver {
     }
 
     fn remove_sources(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let removed = self.background(work, |hands, work| {
-            let (files, remove) = (work.files.clone(), hands.remove_sources.take());
-            let mut sources = hands.sources.take();
+        let removed = self.background(work, |results, work| {
+            let (files, remove) = (work.files.clone(), results.remove_sources.take());
+            let mut sources = results.sources.take();
             Ok(move || match remove {
                 Some(RemoveSources(remove)) => remove().map(|()| Done::Removed(true)),
                 None => Ok(Done::Removed(sources.remove(&files))),
             })
         });
         let Some(Done::Removed(removed)) = removed? else { return Ok(false) };
-        self.hands.removed = removed;
+        self.results.removed = removed;
         Ok(true)
     }
 
@@ -440,23 +440,23 @@ impl Driver {
             Ok(move || Ok(Done::Opened(access::raise(closed))))
         });
         let Some(Done::Opened(opened)) = opened? else { return Ok(false) };
-        self.hands.opened = all_or_none(opened, work)?;
+        self.results.opened = all_or_none(opened, work)?;
         Ok(true)
     }
 
     fn forget_parents(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
-        let forgotten = self.background(work, |hands, _| {
-            let opened = std::mem::take(&mut hands.opened);
+        let forgotten = self.background(work, |results, _| {
+            let opened = std::mem::take(&mut results.opened);
             Ok(move || Ok(Done::Forgotten(access::forget_parents(opened))))
         });
         let Some(Done::Forgotten(forgotten)) = forgotten? else { return Ok(false) };
-        self.hands.raised = all_or_none(forgotten, work)?;
+        self.results.raised = all_or_none(forgotten, work)?;
         Ok(true)
     }
 
-    /// Nothing is in flight: the disk uses the files that were opened for writing.
+    /// Makes the disk use the files that were opened for writing. Nothing may be in flight.
     fn use_writable(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        for layer in std::mem::take(&mut self.hands.raised) {
+        for layer in std::mem::take(&mut self.results.raised) {
             work.engine.replace(layer.id, layer.file)?;
             work.disk.reopen(layer.depth, layer.image)?;
             if let Some(log) = layer.log {
@@ -467,7 +467,7 @@ impl Driver {
     }
 }
 
-impl Hands {
+impl StepResults {
     fn to(&self) -> &ImageName {
         let Some(to) = &self.to else { unreachable!("the verb makes no file") };
         to
@@ -479,7 +479,7 @@ impl Hands {
     }
 }
 
-/// Layers that were opened for writing; where that failed, they are all as they were.
+/// Returns layers that were opened for writing; if that failed, puts all of them back.
 fn all_or_none<T>(opened: Result<Vec<T>, (Failure, Lowered)>, work: &mut Work<'_>) -> Result<Vec<T>, Failure> {
     opened.map_err(|(refusal, lowered)| {
         access::put_back(lowered, work);

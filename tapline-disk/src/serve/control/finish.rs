@@ -3,8 +3,8 @@
 //!
 //! Layer numbers refer to different layers in the shorter chain. So a merge is recognized as complete only if the
 //! request lists the expected chain, and the disk has that chain without the sources. If there is a layer above the
-//! target, its parent was verified when the disk was opened; but what that layer records may be in the page cache only,
-//! and is made durable before the files go ([`plan::finish_merge`]).
+//! target, its parent was verified when the disk was opened; but the link may be only in the page cache, and is made
+//! durable before the files are removed ([`plan::finish_merge`]).
 
 use control::answer::{self, Answer, Merged};
 use control::{ImageName, Kind, ask};
@@ -16,7 +16,7 @@ use crate::files::Files;
 use crate::image::stale_layers::{MergeLayer, StaleLayers};
 use crate::process::failure::Failure;
 
-/// The end of a merge under way.
+/// The end of a merge, in progress.
 #[derive(Debug)]
 pub struct Finish {
     asked: ask::Merge,
@@ -24,8 +24,8 @@ pub struct Finish {
     driver: Driver,
 }
 
-/// What remains to be done of the requested merge; `None` if it has not been done. Refused if the disk has another
-/// chain.
+/// Returns what remains to be done of the requested merge; `None` if it has not been done. Fails if the disk has
+/// another chain.
 pub fn what_is_left(asked: &ask::Merge, work: &Work<'_>) -> Result<Option<Finish>, Failure> {
     let Some(expected) = &asked.expect else { return Ok(None) };
     let layers: Vec<ImageName> =
@@ -49,13 +49,13 @@ pub fn what_is_left(asked: &ask::Merge, work: &Work<'_>) -> Result<Option<Finish
     Ok(Some(Finish { asked: asked.clone(), sources, driver: Driver::removing(remove, plan::finish_merge(true)) }))
 }
 
-/// Looks for the files, and removes them if that is wanted. `leaf`: nothing stood on them.
+/// Finds the files, and removes them if requested. `leaf`: no layer was based on them.
 fn finish(files: &Files, sources: &[ImageName], target: &MergeLayer, delete: bool, leaf: bool) -> Result<(), Failure> {
     let stale = StaleLayers::of(files, sources, target).map_err(|failure| failure.of_kind(Kind::State))?;
     if let Some(gone) =
         sources.iter().find(|&source| leaf && !delete && !stale.layers().any(|layer| layer.name == *source))
     {
-        // No layer above tells that it was merged, and it was not to be removed.
+        // No layer above shows that it was merged, and its removal was not requested.
         let what = format!("{gone} is gone, and it is unknown whether it was merged before");
         return Err(Failure::of(Kind::State, what).advise("a merge with 'delete' removes it as its last step"));
     }
@@ -63,12 +63,12 @@ fn finish(files: &Files, sources: &[ImageName], target: &MergeLayer, delete: boo
 }
 
 impl Finish {
-    /// Goes on; the answer, when it has come to its end.
+    /// Advances the merge; returns the answer at its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         Ok(self.driver.advance(work)?.then(|| self.answer(work).into()))
     }
 
-    /// As that of a merge that had something to do.
+    /// Returns the same answer as a merge that copied something.
     fn answer(&self, work: &Work<'_>) -> answer::Merge {
         let merged = Merged {
             unused: self.sources.iter().map(ToString::to_string).collect(),

@@ -1,7 +1,7 @@
-//! Files that come with a request to a disk that cannot open any itself (`--handed`).
+//! Files passed with a request to a disk that cannot open any itself (`--handed`).
 //!
 //! It knows which verbs take files, and nothing about what they do with them. Invariant: exactly as many descriptors
-//! are accepted as the line lists, each for the use given in the line; in all other cases all of them are closed.
+//! are accepted as the line lists, each for the listed use; in all other cases all of them are closed.
 
 use std::os::fd::OwnedFd;
 
@@ -10,7 +10,7 @@ use control::{FileAsked, Kind, Verb};
 use crate::files::{Files, Handed, HandedFile};
 use crate::process::failure::Failure;
 
-/// The files of a line, and what came with it.
+/// Checks the files listed in a line and their descriptors.
 pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Handed, Failure> {
     let mut found = Handed::default();
     for (FileAsked { path, write }, descriptor) in asked.into_iter().zip(came) {
@@ -19,7 +19,7 @@ pub fn files(asked: Vec<FileAsked>, came: Vec<OwnedFd>) -> Result<Handed, Failur
     Ok(found)
 }
 
-/// Checks that a verb may come with files, and needs nothing that only the passing process can do.
+/// Checks that a verb may come with files, and needs nothing that only the sender can do.
 pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> {
     if !given.is_empty() && !files.are_handed() {
         let refusal = invalid("files came with the line, but this disk opens its files itself".to_owned());
@@ -37,7 +37,7 @@ pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> 
     }
 }
 
-/// Checks that a verb for a disk in a daemon's catalogue comes from the daemon: it passes files, or says that it
+/// Checks that a verb for a disk in a daemon's catalogue comes from the daemon: it passes files, or declares that it
 /// records the change.
 pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
     let instead = match verb {
@@ -63,7 +63,7 @@ fn by_daemon_only(verb: &Verb) -> Failure {
     Failure::of(Kind::Unsupported, what)
 }
 
-/// The number of descriptors of a verb besides its files.
+/// Returns the number of descriptors of a verb besides its files.
 pub fn others(verb: &Verb) -> usize {
     match verb {
         Verb::Upgrade(upgrade) => usize::from(upgrade.successor),
@@ -71,7 +71,7 @@ pub fn others(verb: &Verb) -> usize {
     }
 }
 
-/// Whether a verb opens files.
+/// Returns whether a verb opens files.
 pub fn takes_files(verb: &Verb) -> bool {
     matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_) | Verb::Share(_))
 }

@@ -1,7 +1,8 @@
-//! The verb in progress: a uniform interface to drive, report and roll back any verb.
+//! The verb in progress: a uniform interface to advance, report and undo any verb.
 //!
-//! It knows nothing about clients. The answer of a verb that quiesces the disk is delayed until the guest has its first
-//! completion again, so that it can include the length of the pause; the verb is done before, and cannot fail any more.
+//! It knows nothing about clients. The answer of a verb that quiesces the disk is delayed until the guest receives its
+//! first completion again, so that it can include the length of the pause; the verb is done before, and cannot fail any
+//! more.
 
 use control::answer::Answer;
 use control::ask::{self, Method};
@@ -11,17 +12,17 @@ use super::{clone, copy, finish, resize, revert, snapshot, standstill, upgrade};
 use crate::files::AtHand;
 use crate::process::failure::Failure;
 
-/// A verb that takes time.
+/// A verb that takes several steps.
 #[derive(Debug)]
 pub struct Job {
     steps: Steps,
-    /// It is done; the answer waits for the figures of the pause.
+    /// The answer of a verb that is done, while the length of the pause is not known yet.
     answer: Option<Answer>,
-    /// The files that came with the request.
+    /// Keeps the files passed with the request available.
     _at_hand: Option<AtHand>,
 }
 
-/// What a verb does.
+/// The state of each kind of verb.
 #[derive(Debug)]
 pub enum Steps {
     Pausing(standstill::Pausing),
@@ -36,17 +37,17 @@ pub enum Steps {
 }
 
 impl Job {
-    /// A verb that has begun.
+    /// Makes a job of a verb that has begun.
     pub fn new(steps: Steps, at_hand: Option<AtHand>) -> Job {
         Job { steps, answer: None, _at_hand: at_hand }
     }
 
-    /// Goes on; the answer, when it has come to its end.
+    /// Advances the verb; returns the answer at its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if self.answer.is_none() {
             self.answer = self.steps.advance(work)?;
         }
-        if self.steps.tell_the_pause() && !work.paused {
+        if self.steps.reports_pause() && !work.paused {
             let Some(answer) = &mut self.answer else { return Ok(None) };
             match work.pause.measured() {
                 Some(measured) => answer.set_pause(measured.into()),
@@ -56,7 +57,7 @@ impl Job {
         Ok(self.answer.take())
     }
 
-    /// Its name.
+    /// Returns the verb's name.
     pub fn verb(&self) -> &'static str {
         match &self.steps {
             Steps::Pausing(_) => "pause",
@@ -70,17 +71,17 @@ impl Job {
         }
     }
 
-    /// Whether requests stay paused at its end.
+    /// Returns whether requests stay held at its end.
     pub fn is_pausing(&self) -> bool {
         matches!(self.steps, Steps::Pausing(_))
     }
 
-    /// Whether it is the final step of a merge.
+    /// Returns whether it is the end of a merge.
     pub fn is_merging(&self) -> bool {
         matches!(self.steps, Steps::Finish(_))
     }
 
-    /// Another process taking the place of this one, if that is it.
+    /// Returns the upgrade, if it is one.
     pub fn as_upgrade(&mut self) -> Option<&mut upgrade::Upgrade> {
         match &mut self.steps {
             Steps::Upgrade(steps) => Some(steps),
@@ -88,9 +89,9 @@ impl Job {
         }
     }
 
-    /// Takes back what has happened so far of an upgrade: it has failed.
+    /// Undoes a failed upgrade.
     pub fn undo(&mut self, work: &mut Work<'_>) {
-        // Plans take back their own steps.
+        // Plans undo their own steps.
         if let Steps::Upgrade(steps) = &mut self.steps {
             steps.undo(work);
         }
@@ -112,9 +113,9 @@ impl Steps {
         }
     }
 
-    /// Whether the answer reports the pause seen by the guest. An explicit pause is not over yet, a clone and the final
-    /// step of a merge delay nobody, and during a revert no client is connected.
-    fn tell_the_pause(&self) -> bool {
+    /// Returns whether the answer reports the pause seen by the guest. An explicit pause has not ended yet, a clone and
+    /// the end of a merge delay no requests, and during a revert no client is connected.
+    fn reports_pause(&self) -> bool {
         match self {
             Steps::Resuming | Steps::Snapshot(_) | Steps::Copy(_) | Steps::Resize(_) => true,
             Steps::Pausing(_) | Steps::Revert(_) | Steps::Clone(_) | Steps::Finish(_) | Steps::Upgrade(_) => false,
@@ -122,7 +123,7 @@ impl Steps {
     }
 }
 
-/// Which way a snapshot goes.
+/// Starts a snapshot, by reflink or by a chain.
 pub fn snapshot(asked: ask::Snapshot, work: &mut Work<'_>) -> Result<Steps, Failure> {
     let ask::Snapshot { to, method } = asked;
     let by_reflink = match method {

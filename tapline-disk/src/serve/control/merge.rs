@@ -1,7 +1,7 @@
 //! `merge`: moves the data of layers into the one below them while the guest keeps running (decision 0006). The order
 //! is [`plan::merge`]; a merge that is cancelled, or fails, leaves the disk as it is, and a repeated one continues.
 //!
-//! It knows what a client may ask of a merge under way, and what is said about it.
+//! It defines what clients can change in a running merge, and what is reported about it.
 
 use control::answer::{self, MergeLayers, MergeState, Merged};
 use control::ask;
@@ -11,25 +11,25 @@ use super::copying::Copying;
 use super::driver::Driver;
 use super::pause::Measured;
 use super::work::Work;
-use crate::image::libvhd::Behind;
+use crate::image::libvhd::MovedMetadata;
 use crate::image::plan_layers;
 use crate::process::failure::Failure;
 
-/// A merge, from its first preparation to its last cleaning up.
+/// A merge, from its first preparation to the removal of the files.
 #[derive(Debug)]
 pub struct MergeJob {
     asked: ask::Merge,
     driver: Driver,
-    /// The plan has come to its end; the figures of the last pause are waited for.
+    /// The result of the plan, while the length of the last pause is not known yet.
     ended: Option<Result<(), Failure>>,
     longest: Option<Measured>,
     measured: bool,
-    /// As it was at the beginning.
-    behind: Behind,
+    /// The layers with their metadata behind their blocks at the beginning.
+    behind: MovedMetadata,
 }
 
 impl MergeJob {
-    /// Begins.
+    /// Checks the request and starts the merge.
     pub fn begin(asked: ask::Merge, work: &mut Work<'_>) -> Result<MergeJob, Failure> {
         work.must_be_writable()?;
         work.name(asked.into)?;
@@ -39,7 +39,7 @@ impl MergeJob {
         Ok(MergeJob { asked, driver, ended: None, longest: None, measured: false, behind: work.behind() })
     }
 
-    /// Goes on; the answer, when it has come to its end.
+    /// Advances the merge; returns the answer at its end.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<answer::Merge>, Failure> {
         if self.ended.is_none() {
             let ended = self.driver.advance(work);
@@ -47,7 +47,7 @@ impl MergeJob {
                 self.measure(work);
             }
             if !matches!(ended, Ok(false)) {
-                work.behind().tell_since(&self.behind);
+                work.behind().log_new_since(&self.behind);
                 self.ended = Some(ended.map(drop));
                 self.measured = false;
             }
@@ -61,7 +61,7 @@ impl MergeJob {
         }
     }
 
-    /// Takes note of the pause that was last; whether it is known.
+    /// Records the last pause; returns false if its length is not known yet.
     fn measure(&mut self, work: &Work<'_>) -> bool {
         if self.measured || work.paused {
             return true;
@@ -84,7 +84,7 @@ impl MergeJob {
         done(&self.asked, self.progress().copied, merged)
     }
 
-    /// How far it is.
+    /// Returns its progress.
     pub fn status(&self) -> answer::Merge {
         let progress = self.progress();
         let state = match (self.driver.step(), progress.stopped) {
@@ -108,42 +108,42 @@ impl MergeJob {
         self.driver.progress()
     }
 
-    /// Whether it has begun to copy.
+    /// Returns whether it has begun to copy.
     pub fn has_begun(&self) -> bool {
         self.driver.has_begun_to_copy()
     }
 
-    /// Whether it holds requests, or is about to, or waits for a flush of its own.
+    /// Returns whether it holds requests, or is about to, or waits for a flush of its own.
     pub fn is_switching(&self) -> bool {
         let step = self.driver.step();
         let copies = matches!(step, Some(Step::CopyAll | Step::Lengthen { .. }));
         !copies && !matches!(step, Some(Step::OpenForWriting { .. } | Step::ForgetParents))
     }
 
-    /// Whether there is more to do without being woken.
+    /// Returns whether there is more to do without being woken.
     pub fn is_hungry(&self) -> bool {
         self.progress().hungry
     }
 
-    /// Hundredths of it that are done.
+    /// Returns the percentage that is done.
     pub fn percent(&self) -> u64 {
         let Copying { done, len, .. } = self.progress();
         let done = u128::from(*done).saturating_mul(100).checked_div(u128::from(*len)).unwrap_or(100);
         u64::try_from(done).unwrap_or(100)
     }
 
-    /// Stops it for a while, or goes on.
+    /// Pauses the copying, or continues it.
     pub fn stop(&mut self, stopped: bool) {
         self.driver.progress_mut().stopped = stopped;
     }
 
-    /// Stops it for good.
+    /// Cancels the merge.
     pub fn cancel(&mut self) {
         self.driver.progress_mut().cancelled = true;
     }
 }
 
-/// The answer at the end.
+/// Makes the answer at the end of a merge.
 pub fn done(asked: &ask::Merge, copied: u64, merged: Merged) -> answer::Merge {
     answer::Merge {
         state: MergeState::Done,

@@ -1,4 +1,4 @@
-//! The end of a merge: the merged layers leave the chain of a disk that stands still, and their files are removed.
+//! The end of a merge: the merged layers are removed from the chain of a quiesced disk, and then their files.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::image::parent_link;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// The layers that were merged: they hold nothing any more.
+/// The merged layers, which no longer contain data.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// Their names.
@@ -21,10 +21,10 @@ pub struct Sources {
     files: Vec<(PathBuf, Option<FileIdentity>)>,
 }
 
-/// The disk stands still: the merged layers leave the chain.
+/// Removes the merged layers from the chain of a quiesced disk.
 pub fn end(work: &mut Work<'_>) -> Result<Sources, Failure> {
-    let Some(merge) = work.disk.merge() else { unreachable!("a merge ends that was never begun") };
-    // A write that was under way when all was copied may have found no space in the target since then.
+    let Some(merge) = work.disk.merge() else { unreachable!("no merge has begun") };
+    // A write that was in flight at the end of the copying may have found no space in the target since.
     if let disk::MergeState::Failed(status) = merge.state {
         return Err(copying::failed(status));
     }
@@ -53,12 +53,12 @@ pub fn link(child: usize, work: &mut Work<'_>) -> Result<(), Failure> {
 }
 
 impl Sources {
-    /// The files, which are removed elsewhere; the names stay.
+    /// Takes the files, to be removed elsewhere; the names stay.
     pub fn take(&mut self) -> Sources {
         Sources { unused: Vec::new(), files: std::mem::take(&mut self.files) }
     }
 
-    /// Removes the files; those that cannot be are named in the log. Whether all are gone.
+    /// Removes the files, and logs those that cannot be removed. Returns whether all are gone.
     pub fn remove(&mut self, files: &Files) -> bool {
         let problems: Vec<String> =
             std::mem::take(&mut self.files).iter().filter_map(|file| remove(files, file)).collect();
@@ -67,7 +67,7 @@ impl Sources {
     }
 }
 
-/// Removes a file, if what has its name is it still; why not.
+/// Removes a file, unless another file now has its name; returns why it could not be removed.
 fn remove(files: &Files, (path, file): &(PathBuf, Option<FileIdentity>)) -> Option<String> {
     let why = match FileIdentity::of_path(files, path) {
         found if found.is_some() && found != *file => "another file now has its name".to_owned(),

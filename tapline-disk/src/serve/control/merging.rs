@@ -1,5 +1,5 @@
-//! The merge that runs concurrently with other verbs, from the control socket's view: which client requested it, which
-//! clients follow its progress, and what remains to be reported when it has ended.
+//! The merge that runs concurrently with other verbs, as seen by the control socket: which client has requested it,
+//! whether that follows its progress, and what is reported at its end.
 
 use control::answer::{self, Answer, MergeState};
 use control::{Kind, Reply, ask};
@@ -14,20 +14,20 @@ use crate::serve::own_keys::MERGE_TIMER;
 /// The running merge.
 #[derive(Debug)]
 pub struct Merging {
-    /// What it does.
+    /// The merge itself.
     pub merge: Box<MergeJob>,
-    /// Who is still to be answered.
+    /// The client that is still to receive an answer.
     asker: Option<Asker>,
-    /// Whether the answer comes at its end, after progress lines.
+    /// Whether the answer follows at its end, after progress lines.
     follow: bool,
-    /// The last percentage reported.
+    /// The last reported percentage.
     percent: u64,
-    /// The files that came with the request.
+    /// Keeps the files passed with the request available.
     _at_hand: Option<AtHand>,
 }
 
 impl Control {
-    /// The merge, to be told something.
+    /// Returns the running merge.
     fn running_merge(&mut self) -> Result<&mut MergeJob, Failure> {
         match &mut self.merging {
             Some(merging) => Ok(&mut merging.merge),
@@ -37,14 +37,14 @@ impl Control {
         }
     }
 
-    /// Has the merge do something; the answer is how it is then.
+    /// Changes the running merge; returns its status.
     pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<Option<Answer>, Failure> {
         let merge = self.running_merge()?;
         tell(merge);
         Ok(Some(merge.status().into()))
     }
 
-    /// `merge-status`.
+    /// Executes `merge-status`.
     pub(super) fn merge_status(&self) -> answer::Merge {
         match (&self.merging, &self.merged) {
             (Some(merging), _) => merging.merge.status(),
@@ -53,7 +53,7 @@ impl Control {
         }
     }
 
-    /// `merge`.
+    /// Executes `merge`.
     pub(super) fn begin_merging(
         &mut self,
         asked: ask::Merge,
@@ -71,7 +71,7 @@ impl Control {
         Ok(())
     }
 
-    /// Drives the merge, unless another verb needs the disk still.
+    /// Drives the merge, unless another verb still needs the disk.
     pub(super) fn go_on_merging(&mut self, work: &mut Work<'_>) {
         let Some(mut merging) = self.merging.take() else { return };
         let upgrade = self.job.as_mut().and_then(|(job, _)| job.as_upgrade());
@@ -79,8 +79,8 @@ impl Control {
         if in_the_way {
             merging.merge.cancel();
         }
-        let held_up = self.paused || (self.job.is_some() && !upgrading);
-        let waits = held_up && !merging.merge.is_switching();
+        let blocked = self.paused || (self.job.is_some() && !upgrading);
+        let waits = blocked && !merging.merge.is_switching();
         let outcome = if waits { Ok(None) } else { merging.merge.advance(work) };
         let outcome = match outcome {
             Ok(None) => {
@@ -98,17 +98,17 @@ impl Control {
             Ok(merged) => merged.clone(),
             Err(refusal) => stopped(&merging.merge, refusal),
         });
-        // Whoever hears the answer may use what was handed for it, and is not to find it locked.
+        // A client that receives the answer may reuse the passed files, and must not find them locked.
         let asker = merging.asker.take();
         drop(merging);
         self.reply(asker.as_ref(), outcome.map(Answer::from));
         if in_the_way {
-            // Nothing else may happen that would have the upgrade go on.
+            // The upgrade that has waited for this must continue now.
             self.go_on(work);
         }
     }
 
-    /// Reports the merge's progress to interested clients.
+    /// Reports the progress to the client that follows it.
     fn report_merging(&mut self, merging: &mut Merging) {
         if !merging.merge.has_begun() {
             return;
@@ -131,7 +131,7 @@ fn replaced() -> Failure {
     Failure::of(Kind::Replaced, what).advise("request it again to continue where it stopped")
 }
 
-/// How a merge that was not done has ended: where it was, and why.
+/// Returns how a merge ended that was not completed: its progress, and why.
 fn stopped(merge: &MergeJob, refusal: &Failure) -> answer::Merge {
     let state = match refusal.kind() {
         Kind::Cancelled | Kind::Replaced => MergeState::Cancelled,

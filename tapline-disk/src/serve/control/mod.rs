@@ -1,4 +1,4 @@
-//! The control socket: whoever may run this process can request changes of the disk while its guest keeps running.
+//! The control socket: users who may run this process can request changes of the disk while its guest keeps running.
 //!
 //! [`Control`] is another listener in the disk's single wait. It reads requests ([`client`], crate `control`) and
 //! drives the verb in progress from one event to the next; a verb never blocks the thread: work that may wait for
@@ -61,35 +61,35 @@ use crate::serve::own_keys::{self, BLOCKING_TASK, CONTROL_LISTENER, MERGE_TIMER,
 pub use pause::Pause;
 pub use work::{Flush, Work};
 
-/// A flush of our own. No server has so many connections or queues that one of its tokens is equal.
+/// The token of a flush by this process. The tokens of a server's connections and queues never reach it.
 pub const FLUSH: Token = Token(u64::MAX - 1);
 
-/// Clients at one time: a daemon, a person, a monitor, and their successors.
+/// The maximum number of clients: a daemon, a person, a monitor, and their successors.
 const CLIENTS_MAX: usize = 16;
 
-/// Lines taken from one client before the guest has its turn.
+/// Lines accepted from one client before the guest gets its turn.
 const TURN: usize = 4;
 
 /// The control socket of one disk.
 pub struct Control {
     listener: Listener,
     clients: [Option<Client>; CLIENTS_MAX],
-    /// Clients so far.
+    /// The number of clients so far.
     count: u64,
-    /// Clients may be waiting to be let in.
+    /// Whether clients may be waiting to be accepted.
     knocked: bool,
     job: Option<(Job, Asker)>,
     merging: Option<Merging>,
-    /// How the last merge ended.
+    /// The result of the last merge.
     merged: Option<answer::Merge>,
     watchers: Watchers,
     paused: bool,
     stopping: bool,
-    /// A daemon's catalogue must know of every change.
+    /// Whether a daemon's catalogue must know of every change.
     managed: bool,
 }
 
-/// Who waits for an answer.
+/// The client and the request that an answer belongs to.
 #[derive(Clone, Debug)]
 struct Asker {
     place: usize,
@@ -106,8 +106,8 @@ impl Control {
         Ok(Control::on(listener))
     }
 
-    /// The same at a socket that is already listening, with the mode set by its creator. `bound`: device and inode of
-    /// its path, if that is to be removed at the end.
+    /// Like [`Control::bind`], on a socket that is already listening, with the mode set by its creator. `bound`: device
+    /// and inode of its path, if that must be removed at the end.
     pub fn at(socket: OwnedFd, path: &Path, bound: Option<(u64, u64)>) -> Result<Control, Failure> {
         Listener::of_bound(socket, path, bound).map(Control::on).map_err(Failure::said)
     }
@@ -129,7 +129,7 @@ impl Control {
         }
     }
 
-    /// The same for a disk in the catalogue of a daemon.
+    /// Sets whether the disk is in the catalogue of a daemon.
     pub fn of_daemon(self, managed: bool) -> Control {
         Control { managed, ..self }
     }
@@ -140,7 +140,7 @@ impl Control {
         watch.watch(self.listener.fd(), Interest::Read, CONTROL_LISTENER)
     }
 
-    /// Whether the key is one of ours; then it is taken note of.
+    /// Handles an event with this key; returns whether it belongs to the control socket.
     pub fn ready(&mut self, key: WatchKey) -> bool {
         match key {
             CONTROL_LISTENER => self.knocked = true,
@@ -157,28 +157,28 @@ impl Control {
         true
     }
 
-    /// Whether there is something to do without being woken.
+    /// Returns whether there is something to do without being woken.
     pub fn is_awake(&self) -> bool {
         let hungry = self.merging.as_ref().is_some_and(|merging| merging.merge.is_hungry());
         hungry || self.knocked || self.clients.iter().flatten().any(Client::is_awake)
     }
 
-    /// Whether a verb is under way.
+    /// Returns whether a verb is in progress.
     pub fn is_working(&self) -> bool {
         self.job.is_some() || self.merging.is_some()
     }
 
-    /// Whether there are no clients and nothing to do, which is nearly always the case.
+    /// Returns whether there are no clients and nothing to do, which is nearly always the case.
     fn is_forgotten(&self) -> bool {
         !self.knocked && !self.paused && !self.is_working() && self.clients.iter().all(Option::is_none)
     }
 
-    /// Whether a client has requests held.
+    /// Returns whether a client holds requests.
     pub fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Everything that can be done now.
+    /// Does everything that can be done now.
     pub fn turn(&mut self, work: &mut Work<'_>) {
         if self.is_forgotten() {
             return;
@@ -193,7 +193,7 @@ impl Control {
                 }
             }
         }
-        // An upgrade with a process that already existed has just begun: no other event would stop a paused merge.
+        // An upgrade to a process that already existed has just begun: no other event would stop a paused merge.
         if self.job.as_mut().and_then(|(job, _)| job.as_upgrade()).is_some_and(|upgrade| upgrade.needs_no_merge()) {
             self.go_on_merging(work);
         }
@@ -202,12 +202,12 @@ impl Control {
         panics::under_way(self.under_way());
     }
 
-    /// The verb under way.
+    /// Returns the verb in progress.
     fn under_way(&self) -> Option<&'static str> {
         self.job.as_ref().map(|(job, _)| job.verb()).or(self.merging.is_some().then_some("merge"))
     }
 
-    /// No further verbs are begun; the one in progress is finished, and nothing stays paused.
+    /// Stops the control socket: no further verbs are begun; the one in progress is finished, and nothing stays paused.
     pub fn stop(&mut self, work: &mut Work<'_>) {
         self.stopping = true;
         work.engine.forget(CONTROL_LISTENER.0);
@@ -224,7 +224,7 @@ impl Control {
         }
     }
 
-    /// No other process takes over a disk that stops.
+    /// Fails an upgrade in progress: no other process takes over a disk that stops.
     fn end_upgrade(&mut self, work: &mut Work<'_>) {
         if let Some((mut job, asker)) = self.job.take_if(|(job, _)| job.as_upgrade().is_some()) {
             job.undo(work);
@@ -255,7 +255,7 @@ impl Control {
             client.say(&line(&Id::default(), Err(refusal.advise("retry when one has disconnected"))));
             return Ok(());
         };
-        // With room: an answer may not fit at once.
+        // Also for writing: an answer may not fit at once.
         work.engine.watch(client.as_fd(), true, own_keys::of_client(place).0)?;
         if let Some(seat) = self.clients.get_mut(place) {
             *seat = Some(client);
@@ -272,7 +272,7 @@ impl Control {
         }
     }
 
-    /// Listens to a client for one line. Whether there may be more.
+    /// Reads and executes one line of a client. Returns whether there may be more.
     fn listen(&mut self, place: usize, work: &mut Work<'_>) -> bool {
         let Some(Some(client)) = self.clients.get_mut(place) else { return false };
         if !client.is_awake() {
@@ -307,20 +307,20 @@ impl Control {
         true
     }
 
-    /// Says something that is not owed.
+    /// Sends an answer at once, without a pending reply.
     fn tell(&mut self, asker: &Asker, outcome: Result<Answer, Failure>) {
         if let Some(client) = self.client(asker) {
             client.say(&line(&asker.id, outcome));
         }
     }
 
-    /// The client that made the request, if it is still connected.
+    /// Returns the client that made the request, if it is still connected.
     fn client(&mut self, asker: &Asker) -> Option<&mut Client> {
         self.clients.get_mut(asker.place)?.as_mut().filter(|client| client.number == asker.number)
     }
 
-    /// Does what takes no steps, whatever else is under way: reports, settings, and what is said to a merge. Hands
-    /// other verbs back.
+    /// Executes verbs that take no steps, whatever else is in progress: reports, settings, and changes of a merge.
+    /// Returns other verbs.
     fn obey_at_once(
         &mut self,
         verb: Verb,
@@ -355,7 +355,7 @@ impl Control {
         Ok(ControlFlow::Break(Some(answer)))
     }
 
-    /// Does what is asked; the answer, if it can be given at once.
+    /// Executes a verb; returns the answer, if it is available at once.
     fn obey(
         &mut self,
         verb: Verb,
@@ -432,7 +432,7 @@ impl Control {
         }
     }
 
-    /// Says what is owed.
+    /// Sends a pending reply.
     fn reply(&mut self, asker: Option<&Asker>, outcome: Result<Answer, Failure>) {
         let Some(asker) = asker else { return };
         if let Some(client) = self.client(asker) {
@@ -440,7 +440,7 @@ impl Control {
         }
     }
 
-    /// Drives the verb under way.
+    /// Drives the verb in progress.
     fn go_on(&mut self, work: &mut Work<'_>) {
         let Some((mut job, asker)) = self.job.take() else { return };
         panics::under_way(Some(job.verb()));
@@ -468,13 +468,13 @@ impl Control {
         if let (true, Ok(Answer::Merge(merged))) = (job.is_merging(), &outcome) {
             self.merged = Some(merged.clone());
         }
-        // Whoever hears the answer may use what was handed for it, and is not to find it locked.
+        // A client that receives the answer may reuse the passed files, and must not find them locked.
         drop(job);
         self.reply(Some(&asker), outcome);
     }
 }
 
-/// The last word on a request.
+/// Formats the answer to a request.
 fn line(id: &Id, outcome: Result<Answer, Failure>) -> String {
     outcome.map_or_else(|failure| Reply::Error(failure.into()), Reply::<_>::Ok).line(id)
 }

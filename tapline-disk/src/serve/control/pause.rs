@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use control::answer;
 
-/// One time of holding requests, or none.
+/// A time during which requests are held, if there is one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pause {
     held: Option<Duration>,
@@ -16,41 +16,41 @@ pub struct Pause {
     answered: Option<Duration>,
 }
 
-/// What to report about the pause.
+/// The lengths to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// What the guest saw.
+    /// The pause seen by the guest.
     pub pause: Duration,
     /// How long requests were held.
     pub held: Duration,
 }
 
 impl Pause {
-    /// Requests are held from now on.
+    /// Records that requests are held from now on.
     pub fn begin(&mut self, now: Duration) {
         *self = Pause { held: Some(now), ..Pause::default() };
     }
 
-    /// A request came.
+    /// Records that a request has arrived.
     pub fn came(&mut self, now: Duration) {
         if self.held.is_some() && self.released.is_none() && self.first.is_none() {
             self.first = Some(now);
         }
     }
 
-    /// Requests are let go.
+    /// Records that requests are released.
     pub fn end(&mut self, now: Duration) {
         self.released = Some(now);
     }
 
-    /// A request was answered.
+    /// Records that a request has completed.
     pub fn answered(&mut self, now: Duration) {
         if self.released.is_some() && self.answered.is_none() {
             self.answered = Some(now);
         }
     }
 
-    /// The figures, once they are known.
+    /// Returns the lengths, once they are known.
     pub fn measured(&self) -> Option<Measured> {
         let held = self.released?.saturating_sub(self.held?);
         let pause = match self.first {
@@ -67,7 +67,7 @@ impl From<Measured> for answer::Pause {
     }
 }
 
-/// Whole microseconds.
+/// Converts to whole microseconds.
 pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Layers that leave the chain of a disk when it is reverted: no client may be connected, and nothing in flight.
+//! Removes layers from the chain of a disk that is reverted: no client may be connected, and nothing in flight.
 
 use control::Kind;
 
@@ -6,11 +6,11 @@ use super::work::Work;
 use crate::process::failure::Failure;
 use crate::process::log::say;
 
-/// The layers above `depth` leave the chain of a disk that stands still.
+/// Removes the layers above `depth` from the chain of a quiesced disk.
 pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Failure> {
     // A client may have connected since the request.
-    nobody_connected(work)?;
-    nothing_asked(work)?;
+    must_have_no_peers(work)?;
+    must_have_no_requests(work)?;
     for layer in work.disk.pop_to(depth)? {
         if let Err(error) = work.engine.remove(layer.file) {
             say(format_args!("an unused file could not be closed: {error}"));
@@ -19,8 +19,8 @@ pub fn pop_to(depth: usize, work: &mut Work<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a guest has in its caches would not fit what it reads from now on.
-pub fn nobody_connected(work: &Work<'_>) -> Result<(), Failure> {
+/// Fails if a client is connected: a guest's caches would not match the reverted disk.
+pub fn must_have_no_peers(work: &Work<'_>) -> Result<(), Failure> {
     match work.server.peers() {
         0 => Ok(()),
         1 => Err(connected("a guest or a client is connected".into())),
@@ -28,9 +28,9 @@ pub fn nobody_connected(work: &Work<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Requests of a disconnected client belong to the current state of the disk, and are carried out when requests are
-/// released again.
-fn nothing_asked(work: &Work<'_>) -> Result<(), Failure> {
+/// Fails if requests of a disconnected client are pending: they belong to the current state of the disk, and would be
+/// executed when requests are released again.
+fn must_have_no_requests(work: &Work<'_>) -> Result<(), Failure> {
     match work.disk.in_flight() {
         0 => Ok(()),
         1 => Err(connected("a request from a disconnected client has not completed yet".into())),

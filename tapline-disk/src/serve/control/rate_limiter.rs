@@ -1,7 +1,7 @@
 //! Limits the rate of a merge: it yields to the guest, and stays below the configured rate.
 //!
 //! It knows time and bytes, but no disk. After each piece it waits as long as the piece has taken, if the guest had
-//! requests in the meantime: a merge then takes at most half of the storage's time. Its timer exists as long as the
+//! requests in the meantime: a merge then takes at most half of the storage's time. Its timer lives as long as the
 //! merge.
 
 use std::io;
@@ -10,35 +10,36 @@ use std::time::Duration;
 
 use transport::Timer;
 
-/// After a time without work the rate is not made up for: at most so much of it is.
+/// Unused rate is saved up to this much time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The rate_limiter of one merge.
+/// The rate limiter of a merge.
 #[derive(Debug)]
 pub struct RateLimiter {
     timer: Timer,
-    /// Bytes a second at most.
+    /// The maximum of bytes per second.
     rate: Option<u64>,
-    /// The piece under way: when it began.
+    /// When the piece in progress began.
     begun: Option<Duration>,
-    /// The next piece may not begin before.
+    /// The earliest start of the next piece.
     due: Duration,
-    /// By the rate, what was copied is paid for at.
+    /// The time by which the rate allows what has been copied.
     paid: Duration,
 }
 
 impl RateLimiter {
-    /// A rate_limiter that allows a piece at once.
+    /// Makes a rate limiter that allows a piece at once.
     pub fn new(rate: Option<u64>, now: Duration) -> io::Result<RateLimiter> {
         Ok(RateLimiter { timer: Timer::new()?, rate, begun: None, due: now, paid: now })
     }
 
-    /// A piece begins.
+    /// Records that a piece begins.
     pub fn begin(&mut self, now: Duration) {
         self.begun = Some(now);
     }
 
-    /// The piece has ended: `copied` bytes were written, and `guest`: the guest had requests meanwhile.
+    /// Records that the piece has ended. `copied`: the bytes written; `guest`: whether the guest had requests
+    /// meanwhile.
     pub fn end(&mut self, now: Duration, copied: u64, guest: bool) {
         let Some(begun) = self.begun.take() else { return };
         let courtesy = if guest { now.saturating_sub(begun) } else { Duration::ZERO };
@@ -50,7 +51,7 @@ impl RateLimiter {
         self.due = now.saturating_add(courtesy).max(self.paid);
     }
 
-    /// Whether a piece may begin; if not, the timer fires when it may.
+    /// Returns whether a piece may begin; if not, the timer fires when it may.
     pub fn allows(&mut self, now: Duration) -> io::Result<bool> {
         if now >= self.due {
             return Ok(true);
@@ -93,7 +94,7 @@ mod test {
     }
 
     #[test]
-    fn a_rate_limit_holds_on_average_and_idle_time_is_not_made_up() {
+    fn a_rate_limit_holds_on_average_and_idle_time_is_lost() {
         let mut rate_limiter = RateLimiter::new(Some(1_000_000), ms(0)).unwrap();
         let mut now = ms(0);
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Copies of a disk's file that share its blocks: what the file system does for a `snapshot` by reflink.
+//! Copies of a disk's file that share its blocks, made by the file system for a `snapshot` by reflink.
 
 use std::os::fd::AsFd;
 
@@ -9,10 +9,10 @@ use crate::files::Files;
 use crate::image::reflink::{self, NotShared};
 use crate::process::failure::Failure;
 
-/// The new file, on a file system that has shown, if it could be tried, that it can share blocks of the old one's.
+/// Creates the new file, and if possible tests that its file system can share blocks of the old one.
 pub fn make(files: &Files, from: &ImageName, to: &ImageName) -> Result<NewFile, Failure> {
     let new = NewFile::create(files, to)?;
-    // The disk's own file is left alone: sharing its blocks holds up what is written to it.
+    // The test does not use the disk's own file, because sharing its blocks would delay writes to it.
     let sample = files.sample(from.path());
     match sample.map_err(|error| Failure::failed(format!("test a reflink copy of {from}"), &error))? {
         Some(sample) => share(&sample, new, "copy the disk"),
@@ -20,7 +20,7 @@ pub fn make(files: &Files, from: &ImageName, to: &ImageName) -> Result<NewFile, 
     }
 }
 
-/// Has the new file share all blocks of another.
+/// Makes the new file share all blocks of another.
 pub fn share(from: &impl AsFd, mut to: NewFile, tried: &str) -> Result<NewFile, Failure> {
     match reflink::share(from, to.file_mut()) {
         Ok(()) => Ok(to),

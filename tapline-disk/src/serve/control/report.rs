@@ -1,4 +1,4 @@
-//! Verbs that are answered at once: the version, the statistics, the layers.
+//! Verbs that are answered at once: the version, statistics, settings and the layers.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::process::failure::Failure;
 use crate::serve::admission::share::{self, Sharing};
 use crate::serve::polling::Settings;
 
-/// Seconds of a trace at most.
+/// The maximum duration of a trace in seconds.
 const TRACE_MAX: u32 = 3600;
 
-/// `version`.
+/// Executes `version`.
 pub fn version() -> answer::Version {
     answer::Version {
         version: VERSION,
@@ -27,12 +27,12 @@ pub fn version() -> answer::Version {
     }
 }
 
-/// `stats`: what is written as a line elsewhere.
+/// Executes `stats`: returns the same as the line written elsewhere.
 pub fn stats(work: &Work<'_>) -> answer::Stats {
-    answer::Stats { lanes: work.engine.lane_operations(), ..work.stats.told(work.condition()) }
+    answer::Stats { lanes: work.engine.lane_operations(), ..work.stats.reply(work.condition()) }
 }
 
-/// `limit`.
+/// Executes `limit`.
 pub fn limit(asked: ask::Limit, work: &mut Work<'_>) -> answer::Limited {
     if let Some(limits) = asked.limits {
         let now = ::stats::monotonic();
@@ -43,7 +43,7 @@ pub fn limit(asked: ask::Limit, work: &mut Work<'_>) -> answer::Limited {
     answer::Limited { limits, waiting: work.admission.limiter.waiting(), throttled: requests, throttled_ns: ns }
 }
 
-/// `share`.
+/// Executes `share`.
 pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<answer::Shared, Failure> {
     if asked.alone {
         if asked.weight.is_some() || !files.is_empty() {
@@ -78,7 +78,7 @@ pub fn share(asked: ask::Share, files: &Handed, work: &mut Work<'_>) -> Result<a
     Ok(answer::Shared { shared: true, weight, depth, others, waiting, held, held_ns })
 }
 
-/// `trace`.
+/// Executes `trace`.
 pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Failure> {
     let what = "trace the requests of this disk";
     if asked.seconds > TRACE_MAX {
@@ -98,7 +98,7 @@ pub fn trace(asked: ask::Trace, work: &mut Work<'_>) -> Result<answer::Trace, Fa
     Ok(answer::Trace { next, kept: ::stats::RECORDS as u64 })
 }
 
-/// `polling`.
+/// Executes `polling`.
 pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polling, Failure> {
     let now = work.polling.settings();
     let max_us = asked.max_us.unwrap_or(now.most / 1000);
@@ -114,16 +114,16 @@ pub fn polling(asked: ask::Polling, work: &mut Work<'_>) -> Result<answer::Polli
     Ok(answer::Polling { mode: settings.mode, max_us, hits, misses, polled_ns })
 }
 
-/// `shape`.
+/// Executes `shape`.
 pub fn shape(asked: ask::Shape, work: &mut Work<'_>) -> Result<answer::Shape, Failure> {
     if asked != ask::Shape::default() {
-        *work.shaping = work.shaping.asked(asked)?;
+        *work.shaping = work.shaping.with_request(asked)?;
         work.engine.set_shape(work.shaping.in_force());
     }
-    Ok(work.shaping.told(work.stats.shaped(work.engine.shape_counts())))
+    Ok(work.shaping.reply(work.stats.shaped(work.engine.shape_counts())))
 }
 
-/// `threads`.
+/// Executes `threads`.
 pub fn threads(asked: ask::Threads, work: &mut Work<'_>) -> Result<answer::Threads, Failure> {
     if let Some(most) = asked.most {
         if !(1..=THREADS_MAX).contains(&most) {
@@ -138,7 +138,7 @@ pub fn threads(asked: ask::Threads, work: &mut Work<'_>) -> Result<answer::Threa
     Ok(answer::Threads { most: work.threads.most(), lanes: work.engine.lane_operations() })
 }
 
-/// `layers`. The size is that which is served: one that has grown, and could not be made durable, is as it was for its
+/// Executes `layers`. The size is the one that is served: growth that could not be made durable is not visible to
 /// peers.
 pub fn layers(work: &mut Work<'_>) -> answer::Layers {
     let recorded = work.server.takes_back().and_then(|server| server.records_in_flight());
@@ -159,7 +159,7 @@ pub fn layers(work: &mut Work<'_>) -> answer::Layers {
             path: file.map(path),
             data_file: data_file.map(path),
             size: if depth == 0 { work.geometry.len } else { layer.format.geometry().len },
-            // stat(2): units of 512 bytes, whatever the file system's block.
+            // stat(2) counts in units of 512 bytes, whatever the file system's block size.
             allocated: stat.map(|_| blocks.saturating_mul(512)),
             device: stat.map(|stat| stat.st_dev),
             inode: stat.map(|stat| stat.st_ino),

@@ -1,8 +1,8 @@
 //! `resize`: enlarges the disk and notifies its guest ([`plan::resize`]).
 //!
-//! A raw file, or a data file, is extended first; other formats grow by a change of their metadata. The answer comes
-//! when the new size is durable. If the image has grown and cannot be made durable, the guest is not notified of it; a
-//! raw file that was extended stays so, with zeroes beyond the disk's end.
+//! A raw file, or a data file, is extended first; other formats grow by a change of their metadata. The answer follows
+//! when the new size is durable. If the image has grown and cannot be made durable, the guest is not notified; an
+//! extended raw file stays so, with zeroes beyond the disk's end.
 
 use control::Kind;
 use control::answer::{self, Answer};
@@ -10,20 +10,20 @@ use plan::Step;
 
 use super::driver::Driver;
 use super::work::Work;
-use crate::image::libvhd::Behind;
+use crate::image::libvhd::MovedMetadata;
 use crate::image::plan_layers;
 use crate::process::failure::Failure;
 
-/// A resize under way.
+/// A resize in progress.
 #[derive(Debug)]
 pub struct Resize {
     driver: Driver,
-    /// As it was at the beginning.
-    behind: Behind,
+    /// The layers with their metadata behind their blocks at the beginning.
+    behind: MovedMetadata,
 }
 
 impl Resize {
-    /// Begins.
+    /// Checks the request and starts the resize.
     pub fn begin(size: u64, work: &mut Work<'_>) -> Result<Resize, Failure> {
         work.must_be_writable()?;
         let (len, block) = (work.geometry.len, u64::from(work.geometry.block));
@@ -41,22 +41,22 @@ impl Resize {
         Ok(Resize { driver: Driver::new(plan), behind: work.behind() })
     }
 
-    /// Goes on; the answer but for the pause, when it has come to its end.
+    /// Advances the resize; returns the answer at its end, still without the pause.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         let ended = self.driver.advance(work).map_err(|refusal| match self.driver.failed_at() {
-            Some(Step::MakeDurable) => may_grow_yet(refusal),
+            Some(Step::MakeDurable) => may_still_grow(refusal),
             _ => refusal,
         });
         if !ended? {
             return Ok(None);
         }
-        work.behind().tell_since(&self.behind);
+        work.behind().log_new_since(&self.behind);
         Ok(Some(answer::Resize { size: work.geometry.len, pause: None }.into()))
     }
 }
 
-/// The image has grown and is not durable: a later round may make it so.
-fn may_grow_yet(refusal: Failure) -> Failure {
+/// Adds to a failure that a later flush may still make the growth durable.
+fn may_still_grow(refusal: Failure) -> Failure {
     let what = "the guest still sees the old size; if the image has become durable, the disk has the new size when it is next \
          started";
     refusal.advise(format!("fix the storage and retry: {what}"))

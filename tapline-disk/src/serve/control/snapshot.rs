@@ -14,7 +14,7 @@ use super::pause::micros;
 use super::work::Work;
 use crate::process::failure::Failure;
 
-/// A snapshot under way.
+/// A snapshot in progress.
 #[derive(Debug)]
 pub struct Snapshot {
     to: ImageName,
@@ -23,7 +23,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Begins.
+    /// Checks the request and starts the snapshot.
     pub fn begin(to: ImageName, work: &mut Work<'_>) -> Result<Snapshot, Failure> {
         work.must_be_writable()?;
         // The future parent is reopened read-only at the end.
@@ -32,7 +32,7 @@ impl Snapshot {
         Ok(Snapshot { to, parent: work.name(0)?, driver })
     }
 
-    /// Goes on; the answer but for the pause, when it has come to its end.
+    /// Advances the snapshot; returns the answer at its end, still without the pause.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         if !self.driver.advance(work)? {
             return Ok(None);

@@ -3,8 +3,8 @@
 //! This process starts the new one, or the client has started it. When the new process is ready, this one flushes,
 //! stops accepting requests, waits for those in flight, and hands over everything ([`crate::serve::handover`]).
 //!
-//! Invariants: until it tells the new process to go, this one can continue, and does so if anything fails or takes too
-//! long; from then on it touches nothing.
+//! Invariants: until it sends 'go' to the new process, this one can continue, and does so if anything fails or takes
+//! too long; from then on it touches nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,17 +24,17 @@ use crate::process::log::say;
 use crate::serve::handover::ChannelError;
 use crate::serve::own_keys::UPGRADE_TIMER;
 
-/// How long the new process may take to say hello.
+/// The time limit for the new process to send hello.
 const TO_START: Duration = Duration::from_secs(30);
 /// The default limit on how long clients wait.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-/// Attempts to hand the disk over, and by how much the wait before each of them grows.
+/// The maximum number of attempts to hand the disk over, and the growth of the wait before each of them.
 const ATTEMPTS: u32 = 20;
-const REST: Duration = Duration::from_millis(20);
+const RETRY_STEP: Duration = Duration::from_millis(20);
 
 const LATE: &str = "the new process does not take over the disk";
 
-/// The verb, as far as it is.
+/// An upgrade in progress.
 #[derive(Debug)]
 pub struct Upgrade {
     successor: Successor,
@@ -45,7 +45,7 @@ pub struct Upgrade {
     pause_max: Duration,
     attempts: u32,
     control: ControlSocket,
-    /// Whether a merge is in its way.
+    /// Whether a merge is running, which must be interrupted.
     merging: bool,
 }
 
@@ -53,39 +53,39 @@ pub struct Upgrade {
 enum Stage {
     /// The new process is being started.
     Starting(Option<Start>),
-    /// It has its arguments, but has not said hello.
+    /// It has its arguments, but has not sent hello.
     Greeting { until: Instant },
-    /// It waits. A merge is being interrupted, or nothing is left to wait for.
+    /// It is ready. A merge is being interrupted, or the disk can be handed over.
     Ready,
-    /// What was written is being flushed; requests are taken still.
+    /// The disk is being flushed; requests are still accepted.
     Flushing,
-    /// No more requests are taken, since then; those under way end.
+    /// No requests are accepted since then; those in flight complete.
     Draining { since: Instant },
-    /// The same, while data that is in no redo log is being made durable.
+    /// Like `Draining`, while data that is in no redo log is being made durable.
     Syncing { since: Instant },
-    /// Requests are taken again for a while, since those under way took too long.
+    /// Requests are accepted again for a while, since those in flight took too long.
     Resting { until: Instant },
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 enum Attempt {
-    /// Done, with the time that clients have waited.
+    /// The disk was handed over; clients have waited for this time.
     Done(Duration),
-    /// Not now: something is under way.
+    /// Not now: requests are in flight.
     Later,
     /// The new process took too long.
     Late,
 }
 
 impl Upgrade {
-    /// Begins; `successor` is the socket of a process started by the client.
+    /// Checks the request and starts the upgrade; `successor` is the socket of a process started by the client.
     pub fn begin(
         asked: ask::Upgrade,
         successor: Option<OwnedFd>,
         control: &Listener,
         work: &mut Work<'_>,
     ) -> Result<Upgrade, Failure> {
-        refuse_what_cannot_be(work)?;
+        refuse_impossible(work)?;
         hands_over(work)?;
         let failed = |error: std::io::Error| Failure::failed("wait for a new process", &error);
         let timer = Timer::new().map_err(failed)?;
@@ -118,17 +118,18 @@ impl Upgrade {
         })
     }
 
-    /// Whether a merge must be stopped before it continues.
+    /// Returns whether a merge must be stopped before it can continue.
     pub fn needs_no_merge(&self) -> bool {
         !matches!(self.stage, Stage::Starting(_) | Stage::Greeting { .. })
     }
 
-    /// Says whether there is a merge.
+    /// Sets whether a merge is running.
     pub fn merging(&mut self, merging: bool) {
         self.merging = merging;
     }
 
-    /// Goes on; the answer, when the new process has taken over. This one is to end then, at once.
+    /// Advances the upgrade; returns the answer when the new process has taken over. This process must then exit at
+    /// once.
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<Option<Answer>, Failure> {
         loop {
             match &mut self.stage {
@@ -145,15 +146,15 @@ impl Upgrade {
                 }
                 Stage::Greeting { until } => {
                     let until = *until;
-                    match self.successor.is_here()? {
+                    match self.successor.has_sent_hello()? {
                         true => self.stage = Stage::Ready,
                         false if Instant::now() < until => return Ok(None),
-                        false => return Err(self.successor.not_come(&ChannelError::Late)),
+                        false => return Err(self.successor.no_hello(&ChannelError::Late)),
                     }
                 }
                 Stage::Ready if self.merging => return Ok(None),
                 Stage::Ready => {
-                    refuse_what_cannot_be(work)?;
+                    refuse_impossible(work)?;
                     refuse_writable_parents(work)?;
                     if work.geometry.read_only {
                         self.hold(work)?;
@@ -165,14 +166,14 @@ impl Upgrade {
                 Stage::Flushing => match work.is_flushed() {
                     Ok(false) => return Ok(None),
                     Ok(true) => self.hold(work)?,
-                    // What is not flushed is in the redo log, and the guest waits for space under the new process too.
+                    // Unflushed data is in the redo log, and the guest waits for space under the new process too.
                     Err(refusal) if refusal.kind() == Kind::NoSpace => self.hold(work)?,
                     Err(refusal) => return Err(refusal),
                 },
                 Stage::Draining { since } | Stage::Syncing { since } => {
                     let since = *since;
                     match self.attempt(since, work)? {
-                        Some(Attempt::Done(pause)) => return Ok(Some(self.told(pause))),
+                        Some(Attempt::Done(pause)) => return Ok(Some(self.answer(pause))),
                         Some(Attempt::Later) => self.rest(work)?,
                         Some(Attempt::Late) => self.start_again(work)?,
                         None => return Ok(None),
@@ -184,30 +185,30 @@ impl Upgrade {
         }
     }
 
-    /// Takes no more requests.
+    /// Stops accepting requests.
     fn hold(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
         hands_over(work)?.hold(true);
-        // What its peers do not keep for the next process is done by this one.
+        // Requests that its peers do not keep for the next process are completed by this one.
         work.admission.limiter.set_ending(work.server.takes_back().is_none());
         self.set_timer(self.pause_max)?;
         self.stage = Stage::Draining { since: Instant::now() };
         Ok(())
     }
 
-    /// Takes requests again, and tries later.
+    /// Accepts requests again, and retries later.
     fn rest(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        go_on(work);
-        self.again("requests in flight do not complete")?;
-        let rest = REST * self.attempts;
+        accept_again(work);
+        self.count_attempt("requests in flight do not complete")?;
+        let rest = RETRY_STEP * self.attempts;
         self.set_timer(rest)?;
         self.stage = Stage::Resting { until: Instant::now() + rest };
         Ok(())
     }
 
-    /// Accepts requests again, and tries with another new process: a late one has been told so, and exits.
+    /// Accepts requests again, and retries with another new process: the late one has been notified, and exits.
     fn start_again(&mut self, work: &mut Work<'_>) -> Result<(), Failure> {
-        go_on(work);
-        self.again(LATE)?;
+        accept_again(work);
+        self.count_attempt(LATE)?;
         let Some(program) = &self.program else { return Err(self.too_long(LATE)) };
         self.successor.end(work);
         let (successor, start) = Successor::start(program, work)?;
@@ -215,7 +216,7 @@ impl Upgrade {
         self.set_timer(TO_START)
     }
 
-    fn again(&mut self, what: &str) -> Result<(), Failure> {
+    fn count_attempt(&mut self, what: &str) -> Result<(), Failure> {
         self.attempts += 1;
         if self.attempts < ATTEMPTS { Ok(()) } else { Err(self.too_long(what)) }
     }
@@ -229,7 +230,7 @@ impl Upgrade {
         self.timer.set(after).map_err(|error| Failure::failed("wait for requests in flight", &error))
     }
 
-    /// Hands everything over, if nothing is under way any more and there is time.
+    /// Hands everything over, if nothing is in flight any more and there is time.
     fn attempt(&mut self, since: Instant, work: &mut Work<'_>) -> Result<Option<Attempt>, Failure> {
         let until = since + self.pause_max;
         let not_yet = || Ok((Instant::now() >= until).then_some(Attempt::Later));
@@ -258,31 +259,31 @@ impl Upgrade {
         }
     }
 
-    /// The answer.
-    fn told(&self, pause: Duration) -> Answer {
+    /// Logs the takeover and makes the answer.
+    fn answer(&self, pause: Duration) -> Answer {
         let (Successor { pid, program, .. }, pause_us) = (&self.successor, micros(pause));
         say(format_args!("process {pid} has taken over the disk; its clients waited {pause_us} µs"));
         answer::Upgrade { pid: *pid, program: Some(program.clone()), pause_us }.into()
     }
 
-    /// It has failed: the new process must exit, and this one continues.
+    /// Undoes a failed upgrade: the new process must exit, and this one continues.
     pub fn undo(&mut self, work: &mut Work<'_>) {
-        go_on(work);
+        accept_again(work);
         work.engine.forget(UPGRADE_TIMER.0);
         self.successor.end(work);
     }
 }
 
-/// Takes requests again, within the limits of the disk.
-fn go_on(work: &mut Work<'_>) {
+/// Accepts requests again, within the limits of the disk.
+fn accept_again(work: &mut Work<'_>) {
     if let Some(server) = work.server.hands_over() {
         server.hold(false);
     }
     work.admission.limiter.set_ending(false);
 }
 
-/// What no waiting helps against.
-fn refuse_what_cannot_be(work: &mut Work<'_>) -> Result<(), Failure> {
+/// Fails in states that waiting does not change.
+fn refuse_impossible(work: &mut Work<'_>) -> Result<(), Failure> {
     if work.paused {
         return Err(Failure::of(Kind::State, "the disk is paused").advise("resume it first"));
     }
@@ -297,7 +298,7 @@ fn refuse_what_cannot_be(work: &mut Work<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The next process opens them for reading only. A merge has them writable while it lasts.
+/// Fails while a parent is open for writing, as during a merge: the next process opens them read-only.
 fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Failure> {
     match (1..work.disk.layers().len()).find(|&depth| work.file(depth).is_ok_and(|(_, file)| file.options().write)) {
         Some(depth) => {
@@ -308,13 +309,13 @@ fn refuse_writable_parents(work: &Work<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Whether something is in no redo log, or in that of a layer that the new process opens for reading only.
+/// Returns whether something is in no redo log, or in that of a layer that the new process opens read-only.
 fn needs_sync(work: &Work<'_>) -> bool {
-    let is_elsewhere = || work.file(0).is_ok_and(|(_, leaf)| redo_log::others_left(leaf));
+    let is_elsewhere = || work.file(0).is_ok_and(|(_, leaf)| redo_log::other_logs_remain(leaf));
     !work.geometry.read_only && (!work.disk.is_logged() || is_elsewhere())
 }
 
-/// The server's way to another process.
+/// Returns the server's interface for a handover.
 fn hands_over<'a>(work: &'a mut Work<'_>) -> Result<&'a mut dyn HandOver, Failure> {
     work.server.hands_over().ok_or_else(|| {
         Failure::of(Kind::Unsupported, "a Xen guest's disk is handed over through xenstore")

@@ -1,8 +1,8 @@
-//! Clients that are notified when the disk cannot write, when it can again, and when a request was failed because it
-//! had killed several processes (`watch`).
+//! Notifies clients when the disk cannot write, when it can again, and when a request was failed because it had killed
+//! several processes (`watch`).
 //!
-//! It knows no disk. Invariants: a client is notified of each lasting condition, and of the current one last; what is
-//! buffered for a client that does not read is bounded, because it gets nothing new before it has read the previous
+//! It knows no disk. Invariants: a client is notified of each lasting condition, and of the current one last; the
+//! buffer of a client that does not read is bounded, because nothing is sent to it before it has read the previous
 //! notification.
 
 use control::Reply;
@@ -10,42 +10,42 @@ use control::answer::{Change, Condition};
 
 use super::{Asker, Control};
 
-/// The clients.
+/// The watching clients.
 #[derive(Debug, Default)]
 pub struct Watchers(Vec<Watcher>);
 
 #[derive(Debug)]
 struct Watcher {
     asker: Asker,
-    /// What it knows.
-    told: State,
-    /// Requests that processes had died of, as far as it knows.
+    /// The state that was last sent to it.
+    sent: WriteState,
+    /// The number of condemned requests that was last sent to it.
     fatal: u64,
 }
 
-/// What there is to know.
+/// Whether the disk can write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum WriteState {
     Working,
     Full,
     Broken,
 }
 
-impl State {
-    fn of(condition: Condition) -> State {
+impl WriteState {
+    fn of(condition: Condition) -> WriteState {
         match condition {
-            Condition { broken: true, .. } => State::Broken,
-            Condition { full: true, .. } => State::Full,
-            _ => State::Working,
+            Condition { broken: true, .. } => WriteState::Broken,
+            Condition { full: true, .. } => WriteState::Full,
+            _ => WriteState::Working,
         }
     }
 
-    /// The event that it has become so.
+    /// Returns the event of a change to this state.
     fn event(self, waiting: usize) -> Change {
         match self {
-            State::Working => Change::Resumed { waiting },
-            State::Full => Change::Full { waiting },
-            State::Broken => Change::Broken { waiting },
+            WriteState::Working => Change::Resumed { waiting },
+            WriteState::Full => Change::Full { waiting },
+            WriteState::Broken => Change::Broken { waiting },
         }
     }
 }
@@ -55,14 +55,14 @@ impl Watchers {
     /// one.
     pub fn add(&mut self, asker: &Asker, condition: Condition) {
         self.0.retain(|other| other.asker.number != asker.number);
-        self.0.push(Watcher { asker: asker.clone(), told: State::of(condition), fatal: condition.fatal });
+        self.0.push(Watcher { asker: asker.clone(), sent: WriteState::of(condition), fatal: condition.fatal });
     }
 }
 
 impl Control {
-    /// Tells those who watch what has changed.
+    /// Notifies the watching clients of changes.
     pub(super) fn tell_watchers(&mut self, condition: Condition) {
-        let state = State::of(condition);
+        let state = WriteState::of(condition);
         let mut watchers = std::mem::take(&mut self.watchers);
         watchers.0.retain_mut(|watcher| {
             let Some(client) = self.client(&watcher.asker) else { return false };
@@ -70,8 +70,8 @@ impl Control {
                 watcher.fatal = condition.fatal;
                 client.say(&event(&watcher.asker, Change::Fatal { fatal: condition.fatal }));
             }
-            if watcher.told != state && client.is_up_to_date() {
-                watcher.told = state;
+            if watcher.sent != state && client.is_up_to_date() {
+                watcher.sent = state;
                 client.say(&event(&watcher.asker, state.event(condition.waiting)));
             }
             true
@@ -108,19 +108,19 @@ mod test {
         let asker = Asker { place: 0, number: 1, id: Id::default() };
         control.watchers.add(&asker, WORKING);
         let mut lines = BufReader::new(theirs).lines();
-        let mut heard =
+        let mut event =
             move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap()["event"].clone();
         control.tell_watchers(WORKING);
         control.tell_watchers(FULL);
-        assert_eq!(heard(), json!({ "state": "full", "waiting": 3 }));
+        assert_eq!(event(), json!({ "state": "full", "waiting": 3 }));
         control.tell_watchers(WORKING);
-        assert_eq!(heard()["state"], "resumed");
+        assert_eq!(event()["state"], "resumed");
         control.tell_watchers(Condition { fatal: 1, ..WORKING });
-        assert_eq!(heard(), json!({ "state": "fatal", "fatal": 1 }));
-        // It has not read this notification while the rest happens.
+        assert_eq!(event(), json!({ "state": "fatal", "fatal": 1 }));
+        // The client does not read this event while the rest happens.
         control.clients[0].as_mut().unwrap().say(&format!("{}\n", json!({ "event": "x".repeat(1 << 20) })));
         [FULL, WORKING, FULL, BROKEN].into_iter().for_each(|condition| control.tell_watchers(condition));
-        let reader = std::thread::spawn(move || (heard(), heard()));
+        let reader = std::thread::spawn(move || (event(), event()));
         while !control.clients[0].as_mut().unwrap().is_up_to_date() {
             control.clients[0].as_mut().unwrap().hear();
             std::thread::yield_now();
@@ -129,6 +129,6 @@ mod test {
         assert_eq!(reader.join().unwrap().1["state"], "broken");
         control.clients[0] = None;
         control.tell_watchers(WORKING);
-        assert!(control.watchers.0.is_empty(), "it is watched for nobody");
+        assert!(control.watchers.0.is_empty(), "a disconnected client is still watched");
     }
 }

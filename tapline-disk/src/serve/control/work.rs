@@ -1,4 +1,4 @@
-//! What verbs work on: the disk, what is below and above it, and quiescing.
+//! What verbs work on: the disk, its surroundings, and quiescing.
 //!
 //! It knows nothing about particular verbs. Invariant: a verb that holds requests releases them again, also when it
 //! fails; requests held by a client's `pause` stay held.
@@ -21,7 +21,7 @@ use super::FLUSH;
 use super::blocking_task::BlockingTask;
 use super::pause::Pause;
 use crate::files::Files;
-use crate::image::libvhd::Behind;
+use crate::image::libvhd::MovedMetadata;
 use crate::image::parent_link;
 use crate::process::failure::Failure;
 use crate::process::log::say;
@@ -34,9 +34,9 @@ use crate::serve::shaping::Shaping;
 use crate::serve::stats::{Counters, Stats};
 use crate::serve::threads::Threads;
 
-/// The hands of a verb.
+/// Everything that a verb can use.
 pub struct Work<'a> {
-    /// Where new files come from.
+    /// The source of new files.
     pub files: &'a Files,
     /// The disk.
     pub disk: &'a mut Disk<Image>,
@@ -44,13 +44,13 @@ pub struct Work<'a> {
     pub engine: &'a mut Engine,
     /// Its peers.
     pub server: &'a mut dyn Server,
-    /// What requests are held to.
+    /// The size and limits of requests.
     pub geometry: &'a mut Geometry,
-    /// The time that requests are held.
+    /// Measures how long requests are held.
     pub pause: &'a mut Pause,
-    /// A flush of our own.
+    /// The flush by this process, if there is one.
     pub flush: &'a mut Flush,
-    /// Holds requests back before the disk has them.
+    /// ExtentSource requests back before the disk receives them.
     pub admission: &'a mut Admission,
     /// How its transfers are split and merged.
     pub shaping: &'a mut Shaping,
@@ -62,29 +62,29 @@ pub struct Work<'a> {
     pub polling: &'a mut Polling,
     /// How many threads it uses.
     pub threads: &'a mut Threads,
-    /// A client has requests held.
+    /// Whether a client holds requests.
     pub paused: bool,
-    /// Another process has taken the place of this one, which is to end without touching anything.
+    /// Whether another process has taken over; this one must exit without touching anything.
     pub replaced: &'a mut bool,
 }
 
-/// A flush of our own among those of the guest.
+/// The state of a flush by this process, among those of the guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Flush {
-    /// None.
+    /// There is none.
     #[default]
     None,
-    /// Under way.
+    /// It is in flight.
     Asked,
-    /// Answered.
+    /// It has completed.
     Answered(Status),
 }
 
-/// A file that is made longer; then how its sync has ended.
+/// The extension of a file; the inner result is that of its sync.
 pub type Lengthening = BlockingTask<Result<io::Result<()>, Failure>>;
 
 impl Work<'_> {
-    /// Begins something that may wait for storage.
+    /// Starts a task that may wait for storage.
     pub fn send<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -95,12 +95,12 @@ impl Work<'_> {
         Ok(blocking_task)
     }
 
-    /// What keeps the disk from writing.
+    /// Returns what prevents the disk from writing.
     pub fn condition(&self) -> Condition {
         self.admission.condition(self.disk.is_broken())
     }
 
-    /// I/O statistics of the disk, for the process that replaces this one.
+    /// Returns the statistics of the disk for the successor of this process.
     pub fn counters(&self) -> Counters {
         let mut counters = self.stats.counters(self.page.file().is_some());
         counters.fatal = self.admission.fatal();
@@ -109,12 +109,12 @@ impl Work<'_> {
         counters
     }
 
-    /// The time, by the clock of the statistics.
+    /// Returns the time, by the clock of the statistics.
     pub fn clock(&self) -> Duration {
         Duration::from_nanos(::stats::monotonic())
     }
 
-    /// The result of an blocking_task, if it is back.
+    /// Returns the result of a blocking task, if it has ended.
     pub fn fetch<T: Send + 'static>(&mut self, blocking_task: BlockingTask<T>) -> Result<T, BlockingTask<T>> {
         if !blocking_task.is_back() {
             return Err(blocking_task);
@@ -123,7 +123,7 @@ impl Work<'_> {
         Ok(blocking_task.fetch())
     }
 
-    /// Begins a flush of our own; requests are not held.
+    /// Starts a flush without holding requests.
     pub fn begin_flush(&mut self) {
         let nothing = Span { at: DiskOffset(0), len: 0 };
         let flush = Request::new(Operation::Flush, nothing, Segments::empty(), FLUSH, self.geometry);
@@ -136,7 +136,7 @@ impl Work<'_> {
         }
     }
 
-    /// Whether that flush has ended; well, or it is refused.
+    /// Returns whether that flush has completed; fails if it has failed.
     pub fn is_flushed(&mut self) -> Result<bool, Failure> {
         match *self.flush {
             Flush::None | Flush::Asked => Ok(false),
@@ -151,7 +151,8 @@ impl Work<'_> {
         }
     }
 
-    /// Whether everything is durable, after [`Disk::sync`] and with requests held; or it is refused.
+    /// Returns whether everything is durable, after [`Disk::sync`] and with requests held; fails if it cannot be made
+    /// durable.
     pub fn is_synced(&self) -> Result<bool, Failure> {
         match (self.disk.is_quiet() && !self.disk.is_syncing(), self.disk.is_clean()) {
             (false, _) => Ok(false),
@@ -160,7 +161,7 @@ impl Work<'_> {
         }
     }
 
-    /// Lets requests go, unless a client wants them held.
+    /// Releases requests, unless a client holds them.
     pub fn let_go(&mut self) {
         if self.disk.is_quiesced() && !self.paused {
             self.disk.resume(self.engine);
@@ -168,25 +169,25 @@ impl Work<'_> {
         }
     }
 
-    /// The disk is of another size: its peers and the checks of requests learn of it.
+    /// Notifies peers and the checks of requests that the size of the disk has changed.
     pub fn resized(&mut self) {
         *self.geometry = self.disk.geometry();
         self.server.resized(self.geometry, &mut EngineWatch(self.engine));
     }
 
-    /// The file of a layer, and its number.
+    /// Returns the file of a layer, and its number.
     pub fn file(&self, depth: usize) -> Result<(FileId, &ImageFile), Failure> {
         let layer = self.disk.layers().get(depth).ok_or_else(|| self.no_layer(depth))?;
         let file = self.engine.file(layer.file).ok_or_else(|| self.no_layer(depth))?;
         Ok((layer.file, file))
     }
 
-    /// The image of a layer.
+    /// Returns the image of a layer.
     pub fn image(&self, depth: usize) -> Result<&Image, Failure> {
         self.disk.layers().get(depth).map(|layer| &layer.format).ok_or_else(|| self.no_layer(depth))
     }
 
-    /// What a layer is called.
+    /// Returns the name of a layer.
     pub fn name(&self, depth: usize) -> Result<ImageName, Failure> {
         let (_, file) = self.file(depth)?;
         if self.stores_nothing() {
@@ -196,7 +197,7 @@ impl Work<'_> {
         Ok(ImageName { format: format_of(self.image(depth)?), path: absolute(file.path()), data_file })
     }
 
-    /// The word for a layer's format.
+    /// Returns the format of a layer.
     pub fn format(&self, depth: usize) -> Result<FormatName, Failure> {
         match self.engine.kind() {
             EngineKind::Null => Ok(FormatName::Null),
@@ -205,25 +206,25 @@ impl Work<'_> {
         }
     }
 
-    /// The names of all layers, the leaf's first.
+    /// Returns the names of all layers, leaf first.
     pub fn names(&self) -> Vec<String> {
         (0..self.disk.layers().len()).filter_map(|depth| self.name(depth).ok()).map(|name| name.to_string()).collect()
     }
 
-    /// All layers, the leaf first.
+    /// Returns all layers, leaf first.
     pub fn chain(&self) -> Result<Vec<(ImageName, &Image)>, Failure> {
         (0..self.disk.layers().len()).map(|depth| Ok((self.name(depth)?, self.image(depth)?))).collect()
     }
 
-    /// The layers whose metadata is located behind their blocks.
-    pub fn behind(&self) -> Behind {
+    /// Returns the layers whose metadata is located behind their blocks.
+    pub fn behind(&self) -> MovedMetadata {
         let layers =
             (0..self.disk.layers().len()).filter_map(|depth| Some((self.name(depth).ok()?, self.image(depth).ok()?)));
-        Behind::of(layers)
+        MovedMetadata::of(layers)
     }
 
     /// Makes the file of a raw layer, or a data file, `len` bytes long, durably and in the background, if it is
-    /// shorter. Nothing else ever changes its length. A block device has the length that it has.
+    /// shorter. Nothing else changes its length. Returns `None` for a block device, which must be large enough.
     pub fn lengthen(&mut self, depth: usize, len: u64) -> Result<Option<Lengthening>, Failure> {
         let (_, file) = self.file(depth)?;
         let file = file.data_file().unwrap_or(file);
@@ -243,13 +244,14 @@ impl Work<'_> {
             if file.metadata().map_err(&failed)?.len() < len {
                 file.set_len(len).map_err(&failed)?;
             }
-            // Also what a process before this one has left.
+            // Also data that an earlier process has left.
             Ok(file.sync_all())
         };
         self.send(lengthen).map(Some)
     }
 
-    /// That has ended so. A sync that has failed is one of the disk: it may have lost what the guest has written.
+    /// Handles the result of [`Work::lengthen`]. A failed sync counts as one of the disk: it may have lost data of the
+    /// guest.
     pub fn lengthened(
         &mut self,
         depth: usize,
@@ -273,13 +275,13 @@ impl Work<'_> {
         synced
     }
 
-    /// How the leaf was opened.
+    /// Returns the options with which the leaf was opened.
     pub fn options(&self) -> Result<OpenOptions, Failure> {
         Ok(self.file(0)?.1.options())
     }
 
-    /// The leaf's parent is no longer written: its modification time is final, and the leaf records it with the next
-    /// round. Without that nothing is lost, except that a modification of the parent would not be detected.
+    /// Makes the leaf record the final modification time of its parent, which is no longer written, with the next
+    /// flush. Without that nothing is lost, except that a modification of the parent would not be detected.
     pub fn record_time_of_parent(&mut self) {
         let (Ok(name), Ok((_, file))) = (self.name(1), self.file(1)) else { return };
         if file.options().write {
@@ -295,7 +297,7 @@ impl Work<'_> {
                 ));
             }
         };
-        // What is not durable yet is replayed by the next process, which then records it.
+        // If it is not durable yet, the next process replays it from the redo log.
         let Ok(leaf) = self.disk.layer_mut(0) else { return };
         let Some(link) = leaf.link().filter(|link| link.modified.is_none()) else { return };
         if let Err(error) = leaf.relink(Some(&disk::Link { modified: Some(modified), ..link })) {
@@ -303,12 +305,12 @@ impl Work<'_> {
         }
     }
 
-    /// Whether the disk has no file.
+    /// Returns whether the disk has no file.
     pub fn stores_nothing(&self) -> bool {
         self.engine.kind().stores_nothing()
     }
 
-    /// What every verb needs that changes the chain, or makes one on it.
+    /// Fails for a disk without a file: verbs cannot change its chain, or base children on it.
     pub fn must_have_file(&self) -> Result<(), Failure> {
         match self.stores_nothing() {
             true => {
@@ -319,7 +321,7 @@ impl Work<'_> {
         }
     }
 
-    /// What every verb that changes the chain needs.
+    /// Fails if verbs cannot change the chain of the disk.
     pub fn must_be_writable(&self) -> Result<(), Failure> {
         self.must_have_file()?;
         if self.disk.is_broken() {
@@ -331,8 +333,8 @@ impl Work<'_> {
         }
     }
 
-    /// What a new child needs of its parent and of the layers below that: they are durable, and nothing is written to
-    /// them any more. It records when its parent was last changed.
+    /// Fails unless the layers from `depth` down are durable and no longer written to. A new child needs that, because
+    /// it records its parent's modification time.
     pub fn must_be_closed(&self, depth: usize) -> Result<(), Failure> {
         for below in depth..self.disk.layers().len() {
             let (id, file) = self.file(below)?;
@@ -361,12 +363,12 @@ fn not_durable(status: Status) -> Failure {
         .advise("see the kernel log; nothing was changed, and the disk accepts writes again after it is restarted")
 }
 
-/// The absolute path, for clients with another working directory.
+/// Returns the absolute path, for clients with another working directory.
 pub fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The word for an image's format.
+/// Returns the format of an image.
 pub fn format_of(image: &Image) -> FormatName {
     match image {
         Image::Raw(_) => FormatName::Raw,
@@ -376,24 +378,24 @@ pub fn format_of(image: &Image) -> FormatName {
     }
 }
 
-/// The way to the moment at which nothing is under way and everything is durable.
+/// The steps until nothing is in flight and everything is durable.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Quiesce {
     /// Not begun.
     #[default]
     Begin,
-    /// A flush makes most of it durable while the guest continues.
+    /// A flush makes most data durable while the guest continues.
     Flushing,
-    /// Another one what has come since: it is short, and leaves less.
+    /// A second flush covers later data: it is short, and leaves less.
     FlushingAgain,
-    /// Requests are held; those under way end.
+    /// Requests are held; those in flight complete.
     Draining,
-    /// A last round.
+    /// The disk is synced once more.
     Syncing,
 }
 
 impl Quiesce {
-    /// Whether nothing is under way, durable or not. It lasts until [`Work::let_go`].
+    /// Returns whether nothing is in flight, durable or not. This lasts until [`Work::let_go`].
     pub fn is_quiet(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         loop {
             match self {
@@ -418,7 +420,7 @@ impl Quiesce {
         }
     }
 
-    /// Whether nothing is under way and everything is durable. It lasts until [`Work::let_go`].
+    /// Returns whether nothing is in flight and everything is durable. This lasts until [`Work::let_go`].
     pub fn advance(&mut self, work: &mut Work<'_>) -> Result<bool, Failure> {
         if !self.is_quiet(work)? {
             return Ok(false);

@@ -1,8 +1,8 @@
 //! Requests on their way from the server through [admission](crate::serve::admission) to the disk.
 //!
-//! It knows no protocol and no format. Invariants: before a request is begun, the fact that something is in flight is
-//! recorded for the next process; a request is counted once, and its time before that is a part of its time in the
-//! ring; a held request is begun once, answered, or returned to its peer.
+//! It knows no protocol and no format. Invariants: before a request starts, it is recorded for the next process that
+//! something is in flight; a request is counted once, and the time before that is part of its time in the ring; a held
+//! request is started once, completed, or returned to its peer.
 
 use std::time::Duration;
 
@@ -17,23 +17,22 @@ use crate::serve::blkback_stats::BlkbackStats;
 use crate::serve::control::FLUSH;
 use crate::serve::stats::Stats;
 
-/// Requests taken in before operations are submitted and answers published. Small enough that the peer can work on the
-/// answers to one batch while we are at the next, large enough that a system call and an interrupt a batch do not
-/// count.
+/// The number of requests accepted before operations are submitted and completions published. Small enough that the
+/// peer can work on the completions of one batch while we process the next; large enough to amortize one system call
+/// and one interrupt per batch.
 const BATCH: usize = 16;
 
-/// Bytes of them, after which no more are taken in: copying these takes longer than a batch of small ones.
+/// The bytes after which no more requests are accepted: copying these takes longer than a batch of small requests.
 const BATCH_BYTES: u64 = 256 << 10;
 
-/// The same number while the storage has nothing to do, and will not be done at once: it begins with these while we are
-/// at the next.
+/// The batch size while the storage is idle and slow: it starts with these requests while we process the next.
 const FIRST: usize = 4;
 
-/// Where requests are counted.
+/// The counters of requests.
 struct Ledger<'a>(&'a mut Stats, &'a mut Option<BlkbackStats>);
 
 impl Ledger<'_> {
-    /// A request has come at `now`, and has waited as it says.
+    /// Counts a request accepted at `now`; its waiting time is already set.
     #[inline(always)]
     fn count(&mut self, request: &mut Request, now: u64) {
         self.0.came(request, now);
@@ -43,16 +42,16 @@ impl Ledger<'_> {
     }
 }
 
-/// A wait as a request has it: more than four seconds count as that.
+/// Converts a waiting time for a request: the maximum is about four seconds.
 fn waited(ns: u64) -> u32 {
     u32::try_from(ns).unwrap_or(u32::MAX)
 }
 
 impl<S: Server> EventLoop<S> {
-    /// Begins the held requests that may go now, and takes a batch of new ones in; how many of both.
+    /// Starts the held requests that are released, and accepts a batch of new ones; returns the number of both.
     pub(super) fn accept_requests(&mut self) -> usize {
         let is_open = self.admission.is_open();
-        // Those that are held are older than those that come.
+        // Held requests are older than new ones.
         let released = if is_open { 0 } else { self.refresh_admission() };
         let looked = self.time();
         let most = match self.disk.in_flight() {
@@ -71,19 +70,19 @@ impl<S: Server> EventLoop<S> {
                 self.note_about_to_begin(most);
             }
             bytes += request.span().len;
-            // Nothing that is held could follow from a request that is begun.
+            // Starting a request never makes admission hold others.
             match is_open {
                 true => self.count_and_begin(request, seen, came == 0),
                 false => self.arrive(request, seen, came == 0),
             }
             came += 1;
         }
-        // There may be more, which could have been seen by now.
+        // There may be more, which may have been visible by now.
         self.seen = Some(looked);
         came + released
     }
 
-    /// Begins a request that has come, and could have been seen at `seen`, while admission is open.
+    /// Starts a new request while admission is open. It was visible from `seen` on.
     #[inline(always)]
     fn count_and_begin(&mut self, mut request: Request, seen: u64, first: bool) {
         let now = self.time();
@@ -93,7 +92,8 @@ impl<S: Server> EventLoop<S> {
         self.disk.submit(request, &mut self.engine);
     }
 
-    /// A request is given to the disk next. `first`: of its batch. It is not moved here: on this way each move counts.
+    /// Called just before a request is passed to the disk. `first`: the first of its batch. Takes a reference, because
+    /// each move of a request costs time on this path.
     #[inline(always)]
     fn is_about_to_begin(&mut self, request: &Request, first: bool) {
         if first {
@@ -103,7 +103,7 @@ impl<S: Server> EventLoop<S> {
         fault::point("begin", request);
     }
 
-    /// A request has come, and could have been seen at `seen`.
+    /// Admits a new request. It was visible from `seen` on.
     #[cold]
     fn arrive(&mut self, mut request: Request, seen: u64, first: bool) {
         let now = self.time();
@@ -116,7 +116,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Begins a request that was counted. `first`: of its batch.
+    /// Starts a counted request. `first`: the first of its batch.
     fn begin(&mut self, request: Request, first: bool) {
         self.note_if_alone(&request);
         self.is_about_to_begin(&request, first);
@@ -124,7 +124,7 @@ impl<S: Server> EventLoop<S> {
         self.at_work(false);
     }
 
-    /// Finds out what limits and share release now, and begins that; how many requests.
+    /// Updates what limits and share allow, and starts the released requests; returns their number.
     #[cold]
     fn refresh_admission(&mut self) -> usize {
         let now = self.time();
@@ -132,7 +132,7 @@ impl<S: Server> EventLoop<S> {
         if self.admission.held() == 0 { 0 } else { self.begin_released() }
     }
 
-    /// Begins the requests that are not held any more, or answers them; how many.
+    /// Starts the released requests, or completes them with an error; returns their number.
     #[cold]
     pub(super) fn begin_released(&mut self) -> usize {
         let (peers, now) = (self.peers(), self.stats.now());
@@ -161,8 +161,8 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Sees to the requests that wait for space, and to those that their peers want back, until there is nothing more
-    /// to do at once; how many were answered or begun.
+    /// Processes the requests that wait for space, and those that their peers take back, until nothing more can be done
+    /// now; returns how many were completed or started.
     pub(super) fn see_to_space(&mut self) -> usize {
         let mut moved = self.give_back();
         while self.admission.is_full() && self.has_news_of_space() {
@@ -177,14 +177,14 @@ impl<S: Server> EventLoop<S> {
         self.admission.has_news_of_space(self.disk.in_flight(), peers, now)
     }
 
-    /// Gives back the held requests that their peers want, or that stay with them when the server stops; how many.
+    /// Returns the held requests that their peers take back, or keep when the server stops; returns their number.
     pub(super) fn give_back(&mut self) -> usize {
         if self.admission.is_open() && !self.disk.is_quiesced() {
             return 0;
         }
         let Some(server) = self.server.takes_back() else { return 0 };
         let mut wanted = self.admission.recall(|token| server.recalls(token));
-        // Requests are held back for as long as a client of the control socket likes.
+        // A client of the control socket may hold requests for any length of time.
         let quiesced = self.disk.take_waiting(|token| token != FLUSH && server.recalls(token));
         wanted.extend(quiesced.into_iter().map(|request| Recalled { request, counted: true }));
         let count = wanted.len();
@@ -198,7 +198,7 @@ impl<S: Server> EventLoop<S> {
         count
     }
 
-    /// Has the loop woken when something that is held may go. Whether it may sleep until then.
+    /// Sets the timer for the next release of a held request. Returns whether the loop may sleep until then.
     pub(super) fn may_sleep(&mut self) -> bool {
         if self.admission.is_open() && self.timer.is_none() {
             return self.server.may_sleep();
@@ -213,17 +213,17 @@ impl<S: Server> EventLoop<S> {
         } else if !self.mind_deadline() {
             return false;
         }
-        // Requests that wait in a ring while one of the quarantine is under way are no reason to stay awake.
+        // Requests that wait in a ring while one of the quarantine is in flight do not keep the loop awake.
         self.batch(1) == 0 || self.server.may_sleep()
     }
 
-    /// Whether nothing that is held may go yet; the timer is set for when it may.
+    /// Sets the timer for the next release. Returns false if a held request may start already.
     fn mind_deadline(&mut self) -> bool {
         if self.admission.held() == 0 && !self.admission.is_in_quarantine() {
             return true;
         }
         let now = self.stats.now();
-        // Requests have ended since it was found out what the share lets go.
+        // Requests have completed since the share was last queried.
         let in_flight = self.disk.in_flight();
         self.admission.limiter.allot(in_flight, now);
         let Some(at) = self.admission.deadline(in_flight, now) else { return true };
@@ -246,7 +246,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Says that the disk is full now, or is not any more.
+    /// Logs that the disk is full, or is not any more.
     fn tell_of_space(&mut self) {
         let full = self.admission.is_full();
         if std::mem::replace(&mut self.said_full, full) == full {
@@ -259,7 +259,7 @@ impl<S: Server> EventLoop<S> {
         });
     }
 
-    /// Notes for the next process how many requests are in flight at most when `more` have begun.
+    /// Records for the next process the maximum number of requests in flight when `more` have started.
     #[inline(always)]
     fn note_about_to_begin(&self, more: usize) {
         self.note_in_flight(self.disk.in_flight() + more + self.admission.held());

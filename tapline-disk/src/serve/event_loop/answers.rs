@@ -1,7 +1,7 @@
-//! Answers, from the disk to the server and to the statistics.
+//! Completions, from the disk to the server and to the statistics.
 //!
-//! It knows no protocol and no format. Invariant: all that is answered before answers are published is answered at one
-//! moment, and counted then.
+//! It knows no protocol and no format. Invariant: all requests completed before a publication have the same completion
+//! time, at which they are counted.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::process::fault;
 use crate::serve::control::{FLUSH, Flush};
 
 impl<S: Server> EventLoop<S> {
-    /// Hands answers to the server; how many.
+    /// Passes completions to the server; returns their number.
     pub(super) fn answer(&mut self) -> usize {
         let (mut count, mut at) = (0, None);
         while let Some((request, status, times)) = self.disk.answer_with_times() {
@@ -26,7 +26,7 @@ impl<S: Server> EventLoop<S> {
                 continue;
             }
             fault::point("answer", &request);
-            // What was settled has taken its time. All that is answered now has its answer at one moment.
+            // Settling has taken time. All requests completed now have the same completion time.
             let now = *at.get_or_insert_with(|| self.stats.now());
             if self.admission.concerns(status) {
                 self.time = at;
@@ -38,13 +38,13 @@ impl<S: Server> EventLoop<S> {
         }
         if let Some(now) = at {
             self.time = at;
-            // Also of one that waits for space: a pause is not what it waits for.
+            // This includes a request that waits for space: it does not wait for a pause.
             self.pause.answered(Duration::from_nanos(now));
         }
         count
     }
 
-    /// Hands one answer to the server, unless the request waits for space now.
+    /// Passes one completion to the server, unless the request now waits for space.
     #[cold]
     fn give_unless_held(&mut self, request: Request, status: Status, now: u64) {
         if let Some((request, status)) = self.admission.completed(request, status, now) {
@@ -52,14 +52,14 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Hands the answer of a request to the server whose times are of no interest any more.
+    /// Passes the completion of a request whose times no longer matter to the server.
     pub(super) fn give_late(&mut self, request: Request, status: Status) {
         let now = self.time();
         self.stats.answered(&request, status, &Times::default(), now);
         self.give(request, status, now);
     }
 
-    /// Hands one answer to the server.
+    /// Passes one completion to the server.
     #[inline(always)]
     pub(super) fn give(&mut self, request: Request, status: Status, now: u64) {
         if let Some(stats) = &mut self.blkback_stats {
@@ -75,7 +75,7 @@ impl<S: Server> EventLoop<S> {
         self.server.complete(request, status);
     }
 
-    /// A layer whose file another program has made shorter, as what a request has failed of.
+    /// Describes a layer whose file another program has truncated, as the cause of a failure.
     #[cold]
     fn cut_short(&self) -> Option<String> {
         let layers = self.disk.layers().iter().filter_map(|layer| self.engine.file(layer.file));
@@ -84,13 +84,13 @@ impl<S: Server> EventLoop<S> {
         Some(format!(": another program has cut off the end of {}", cut.path().display()))
     }
 
-    /// Lets the server's peers see `count` answers.
+    /// Publishes `count` completions to the server's peers.
     pub(super) fn publish_answers(&mut self, count: usize) {
         self.publish();
         self.admission.answered(count, self.disk.leaf_log());
     }
 
-    /// Lets the server's peers see their answers.
+    /// Publishes completions to the server's peers.
     pub(super) fn publish(&mut self) {
         if let Err(gone) = self.server.publish() {
             self.log.caused(gone);

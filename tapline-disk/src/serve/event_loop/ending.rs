@@ -20,7 +20,7 @@ use crate::serve::engine_watch::EngineWatch;
 use crate::serve::stats;
 
 impl<S: Server> EventLoop<S> {
-    /// Answers what was taken in, makes it durable, and leaves.
+    /// Completes accepted requests, makes all data durable, and exits.
     pub(super) fn shut_down(mut self) -> Result<Exit, Failure> {
         say("stopping: no longer accepting requests");
         self.server.stop(&mut EngineWatch(&mut self.engine));
@@ -49,7 +49,7 @@ impl<S: Server> EventLoop<S> {
                 .advise("data whose flush was acknowledged is safe; see the kernel log"));
         }
         if !self.geometry.read_only {
-            // What is left if this fails is of no use to anyone, and in no one's way.
+            // If this fails, the remaining stamps do no harm.
             self.disk.clear_stamps();
             self.flush()?;
         }
@@ -68,7 +68,7 @@ impl<S: Server> EventLoop<S> {
         Ok(Exit::Done)
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until nothing is in flight.
     fn drain(&mut self) -> Result<(), Failure> {
         loop {
             self.reap(Until::Now)?;
@@ -83,7 +83,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// A flush of our own, on an idle disk.
+    /// Flushes an idle disk.
     fn flush(&mut self) -> Result<Status, Failure> {
         let nothing = Span { at: DiskOffset(0), len: 0 };
         let flush = Request::new(Operation::Flush, nothing, Segments::empty(), Token(u64::MAX), &self.geometry);
@@ -104,7 +104,7 @@ impl<S: Server> EventLoop<S> {
         Ok(status)
     }
 
-    /// Brings what the control socket has begun to its end.
+    /// Finishes what the control socket has begun.
     fn leave_control(&mut self) -> Result<(), Failure> {
         self.with_control(|control, work| control.stop(work));
         self.control_due = true;
@@ -118,14 +118,13 @@ impl<S: Server> EventLoop<S> {
     }
 }
 
-/// Exits after another process has taken over. Nothing is dropped on the way, because everything belongs to that
-/// process.
+/// Exits after another process has taken over. Nothing is dropped, because everything belongs to that process.
 pub(super) fn leave_everything() -> ! {
     log::end();
     std::process::exit(i32::from(Exit::Done.code()))
 }
 
-/// Statistics must not stop a disk: a write error is logged.
+/// Writes the statistics. An error is only logged, because it must not stop the disk.
 pub(super) fn write_stats(line: &str, file: Option<&PathBuf>) {
     let Some(path) = file else { return say(format_args!("statistics: {line}")) };
     if let Err(error) = stats::open_file(path).and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {

@@ -1,6 +1,6 @@
-//! Lanes of the engine, which come and go as [`Threads`](crate::serve::threads::Threads) says.
+//! Starts and ends lanes of the engine as decided by [`Threads`](crate::serve::threads::Threads).
 //!
-//! It knows no protocol and no format. Invariant: a lane that cannot be is no error; the thread does the work.
+//! It knows no protocol and no format. Invariant: failing to start a lane is no error; the thread does the work.
 
 use transport::Server;
 
@@ -28,12 +28,12 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Whether there are lanes that an idle disk would end.
+    /// Returns whether there are lanes that an idle disk would end.
     pub(super) fn has_lanes_to_end(&self) -> bool {
         self.engine.lane_count() > 0 && forced().is_none()
     }
 
-    /// An idle disk has no threads but its own.
+    /// Ends the lanes of an idle disk.
     pub(super) fn end_idle_lanes(&mut self) {
         while self.has_lanes_to_end() {
             self.engine.end_lane();
@@ -46,7 +46,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Goes on without one. What was refused once is not tried every other moment.
+    /// Continues without a lane. A refused lane is not retried automatically.
     fn without_lane(&mut self, why: impl std::fmt::Display) {
         let threads = self.engine.lane_count() + 1;
         self.threads.stay_at(threads);

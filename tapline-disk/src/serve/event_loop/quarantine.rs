@@ -1,7 +1,7 @@
 //! Requests that may have killed the last process, on their way through admission to the disk.
 //!
 //! It knows no protocol and no format. Invariant: while requests are in quarantine, at most one is in flight; the
-//! leaf's redo log says that the process works on it only while the process does nothing else.
+//! leaf's redo log records that the process works on it only while the process does nothing else.
 
 use disk::redo::Mark;
 use disk::{Request, Span, Status};
@@ -14,7 +14,7 @@ use crate::serve::admission::DiskState;
 use crate::serve::control::Control;
 
 impl<S: Server> EventLoop<S> {
-    /// Begins with what the last process has left, and says so.
+    /// Begins with what the last process has left, and logs that.
     pub(super) fn begin_admission(&mut self, fatal: u64) {
         let now = self.time();
         self.admission.begin(self.disk.leaf_log(), fatal, now);
@@ -26,14 +26,14 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// How many requests may be taken in now, of `most`.
+    /// Returns how many requests, at most `most`, may be accepted now.
     #[cold]
     pub(super) fn batch(&mut self, most: usize) -> usize {
         let now = self.time();
         self.admission.batch(most, self.disk_state(), now)
     }
 
-    /// Notes for the next process which request of the quarantine is begun while this one does nothing else.
+    /// Records for the next process which request of the quarantine starts while this one does nothing else.
     pub(super) fn note_if_alone(&self, request: &Request) {
         let is_alone = self.admission.is_alone(self.disk_state());
         if let Some(log) = self.disk.leaf_log().filter(|_| is_alone) {
@@ -50,7 +50,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Notes whether the process is at work on a request that is begun alone.
+    /// Records whether the process is working on a request that was started alone.
     pub(super) fn at_work(&self, at_work: bool) {
         if self.admission.is_in_quarantine() {
             if let Some(log) = self.disk.leaf_log() {
@@ -59,7 +59,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// Answers a request that one process after the other has died of, instead of being the next.
+    /// Completes a request with an error that has killed several processes in a row, instead of being the next.
     #[cold]
     pub(super) fn fail(&mut self, request: Request) {
         let Span { at, len } = request.span();
@@ -77,7 +77,7 @@ impl<S: Server> EventLoop<S> {
         self.control_due = true;
     }
 
-    /// Notes for the next process how many requests are in flight.
+    /// Records for the next process how many requests are in flight.
     #[inline]
     pub(super) fn note_in_flight(&self, count: usize) {
         if let Some(log) = self.disk.leaf_log() {
@@ -85,7 +85,7 @@ impl<S: Server> EventLoop<S> {
         }
     }
 
-    /// This process ends well: it has died of nothing.
+    /// Records that this process ends normally.
     pub(super) fn end_well(&self) {
         if let Some(log) = self.disk.leaf_log() {
             log.note_in_flight(0);

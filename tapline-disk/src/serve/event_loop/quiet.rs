@@ -1,4 +1,4 @@
-//! What an idle disk releases ([`Quiet`]).
+//! Releases memory and threads of an idle disk ([`Quiet`]).
 //!
 //! It knows no protocol and no format. Invariant: an idle disk with little cached is not woken.
 
@@ -11,7 +11,7 @@ use crate::serve::engine_watch::EngineWatch;
 use crate::serve::own_keys::QUIET;
 
 impl<S: Server> EventLoop<S> {
-    /// Has the disk looked at again in a while, if it should give something back then. To be called before sleeping.
+    /// Starts the idle timer, if an idle disk would have something to release. Call it before sleeping.
     pub(super) fn mind_quiet(&mut self) {
         if self.quiet.is_waiting() || !self.has_something_to_release() {
             return;
@@ -26,7 +26,7 @@ impl<S: Server> EventLoop<S> {
             || self.server.keeps_memory().is_some_and(|memory| memory.keeps_much())
     }
 
-    /// That while is over.
+    /// Handles the idle timer: releases memory and lanes if the disk is idle.
     pub(super) fn look_whether_quiet(&mut self) {
         match self.quiet.is_over(self.stats.come(), self.disk.is_idle()) {
             Ok(false) => {}

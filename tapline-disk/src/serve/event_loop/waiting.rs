@@ -1,4 +1,4 @@
-//! What the thread does between two turns: it looks again, or sleeps.
+//! What the thread does between two iterations: it polls, or sleeps.
 //!
 //! It knows no protocol and no format. Invariant: it sleeps only when the server has agreed to be woken.
 
@@ -12,7 +12,7 @@ use crate::process::failure::{Exit, Failure};
 use crate::serve::polling::{Awaited, Nap};
 
 impl<S: Server> EventLoop<S> {
-    /// Serves until a signal ends it.
+    /// Serves the disk until a signal ends it.
     pub fn run(mut self) -> Result<Exit, Failure> {
         while !self.stopping {
             let mut polled = false;
@@ -29,7 +29,7 @@ impl<S: Server> EventLoop<S> {
         self.shut_down()
     }
 
-    /// Waits until something happens. `polled`: after polling in vain.
+    /// Waits until something happens. `polled`: polling has found nothing before.
     fn wait(&mut self, polled: bool) -> Result<(), Failure> {
         self.mind_quiet();
         let (awaited, begun) = (self.awaited(), self.time());
@@ -59,12 +59,12 @@ impl<S: Server> EventLoop<S> {
         Ok(())
     }
 
-    /// What the thread waits for, if it waits now.
+    /// Returns what the thread would wait for now.
     fn awaited(&self) -> Awaited {
         if self.disk.in_flight() == 0 { Awaited::Peer } else { Awaited::Storage }
     }
 
-    /// Looks for more to do, for as long as that has been worth it. Whether something was found.
+    /// Polls for more to do, for as long as polling has paid so far. Returns whether something was found.
     fn look_again(&mut self, polled: &mut bool) -> Result<bool, Failure> {
         let (awaited, now) = (self.awaited(), self.time());
         let budget = self.polling.budget(awaited, now);
@@ -78,7 +78,7 @@ impl<S: Server> EventLoop<S> {
         Ok(found)
     }
 
-    /// Looks for more to do for so many nanoseconds, or until others want the processor. Whether something was found.
+    /// Polls for `budget` nanoseconds, or until other threads want the processor. Returns whether something was found.
     fn look_for(&mut self, budget: u64) -> Result<bool, Failure> {
         let begun = self.time();
         let (mut now, mut found) = (begun, false);

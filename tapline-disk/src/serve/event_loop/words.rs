@@ -4,8 +4,8 @@ use disk::{Damage, Operation, Status};
 
 use crate::image::damage;
 
-/// The text of a failed request that the host's administrator must know about, because only they can help. Other
-/// failures are the guest's doing.
+/// Returns the text for a failed request if the host's administrator must know about it, because only they can help.
+/// Other failures are caused by the guest.
 pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
     match status {
         Status::Failed => Some(""),
@@ -14,13 +14,13 @@ pub(super) fn worth_a_line(status: Status) -> Option<&'static str> {
     }
 }
 
-/// Damage, as what a request has failed of.
+/// Describes damage, as the cause of a failure.
 pub(super) fn of_damage(met: Damage) -> String {
     let why = damage::why_unreadable(met, format_args!("layer {}", met.file.0));
     format!(": {why}; {}", damage::advice(met, "IMAGE"))
 }
 
-/// An operation, as it is called in a line.
+/// Returns the name of an operation for a log line.
 pub(super) fn in_words(operation: Operation) -> &'static str {
     match operation {
         Operation::Read => "a read",

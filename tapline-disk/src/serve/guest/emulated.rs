@@ -1,9 +1,8 @@
-//! A guest's disk that its firmware reads before there is a driver: over NBD, through QEMU, which emulates a disk for
-//! it.
+//! A guest's disk that the firmware reads before there is a driver: over NBD, through QEMU, which emulates a disk.
 //!
 //! Both are servers of one disk in one event loop, so a request of either sees all completed requests of the other, and
 //! a flush of either covers them. It knows nothing about rings and NBD. Invariant: a request is completed by the server
-//! that it came from; the disk begins and ends with the guest, while QEMU connects and disconnects as it likes.
+//! that it came from; the disk begins and ends with the guest, while QEMU may connect and disconnect at any time.
 
 use std::fmt::Display;
 
@@ -14,39 +13,39 @@ use super::Backend;
 use crate::process::log::say;
 use vm::xen::firmware;
 
-/// In a token: NBD's. Its own have no such bit, and a guest would have to connect 2^31 times for one that has.
+/// The bit that marks tokens of NBD. Its own tokens lack it, and a guest would have to connect 2^31 times to reach it.
 const OF_NBD: u64 = 1 << 63;
 
-/// Turned over in the watch's names of NBD's server, which are below it (clients) or have all the highest bits (the
-/// listener). The guest's are all below it, and come near none of these.
-const TURNED: u64 = 1 << 62;
+/// Flips a bit in the watch keys of the NBD server, which are below it (clients) or have all the highest bits (the
+/// listener). The guest's are all below it, and reach none of these.
+const NBD_KEY_BIT: u64 = 1 << 62;
 
 /// Both servers of a disk.
 pub struct Emulated {
     guest: Backend,
     nbd: nbd::Server,
-    /// Who is asked for a request first the next time.
+    /// Whether the next request is first looked for at the NBD server.
     nbd_first: bool,
-    /// Where QEMU finds the disk may stand in the store still.
+    /// Whether xenstore may still tell QEMU where the disk is.
     shown: bool,
     stopped: bool,
 }
 
-/// The wait, as NBD's server sees it.
-struct Turned<'a>(&'a mut dyn Watch);
+/// The wait, as the NBD server uses it.
+struct NbdWatch<'a>(&'a mut dyn Watch);
 
-impl Watch for Turned<'_> {
+impl Watch for NbdWatch<'_> {
     fn watch(&mut self, fd: std::os::fd::BorrowedFd<'_>, interest: Interest, key: WatchKey) -> std::io::Result<()> {
-        self.0.watch(fd, interest, WatchKey(key.0 ^ TURNED))
+        self.0.watch(fd, interest, WatchKey(key.0 ^ NBD_KEY_BIT))
     }
 
     fn forget(&mut self, key: WatchKey) {
-        self.0.forget(WatchKey(key.0 ^ TURNED));
+        self.0.forget(WatchKey(key.0 ^ NBD_KEY_BIT));
     }
 }
 
 impl Emulated {
-    /// Both, with nothing begun.
+    /// Combines two servers that have not started.
     pub fn new(guest: Backend, nbd: nbd::Server) -> Emulated {
         Emulated { guest, nbd, nbd_first: false, shown: true, stopped: false }
     }
@@ -57,7 +56,7 @@ impl Emulated {
         Some(request.renamed(Token(token.0 | OF_NBD)))
     }
 
-    /// QEMU is told once where the disk is, when it starts. Nothing of it is left in the store from then on.
+    /// Removes the disk's location from xenstore. QEMU has read it at its start, and never needs it again.
     fn hide(&mut self) {
         if std::mem::take(&mut self.shown) {
             firmware::hide(&mut *self.guest.store, &self.guest.device).unwrap_or_else(say);
@@ -65,7 +64,7 @@ impl Emulated {
     }
 }
 
-fn is_nbds(token: Token) -> bool {
+fn is_of_nbd(token: Token) -> bool {
     token.0 & OF_NBD != 0
 }
 
@@ -80,7 +79,7 @@ impl Transport for Emulated {
 
     fn complete(&mut self, request: Request, status: Status) {
         let token = request.token();
-        if is_nbds(token) {
+        if is_of_nbd(token) {
             self.nbd.complete(request.renamed(Token(token.0 & !OF_NBD)), status);
         } else {
             self.guest.complete(request, status);
@@ -88,7 +87,7 @@ impl Transport for Emulated {
     }
 
     fn publish(&mut self) -> Result<(), Disconnected> {
-        // A client that has gone is no news for the guest.
+        // A disconnected NBD client does not matter to the guest.
         self.nbd.publish().unwrap_or(());
         self.guest.publish()
     }
@@ -96,16 +95,16 @@ impl Transport for Emulated {
 
 impl Server for Emulated {
     fn start(&mut self, watch: &mut dyn Watch) -> std::io::Result<()> {
-        self.nbd.start(&mut Turned(watch))?;
+        self.nbd.start(&mut NbdWatch(watch))?;
         // The toolstack continues when the guest's backend is served.
         self.guest.start(watch)
     }
 
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch) {
-        if key.0 < TURNED {
+        if key.0 < NBD_KEY_BIT {
             return self.guest.ready(key, watch);
         }
-        self.nbd.ready(WatchKey(key.0 ^ TURNED), &mut Turned(watch));
+        self.nbd.ready(WatchKey(key.0 ^ NBD_KEY_BIT), &mut NbdWatch(watch));
         if self.nbd.peers() > 0 {
             self.hide();
         }
@@ -121,12 +120,12 @@ impl Server for Emulated {
     }
 
     fn resized(&mut self, geometry: &Geometry, watch: &mut dyn Watch) {
-        self.nbd.resized(geometry, &mut Turned(watch));
+        self.nbd.resized(geometry, &mut NbdWatch(watch));
         self.guest.resized(geometry, watch);
     }
 
     fn place_of(&self, token: Token) -> Option<String> {
-        match is_nbds(token) {
+        match is_of_nbd(token) {
             true => Some("of the guest's firmware".into()),
             false => self.guest.place_of(token),
         }
@@ -143,7 +142,7 @@ impl Server for Emulated {
 
     fn stop(&mut self, watch: &mut dyn Watch) {
         self.stopped = true;
-        self.nbd.stop(&mut Turned(watch));
+        self.nbd.stop(&mut NbdWatch(watch));
         self.guest.stop(watch);
     }
     fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
@@ -163,15 +162,15 @@ impl Server for Emulated {
 /// The guest's ring may be left to another process with its requests; there is no successor for NBD clients.
 impl TakeBack for Emulated {
     fn recalls(&self, token: Token) -> bool {
-        match is_nbds(token) {
+        match is_of_nbd(token) {
             true => self.stopped,
             false => self.guest.server.recalls(token),
         }
     }
 
     fn give_back(&mut self, request: Request) {
-        match is_nbds(request.token()) {
-            // Free space is the condition that it has waited for.
+        match is_of_nbd(request.token()) {
+            // It has waited for space.
             true => self.complete(request, Status::NoSpace),
             false => self.guest.server.give_back(request),
         }

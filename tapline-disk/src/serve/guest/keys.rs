@@ -1,8 +1,8 @@
-//! What the disk's process writes into its backend's node besides the handshake, and what toolstacks write there for
-//! it.
+//! The keys that the disk's process writes into its backend's node in addition to the handshake, and those that
+//! toolstacks write there for it.
 //!
-//! It knows nothing about rings. Invariant: the guest cannot read what is none of its business; what an earlier process
-//! has written about itself does not stay.
+//! It knows nothing about rings. Invariant: the guest cannot read private keys; keys that an earlier process has
+//! written about itself do not remain.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -17,13 +17,13 @@ use crate::process::failure::Failure;
 use arguments::Serve;
 use vm::xen::device::{Device, store_failed, text, together, write_all};
 
-/// A key in our backend's node with the serving process: readers of statistics look for tapdisk3's there. Its presence
-/// means that the process is alive.
+/// The key in our backend's node with the serving process: readers of statistics look up tapdisk3 there. It is present
+/// while the process runs.
 pub const KTHREAD_PID: &str = "kthread-pid";
 
-/// Which process serves what, for `tapline xen list` and readers of statistics, unreadable for the guest; and the keys
-/// that toolstacks expect in any backend's node: that its device exists, and which one it is.
-pub fn leave_word(files: &Files, store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
+/// Writes which process serves what, for `tapline xen list` and readers of statistics, unreadable for the guest; and
+/// the keys that toolstacks expect in any backend's node: that its device exists, and which one it is.
+pub fn write_keys(files: &Files, store: &mut dyn Store, device: &Device, serve: &Serve) -> Result<(), Failure> {
     let control = serve.control.as_deref().map(crate::serve::absolute).transpose()?;
     let (pid, image) = (std::process::id().to_string(), serve.image.to_string());
     let node = format!("{}/tapline", device.backend());
@@ -40,7 +40,7 @@ pub fn leave_word(files: &Files, store: &mut dyn Store, device: &Device, serve: 
         write_all(store, within, &device.backend(), &[("hotplug-status", "connected")])?;
         match &physical {
             Some(physical) => write_all(store, within, &device.backend(), &[("physical-device", physical)])?,
-            // That of another image, which was served before.
+            // The key may be left from another image, which was served before.
             None => store.remove(within, &format!("{}/physical-device", device.backend())).map_err(store_failed)?,
         }
         write_all(store, within, &node, &[("pid", &pid), ("image", &image)])?;
@@ -52,17 +52,17 @@ pub fn leave_word(files: &Files, store: &mut dyn Store, device: &Device, serve: 
     })
 }
 
-/// A block device in the notation of Linux's block scripts, which they use to check that it is not attached to two
-/// guests. A file has none.
+/// Returns a block device in the notation of Linux's block scripts, which use it to check that it is not attached to
+/// two guests; `None` for a file.
 fn physical_device(files: &Files, image: &Path) -> Option<String> {
     let metadata = files.metadata(image).ok().filter(|metadata| metadata.file_type().is_block_device())?;
     Some(format!("{:x}:{:x}", major(metadata.rdev()), minor(metadata.rdev())))
 }
 
-/// The polling time set by the toolstack (tapback's keys, from a VBD's other-config): in microseconds, zero if the
-/// toolstack requires the processors to be more than idle first. Otherwise their idle time is not checked, because
+/// Returns the polling time set by the toolstack (tapback's keys, from a VBD's other-config) in microseconds: zero if
+/// the toolstack requires the processors to be more than idle first. Otherwise their idle time is not checked, because
 /// polling stops by itself if it is not worthwhile.
-pub fn asked_polling(store: &mut dyn Store, device: &Device) -> Result<Option<Duration>, Failure> {
+pub fn requested_polling(store: &mut dyn Store, device: &Device) -> Result<Option<Duration>, Failure> {
     let mut number = |key: &str| -> Result<Option<u64>, Failure> {
         let value = text(store, None, &format!("{}/{key}", device.backend()))?;
         Ok(value.and_then(|value| value.trim().parse().ok()))

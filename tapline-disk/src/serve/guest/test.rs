@@ -1,4 +1,5 @@
-//! A disk served to a guest that a test plays, on a machine without Xen: from attach to detach, and to a guest's death.
+//! A disk served to a guest simulated by the test, on a machine without Xen: from attach to detach, and to a guest's
+//! death.
 
 use std::fs;
 use std::io::Write as _;
@@ -39,14 +40,14 @@ mod emulated;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn words(image: &str) -> Serve {
-    let words = ["tapline", "serve", image, "--xen", "7/xvdb", "--cache", "writeback"];
-    let Command::Serve(serve) = Arguments::try_parse_from(words).unwrap().command else { panic!("no serve") };
+fn arguments(image: &str) -> Serve {
+    let command_line = ["tapline", "serve", image, "--xen", "7/xvdb", "--cache", "writeback"];
+    let Command::Serve(serve) = Arguments::try_parse_from(command_line).unwrap().command else { panic!("no serve") };
     serve
 }
 
-/// A machine with a guest, the disk that the toolstack has made for it, and a place for what its process has and
-/// leaves.
+/// A machine with a guest, the disk that the toolstack has created for it, and a directory for the files of its
+/// process.
 struct GuestBed {
     directory: tempfile::TempDir,
     host: Host,
@@ -54,7 +55,7 @@ struct GuestBed {
     device: Device,
 }
 
-/// The disk's process, in a thread, and what is signalled to it.
+/// The disk's process, simulated by a thread, and its signals.
 struct Process {
     thread: JoinHandle<Exit>,
     stop: UnixStream,
@@ -71,7 +72,7 @@ impl GuestBed {
         GuestBed { directory, host, store, device }
     }
 
-    /// One whose disk is served, and whose guest uses it.
+    /// Returns a machine whose disk is served and used by its guest.
     fn in_use() -> (GuestBed, Process, Front) {
         let mut machine = GuestBed::new();
         let process = machine.serve();
@@ -83,7 +84,7 @@ impl GuestBed {
         self.serve_with(false)
     }
 
-    /// With QEMU's end, too, if there is to be one.
+    /// Also serves QEMU if `nbd`.
     fn serve_with(&self, nbd: bool) -> Process {
         let nbd = nbd.then(|| self.nbd());
         let ((stop, to_stop), (leave, to_leave)) = (Signal::in_test(), Signal::in_test());
@@ -102,7 +103,7 @@ impl GuestBed {
         self.device.states(&mut self.store, None).unwrap()
     }
 
-    /// The guest says that its end has closed.
+    /// Reports that the guest's end has closed.
     fn guest_closes(&mut self) {
         say_state(&mut self.store, &self.device.frontend(), "6");
     }
@@ -111,7 +112,7 @@ impl GuestBed {
         text(&mut self.store, None, &format!("{}/{key}", self.device.backend())).unwrap()
     }
 
-    /// The back ends of ours that are in the store.
+    /// Returns our backends in xenstore.
     fn backends(&mut self) -> Vec<String> {
         self.store.list(None, "/local/domain/0/backend/tapline").unwrap().unwrap()
     }
@@ -130,15 +131,15 @@ impl Process {
         to.write_all(b"!").unwrap();
     }
 
-    /// How it has ended.
+    /// Returns its exit code.
     fn end(self) -> Exit {
         self.thread.join().unwrap()
     }
 }
 
-/// What the process does.
+/// The main function of the process.
 fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, stop: Signal, leave: Signal) -> Exit {
-    let serve = words(&format!("raw:{}", directory.join("disk.raw").display()));
+    let serve = arguments(&format!("raw:{}", directory.join("disk.raw").display()));
     let Layers { files, images, .. } =
         Layers::open(&Files::of_system(), &serve.image, &serve.parents, access::options(serve.access, true)).unwrap();
     let kind = choose(access::engine(serve.access), &files, data(&serve)).kind;
@@ -154,7 +155,7 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
         files: Files::of_system(),
         disk,
         engine,
-        polling: Polling::new(Settings::new(PollingMode::Off, Duration::ZERO), Contention::of_nobody()),
+        polling: Polling::new(Settings::new(PollingMode::Off, Duration::ZERO), Contention::none()),
         threads: Threads::new(1, Processors::of_this_process()),
         stats_file: None,
         blkback_stats: Some(BlkbackStats::open(&Statistics::of(directory, device.guest, device.vdev)).unwrap()),
@@ -174,18 +175,18 @@ fn serve(host: &Host, device: &Device, directory: &Path, nbd: Option<PathBuf>, s
     }
 }
 
-/// The guest's end of a disk, with nothing begun.
+/// Makes the guest's end of a disk, not started.
 fn backend(host: &Host, device: &Device, serve: &Serve, geometry: Geometry) -> Backend {
     let mut store = host.store(DomId(0)).unwrap();
     make_own_end(&mut store, device, WRITABLE).unwrap();
-    leave_word(&Files::of_system(), &mut store, device, serve).unwrap();
+    write_keys(&Files::of_system(), &mut store, device, serve).unwrap();
     let config = config(serve, device, false, geometry);
     let watched = Box::new(host.store(DomId(0)).unwrap());
     let channels = Box::new(host.channels().unwrap());
     Backend::new(config, Box::new(store), watched, Box::new(host.grants()), channels).unwrap()
 }
 
-/// What a server waits for, by its names for that.
+/// The keys that a server watches.
 #[derive(Default)]
 struct Watched(Vec<WatchKey>);
 
@@ -200,7 +201,7 @@ impl Watch for Watched {
     }
 }
 
-/// The guest's side: one ring of one page, as io/ring.h and io/blkif.h have it on x86_64.
+/// The guest's side: one ring of one page, as in io/ring.h and io/blkif.h on x86_64.
 struct Front {
     guest: Guest,
     ring: Page,
@@ -212,7 +213,7 @@ impl Front {
         let guest = host.guest(device.guest);
         let (ring, port) = (guest.page().unwrap(), guest.offer());
         let grant = guest.grant(ring, Access::ReadWrite);
-        // SHARED_RING_INIT: both sides want to hear of the first entry.
+        // SHARED_RING_INIT: both sides request an event for the first entry.
         guest.write(ring, 4, &1u32.to_le_bytes()).unwrap();
         guest.write(ring, 12, &1u32.to_le_bytes()).unwrap();
         let (grant, channel) = (grant.0.to_string(), port.0.to_string());
@@ -222,7 +223,7 @@ impl Front {
         Front { guest, ring, port }
     }
 
-    /// Reads a sector; what came, and its status. It is the ring's first request.
+    /// Reads a sector by the ring's first request; returns its data and status.
     fn read(&self, sector: u64) -> (Vec<u8>, i16) {
         self.read_as(0, sector)
     }
@@ -245,27 +246,27 @@ impl Front {
     }
 }
 
-/// What another thread brings about, and nothing tells.
+/// Polls for a change made by another thread without notification.
 fn until(mut seen: impl FnMut() -> bool) {
     let limit = Instant::now() + PATIENCE;
     while !seen() {
-        assert!(Instant::now() < limit, "it does not come about");
+        assert!(Instant::now() < limit, "timeout");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn a_disk_is_attached_read_and_detached_and_nothing_is_left() {
+fn a_disk_can_be_attached_read_and_detached() {
     let (mut machine, process, front) = GuestBed::in_use();
     assert_eq!(front.read(5), (vec![5; 512], 0));
-    // One read was asked for and answered, of one sector.
+    // One read of one sector was requested and completed.
     let counted = || fs::read(machine.statistics().join("statistics")).unwrap_or_default();
     until(|| counted().get(24..48).is_some_and(|reads| reads.chunks(8).all(|count| count[0] == 1)));
     assert!(machine.of_backend("tapline/image").unwrap().ends_with("disk.raw"));
-    // What toolstacks wait for; a file is no device.
+    // Toolstacks wait for this; a file is no device.
     assert_eq!(machine.of_backend("hotplug-status").as_deref(), Some("connected"));
     assert_eq!(machine.of_backend("physical-device"), None);
-    // Readers of today begin with the process, and find the same.
+    // Current readers start with the process, and find the same.
     let pid = machine.of_backend("kthread-pid").unwrap();
     assert_eq!(pid, std::process::id().to_string());
     let td3 = machine.directory.path().join(format!("td3-{pid}"));
@@ -325,7 +326,7 @@ fn a_stopping_process_waits_bounded_and_not_twice() {
         assert_eq!(machine.states(), (Some(State::CLOSING), Some(State::CONNECTED)));
         assert_eq!(machine.of_backend("kthread-pid"), None);
         assert_eq!(machine.host.counts(), Counts::default());
-        // Whoever serves the disk next has a guest that still uses it.
+        // The next process of the disk has a guest that still uses it.
         let process = machine.serve();
         assert_eq!(front.read_as(1, 6), (vec![6; 512], 0));
         assert_eq!(machine.states().0, Some(State::CONNECTED));
@@ -366,11 +367,11 @@ fn a_guest_that_shuts_down_and_disappears_later_stops_its_disk() {
     assert_eq!(machine.host.counts(), Counts::default());
 }
 
-/// The store's words come in any order: first that the driver has connected, then what domains there are.
+/// Events of xenstore arrive in any order: here the driver's connection before the domain's creation.
 #[test]
 fn a_guest_that_connects_and_dies_early_stops_its_disk() {
     let mut machine = GuestBed::new();
-    let serve = words("raw:none");
+    let serve = arguments("raw:none");
     let geometry =
         Geometry { len: 64 * 512, block: 512, physical_block: 512, discard: 512, chs: None, read_only: false };
     let mut backend = backend(&machine.host, &machine.device, &serve, geometry);
@@ -385,11 +386,11 @@ fn a_guest_that_connects_and_dies_early_stops_its_disk() {
     assert!(backend.is_over());
 }
 
-/// A guest dies, and its nodes stay; how long its disk's process takes to end.
+/// Kills a guest whose nodes stay; returns how long its disk's process takes to exit.
 fn dies() -> Duration {
     let (mut machine, process, front) = GuestBed::in_use();
     machine.host.guest(DomId(9)).die();
-    assert_eq!(front.read(5), (vec![5; 512], 0), "another domain's end is none of its own");
+    assert_eq!(front.read(5), (vec![5; 512], 0), "another domain's death has no effect");
     let begun = Instant::now();
     front.guest.die();
     assert_eq!(process.end(), Exit::Done);
@@ -402,8 +403,8 @@ fn dies() -> Duration {
 
 #[test]
 fn a_dead_guest_is_released_whatever_happens_to_its_nodes() {
-    // A machine may be too busy for it once, but not each time.
-    assert!((0..20).any(|_| dies() < CLOSING_MAX), "the guest is waited for");
+    // A busy machine may be too slow once, but not each time.
+    assert!((0..20).any(|_| dies() < CLOSING_MAX), "the process waits for the dead guest");
 }
 
 #[test]
@@ -461,7 +462,8 @@ fn without_xenstore_a_guest_keeps_its_disk_and_upgrades_still_work() {
 fn a_device_removed_before_serving_is_not_recreated() {
     let mut machine = GuestBed::new();
     take::remove(&mut machine.store, &machine.device).unwrap();
-    let failure = leave_word(&Files::of_system(), &mut machine.store, &machine.device, &words("raw:/a")).unwrap_err();
+    let failure =
+        write_keys(&Files::of_system(), &mut machine.store, &machine.device, &arguments("raw:/a")).unwrap_err();
     assert!(failure.what().contains("it was removed in the meantime"), "{failure}");
     assert_eq!(machine.backends(), [""; 0]);
 }
@@ -469,8 +471,8 @@ fn a_device_removed_before_serving_is_not_recreated() {
 #[test]
 fn a_toolstack_can_set_the_polling_time() {
     let mut machine = GuestBed::new();
-    let asked = |machine: &mut GuestBed| asked_polling(&mut machine.store, &machine.device).unwrap();
-    assert_eq!(asked(&mut machine), None);
+    let requested = |machine: &mut GuestBed| requested_polling(&mut machine.store, &machine.device).unwrap();
+    assert_eq!(requested(&mut machine), None);
     let node = machine.device.backend();
     for (values, expected) in [
         ([("polling-duration", "8000"), ("polling-idle-threshold", "50")], Some(8000)),
@@ -480,7 +482,7 @@ fn a_toolstack_can_set_the_polling_time() {
         ([("polling-duration", "-1"), ("polling-idle-threshold", "50")], None),
     ] {
         write_all(&mut machine.store, None, &node, &values).unwrap();
-        assert_eq!(asked(&mut machine), expected.map(Duration::from_micros), "{values:?}");
+        assert_eq!(requested(&mut machine), expected.map(Duration::from_micros), "{values:?}");
     }
 }
 
@@ -489,6 +491,6 @@ fn a_device_may_have_been_served_by_an_earlier_process() {
     let mut machine = GuestBed::new();
     let device = machine.device.clone();
     write_all(&mut machine.store, None, &device.backend(), &[("physical-device", "8:1")]).unwrap();
-    leave_word(&Files::of_system(), &mut machine.store, &device, &words("raw:/dev/null")).unwrap();
+    write_keys(&Files::of_system(), &mut machine.store, &device, &arguments("raw:/dev/null")).unwrap();
     assert_eq!(machine.of_backend("physical-device"), None, "no block device");
 }

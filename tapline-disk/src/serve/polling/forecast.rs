@@ -1,18 +1,18 @@
-//! How long storage takes, by how long it took before.
+//! Forecasts how long storage takes from how long it took before.
 //!
-//! A mean of the last waits and their mean deviation, as TCP keeps them of its round trips (RFC 6298, section 2). It
-//! forecasts nothing for a disk that is not busy, nor where waits differ too much.
+//! It keeps a mean of the last waits and their mean deviation, as TCP does for its round trips (RFC 6298, section 2).
+//! There is no forecast for a disk that is not busy, nor if waits differ too much.
 
-/// Waits below this are not worth a nap.
-const LEAST: u64 = 50_000;
-/// Longer ones are not storage that is busy with this disk, but a disk that died or a cache that is written back.
-const LONGEST: u64 = 2_000_000;
-/// How long before the expected time the look begins: what waking up takes, at least, and not much more than that.
+/// Shorter waits are not worth a nap.
+const WAIT_MIN: u64 = 50_000;
+/// Longer waits are not typical of storage that is busy with this disk: a drive has failed, or a cache is written back.
+const WAIT_MAX: u64 = 2_000_000;
+/// How long before the expected time polling begins: at least the time to wake up, and not much more.
 const MARGIN: std::ops::RangeInclusive<u64> = 30_000..=120_000;
 /// The shortest nap.
-const SHORTEST: u64 = 20_000;
+const NAP_MIN: u64 = 20_000;
 
-/// The mean of the waits, and how much they differ from it. Times are in nanoseconds.
+/// The mean of the waits and their mean deviation, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Forecast {
     mean: u64,
@@ -21,21 +21,21 @@ pub struct Forecast {
     ended: u64,
 }
 
-/// A way to wait.
+/// A sleep followed by polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nap {
-    /// To sleep so long at most.
+    /// The maximum duration of the sleep.
     pub sleep: u64,
-    /// Then to look so long.
+    /// The duration of polling after that.
     pub look: u64,
 }
 
 impl Forecast {
-    /// Storage was waited for from then until then.
+    /// Adds a wait for storage from `begun` to `ended`.
     pub fn waited(&mut self, begun: u64, ended: u64) {
         let time = ended.saturating_sub(begun);
         self.ended = ended;
-        if !(LEAST..LONGEST).contains(&time) {
+        if !(WAIT_MIN..WAIT_MAX).contains(&time) {
             return;
         }
         if self.mean == 0 {
@@ -46,19 +46,19 @@ impl Forecast {
         self.mean = (self.mean * 7 + time) / 8;
     }
 
-    /// Whether there is a forecast: the disk is busy, and has waited for storage lately.
+    /// Returns whether there is a forecast: the disk is busy, and has waited for storage recently.
     #[inline]
     pub fn is_of(&self, now: u64) -> bool {
-        // Between two waits it works; a disk that is used now and then would pay for each request.
+        // Between two waits it works; a disk that is used occasionally would pay for each request.
         self.mean > 0 && now.saturating_sub(self.ended) <= self.mean
     }
 
-    /// How to wait from `now` on, if a forecast can be made.
+    /// Returns how to wait from `now` on, if there is a forecast.
     pub fn nap(&self, now: u64) -> Option<Nap> {
         let margin = (self.deviation * 2).clamp(*MARGIN.start(), *MARGIN.end());
         let sleep = self.mean.saturating_sub(margin);
         let is_regular = self.deviation < self.mean / 4;
-        (self.is_of(now) && is_regular && sleep >= SHORTEST).then_some(Nap { sleep, look: 2 * margin })
+        (self.is_of(now) && is_regular && sleep >= NAP_MIN).then_some(Nap { sleep, look: 2 * margin })
     }
 }
 
@@ -66,7 +66,8 @@ impl Forecast {
 mod test {
     use super::*;
 
-    /// After waits of these times, with `between` from one to the next; the forecast, and when it is asked.
+    /// Makes a forecast from waits of these durations, with `between` from one to the next; also returns the time after
+    /// them.
     fn after(waits: impl IntoIterator<Item = u64>, between: u64) -> (Forecast, u64) {
         let (mut forecast, mut now) = (Forecast::default(), 1);
         for wait in waits {
@@ -90,7 +91,7 @@ mod test {
     }
 
     #[test]
-    fn storage_whose_times_differ_too_much_has_none_and_gets_one_when_they_no_longer_do() {
+    fn irregular_storage_has_no_forecast_until_it_becomes_regular() {
         let (mut forecast, mut now) = after([100_000, 900_000].into_iter().cycle().take(40), 50_000);
         assert_eq!((forecast.nap(now), forecast.is_of(now)), (None, true));
         for _ in 0..100 {

@@ -1,6 +1,6 @@
-//! Whether the machine has processors to spare: how long those on which this process may run have been idle.
+//! Returns how long the processors on which this process may run have been idle.
 //!
-//! /proc/stat counts that for each processor, in steps of 10 ms. A quota of a control group is not looked at.
+//! /proc/stat counts that for each processor, in steps of 10 ms. Quotas of control groups are ignored.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,13 +8,13 @@ use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// What the kernel says of its processors.
+/// The kernel's statistics of processors.
 static STAT: OnceLock<File> = OnceLock::new();
 
-/// The lines of that many processors are read.
+/// The bytes of /proc/stat that are read: its first lines are about processors.
 const TEXT_MAX: usize = 128 << 10;
 
-/// To be called before the process gives up access to files.
+/// Opens the file. Call it before the process is confined.
 pub fn prepare() {
     if let Ok(stat) = File::open("/proc/stat") {
         STAT.get_or_init(|| stat);
@@ -24,12 +24,12 @@ pub fn prepare() {
 /// The processors on which a disk may run.
 pub struct Processors {
     count: usize,
-    /// For how many nanoseconds they were idle since the start, all together.
+    /// Returns the total nanoseconds for which they have been idle since boot.
     idle: Box<dyn FnMut() -> Option<u64> + Send>,
 }
 
 impl Processors {
-    /// Those on which this process may run; without [`prepare`] it is not known whether they are idle.
+    /// Returns those on which this process may run; without [`prepare`] their idle time is unknown.
     pub fn of_this_process() -> Processors {
         let ours = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         let count = usize::try_from(ours.count()).unwrap_or(1);
@@ -37,17 +37,17 @@ impl Processors {
         Processors::by(count, move || Some(idle_in(&read(STAT.get()?)?, &ours)?.saturating_mul(step)))
     }
 
-    /// So many, for which somebody else says how long they were idle.
+    /// Makes `count` processors with the given idle time.
     pub fn by(count: usize, idle: impl FnMut() -> Option<u64> + Send + 'static) -> Processors {
         Processors { count, idle: Box::new(idle) }
     }
 
-    /// How many there are.
+    /// Returns their number.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// For how many nanoseconds they were idle, all together, since the machine's start.
+    /// Returns the total nanoseconds for which they have been idle since boot.
     pub fn idle(&mut self) -> Option<u64> {
         (self.idle)()
     }
@@ -60,7 +60,7 @@ fn read(stat: &File) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The idle steps of some processors (proc(5): the fourth and fifth number of a processor's line).
+/// Returns the idle steps of some processors (proc(5): the fourth and fifth number of a processor's line).
 fn idle_in(text: &str, ours: &CpuSet) -> Option<u64> {
     let mut sum = None;
     for line in text.lines() {
@@ -93,7 +93,7 @@ mod test {
     }
 
     #[test]
-    fn the_kernels_words_are_understood() {
+    fn the_statistics_file_is_parsed() {
         prepare();
         let mut processors = Processors::of_this_process();
         assert!(processors.count() > 0);

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::handed::{Handed, send_beside};
+use super::handed::{Handed, send_with_descriptors};
 
-/// A connection.
+/// A connection to a control socket.
 pub struct Control {
     lines: BufReader<UnixStream>,
 }
@@ -21,7 +21,7 @@ impl Control {
         Control { lines: BufReader::new(UnixStream::connect(path).unwrap()) }
     }
 
-    /// A connection, if a process listens.
+    /// Connects, if a process listens.
     pub fn try_connect(path: &Path) -> Option<Control> {
         Some(Control { lines: BufReader::new(UnixStream::connect(path).ok()?) })
     }
@@ -38,15 +38,18 @@ impl Control {
         let mut request = request.clone();
         let named: Vec<Value> = files.iter().map(Handed::described).collect();
         request.as_object_mut().unwrap().extend([("version".into(), json!(1)), ("files".into(), json!(named))]);
-        self.send_beside(&format!("{request}\n"), &files.iter().map(|file| &file.descriptor).collect::<Vec<_>>());
+        self.send_with_descriptors(
+            &format!("{request}\n"),
+            &files.iter().map(|file| &file.descriptor).collect::<Vec<_>>(),
+        );
     }
 
     /// Sends bytes and descriptors.
-    pub fn send_beside(&mut self, text: &str, descriptors: &[&OwnedFd]) {
-        send_beside(&self.lines.get_ref().as_fd(), text, descriptors);
+    pub fn send_with_descriptors(&mut self, text: &str, descriptors: &[&OwnedFd]) {
+        send_with_descriptors(&self.lines.get_ref().as_fd(), text, descriptors);
     }
 
-    /// The result of a request with file descriptors, which must succeed.
+    /// Executes a request with file descriptors, which must succeed.
     pub fn done_with(&mut self, request: &Value, files: &[Handed]) -> Value {
         self.send_with(request, files);
         let line = self.outcome();
@@ -54,10 +57,10 @@ impl Control {
         line["ok"].clone()
     }
 
-    /// The answer to what was sent.
+    /// Returns the answer to what was sent.
     pub fn outcome(&mut self) -> Value {
         loop {
-            let line = self.hear().expect("the disk has ended without an answer");
+            let line = self.next_line().expect("the disk has ended without an answer");
             if line.get("event").is_none() {
                 return line;
             }
@@ -69,8 +72,8 @@ impl Control {
         self.lines.get_mut().write_all(bytes).ok();
     }
 
-    /// The next line; `None` at the end of the connection.
-    pub fn hear(&mut self) -> Option<Value> {
+    /// Returns the next line; `None` at the end of the connection.
+    pub fn next_line(&mut self) -> Option<Value> {
         let mut line = String::new();
         match self.lines.read_line(&mut line) {
             Ok(1..) if line.ends_with('\n') => Some(serde_json::from_str(&line).unwrap()),
@@ -78,20 +81,20 @@ impl Control {
         }
     }
 
-    /// The result of a request.
+    /// Executes a request; returns its result.
     pub fn ask(&mut self, request: &Value) -> Value {
         self.send(request);
         self.outcome()
     }
 
-    /// A request that must be done.
+    /// Executes a request that must succeed.
     pub fn done(&mut self, request: &Value) -> Value {
         let line = self.ask(request);
         assert!(line.get("ok").is_some(), "{request}: {line}");
         line["ok"].clone()
     }
 
-    /// A request that must be refused: what kind, and why.
+    /// Executes a request that must be refused; returns the kind and the message.
     pub fn refused(&mut self, request: &Value) -> (String, String) {
         let line = self.ask(request);
         let text = |field: &str| line["error"][field].as_str().unwrap_or_default().to_owned();

@@ -29,7 +29,7 @@ impl Guest {
         let thread = std::thread::spawn(move || {
             let mut peer = connect();
             while !stopped.load(Ordering::Relaxed) && versions.step(&mut peer, &mut random).is_ok() {
-                // Nobody may be counting.
+                // The receiver may be gone.
                 step.send(()).ok();
             }
             versions
@@ -37,7 +37,7 @@ impl Guest {
         Guest { stop, thread, steps }
     }
 
-    /// Waits until it has done so much more.
+    /// Waits until it has done `steps` more.
     pub fn work(&self, steps: usize) {
         assert_eq!(self.steps.iter().take(steps).count(), steps, "the guest has lost its disk");
     }

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use super::served::Disk;
 use super::{Room, Said, TAPLINE};
 
-/// Where the process believes its files to be. Nothing is there.
+/// The directory of the files as named to the process. Nothing is there.
 pub const NOWHERE: &str = "/nowhere";
 
-/// A file to be handed over.
+/// A file to be passed.
 pub struct Handed {
     pub path: String,
     pub write: bool,
@@ -30,19 +30,19 @@ pub struct Handed {
 }
 
 impl Handed {
-    /// A file of the room, under a name that leads nowhere.
+    /// Opens a file of the room, under a path that does not exist.
     pub fn open(room: &Room, file: &str, write: bool) -> Handed {
         let descriptor = File::options().read(true).write(write).open(room.file(file)).unwrap().into();
         Handed { path: format!("{NOWHERE}/{file}"), write, descriptor }
     }
 
-    /// A new, empty file, as a daemon creates it.
+    /// Creates an empty file, like a daemon.
     pub fn create(room: &Room, file: &str) -> Handed {
         File::create_new(room.file(file)).unwrap();
         Handed::open(room, file, true)
     }
 
-    /// The redo log of a file, where a process that is handed nothing finds it too.
+    /// Opens the redo log of a file, where processes without passed files find it too.
     pub fn redo_log(room: &Room, file: &str) -> Handed {
         let path = room.redo_log_path(file);
         DirBuilder::new().recursive(true).mode(0o700).create(room.file("redo")).unwrap();
@@ -56,14 +56,14 @@ impl Handed {
 }
 
 /// Sends bytes and descriptors at once.
-pub fn send_beside(socket: &impl AsFd, text: &str, descriptors: &[&OwnedFd]) {
+pub fn send_with_descriptors(socket: &impl AsFd, text: &str, descriptors: &[&OwnedFd]) {
     let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(128))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
     }
-    // Who has ended already is for the test to find.
+    // The test notices if the peer has exited already.
     sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut ancillary, SendFlags::NOSIGNAL).ok();
 }
 
@@ -79,7 +79,7 @@ impl Hand {
         Hand::to_program(Path::new(TAPLINE), words)
     }
 
-    /// The same with a copy of the program.
+    /// A command with a copy of the program.
     pub fn to_program(program: &Path, words: &str) -> Hand {
         let (daemon, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -97,7 +97,7 @@ impl Hand {
         files.iter().fold(self, Hand::file)
     }
 
-    /// Listens in the room, and hands the socket over as one that is nowhere.
+    /// Listens in the room, and passes the socket under a path that does not exist.
     pub fn listen(self, room: &Room, what: &str, socket: &str) -> Hand {
         let listener = OwnedFd::from(UnixListener::bind(room.file(socket)).unwrap());
         let text = json!({ "listen": what, "path": format!("{NOWHERE}/{socket}") }).to_string();
@@ -105,12 +105,12 @@ impl Hand {
     }
 
     pub fn message(self, text: &str, descriptors: &[&OwnedFd]) -> Hand {
-        send_beside(&self.daemon, text, descriptors);
+        send_with_descriptors(&self.daemon, text, descriptors);
         self
     }
 
-    /// A job with all of its files passed, for a test that runs it itself, and the daemon's end of the socket, which
-    /// can end it.
+    /// Returns a job with all of its files passed, for a test that runs it itself, and the daemon's end of the socket,
+    /// which can end it.
     pub fn apart(self) -> (Command, OwnedFd) {
         let Hand { command, daemon } = self.message(r#"{"end":true}"#, &[]);
         (command, daemon)
@@ -124,7 +124,7 @@ impl Hand {
         said
     }
 
-    /// Runs a job that must succeed; what it printed.
+    /// Runs a job that must succeed; returns its output.
     pub fn done(self) -> String {
         let said = self.run();
         assert_eq!(said.code, Some(0), "{said:?}");

@@ -15,7 +15,7 @@ pub struct Large {
 }
 
 impl Large {
-    /// A device of this size. `None`, with a message, without loop devices with such sectors.
+    /// Creates a device of this size. `None`, with a message, without loop devices with such sectors.
     pub fn device(len: u64, sector: &str) -> Option<Large> {
         let room = Room::new();
         let back = room.file("back");
@@ -32,7 +32,7 @@ impl Large {
         }
     }
 
-    /// A file system made by this command.
+    /// Creates a file system by this command.
     pub fn file_system(mkfs: &str) -> Option<Large> {
         let large = Large::device(512 << 20, "4096")?;
         let place = large.room.file("large");

@@ -1,4 +1,4 @@
-//! Runs programs in a directory of their own, and returns their output.
+//! Runs programs in a separate directory, and returns their output.
 
 pub mod control;
 pub mod guest;
@@ -31,12 +31,12 @@ pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A directory that goes away with its test. Not in /tmp, which may lack O_DIRECT.
+/// A directory that is removed with its test. Not in /tmp, which may lack O_DIRECT.
 pub struct Room {
     directory: tempfile::TempDir,
 }
 
-/// What a program left behind.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,
@@ -74,30 +74,30 @@ impl Room {
         self.run_words(program, &words.split_whitespace().collect::<Vec<&str>>())
     }
 
-    /// A program that works in this room, and has its redo logs there.
+    /// Makes a command that runs in this room, with its redo logs there.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.path()).env("TAPLINE_REDO_DIR", self.file("redo"));
         command
     }
 
-    /// Where the redo log of an image is.
+    /// Returns the path of an image's redo log.
     fn redo_log_path(&self, image: &str) -> PathBuf {
         self.file("redo").join(redo_name::file_name(&fs::metadata(self.file(image)).unwrap()))
     }
 
-    /// The contents of an image's redo log.
+    /// Returns the contents of an image's redo log.
     pub fn redo_log(&self, image: &str) -> Vec<u8> {
         fs::read(self.redo_log_path(image)).unwrap()
     }
 
-    /// Changes some of it.
+    /// Changes bytes of an image's redo log.
     pub fn write_redo_log(&self, image: &str, at: u64, bytes: &[u8]) {
         let log = fs::File::options().write(true).open(self.redo_log_path(image)).unwrap();
         log.write_all_at(bytes, at).unwrap();
     }
 
-    /// Removes what a power loss destroys.
+    /// Removes the redo logs, like a power loss.
     pub fn lose_redo_logs(&self) {
         fs::remove_dir_all(self.file("redo")).unwrap();
     }
@@ -112,7 +112,7 @@ impl Room {
         self.run(TAPLINE, words)
     }
 
-    /// A command that must succeed; what it printed.
+    /// Runs a command that must succeed; returns its output.
     pub fn done(&self, words: &str) -> String {
         let said = self.tapline(words);
         assert_eq!(said.code, Some(0), "{words}: {said:?}");
@@ -137,26 +137,26 @@ impl Room {
         said.out
     }
 
-    /// The same, and its writer must have closed it.
+    /// Checks the same, and that its writer has closed it.
     pub fn sound_and_closed(&self, image: &str) {
         let said = self.sound(image);
         assert!(!said.contains("not closed"), "{image}: {said}");
     }
 
-    /// A command that must succeed and print JSON.
+    /// Runs a command that must succeed; returns its JSON.
     pub fn json(&self, words: &str) -> serde_json::Value {
         serde_json::from_str(&self.done(&format!("{words} --json"))).unwrap()
     }
 
-    /// A tool of others that must succeed.
+    /// Runs another program, which must succeed.
     pub fn tool(&self, program: &str, words: &str) -> String {
         let said = self.run(program, words);
         assert_eq!(said.code, Some(0), "{program} {words}: {said:?}");
         said.out
     }
 
-    /// Does something to a disk through the server, as a guest would: commands of qemu-io (`write -P 1 0 64k`, `discard
-    /// 0 1M`, `read -P 1 0 64k`), each of which must succeed. `disk` is the image with its parents and options.
+    /// Executes commands of qemu-io (`write -P 1 0 64k`, `discard 0 1M`, `read -P 1 0 64k`) on a disk through the
+    /// server, like a guest; each must succeed. `disk` is the image with its parents and options.
     pub fn guest(&self, disk: &str, commands: &[&str]) {
         let mut words = vec!["serve"];
         words.extend(disk.split_whitespace());
@@ -184,13 +184,13 @@ impl Room {
         assert!(done.code == Some(0) && !done.out.contains("failed"), "{words:?}: {done:?}");
     }
 
-    /// Bytes that a file takes on the storage.
+    /// Returns the bytes allocated to a file.
     pub fn space(&self, name: &str) -> u64 {
         use std::os::unix::fs::MetadataExt;
         fs::metadata(self.file(name)).unwrap().blocks() * 512
     }
 
-    /// A raw disk of `len` bytes with some pieces that are not zero, at odd places.
+    /// Creates a raw disk of `len` bytes with some nonzero pieces, at odd offsets.
     pub fn make_raw(&self, name: &str, len: u64) {
         let file = fs::File::create(self.file(name)).unwrap();
         file.set_len(len).unwrap();
@@ -201,7 +201,7 @@ impl Room {
     }
 }
 
-/// In a thread that the system refuses `call`, as it does to the processes that it starts.
+/// Runs `work` in a thread to which the system refuses `call`, like to the processes that it starts.
 pub fn where_refused(call: i64, errno: u32, work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -214,7 +214,7 @@ pub fn where_refused(call: i64, errno: u32, work: impl FnOnce() + Send) {
     });
 }
 
-/// A number that can be set in the environment of the tests.
+/// Returns a number that can be set in the environment of the tests.
 pub fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }

@@ -1,4 +1,4 @@
-//! Whoever reads and writes a disk, and the versions of all blocks of the disk to check reads.
+//! Clients that read and write a disk, and the versions of all blocks of the disk to check reads.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -8,10 +8,10 @@ use fastrand::Rng;
 
 pub use testkit::nbd::Client as Nbd;
 
-/// The unit of what is written: one version a block.
+/// The unit of writes: one version per block.
 pub const BLOCK: usize = 4096;
 
-/// Whoever reads and writes a disk.
+/// A client that reads and writes a disk.
 pub trait Peer {
     fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()>;
     fn read(&mut self, at: u64, len: usize) -> io::Result<Vec<u8>>;
@@ -63,7 +63,7 @@ impl Versions {
         Ok(())
     }
 
-    /// Reads every block; what it holds must be of one version, and one that it may have.
+    /// Reads every block, and checks that its contents are one possible version.
     pub fn check(&mut self, peer: &mut impl Peer) {
         for block in 0..self.asked.len() {
             let found = peer.read(self.at(block), BLOCK).unwrap();
@@ -71,7 +71,7 @@ impl Versions {
             assert!(found.chunks(8).all(|word| word == version.to_ne_bytes()), "block {block} is torn");
             let may = self.answered[block]..=self.asked[block];
             assert!(may.contains(&version), "block {block} holds version {version}, not one of {may:?}");
-            // From now on this is what it holds.
+            // From now on this is its only possible version.
             (self.answered[block], self.asked[block]) = (version, version);
         }
         peer.flush().unwrap();

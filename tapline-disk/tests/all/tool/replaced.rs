@@ -14,7 +14,7 @@ use super::control::Control;
 use super::served::Disk;
 use super::{Room, TAPLINE};
 
-/// No test depends on how fast a process starts, so that its guest may wait for long.
+/// No test depends on how fast a process starts, so clients may wait for long.
 pub const PAUSE_MAX: u64 = 60_000_000;
 
 /// A disk, and the process that serves it now.
@@ -25,7 +25,7 @@ pub struct Replaced {
 }
 
 impl Replaced {
-    /// A disk with a control socket, `control.sock` in the room.
+    /// Serves a disk with a control socket, `control.sock` in the room.
     pub fn serve(room: &Room, words: &str) -> Replaced {
         Replaced::of(room, Disk::serve(room, &format!("{words} --control control.sock")))
     }
@@ -46,7 +46,7 @@ impl Replaced {
         // starts late.
         let mut control = Control::connect(&self.control);
         control.send(&request);
-        std::thread::spawn(move || control.hear().unwrap_or(json!({ "ended": true })))
+        std::thread::spawn(move || control.next_line().unwrap_or(json!({ "ended": true })))
     }
 
     /// The process that has taken over, according to the response, serves the disk from now on. Returns the time that
@@ -72,7 +72,7 @@ impl Replaced {
 
 impl Drop for Replaced {
     fn drop(&mut self) {
-        // Only after a failed test is it still there.
+        // It only exists after a failed test.
         kill_process(self.pid, Signal::KILL).ok();
     }
 }
@@ -81,7 +81,7 @@ pub fn pid_of(number: &Value) -> Pid {
     Pid::from_raw(i32::try_from(number.as_u64().unwrap()).unwrap()).unwrap()
 }
 
-/// Waits until a process has ended, whatever its parent.
+/// Waits until a process has exited, whatever its parent.
 pub fn wait_until_gone(pid: Pid) {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let minute = Timespec { tv_sec: 60, tv_nsec: 0 };

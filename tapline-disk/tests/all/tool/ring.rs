@@ -30,10 +30,10 @@ const CHAIN: u16 = 3;
 const HEADERS: u64 = 0x40000;
 const PAGES: u64 = 0x50000;
 const POISON: u8 = 0xee;
-/// In which a disk that lives answers, however busy the machine is.
+/// The time limit for a running disk to respond, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a request does.
+/// The operations of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Write,
@@ -47,17 +47,17 @@ struct Asked {
     version: u64,
 }
 
-/// The guest.
+/// A guest with its own ring.
 pub struct Driver {
     front: FrontEnd,
     path: PathBuf,
     recorded: bool,
     region: Option<(Vec<u8>, OwnedFd)>,
-    /// The last freed is the first used.
+    /// A stack: the last freed is the first reused.
     free: Vec<u16>,
     asked: BTreeMap<u16, Asked>,
     last_used: u16,
-    /// By block: the version that was written last, and whether it is being worked on.
+    /// For each block the version that was last written, and whether a request is at it.
     versions: BTreeMap<u64, u64>,
     pub answered: u64,
     /// Requests of this block may fail, once each.
@@ -152,12 +152,12 @@ impl Driver {
         self.kick();
     }
 
-    /// Tells the disk what was offered.
+    /// Notifies the disk of offered requests.
     pub fn kick(&self) {
         rustix::io::write(&self.front.kicks[0], &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Offers a request without telling the disk.
+    /// Offers a request without notifying the disk.
     pub fn prepare(&mut self, kind: Kind, block: u64) {
         if self.asked.values().any(|asked| asked.kind != Kind::Flush && asked.block == block) {
             return;
@@ -184,7 +184,7 @@ impl Driver {
         self.front.offer(0, head);
     }
 
-    /// Requests that are not answered.
+    /// Returns the number of requests in flight.
     pub fn unanswered(&self) -> usize {
         self.asked.len()
     }
@@ -206,7 +206,7 @@ impl Driver {
         }
     }
 
-    /// Offers something new, and takes what was answered in the meantime.
+    /// Offers something new, and collects completions.
     pub fn work(&mut self, random: &mut Rng) {
         for _ in 0..random.u8(..64) {
             let kind = match random.u8(..10) {
@@ -219,7 +219,7 @@ impl Driver {
         self.interrupt(Duration::from_micros(random.u64(..500)));
     }
 
-    /// Waits until all is answered.
+    /// Waits until all requests have completed.
     pub fn drain(&mut self) {
         let begun = Instant::now();
         while !self.asked.is_empty() {
@@ -243,7 +243,7 @@ impl Driver {
                 "block {block} is not of version {version}"
             );
         }
-        // Whoever still works on it finds rubbish, and leaves rubbish.
+        // A request that is still being executed reads and leaves garbage.
         self.front.put(page, &[POISON; BLOCK]);
         self.front.put(header, &[POISON; 16]);
         self.free.push(head);
@@ -255,7 +255,7 @@ impl Driver {
         self.check_but(image, None);
     }
 
-    /// The same, except for a block that has another version than the one written last.
+    /// Compares the same, except for a block that has another version than the one written last.
     pub fn check_but(&self, image: &[u8], other: Option<(u64, u64)>) {
         for (&block, &version) in &self.versions {
             let version = other.filter(|other| other.0 == block).map_or(version, |other| other.1);

@@ -24,7 +24,7 @@ impl Disk {
         Disk::start(command)
     }
 
-    /// The same for a given command.
+    /// Starts a given command.
     pub fn start(mut command: Command) -> Disk {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // The receiving socket belongs to the child.
@@ -53,7 +53,7 @@ impl Disk {
         kill_process(pid, signal).unwrap();
     }
 
-    /// All output, until every process that has its log open has exited.
+    /// Returns all output, until every process that has its log open has exited.
     pub fn rest_of_log(&mut self) -> String {
         self.log.read_to_string(&mut self.said).unwrap();
         std::mem::take(&mut self.said)
@@ -70,7 +70,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Only after a failed test is it still there.
+        // It only runs after a failed test.
         self.child.kill().unwrap_or_default();
         self.child.wait().unwrap();
     }

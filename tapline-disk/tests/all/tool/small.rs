@@ -34,7 +34,7 @@ impl Small {
         Some(Small { room })
     }
 
-    /// One of 48 MiB, most of which is taken by something that can be removed.
+    /// One of 48 MiB, most of which is filled with a file that can be removed.
     pub fn with_ballast() -> Option<Small> {
         let small = Small::new(c"size=48m")?;
         fs::write(small.ballast(), vec![1; 40 * MIB]).unwrap();
@@ -45,7 +45,7 @@ impl Small {
         self.room.file("small/ballast")
     }
 
-    /// Takes all the space that is left.
+    /// Fills the remaining space.
     pub fn fill(&self) {
         let mut ballast = fs::File::options().append(true).create(true).open(self.ballast()).unwrap();
         while ballast.write_all(&[1; 4096]).is_ok() {}
@@ -76,7 +76,7 @@ impl Drop for Small {
     }
 }
 
-/// The offset of a piece, with a hole before the next.
+/// Returns the offset of a piece, with a hole before the next.
 pub fn at(n: usize) -> u64 {
     u64::try_from(n * 2 * MIB).unwrap()
 }

@@ -18,7 +18,7 @@ use stats::Kind;
 
 use crate::tool::nbd::Peer;
 
-/// Bytes of memory that is shared with the disk.
+/// The bytes of memory shared with the disk.
 const SHARED: usize = 64 << 10;
 
 /// A guest with one queue, which executes one request at a time unless stated otherwise.
@@ -48,19 +48,19 @@ impl Vhost {
         Vhost { queue, blkio, memory, mapping, _file: file }
     }
 
-    /// The size of the disk, as the configuration space has it now.
+    /// Returns the size of the disk in the configuration space.
     pub fn capacity(&self) -> u64 {
         self.blkio.get_u64("capacity").unwrap()
     }
 
-    /// Begins a write without waiting for it.
+    /// Starts a write without waiting for it.
     pub fn begin_write(&mut self, at: u64, data: &[u8]) {
         self.segments(data.len()).copy_from(data);
         self.queue.write(at, self.mapping.base(), data.len(), 0, ReqFlags::empty());
         assert!(self.completions(0).is_empty(), "answered at once");
     }
 
-    /// The results of at least this many requests.
+    /// Waits for at least `least` completions; returns their results.
     pub fn completions(&mut self, least: usize) -> Vec<i32> {
         let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 8];
         let found = self.queue.do_io(&mut completions, least, None, None).unwrap();
@@ -100,7 +100,7 @@ impl Peer for Vhost {
     }
 }
 
-/// A guest that has many long reads under way at once, all into the same memory.
+/// A guest that has many long reads in flight at once, all into the same memory.
 pub struct Many {
     queue: Blkioq,
     _blkio: Blkio,
@@ -110,7 +110,7 @@ pub struct Many {
 }
 
 impl Many {
-    /// Reads are of `len` bytes.
+    /// Connects a guest whose reads have `len` bytes.
     pub fn connect(path: &Path, len: u64) -> Many {
         let len = usize::try_from(len).unwrap();
         // Room for reads that begin a little later.
@@ -133,7 +133,7 @@ impl Many {
     }
 }
 
-/// A guest that knows when it has offered each request and when it has seen its answer.
+/// A guest that knows when it has offered each request and when it has seen its completion.
 pub struct Timed {
     queue: Blkioq,
     _blkio: Blkio,
@@ -149,14 +149,14 @@ pub struct Asked {
     pub kind: Kind,
     pub at: u64,
     pub len: u64,
-    /// Just before it was offered.
+    /// The time just before it was offered.
     pub before: u64,
-    /// Just after its answer was seen; zero: it has none.
+    /// The time just after its completion was seen; zero if there was none.
     pub after: u64,
 }
 
 impl Timed {
-    /// Requests are of up to `len_max` bytes.
+    /// Connects a guest whose requests have up to `len_max` bytes.
     pub fn connect(path: &Path, len_max: u64) -> Timed {
         let (blkio, queue, mapping, file) = connect(path, 1024, usize::try_from(len_max).unwrap());
         Timed { queue, _blkio: blkio, mapping, _file: file, asked: Vec::new(), open: 0 }
@@ -177,7 +177,7 @@ impl Timed {
         self.open += 1;
     }
 
-    /// Tells the disk, and waits for at least this many answers.
+    /// Notifies the disk, and waits for at least this many completions.
     pub fn take(&mut self, least: usize) {
         let mut completions = [const { MaybeUninit::<Completion>::uninit() }; 64];
         let found = self.queue.do_io(&mut completions, least, None, None).unwrap();
@@ -192,18 +192,18 @@ impl Timed {
         self.open -= found;
     }
 
-    /// Requests without an answer.
+    /// Returns the number of requests in flight.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// All requests, in the order in which they were offered.
+    /// Returns all requests, in the order in which they were offered.
     pub fn asked(&self) -> &[Asked] {
         &self.asked
     }
 }
 
-/// A client with a queue of that size, and so much memory that is shared with the disk.
+/// Connects a client with a queue of that size, and `shared` bytes of memory that the disk can access.
 fn connect(path: &Path, size: i32, shared: usize) -> (Blkio, Blkioq, Arc<Mapping>, OwnedFd) {
     let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
     blkio.set_str("path", path.to_str().unwrap()).unwrap();
@@ -222,7 +222,7 @@ fn connect(path: &Path, size: i32, shared: usize) -> (Blkio, Blkioq, Arc<Mapping
 /// A front-end without queues, for what `blkio` does not support.
 pub struct FrontEnd {
     stream: UnixStream,
-    /// Messages sent by the back-end on its own.
+    /// Messages sent by the back-end on its own initiative.
     pub channel: UnixStream,
 }
 
@@ -237,7 +237,7 @@ const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 
 impl FrontEnd {
-    /// Connects with everything that is offered, and a channel.
+    /// Connects with all offered features, and a channel.
     pub fn connect(path: &Path) -> FrontEnd {
         let stream = UnixStream::connect(path).unwrap();
         let (channel, theirs) = UnixStream::pair().unwrap();
@@ -251,7 +251,7 @@ impl FrontEnd {
         front_end
     }
 
-    /// The size of the disk, as the configuration space has it now.
+    /// Returns the size of the disk in the configuration space.
     pub fn capacity(&mut self) -> u64 {
         let window = [[0, 8, 0].map(u32::to_ne_bytes).concat(), vec![0; 8]].concat();
         self.send(GET_CONFIG, 0, &window, &[]);
@@ -271,7 +271,7 @@ impl FrontEnd {
         assert_eq!(sent, bytes.len());
     }
 
-    /// The payload of the reply to a request.
+    /// Returns the payload of the reply to a request.
     fn reply(&mut self, request: u32) -> Vec<u8> {
         let mut header = [0; 12];
         self.stream.read_exact(&mut header).unwrap();

@@ -1,82 +1,84 @@
-//! A token bucket on whole numbers.
+//! A token bucket in integers.
 //!
-//! It knows no disk and no clock: times are given, in nanoseconds. A unit, which is a request or a byte, costs as much
-//! as a rate of one per second brings in a second. So a nanosecond brings as much as the rate has units, and neither
-//! rounds. Only a wait is a division.
+//! It knows no disk and no clock: callers pass the time in nanoseconds. A unit, which is a request or a byte, costs
+//! [`UNIT`] tokens. At a rate of n units per second, n tokens are added per nanosecond. So neither rounds; only the
+//! computation of a wait divides.
 //!
-//! Invariants: between any two moments a bucket lets no more through than its rate brings, what was saved up, and the
-//! last request; what it brings while something waits is not lost when the wait ends late, up to [`CATCH_UP`].
+//! Invariants: between any two moments a bucket passes no more than its rate allows, the saved level, and the last
+//! request; what is added while something waits is not lost if the wait ends late, up to [`CATCH_UP`].
 
-/// What a unit costs: the nanoseconds of a second.
+/// The cost of a unit: the nanoseconds of a second.
 const UNIT: i128 = 1_000_000_000;
 
-/// How late the end of a wait may be, in nanoseconds, before the rest of it is lost. With less, a busy machine would
-/// keep a disk below its limit; with more, a process that was stopped for minutes would make up for them.
+/// How late a wait may end, in nanoseconds, before the excess is lost. With less, a busy machine would keep a disk
+/// below its limit; with more, a process that was stopped for minutes would catch up for them.
 const CATCH_UP: u64 = 100_000_000;
 
-/// The largest debt where nothing is held back, in nanoseconds: it is waited for afterwards.
-const OWED: u64 = 1_000_000_000;
+/// The largest debt of an open gate, in nanoseconds of the rate; it is waited for afterwards.
+const DEBT_MAX: u64 = 1_000_000_000;
 
-/// The bucket. A level below zero is a debt.
+/// A token bucket. A level below zero is a debt.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     /// Units per second.
     rate: i128,
-    /// The level that is saved up at most.
-    most: i128,
+    /// The maximum of the level.
+    level_max: i128,
     level: i128,
-    /// When the level was right.
+    /// The time of the level.
     at: u64,
-    /// Until when it may be higher than what is saved up: something has waited lately.
+    /// Until when the level may exceed the maximum, because something has waited recently.
     catches_up: u64,
 }
 
 impl Bucket {
-    /// A full bucket with room for what `rate` units per second bring in `burst` nanoseconds.
+    /// Makes a full bucket for `rate` units per second, which can save what is added in `burst` nanoseconds.
     pub fn new(rate: u64, burst: u64, now: u64) -> Bucket {
         let rate = i128::from(rate);
-        let most = rate * i128::from(burst);
-        Bucket { rate, most, level: most, at: now, catches_up: 0 }
+        let level_max = rate * i128::from(burst);
+        Bucket { rate, level_max, level: level_max, at: now, catches_up: 0 }
     }
 
-    /// Another rate or burst takes the place of this. What was saved up, or is a debt, stays as far as it can.
+    /// Changes rate and burst. The level, or the debt, is kept within the new bounds.
     pub fn replaced(self, rate: u64, burst: u64, now: u64) -> Bucket {
         let mut old = self;
         old.refill(now, false);
         let new = Bucket::new(rate, burst, now);
-        Bucket { level: old.level.clamp(-new.owed_most(), new.most), ..new }
+        Bucket { level: old.level.clamp(-new.debt_max(), new.level_max), ..new }
     }
 
-    /// Time has passed. `waiting`: something has waited for this bucket meanwhile. For a moment after that the bucket
-    /// may still hold more: a guest with few requests at once has none that waits just after a late wait.
+    /// Adds tokens for the time that has passed. `waiting`: something has waited for this bucket meanwhile. For a
+    /// moment after that the level may still exceed the maximum: a guest with few requests at a time has none waiting
+    /// just after a late wait.
     pub fn refill(&mut self, now: u64, waiting: bool) {
         let Some(passed) = now.checked_sub(self.at).filter(|passed| *passed > 0) else { return };
         self.at = now;
         if waiting {
             self.catches_up = now.saturating_add(CATCH_UP);
         }
-        let most = if now <= self.catches_up { self.most + self.rate * i128::from(CATCH_UP) } else { self.most };
-        self.level = (self.level + i128::from(passed) * self.rate).min(most);
+        let extra = if now <= self.catches_up { self.rate * i128::from(CATCH_UP) } else { 0 };
+        self.level = (self.level + i128::from(passed) * self.rate).min(self.level_max + extra);
     }
 
-    /// Whether `units` may pass now. What is larger than the bucket may when that is full, and leaves it in debt.
+    /// Returns whether `units` may pass now. A request larger than the bucket may pass when that is full, and leaves a
+    /// debt.
     pub fn allows(&self, units: u64) -> bool {
         units == 0 || self.level >= self.needed(units)
     }
 
-    /// They go.
+    /// Takes the cost of `units`.
     pub fn take(&mut self, units: u64) {
         self.level -= i128::from(units) * UNIT;
     }
 
-    /// They go, allowed or not.
+    /// Takes the cost of `units` whether allowed or not, up to the largest debt.
     pub fn take_anyway(&mut self, units: u64) {
         let before = self.level;
         self.take(units);
-        self.level = self.level.max(before.min(-self.owed_most()));
+        self.level = self.level.max(before.min(-self.debt_max()));
     }
 
-    /// Nanoseconds until `units` may pass.
+    /// Returns the nanoseconds until `units` may pass.
     pub fn wait(&self, units: u64) -> u64 {
         if self.allows(units) {
             return 0;
@@ -85,22 +87,22 @@ impl Bucket {
         u64::try_from((lacking + self.rate - 1) / self.rate).unwrap_or(u64::MAX)
     }
 
-    /// The level in whole units, for a process that continues with it.
+    /// Returns the level in whole units, for a successor.
     pub fn units(&self) -> i64 {
         i64::try_from(self.level.div_euclid(UNIT)).unwrap_or(i64::MIN)
     }
 
     /// Continues with the level of another process.
     pub fn resume(&mut self, units: i64) {
-        self.level = (i128::from(units) * UNIT).clamp(-self.owed_most(), self.most);
+        self.level = (i128::from(units) * UNIT).clamp(-self.debt_max(), self.level_max);
     }
 
     fn needed(&self, units: u64) -> i128 {
-        (i128::from(units) * UNIT).min(self.most)
+        (i128::from(units) * UNIT).min(self.level_max)
     }
 
-    fn owed_most(&self) -> i128 {
-        self.rate * i128::from(OWED)
+    fn debt_max(&self) -> i128 {
+        self.rate * i128::from(DEBT_MAX)
     }
 }
 
@@ -124,7 +126,7 @@ mod test {
     }
 
     #[test]
-    fn a_request_larger_than_the_burst_goes_and_is_paid_for_afterwards() {
+    fn a_request_larger_than_the_burst_passes_and_leaves_a_debt() {
         let mut bucket = Bucket::new(1000, 10 * MS, 0);
         assert!(bucket.allows(1_000));
         bucket.take(1_000);
@@ -161,7 +163,7 @@ mod test {
     }
 
     #[test]
-    fn another_rate_keeps_what_was_saved_and_bounds_what_is_owed() {
+    fn another_rate_keeps_the_level_and_bounds_the_debt() {
         let mut bucket = Bucket::new(1000, 1000 * MS, 0);
         bucket.take(700);
         assert_eq!(bucket.replaced(2000, 1000 * MS, 0).units(), 300);
@@ -171,7 +173,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_not_held_back_is_owed_for_a_second_at_most() {
+    fn unlimited_requests_leave_a_debt_of_a_second_at_most() {
         let mut bucket = Bucket::new(10, 100 * MS, 0);
         (0..1000).for_each(|_| bucket.take_anyway(1));
         assert_eq!((bucket.units(), bucket.wait(1)), (-10, 1100 * MS));

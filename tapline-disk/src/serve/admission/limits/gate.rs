@@ -1,11 +1,11 @@
-//! What a disk's limits and its share of the storage let through now, what has to wait, and until when.
+//! Decides what a disk's limits and its share of the storage let through now, what must wait, and until when.
 //!
-//! It knows directions and sizes of what waits, and no request; times are given, in nanoseconds, so that tests run it
-//! on a time of their own. Reads and writes wait apart, each in their order. Of those that their own limits allow, the
-//! one that has come first has the next turn at the limits of all, however large it is.
+//! It knows the direction and size of items, and no requests; callers pass the time in nanoseconds, so that tests can
+//! simulate it. Reads and writes are queued separately, each in order. Among those that their own limits allow, the
+//! oldest is next at the shared limits, however large it is.
 //!
-//! Invariants: what was kept is handed out once; while something waits for a limit, [`Gate::next_at`] is later than now
-//! and brings something nearer; neither direction waits for a limit of the other one.
+//! Invariants: each held item is returned once; while an item waits for a limit, [`Gate::next_at`] is later than now
+//! and progress is made then; neither direction waits for a limit of the other one.
 
 use std::collections::VecDeque;
 
@@ -15,12 +15,12 @@ use shares::{Allowance, cost};
 
 use super::bucket::Bucket;
 
-/// Which limits something is under, besides those of all.
+/// Selects the limits that apply to an item, besides the shared ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Those of reads.
+    /// The limits of reads.
     Read,
-    /// Those of writes.
+    /// The limits of writes.
     Write,
 }
 
@@ -28,45 +28,45 @@ impl Direction {
     const ALL: [Direction; 2] = [Direction::Read, Direction::Write];
 }
 
-/// Something that wants to go.
+/// An item that is held, and its wait.
 #[derive(Debug)]
 pub struct Held<T> {
-    /// What it is.
+    /// The item itself.
     pub item: T,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// When it came.
+    /// When it arrived.
     pub came: u64,
-    /// The limits would have let it go then: it has waited for the disk's share.
+    /// Whether the limits allowed it at that time, so that it waited for the disk's share.
     pub by_share: bool,
 }
 
-/// A limit of requests and one of bytes. No limit is no bucket.
+/// The limits of requests and of bytes; `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pair {
     iops: Option<Bucket>,
     bandwidth: Option<Bucket>,
 }
 
-/// The levels of all buckets, for a process that continues with them.
+/// The levels of all buckets, for a successor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Levels([Option<i64>; 6]);
 
-/// The limits, and what waits for them.
+/// The limits, and the items held for them.
 #[derive(Debug)]
 pub struct Gate<T> {
-    /// Of all, of reads, of writes.
+    /// The limits of all, of reads and of writes.
     pairs: [Pair; 3],
     reads: VecDeque<Held<T>>,
     writes: VecDeque<Held<T>>,
-    /// Nothing is held back: it is only counted.
+    /// Whether nothing is held, but only counted.
     open: bool,
-    /// What the disk's share of the storage lets go now.
+    /// What the disk's share of the storage allows now.
     allowance: Allowance,
 }
 
 impl<T> Gate<T> {
-    /// Full buckets.
+    /// Makes a gate with full buckets.
     pub fn new(limits: &Limits, now: u64) -> Gate<T> {
         let (pairs, allowance) = ([Pair::default(); 3], Allowance::ALL);
         let mut gate = Gate { pairs, reads: VecDeque::new(), writes: VecDeque::new(), open: false, allowance };
@@ -74,7 +74,7 @@ impl<T> Gate<T> {
         gate
     }
 
-    /// Has other limits from now on. What waits is held to them at once.
+    /// Replaces the limits, also for held items.
     pub fn set(&mut self, limits: &Limits, now: u64) {
         let burst = limits.burst_ms().saturating_mul(1_000_000);
         let replaced = |bucket: Option<Bucket>, rate: Option<u64>| {
@@ -91,17 +91,17 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Holds nothing back while `open`. It is counted all the same, up to what a second brings.
+    /// Sets whether the gate is open: nothing is held then. It is still counted, up to a debt of a second.
     pub fn set_open(&mut self, open: bool) {
         self.open = open;
     }
 
-    /// Lets go no more than this from now on, besides what the limits let go.
+    /// Sets what the share allows, in addition to the limits.
     pub fn set_allowance(&mut self, allowance: Allowance) {
         self.allowance = allowance;
     }
 
-    /// Whether something waits that only the disk's share holds back.
+    /// Returns whether the next item is held by the disk's share only.
     pub fn waits_for_share(&self) -> bool {
         let by_limits = || {
             let next = self.candidate().and_then(|direction| self.head(direction));
@@ -110,7 +110,7 @@ impl<T> Gate<T> {
         !self.open && !self.allowance.allows() && by_limits()
     }
 
-    /// How much waits.
+    /// Returns the number of held items.
     pub fn waiting(&self) -> usize {
         self.reads.len() + self.writes.len()
     }
@@ -119,7 +119,7 @@ impl<T> Gate<T> {
         self.reads.iter().chain(&self.writes).map(|held| &held.item)
     }
 
-    /// Whether something that has come may go at once, as which it is counted then; else it is to be held.
+    /// Returns whether an item that has arrived may pass now, and then counts it; else it must be held.
     pub fn admits(&mut self, direction: Direction, bytes: u64, now: u64) -> bool {
         self.refill(now);
         let may_go = self.open || self.limits_allow(direction, bytes) && self.allowance.allows();
@@ -130,7 +130,7 @@ impl<T> Gate<T> {
         admitted
     }
 
-    /// Holds something that was not admitted just now.
+    /// ExtentSource an item that was not admitted.
     pub fn hold(&mut self, direction: Direction, bytes: u64, now: u64, item: T) {
         let by_share = self.limits_allow(direction, bytes);
         self.queue(direction).push_back(Held { item, bytes, came: now, by_share });
@@ -140,7 +140,7 @@ impl<T> Gate<T> {
         self.own(direction).allows(bytes) && self.total().allows(bytes)
     }
 
-    /// Something that has waited and may go now.
+    /// Returns a held item that may pass now.
     pub fn release(&mut self, now: u64) -> Option<Held<T>> {
         self.refill(now);
         let direction = if self.open { self.oldest(|_, _| true) } else { self.candidate() }?;
@@ -153,14 +153,14 @@ impl<T> Gate<T> {
         self.queue(direction).pop_front()
     }
 
-    /// When the limits let something go, if something waits: now, if something may.
+    /// Returns when the limits let the next held item pass; now, if one may already.
     pub fn next_at(&self, now: u64) -> Option<u64> {
         let candidate = self.candidate();
         let waits = Direction::ALL.into_iter().filter_map(|direction| {
             let bytes = self.head(direction)?.bytes;
             match self.own(direction).wait(bytes) {
                 0 if candidate == Some(direction) => Some(self.total().wait(bytes)),
-                // It comes after the other one, which has its own time.
+                // It comes after the other direction's, which has its own time.
                 0 => None,
                 wait => Some(wait),
             }
@@ -169,7 +169,7 @@ impl<T> Gate<T> {
         wait.map(|wait| now.saturating_add(if self.open { 0 } else { wait }))
     }
 
-    /// Hands out what is wanted, as if it had not come.
+    /// Removes and returns the wanted items, as if they had not arrived.
     pub fn recall(&mut self, is_wanted: impl Fn(&T) -> bool) -> Vec<T> {
         if !self.items().any(&is_wanted) {
             return Vec::new();
@@ -184,7 +184,7 @@ impl<T> Gate<T> {
         wanted
     }
 
-    /// What was saved up, or is a debt.
+    /// Returns the levels of all buckets.
     pub fn levels(&self) -> Levels {
         let [all, reads, writes] = self.pairs;
         let buckets = [all.iops, all.bandwidth, reads.iops, reads.bandwidth, writes.iops, writes.bandwidth];
@@ -201,7 +201,7 @@ impl<T> Gate<T> {
         }
     }
 
-    /// The direction whose turn it is at the limits of all.
+    /// Returns the direction that is next at the shared limits.
     fn candidate(&self) -> Option<Direction> {
         self.oldest(|direction, bytes| self.own(direction).allows(bytes))
     }

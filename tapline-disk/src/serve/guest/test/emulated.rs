@@ -1,18 +1,18 @@
-//! A disk that QEMU reads for the guest's firmware while the guest's own driver comes.
+//! A disk that QEMU reads for the guest's firmware while the guest's own driver connects.
 
 use testkit::nbd::{Client, Command};
 
 use super::*;
 
-const WORD: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
+const PATH_KEY: &str = "/local/domain/0/backend/vbd/7/51728/physical-device-path";
 
-/// A machine whose disk is served to both, and QEMU, which has found it by libxl's word for it.
+/// Returns a machine whose disk is served to both, and QEMU, which has found it by the path that libxl passes.
 fn machine_with_qemu() -> (GuestBed, Process, Client) {
     let mut machine = GuestBed::new();
     let path = machine.nbd();
     firmware::show(&mut machine.store, Path::new("/none"), &machine.device, &path).unwrap();
     let process = machine.serve_with(true);
-    // It listens before the guest's end is served: that is when libxl starts QEMU.
+    // It listens before the guest's end is served, when libxl starts QEMU.
     until(|| machine.states().0 == Some(State::INIT_WAIT));
     let qemu = Client::connect(&path).unwrap();
     (machine, process, qemu)
@@ -23,7 +23,7 @@ fn firmware_and_driver_share_the_disk_and_see_each_others_writes() {
     let (mut machine, process, mut qemu) = machine_with_qemu();
     assert_eq!(qemu.size, 64 * 512);
     assert_eq!(qemu.read(5 * 512, 512).unwrap(), [5; 512]);
-    assert_eq!(text(&mut machine.store, None, WORD).unwrap(), None, "nobody else needs it");
+    assert_eq!(text(&mut machine.store, None, PATH_KEY).unwrap(), None, "it is not needed any more");
     qemu.write(6 * 512, &[66; 512]).unwrap();
     let front = machine.connect();
     assert_eq!(front.read(6), (vec![66; 512], 0));
@@ -33,7 +33,7 @@ fn firmware_and_driver_share_the_disk_and_see_each_others_writes() {
     }
     qemu.flush().unwrap();
 
-    // The driver unplugs what was emulated; the guest's end is not touched by it.
+    // The driver unplugs the emulated disk; the guest's end is not affected.
     drop(qemu);
     assert_eq!(front.read_as(20, 5), (vec![5; 512], 0));
     take::ask(&mut machine.store, &machine.device).unwrap();
@@ -66,7 +66,7 @@ fn libxls_path_is_removed_with_a_guest_whose_firmware_never_connected() {
     let process = machine.serve_with(true);
     until(|| machine.states().0 == Some(State::INIT_WAIT));
     let front = machine.connect();
-    assert!(text(&mut machine.store, None, WORD).unwrap().is_some());
+    assert!(text(&mut machine.store, None, PATH_KEY).unwrap().is_some());
     front.guest.die();
     assert_eq!(process.end(), Exit::Done);
     assert_eq!(machine.store.list(None, "/local/domain/0/backend/vbd").unwrap(), Some(Vec::new()));
@@ -80,7 +80,7 @@ fn a_process_is_replaced_for_guest_and_firmware() {
     qemu.write(6 * 512, &[66; 512]).unwrap();
     Process::signal(&process.leave);
     assert_eq!(process.end(), Exit::Done);
-    assert!(qemu.read(0, 512).is_err(), "it has to come again");
+    assert!(qemu.read(0, 512).is_err(), "it has to reconnect");
 
     let process = machine.serve_with(true);
     assert_eq!(front.read_as(1, 6), (vec![66; 512], 0));

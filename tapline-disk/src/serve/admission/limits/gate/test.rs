@@ -1,8 +1,8 @@
-//! Invariants checked, on a time of its own, with clients that always have a fixed number of requests under way, and
-//! with a loop that wakes up late:
+//! Invariants checked, in simulated time, with clients that always have a fixed number of requests in flight, and with
+//! a loop that wakes up late:
 //! - in ten seconds the limit is reached and not exceeded, within two percent, at every rate and pattern;
-//! - in no window does more go than the rate, the burst, what a late wait makes up for, and one request;
-//! - reads and writes both go on, and neither waits for the other one's limit;
+//! - in no window does more pass than the rate, the burst, the catching up after a late wait, and one request;
+//! - reads and writes both continue, and neither waits for the other one's limit;
 //! - a loop that sleeps until `next_at` makes progress each time.
 
 use fastrand::Rng;
@@ -14,7 +14,7 @@ const MS: u64 = 1_000_000;
 const RUN: u64 = 10 * SECOND;
 
 impl<T> Gate<T> {
-    /// Something has come. It is handed back if it may go at once.
+    /// Admits or holds an item; returns it if it may pass now.
     fn offer(&mut self, direction: Direction, bytes: u64, now: u64, item: T) -> Option<T> {
         if self.admits(direction, bytes, now) {
             return Some(item);
@@ -24,19 +24,19 @@ impl<T> Gate<T> {
     }
 }
 
-/// A client: so many requests under way, each served in that time, of one of these sizes.
+/// A client: its number of requests in flight, their service time and their sizes.
 #[derive(Clone, Copy)]
 struct Client {
     depth: u64,
     served: u64,
     sizes: &'static [u64],
-    /// How many of a hundred are writes.
+    /// The percentage of writes.
     writes: u64,
 }
 
 const SMALL: Client = Client { depth: 1, served: 400, sizes: &[4096], writes: 50 };
 
-/// What has gone: reads and writes, and their bytes.
+/// The number of reads and writes that have passed, and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gone {
     count: [u64; 2],
@@ -47,17 +47,17 @@ struct Run {
     gate: Gate<Direction>,
     client: Client,
     random: Rng,
-    /// How late the loop wakes up at most.
+    /// The maximum lateness of the loop's wake-ups.
     late: u64,
     now: u64,
     gone: Gone,
-    /// Requests that are being served until then.
+    /// When the requests in service complete.
     served: VecDeque<u64>,
-    /// The highest that a window has had over its rate, for each of requests and bytes.
+    /// The worst window of requests, and that of bytes.
     window: [Window; 2],
 }
 
-/// The most that any window had beyond what the rate brings in it: a walk, and its highest above its lowest point.
+/// The maximum excess of any window over the rate: that of a walk, measured from its lowest point.
 #[derive(Clone, Copy, Default)]
 struct Window {
     rate: i128,
@@ -100,7 +100,7 @@ impl Run {
         self.served.push_back(self.now + self.client.served);
     }
 
-    fn ask(&mut self) {
+    fn submit(&mut self) {
         let write = self.random.u64(0..100) < self.client.writes;
         let direction = if write { Direction::Write } else { Direction::Read };
         let size = usize::try_from(self.random.u64(0..u64::try_from(self.client.sizes.len()).unwrap())).unwrap();
@@ -112,7 +112,7 @@ impl Run {
 
     fn until(&mut self, end: u64) -> Gone {
         if self.now == 0 {
-            (0..self.client.depth).for_each(|_| self.ask());
+            (0..self.client.depth).for_each(|_| self.submit());
         }
         while self.now < end {
             while let Some(held) = self.gate.release(self.now) {
@@ -122,10 +122,10 @@ impl Run {
             assert!(gate_at.is_none_or(|at| at > self.now), "what may go has gone");
             let gate_at = gate_at.map(|at| at + self.random.u64(0..self.late + 1));
             let next = gate_at.into_iter().chain(self.served.front().copied()).min();
-            self.now = next.expect("something is waited for").max(self.now);
+            self.now = next.expect("something is pending").max(self.now);
             while self.served.front().is_some_and(|&at| at <= self.now) {
                 self.served.pop_front();
-                self.ask();
+                self.submit();
             }
         }
         self.gone
@@ -144,7 +144,7 @@ fn the_limit_of_requests_holds_within_two_percent_at_every_rate() {
             let client = Client { depth, sizes: &[512, 4096, 1 << 20], ..SMALL };
             let mut run = Run::new(&format!("iops={rate}"), client, late);
             let gone = run.until(RUN);
-            // A single client that is always woken late cannot reach more than that lets it: it is the one that waits.
+            // A single client that is always woken late cannot reach the limit, because it waits itself.
             let waits_alone = depth == 1 && late * rate > SECOND / 50;
             if !waits_alone {
                 assert_near(gone.count.iter().sum(), rate * 10, &format!("{rate}, {depth}, {late}"));
@@ -155,9 +155,9 @@ fn the_limit_of_requests_holds_within_two_percent_at_every_rate() {
     }
 }
 
-/// What a late wake-up brings is not lost, though it is more than the burst.
+/// A late wake-up may catch up for more than the burst.
 #[test]
-fn the_limit_holds_with_a_burst_that_is_shorter_than_a_late_wake_up() {
+fn a_burst_shorter_than_a_late_wake_up_does_not_lower_the_limit() {
     let gone = |depth, late| {
         let client = Client { depth, ..SMALL };
         let mut run = Run::new("iops=20000,burst=1ms", client, late);
@@ -165,13 +165,13 @@ fn the_limit_holds_with_a_burst_that_is_shorter_than_a_late_wake_up() {
         assert!(run.window[0].beyond <= i128::from(20 + 2000 + 1) * i128::from(SECOND), "{}", run.window[0].beyond);
         gone
     };
-    // With 32 at once nothing waits after a wait that has ended later than 1.6 ms.
+    // At depth 32 nothing is held after a wait that has ended more than 1.6 ms late.
     for (depth, late) in [(32, 0), (128, 60_000), (32, 3 * MS), (128, 3 * MS)] {
         assert_near(gone(depth, late), 200_000, &format!("{depth} at once, late by {late}"));
     }
 }
 
-/// A client of depth 128 at a million requests per second, for so many seconds.
+/// Runs a client of depth 128 at a million requests per second, for `seconds`.
 fn a_million_per_second(seconds: u64) {
     let client = Client { depth: 128, served: 20_000, ..SMALL };
     let gone = Run::new("iops=1000000", client, 20_000).until(seconds * SECOND);
@@ -271,7 +271,7 @@ fn a_limit_that_is_removed_or_raised_releases_at_once() {
 }
 
 #[test]
-fn an_open_gate_holds_nothing_back_and_closes_with_a_second_owed_at_most() {
+fn an_open_gate_holds_nothing_and_leaves_a_debt_of_a_second_at_most() {
     let mut gate: Gate<u64> = Gate::new(&"iops=10".parse().unwrap(), 0);
     let went = (0..50).filter_map(|item| gate.offer(Direction::Write, 512, 0, item)).count();
     assert_eq!(went, 1);
@@ -285,7 +285,7 @@ fn an_open_gate_holds_nothing_back_and_closes_with_a_second_owed_at_most() {
 }
 
 #[test]
-fn what_is_recalled_is_not_handed_out_again() {
+fn recalled_items_are_not_released_again() {
     let mut gate: Gate<u64> = Gate::new(&"iops=10".parse().unwrap(), 0);
     let direction = |item| if item % 2 == 0 { Direction::Read } else { Direction::Write };
     let went: Vec<u64> = (0..6).filter_map(|item| gate.offer(direction(item), 512, item, item)).collect();
@@ -300,26 +300,26 @@ fn what_is_recalled_is_not_handed_out_again() {
 }
 
 #[test]
-fn another_process_goes_on_with_the_levels() {
+fn another_process_continues_with_the_levels() {
     let limits: Limits = "iops=1000,write-bandwidth=1M".parse().unwrap();
     let mut first: Gate<u64> = Gate::new(&limits, 0);
     let went = (0..100).filter_map(|item| first.offer(Direction::Write, 1 << 20, 0, item)).count();
     assert_eq!(went, 1, "a request larger than the burst");
-    let told = serde_json::to_string(&first.levels()).unwrap();
+    let passed = serde_json::to_string(&first.levels()).unwrap();
     let mut next: Gate<u64> = Gate::new(&limits, 0);
-    next.resume(&serde_json::from_str(&told).unwrap());
+    next.resume(&serde_json::from_str(&passed).unwrap());
     assert_eq!(next.levels(), first.levels());
     assert_eq!(next.offer(Direction::Write, 512, 0, 1), None);
 }
 
 #[test]
-fn what_the_share_holds_back_goes_with_the_next_allowance_and_is_told_apart() {
+fn items_held_by_the_share_pass_with_the_next_allowance() {
     let mut gate: Gate<u64> = Gate::new(&Limits::default(), 0);
     gate.set_allowance(Allowance { requests: 2, cost: i64::MAX });
     let went: Vec<u64> = (0..5).filter_map(|item| gate.offer(Direction::Read, 512, item, item)).collect();
     assert_eq!((went, gate.waiting(), gate.waits_for_share()), (vec![0, 1], 3, true));
     assert!(gate.release(9).is_none());
-    // The last request may cost more than is left.
+    // The last request may exceed the remaining cost.
     gate.set_allowance(Allowance { requests: 5, cost: 1 });
     let held = gate.release(10).unwrap();
     assert_eq!((held.item, held.by_share), (2, true));

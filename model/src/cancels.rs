@@ -15,7 +15,7 @@ use testbed::tool;
 use super::check::text;
 use super::machines::Power;
 use super::verbs::{NO_TASK, Request, patience};
-use super::world::{Pending, Vdi, Verb, World};
+use super::world::{Pending, PendingVerb, Vdi, World};
 
 /// Makes a file immutable until it is dropped.
 struct Sealed(PathBuf);
@@ -144,7 +144,7 @@ impl World {
         let task = match self.request_task(&request, None)? {
             Ok(task) => task,
             Err(Trouble::Refused(code, why)) => {
-                return self.excuse(&Verb::Destroy(vdi.to_owned()), &code, &why).map(|()| WaitResult::Missed);
+                return self.excuse(&PendingVerb::Destroy(vdi.to_owned()), &code, &why).map(|()| WaitResult::Missed);
             }
             Err(trouble) => return Err(trouble.to_string()),
         };
@@ -187,7 +187,7 @@ impl World {
         let begun = match self.request_task(&request, None)? {
             Ok(task) => Some(task),
             Err(Trouble::Refused(code, why)) => {
-                self.excuse(&Verb::Power(vm.clone(), power), &code, &why)?;
+                self.excuse(&PendingVerb::Power(vm.clone(), power), &code, &why)?;
                 None
             }
             Err(trouble) => return Err(trouble.to_string()),
@@ -198,7 +198,7 @@ impl World {
         self.continue_stopped()?;
         if let (Some(task), "snapshot") = (begun.clone(), verb) {
             let holds = self.held_by(&vm);
-            let pending = Pending::new(Verb::Keep(vm.clone(), name), holds, None);
+            let pending = Pending::new(PendingVerb::Keep(vm.clone(), name), holds, None);
             self.pending.push(Pending { task: Some(task), ..pending });
             self.settle(true)?;
         }

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 
 use super::verbs::{Request, patience};
-use super::world::{Verb, World};
+use super::world::{PendingVerb, World};
 
 /// Files of a repository that are not images.
 const OWN_FILES: &[&str] = &[".tapline-sr.json", ".tapline-sr.lock", ".tapline-inventory.jsonl"];
@@ -253,7 +253,7 @@ impl World {
             let holds = vec![vdi.clone()];
             self.vbd(&vbd)?.client = None;
             self.begin(
-                Verb::Unplug(vbd.clone()),
+                PendingVerb::Unplug(vbd.clone()),
                 holds,
                 None,
                 &Request::post(format!("/vbds/{vbd}/unplug"), json!({})),
@@ -267,7 +267,12 @@ impl World {
     }
 
     fn plug(&mut self, vbd: String, vdi: String) -> Result<String, String> {
-        self.begin(Verb::Plug(vbd.clone()), vec![vdi], None, &Request::post(format!("/vbds/{vbd}/plug"), json!({})))?;
+        self.begin(
+            PendingVerb::Plug(vbd.clone()),
+            vec![vdi],
+            None,
+            &Request::post(format!("/vbds/{vbd}/plug"), json!({})),
+        )?;
         self.settle(true)?;
         if self.vbd(&vbd)?.plugged {
             Ok(vbd)

@@ -9,7 +9,7 @@ use testbed::daemon::api::{Trouble, uuid};
 
 use super::check::text;
 use super::verbs::{NO_TASK, Request};
-use super::world::{Pending, Vbd, Vdi, Verb, World};
+use super::world::{Pending, PendingVerb, Vbd, Vdi, World};
 
 /// Requests that are sent concurrently.
 const RIVALS: &[Rival] =
@@ -98,10 +98,10 @@ impl World {
         }
         let grown: Vec<u64> = all
             .iter()
-            .filter_map(|(pending, _)| if let Verb::Resize(_, size) = pending.verb { Some(size) } else { None })
+            .filter_map(|(pending, _)| if let PendingVerb::Resize(_, size) = pending.verb { Some(size) } else { None })
             .collect();
         for (pending, _) in &mut all {
-            if let Verb::Make(made) = &mut pending.verb {
+            if let PendingVerb::Make(made) = &mut pending.verb {
                 made.sizes.extend(&grown);
             }
         }
@@ -160,7 +160,7 @@ impl World {
             true => Request::post("/vbds/unplug", json!({ "vbds": vbds, "force": true })),
             false => Request::post("/vbds/plug", json!({ "vbds": vbds })),
         };
-        self.begin(Verb::Many(vbds), vdis, None, &request)
+        self.begin(PendingVerb::Many(vbds), vdis, None, &request)
     }
 
     /// Has the daemon back up its catalogue.
@@ -177,37 +177,45 @@ impl World {
         let (verb, source, request) = match (what, vbd) {
             (Rival::Snapshot, _) if !now.read_only => {
                 let made = now.copied(name.clone(), now.sr, Some(vdi.to_owned()));
-                (Verb::Make(made), Some(vdi), Request::post(format!("/vdis/{vdi}/snapshot"), json!({ "name": name })))
+                (
+                    PendingVerb::Make(made),
+                    Some(vdi),
+                    Request::post(format!("/vdis/{vdi}/snapshot"), json!({ "name": name })),
+                )
             }
             (Rival::Clone, _) => {
                 let made = now.copied(name.clone(), now.sr, None);
-                (Verb::Make(made), Some(vdi), Request::post(format!("/vdis/{vdi}/clone"), json!({ "name": name })))
+                (
+                    PendingVerb::Make(made),
+                    Some(vdi),
+                    Request::post(format!("/vdis/{vdi}/clone"), json!({ "name": name })),
+                )
             }
             (Rival::Copy, _) if !plugged => {
                 let description = now.description.clone();
                 let made = Vdi { description, ..now.copied(name.clone(), now.sr, None) };
                 let body = json!({ "sr": self.srs.get(now.sr).map(|sr| &sr.uuid), "name": name });
-                (Verb::Make(made), Some(vdi), Request::post(format!("/vdis/{vdi}/copy"), body))
+                (PendingVerb::Make(made), Some(vdi), Request::post(format!("/vdis/{vdi}/copy"), body))
             }
             (Rival::Resize, _) if !now.read_only => {
                 let size = now.sizes.iter().copied().max().unwrap_or(0) + ((1 + self.random.below(8)) << 20);
                 let request = Request::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
-                (Verb::Resize(vdi.to_owned(), size), None, request)
+                (PendingVerb::Resize(vdi.to_owned(), size), None, request)
             }
             // With a VBD it would be refused in any case.
             (Rival::Destroy, None) => {
                 let request = Request::delete(format!("/vdis/{vdi}"));
-                (Verb::Destroy(vdi.to_owned()), None, request)
+                (PendingVerb::Destroy(vdi.to_owned()), None, request)
             }
             (Rival::Plug, Some(vbd)) => {
                 let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
-                (Verb::Plug(vbd), None, request)
+                (PendingVerb::Plug(vbd), None, request)
             }
             (Rival::Unplug, Some(vbd)) if plugged => {
                 // Clients of a disk that is unplugged are disconnected.
                 self.vbd(&vbd)?.client = None;
                 let request = Request::post(format!("/vbds/{vbd}/unplug"), json!({ "force": self.random_is(2) }));
-                (Verb::Unplug(vbd), None, request)
+                (PendingVerb::Unplug(vbd), None, request)
             }
             _ => return Ok(None),
         };

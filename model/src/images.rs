@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::verbs::Request;
-use super::world::{Vdi, Verb, World};
+use super::world::{PendingVerb, Vdi, World};
 
 impl World {
     /// Makes a random change to an image file.
@@ -117,7 +117,7 @@ impl World {
     fn write_through(&mut self, vdi: &str, write: bool) -> Result<(), String> {
         let Some(vbd) = self.make_vbd(vdi)? else { return Ok(()) };
         let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
-        self.begin(Verb::Plug(vbd.clone()), vec![vdi.to_owned()], None, &request)?;
+        self.begin(PendingVerb::Plug(vbd.clone()), vec![vdi.to_owned()], None, &request)?;
         self.settle(true)?;
         if self.vbds.get(&vbd).is_some_and(|vbd| vbd.plugged) {
             if write { self.write_some(&vbd)? } else { self.compare_all(&vbd)? }

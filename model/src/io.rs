@@ -8,7 +8,7 @@ use testkit::nbd::{Client, Command};
 
 use super::content::{Range, UNIT, bytes_of};
 use super::verbs::patience;
-use super::world::{Verb, World};
+use super::world::{PendingVerb, World};
 
 /// Number of bytes that are compared at a time.
 const PIECE: u64 = 1 << 20;
@@ -23,9 +23,9 @@ impl World {
             .pending
             .iter()
             .filter_map(|pending| match &pending.verb {
-                Verb::Unplug(vbd) => Some(vec![vbd.clone()]),
-                Verb::Many(vbds) => Some(vbds.clone()),
-                Verb::Drain => Some(self.vbds.keys().cloned().collect()),
+                PendingVerb::Unplug(vbd) => Some(vec![vbd.clone()]),
+                PendingVerb::Many(vbds) => Some(vbds.clone()),
+                PendingVerb::Drain => Some(self.vbds.keys().cloned().collect()),
                 _ => None,
             })
             .flatten()
@@ -123,7 +123,7 @@ impl World {
     /// Records a write that was answered, or perhaps done: in the VDI, and in copies of it that are being made.
     fn written(&mut self, vdi: &str, range: Range, stamp: u64, answered: bool) -> Result<(), String> {
         for pending in self.pending.iter_mut().filter(|pending| pending.source.as_deref() == Some(vdi)) {
-            if let Verb::Make(made) = &mut pending.verb {
+            if let PendingVerb::Make(made) = &mut pending.verb {
                 made.content.set_perhaps(range, stamp);
             }
         }

@@ -12,7 +12,7 @@ use testbed::tool;
 use super::check::text;
 use super::verbs::{Request, patience};
 use super::vm_snapshots::VmSnapshot;
-use super::world::{Pending, Vbd, Verb, World};
+use super::world::{Pending, PendingVerb, Vbd, World};
 
 /// The program of QEMU; without it there are no VMs.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -152,7 +152,7 @@ impl World {
         let made = match self.request_task(&Request::post("/vms", body), Some(&key))? {
             Ok(vm) => text(&vm["uuid"]),
             Err(Trouble::Refused(code, why)) => {
-                return self.excuse(&Verb::Power(String::new(), Power::Halted), &code, &why);
+                return self.excuse(&PendingVerb::Power(String::new(), Power::Halted), &code, &why);
             }
             Err(trouble) => return Err(trouble.to_string()),
         };
@@ -196,7 +196,7 @@ impl World {
                 self.vbds.insert(text(&vbd["uuid"]), new);
                 Ok(())
             }
-            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Plug(String::new()), &code, &why),
+            Err(Trouble::Refused(code, why)) => self.excuse(&PendingVerb::Plug(String::new()), &code, &why),
             Err(trouble) => Err(trouble.to_string()),
         }
     }
@@ -222,7 +222,7 @@ impl World {
         let Some(vm) = self.startable() else { return Ok(()) };
         let holds = self.held_by(&vm);
         let request = Request::post(format!("/vms/{vm}/start"), json!({}));
-        self.begin(Verb::Power(vm, Power::Running), holds, None, &request)
+        self.begin(PendingVerb::Power(vm, Power::Running), holds, None, &request)
     }
 
     fn stop_some(&mut self) -> Result<(), String> {
@@ -238,7 +238,7 @@ impl World {
         let body = if force { json!({ "force": true }) } else { json!({ "force_after": 1 }) };
         let holds = self.held_by(vm);
         let request = Request::post(format!("/vms/{vm}/shutdown"), body);
-        self.begin(Verb::Power(vm.to_owned(), Power::Halted), holds, None, &request)
+        self.begin(PendingVerb::Power(vm.to_owned(), Power::Halted), holds, None, &request)
     }
 
     /// Pauses a running VM, or resumes a paused one.
@@ -250,7 +250,7 @@ impl World {
         };
         let holds = self.held_by(&vm);
         let request = Request::post(format!("/vms/{vm}/{verb}"), json!({}));
-        self.begin(Verb::Power(vm, power), holds, None, &request)
+        self.begin(PendingVerb::Power(vm, power), holds, None, &request)
     }
 
     /// Sends two verbs about one VM concurrently.
@@ -265,7 +265,7 @@ impl World {
         });
         self.count("race");
         let request = all.into_iter().map(|(power, verb, body)| {
-            let pending = Pending::new(Verb::Power(vm.clone(), power), holds.clone(), None);
+            let pending = Pending::new(PendingVerb::Power(vm.clone(), power), holds.clone(), None);
             (pending, Request::post(format!("/vms/{vm}/{verb}"), body))
         });
         self.request_concurrently(request.collect())
@@ -333,7 +333,7 @@ impl World {
                 Err(trouble) if trouble.is_not_found() => drop(self.vms.remove(vm)),
                 Err(Trouble::Gone) => self.note_daemon_gone()?,
                 Err(Trouble::Refused(code, why)) => {
-                    self.excuse(&Verb::Power(vm.to_owned(), Power::Halted), &code, &why)?;
+                    self.excuse(&PendingVerb::Power(vm.to_owned(), Power::Halted), &code, &why)?;
                     self.calm()?;
                 }
                 Err(trouble) => return Err(trouble.to_string()),

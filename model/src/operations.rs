@@ -5,7 +5,7 @@ use serde_json::json;
 use super::content::Content;
 use super::machines::Power;
 use super::verbs::Request;
-use super::world::{Pending, Vdi, Verb, World};
+use super::world::{Pending, PendingVerb, Vdi, World};
 
 /// Maximum number of VDIs: repositories are small, and everything is read in the end.
 const VDIS_MAX: usize = 24;
@@ -103,7 +103,7 @@ impl World {
         let content = Content::default();
         let description = String::new();
         let made = Vdi { name, description, sr, sizes: vec![size], read_only: false, snapshot_of: None, content };
-        self.begin(Verb::Make(made), Vec::new(), None, &Request::post("/vdis", body))
+        self.begin(PendingVerb::Make(made), Vec::new(), None, &Request::post("/vdis", body))
     }
 
     /// Takes a snapshot or creates a clone.
@@ -122,7 +122,7 @@ impl World {
         let made = now.copied(name.clone(), now.sr, (!clone).then(|| of.clone()));
         let verb = if clone { "clone" } else { "snapshot" };
         let request = Request::post(format!("/vdis/{of}/{verb}"), json!({ "name": name }));
-        self.begin(Verb::Make(made), vec![of.clone()], Some(of), &request)
+        self.begin(PendingVerb::Make(made), vec![of.clone()], Some(of), &request)
     }
 
     pub fn copy(&mut self) -> Result<(), String> {
@@ -135,7 +135,7 @@ impl World {
         let now = self.vdi(&of)?;
         let made = Vdi { description: now.description.clone(), ..now.copied(name.clone(), sr, None) };
         let body = json!({ "sr": self.srs.get(sr).map(|sr| &sr.uuid), "name": name });
-        self.begin(Verb::Make(made), vec![of.clone()], None, &Request::post(format!("/vdis/{of}/copy"), body))
+        self.begin(PendingVerb::Make(made), vec![of.clone()], None, &Request::post(format!("/vdis/{of}/copy"), body))
     }
 
     fn resize(&mut self) -> Result<(), String> {
@@ -144,7 +144,7 @@ impl World {
         let known = &self.vdi(&vdi)?.sizes;
         let size = known.iter().copied().max().unwrap_or(0) + ((1 + self.random.below(16)) << 20);
         let request = Request::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
-        self.begin(Verb::Resize(vdi.clone(), size), vec![vdi], None, &request)
+        self.begin(PendingVerb::Resize(vdi.clone(), size), vec![vdi], None, &request)
     }
 
     fn revert(&mut self) -> Result<(), String> {
@@ -156,7 +156,7 @@ impl World {
         let Some(snapshot) = self.free_vdi(fits) else { return Ok(()) };
         let Some(vdi) = self.vdi(&snapshot)?.snapshot_of.clone() else { return Ok(()) };
         let request = Request::post(format!("/vdis/{vdi}/revert"), json!({ "snapshot": snapshot }));
-        self.begin(Verb::Revert(vdi.clone(), snapshot.clone()), vec![vdi, snapshot], None, &request)
+        self.begin(PendingVerb::Revert(vdi.clone(), snapshot.clone()), vec![vdi, snapshot], None, &request)
     }
 
     pub fn destroy(&mut self) -> Result<(), String> {
@@ -168,7 +168,7 @@ impl World {
             return Ok(());
         }
         let request = Request::delete(format!("/vdis/{vdi}"));
-        self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &request)
+        self.begin(PendingVerb::Destroy(vdi.clone()), vec![vdi], None, &request)
     }
 
     fn plug_one(&mut self) -> Result<(), String> {
@@ -179,7 +179,7 @@ impl World {
         };
         let Some(vbd) = vbd else { return Ok(()) };
         let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
-        self.begin(Verb::Plug(vbd), vec![vdi], None, &request)
+        self.begin(PendingVerb::Plug(vbd), vec![vdi], None, &request)
     }
 
     fn unplug_one(&mut self) -> Result<(), String> {
@@ -203,7 +203,7 @@ impl World {
         now.sent = None;
         let vdi = now.vdi.clone();
         let request = Request::post(format!("/vbds/{vbd}/unplug"), json!({ "force": force }));
-        self.begin(Verb::Unplug(vbd), vec![vdi], None, &request)
+        self.begin(PendingVerb::Unplug(vbd), vec![vdi], None, &request)
     }
 
     fn delete_some_vbd(&mut self) -> Result<(), String> {
@@ -224,7 +224,7 @@ impl World {
         let path = self.bed.places.room.join(format!("{name}.{format}"));
         let request = Request::post(format!("/vdis/{vdi}/export"), json!({ "path": path, "format": format }));
         let before = self.vdi(&vdi)?.clone();
-        self.begin(Verb::Export, vec![vdi], None, &request)?;
+        self.begin(PendingVerb::Export, vec![vdi], None, &request)?;
         self.settle(true)?;
         if !path.exists() {
             return Ok(());
@@ -233,7 +233,7 @@ impl World {
         let into = self.srs.get(sr).map(|sr| sr.uuid.clone());
         let body = json!({ "sr": into, "name": name, "path": path, "source_format": format });
         let made = before.copied(name, sr, None);
-        self.begin(Verb::Make(made), Vec::new(), None, &Request::post("/vdis/import", body))?;
+        self.begin(PendingVerb::Make(made), Vec::new(), None, &Request::post("/vdis/import", body))?;
         self.settle(true)?;
         std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))
     }
@@ -242,7 +242,7 @@ impl World {
         let Some(vdi) = self.free_vdi(|_, _, vdi| !vdi.read_only) else { return Ok(()) };
         // If there is nothing to merge, it is refused.
         let request = Request::post(format!("/vdis/{vdi}/merge"), json!({}));
-        let pending = Pending { contested: true, ..Pending::new(Verb::Merge, vec![vdi], None) };
+        let pending = Pending { contested: true, ..Pending::new(PendingVerb::Merge, vec![vdi], None) };
         self.begin_as(pending, &request)
     }
 }

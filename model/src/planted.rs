@@ -13,7 +13,7 @@ use testbed::programs::cargo;
 use testbed::tool;
 
 use super::verbs::Request;
-use super::world::{Verb, World};
+use super::world::{PendingVerb, World};
 use super::{Options, life, programs, root, steps};
 
 /// The environment variable that selects the daemon's fault.
@@ -234,7 +234,7 @@ impl World {
         let now = self.vdi(of)?;
         let made = now.copied(name.clone(), now.sr, Some(of.to_owned()));
         let request = Request::post(format!("/vdis/{of}/snapshot"), json!({ "name": name }));
-        self.begin(Verb::Make(made), vec![of.to_owned()], Some(of.to_owned()), &request)?;
+        self.begin(PendingVerb::Make(made), vec![of.to_owned()], Some(of.to_owned()), &request)?;
         self.settle(true)?;
         let shown = self.list(&format!("/vdis?match={name}"))?;
         Ok(shown.first().map(|vdi| uuid(vdi).map(str::to_owned)).transpose()?)
@@ -242,7 +242,7 @@ impl World {
 
     pub fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
         let request = Request::delete(format!("/vdis/{vdi}"));
-        self.begin(Verb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &request)?;
+        self.begin(PendingVerb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &request)?;
         self.settle(true)
     }
 
@@ -266,7 +266,7 @@ impl World {
         let vbd = self.make_vbd(&of)?.ok_or("a deep VDI gets no VBD")?;
         self.troubled = false;
         let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
-        self.begin(Verb::Plug(vbd.clone()), vec![of.clone()], None, &request)?;
+        self.begin(PendingVerb::Plug(vbd.clone()), vec![of.clone()], None, &request)?;
         self.settle(true)?;
         self.compare_all(&vbd)?;
         for snapshot in made {

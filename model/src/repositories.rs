@@ -7,7 +7,7 @@ use testbed::daemon::api::{Ended, Trouble, uuid};
 
 use super::check::text;
 use super::verbs::{Request, patience};
-use super::world::{Sr, Vbd, Verb, World};
+use super::world::{PendingVerb, Sr, Vbd, World};
 
 impl World {
     /// Creates a repository on each storage except the last one.
@@ -140,7 +140,7 @@ impl World {
                 shown.iter().map(|vbd| text(&vbd["uuid"])).find(|uuid| !self.vbds.contains_key(uuid))
             }
             Err(Trouble::Refused(code, why)) => {
-                self.excuse(&Verb::Plug(String::new()), &code, &why)?;
+                self.excuse(&PendingVerb::Plug(String::new()), &code, &why)?;
                 None
             }
             Err(trouble) => return Err(trouble.to_string()),
@@ -163,7 +163,7 @@ impl World {
             if self.vbd(vbd)?.plugged {
                 self.vbd(vbd)?.client = None;
                 let request = Request::post(format!("/vbds/{vbd}/unplug"), json!({}));
-                self.begin(Verb::Unplug(vbd.to_owned()), Vec::new(), None, &request)?;
+                self.begin(PendingVerb::Unplug(vbd.to_owned()), Vec::new(), None, &request)?;
                 self.settle(true)?;
             }
             self.ensure_daemon()?;
@@ -172,7 +172,7 @@ impl World {
                 Ok(_) => drop(self.vbds.remove(vbd)),
                 Err(trouble) if trouble.is_not_found() => drop(self.vbds.remove(vbd)),
                 Err(Trouble::Gone) => self.note_daemon_gone()?,
-                Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Unplug(String::new()), &code, &why)?,
+                Err(Trouble::Refused(code, why)) => self.excuse(&PendingVerb::Unplug(String::new()), &code, &why)?,
                 Err(trouble) => return Err(trouble.to_string()),
             }
             if begun.elapsed() > patience() {

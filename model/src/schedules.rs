@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::check::text;
 use super::machines::{DISKS_MAX, Vm};
 use super::verbs::{Request, patience};
-use super::world::{Vdi, Verb, World};
+use super::world::{PendingVerb, Vdi, World};
 
 /// Steps of schedules at which the daemon sometimes dies.
 const STEPS: [&str; 8] = [
@@ -112,11 +112,11 @@ impl World {
         let source = self.vdi(&cloned)?;
         let made = source.copied(name.clone(), source.sr, None);
         let request = Request::post(format!("/vdis/{cloned}/clone"), json!({ "name": name }));
-        self.begin(Verb::Make(made), vec![cloned.clone()], Some(cloned.clone()), &request)?;
+        self.begin(PendingVerb::Make(made), vec![cloned.clone()], Some(cloned.clone()), &request)?;
         self.settle(true)?;
         let is_cloned = self.vdis.values().any(|vdi| vdi.name == name);
         let revert = Request::post(format!("/vdis/{of}/revert"), json!({ "snapshot": first }));
-        self.begin(Verb::Revert(of.clone(), first.clone()), vec![of.clone(), first], None, &revert)?;
+        self.begin(PendingVerb::Revert(of.clone(), first.clone()), vec![of.clone(), first], None, &revert)?;
         self.settle(true)?;
         self.destroy_now(&last)?;
         self.rest()?;

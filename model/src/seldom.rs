@@ -13,7 +13,7 @@ use testbed::daemon::api::{Trouble, uuid};
 use super::check::{names_in, text};
 use super::machines::Power;
 use super::verbs::{NO_TASK, Request};
-use super::world::{Sr, Verb, World};
+use super::world::{PendingVerb, Sr, World};
 
 /// Maximum number of tokens.
 const TOKENS_MAX: usize = 4;
@@ -92,7 +92,7 @@ impl World {
                 self.delete_vbd(&vbd)?;
             }
             let request = Request::delete(format!("/vdis/{vdi}"));
-            self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &request)?;
+            self.begin(PendingVerb::Destroy(vdi.clone()), vec![vdi], None, &request)?;
         }
         self.rest()?;
         if self.vdis.values().any(|vdi| vdi.sr == number) {
@@ -140,7 +140,7 @@ impl World {
         }
         let holds = self.vdis.keys().chain(self.vms.keys()).cloned().collect();
         let request = Request::post("/host/drain", json!({ "timeout": self.random.below(3) }));
-        self.begin(Verb::Drain, holds, None, &request)?;
+        self.begin(PendingVerb::Drain, holds, None, &request)?;
         if self.random_is(4) {
             self.kill_daemon()?;
         }

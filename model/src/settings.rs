@@ -6,7 +6,7 @@ use testbed::daemon::api::Trouble;
 use super::check::text;
 use super::machines::{Power, Vm};
 use super::verbs::{NO_TASK, Request};
-use super::world::{Vdi, Verb, World};
+use super::world::{PendingVerb, Vdi, World};
 
 impl World {
     /// Changes a random setting.
@@ -144,7 +144,7 @@ impl World {
         let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
         let vdi = self.vbd(&vbd)?.vdi.clone();
         let request = Request::post(format!("/vbds/{vbd}/upgrade"), Value::Null);
-        self.begin(Verb::Upgrade, vec![vdi], None, &request)
+        self.begin(PendingVerb::Upgrade, vec![vdi], None, &request)
     }
 
     /// Compares settings of repositories and VBDs with the model.

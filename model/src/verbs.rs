@@ -6,7 +6,7 @@ use serde_json::Value;
 use testbed::daemon::api::{Ended, Trouble, uuid};
 
 use super::machines::Power;
-use super::world::{Pending, Vdi, Verb, World};
+use super::world::{Pending, PendingVerb, Vdi, World};
 
 /// Maximum duration of a fault that a verb waits for.
 const FAULT_MAX: Duration = Duration::from_secs(3);
@@ -18,7 +18,7 @@ pub fn patience() -> Duration {
 }
 
 /// Stands for requests without a task, which have no verb of their own.
-pub const NO_TASK: Verb = Verb::Merge;
+pub const NO_TASK: PendingVerb = PendingVerb::Merge;
 
 /// A request of the API.
 #[derive(Clone, Debug)]
@@ -130,7 +130,7 @@ impl World {
     /// Begins a verb with a task.
     pub fn begin(
         &mut self,
-        verb: Verb,
+        verb: PendingVerb,
         holds: Vec<String>,
         source: Option<String>,
         request: &Request,
@@ -154,7 +154,7 @@ impl World {
     }
 
     /// Checks whether a refusal or failure is allowed, and records it.
-    pub fn excuse(&mut self, verb: &Verb, code: &str, why: &str) -> Result<(), String> {
+    pub fn excuse(&mut self, verb: &PendingVerb, code: &str, why: &str) -> Result<(), String> {
         self.refused(verb, code, why);
         let passes = ["busy", "overloaded", "no-space"].contains(&code);
         match passes || self.troubled && code != "internal" {
@@ -164,7 +164,7 @@ impl World {
     }
 
     /// Counts a refusal or failure.
-    pub fn refused(&mut self, verb: &Verb, code: &str, why: &str) {
+    pub fn refused(&mut self, verb: &PendingVerb, code: &str, why: &str) {
         self.log(format!("refused or failed: {why}"));
         let what = format!("{} {code}", word(verb));
         *self.counts.refused.entry(what).or_default() += 1;
@@ -228,7 +228,7 @@ impl World {
         let lost = matches!(ended, Ended::Forgotten);
         let done = matches!(ended, Ended::Done(_));
         match &pending.verb {
-            Verb::Make(vdi) => {
+            PendingVerb::Make(vdi) => {
                 let found = match ended {
                     Ended::Done(result) => Some(uuid(result)?.to_owned()),
                     Ended::Failed(_) => None,
@@ -238,24 +238,26 @@ impl World {
                     self.vdis.insert(uuid, vdi.clone());
                 }
             }
-            Verb::Destroy(vdi) => {
+            PendingVerb::Destroy(vdi) => {
                 if done || lost && self.get_vdi(vdi)?.is_none() {
                     self.vdis.remove(vdi);
                     self.vbds.retain(|_, vbd| vbd.vdi != *vdi);
                 }
             }
-            Verb::Resize(vdi, _) if !self.vdis.contains_key(vdi) => {}
-            Verb::Resize(vdi, size) => self.resized(vdi, *size, done)?,
-            Verb::Revert(vdi, snapshot) => self.reverted(vdi, snapshot, done, lost)?,
-            Verb::Plug(vbd) | Verb::Unplug(vbd) if lost || pending.contested => self.settle_plugged(vbd)?,
-            Verb::Plug(vbd) => {
+            PendingVerb::Resize(vdi, _) if !self.vdis.contains_key(vdi) => {}
+            PendingVerb::Resize(vdi, size) => self.resized(vdi, *size, done)?,
+            PendingVerb::Revert(vdi, snapshot) => self.reverted(vdi, snapshot, done, lost)?,
+            PendingVerb::Plug(vbd) | PendingVerb::Unplug(vbd) if lost || pending.contested => {
+                self.settle_plugged(vbd)?
+            }
+            PendingVerb::Plug(vbd) => {
                 if done {
                     self.vbd(vbd)?.plugged = true;
                 } else {
                     self.settle_plugged(vbd)?;
                 }
             }
-            Verb::Unplug(vbd) => {
+            PendingVerb::Unplug(vbd) => {
                 if done {
                     let vbd = self.vbd(vbd)?;
                     (vbd.plugged, vbd.client, vbd.stopped) = (false, None, None);
@@ -263,29 +265,29 @@ impl World {
                     self.settle_plugged(vbd)?;
                 }
             }
-            Verb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
-            Verb::Many(vbds) => {
+            PendingVerb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
+            PendingVerb::Many(vbds) => {
                 for vbd in vbds {
                     self.settle_plugged(vbd)?;
                 }
             }
-            Verb::Upgrade => {
+            PendingVerb::Upgrade => {
                 if let Ended::Done(result) = ended {
                     if result["pid"] == result["replaced"] {
                         return Err(format!("a disk was upgraded, and its process is the same: {result}"));
                     }
                 }
             }
-            Verb::Drain => self.drained(done)?,
-            Verb::Keep(vm, name) => self.vm_snapshot_ended(vm, name, ended)?,
-            Verb::RevertAll(pairs) => {
+            PendingVerb::Drain => self.drained(done)?,
+            PendingVerb::Keep(vm, name) => self.vm_snapshot_ended(vm, name, ended)?,
+            PendingVerb::RevertAll(pairs) => {
                 for (vdi, snapshot) in pairs {
                     self.reverted(vdi, snapshot, done, lost)?;
                 }
             }
-            Verb::Forget(vm, moment) => self.vm_snapshot_destroyed(vm, moment, done)?,
-            Verb::CloneVm(name, disks) => self.vm_clone_ended(name, disks, ended)?,
-            Verb::Merge | Verb::Export => {}
+            PendingVerb::Forget(vm, moment) => self.vm_snapshot_destroyed(vm, moment, done)?,
+            PendingVerb::CloneVm(name, disks) => self.vm_clone_ended(name, disks, ended)?,
+            PendingVerb::Merge | PendingVerb::Export => {}
         }
         Ok(())
     }
@@ -359,26 +361,26 @@ impl World {
 }
 
 /// The name of a verb.
-pub fn word(verb: &Verb) -> &'static str {
+pub fn word(verb: &PendingVerb) -> &'static str {
     match verb {
-        Verb::Make(Vdi { snapshot_of: Some(_), .. }) => "vdi-snapshot",
-        Verb::Make(_) => "vdi-make",
-        Verb::Export => "vdi-export",
-        Verb::Resize(..) => "vdi-resize",
-        Verb::Revert(..) => "vdi-revert",
-        Verb::Destroy(_) => "vdi-destroy",
-        Verb::Merge => "vdi-merge",
-        Verb::Plug(_) => "vbd-plug",
-        Verb::Unplug(_) => "vbd-unplug",
-        Verb::Many(_) => "vbds",
-        Verb::Upgrade => "vbd-upgrade",
-        Verb::Drain => "host-drain",
-        Verb::Keep(..) => "vm-snapshot",
-        Verb::RevertAll(_) => "vm-revert",
-        Verb::Forget(..) => "vm-snapshot-destroy",
-        Verb::CloneVm(..) => "vm-clone",
-        Verb::Power(_, Power::Halted) => "vm-shutdown",
-        Verb::Power(_, Power::Running) => "vm-run",
-        Verb::Power(_, Power::Paused) => "vm-pause",
+        PendingVerb::Make(Vdi { snapshot_of: Some(_), .. }) => "vdi-snapshot",
+        PendingVerb::Make(_) => "vdi-make",
+        PendingVerb::Export => "vdi-export",
+        PendingVerb::Resize(..) => "vdi-resize",
+        PendingVerb::Revert(..) => "vdi-revert",
+        PendingVerb::Destroy(_) => "vdi-destroy",
+        PendingVerb::Merge => "vdi-merge",
+        PendingVerb::Plug(_) => "vbd-plug",
+        PendingVerb::Unplug(_) => "vbd-unplug",
+        PendingVerb::Many(_) => "vbds",
+        PendingVerb::Upgrade => "vbd-upgrade",
+        PendingVerb::Drain => "host-drain",
+        PendingVerb::Keep(..) => "vm-snapshot",
+        PendingVerb::RevertAll(_) => "vm-revert",
+        PendingVerb::Forget(..) => "vm-snapshot-destroy",
+        PendingVerb::CloneVm(..) => "vm-clone",
+        PendingVerb::Power(_, Power::Halted) => "vm-shutdown",
+        PendingVerb::Power(_, Power::Running) => "vm-run",
+        PendingVerb::Power(_, Power::Paused) => "vm-pause",
     }
 }

@@ -10,7 +10,7 @@ use testbed::daemon::api::{Ended, uuid};
 use super::check::text;
 use super::machines::{DISKS_MAX, Power, VMS_MAX, Vm};
 use super::verbs::Request;
-use super::world::{Vbd, Verb, World};
+use super::world::{PendingVerb, Vbd, World};
 
 /// A disk of a VM in a snapshot of the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl World {
         let Some(vm) = self.free_vm(fits) else { return Ok(()) };
         let (holds, name) = (self.held_by(&vm), self.name());
         let request = Request::post(format!("/vms/{vm}/snapshot"), json!({ "name": name }));
-        self.begin(Verb::Keep(vm, name), holds, None, &request)
+        self.begin(PendingVerb::Keep(vm, name), holds, None, &request)
     }
 
     /// A snapshot of a VM that fits and is complete, where neither the VM nor its disks are in use by a verb.
@@ -125,7 +125,7 @@ impl World {
         let mut holds = self.held_by(&vm);
         holds.extend(pairs.iter().map(|(_, snapshot)| snapshot.clone()));
         let request = Request::post(format!("/vms/{vm}/revert"), json!({ "snapshot": uuid }));
-        self.begin(Verb::RevertAll(pairs), holds, None, &request)
+        self.begin(PendingVerb::RevertAll(pairs), holds, None, &request)
     }
 
     fn destroy_vm_snapshot(&mut self) -> Result<(), String> {
@@ -136,7 +136,7 @@ impl World {
         let mut holds = self.held_by(&vm);
         holds.extend(moment.pairs().into_iter().map(|(_, snapshot)| snapshot));
         let request = Request::delete(format!("/vms/{vm}/snapshots/{uuid}"));
-        self.begin(Verb::Forget(vm, uuid), holds, None, &request)
+        self.begin(PendingVerb::Forget(vm, uuid), holds, None, &request)
     }
 
     /// Clones a snapshot of a VM, or the VM itself.
@@ -159,7 +159,7 @@ impl World {
         let mut holds = self.held_by(&vm);
         holds.extend(disks.iter().filter_map(|disk| disk.snapshot.clone()));
         let request = Request::post(format!("/vms/{vm}/clone"), body);
-        self.begin(Verb::CloneVm(name, disks), holds, None, &request)
+        self.begin(PendingVerb::CloneVm(name, disks), holds, None, &request)
     }
 
     /// The snapshots of a VM according to the daemon.

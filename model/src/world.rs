@@ -85,7 +85,7 @@ pub struct Vbd {
 
 /// A verb with its effect.
 #[derive(Clone, Debug)]
-pub enum Verb {
+pub enum PendingVerb {
     /// Creates a VDI; a copy, clone, snapshot or import has content.
     Make(Vdi),
     /// Exports a VDI to a file.
@@ -124,7 +124,7 @@ pub enum Verb {
 #[derive(Clone, Debug)]
 pub struct Pending {
     /// The verb with its effect.
-    pub verb: Verb,
+    pub verb: PendingVerb,
     /// The VDIs and VMs that no other verb may use meanwhile.
     pub holds: Vec<String>,
     /// The task; `None` if the response was lost.
@@ -139,7 +139,7 @@ pub struct Pending {
 
 impl Pending {
     /// A verb without rivals.
-    pub fn new(verb: Verb, holds: Vec<String>, source: Option<String>) -> Pending {
+    pub fn new(verb: PendingVerb, holds: Vec<String>, source: Option<String>) -> Pending {
         Pending { verb, holds, task: None, source, contested: false, cancelled: false }
     }
 }

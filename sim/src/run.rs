@@ -39,7 +39,7 @@ use crate::subject::{Device, Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use around::Around;
 use opening::Opening;
-use steps::Verb;
+use steps::ActiveVerb;
 pub use takeover::{Death, Next, take_over};
 pub use violation::Violation;
 pub use windows::around;
@@ -133,7 +133,7 @@ struct Run {
     /// Other chains that share layers with it.
     siblings: Vec<Sibling>,
     /// The verb in progress.
-    verb: Option<Verb>,
+    verb: Option<ActiveVerb>,
     /// Whether the verb has failed so that only another process could continue.
     is_over: bool,
     /// Size of the disk in sectors as reported to the guest.
@@ -459,7 +459,7 @@ impl Run {
 
     fn end(mut self, upcoming: Option<Op>, workload: &[Op]) -> Result<End, Violation> {
         if self.verb.is_some() || upcoming.is_some() {
-            let step = self.verb.as_ref().and_then(Verb::step);
+            let step = self.verb.as_ref().and_then(ActiveVerb::step);
             return Err(Violation::Step(format!("{step:?} never ends")));
         }
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {

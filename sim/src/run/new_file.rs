@@ -10,7 +10,7 @@
 use disk::FileId;
 
 use super::made::NewFile;
-use super::steps::{Verb, refused};
+use super::steps::{ActiveVerb, refused};
 use super::{Run, Violation};
 use crate::media::{Media, Unwritten};
 use crate::oracle::Oracle;
@@ -20,7 +20,7 @@ use crate::sibling::Sibling;
 use crate::subject::{Form, Subject};
 use crate::workload::Step;
 
-impl Verb {
+impl ActiveVerb {
     fn new_file(&self) -> &NewFile {
         let Some(new) = &self.new else { unreachable!("no file was made") };
         new
@@ -74,21 +74,21 @@ impl Run {
     }
 
     /// Shares the blocks of the leaf: the copy has its current content.
-    pub(super) fn share_blocks(&mut self, verb: &mut Verb) {
+    pub(super) fn share_blocks(&mut self, verb: &mut ActiveVerb) {
         let Some(leaf) = self.file_at(0) else { unreachable!("a disk has a leaf") };
         let new = verb.new_mut();
         self.io.share(leaf, new.file);
         new.copied = Some(self.oracle.clone());
     }
 
-    pub(super) fn sync_new(&mut self, verb: &Verb) {
+    pub(super) fn sync_new(&mut self, verb: &ActiveVerb) {
         self.io.sync_now(verb.new_file().file);
     }
 
     /// Names the new file: from now on others find it. After a snapshot, the new file is the leaf if it exists; before
     /// the switch the old leaf is equivalent. A clone belongs to another disk, and so does the new leaf of a revert
     /// until the switch.
-    pub(super) fn name_new(&mut self, verb: &Verb, subject: &Subject) -> Result<(), Violation> {
+    pub(super) fn name_new(&mut self, verb: &ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let new = verb.new_file();
         if verb.asked == Step::Snapshot {
             self.chains.push(new.chain());
@@ -106,7 +106,7 @@ impl Run {
     }
 
     /// Removes the new file again.
-    pub(super) fn remove_new(&mut self, verb: &mut Verb) {
+    pub(super) fn remove_new(&mut self, verb: &mut ActiveVerb) {
         let Some(new) = verb.new.take() else { return };
         self.chains.truncate(1);
         self.siblings.retain(|sibling| sibling.chain.first() != Some(&new.file));
@@ -122,7 +122,7 @@ impl Run {
     }
 
     /// Makes the new file the leaf.
-    pub(super) fn push_leaf(&mut self, verb: &Verb, subject: &Subject) -> Result<(), Violation> {
+    pub(super) fn push_leaf(&mut self, verb: &ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let NewFile { file, is_named_durably, .. } = *verb.new_file();
         let old = self.chains.swap_remove(0);
         if self.bug == Some(Planted::SnapshotWithoutRound) {

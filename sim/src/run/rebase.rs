@@ -13,7 +13,7 @@ use disk::{DiskOffset, FileId, Geometry, Image, Operation, Request, Span, Status
 use memory::Segments;
 
 use super::opening::Opening;
-use super::steps::{Ended, Phase, Verb, refused};
+use super::steps::{ActiveVerb, Ended, Phase, refused};
 use super::{Run, Violation};
 use crate::link;
 use crate::media::{Media, Unwritten};
@@ -47,7 +47,7 @@ impl Run {
 
     /// Copies up the data that the leaf would not show on its new parents. The guest's process has made everything
     /// durable and ended before.
-    pub(super) fn copy_up(&mut self, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+    pub(super) fn copy_up(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         match verb.phase {
             Phase::CopyingUp(_, failed) => return Ok(if failed { Ended::Badly } else { Ended::Well }),
             Phase::Due if !self.disk.is_clean() => {
@@ -84,7 +84,7 @@ impl Run {
 
     /// Handles the response to a write that copies up.
     pub(super) fn copied_up(&mut self, status: Status) {
-        let Some(Verb { phase: Phase::CopyingUp(left, failed), .. }) = &mut self.verb else {
+        let Some(ActiveVerb { phase: Phase::CopyingUp(left, failed), .. }) = &mut self.verb else {
             unreachable!("what is copied up belongs to a verb")
         };
         *left -= 1;
@@ -145,7 +145,7 @@ impl Run {
 
     /// Creates the new parent: a raw file of the initial size with some data; or, if nothing is copied up, one with the
     /// size and content of the old parent. It is not durable yet.
-    pub(super) fn new_parent(&mut self, verb: &mut Verb, subject: &Subject) -> Result<FileId, Violation> {
+    pub(super) fn new_parent(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<FileId, Violation> {
         if let Some(file) = verb.parent {
             return Ok(file);
         }
@@ -170,7 +170,7 @@ impl Run {
     }
 
     /// Makes the new parent durable.
-    pub(super) fn sync_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<(), Violation> {
+    pub(super) fn sync_parents(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let parent = self.new_parent(verb, subject)?;
         self.io.sync_now(parent);
         Ok(())
@@ -193,7 +193,7 @@ impl Run {
     }
 
     /// Handles the end of a verb, successful or not.
-    pub(super) fn end_verb(&mut self, mut verb: Verb) -> Result<(), Violation> {
+    pub(super) fn end_verb(&mut self, mut verb: ActiveVerb) -> Result<(), Violation> {
         if !verb.has_failed {
             verb.check_name()?;
         }

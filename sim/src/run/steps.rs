@@ -24,7 +24,7 @@ use crate::workload::Step;
 pub(super) const FLUSH: Token = Token(u64::MAX);
 
 /// A verb in progress.
-pub(super) struct Verb {
+pub(super) struct ActiveVerb {
     pub(super) asked: Step,
     plan: Plan,
     pub(super) phase: Phase,
@@ -66,9 +66,9 @@ pub(super) enum Ended {
     NotYet,
 }
 
-impl Verb {
-    fn new(asked: Step, plan: Plan) -> Verb {
-        Verb { asked, plan, phase: Phase::Due, new: None, parent: None, opened: Vec::new(), has_failed: false }
+impl ActiveVerb {
+    fn new(asked: Step, plan: Plan) -> ActiveVerb {
+        ActiveVerb { asked, plan, phase: Phase::Due, new: None, parent: None, opened: Vec::new(), has_failed: false }
     }
 
     /// The current step.
@@ -121,13 +121,13 @@ impl Run {
             }
         };
         let plan = plan.map(|plan| order::plant(plan, self.bug));
-        self.verb = plan.map(|plan| Verb::new(step, plan));
+        self.verb = plan.map(|plan| ActiveVerb::new(step, plan));
     }
 
     /// Removes the files of a merge by a process that has died, if the leaf records that the merge has ended.
     pub(super) fn finish_merge(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         let plan = order::plant(plan::finish_merge(true), self.bug);
-        self.verb = Some(Verb::new(Step::MergeBelow, plan));
+        self.verb = Some(ActiveVerb::new(Step::MergeBelow, plan));
         self.end_of_verb(subject, watch)
     }
 
@@ -203,7 +203,7 @@ impl Run {
         Ok(())
     }
 
-    fn carry_out(&mut self, step: plan::Step, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+    fn carry_out(&mut self, step: plan::Step, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         use plan::Step::*;
         match step {
             Hold => return Ok(self.hold(&mut verb.phase, false)),
@@ -329,7 +329,7 @@ impl Run {
         Ok(())
     }
 
-    fn reopen_read_only(&mut self, verb: &mut Verb) {
+    fn reopen_read_only(&mut self, verb: &mut ActiveVerb) {
         // Layers that the disk does not use yet were only going to be used.
         for (_, file) in std::mem::take(&mut verb.opened) {
             self.io.set_writable(file, false);
@@ -361,7 +361,7 @@ impl Run {
     }
 
     /// Removes from the links of the opened layers, one after the other, what is about to change in their parents.
-    fn forget_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+    fn forget_parents(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         let next = match std::mem::replace(&mut verb.phase, Phase::Due) {
             Phase::Forgetting(_, aside) if !aside.is_clean() => return Ok(Ended::Badly),
             Phase::Forgetting(nth, _) => nth + 1,
@@ -388,7 +388,7 @@ impl Run {
         if !aside::is_aside(&done.op) {
             return Some(done);
         }
-        let Some(Verb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
+        let Some(ActiveVerb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
             unreachable!("{:?} belongs to nobody", done.op)
         };
         if done.result.is_err() && matches!(done.op.action, Action::SyncData) {
@@ -401,7 +401,7 @@ impl Run {
 
     /// Lets an auxiliary disk resubmit refused operations.
     pub(super) fn retry_aside(&mut self) {
-        let Some(Verb { phase: Phase::Forgetting(nth, aside), opened, .. }) = &mut self.verb else { return };
+        let Some(ActiveVerb { phase: Phase::Forgetting(nth, aside), opened, .. }) = &mut self.verb else { return };
         let Some(&(_, file)) = opened.get(*nth) else { unreachable!("the disk beside is of an opened layer") };
         aside.retry(&mut Aside { io: &mut self.io, file });
     }

@@ -41,7 +41,7 @@ const MACHINE: &str = "machine";
 const FAR: u8 = 200;
 
 /// Disks as seen by the guest: serial number by PCI address.
-type Seen = BTreeMap<String, String>;
+type SeenDisks = BTreeMap<String, String>;
 
 /// A machine that is killed on drop.
 pub(super) struct Bound(pub(super) Option<QemuVm>);
@@ -214,7 +214,7 @@ impl Story<'_> {
     fn sees(&mut self, bed: &Bed, machine: &mut QemuVm, claim: &str) -> Result<(), Failure> {
         let seed = (at(SEED_SLOT), seed::LABEL.to_owned());
         let served = bed.disks.iter().map(|(&number, disk)| Ok((place(number)?, disk.serial().to_owned())));
-        let mut expected: Seen = served.collect::<Result<_, Failure>>()?;
+        let mut expected: SeenDisks = served.collect::<Result<_, Failure>>()?;
         expected.extend([seed]);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -257,7 +257,7 @@ fn at(slot: PciSlot) -> String {
 }
 
 /// Parses `3: 10.01=position-0 …`.
-fn seen_in(said: &str) -> Seen {
+fn seen_in(said: &str) -> SeenDisks {
     let words = said.split_whitespace().skip(1);
     words.filter_map(|word| word.split_once('=')).map(|(place, serial)| (place.to_owned(), serial.to_owned())).collect()
 }
@@ -284,7 +284,7 @@ mod test {
         fs::write(&console, "x\r\n\rTAPLINE disks=0:\r\n\rTAPLINE disks=1: 10.01=a\r\n\rTAPLINE disks=2: 10.0")
             .unwrap();
         let said = said_in(&console, "disks").unwrap().unwrap();
-        assert_eq!(seen_in(&said), Seen::from([("10.01".to_owned(), "a".to_owned())]));
+        assert_eq!(seen_in(&said), SeenDisks::from([("10.01".to_owned(), "a".to_owned())]));
         assert_eq!(said_in(&console, "pressed").unwrap(), None);
     }
 

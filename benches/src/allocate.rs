@@ -1,11 +1,11 @@
-//! First writes: what a new thin image costs while it grows, ours beside the peer's, in the same format.
+//! Cost of first writes to a growing thin image, compared with the peer's in the same format.
 
 use std::path::{Path, PathBuf};
 
-use super::server::{Kind, Server};
+use super::server::{Server, ServerKind};
 use super::{Arguments, client, in_turns, median, room, tapline};
 
-/// A load of first writes, and how much of the disk is new to it.
+/// A load of first writes, and the part of them that allocates.
 struct Workload {
     name: &'static str,
     client: &'static [&'static str],
@@ -17,10 +17,10 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "randwrite 4k qd32", client: &["--pattern", "randwrite", "--block", "4096", "--depth", "32"] },
 ];
 
-/// So large that no load here comes round.
+/// Size of the disk: so large that no load wraps around.
 const SIZE: &str = "64G";
 
-/// Who writes: a program and a format, as each of the two calls it.
+/// A program and a format, as each of the two names it.
 struct Writer {
     name: &'static str,
     format: &'static str,
@@ -34,7 +34,7 @@ const WRITERS: &[Writer] = &[
     Writer { name: "tapline vhd", format: "vhd", peer: None },
 ];
 
-/// Each round begins with new images. The ratio is to the peer with the same format.
+/// Runs the benchmark. Each round begins with new images. Ratios are to the peer with the same format.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let work = room(arguments)?;
     let mut report = Vec::new();
@@ -73,8 +73,8 @@ fn sample(writer: &Writer, workload: &Workload, work: &Path, seconds: f64) -> Re
     let name = format!("{}:{}", writer.format, image.display());
     tapline(&["image", "create", &name, "--size", SIZE])?;
     let kind = match writer.peer {
-        Some(format) => Kind::qemu(writer.name, format, &image),
-        None => Kind::tapline(writer.name, vec![name]),
+        Some(format) => ServerKind::qemu(writer.name, format, &image),
+        None => ServerKind::tapline(writer.name, vec![name]),
     };
     let server = Server::start(&kind, work)?;
     let seconds = seconds.to_string();

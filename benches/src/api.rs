@@ -1,7 +1,6 @@
-//! `cargo xtask bench api`: how long a list of many VDIs takes, and what a thousand clients do to a plug.
+//! `cargo xtask bench api`: the time of a list of many VDIs, and the effect of a thousand clients on plugs.
 //!
-//! Plugs alone and beside the clients take turns; what is printed are medians and their ratio. Nothing here passes or
-//! fails by a figure.
+//! Plugs alone and with the clients alternate; medians and their ratio are printed. No figure is a failure.
 
 mod clients;
 
@@ -19,19 +18,19 @@ use testbed::options::{positive, whole_path};
 use testbed::process::pss_kib;
 use testbed::programs::released;
 
-use self::clients::{Clients, Habit};
+use self::clients::{Behaviour, Clients};
 use super::median;
 
-/// Lists whose time is taken.
+/// Number of lists that are timed.
 const LISTS: usize = 30;
 
-/// VBDs that are plugged together.
+/// Number of VBDs that are plugged together.
 const VBDS: usize = 20;
 
-/// For clients to be connected and at it.
+/// Time for the clients to connect and begin.
 const TO_BEGIN: Duration = Duration::from_secs(3);
 
-/// How much is asked of the daemon.
+/// The load on the daemon.
 #[derive(Debug, clap::Args)]
 pub struct Plan {
     #[arg(long, default_value_t = 10_000, value_parser = enough_vdis)]
@@ -40,10 +39,10 @@ pub struct Plan {
     clients: usize,
     #[arg(long, default_value_t = 5, value_parser = positive)]
     rounds: usize,
-    /// Use the programs in this directory instead of building released ones
+    /// Use the programs in this directory instead of building optimized ones
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Where the files go
+    /// Directory for the files
     #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
     #[arg(long)]
@@ -56,7 +55,7 @@ fn enough_vdis(text: &str) -> Result<usize, String> {
     })
 }
 
-/// Runs it, and prints.
+/// Runs the benchmark and prints the results.
 pub fn run(plan: &Plan) -> Result<(), String> {
     let programs = released(plan.bin_dir.as_deref())?;
     let room = tempfile::Builder::new().prefix("tl-api-").tempdir_in(&plan.dir);
@@ -70,18 +69,18 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     eprintln!("lists: {lists}");
     let vbds: Vec<String> = vdis.iter().take(VBDS).map(|vdi| api.make_vbd(&json!(vdi))).collect::<Result<_, _>>()?;
     let vdi = vdis.first().ok_or("there is no VDI")?;
-    let mut beside = Beside::default();
+    let mut beside = PlugTimes::default();
     for round in 0..plan.rounds {
         eprintln!("round {} of {}", round + 1, plan.rounds);
         beside.alone.push(plug(&api, &vbds)?);
         beside.crowd(&daemon, &api, vdi, &vbds, plan.clients, |number| {
-            [Habit::List, Habit::Show, Habit::Follow][number % 3]
+            [Behaviour::List, Behaviour::Show, Behaviour::Follow][number % 3]
         })?;
         eprintln!("alone {:?}, beside {:?}", beside.alone, beside.together);
     }
     let before = pss_kib(daemon.pid().unwrap_or(0))?;
-    let mut ignored = Beside::default();
-    ignored.crowd(&daemon, &api, vdi, &vbds, plan.clients, |_| Habit::Ignore)?;
+    let mut ignored = PlugTimes::default();
+    ignored.crowd(&daemon, &api, vdi, &vbds, plan.clients, |_| Behaviour::Ignore)?;
     let report = json!({
         "vdis": plan.vdis, "clients": plan.clients, "rounds": plan.rounds, "list": lists,
         "plug": beside.report(), "who_do_not_read": ignored.report(), "daemon_kib_before_those": before,
@@ -94,9 +93,9 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Plugs beside clients, and alone.
+/// Times of plugs alone and with clients.
 #[derive(Default)]
-struct Beside {
+struct PlugTimes {
     alone: Vec<(f64, f64)>,
     together: Vec<(f64, f64)>,
     answers: u64,
@@ -106,8 +105,8 @@ struct Beside {
     daemon_kib: u64,
 }
 
-impl Beside {
-    /// A plug and an unplug beside so many clients.
+impl PlugTimes {
+    /// Measures a plug and an unplug with this number of clients.
     fn crowd(
         &mut self,
         daemon: &Daemon,
@@ -115,7 +114,7 @@ impl Beside {
         vdi: &str,
         vbds: &[String],
         count: usize,
-        habit: impl Fn(usize) -> Habit,
+        habit: impl Fn(usize) -> Behaviour,
     ) -> Result<(), String> {
         let clients = Clients::begin(&api.socket, vdi, count, habit).map_err(|error| format!("clients: {error}"))?;
         std::thread::sleep(TO_BEGIN);
@@ -137,7 +136,7 @@ impl Beside {
         });
         let plugged = plug(api, vbds);
         peak.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
-        watch.join().map_err(|_| "whoever watches has panicked")?;
+        watch.join().map_err(|_| "the watching thread has panicked")?;
         self.daemon_kib = self.daemon_kib.max(peak.lock().unwrap_or_else(PoisonError::into_inner).0);
         self.together.push(plugged?);
         let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
@@ -164,7 +163,7 @@ impl Beside {
     }
 }
 
-/// Makes VDIs of raw files, which a scan takes in without looking into them.
+/// Creates VDIs from raw files, which a scan adds without reading them.
 fn disks(api: &Api, places: &Places, count: usize) -> Result<Vec<String>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", places.sr.display());
     let sr = api.done("/srs", &json!({ "name": "many", "source": { "type": "dir", "path": places.sr } }))?;
@@ -178,7 +177,7 @@ fn disks(api: &Api, places: &Places, count: usize) -> Result<Vec<String>, String
     if vdis.len() == count { Ok(vdis) } else { Err(format!("{} of {count} disks were found", vdis.len())) }
 }
 
-/// The times of lists, one after the other.
+/// Times of successive lists.
 fn lists(api: &Api) -> Result<Value, String> {
     let mut times = Vec::new();
     let mut objects = 0;
@@ -193,7 +192,7 @@ fn lists(api: &Api) -> Result<Value, String> {
     Ok(json!({ "calls": LISTS, "objects": objects, "p50_ms": at(50), "p99_ms": at(99), "max_ms": times.last() }))
 }
 
-/// Plugs and unplugs; how many seconds each took.
+/// Plugs and unplugs; returns the seconds of each.
 fn plug(api: &Api, vbds: &[String]) -> Result<(f64, f64), String> {
     let begin = Instant::now();
     api.done("/vbds/plug", &json!({ "vbds": vbds }))?;

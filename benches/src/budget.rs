@@ -1,7 +1,7 @@
-//! What happens when the metadata of a disk does not fit into the memory that is set apart for it.
+//! Performance when the metadata of a disk exceeds its memory budget.
 //!
-//! The image is the worst there is: 1 TiB of clusters in random order, so that no two neighbours form a run. Its data
-//! are holes; only the metadata (L2 tables, 128 MiB of them) takes space.
+//! The image is the worst case: 1 TiB of clusters in random order, so that no two neighbours form a run. Its data are
+//! holes; only the metadata (128 MiB of L2 tables) takes space.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,20 +10,20 @@ use std::process::Command;
 
 use fastrand::Rng;
 
-use super::server::{Kind, Server};
+use super::server::{Server, ServerKind};
 use super::{Arguments, client, median, room};
 
 const TIB: u64 = 1 << 40;
-/// Parts of the disk that are read, in GiB.
+/// Sizes of the parts of the disk that are read, in GiB.
 const PARTS: [u64; 8] = [4, 16, 32, 64, 128, 256, 512, 1024];
 
-/// Prints the curve.
+/// Measures and prints the curve.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let work = room(arguments)?;
     let image = work.path().join("scattered.qcow2");
     scattered(&image)?;
-    let ours = Kind::tapline("tapline qcow2", vec![format!("qcow2:{}", image.display())]);
-    let peer = Kind::qemu("QSD qcow2", "qcow2", &image);
+    let ours = ServerKind::tapline("tapline qcow2", vec![format!("qcow2:{}", image.display())]);
+    let peer = ServerKind::qemu("QSD qcow2", "qcow2", &image);
     let mut report = Vec::new();
     if !arguments.json {
         println!("random 4 KiB reads at depth 32 of the first part of a scattered qcow2 of 1 TiB, clusters of 64 KiB");
@@ -48,12 +48,12 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Requests a second, and the server's memory afterwards, once the part has been read at random for a while.
-fn measure(kind: &Kind, span: u64, work: &Path, arguments: &Arguments) -> Result<(f64, u64), String> {
+/// Requests per second and the server's memory, after the part was read at random for a while.
+fn measure(kind: &ServerKind, span: u64, work: &Path, arguments: &Arguments) -> Result<(f64, u64), String> {
     let server = Server::start(kind, work)?;
     let (span, seconds) = (span.to_string(), arguments.seconds.to_string());
     let load = ["--pattern", "randread", "--depth", "32", "--span", &span, "--warmup", "0"];
-    // Long enough for every cluster of a small part and for the caches to be full with a large one.
+    // Long enough to read every cluster of a small part, and to fill the caches with a large one.
     client(&server, &[&load[..], &["--seconds", "4", "--seed", "7"]].concat())?;
     let mut seen = Vec::new();
     for round in 0..arguments.rounds {
@@ -66,7 +66,7 @@ fn measure(kind: &Kind, span: u64, work: &Path, arguments: &Arguments) -> Result
     Ok((median(seen), pss))
 }
 
-/// An image of 1 TiB whose clusters are all allocated, in random order.
+/// Creates an image of 1 TiB with all clusters allocated, in random order.
 fn scattered(path: &Path) -> Result<(), String> {
     let made = Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata"])

@@ -1,4 +1,4 @@
-//! What many idle disks cost, each with a client that is connected and asks for nothing: memory, and wake-ups.
+//! Cost of many idle disks, each with a connected client that sends nothing: memory and wake-ups.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,35 +7,35 @@ use std::time::Duration;
 
 use testbed::process::{pss_kib, switches};
 
-use super::server::{Engine, Kind, Server};
+use super::server::{Engine, Server, ServerKind};
 use super::{Arguments, program, room, tapline};
 
-/// KiB of memory (PSS) that a disk may take.
+/// Maximum memory (PSS) of a disk in KiB.
 const PSS_MAX: f64 = 1.3 * 1024.0;
 
-/// What all idle processes cost together.
+/// The cost of all idle processes.
 #[derive(Debug, Default)]
 struct Cost {
-    /// Of each process.
+    /// Memory of each process.
     pss_kib: Vec<u64>,
     switches: u64,
     cpu_seconds: f64,
 }
 
-/// A client that is connected.
+/// A connected client that sends nothing.
 struct Held {
     child: Child,
-    /// It goes when this ends.
+    /// The client exits when this is closed.
     input: Option<ChildStdin>,
 }
 
-/// Serves `arguments.disks` thin disks of 10 GiB, a process and a connected client each, and looks at them for
-/// `arguments.seconds`, in which nothing is asked for. Then the same with the peer, on raw images.
+/// Serves `arguments.disks` thin disks of 10 GiB, with a process and a connected client each, and measures them for
+/// `arguments.seconds` without requests. Then the same with the peer, on raw images.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let own = watch("tapline vhd", arguments, |place| {
         let image = format!("vhd:{}", place.join("disk.vhd").display());
         tapline(&["image", "create", &image, "--size", "10G"])?;
-        // The engine that a disk has if nothing is said: on tmpfs Linux AIO, and io_uring beyond fs.aio-max-nr.
+        // The default engine: on tmpfs Linux AIO, and io_uring beyond fs.aio-max-nr.
         let socket = place.join("server.sock");
         let mut command = Command::new(program("tapline-disk"));
         command.arg("serve").arg(&image).arg("--vhost-user").arg(&socket);
@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         let image = place.join("disk.raw");
         let made = std::fs::File::create(&image).and_then(|file| file.set_len(10 << 30));
         made.map_err(|error| format!("{}: {error}", image.display()))?;
-        Server::start(&Kind::qemu("QSD raw", "raw", &image).on(Engine::Uring), place)
+        Server::start(&ServerKind::qemu("QSD raw", "raw", &image).on(Engine::Uring), place)
     });
     if arguments.json {
         let report = |cost: &Cost| {
@@ -79,7 +79,7 @@ fn print_row(name: &str, cost: &Cost) {
     println!("  {name:<14}{:>14.0} {:>14} {switches:>20} {cpu_seconds:>12.2}", cost.mean(), cost.largest());
 }
 
-/// Starts so many, each in a directory of its own, and watches them.
+/// Starts the servers, each in its own directory, and measures them.
 fn watch(name: &str, arguments: &Arguments, start: impl Fn(&Path) -> Result<Server, String>) -> Result<Cost, String> {
     let work = room(arguments)?;
     let mut disks = Vec::new();
@@ -91,7 +91,7 @@ fn watch(name: &str, arguments: &Arguments, start: impl Fn(&Path) -> Result<Serv
         disks.push((Held::connect(&server)?, server));
     }
     eprint!("\r{:40}\r", "");
-    // What a new connection begins comes to rest.
+    // The work of a new connection ends.
     std::thread::sleep(Duration::from_secs(3));
     let cost = || disks.iter().map(|(_, server)| server).try_fold(Cost::default(), Cost::with);
     let before = cost()?;

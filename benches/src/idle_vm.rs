@@ -1,7 +1,7 @@
-//! What wakes the QEMU of a guest that does nothing, by what is emulated: the table of XenServer's Project Pulsar, for
-//! our default hardware and for each device that it leaves out.
+//! Counts the wake-ups of the QEMU of an idle guest by emulated device: the table of XenServer's Project Pulsar, for
+//! our default hardware and for each device that it omits.
 //!
-//! All machines run side by side, each with one disk of ours; they are counted from boot to shutdown by `trace`.
+//! All machines run concurrently, each with one disk; `trace` counts from boot to shutdown.
 
 mod table;
 mod trace;
@@ -27,10 +27,10 @@ use vm::qemu::slots::Position;
 
 use self::trace::{Counts, Threads};
 
-/// How long and how often is counted.
+/// Duration and intervals of the measurement.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Seconds of an interval
+    /// Length of an interval in seconds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     interval: u32,
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(..1_000_000))]
@@ -39,7 +39,7 @@ pub struct Options {
     json: bool,
 }
 
-/// A kind of hardware: what it is called, and the platform keys that make it.
+/// A hardware variant: its name, and its platform keys.
 type Variant = (&'static str, &'static [(&'static str, &'static str)]);
 
 const VARIANTS: &[Variant] = &[
@@ -54,7 +54,7 @@ const VARIANTS: &[Variant] = &[
     ),
 ];
 
-/// Drivers of all that, for a kernel that has them; that for virtual machines has none for USB and the parallel port.
+/// Drivers for all variants, for a full kernel; that for virtual machines lacks those for USB and the parallel port.
 const DRIVERS: &[&str] = &[
     "uhci_hcd",
     "usbhid",
@@ -68,10 +68,10 @@ const DRIVERS: &[&str] = &[
     "virtio_blk",
 ];
 
-/// A guest under TCG beside five others.
+/// Timeout of a guest under TCG with five others running.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long and how often.
+/// Length and number of the intervals.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Plan {
     interval: Duration,
@@ -79,13 +79,13 @@ struct Plan {
     json: bool,
 }
 
-/// A machine that is counted.
+/// A machine that is measured.
 struct Run {
     name: &'static str,
     machine: QemuVm,
     disk: Option<DiskProcess>,
     began: SystemTime,
-    /// Of its threads, at the end of each interval.
+    /// Counts of its threads at the end of each interval.
     threads: Vec<Threads>,
     ending: Option<Ending>,
 }
@@ -95,14 +95,14 @@ impl Drop for Run {
         if self.ending.is_some() {
             return;
         }
-        // A machine would outlive us.
+        // The machine would outlive us.
         if let Err(error) = self.machine.end() {
             eprintln!("{}", in_full(&error));
         }
     }
 }
 
-/// What was counted of a machine.
+/// The counts of a machine.
 struct Counted {
     name: &'static str,
     counts: Vec<Counts>,
@@ -159,7 +159,7 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
         memory_mib: MEMORY_MIB,
         vcpus: 1,
         accelerator: guest.accelerator(),
-        boot: told(guest.boot_of(&job, &directory).map_err(|error| in_full(&error))?),
+        boot: with_command_line(guest.boot_of(&job, &directory).map_err(|error| in_full(&error))?),
         disks: vec![Disk {
             position: Position::new(0).ok_or("a machine has a first disk")?,
             socket: work.path().join(disk.socket()),
@@ -182,11 +182,12 @@ fn boot((name, keys): Variant, guest: &Guest, tapline: &Tapline, work: &TempDir)
     Ok(run)
 }
 
-/// The default hardware has no serial port to write to. And under KVM a guest reads the time without leaving the
-/// processor; under TCG it does if it is told to trust the TSC, and else asks the chipset a hundred times a second.
+/// The default hardware has no serial port to write to. With a trusted TSC, a guest under TCG reads the time without
+/// the chipset, which it would otherwise access a hundred times per second; under KVM it never leaves the processor for
+/// that.
 const COMMAND_LINE: &str = "console=tty0 quiet panic=-1 mitigations=off tsc=reliable";
 
-fn told(boot: Boot) -> Boot {
+fn with_command_line(boot: Boot) -> Boot {
     match boot {
         Boot::Kernel { kernel, initrd, .. } => Boot::Kernel { kernel, initrd, command_line: COMMAND_LINE.to_owned() },
         Boot::Firmware => Boot::Firmware,
@@ -199,11 +200,12 @@ fn private(directory: &PathBuf) -> Result<(), String> {
     made.map_err(|error| format!("{}: {error}", directory.display()))
 }
 
-/// Looks at all machines at the end of every interval; at the beginning of the last the power buttons are pressed.
+/// Reads the counters of all machines at the end of every interval; at the beginning of the last one, presses the power
+/// buttons.
 fn count(runs: &mut [Run], plan: Plan, progress: &Progress) -> Result<(), String> {
     for interval in 0..plan.intervals.saturating_sub(1) {
         for run in runs.iter_mut() {
-            // Each has its own beginning, a second or two behind that of the one before.
+            // Each machine began a second or two after the previous one.
             let end = run.began + plan.interval * (interval + 1);
             thread::sleep(end.duration_since(SystemTime::now()).unwrap_or_default());
             run.threads.push(Threads::of(run.machine.identity().pid)?);
@@ -216,7 +218,7 @@ fn count(runs: &mut [Run], plan: Plan, progress: &Progress) -> Result<(), String
     Ok(())
 }
 
-/// Has the guest power off, and keeps the last that is seen of its threads.
+/// Powers the guest off, and keeps the last counts of its threads.
 fn end(run: &mut Run) -> Result<Ending, String> {
     run.machine.ask("system_powerdown", &json!({})).map_err(|error| in_full(&error))?;
     let deadline = Instant::now() + PATIENCE;
@@ -225,7 +227,7 @@ fn end(run: &mut Run) -> Result<Ending, String> {
         if Instant::now() > deadline {
             return run.machine.end().map_err(|error| in_full(&error));
         }
-        // It may have ended between the two.
+        // It may have exited between the two.
         last = Threads::of(run.machine.identity().pid).ok().or(last);
     }
     run.threads.extend(last);
@@ -256,7 +258,7 @@ mod test {
     }
 
     #[test]
-    fn five_minutes_in_intervals_of_thirty_seconds_unless_said() {
+    fn the_default_is_five_minutes_in_intervals_of_thirty_seconds() {
         let default = plan(&[]).unwrap();
         assert_eq!((default.interval, default.intervals), (Duration::from_secs(30), 10));
         let short = plan(&["--interval", "20", "--minutes", "2", "--json"]).unwrap();

@@ -1,8 +1,7 @@
-//! `cargo xtask bench`: Tapline beside its peers, in one run.
+//! `cargo xtask bench`: Tapline and its peers, in one run.
 //!
-//! These machines are shared and noisy. So the servers take turns within each workload, several rounds of it, the
-//! server pinned to one CPU and the client to another; what is printed are medians, and ratios of medians. Nothing
-//! here passes or fails by a figure.
+//! The machines are shared and noisy. So the servers alternate within each workload, in several rounds, with the server
+//! pinned to one CPU and the client to another; medians and ratios of medians are printed. No figure is a failure.
 
 #![forbid(unsafe_code)]
 
@@ -25,62 +24,62 @@ use testbed::figures::median;
 use testbed::options::{positive, whole_path};
 use testbed::programs::{BUILT, released, root};
 
-use server::{Kind, Server};
+use server::{Server, ServerKind};
 
-/// What is measured.
+/// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 pub enum Bench {
     /// Raw, VHD and qcow2 behind `tapline serve`, raw and qcow2 behind qemu-storage-daemon, over vhost-user-blk
     VhostUser(Arguments),
-    /// A chain of 30 layers beside one of 1
+    /// A chain of 30 layers, compared with one of 1
     Depth(Arguments),
-    /// First writes to new images, ours and the peer's
+    /// First writes to new images, compared with the peer's
     Allocate(Arguments),
     /// Random reads of a scattered qcow2 of 1 TiB, by size of the part that is read; and memory
     Budget(Arguments),
-    /// What a guest notices of snapshots, clones and a merge of the live leaf
+    /// Effect of snapshots, clones and a merge of the live leaf on a guest
     Live(Arguments),
-    /// Memory and wake-ups of many served disks that nobody uses
+    /// Memory and wake-ups of many idle disks
     Idle(Arguments),
-    /// Disks that share a storage, each a process: total and spread, and one that is greedy among modest ones
+    /// Disks with separate processes that share a storage: total and spread, and a greedy one among modest ones
     Shares(shares::Options),
-    /// What wakes the QEMU of a guest that does nothing, by what it emulates
+    /// Wake-ups of the QEMU of an idle guest, by emulated device
     IdleVm(idle_vm::Options),
     /// Many VBDs plugged and unplugged by the daemon, with slow storage and without, and idle ones
     Plug(Arguments),
-    /// A list of many VDIs; and plugs alone and beside many clients, with what these cost
+    /// A list of many VDIs; and plugs alone and with many clients, with the cost of these
     Api(api::Plan),
-    /// The figures that Tapline is to reach, each beside the peers that it is measured by
+    /// Performance targets of Tapline relative to its peers
     Targets(targets::Options),
     /// Backends of a Xen guest's disks, counted in instructions: blkback, qdisk, tapline
     Xen(testbed::xen::compare::Options),
 }
 
-/// How to run.
+/// Options of a benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[arg(long, default_value_t = 5, value_parser = positive)]
     rounds: usize,
-    /// Of each measurement
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Where the images go
+    /// Directory for the images
     #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
-    /// Size of a disk
+    /// Size of a disk in MiB
     #[arg(long = "size", value_name = "MIB", default_value_t = 1024)]
     mib: u64,
-    /// Of idle, plug
+    /// Number of disks (idle, plug)
     #[arg(long, default_value_t = 20)]
     disks: usize,
-    /// Of depth, live: vhd or qcow2
+    /// Format of the images (depth, live): vhd or qcow2
     #[arg(long, default_value = "vhd")]
     format: String,
     #[arg(long)]
     json: bool,
 }
 
-/// One load.
+/// A load of the client.
 struct Workload {
     name: &'static str,
     client: &'static [&'static str],
@@ -93,19 +92,19 @@ const WORKLOADS: &[Workload] = &[
     Workload { name: "randwrite 4k qd32", client: &["--pattern", "randwrite", "--depth", "32"] },
 ];
 
-/// What one round saw.
+/// The figures of a round.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     iops: f64,
     p50_us: f64,
     p99_us: f64,
-    /// CPU time of the server, all its threads, a request.
+    /// CPU time of all threads of the server per request.
     server_us: f64,
-    /// Times the client went to sleep or looked again, a request.
+    /// Number of times the client slept or polled, per request.
     waits: f64,
 }
 
-/// One that all options are for.
+/// A benchmark with the common options.
 type Measure = fn(&Arguments) -> Result<(), String>;
 
 /// Runs a benchmark.
@@ -132,7 +131,7 @@ fn program(name: &str) -> PathBuf {
     root().join(BUILT).join(name)
 }
 
-/// A directory for the images, which goes away with them.
+/// A temporary directory for the images.
 fn room(arguments: &Arguments) -> Result<TempDir, String> {
     let room = tempfile::Builder::new().prefix("tapline-bench-").tempdir_in(&arguments.dir);
     room.map_err(|error| format!("a directory in {}: {error}", arguments.dir.display()))
@@ -151,11 +150,11 @@ fn vhost_user(arguments: &Arguments) -> Result<(), String> {
         tapline(&["image", "create", &format!("{format}:{}", path.display()), "--size", &size])?;
     }
     let kinds = [
-        Kind::qemu("QSD raw", "raw", &peer_raw),
-        Kind::qemu("QSD qcow2", "qcow2", &peer_qcow2),
-        Kind::tapline("tapline raw", vec![format!("raw:{}", raw.display())]),
-        Kind::tapline("tapline vhd", vec![format!("vhd:{}", vhd.display())]),
-        Kind::tapline("tapline qcow2", vec![format!("qcow2:{}", qcow2.display())]),
+        ServerKind::qemu("QSD raw", "raw", &peer_raw),
+        ServerKind::qemu("QSD qcow2", "qcow2", &peer_qcow2),
+        ServerKind::tapline("tapline raw", vec![format!("raw:{}", raw.display())]),
+        ServerKind::tapline("tapline vhd", vec![format!("vhd:{}", vhd.display())]),
+        ServerKind::tapline("tapline qcow2", vec![format!("qcow2:{}", qcow2.display())]),
     ];
     fill(&kinds, work.path())?;
     compare("4 KiB on vhost-user-blk, Linux AIO on both sides", &kinds, WORKLOADS, work.path(), arguments)
@@ -166,20 +165,19 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     let format = arguments.format.as_str();
     let single = format!("{format}:{}", work.path().join("single").display());
     tapline(&["image", "create", &single, "--size", "512M"])?;
-    let alone = Kind::tapline("depth 1", vec![single]);
+    let alone = ServerKind::tapline("depth 1", vec![single]);
     fill(std::slice::from_ref(&alone), work.path())?;
     let whole = chain(work.path(), format, ("whole", "512M"), &|kind, layer| {
-        // Each layer holds one block in thirty, so that the chain holds as much as the single image.
+        // Each layer contains one block in thirty, so that the chain contains as much as the single image.
         let server = Server::start(kind, work.path())?;
         let (every, first) = (LAYERS.to_string(), layer.to_string());
         client(&server, &["--fill", "--block", "2097152", "--depth", "1", "--every", &every, "--first", &first])?;
         server.stop()
     })?;
-    // The worst of chains: every 4 KiB may live in another layer than its neighbour, and the files are many times as
-    // large.
+    // The worst case: neighbouring 4 KiB blocks may be in different layers, and the files are many times as large.
     let scattered =
         chain(work.path(), format, ("scattered", "512M"), &|kind, layer| scatter(kind, work.path(), layer))?;
-    let kinds = [alone, Kind::tapline("depth 30", whole), Kind::tapline("depth 30, scattered", scattered)];
+    let kinds = [alone, ServerKind::tapline("depth 30", whole), ServerKind::tapline("depth 30, scattered", scattered)];
     let workloads = [
         Workload { name: "randread 4k qd1", client: &["--pattern", "randread", "--depth", "1"] },
         Workload { name: "randread 4k qd32", client: &["--pattern", "randread", "--depth", "32"] },
@@ -187,15 +185,15 @@ fn depth(arguments: &Arguments) -> Result<(), String> {
     compare("random 4 KiB reads of a chain", &kinds, &workloads, work.path(), arguments)
 }
 
-/// Layers of a deep chain: the most that the Xen tools make.
+/// Layers of a deep chain: the maximum of the Xen tools.
 const LAYERS: usize = 30;
 
-/// A chain of images, leaf first; `write` writes to each while it is the leaf.
+/// Creates a chain of images, leaf first; `write` writes to each while it is the leaf.
 fn chain(
     work: &Path,
     format: &str,
     (name, size): (&str, &str),
-    write: &dyn Fn(&Kind, usize) -> Result<(), String>,
+    write: &dyn Fn(&ServerKind, usize) -> Result<(), String>,
 ) -> Result<Vec<String>, String> {
     let mut chain: Vec<String> = Vec::new();
     for layer in 0..LAYERS {
@@ -207,13 +205,13 @@ fn chain(
         }
         tapline(&create)?;
         chain.insert(0, path.clone());
-        write(&Kind::tapline("layer", chain.clone()), layer)?;
+        write(&ServerKind::tapline("layer", chain.clone()), layer)?;
     }
     Ok(chain)
 }
 
 /// Writes every block, so that thin images are allocated as raw ones are.
-fn fill(kinds: &[Kind], work: &Path) -> Result<(), String> {
+fn fill(kinds: &[ServerKind], work: &Path) -> Result<(), String> {
     for kind in kinds {
         let server = Server::start(kind, work)?;
         client(&server, &["--fill", "--block", "1048576", "--depth", "4"])?;
@@ -222,8 +220,8 @@ fn fill(kinds: &[Kind], work: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes random places of the disk for a moment.
-fn scatter(kind: &Kind, work: &Path, seed: usize) -> Result<(), String> {
+/// Writes to random offsets of the disk for a moment.
+fn scatter(kind: &ServerKind, work: &Path, seed: usize) -> Result<(), String> {
     let server = Server::start(kind, work)?;
     let seed = (seed + 1).to_string();
     client(&server, &["--pattern", "randwrite", "--depth", "8", "--seconds", "0.2", "--warmup", "0", "--seed", &seed])?;
@@ -232,7 +230,7 @@ fn scatter(kind: &Kind, work: &Path, seed: usize) -> Result<(), String> {
 
 fn compare(
     title: &str,
-    kinds: &[Kind],
+    kinds: &[ServerKind],
     workloads: &[Workload],
     work: &Path,
     arguments: &Arguments,
@@ -245,7 +243,7 @@ fn compare(
         );
     }
     for workload in workloads {
-        let names: Vec<&str> = kinds.iter().map(Kind::name).collect();
+        let names: Vec<&str> = kinds.iter().map(ServerKind::name).collect();
         let samples = in_turns(workload.name, &names, arguments.rounds, |which| {
             sample(&kinds[which], workload, work, arguments.seconds)
         })?;
@@ -266,7 +264,7 @@ fn compare(
     Ok(())
 }
 
-fn print_rows(workload: &str, kinds: &[Kind], rows: &[Sample]) {
+fn print_rows(workload: &str, kinds: &[ServerKind], rows: &[Sample]) {
     println!(
         "\n{workload:<22}{:>10} {:>7} {:>9} {:>9} {:>12} {:>10}",
         "IOPS", "ratio", "p50 us", "p99 us", "CPU us/IO", "waits/IO"
@@ -285,8 +283,8 @@ fn print_rows(workload: &str, kinds: &[Kind], rows: &[Sample]) {
     }
 }
 
-/// Measures several in turns, in so many rounds; what each has shown. Another one begins each round, so that a slow
-/// minute does not always meet the same.
+/// Measures several items alternately in several rounds; returns the results of each. Another item begins each round,
+/// so that a slow minute does not always affect the same one.
 fn in_turns<T>(
     what: &str,
     names: &[&str],
@@ -305,9 +303,9 @@ fn in_turns<T>(
     Ok(samples)
 }
 
-/// Has a server of its own for a load, which is warmed up first; what was seen, and the CPU seconds of the server.
+/// Runs a load on a new server, which is warmed up first; returns the result, and the CPU seconds of the server.
 fn on_server<T>(
-    kind: &Kind,
+    kind: &ServerKind,
     work: &Path,
     warm_up: impl FnOnce(&Server) -> Result<(), String>,
     load: impl FnOnce(&Server) -> Result<T, String>,
@@ -321,8 +319,8 @@ fn on_server<T>(
     Ok((seen, cpu))
 }
 
-fn sample(kind: &Kind, workload: &Workload, work: &Path, seconds: f64) -> Result<Sample, String> {
-    // No warm-up in the client: the server's CPU time is of the same requests as the client's count.
+fn sample(kind: &ServerKind, workload: &Workload, work: &Path, seconds: f64) -> Result<Sample, String> {
+    // No warm-up in the client, so that the server's CPU time is for the requests that the client counts.
     let run = |server: &Server, seconds: &str| {
         client(server, &[workload.client, &["--warmup", "0", "--seconds", seconds]].concat())
     };
@@ -365,7 +363,7 @@ fn tapline(arguments: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The median of each column by itself.
+/// The median of each column separately.
 fn medians(samples: &[Sample]) -> Sample {
     let of = |column: fn(&Sample) -> f64| median(samples.iter().map(column));
     Sample {

@@ -1,5 +1,5 @@
-//! What a guest notices while the chain below it changes: the pause of a snapshot, and the latency of its writes while
-//! the live leaf is merged.
+//! Effects of changes of the chain on a guest: the pause of a snapshot, and the latency of writes while the live leaf
+//! is merged.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::server::{Kind, Server};
+use super::server::{Server, ServerKind};
 use super::{Arguments, client, median, program, room, tapline};
 
-/// The disk, and the part of it that the guest uses.
+/// Size of the disk, and of the part of it that the guest uses.
 const SIZE: &str = "100G";
 const PART: u64 = 1 << 30;
 
-/// Prints what was seen.
+/// Measures and prints the effects.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let work = room(arguments)?;
     let format = arguments.format.as_str();
@@ -58,9 +58,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Snapshots under load; the pauses in microseconds. The chain grows by each.
+/// Takes snapshots under load; returns the pauses in microseconds. The chain grows with each.
 fn snapshots(chain: &mut Vec<String>, work: &Path, arguments: &Arguments) -> Result<Vec<u64>, String> {
-    let server = Server::start(&Kind::tapline("tapline", chain.clone()), work)?;
+    let server = Server::start(&ServerKind::tapline("tapline", chain.clone()), work)?;
     let span = PART.to_string();
     client(&server, &["--fill", "--block", "1048576", "--depth", "4", "--span", &span])?;
     let mut load =
@@ -78,9 +78,9 @@ fn snapshots(chain: &mut Vec<String>, work: &Path, arguments: &Arguments) -> Res
     Ok(pauses)
 }
 
-/// Clones of a layer: microseconds of work, and of waiting for the storage.
+/// Clones a layer repeatedly; returns the microseconds of work, and of waiting for the storage.
 fn clones(chain: &[String], work: &Path, arguments: &Arguments) -> Result<Vec<(u64, u64)>, String> {
-    let server = Server::start(&Kind::tapline("tapline", chain.to_vec()), work)?;
+    let server = Server::start(&ServerKind::tapline("tapline", chain.to_vec()), work)?;
     let mut seen = Vec::new();
     for round in 0..arguments.rounds.max(3) {
         let to = format!("{}:{}", arguments.format, work.join(format!("clone{round}")).display());
@@ -92,27 +92,27 @@ fn clones(chain: &[String], work: &Path, arguments: &Arguments) -> Result<Vec<(u
     Ok(seen)
 }
 
-/// A merge of a full leaf under load.
+/// Merges a full leaf under load.
 fn merge(work: &Path, arguments: &Arguments) -> Result<Value, String> {
     let image = |name: &str| format!("{}:{}", arguments.format, work.join(name).display());
     let (base, leaf) = (image("under"), image("over"));
     tapline(&["image", "create", &base, "--size", SIZE])?;
     let span = PART.to_string();
     let fill = ["--fill", "--block", "1048576", "--depth", "4", "--span", &span];
-    let server = Server::start(&Kind::tapline("tapline", vec![base.clone()]), work)?;
+    let server = Server::start(&ServerKind::tapline("tapline", vec![base.clone()]), work)?;
     client(&server, &fill)?;
     server.stop()?;
     tapline(&["image", "create", &leaf, "--parent", &base])?;
-    let server = Server::start(&Kind::tapline("tapline", vec![leaf, base]), work)?;
+    let server = Server::start(&ServerKind::tapline("tapline", vec![leaf, base]), work)?;
     client(&server, &fill)?;
     let load = ["--pattern", "randwrite", "--depth", "8", "--span", &span, "--warmup", "0.5", "--seconds"];
     let seconds = arguments.seconds.max(3.0).to_string();
     let before = client(&server, &[&load[..], &[&seconds]].concat())?;
-    // The guest goes on for as long as the merge takes; only what lies in it is looked at, so it is cut to its length.
+    // The guest continues longer than the merge takes; only its figures during the merge are used.
     let begun = Instant::now();
-    let (socket, order) = (server.control(), json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
+    let (socket, request) = (server.control(), json!({ "verb": "merge", "from": 0, "into": 1, "follow": true }));
     let merging = std::thread::spawn(move || {
-        let said = converse(&socket, order, |_| {});
+        let said = converse(&socket, request, |_| {});
         (said, begun.elapsed())
     });
     let mut during: Vec<Value> = Vec::new();
@@ -125,7 +125,7 @@ fn merge(work: &Path, arguments: &Arguments) -> Result<Value, String> {
     let (said, took) = merging.join().map_err(|_| "the merge was not followed to its end")?;
     let said = said?;
     server.stop()?;
-    // The last second is the merge's only in part.
+    // The last second is only partly the merge's.
     if during.len() > 1 {
         during.pop();
     }
@@ -147,25 +147,25 @@ fn background(server: &Server, arguments: &[&str]) -> Result<Child, String> {
     command.stdout(Stdio::null()).spawn().map_err(|error| format!("taskset bench-client: {error}"))
 }
 
-fn ask(server: &Server, order: Value, heard: impl FnMut(&Value)) -> Result<Value, String> {
-    converse(&server.control(), order, heard)
+fn ask(server: &Server, request: Value, on_event: impl FnMut(&Value)) -> Result<Value, String> {
+    converse(&server.control(), request, on_event)
 }
 
-/// Gives an order and waits for its answer; `heard` is given what is said before.
-fn converse(socket: &Path, mut order: Value, mut heard: impl FnMut(&Value)) -> Result<Value, String> {
-    order["version"] = json!(1);
+/// Sends a request and waits for its response; `on_event` is called for events before that.
+fn converse(socket: &Path, mut request: Value, mut on_event: impl FnMut(&Value)) -> Result<Value, String> {
+    request["version"] = json!(1);
     let failed = |error: std::io::Error| format!("{}: {error}", socket.display());
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    stream.write_all(format!("{order}\n").as_bytes()).map_err(failed)?;
+    stream.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
     for line in BufReader::new(stream).lines() {
         let mut said: Value = serde_json::from_str(&line.map_err(failed)?).map_err(|error| error.to_string())?;
         match (said["ok"].take(), said["error"].take()) {
-            (Value::Null, Value::Null) => heard(&said),
+            (Value::Null, Value::Null) => on_event(&said),
             (ok, Value::Null) => return Ok(ok),
-            (_, error) => return Err(format!("{order}: {error}")),
+            (_, error) => return Err(format!("{request}: {error}")),
         }
     }
-    Err(format!("{order}: no answer"))
+    Err(format!("{request}: no answer"))
 }
 
 fn longest(values: &[u64]) -> u64 {

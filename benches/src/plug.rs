@@ -1,7 +1,7 @@
-//! How long it takes to plug many VBDs, beside what the window allows and what chunks of ten take; and what they cost.
+//! The time to plug many VBDs, compared with the limit of the window and with chunks of ten; and their cost.
 //!
-//! The delays are the daemon's own (`injected-delays`): each stands for storage that takes so long to open a disk. The
-//! VBDs have no VM, and so no window; as many workers as a window has places stand for it.
+//! The delays are injected into the daemon (`injected-delays`): each simulates storage on which opening a disk takes
+//! that long. The VBDs have no VM and so no window, which the number of workers simulates.
 
 use std::time::{Duration, Instant};
 
@@ -14,19 +14,19 @@ use testbed::process::{cpu_seconds, pss_kib, switches};
 
 use super::{Arguments, program, room, tapline};
 
-/// VBDs of one VM that are plugged at one time.
+/// Number of VBDs of a VM that are plugged at the same time.
 const WINDOW: usize = 10;
 
-/// The delay of each disk, and how many times as slow the slow one is.
+/// The delay of each disk, and the factor by which the slow one is slower.
 const DELAY: Duration = Duration::from_millis(200);
 const SLOWER: u32 = 20;
 
 const COUNTS: [usize; 5] = [1, 10, 11, 50, 255];
 
-/// The most that one VM has.
+/// Maximum number of VBDs of a VM.
 const MANY: usize = 255;
 
-/// Prints what was measured.
+/// Measures and prints the times.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let mut report = Vec::new();
     for count in COUNTS {
@@ -55,7 +55,7 @@ fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-/// A daemon that has VBDs, each with a disk of its own, in a directory that goes away with it.
+/// A daemon with VBDs, each with its own disk, in a temporary directory.
 struct Plugs {
     daemon: Daemon,
     api: Api,
@@ -65,7 +65,7 @@ struct Plugs {
 }
 
 impl Plugs {
-    /// VBDs in any number; `name` tells what the VDI of each is called, in which a delay may be said.
+    /// Creates this number of VBDs; `name` returns the name of the VDI of each, which may contain a delay.
     fn make(
         arguments: &Arguments,
         count: usize,
@@ -80,7 +80,7 @@ impl Plugs {
         let source = json!({ "type": "dir", "path": places.sr });
         let sr = api.done("/srs", &json!({ "name": "disks", "source": source }))?;
         for number in 0..count {
-            // Each has an identity of its own, which a copy has not.
+            // Each image needs its own UUID, which a copy does not have.
             let path = places.sr.join(format!("{}.qcow2", name(number)));
             tapline(&["image", "create", &format!("qcow2:{}", path.display()), "--size", "10G"])?;
         }
@@ -94,17 +94,17 @@ impl Plugs {
         }
     }
 
-    /// A daemon whose workers are as many as a window has places.
+    /// A daemon with as many workers as a window has places.
     fn windowed(arguments: &Arguments, count: usize, name: impl Fn(usize) -> String) -> Result<Plugs, String> {
         Plugs::make(arguments, count, &format!("worker-pool-size = {WINDOW}\nplug-window = {WINDOW}"), name)
     }
 
-    /// Has all of them plugged or unplugged.
+    /// Plugs or unplugs all VBDs in one request.
     fn all(&self, verb: &str) -> Result<Duration, String> {
         self.in_chunks(verb, self.vbds.len())
     }
 
-    /// Has so many of them at a time plugged or unplugged, and waits for the last of these before the next.
+    /// Plugs or unplugs the VBDs in chunks of this size, waiting for the end of each chunk.
     fn in_chunks(&self, verb: &str, of: usize) -> Result<Duration, String> {
         let begin = Instant::now();
         for vbds in self.vbds.chunks(of) {
@@ -113,13 +113,13 @@ impl Plugs {
         Ok(begin.elapsed())
     }
 
-    /// How many are plugged.
+    /// Number of plugged VBDs.
     fn plugged(&self) -> Result<usize, String> {
         let host = self.api.get("/host")?;
         Ok(host["plugged"].as_u64().and_then(|count| count.try_into().ok()).unwrap_or(0))
     }
 
-    /// The numbers of all disk processes.
+    /// The pids of all disk processes.
     fn disks(&self) -> Vec<u32> {
         self.places.disks().into_iter().map(|disk| disk.pid).collect()
     }
@@ -129,7 +129,7 @@ impl Plugs {
     }
 }
 
-/// Disks that are equally slow.
+/// Disks with equal delays.
 fn equal(count: usize, arguments: &Arguments) -> Result<Value, String> {
     let plugs = Plugs::windowed(arguments, count, |number| format!("disk{number}~{}ms", DELAY.as_millis()))?;
     let plugged = plugs.all("plug")?;
@@ -140,7 +140,7 @@ fn equal(count: usize, arguments: &Arguments) -> Result<Value, String> {
     }))
 }
 
-/// One disk that is much slower than the rest: when all others are plugged.
+/// One disk that is much slower than the others: the time until all others are plugged.
 fn one_slow(arguments: &Arguments) -> Result<Value, String> {
     let slow = DELAY * SLOWER;
     let delay = |number: usize| if number == 0 { slow } else { DELAY };
@@ -162,7 +162,7 @@ fn one_slow(arguments: &Arguments) -> Result<Value, String> {
     }))
 }
 
-/// As many as a VM may have, as fast as it goes, and what they cost.
+/// The maximum number of VBDs of a VM without delays, and their cost.
 fn undelayed(arguments: &Arguments) -> Result<Value, String> {
     let plugs = Plugs::make(arguments, MANY, "", |number| format!("disk{number}"))?;
     let plugged = plugs.all("plug")?;
@@ -177,12 +177,12 @@ fn undelayed(arguments: &Arguments) -> Result<Value, String> {
     }))
 }
 
-/// Many that nobody uses: how often their processes and the daemon wake up.
+/// Many idle disks: the wake-ups of their processes and of the daemon.
 fn idle(arguments: &Arguments) -> Result<Value, String> {
     let plugs = Plugs::make(arguments, arguments.disks, "", |number| format!("disk{number}"))?;
     plugs.all("plug")?;
     let (disks, daemon) = (plugs.disks(), plugs.pid()?);
-    // What the plug has begun comes to rest: threads of the daemon that have nothing to do end after ten seconds.
+    // Idle threads of the daemon end after ten seconds.
     std::thread::sleep(Duration::from_secs(15));
     let of_disks = || disks.iter().map(|pid| switches(*pid)).sum::<Result<u64, _>>();
     let before = (of_disks()?, switches(daemon)?, cpu_seconds(daemon)?);

@@ -1,4 +1,4 @@
-//! A server under test: started, pinned, asked for its CPU time, stopped.
+//! A server under test: started, pinned, measured and stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use testbed::process::cpu_seconds;
 
-/// How a server reaches its image.
+/// The I/O engine of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// Linux AIO.
@@ -15,12 +15,12 @@ pub enum Engine {
     Uring,
 }
 
-/// Which program serves.
+/// The program of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Program {
     /// `tapline-disk serve`.
     Tapline,
-    /// qemu-storage-daemon, on an image of a format of QEMU's.
+    /// qemu-storage-daemon, with the name of a format of QEMU's.
     QemuStorageDaemon { format: &'static str },
     /// nbdkit's file plugin.
     Nbdkit,
@@ -28,74 +28,86 @@ enum Program {
     QemuNbd,
 }
 
-/// Which server, on which image, and how.
+/// A server, its image, and its options.
 #[derive(Clone, Debug)]
-pub struct Kind {
+pub struct ServerKind {
     name: &'static str,
     program: Program,
-    /// A chain, leaf first.
+    /// The images of a chain, leaf first.
     images: Vec<String>,
     engine: Engine,
-    /// It serves NBD, and not vhost-user-blk.
+    /// Whether it serves NBD instead of vhost-user-blk.
     nbd: bool,
-    /// Through the page cache.
+    /// Whether it uses the page cache.
     cached: bool,
     more: &'static [&'static str],
 }
 
-impl Kind {
+impl ServerKind {
     /// `tapline serve` with Linux AIO, on a chain, leaf first.
-    pub fn tapline(name: &'static str, images: Vec<String>) -> Kind {
-        Kind { name, program: Program::Tapline, images, engine: Engine::Aio, nbd: false, cached: false, more: &[] }
+    pub fn tapline(name: &'static str, images: Vec<String>) -> ServerKind {
+        ServerKind {
+            name,
+            program: Program::Tapline,
+            images,
+            engine: Engine::Aio,
+            nbd: false,
+            cached: false,
+            more: &[],
+        }
     }
 
     /// qemu-storage-daemon, with Linux AIO and O_DIRECT, on one image of a format of QEMU's.
-    pub fn qemu(name: &'static str, format: &'static str, image: &Path) -> Kind {
+    pub fn qemu(name: &'static str, format: &'static str, image: &Path) -> ServerKind {
         let program = Program::QemuStorageDaemon { format };
-        Kind { program, ..Kind::tapline(name, vec![image.display().to_string()]) }
+        ServerKind { program, ..ServerKind::tapline(name, vec![image.display().to_string()]) }
     }
 
     /// nbdkit on a raw image.
-    pub fn nbdkit(name: &'static str, image: &Path) -> Kind {
-        Kind { program: Program::Nbdkit, nbd: true, ..Kind::tapline(name, vec![image.display().to_string()]) }
+    pub fn nbdkit(name: &'static str, image: &Path) -> ServerKind {
+        ServerKind {
+            program: Program::Nbdkit,
+            nbd: true,
+            ..ServerKind::tapline(name, vec![image.display().to_string()])
+        }
     }
 
     /// qemu-nbd on a raw image, with Linux AIO and O_DIRECT.
-    pub fn qemu_nbd(name: &'static str, image: &Path) -> Kind {
-        Kind { program: Program::QemuNbd, ..Kind::nbdkit(name, image) }
+    pub fn qemu_nbd(name: &'static str, image: &Path) -> ServerKind {
+        ServerKind { program: Program::QemuNbd, ..ServerKind::nbdkit(name, image) }
     }
 
-    /// The same with another engine.
-    pub fn on(self, engine: Engine) -> Kind {
-        Kind { engine, ..self }
+    /// Uses another I/O engine.
+    pub fn on(self, engine: Engine) -> ServerKind {
+        ServerKind { engine, ..self }
     }
 
-    /// The same over NBD.
-    pub fn over_nbd(self) -> Kind {
-        Kind { nbd: true, ..self }
+    /// Serves over NBD.
+    pub fn over_nbd(self) -> ServerKind {
+        ServerKind { nbd: true, ..self }
     }
 
-    /// The same through the page cache.
-    pub fn cached(self) -> Kind {
-        Kind { cached: true, ..self }
+    /// Uses the page cache.
+    pub fn cached(self) -> ServerKind {
+        ServerKind { cached: true, ..self }
     }
 
-    /// The same with more options of `tapline serve`.
-    pub fn with(self, more: &'static [&'static str]) -> Kind {
-        Kind { more, ..self }
+    /// Adds options of `tapline serve`.
+    pub fn with(self, more: &'static [&'static str]) -> ServerKind {
+        ServerKind { more, ..self }
     }
 
-    /// What the tables call it.
+    /// The name in the tables.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Takes its images out of the page cache.
+    /// Removes its images from the page cache.
     pub fn evict(&self) -> Result<(), String> {
         for image in &self.images {
             let path = image.split_once(':').map_or(image.as_str(), |(_, path)| path);
             let mut command = Command::new("dd");
-            // GNU's dd does this with a count of 0: it drops the whole file, and reads nothing.
+            // With a count of 0, GNU dd drops the whole file from the cache and reads nothing.
             command.args([&format!("if={path}"), "iflag=nocache", "count=0", "status=none"]);
             let evicted = command.status().map_err(|error| format!("dd: {error}"))?;
             if !evicted.success() {
@@ -152,7 +164,7 @@ impl Kind {
         if format == "null-co" {
             command.args(["--blockdev", &format!("driver=null-co,size={image},node-name=disk,read-zeroes=off")]);
         } else {
-            // A raw image is exported as the file that it is: one node less for the peer to pass.
+            // A raw image is exported directly as a file, without a format node.
             let node = if format == "raw" { "disk" } else { "file" };
             let engine = match self.engine {
                 Engine::Aio => "native",
@@ -179,9 +191,9 @@ pub struct Server {
 
 impl Server {
     /// Starts it and waits until it listens.
-    pub fn start(kind: &Kind, work: &Path) -> Result<Server, String> {
+    pub fn start(kind: &ServerKind, work: &Path) -> Result<Server, String> {
         let socket = work.join("server.sock");
-        // What a server that was killed may have left.
+        // The socket of a server that was killed.
         match std::fs::remove_file(&socket) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.to_string()),
             _ => {}
@@ -189,7 +201,7 @@ impl Server {
         Server::begin(kind.command(&socket), socket, kind.name())
     }
 
-    /// The same for a command that listens at this socket.
+    /// Starts a command that listens at this socket, and waits for that.
     pub fn begin(mut command: Command, socket: PathBuf, name: &str) -> Result<Server, String> {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(|error| format!("start {name}: {error}"))?;
@@ -207,27 +219,27 @@ impl Server {
         Ok(server)
     }
 
-    /// Where ours listens for orders.
+    /// The path of `tapline serve`'s control socket.
     pub fn control(&self) -> PathBuf {
         self.socket.with_extension("control")
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its process.
+    /// The pid of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// User and system time of all its threads so far.
+    /// User and system time of all its threads in seconds.
     pub fn cpu_seconds(&self) -> Result<f64, String> {
         cpu_seconds(self.child.id())
     }
 
-    /// Ends it in good order.
+    /// Stops it cleanly.
     pub fn stop(mut self) -> Result<(), String> {
         let pid = self.child.id().to_string();
         let killed = Command::new("kill").args(["-TERM", &pid]).status();
@@ -241,17 +253,17 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // After `stop` it has ended already; on an error path it must not be left behind.
+        // After `stop` it has exited; on an error path it must be killed.
         if matches!(self.child.try_wait(), Ok(None)) && self.child.kill().is_ok() {
             drop(self.child.wait());
         }
     }
 }
 
-/// Whether the kernel shows a listener at the path. A trial connection would be a client that comes and goes,
-/// and a server may serve only one.
+/// Whether the kernel shows a listener at the path. A test connection would be a client, and a server may serve only
+/// one.
 fn is_listening(socket: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    // Flags 00010000 are those of a listening socket.
+    // The flags of a listening socket are 00010000.
     table.lines().any(|line| line.ends_with(&*socket.to_string_lossy()) && line.contains(" 00010000 "))
 }

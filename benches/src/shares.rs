@@ -1,8 +1,8 @@
-//! Disks that share a storage, each a process of its own with a client of its own, with shares and without, in turns.
+//! Disks that share a storage, each with a process and a client, with shares and without, alternately.
 //!
-//! Two loads: all disks with as many requests at once; and modest ones with one at a time, without a greedy one beside
-//! them and with it. On a fast storage the processors are what is shared, and that is the kernel's business: `--iops`
-//! has the kernel make the storage slower for all of them together (cgroup blkio.throttle), for which it needs root.
+//! Two loads: all disks with equally many requests in flight; and modest ones with one request, without and with a
+//! greedy one. On fast storage the processors are the bottleneck, which the kernel shares: with `--iops` the kernel
+//! makes the storage slower for all of them together (cgroup blkio.throttle), which needs root.
 
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,62 +16,62 @@ use testbed::programs::released;
 use super::median;
 use super::server::Server;
 
-/// How to run.
+/// Options of the benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     #[arg(long, default_value_t = 100, value_parser = positive)]
     disks: usize,
     #[arg(long, default_value_t = 3, value_parser = positive)]
     rounds: usize,
-    /// Of each measurement
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// Where the images go: a file system that has O_DIRECT
+    /// Directory for the images, on a file system with O_DIRECT
     #[arg(long, default_value = "/var/tmp", value_parser = whole_path)]
     dir: PathBuf,
-    /// Size of a disk
+    /// Size of a disk in MiB
     #[arg(long = "size", value_name = "MIB", default_value_t = 64)]
     mib: u64,
-    /// Bytes of a request
+    /// Size of a request in bytes
     #[arg(long, default_value_t = 4096, value_parser = positive)]
     block: usize,
-    /// Requests that each disk has at once where all have the same
+    /// Requests in flight of each disk if all have the same load
     #[arg(long, default_value_t = 32, value_parser = positive)]
     depth: usize,
     /// Requests in flight of all disks that share (serve --share-depth)
     #[arg(long, default_value_t = 128, value_parser = positive)]
     share_depth: usize,
-    /// Let the storage do no more reads per second than this
+    /// Limit the storage to this number of reads per second
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
-    /// Programs to measure [default: those of a release, which are built]
+    /// Directory of the programs [default: optimized ones are built]
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     programs: Option<PathBuf>,
     #[arg(long)]
     json: bool,
 }
 
-/// What one client saw.
+/// The figures of a client.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct ClientFigures {
     iops: f64,
     p99_us: f64,
 }
 
-/// What a round saw.
+/// The figures of a round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
     total: f64,
-    /// The slowest and the fastest disk, by the mean.
+    /// Rates of the slowest and the fastest disk, relative to the mean.
     least: f64,
     most: f64,
-    /// The median of the modest disks' 99th percentiles, alone, and while the greedy one works.
+    /// Medians of the modest disks' 99th percentiles, without and with the greedy one.
     alone_us: f64,
-    beside_us: f64,
+    with_greedy_us: f64,
     greedy: f64,
 }
 
-/// Measures and prints.
+/// Measures and prints the figures.
 pub fn run(options: &Options) -> Result<(), String> {
     let programs = released(options.programs.as_deref())?;
     let room = tempfile::Builder::new().prefix("tapline-bench-").tempdir_in(&options.dir);
@@ -81,7 +81,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     bed.make_images()?;
     let mut rounds: [Vec<Round>; 2] = Default::default();
     for round in 0..options.rounds {
-        // Another one begins each round, so that a slow minute does not always meet the same one.
+        // The order alternates, so that a slow minute does not always affect the same one.
         for turn in 0..2 {
             let shares = (round + turn) % 2;
             eprint!("\rround {}, {:<20}", round + 1, ["without shares", "with shares"][shares]);
@@ -105,7 +105,7 @@ impl Bed<'_> {
         self.room.join(format!("{number}.raw"))
     }
 
-    /// All bytes are written: reads of holes would not reach the storage.
+    /// Creates fully written images: reads of holes would not reach the storage.
     fn make_images(&self) -> Result<(), String> {
         let bytes = vec![7; 1 << 20];
         for number in 0..self.options.disks {
@@ -139,32 +139,32 @@ impl Bed<'_> {
         let mut depths = vec![1; servers.len().max(2) - 1];
         let alone = self.drive(&servers, &depths)?;
         depths.push(128);
-        let beside = self.drive(&servers, &depths)?;
+        let with_greedy = self.drive(&servers, &depths)?;
         servers.into_iter().try_for_each(Server::stop)?;
         let total: f64 = all.iter().map(|seen| seen.iops).sum();
         let mean = total / all.len() as f64;
         let by_mean = all.iter().map(|seen| seen.iops / mean);
-        let p99 = |seen: &[Seen]| median(seen.iter().map(|seen| seen.p99_us));
-        let (greedy, modest) = beside.split_last().ok_or("no disk was driven")?;
+        let p99 = |seen: &[ClientFigures]| median(seen.iter().map(|seen| seen.p99_us));
+        let (greedy, modest) = with_greedy.split_last().ok_or("no disk was driven")?;
         Ok(Round {
             total,
             least: by_mean.clone().fold(f64::INFINITY, f64::min),
             most: by_mean.fold(0.0, f64::max),
             alone_us: p99(&alone),
-            beside_us: p99(modest),
+            with_greedy_us: p99(modest),
             greedy: greedy.iops,
         })
     }
 
-    /// Drives the first disks at once, each with so many requests.
-    fn drive(&self, servers: &[Server], depths: &[usize]) -> Result<Vec<Seen>, String> {
+    /// Drives the first disks concurrently, with this number of requests each.
+    fn drive(&self, servers: &[Server], depths: &[usize]) -> Result<Vec<ClientFigures>, String> {
         let settling = Duration::from_millis(1000 + 50 * depths.len() as u64);
         let begin = Instant::now() + settling;
         let client = |(server, depth): (&Server, &usize)| {
             let mut command = Command::new(self.programs.join("bench-client"));
             command.arg(server.socket()).args(["--pattern", "randread", "--depth", &depth.to_string()]);
             command.args(["--block", &self.options.block.to_string()]);
-            // They measure in the same moments, in which all are there: those that are late measure a little later.
+            // All measure during the same time, when all are running; late ones measure a little later.
             let warmup = begin.saturating_duration_since(Instant::now()).as_secs_f64();
             command.args(["--warmup", &warmup.to_string(), "--seconds", &self.options.seconds.to_string()]);
             command.args(["--cooldown", &settling.as_secs_f64().to_string()]);
@@ -178,7 +178,7 @@ impl Bed<'_> {
             let said: Value =
                 serde_json::from_slice(&output.stdout).map_err(|error| format!("bench-client: {error}"))?;
             let number = |name: &str| said[name].as_f64().ok_or(format!("the client did not say {name}: {said}"));
-            seen.push(Seen { iops: number("iops")?, p99_us: number("p99_us")? });
+            seen.push(ClientFigures { iops: number("iops")?, p99_us: number("p99_us")? });
         }
         Ok(seen)
     }
@@ -191,7 +191,7 @@ fn medians(rounds: &[Round]) -> Round {
         least: of(|round| round.least),
         most: of(|round| round.most),
         alone_us: of(|round| round.alone_us),
-        beside_us: of(|round| round.beside_us),
+        with_greedy_us: of(|round| round.with_greedy_us),
         greedy: of(|round| round.greedy),
     }
 }
@@ -200,10 +200,10 @@ fn print(options: &Options, without: &Round, with: &Round) {
     let Options { disks, rounds, seconds, depth, share_depth, block, .. } = options;
     if options.json {
         let of = |round: &Round| {
-            let Round { total, least, most, alone_us, beside_us, greedy } = *round;
+            let Round { total, least, most, alone_us, with_greedy_us, greedy } = *round;
             json!({
                 "total_iops": total, "least": least, "most": most, "modest_p99_us": alone_us,
-                "modest_p99_us_beside_greedy": beside_us, "greedy_iops": greedy,
+                "modest_p99_us_beside_greedy": with_greedy_us, "greedy_iops": greedy,
             })
         };
         println!("{}", json!({ "disks": disks, "without": of(without), "with": of(with) }));
@@ -220,12 +220,17 @@ fn print(options: &Options, without: &Round, with: &Round) {
     row("slowest disk, by the mean".into(), without.least, with.least, 3);
     row("fastest disk, by the mean".into(), without.most, with.most, 3);
     row("p99 us, modest disks at depth 1".into(), without.alone_us, with.alone_us, 0);
-    row("p99 us, beside one at depth 128".into(), without.beside_us, with.beside_us, 0);
-    row("  how many times as long".into(), without.beside_us / without.alone_us, with.beside_us / with.alone_us, 2);
+    row("p99 us, beside one at depth 128".into(), without.with_greedy_us, with.with_greedy_us, 0);
+    row(
+        "  how many times as long".into(),
+        without.with_greedy_us / without.alone_us,
+        with.with_greedy_us / with.alone_us,
+        2,
+    );
     row("IOPS of the greedy one".into(), without.greedy, with.greedy, 0);
 }
 
-/// A group of processes for which the kernel makes a device slow: this one, and those that it starts.
+/// A cgroup for which the kernel throttles a device: this process and its children.
 struct Throttle {
     group: PathBuf,
     before: PathBuf,

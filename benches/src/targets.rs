@@ -1,7 +1,8 @@
-//! `cargo xtask bench targets`: the figures that Tapline is to reach, each beside the peers that it is measured by.
+//! `cargo xtask bench targets`: the performance targets of Tapline relative to its peers.
 //!
-//! A row is a load, those who carry it out in turns, a figure, and what its ratio between two of them is to be. What is
-//! printed are medians and ratios of medians, and whether each target was met in this run: nothing fails by it.
+//! A row has a load, the servers that run it alternately, figures, and target ratios between two of the servers.
+//! Medians and ratios of medians are printed, and whether each target was met in this run: a missed target is not a
+//! failure.
 
 mod hogs;
 mod images;
@@ -16,152 +17,152 @@ use testbed::programs::root;
 
 pub use run::run;
 
-/// How to measure them.
+/// Options of the benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only rows whose names begin with one of these; `--list` shows the names
     #[arg(value_name = "ROW")]
     only: Vec<String>,
-    /// Names of the rows, and no measurement
+    /// List the rows without measuring
     #[arg(long)]
     list: bool,
     #[arg(long, default_value_t = 5, value_parser = positive)]
     rounds: usize,
-    /// Of each measurement
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Where the images in memory go: a tmpfs
+    /// Directory for images in memory: a tmpfs
     #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     memory: PathBuf,
-    /// Where the images on real storage go: ext4 or XFS on a disk
+    /// Directory for images on real storage: ext4 or XFS on a disk
     #[arg(long, value_parser = whole_path, default_value_os_t = root().join("target"))]
     disk: PathBuf,
-    /// Size of each image
+    /// Size of each image in MiB
     #[arg(long = "size", value_name = "MIB", default_value_t = 1024)]
     mib: u64,
     #[arg(long)]
     json: bool,
 }
 
-/// Where a row's images lie.
+/// The storage of a row's images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Storage {
-    /// On a tmpfs.
+    /// A tmpfs.
     Memory,
-    /// On real storage.
+    /// Real storage.
     Disk,
 }
 
-/// An image of a row.
+/// The image of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     Raw,
-    /// Dynamic, made by us: its blocks begin at whole pages.
+    /// A dynamic VHD created by Tapline: its blocks are aligned to pages.
     Vhd,
-    /// Dynamic, made by QEMU: its blocks begin at odd sectors.
+    /// A dynamic VHD created by QEMU: its blocks begin at odd sectors.
     QemuVhd,
     Qcow2,
-    /// A chain of VHDs in which each 4 KiB may live in another layer than the next.
+    /// A chain of VHDs in which neighbouring 4 KiB blocks may be in different layers.
     ScatteredChain,
-    /// Raw, and nothing was ever written to it: made anew for each measurement.
+    /// A raw image without any data: created again for each measurement.
     Sparse,
-    /// No storage at all.
+    /// No storage.
     Null,
 }
 
-/// Who carries a load out.
+/// The server that runs a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum RowServer {
     Tapline(Image),
-    /// The same with more options.
+    /// Tapline with more options.
     TaplineWith(Image, &'static [&'static str]),
     /// qemu-storage-daemon.
     Qsd(Image),
-    /// fio itself, with no server.
+    /// fio itself, without a server.
     Fio,
-    /// Over NBD, with fio as the client.
+    /// Tapline over NBD, with fio as the client.
     TaplineNbd,
     Nbdkit,
     QemuNbd,
 }
 
-/// What the client does.
+/// The load of the client.
 #[derive(Clone, Copy, Debug)]
 struct Load {
-    /// randread, randwrite, read or write.
+    /// The pattern: randread, randwrite, read or write.
     pattern: &'static str,
     block: u32,
     depth: u32,
-    /// The client spins for answers.
+    /// Whether the client polls for completions.
     spins: bool,
-    /// Requests a second, one at a time.
+    /// Requests per second, sent one at a time.
     rate: Option<u32>,
-    /// Through the page cache, which holds nothing of the image at first.
+    /// Whether the page cache is used, initially without any data of the image.
     cold: bool,
-    /// On an image that nothing was written to yet.
+    /// Whether the image is new and empty.
     fresh: bool,
-    /// Another process wants all of each CPU meanwhile.
+    /// Whether other processes want all of each CPU.
     hogs: bool,
 }
 
-/// What is compared.
+/// A figure that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Figure {
     Iops,
-    /// Requests a second of the server's CPU time.
+    /// Requests per second of the server's CPU time.
     IopsPerCpu,
-    /// Median of the latency, microseconds.
+    /// Median latency in microseconds.
     P50,
-    /// Of one CPU, the part that the server took.
+    /// CPU usage of the server, as a part of one CPU.
     ServerCpu,
-    /// Times the client went to sleep or looked again, a request.
+    /// Number of times the client slept or polled, per request.
     Waits,
-    /// Microseconds of the client's CPU time, a request.
+    /// CPU time of the client per request, in microseconds.
     ClientCpu,
-    /// Of the server's CPU, the part that the process got which wants all of it.
+    /// Part of the server's CPU that the competing process got.
     HogCpu,
 }
 
-/// What a figure is to be.
+/// The target value of a figure.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
-    /// At least so many times that of the other.
+enum Threshold {
+    /// At least this factor times that of the other server.
     AtLeast(f64, &'static str),
-    /// At most so many times that of the other.
+    /// At most this factor times that of the other server.
     AtMost(f64, &'static str),
-    /// At most this, whatever others have.
+    /// At most this value, independent of other servers.
     No(f64),
 }
 
-/// One target.
+/// A target of a row.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     of: &'static str,
     figure: Figure,
-    wanted: Wanted,
+    wanted: Threshold,
 }
 
-impl Who {
-    /// The program of another project that it takes, and the package of Debian and Ubuntu that has it.
+impl RowServer {
+    /// The peer's program, and the package of Debian and Ubuntu that contains it.
     fn peer(self) -> Option<(&'static str, &'static str)> {
         match self {
-            Who::Tapline(_) | Who::TaplineWith(..) | Who::TaplineNbd => None,
-            Who::Qsd(_) => Some(("qemu-storage-daemon", "qemu-system-common")),
-            Who::Fio => Some(("fio", "fio")),
-            Who::Nbdkit => Some(("nbdkit", "nbdkit")),
-            Who::QemuNbd => Some(("qemu-nbd", "qemu-utils")),
+            RowServer::Tapline(_) | RowServer::TaplineWith(..) | RowServer::TaplineNbd => None,
+            RowServer::Qsd(_) => Some(("qemu-storage-daemon", "qemu-system-common")),
+            RowServer::Fio => Some(("fio", "fio")),
+            RowServer::Nbdkit => Some(("nbdkit", "nbdkit")),
+            RowServer::QemuNbd => Some(("qemu-nbd", "qemu-utils")),
         }
     }
 }
 
-/// A load, who carries it out, and what is to come of it.
+/// A load, the servers that run it, and the targets.
 #[derive(Debug)]
 struct Row {
     name: &'static str,
     what: &'static str,
     storage: Storage,
     load: Load,
-    /// By the names that the targets use.
-    who: &'static [(&'static str, Who)],
+    /// The servers, by the names that the targets use.
+    who: &'static [(&'static str, RowServer)],
     targets: &'static [Target],
 }

@@ -1,7 +1,7 @@
-//! Where a life of the daemon takes place: its directories on file systems of their own, which can be filled, and
-//! repositories on ext4 and on XFS with reflinks.
+//! The daemon of a life and its directories: file systems of their own, which can be filled, and repositories on ext4
+//! and on XFS with reflinks.
 //!
-//! Everything is below one directory, and goes with it.
+//! Everything is below one directory and is removed with it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,52 +14,52 @@ use testbed::daemon::processes::Places;
 
 use super::mounts::Mounts;
 
-/// The storage of a repository that comes and goes: its name, its file system, and the format of VDIs.
+/// The storage of a repository that is created and destroyed again: its name, file system and format of VDIs.
 const FURTHER: (&str, &str, &str) = ("further", "ext4", "qcow2");
 
 /// A file system that can be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// Of the catalogue.
+    /// The file system of the catalogue.
     State,
-    /// Of sockets and redo logs.
+    /// The file system of sockets and redo logs.
     Run,
-    /// Of logs.
+    /// The file system of logs.
     Log,
-    /// Of a repository.
+    /// The file system of a repository, by its index.
     Sr(usize),
 }
 
-/// A directory in which a repository may be.
+/// A directory for a repository.
 #[derive(Clone, Debug)]
 pub struct Storage {
-    /// What it is called here.
+    /// Its name in the model.
     pub name: &'static str,
-    /// Where it is.
+    /// The path of the directory.
     pub path: PathBuf,
     /// The format of new VDIs.
     pub format: &'static str,
 }
 
-/// The bed.
+/// A daemon with its directories.
 #[derive(Debug)]
 pub struct Bed {
-    /// The daemon. Ended before what it stands on goes.
+    /// The daemon; stopped before its file systems are unmounted.
     pub daemon: Option<Daemon>,
-    /// How it is asked.
+    /// The client of its API.
     pub api: Api,
-    /// Whose processes are whose.
+    /// Finds which processes belong to which object.
     pub places: Places,
-    /// Where repositories are.
+    /// The storages of repositories.
     pub storages: Vec<Storage>,
     mounts: Mounts,
-    /// What takes the space of a file system that is full.
+    /// The files that fill file systems.
     filled: Vec<PathBuf>,
     room: Option<TempDir>,
 }
 
 impl Bed {
-    /// Makes one below `dir`, with the programs in `programs`, and starts the daemon.
+    /// Creates everything below `dir` and starts the daemon, with the programs in `programs`.
     pub fn make(dir: &Path, programs: &Path) -> Result<Bed, String> {
         let room = tempfile::Builder::new().prefix("tl-model-").tempdir_in(dir);
         let room = room.map_err(|error| format!("a directory in {}: {error}", dir.display()))?;
@@ -92,7 +92,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// The daemon.
+    /// The daemon; an error if it does not run.
     pub fn daemon(&self) -> Result<&Daemon, String> {
         self.daemon.as_ref().ok_or_else(|| "there is no daemon".to_owned())
     }
@@ -109,7 +109,7 @@ impl Bed {
         })
     }
 
-    /// Takes all of the space of a file system.
+    /// Fills a file system.
     pub fn fill(&mut self, which: Full) -> Result<(), String> {
         let path = self.file_system(which)?.join("filled");
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -118,7 +118,7 @@ impl Bed {
         let mut at = 0;
         let mut piece =
             statvfs(&path).map(|found| found.f_bavail * found.f_frsize).map_err(|errno| failed(errno.into()))?;
-        // Ever smaller pieces, down to a block.
+        // In ever smaller pieces, down to a block.
         while piece >= 4096 {
             match fallocate(&file, FallocateFlags::empty(), at, piece) {
                 Ok(()) => at += piece,
@@ -129,12 +129,12 @@ impl Bed {
         Ok(())
     }
 
-    /// Whether there is no space somewhere.
+    /// Whether any file system is filled.
     pub fn is_full(&self) -> bool {
         !self.filled.is_empty()
     }
 
-    /// Gives all space back.
+    /// Removes the files that fill file systems.
     pub fn relieve(&mut self) -> Result<(), String> {
         for path in self.filled.drain(..) {
             fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -142,7 +142,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Leaves all files where they are, and says where.
+    /// Keeps all files; returns where they are.
     pub fn keep(&mut self) -> Option<PathBuf> {
         self.mounts.keep();
         self.room.take().map(TempDir::keep)

@@ -1,7 +1,7 @@
-//! Cancels before, in and after each step of a verb, and QEMUs that obey when they are no longer waited for.
+//! Cancels tasks before, in and after each step, and lets QEMUs obey after the daemon has stopped waiting.
 //!
-//! A cancel that was accepted wins: a job that it was accepted for does not end as done. What was reported of a VM is
-//! what its QEMU did, however late.
+//! Invariants checked: an accepted cancel wins: its task does not end as done. The reported state of a VM is what its
+//! QEMU did, however late.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,10 +14,10 @@ use testbed::tool;
 
 use super::check::text;
 use super::machines::Power;
-use super::verbs::{Asked, NO_TASK, patience};
-use super::world::{Pending, Vdi, Verb, World};
+use super::verbs::{NO_TASK, Request, patience};
+use super::world::{Pending, PendingVerb, Vdi, World};
 
-/// A file that cannot be changed while this exists.
+/// Makes a file immutable until it is dropped.
 struct Sealed(PathBuf);
 
 impl Sealed {
@@ -35,16 +35,16 @@ impl Drop for Sealed {
     }
 }
 
-/// How a task was followed to a moment at which it can be cancelled.
-enum Moment {
-    /// It waits before its first step.
+/// Result of waiting for a task to reach a point at which it can be cancelled.
+enum WaitResult {
+    /// The task waits before its first step.
     Waits(Value),
-    /// It has ended, or was refused.
+    /// The task has ended or was refused.
     Missed,
 }
 
 impl World {
-    /// Begins some verb that is a job, and cancels it at any moment soon.
+    /// Begins a random verb and cancels its task soon, at a random time.
     pub fn cancel_soon(&mut self) -> Result<(), String> {
         let before = self.pending.len();
         match self.random.below(4) {
@@ -52,7 +52,7 @@ impl World {
             1 => self.create(),
             _ => self.copy(),
         }?;
-        // Its answer may have been lost.
+        // The response may have been lost.
         let begun = if self.pending.len() > before { self.pending.last_mut() } else { None };
         let Some(pending) = begun.filter(|pending| pending.task.is_some()) else { return Ok(()) };
         pending.contested = true;
@@ -68,18 +68,18 @@ impl World {
         if self.random_is(2) { self.check() } else { Ok(()) }
     }
 
-    /// Cancels a task; whether that was accepted.
+    /// Cancels a task; returns whether that was accepted.
     fn cancel(&mut self, task: &Value) -> Result<bool, String> {
         let at = uuid(task)?.to_owned();
-        self.must_run()?;
+        self.ensure_daemon()?;
         self.count("cancel");
-        self.tell(format!("cancel {} {at}", text(&task["verb"])));
+        self.log(format!("cancel {} {at}", text(&task["verb"])));
         match self.bed.api.ask("POST", &format!("/tasks/{at}/cancel"), &json!({})) {
             Ok(_) => Ok(true),
-            Err(Trouble::Gone) => self.has_gone().map(|()| false),
-            // It has no rollback any more, or is over.
+            Err(Trouble::Gone) => self.note_daemon_gone().map(|()| false),
+            // It can no longer be rolled back, or has ended.
             Err(Trouble::Refused(code, why)) if code == "state" => {
-                self.tell(why);
+                self.log(why);
                 Ok(false)
             }
             Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why).map(|()| false),
@@ -87,8 +87,8 @@ impl World {
         }
     }
 
-    /// A VDI is to be destroyed whose repository takes nothing into its inventory: the task waits before its first
-    /// step. It is cancelled there, or the daemon dies, and the VDI is as it was.
+    /// Destroys a VDI while its repository's inventory cannot be written, so that the task waits before its first step.
+    /// It is cancelled there, or the daemon is killed; the VDI must be unchanged.
     pub fn cancel_waiting(&mut self) -> Result<(), String> {
         self.rest()?;
         let fits = |world: &World, uuid: &str, _: &Vdi| world.vbds_of(uuid).is_empty();
@@ -101,7 +101,7 @@ impl World {
         let storage = self.bed.storages.get(sr.storage).ok_or("no such storage")?;
         let sealed = Sealed::new(storage.path.join(".tapline-inventory.jsonl"))?;
         self.trouble("seal", format!("the inventory of VDI {vdi} cannot be written"));
-        let Moment::Waits(task) = self.begin_to_wait(&vdi)? else {
+        let WaitResult::Waits(task) = self.begin_to_wait(&vdi)? else {
             drop(sealed);
             return self.rest();
         };
@@ -116,8 +116,8 @@ impl World {
             std::thread::sleep(Duration::from_millis(self.random.below(200)));
         }
         drop(sealed);
-        self.tell("the inventory can be written");
-        self.must_run()?;
+        self.log("the inventory can be written");
+        self.ensure_daemon()?;
         let begun = Instant::now();
         let ended = loop {
             let now = self.get(&format!("/tasks/{at}?wait=2"))?;
@@ -134,17 +134,17 @@ impl World {
         }
     }
 
-    /// Asks for the end of a VDI, of which something is not in the inventory yet, and waits until the task waits.
-    fn begin_to_wait(&mut self, vdi: &str) -> Result<Moment, String> {
+    /// Requests the end of a VDI with unsaved changes of the inventory, and waits until the task waits.
+    fn begin_to_wait(&mut self, vdi: &str) -> Result<WaitResult, String> {
         let description = self.name();
         let changed = self.bed.api.ask("PATCH", &format!("/vdis/{vdi}"), &json!({ "description": description }));
         changed.map_err(|trouble| trouble.to_string())?;
         self.vdi(vdi)?.description = description;
-        let asked = Asked::delete(format!("/vdis/{vdi}"));
-        let task = match self.ask_for(&asked, None)? {
+        let request = Request::delete(format!("/vdis/{vdi}"));
+        let task = match self.request_task(&request, None)? {
             Ok(task) => task,
             Err(Trouble::Refused(code, why)) => {
-                return self.excuse(&Verb::Destroy(vdi.to_owned()), &code, &why).map(|()| Moment::Missed);
+                return self.excuse(&PendingVerb::Destroy(vdi.to_owned()), &code, &why).map(|()| WaitResult::Missed);
             }
             Err(trouble) => return Err(trouble.to_string()),
         };
@@ -152,7 +152,7 @@ impl World {
         loop {
             let now = self.get(&format!("/tasks/{}", uuid(&task)?))?;
             match now["state"].as_str() {
-                Some("pending") if now["problem"].is_object() => return Ok(Moment::Waits(now)),
+                Some("pending") if now["problem"].is_object() => return Ok(WaitResult::Waits(now)),
                 Some("pending" | "running") if begun.elapsed() < patience() => {}
                 _ => return Err(format!("a destroy does not wait for its inventory: {now}")),
             }
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// A QEMU stands still for longer than it is waited for, and then does what it was sent.
+    /// Stops a QEMU for longer than the daemon waits for it; when it continues, it executes what it was sent.
     pub fn obey_late(&mut self) -> Result<(), String> {
         self.rest()?;
         let Some(vm) = self.free_vm(|_, _, vm| vm.power != Power::Halted) else {
@@ -183,11 +183,11 @@ impl World {
         self.bed.places.signal(pid, Signal::STOP)?;
         let name = self.name();
         let body = if verb == "snapshot" { json!({ "name": name }) } else { json!({}) };
-        let asked = Asked::post(format!("/vms/{vm}/{verb}"), body);
-        let begun = match self.ask_for(&asked, None)? {
+        let request = Request::post(format!("/vms/{vm}/{verb}"), body);
+        let begun = match self.request_task(&request, None)? {
             Ok(task) => Some(task),
             Err(Trouble::Refused(code, why)) => {
-                self.excuse(&Verb::Power(vm.clone(), power), &code, &why)?;
+                self.excuse(&PendingVerb::Power(vm.clone(), power), &code, &why)?;
                 None
             }
             Err(trouble) => return Err(trouble.to_string()),
@@ -195,19 +195,19 @@ impl World {
         if let Some(task) = &begun {
             self.wait_until_given_up(task)?;
         }
-        self.let_go_on()?;
+        self.continue_stopped()?;
         if let (Some(task), "snapshot") = (begun.clone(), verb) {
             let holds = self.held_by(&vm);
-            let pending = Pending::new(Verb::Keep(vm.clone(), name), holds, None);
+            let pending = Pending::new(PendingVerb::Keep(vm.clone(), name), holds, None);
             self.pending.push(Pending { task: Some(task), ..pending });
             self.settle(true)?;
         }
         let power = if begun.is_some() { power } else { before };
         let since = Instant::now();
         while self.power_of(&vm)? != power {
-            // One whose disk died while it stood still may end itself when it resumes.
+            // A QEMU whose disk died meanwhile may exit when it continues.
             if self.power_of(&vm)? == Power::Halted && self.bed.places.machine(&vm).is_none() {
-                self.tell(format!("the QEMU of VM {vm} has ended itself"));
+                self.log(format!("the QEMU of VM {vm} has ended itself"));
                 self.vm(&vm)?.killed = true;
                 self.follow_the_killed()?;
                 return self.check();
@@ -221,14 +221,14 @@ impl World {
         self.check()
     }
 
-    /// Waits until a task has failed, or waits to try again.
+    /// Waits until a task has failed, or waits to retry.
     fn wait_until_given_up(&mut self, task: &Value) -> Result<(), String> {
         let (at, begun) = (uuid(task)?.to_owned(), Instant::now());
         loop {
             let now = self.get(&format!("/tasks/{at}?wait=2"))?;
             let over = now["state"] == "failed" || now["state"] == "done" || now["problem"].is_object();
             if over || begun.elapsed() > patience() {
-                self.tell(format!("given up: {} {}", now["state"], now["problem"]));
+                self.log(format!("given up: {} {}", now["state"], now["problem"]));
                 return if over { Ok(()) } else { Err(format!("stuck: {now}")) };
             }
         }

@@ -1,4 +1,4 @@
-//! At rest, all that can be asked says the same: the model, the daemon, the repositories and the processes.
+//! Checks at rest that the model, the daemon, the repositories and the processes agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 
-use super::verbs::{Asked, patience};
-use super::world::{Verb, World};
+use super::verbs::{Request, patience};
+use super::world::{PendingVerb, World};
 
-/// Files of a repository that are no images.
+/// Files of a repository that are not images.
 const OWN_FILES: &[&str] = &[".tapline-sr.json", ".tapline-sr.lock", ".tapline-inventory.jsonl"];
 
 impl World {
-    /// Ends every trouble, and waits until nothing is under way.
+    /// Ends all trouble and waits until nothing is in progress.
     pub fn rest(&mut self) -> Result<(), String> {
         self.calm()?;
         self.settle(true)?;
@@ -39,28 +39,27 @@ impl World {
         self.bring_back_repositories()
     }
 
-    /// All that can be compared without reading disks; again and again until it is so, since some of it follows a
-    /// moment later.
+    /// Compares everything that needs no reading of disks. Retried for a while, because some of it follows late.
     pub fn check(&mut self) -> Result<(), String> {
         self.rest()?;
-        self.agree()?;
+        self.compare_once()?;
         if self.random_is(2) {
-            self.ask_monitors()?;
-            self.agree()?;
+            self.query_monitors()?;
+            self.compare_once()?;
         }
-        self.tell("all agrees");
+        self.log("all agrees");
         self.count("check");
         self.troubled = false;
         Ok(())
     }
 
-    /// All that can be compared without reading disks.
-    fn agree(&mut self) -> Result<(), String> {
+    /// One attempt of [`World::check`].
+    fn compare_once(&mut self) -> Result<(), String> {
         let begun = Instant::now();
         loop {
             let compared = self.compare_lists().and_then(|()| self.compare_settings());
             let compared = compared.and_then(|()| self.compare_machines()).and_then(|()| self.compare_places());
-            match compared.and_then(|()| self.nothing_differs()) {
+            match compared.and_then(|()| self.expect_no_differences()) {
                 Ok(()) => return Ok(()),
                 Err(why) if begun.elapsed() > patience() / 4 => return Err(why),
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
@@ -68,7 +67,7 @@ impl World {
         }
     }
 
-    /// The lists that the API has.
+    /// Compares the lists of the API with the model.
     pub fn compare_lists(&mut self) -> Result<(), String> {
         let shown: BTreeMap<String, Value> =
             self.list("/vdis")?.into_iter().map(|vdi| (text(&vdi["uuid"]), vdi)).collect();
@@ -81,7 +80,7 @@ impl World {
             let Some(now) = shown.get(uuid) else { continue };
             let sr = self.srs.get(vdi.sr).map(|sr| sr.uuid.as_str());
             let size = now["size"].as_u64().unwrap_or(0);
-            // A snapshot may outlive what it is of.
+            // A snapshot may outlive its VDI.
             let of = vdi.snapshot_of.as_ref().filter(|of| self.vdis.contains_key(*of));
             let right = now["name"] == *vdi.name
                 && now["description"] == *vdi.description
@@ -107,21 +106,21 @@ impl World {
         self.vdis.iter().map(|(uuid, vdi)| format!("{uuid} {}", vdi.name)).collect()
     }
 
-    /// Removes files that no image has, as somebody does whom a scan has told of them.
+    /// Removes the files without an image, as a user does after a scan has reported them.
     pub fn remove_unnamed(&mut self) -> Result<(), String> {
         for sr in self.srs.clone() {
             let path = self.bed.storages.get(sr.storage).ok_or("no such storage")?.path.clone();
             let named = named_by(&self.get(&format!("/srs/{}/inventory", sr.uuid))?);
             for file in names_in(&path)?.difference(&named).map(|name| path.join(name)) {
-                self.tell(format!("remove {}, which no image has", file.display()));
+                self.log(format!("remove {}, which no image has", file.display()));
                 fs::remove_file(&file).map_err(|error| format!("{}: {error}", file.display()))?;
             }
         }
         Ok(())
     }
 
-    /// What is in repositories and in the run directory, what runs, and what inventory, catalogue and processes say of
-    /// chains.
+    /// Compares the files in repositories and in the run directory, the processes, and the chains in the inventories,
+    /// the catalogue and the processes.
     fn compare_places(&mut self) -> Result<(), String> {
         for sr in self.srs.clone() {
             let storage = self.bed.storages.get(sr.storage).ok_or("no such storage")?.clone();
@@ -152,7 +151,7 @@ impl World {
         Ok(())
     }
 
-    /// The VBDs of disks that run; an error if a process works on an image.
+    /// The VBDs of running disks; an error if a process works on an image.
     fn running(&self) -> Result<BTreeMap<String, u32>, String> {
         let mut running = BTreeMap::new();
         for disk in self.bed.places.disks() {
@@ -164,18 +163,18 @@ impl World {
         Ok(running)
     }
 
-    /// The chain of a VDI: by the inventory, the catalogue, and the process.
-    fn compare_chain(&mut self, uuid: &str, told: &Value, images: &BTreeMap<String, Value>) -> Result<(), String> {
+    /// Compares the chain of a VDI in the inventory, the catalogue and the process.
+    fn compare_chain(&mut self, uuid: &str, recorded: &Value, images: &BTreeMap<String, Value>) -> Result<(), String> {
         let Some(vdi) = self.vdis.get(uuid) else { return Err(format!("VDI {uuid} is in an inventory only")) };
-        let description = told["description"].as_str().unwrap_or_default();
-        if told["name"] != *vdi.name
+        let description = recorded["description"].as_str().unwrap_or_default();
+        if recorded["name"] != *vdi.name
             || description != vdi.description
-            || told["read_only"].as_bool().unwrap_or(false) != vdi.read_only
+            || recorded["read_only"].as_bool().unwrap_or(false) != vdi.read_only
         {
-            return Err(format!("the inventory has {told}, should be {vdi:?}"));
+            return Err(format!("the inventory has {recorded}, should be {vdi:?}"));
         }
         let mut chain = Vec::new();
-        let mut next = told["image"].as_str();
+        let mut next = recorded["image"].as_str();
         while let Some(image) = next.and_then(|image| images.get(image)) {
             chain.push(text(&image["file"]));
             next = image["parent"].as_str();
@@ -215,7 +214,7 @@ impl World {
         files.collect::<Result<_, _>>().map_err(failed)
     }
 
-    /// The files of a disk from the top down and its size, by the process that serves it.
+    /// The files of a disk from the top down and its size, as reported by its process.
     fn layers(&self, vbd: &str) -> Result<(Vec<String>, u64), String> {
         let said = self.ask_disk(vbd, "layers")?;
         let name =
@@ -223,7 +222,7 @@ impl World {
         Ok((list(&said["layers"]).iter().map(name).collect(), said["size"].as_u64().unwrap_or(0)))
     }
 
-    /// What the process that serves a disk says to a verb without arguments.
+    /// Sends a verb without arguments to the process of a disk.
     pub fn ask_disk(&self, vbd: &str, verb: &str) -> Result<Value, String> {
         let socket = self.bed.places.vbds().join(vbd).join("control.sock");
         let failed = |error: std::io::Error| format!("{}: {error}", socket.display());
@@ -236,7 +235,7 @@ impl World {
         Ok(said["ok"].clone())
     }
 
-    /// Plugs and reads everything; then unplugs it, and nothing is left.
+    /// Plugs every VDI, reads and compares all of it, and unplugs it; nothing may be left.
     pub fn check_all(&mut self) -> Result<(), String> {
         self.delete_machines()?;
         self.check()?;
@@ -253,17 +252,27 @@ impl World {
             self.compare_all(&vbd)?;
             let holds = vec![vdi.clone()];
             self.vbd(&vbd)?.client = None;
-            self.begin(Verb::Unplug(vbd.clone()), holds, None, &Asked::post(format!("/vbds/{vbd}/unplug"), json!({})))?;
+            self.begin(
+                PendingVerb::Unplug(vbd.clone()),
+                holds,
+                None,
+                &Request::post(format!("/vbds/{vbd}/unplug"), json!({})),
+            )?;
             self.settle(true)?;
         }
         self.check()?;
-        self.tell("all is as it should be");
+        self.log("all is as it should be");
         self.count("check all");
         Ok(())
     }
 
     fn plug(&mut self, vbd: String, vdi: String) -> Result<String, String> {
-        self.begin(Verb::Plug(vbd.clone()), vec![vdi], None, &Asked::post(format!("/vbds/{vbd}/plug"), json!({})))?;
+        self.begin(
+            PendingVerb::Plug(vbd.clone()),
+            vec![vdi],
+            None,
+            &Request::post(format!("/vbds/{vbd}/plug"), json!({})),
+        )?;
         self.settle(true)?;
         if self.vbd(&vbd)?.plugged {
             Ok(vbd)
@@ -273,7 +282,7 @@ impl World {
     }
 }
 
-/// A string in JSON.
+/// The text of a JSON string; empty for other values.
 pub fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
@@ -282,13 +291,13 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The files of a repository by its inventory, with its own.
+/// The files of a repository according to its inventory, and the repository's own files.
 fn named_by(inventory: &Value) -> BTreeSet<String> {
     let images = list(&inventory["images"]).iter().map(|image| text(&image["file"]));
     images.chain(OWN_FILES.iter().map(|name| (*name).to_owned())).collect()
 }
 
-/// The names of what is in a directory.
+/// The file names in a directory.
 pub fn names_in(path: &std::path::Path) -> Result<BTreeSet<String>, String> {
     let entries = fs::read_dir(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())

@@ -1,5 +1,5 @@
-//! Several clients: who asks again with a key, who does not wait for an answer, who asks at the same time as others
-//! about the same, and who cancels what another has asked for.
+//! Several clients: requests repeated with an idempotency key, clients that disconnect before the response, concurrent
+//! requests for the same VDI, and tasks that another client cancels.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use testbed::daemon::api::{Trouble, uuid};
 
 use super::check::text;
-use super::verbs::{Asked, NO_TASK};
-use super::world::{Pending, Vbd, Vdi, Verb, World};
+use super::verbs::{NO_TASK, Request};
+use super::world::{Pending, PendingVerb, Vbd, Vdi, World};
 
-/// What rivals ask for.
+/// Requests that are sent concurrently.
 const RIVALS: &[Rival] =
     &[Rival::Snapshot, Rival::Clone, Rival::Resize, Rival::Destroy, Rival::Copy, Rival::Plug, Rival::Unplug];
 
@@ -27,42 +27,46 @@ enum Rival {
 }
 
 impl World {
-    /// A key that no other request has.
+    /// A new idempotency key.
     pub fn key(&mut self) -> String {
         format!("model-{}", self.stamp())
     }
 
-    /// Asks for what begins a task. With a key the first client may go away at once, and it is asked again when the
-    /// daemon has died, or only to see that it is answered as it was.
-    pub fn ask_for(&mut self, asked: &Asked, key: Option<&str>) -> Result<Result<Value, Trouble>, String> {
-        self.must_run()?;
-        self.tell(format!("{} {} {}{}", asked.method, asked.path, asked.body, key.unwrap_or_default()));
+    /// Sends a request that begins a task. With a key, the client may disconnect at once, and the request is repeated
+    /// after a death of the daemon, or only to check that the response is the same.
+    pub fn request_task(&mut self, request: &Request, key: Option<&str>) -> Result<Result<Value, Trouble>, String> {
+        self.ensure_daemon()?;
+        self.log(format!("{} {} {}{}", request.method, request.path, request.body, key.unwrap_or_default()));
         if let Some(key) = key.filter(|_| self.random_is(3)) {
             self.count("leave");
-            if self.bed.api.ask_and_leave(asked.method, &asked.path, &asked.body, key).is_err() {
-                self.has_gone()?;
+            if self.bed.api.ask_and_leave(request.method, &request.path, &request.body, key).is_err() {
+                self.note_daemon_gone()?;
             }
         }
-        let first = self.until_answered(asked, key)?;
+        let first = self.request_until_answered(request, key)?;
         let (Some(_), Ok(task)) = (key, &first) else { return Ok(first) };
         if self.random_is(2) {
             return Ok(first);
         }
         self.count("ask again");
-        match self.until_answered(asked, key)? {
+        match self.request_until_answered(request, key)? {
             Ok(again) if again["uuid"] == task["uuid"] => Ok(first),
-            // It has no space to look into what it keeps.
+            // There is no space in which the daemon could look up the key.
             Err(Trouble::Refused(code, _)) if self.bed.is_full() && code != "internal" => Ok(first),
-            again => Err(format!("asked again with a key: {again:?}; it was answered {task}")),
+            again => Err(format!("repeated with a key: {again:?}; it was answered {task}")),
         }
     }
 
-    fn until_answered(&mut self, asked: &Asked, key: Option<&str>) -> Result<Result<Value, Trouble>, String> {
+    fn request_until_answered(
+        &mut self,
+        request: &Request,
+        key: Option<&str>,
+    ) -> Result<Result<Value, Trouble>, String> {
         loop {
-            self.must_run()?;
-            match self.bed.api.ask_with(asked.method, &asked.path, &asked.body, key) {
+            self.ensure_daemon()?;
+            match self.bed.api.ask_with(request.method, &request.path, &request.body, key) {
                 Err(Trouble::Gone) => {
-                    self.has_gone()?;
+                    self.note_daemon_gone()?;
                     if key.is_none() {
                         return Ok(Err(Trouble::Gone));
                     }
@@ -72,7 +76,7 @@ impl World {
         }
     }
 
-    /// Some ask at the same time about the same VDI. Each is done or refused, and what is refused has left nothing.
+    /// Sends several requests for the same VDI concurrently. Each is done or refused; a refused one must leave nothing.
     pub fn race(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|world, uuid, _| {
             world.vbds_of(uuid).iter().all(|vbd| {
@@ -94,26 +98,26 @@ impl World {
         }
         let grown: Vec<u64> = all
             .iter()
-            .filter_map(|(pending, _)| if let Verb::Resize(_, size) = pending.verb { Some(size) } else { None })
+            .filter_map(|(pending, _)| if let PendingVerb::Resize(_, size) = pending.verb { Some(size) } else { None })
             .collect();
         for (pending, _) in &mut all {
-            if let Verb::Make(made) = &mut pending.verb {
+            if let PendingVerb::Make(made) = &mut pending.verb {
                 made.sizes.extend(&grown);
             }
         }
         self.count("race");
-        self.at_one_time(all)
+        self.request_concurrently(all)
     }
 
-    /// Asks for all of it over connections of their own.
-    pub fn at_one_time(&mut self, all: Vec<(Pending, Asked)>) -> Result<(), String> {
-        self.must_run()?;
+    /// Sends all requests over separate connections.
+    pub fn request_concurrently(&mut self, all: Vec<(Pending, Request)>) -> Result<(), String> {
+        self.ensure_daemon()?;
         let asking: Vec<_> = all
             .into_iter()
-            .map(|(pending, asked)| {
-                self.tell(format!("at one time: {} {} {}", asked.method, asked.path, asked.body));
+            .map(|(pending, request)| {
+                self.log(format!("at one time: {} {} {}", request.method, request.path, request.body));
                 let api = self.bed.api.clone();
-                (pending, thread::spawn(move || api.ask(asked.method, &asked.path, &asked.body)))
+                (pending, thread::spawn(move || api.ask(request.method, &request.path, &request.body)))
             })
             .collect();
         let mut gone = false;
@@ -130,11 +134,11 @@ impl World {
             }
             self.pending.push(pending);
         }
-        if gone { self.has_gone() } else { Ok(()) }
+        if gone { self.note_daemon_gone() } else { Ok(()) }
     }
 
-    /// One task plugs several VBDs, or unplugs them with force. What cannot be done of some is done of the others.
-    pub fn many(&mut self) -> Result<(), String> {
+    /// Plugs or unplugs several VBDs in one task, unplugging with force. A failure of some must not affect the others.
+    pub fn plug_many(&mut self) -> Result<(), String> {
         let plugged = self.random_is(2);
         let held = self.held();
         let fits =
@@ -143,7 +147,7 @@ impl World {
             .vbds
             .iter()
             .filter(|(_, vbd)| !held.contains(&vbd.vdi) && fits(vbd) && (plugged || !self.is_plugged(&vbd.vdi)));
-        // One for each VDI: an older catalogue brings deleted VBDs back, and the second writer of a VDI is refused.
+        // One VBD per VDI: an older catalogue restores deleted VBDs, and a VDI's second writer is refused.
         let of: BTreeMap<String, String> = free.map(|(uuid, vbd)| (vbd.vdi.clone(), uuid.clone())).collect();
         if of.is_empty() {
             return Ok(());
@@ -152,66 +156,74 @@ impl World {
         for vbd in &vbds {
             self.vbd(vbd)?.client = None;
         }
-        let asked = match plugged {
-            true => Asked::post("/vbds/unplug", json!({ "vbds": vbds, "force": true })),
-            false => Asked::post("/vbds/plug", json!({ "vbds": vbds })),
+        let request = match plugged {
+            true => Request::post("/vbds/unplug", json!({ "vbds": vbds, "force": true })),
+            false => Request::post("/vbds/plug", json!({ "vbds": vbds })),
         };
-        self.begin(Verb::Many(vbds), vdis, None, &asked)
+        self.begin(PendingVerb::Many(vbds), vdis, None, &request)
     }
 
-    /// The daemon copies its catalogue.
-    pub fn copy_catalogue(&mut self) -> Result<(), String> {
+    /// Has the daemon back up its catalogue.
+    pub fn back_up_by_daemon(&mut self) -> Result<(), String> {
         self.count("copy catalogue");
-        self.once(&Asked::post("/host/backups", json!({}))).map(drop)
+        self.once(&Request::post("/host/backups", json!({}))).map(drop)
     }
 
-    /// What one of them asks for, if that makes sense.
-    fn rival(&mut self, what: Rival, vdi: &str) -> Result<Option<(Pending, Asked)>, String> {
+    /// Builds the request of a rival, if it is possible now.
+    fn rival(&mut self, what: Rival, vdi: &str) -> Result<Option<(Pending, Request)>, String> {
         let name = self.name();
         let now = self.vdi(vdi)?.clone();
         let (plugged, vbd) = (self.is_plugged(vdi), self.own_vbds_of(vdi).first().cloned());
-        let (verb, source, asked) = match (what, vbd) {
+        let (verb, source, request) = match (what, vbd) {
             (Rival::Snapshot, _) if !now.read_only => {
                 let made = now.copied(name.clone(), now.sr, Some(vdi.to_owned()));
-                (Verb::Make(made), Some(vdi), Asked::post(format!("/vdis/{vdi}/snapshot"), json!({ "name": name })))
+                (
+                    PendingVerb::Make(made),
+                    Some(vdi),
+                    Request::post(format!("/vdis/{vdi}/snapshot"), json!({ "name": name })),
+                )
             }
             (Rival::Clone, _) => {
                 let made = now.copied(name.clone(), now.sr, None);
-                (Verb::Make(made), Some(vdi), Asked::post(format!("/vdis/{vdi}/clone"), json!({ "name": name })))
+                (
+                    PendingVerb::Make(made),
+                    Some(vdi),
+                    Request::post(format!("/vdis/{vdi}/clone"), json!({ "name": name })),
+                )
             }
             (Rival::Copy, _) if !plugged => {
                 let description = now.description.clone();
                 let made = Vdi { description, ..now.copied(name.clone(), now.sr, None) };
                 let body = json!({ "sr": self.srs.get(now.sr).map(|sr| &sr.uuid), "name": name });
-                (Verb::Make(made), Some(vdi), Asked::post(format!("/vdis/{vdi}/copy"), body))
+                (PendingVerb::Make(made), Some(vdi), Request::post(format!("/vdis/{vdi}/copy"), body))
             }
             (Rival::Resize, _) if !now.read_only => {
                 let size = now.sizes.iter().copied().max().unwrap_or(0) + ((1 + self.random.below(8)) << 20);
-                let asked = Asked::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
-                (Verb::Resize(vdi.to_owned(), size), None, asked)
+                let request = Request::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
+                (PendingVerb::Resize(vdi.to_owned(), size), None, request)
             }
-            // With a VBD it is refused for that alone.
+            // With a VBD it would be refused in any case.
             (Rival::Destroy, None) => {
-                let asked = Asked::delete(format!("/vdis/{vdi}"));
-                (Verb::Destroy(vdi.to_owned()), None, asked)
+                let request = Request::delete(format!("/vdis/{vdi}"));
+                (PendingVerb::Destroy(vdi.to_owned()), None, request)
             }
             (Rival::Plug, Some(vbd)) => {
-                let asked = Asked::post(format!("/vbds/{vbd}/plug"), json!({}));
-                (Verb::Plug(vbd), None, asked)
+                let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
+                (PendingVerb::Plug(vbd), None, request)
             }
             (Rival::Unplug, Some(vbd)) if plugged => {
-                // Who is connected to what is ended is cut off.
+                // Clients of a disk that is unplugged are disconnected.
                 self.vbd(&vbd)?.client = None;
-                let asked = Asked::post(format!("/vbds/{vbd}/unplug"), json!({ "force": self.random_is(2) }));
-                (Verb::Unplug(vbd), None, asked)
+                let request = Request::post(format!("/vbds/{vbd}/unplug"), json!({ "force": self.random_is(2) }));
+                (PendingVerb::Unplug(vbd), None, request)
             }
             _ => return Ok(None),
         };
-        Ok(Some((Pending::new(verb, vec![vdi.to_owned()], source.map(str::to_owned)), asked)))
+        Ok(Some((Pending::new(verb, vec![vdi.to_owned()], source.map(str::to_owned)), request)))
     }
 
-    /// Somebody cancels a task that is under way: it is done, or undone. One that somebody gives up is not to be given
-    /// up where nothing keeps it from its end.
+    /// Cancels a task in progress: it is done, or rolled back. Abandoning it must be refused if it can still end by
+    /// itself.
     pub fn cancel_some(&mut self) -> Result<(), String> {
         let open = self.list("/tasks?open=true")?;
         let Some(task) = self.one_of(&open) else { return Ok(()) };
@@ -219,20 +231,20 @@ impl World {
         let abandon = !self.troubled && task["problem"].is_null() && self.random_is(3);
         let verb = if abandon { "abandon" } else { "cancel" };
         self.count(verb);
-        self.tell(format!("{verb} {} {at}", text(&task["verb"])));
+        self.log(format!("{verb} {} {at}", text(&task["verb"])));
         if !abandon {
             for pending in &mut self.pending {
                 pending.contested |= pending.task.as_ref().is_some_and(|task| task["uuid"] == *at);
             }
         }
-        self.must_run()?;
+        self.ensure_daemon()?;
         match self.bed.api.ask("POST", &format!("/tasks/{at}/{verb}"), &json!({})) {
             Ok(shown) if abandon => Err(format!("a task that nothing is wrong with is given up: {shown}")),
             Ok(_) => Ok(()),
-            Err(Trouble::Gone) => self.has_gone(),
-            // It cannot be cancelled where it is, or is over.
+            Err(Trouble::Gone) => self.note_daemon_gone(),
+            // It cannot be cancelled in this state, or has ended.
             Err(Trouble::Refused(code, why)) if code == "state" => {
-                self.tell(why);
+                self.log(why);
                 Ok(())
             }
             Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why),

@@ -1,32 +1,32 @@
-//! What a VDI shows, as the model has it: for each 4 KiB which stamps may be there.
+//! The expected content of a VDI: for each 4 KiB, the stamps that may be there.
 //!
-//! A write that was answered is there. One whose answer never came may be there or not, each 4 KiB of it; the first
-//! read that shows which settles it, so that it must show the same from then on. Knows nothing of how disks are read.
+//! A write that was answered is there. Of one that was not, each 4 KiB may be there or not, until the first read
+//! settles it: later reads must show the same. Knows nothing about how disks are read.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Bytes that are written as a whole or not at all, whatever is killed.
+/// Bytes that are written atomically, whichever process is killed.
 pub const UNIT: u64 = 4096;
 
-/// Bits of a stamp on the disk that name its unit: 64 GiB of them. What lies at another place is seen.
+/// Bits of a stamp on the disk that identify its unit, enough for 64 GiB. They detect data at the wrong place.
 const PLACE_BITS: u32 = 24;
 
 /// A range of units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The first.
+    /// The first unit.
     pub at: u64,
-    /// How many.
+    /// Number of units.
     pub len: u64,
 }
 
-/// Which stamps may be where. What is not named holds zeros.
+/// The stamps that may be in each unit. Units without an entry are zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content(BTreeMap<u64, Vec<u64>>);
 
 impl Content {
-    /// A write, or with stamp 0 a discard, that was answered.
+    /// Records a write, or with stamp 0 a discard, that was answered.
     pub fn set(&mut self, range: Range, stamp: u64) {
         for unit in range.at..range.at + range.len {
             match stamp {
@@ -36,7 +36,7 @@ impl Content {
         }
     }
 
-    /// One of which nobody knows whether it has come about.
+    /// Records a write that may have been done or not.
     pub fn set_perhaps(&mut self, range: Range, stamp: u64) {
         for unit in range.at..range.at + range.len {
             let may = self.0.entry(unit).or_insert_with(|| vec![0]);
@@ -46,7 +46,7 @@ impl Content {
         }
     }
 
-    /// It is this, or the other, each unit for itself.
+    /// Allows the other content as well, for each unit separately.
     pub fn or(&mut self, other: &Content) {
         let units: Vec<u64> = self.0.keys().chain(other.0.keys()).copied().collect();
         for unit in units {
@@ -62,8 +62,8 @@ impl Content {
         self.0.get(&unit).map_or(&[0], Vec::as_slice)
     }
 
-    /// Holds what was read against it; what was open is settled.
-    pub fn see(&mut self, first: u64, bytes: &[u8]) -> Result<(), String> {
+    /// Compares bytes that were read; uncertain units are settled by them.
+    pub fn check_read(&mut self, first: u64, bytes: &[u8]) -> Result<(), String> {
         let mut wrong = String::new();
         let mut count = 0_u64;
         for (unit, read) in (first..).zip(bytes.chunks(unit_len())) {
@@ -85,7 +85,7 @@ impl Content {
     }
 }
 
-/// What is written to a range.
+/// The bytes that are written to a range.
 pub fn bytes_of(range: Range, stamp: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for unit in range.at..range.at + range.len {
@@ -101,7 +101,7 @@ fn unit_len() -> usize {
 
 fn stamp_of(unit: u64, bytes: &[u8]) -> Result<u64, String> {
     let first = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-    // All words are the same if each is as the one before it.
+    // All words are equal if each is equal to the one before.
     if bytes.get(8..) != bytes.get(..bytes.len().saturating_sub(8)) {
         return Err("it is torn".into());
     }
@@ -122,37 +122,37 @@ mod test {
     fn an_answered_write_must_be_there_and_nothing_else() {
         let mut content = Content::default();
         content.set(AT, 7);
-        assert_eq!(content.see(3, &bytes_of(AT, 7)), Ok(()));
-        assert!(content.see(3, &bytes_of(AT, 6)).is_err());
-        assert!(content.see(3, &bytes_of(AT, 0)).unwrap_err().contains("2 units"));
-        assert!(content.see(0, &vec![1; 4096]).is_err());
-        // What lies at another place than it was written to.
+        assert_eq!(content.check_read(3, &bytes_of(AT, 7)), Ok(()));
+        assert!(content.check_read(3, &bytes_of(AT, 6)).is_err());
+        assert!(content.check_read(3, &bytes_of(AT, 0)).unwrap_err().contains("2 units"));
+        assert!(content.check_read(0, &vec![1; 4096]).is_err());
+        // Data at another place than it was written to.
         content.set(Range { at: 5, len: 2 }, 7);
-        assert!(content.see(5, &bytes_of(AT, 7)).unwrap_err().contains("belongs to unit 3"));
+        assert!(content.check_read(5, &bytes_of(AT, 7)).unwrap_err().contains("belongs to unit 3"));
     }
 
     #[test]
-    fn what_may_be_either_is_what_was_seen_first() {
+    fn an_uncertain_unit_is_settled_by_the_first_read() {
         for seen in [7, 8, 0] {
             let mut content = Content::default();
             content.set_perhaps(AT, 7);
             content.set_perhaps(AT, 8);
-            assert_eq!(content.see(3, &bytes_of(AT, seen)), Ok(()));
+            assert_eq!(content.check_read(3, &bytes_of(AT, seen)), Ok(()));
             for other in [7, 8, 0] {
-                assert_eq!(content.see(3, &bytes_of(AT, other)).is_ok(), other == seen);
+                assert_eq!(content.check_read(3, &bytes_of(AT, other)).is_ok(), other == seen);
             }
         }
     }
 
     #[test]
-    fn one_of_two_states_is_either_in_each_unit() {
+    fn either_of_two_states_is_allowed_in_each_unit() {
         let (mut one, mut other) = (Content::default(), Content::default());
         one.set(AT, 7);
         other.set(Range { at: 4, len: 2 }, 8);
         one.or(&other);
-        assert_eq!(one.see(3, &bytes_of(Range { at: 3, len: 1 }, 0)), Ok(()));
-        assert_eq!(one.see(4, &bytes_of(Range { at: 4, len: 1 }, 7)), Ok(()));
-        assert_eq!(one.see(5, &bytes_of(Range { at: 5, len: 1 }, 8)), Ok(()));
-        assert!(one.see(4, &bytes_of(Range { at: 4, len: 1 }, 8)).is_err());
+        assert_eq!(one.check_read(3, &bytes_of(Range { at: 3, len: 1 }, 0)), Ok(()));
+        assert_eq!(one.check_read(4, &bytes_of(Range { at: 4, len: 1 }, 7)), Ok(()));
+        assert_eq!(one.check_read(5, &bytes_of(Range { at: 5, len: 1 }, 8)), Ok(()));
+        assert!(one.check_read(4, &bytes_of(Range { at: 4, len: 1 }, 8)).is_err());
     }
 }

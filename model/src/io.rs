@@ -1,4 +1,4 @@
-//! What clients of plugged disks do, and what they must see.
+//! The I/O of clients of plugged disks, and the checks of its results.
 
 use std::io;
 use std::path::Path;
@@ -8,24 +8,24 @@ use testkit::nbd::{Client, Command};
 
 use super::content::{Range, UNIT, bytes_of};
 use super::verbs::patience;
-use super::world::{Verb, World};
+use super::world::{PendingVerb, World};
 
-/// Bytes that are compared at a time.
+/// Number of bytes that are compared at a time.
 const PIECE: u64 = 1 << 20;
 
 /// The longest write, in units.
 const LONGEST: u64 = 24;
 
 impl World {
-    /// A VBD through which something can be asked now.
+    /// A VBD whose disk can be used now.
     pub fn usable_vbd(&mut self) -> Option<String> {
         let unplugging: Vec<String> = self
             .pending
             .iter()
             .filter_map(|pending| match &pending.verb {
-                Verb::Unplug(vbd) => Some(vec![vbd.clone()]),
-                Verb::Many(vbds) => Some(vbds.clone()),
-                Verb::Drain => Some(self.vbds.keys().cloned().collect()),
+                PendingVerb::Unplug(vbd) => Some(vec![vbd.clone()]),
+                PendingVerb::Many(vbds) => Some(vbds.clone()),
+                PendingVerb::Drain => Some(self.vbds.keys().cloned().collect()),
                 _ => None,
             })
             .flatten()
@@ -37,10 +37,10 @@ impl World {
         self.one_of(&usable)
     }
 
-    /// A range of a VDI.
+    /// A random range of a VDI.
     fn range(&mut self, vdi: &str) -> Result<Range, String> {
         let units = self.vdi(vdi)?.least() / UNIT;
-        // Many at the same place, and the very end.
+        // Often at the same place, and sometimes at the very end.
         let at = match self.random.below(4) {
             0 => units.saturating_sub(1 + self.random.below(4)),
             1 => self.random.below(64.min(units)),
@@ -50,7 +50,7 @@ impl World {
         Ok(Range { at, len })
     }
 
-    /// Connects, if nobody is.
+    /// Connects to a disk, unless there is a connection.
     pub fn connect(&mut self, vbd: &str) -> Result<(), String> {
         if self.vbd(vbd)?.client.is_some() {
             return Ok(());
@@ -67,13 +67,13 @@ impl World {
             if begun.elapsed() > patience() {
                 return Err(format!("stuck, the disk cannot be reached: {shown}"));
             }
-            self.waits(begun)?;
+            self.wait_a_moment(begun)?;
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Asks once; none if the connection has ended or the disk could not, which must have an excuse.
-    fn ask(&mut self, vbd: &str, command: Command, range: Range, data: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    /// Sends a request once; `None` if the connection has ended or the disk failed, which must be excused.
+    fn send_once(&mut self, vbd: &str, command: Command, range: Range, data: &[u8]) -> Result<Option<Vec<u8>>, String> {
         self.connect(vbd)?;
         let client = self.vbd(vbd)?.client.as_mut().ok_or("there is no connection")?;
         match client.ask(command, range.at * UNIT, range.len * UNIT, data) {
@@ -83,7 +83,7 @@ impl World {
     }
 
     fn cut_off(&mut self, vbd: &str, error: &io::Error) -> Result<(), String> {
-        self.tell(format!("vbd {vbd}: no answer: {error}"));
+        self.log(format!("vbd {vbd}: no answer: {error}"));
         self.vbd(vbd)?.client = None;
         let timed_out = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         match self.troubled && !timed_out {
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// Writes some things one after the other.
+    /// Does several writes in turn.
     pub fn write_some(&mut self, vbd: &str) -> Result<(), String> {
         for _ in 0..=self.random.below(4) {
             self.write(vbd)?;
@@ -100,7 +100,7 @@ impl World {
         Ok(())
     }
 
-    /// Writes, zeroes or discards somewhere.
+    /// Writes, zeroes or discards a random range.
     pub fn write(&mut self, vbd: &str) -> Result<(), String> {
         let vdi = self.vbd(vbd)?.vdi.clone();
         if self.vdi(&vdi)?.read_only {
@@ -113,17 +113,17 @@ impl World {
             _ => (Command::Write, self.stamp()),
         };
         self.count("write");
-        self.tell(format!("vbd {vbd}: {command:?} {range:?} stamp {stamp}"));
+        self.log(format!("vbd {vbd}: {command:?} {range:?} stamp {stamp}"));
         let bytes = if command == Command::Write { bytes_of(range, stamp) } else { Vec::new() };
-        let answered = self.ask(vbd, command, range, &bytes)?.is_some();
-        // What is discarded may be there still.
+        let answered = self.send_once(vbd, command, range, &bytes)?.is_some();
+        // Discarded data may still be there.
         self.written(&vdi, range, stamp, answered && command != Command::Trim)
     }
 
-    /// A write was answered, or perhaps done: to the VDI, and to what is just being made of it.
+    /// Records a write that was answered, or perhaps done: in the VDI, and in copies of it that are being made.
     fn written(&mut self, vdi: &str, range: Range, stamp: u64, answered: bool) -> Result<(), String> {
         for pending in self.pending.iter_mut().filter(|pending| pending.source.as_deref() == Some(vdi)) {
-            if let Verb::Make(made) = &mut pending.verb {
+            if let PendingVerb::Make(made) = &mut pending.verb {
                 made.content.set_perhaps(range, stamp);
             }
         }
@@ -135,7 +135,7 @@ impl World {
         Ok(())
     }
 
-    /// Sends a write and does not wait: the disk is to be killed, is stopped, or waits for space.
+    /// Sends a write without waiting: the disk will be killed, is stopped, or waits for space.
     pub fn send_write(&mut self, vbd: &str) -> Result<(), String> {
         let vdi = self.vbd(vbd)?.vdi.clone();
         if self.vdi(&vdi)?.read_only || self.vbd(vbd)?.sent.is_some() {
@@ -150,7 +150,7 @@ impl World {
             self.connect(vbd)?;
         }
         self.count("write");
-        self.tell(format!("vbd {vbd}: write {range:?} stamp {stamp} is sent"));
+        self.log(format!("vbd {vbd}: write {range:?} stamp {stamp} is sent"));
         self.written(&vdi, range, stamp, false)?;
         let client = self.vbd(vbd)?.client.as_mut().ok_or("there is no connection")?;
         match client.send(Command::Write, range.at * UNIT, range.len * UNIT, &bytes_of(range, stamp)) {
@@ -160,14 +160,14 @@ impl World {
         Ok(())
     }
 
-    /// Takes the answer to a write that was sent.
+    /// Receives the response to a write that was sent.
     pub fn take_answer(&mut self, vbd: &str) -> Result<(), String> {
         let now = self.vbd(vbd)?;
         let (Some((range, stamp)), Some(client)) = (now.sent.take(), now.client.as_mut()) else { return Ok(()) };
         match client.answer(0) {
             Ok(_) => {
                 let vdi = now.vdi.clone();
-                self.tell(format!("vbd {vbd}: write of stamp {stamp} is answered"));
+                self.log(format!("vbd {vbd}: write of stamp {stamp} is answered"));
                 self.vdi(&vdi)?.content.set(range, stamp);
                 Ok(())
             }
@@ -175,13 +175,13 @@ impl World {
         }
     }
 
-    /// Has what was answered be durable.
+    /// Flushes a disk: writes that were answered become durable.
     pub fn flush(&mut self, vbd: &str) -> Result<(), String> {
         self.count("flush");
-        self.ask(vbd, Command::Flush, Range { at: 0, len: 0 }, &[]).map(drop)
+        self.send_once(vbd, Command::Flush, Range { at: 0, len: 0 }, &[]).map(drop)
     }
 
-    /// Reads somewhere, and compares.
+    /// Reads a random range and compares it.
     pub fn read(&mut self, vbd: &str) -> Result<(), String> {
         let vdi = self.vbd(vbd)?.vdi.clone();
         let range = self.range(&vdi)?;
@@ -189,19 +189,19 @@ impl World {
         self.compare(vbd, &vdi, range).map(drop)
     }
 
-    /// Whether the disk has answered; an error if it was wrong.
+    /// Reads and compares; returns whether the disk has responded.
     fn compare(&mut self, vbd: &str, vdi: &str, range: Range) -> Result<bool, String> {
-        let Some(bytes) = self.ask(vbd, Command::Read, range, &[])? else { return Ok(false) };
+        let Some(bytes) = self.send_once(vbd, Command::Read, range, &[])? else { return Ok(false) };
         self.counts.compared += range.len * UNIT;
         let what = format!("VDI {vdi} ({}) through VBD {vbd}", self.vdi(vdi)?.name);
-        self.vdi(vdi)?.content.see(range.at, &bytes).map_err(|why| format!("{what}: {why}"))?;
+        self.vdi(vdi)?.content.check_read(range.at, &bytes).map_err(|why| format!("{what}: {why}"))?;
         Ok(true)
     }
 
-    /// Reads all of a plugged disk, and compares; and the size that is served.
+    /// Reads and compares all of a plugged disk, and its size.
     pub fn compare_all(&mut self, vbd: &str) -> Result<(), String> {
         let vdi = self.vbd(vbd)?.vdi.clone();
-        // A client learns the size when it connects.
+        // The size is sent when a client connects.
         self.vbd(vbd)?.client = None;
         self.connect(vbd)?;
         let served = self.vbd(vbd)?.client.as_ref().map_or(0, |client| client.size);

@@ -1,10 +1,10 @@
 //! `cargo xtask model`: random operations on repositories, disks and their plugs, against the real daemon and its real
-//! processes, under troubles of every kind.
+//! processes, under faults of every kind.
 //!
-//! Invariants checked: what a client was answered is there, in every VDI that shows it, whoever was killed, stopped,
-//! left without space or put back from a backup; a verb that was cut off has come about or has not; names, sizes and
-//! relations are as asked for; schedules destroy only what they have taken; what is served, what the catalogue says and
-//! what a repository says of itself is one and the same; nothing is stuck; no file, process or task is left over.
+//! Invariants checked: every write that was answered is there, in every VDI that shows it, whichever process was
+//! killed, stopped, left without space or restored from a backup; an interrupted verb has been done or not; names,
+//! sizes and relations are as requested; schedules destroy only snapshots that they have taken; disks, the catalogue
+//! and the repositories' own records agree; nothing hangs; no file, process or task is left over.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,6 @@ mod images;
 mod io;
 mod limits;
 mod machines;
-mod moments;
 mod monitors;
 mod mounts;
 mod operations;
@@ -29,6 +28,7 @@ mod seldom;
 mod settings;
 mod troubles;
 mod verbs;
+mod vm_snapshots;
 mod world;
 
 use std::collections::BTreeMap;
@@ -45,66 +45,66 @@ use self::bed::Bed;
 use self::planted::Favoured;
 use self::world::{Counts, World};
 
-/// The exit code of what could not be run here.
+/// The exit code if the model cannot run here.
 const NOT_RUN: i32 = 77;
 
-/// Random operations and troubles of the real daemon, against what it promises
+/// Random operations and faults, checked against the real daemon
 ///
-/// Lives of a daemon, each of so many random operations and troubles; then all is plugged, read and compared. Exit code
-/// 0: all was as it should be; 1: not; 77: it cannot be run here, which needs root, mkfs.ext4, mkfs.xfs and loop
-/// devices. Without qemu-system-x86_64 there are no VMs.
+/// Runs daemons one after the other, each with a number of random operations and faults; at the end of each life all
+/// disks are plugged, read and compared. Exit status 0: no error was found; 1: an error was found; 77: cannot run here,
+/// which needs root, mkfs.ext4, mkfs.xfs and loop devices. Without qemu-system-x86_64 there are no VMs.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Of the first life; the next has the next one [default: another one each time; it is printed]
+    /// Seed of the first life; each next life has the next seed [default: random; it is printed]
     #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
-    /// Begin no new life after so long
+    /// Begin no new life after this time
     #[arg(long)]
     seconds: Option<u64>,
-    /// Not before so many operations
+    /// Run at least this many operations
     #[arg(long, default_value_t = 0)]
     operations: u64,
-    /// Not before so many processes were killed
+    /// Run until at least this many processes were killed
     #[arg(long, default_value_t = 0)]
     kills: u64,
-    /// Operations of a life
+    /// Number of operations of a life
     #[arg(long, default_value_t = 300)]
     length: u64,
-    /// Where taplined and tapline-disk are; they are built if not given
+    /// Directory of taplined and tapline-disk [default: they are built]
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Where the files go
+    /// Directory for the files
     #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
-    /// Do this more often
+    /// Do this operation more often
     #[arg(long, value_name = "NAME")]
     favour: Option<Favoured>,
-    /// Put a fault back that was mended, or each of `all`, and fail if it is not found
+    /// Plant a fixed fault again, or each of `all`, and fail if it is not found
     #[arg(long, value_name = "NAME")]
     planted: Option<String>,
     /// Print each operation
     #[arg(long)]
     verbose: bool,
-    /// Leave the files of a life that failed
+    /// Keep the files of a life that failed
     #[arg(long)]
     keep: bool,
 }
 
 impl Options {
-    /// Whether another life is begun.
-    fn goes_on(&self, begun: Instant, operations: u64, kills: u64) -> bool {
+    /// Whether to begin another life.
+    fn continues(&self, begun: Instant, operations: u64, kills: u64) -> bool {
         let wanted = self.operations > 0 || self.kills > 0;
         let timely = self.seconds.is_none_or(|seconds| begun.elapsed() < Duration::from_secs(seconds));
         match (wanted, self.seconds) {
             (true, _) => timely && (operations < self.operations || kills < self.kills),
             (false, Some(_)) => timely,
-            // One life.
+            // By default one life.
             (false, None) => operations == 0,
         }
     }
 }
 
-/// Runs the chore.
+/// Runs `cargo xtask model`.
 pub fn run(options: &Options) -> Result<(), String> {
     if !rustix::process::geteuid().is_root()
         || ["mkfs.ext4", "mkfs.xfs"].iter().any(|tool| tool::locate(tool).is_none())
@@ -115,14 +115,14 @@ pub fn run(options: &Options) -> Result<(), String> {
     if let Some(name) = &options.planted {
         return planted::run(options, name);
     }
-    if !machines::there_is_qemu() {
+    if !machines::qemu_is_installed() {
         println!("VMs are left out: there is no {}", machines::QEMU);
     }
     let programs = programs(options.bin_dir.as_deref())?;
     let steps = steps(&programs)?;
     let begun = Instant::now();
     let (mut seed, mut operations, mut total) = (options.seed, 0, Counts::default());
-    while options.goes_on(begun, operations, total.kills) {
+    while options.continues(begun, operations, total.kills) {
         println!("seed {seed}");
         let counts = life(options, &programs, &steps, seed, options.favour)?;
         operations += counts.done.values().sum::<u64>();
@@ -158,9 +158,9 @@ fn life(
     world.favoured = favoured;
     let lived = live(&mut world, options.length, steps);
     let Err(why) = lived else { return Ok(world.counts) };
-    world.tell(format!("WRONG: {why}"));
+    world.log(format!("WRONG: {why}"));
     let kept = root().join("target/model").join(seed.to_string());
-    // What has just died is told a moment later.
+    // A death of a process is noticed a moment later.
     std::thread::sleep(Duration::from_secs(1));
     let log = fs::read_to_string(world.bed.places.room.join("stderr")).unwrap_or_default();
     fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
@@ -172,8 +172,8 @@ fn life(
     for (name, text) in [("operations", world.trace.join("\n")), ("log", log)] {
         fs::write(kept.join(name), text).map_err(|error| format!("{}: {error}", kept.display()))?;
     }
-    // What a planted fault does is not for anybody to look into.
-    if !planted::is_sought() {
+    // A life with a planted fault is not meant to be examined.
+    if !planted::is_searching() {
         for line in world.trace.iter().rev().take(30).rev() {
             println!("{line}");
         }
@@ -196,7 +196,7 @@ fn live(world: &mut World, length: u64, steps: &[String]) -> Result<(), String> 
     world.check_all()
 }
 
-/// Where a daemon can be told to die.
+/// The steps at which the daemon can be made to die.
 fn steps(programs: &Path) -> Result<Vec<String>, String> {
     let said = tool::text(Command::new(programs.join("taplined")).arg("--steps")).map_err(|error| error.to_string())?;
     let said = said.lines().map(|line| line.trim().replace(' ', ":"));

@@ -1,5 +1,5 @@
-//! Limits of disks, and their weights among those that share a storage: as they were set, they are in the API and in
-//! the process that serves the disk, whichever of the two was killed meanwhile.
+//! Checks limits and weights of disks: the API and the process of the disk have what was set, whichever of the two was
+//! killed meanwhile.
 
 use serde_json::{Value, json};
 use testbed::daemon::api::Trouble;
@@ -7,10 +7,10 @@ use testbed::daemon::api::Trouble;
 use super::verbs::NO_TASK;
 use super::world::World;
 
-/// What was set of a disk.
+/// Limits and weight of a disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Qos {
-    /// Its limits, by name; an empty object is none.
+    /// Its limits by name; an empty object for none.
     pub limits: Value,
     pub weight: u64,
 }
@@ -22,14 +22,14 @@ impl Default for Qos {
 }
 
 impl Qos {
-    /// As a VBD shows it.
-    pub fn shown(vbd: &Value) -> Qos {
+    /// Limits and weight in a VBD of the API.
+    pub fn parse(vbd: &Value) -> Qos {
         let limits = if vbd["limits"].is_object() { vbd["limits"].clone() } else { json!({}) };
         Qos { limits, weight: vbd["share_weight"].as_u64().unwrap_or(0) }
     }
 
-    /// Whether both are the same; how much is saved up is 100 milliseconds where nothing is said.
-    fn is(&self, other: &Qos) -> bool {
+    /// Whether both are equal; a burst of 100 milliseconds is the default.
+    fn equals(&self, other: &Qos) -> bool {
         let limits = |qos: &Qos| {
             let mut limits = qos.limits.as_object().cloned().unwrap_or_default();
             limits.retain(|name, value| !(value.is_null() || name == "burst_ms" && *value == 100));
@@ -52,7 +52,7 @@ impl World {
             let weight = 1 + self.random.below(1000);
             ("share", json!({ "weight": weight }), Qos { weight, ..before.clone() })
         } else {
-            // High enough that nothing has to wait long for them.
+            // So high that nothing waits long for them.
             let limits = match self.random.below(4) {
                 0 => json!({}),
                 1 => json!({ "iops": 20_000 + self.random.below(1000) }),
@@ -61,22 +61,22 @@ impl World {
             };
             ("limit", limits.clone(), Qos { limits, ..before.clone() })
         };
-        self.must_run()?;
+        self.ensure_daemon()?;
         let path = format!("/vbds/{vbd}/{verb}");
-        self.tell(format!("POST {path} {body}"));
+        self.log(format!("POST {path} {body}"));
         self.count("limit");
         let key = self.random_is(3).then(|| self.key());
         let set = match self.bed.api.ask_with("POST", &path, &body, key.as_deref()) {
             Ok(_) => after,
             Err(trouble) => {
                 match trouble {
-                    Trouble::Gone => self.has_gone()?,
-                    // A process that was stopped or killed has it later, and so it is recorded.
+                    Trouble::Gone => self.note_daemon_gone()?,
+                    // The setting is recorded; a process that was stopped or killed receives it later.
                     Trouble::Refused(code, why) => self.excuse(&NO_TASK, &code, &why)?,
                     trouble => return Err(trouble.to_string()),
                 }
-                let now = Qos::shown(&self.get(&format!("/vbds/{vbd}"))?);
-                if !now.is(&before) && !now.is(&after) {
+                let now = Qos::parse(&self.get(&format!("/vbds/{vbd}"))?);
+                if !now.equals(&before) && !now.equals(&after) {
                     return Err(format!("VBD {vbd} has {now:?}; it had {before:?} and was to have {after:?}"));
                 }
                 now
@@ -86,11 +86,11 @@ impl World {
         Ok(())
     }
 
-    /// What a VBD shows, and what the process of its disk has in force, is what was set.
-    pub fn compare_qos(&self, shown: &Value, uuid: &str) -> Result<(), String> {
+    /// Compares the limits and weight of a VBD, and those in force in its process, with what was set.
+    pub fn compare_qos(&self, parse: &Value, uuid: &str) -> Result<(), String> {
         let Some(vbd) = self.vbds.get(uuid) else { return Ok(()) };
-        let now = Qos::shown(shown);
-        if !now.is(&vbd.qos) {
+        let now = Qos::parse(parse);
+        if !now.equals(&vbd.qos) {
             return Err(format!("VBD {uuid} has {now:?}, should have {:?}", vbd.qos));
         }
         if !vbd.plugged {
@@ -98,7 +98,7 @@ impl World {
         }
         let weight = self.ask_disk(uuid, "share")?["weight"].as_u64().unwrap_or(0);
         let in_force = Qos { limits: self.ask_disk(uuid, "limit")?["limits"].clone(), weight };
-        if !in_force.is(&vbd.qos) {
+        if !in_force.equals(&vbd.qos) {
             return Err(format!("the process of VBD {uuid} has {in_force:?}, should have {:?}", vbd.qos));
         }
         Ok(())

@@ -1,6 +1,6 @@
-//! VMs: QEMUs that run nothing but their firmware, with disks that are plugged by their start.
+//! VMs: QEMUs that run only their firmware, with disks that are plugged when they start.
 //!
-//! Their disks have no client here: what they hold is compared when the VM is halted, through a plug of its own.
+//! Their disks have no client here: their content is compared while the VM is halted, through another VBD.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,20 +10,20 @@ use testbed::daemon::api::Trouble;
 use testbed::tool;
 
 use super::check::text;
-use super::moments::Moment;
-use super::verbs::{Asked, patience};
-use super::world::{Pending, Vbd, Verb, World};
+use super::verbs::{Request, patience};
+use super::vm_snapshots::VmSnapshot;
+use super::world::{Pending, PendingVerb, Vbd, World};
 
-/// The program; where it is not installed there are no VMs.
+/// The program of QEMU; without it there are no VMs.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// VMs at one time: each that runs takes the firmware's time to find nothing to boot.
+/// Maximum number of VMs: each running one uses CPU time until its firmware has found nothing to boot.
 pub const VMS_MAX: usize = 3;
 
-/// Disks of one.
+/// Maximum number of disks of a VM.
 pub const DISKS_MAX: usize = 3;
 
-/// Where the daemon can be told to die that `--steps` does not name, since nothing is done again there.
+/// Points at which the daemon can be made to die that `--steps` does not list, because nothing is repeated after them.
 pub const STEPS: &[&str] = &[
     "vm-start:plug",
     "vm-start:start",
@@ -40,25 +40,25 @@ pub const STEPS: &[&str] = &[
     "inventory:append",
 ];
 
-/// Whether there is one.
-pub fn there_is_qemu() -> bool {
+/// Whether QEMU is installed.
+pub fn qemu_is_installed() -> bool {
     tool::locate(QEMU).is_some()
 }
 
-/// Whether a VM runs.
+/// The power state of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Power {
-    /// It does not.
+    /// The VM has no QEMU.
     #[default]
     Halted,
-    /// It does.
+    /// The guest runs.
     Running,
-    /// It is held.
+    /// The guest is paused.
     Paused,
 }
 
 impl Power {
-    /// By its name in the API.
+    /// Parses the name in the API.
     pub fn parse(word: &str) -> Option<Power> {
         match word {
             "halted" => Some(Power::Halted),
@@ -68,7 +68,7 @@ impl Power {
         }
     }
 
-    /// Its name in the API.
+    /// The name of the state in the API.
     pub fn word(self) -> &'static str {
         match self {
             Power::Halted => "halted",
@@ -77,45 +77,45 @@ impl Power {
         }
     }
 
-    /// As QMP calls it (qapi/run-state.json).
+    /// The name of the state in QMP (qapi/run-state.json).
     pub fn status(self) -> &'static str {
         if self == Power::Running { "running" } else { "paused" }
     }
 }
 
-/// A VM.
+/// A VM of the model.
 #[derive(Clone, Debug, Default)]
 pub struct Vm {
-    /// What is said of it, as the API has it.
-    pub said: Value,
-    /// Whether it runs.
+    /// The VM as the API shows it.
+    pub shown: Value,
+    /// Its power state.
     pub power: Power,
-    /// Its QEMU was killed, and it will be halted.
+    /// Its QEMU was killed, so that it will be halted.
     pub killed: bool,
-    /// Its snapshots.
-    pub moments: BTreeMap<String, Moment>,
+    /// Its snapshots by UUID.
+    pub snapshots: BTreeMap<String, VmSnapshot>,
 }
 
 impl Vm {
-    /// What the daemon says of one.
-    pub fn shown(now: &Value) -> Result<Vm, String> {
+    /// Parses a VM of the API.
+    pub fn parse(now: &Value) -> Result<Vm, String> {
         let power = Power::parse(&text(&now["power"])).ok_or_else(|| format!("stuck: {now}"))?;
-        let said = ["name", "description", "memory", "vcpus", "autostart"];
-        let said = said.into_iter().map(|key| (key.to_owned(), now[key].clone()));
-        Ok(Vm { said: Value::Object(said.collect()), power, ..Vm::default() })
+        let shown = ["name", "description", "memory", "vcpus", "autostart"];
+        let shown = shown.into_iter().map(|key| (key.to_owned(), now[key].clone()));
+        Ok(Vm { shown: Value::Object(shown.collect()), power, ..Vm::default() })
     }
 }
 
 impl World {
-    /// Does something with VMs.
+    /// Does a random operation with VMs.
     pub fn machine_step(&mut self) -> Result<(), String> {
         match self.random.below(20) {
             _ if !self.has_qemu => Ok(()),
-            16..=19 => self.moment_step(),
+            16..=19 => self.vm_snapshot_step(),
             0..=1 if self.vms.len() < VMS_MAX => self.make_machine(),
             0..=5 => self.start_some(),
             6..=7 => self.stop_some(),
-            8..=9 => self.hold_some(),
+            8..=9 => self.pause_or_resume(),
             10 => self.kill_machine(),
             11..=12 => self.kill_disk_of_machine(),
             13 => self.die_with_machine(),
@@ -130,7 +130,7 @@ impl World {
         self.vbds.iter().filter(|(_, vbd)| vbd.vm.as_deref() == Some(vm)).map(|(uuid, _)| uuid.clone()).collect()
     }
 
-    /// A VM in this state that nothing has in hand, nor its disks.
+    /// A VM that fits and that, with its disks, is not in use by a verb.
     pub fn free_vm(&mut self, fits: impl Fn(&World, &str, &Vm) -> bool) -> Option<String> {
         let held = self.held();
         let is_free = |uuid: &String| {
@@ -144,21 +144,21 @@ impl World {
 
     pub fn make_machine(&mut self) -> Result<(), String> {
         let (name, description, vcpus) = (self.name(), self.name(), 1 + self.random.below(2));
-        let said = json!({ "name": name, "description": description, "memory": 64 << 20, "vcpus": vcpus });
-        let mut body = said.clone();
+        let shown = json!({ "name": name, "description": description, "memory": 64 << 20, "vcpus": vcpus });
+        let mut body = shown.clone();
         body["driver"] = json!("qemu");
         self.count("vm-create");
         let key = self.key();
-        let made = match self.ask_for(&Asked::post("/vms", body), Some(&key))? {
+        let made = match self.request_task(&Request::post("/vms", body), Some(&key))? {
             Ok(vm) => text(&vm["uuid"]),
             Err(Trouble::Refused(code, why)) => {
-                return self.excuse(&Verb::Power(String::new(), Power::Halted), &code, &why);
+                return self.excuse(&PendingVerb::Power(String::new(), Power::Halted), &code, &why);
             }
             Err(trouble) => return Err(trouble.to_string()),
         };
-        self.vms.insert(made.clone(), Vm { said, ..Vm::default() });
+        self.vms.insert(made.clone(), Vm { shown, ..Vm::default() });
         for _ in 0..1 + self.random.below(2) {
-            self.give_disk(&made)?;
+            self.create_vm_disk(&made)?;
         }
         Ok(())
     }
@@ -166,40 +166,42 @@ impl World {
     fn add_disk(&mut self) -> Result<(), String> {
         let fits = |world: &World, uuid: &str, _: &Vm| world.vbds_of_vm(uuid).len() < DISKS_MAX;
         match self.free_vm(fits) {
-            Some(vm) => self.give_disk(&vm),
+            Some(vm) => self.create_vm_disk(&vm),
             None => Ok(()),
         }
     }
 
-    /// A VBD for a VM, of a VDI that no other VM has and that nothing else plugs by itself.
-    fn give_disk(&mut self, vm: &str) -> Result<(), String> {
+    /// Creates a VBD of a VM, for a VDI that has no other VM and is not autostarted.
+    fn create_vm_disk(&mut self, vm: &str) -> Result<(), String> {
         let is_free = |world: &World, uuid: &str, _: &super::world::Vdi| {
             world.vbds.values().all(|vbd| vbd.vdi != uuid || vbd.vm.is_none() && !vbd.autostart)
         };
         let Some(vdi) = self.free_vdi(is_free) else { return Ok(()) };
-        // One that was to start with the host, and had nothing to boot, is tried again; with this disk it would start.
-        let tried_again = self.vbds_of_vm(vm).is_empty() && self.vm(vm)?.said["autostart"].is_object();
+        // A VM with autostart that had nothing to boot is retried; with this disk it would start.
+        let tried_again = self.vbds_of_vm(vm).is_empty() && self.vm(vm)?.shown["autostart"].is_object();
         if tried_again {
             if !self.set(&format!("/vms/{vm}"), &super::settings::autostart(false), false)? {
                 return Ok(());
             }
-            self.vm(vm)?.said["autostart"] = Value::Null;
+            self.vm(vm)?.shown["autostart"] = Value::Null;
         }
         self.count("vbd-make");
         let key = self.key();
-        match self.ask_for(&Asked::post("/vbds", json!({ "vdi": vdi, "vm": vm, "bootable": true })), Some(&key))? {
+        match self
+            .request_task(&Request::post("/vbds", json!({ "vdi": vdi, "vm": vm, "bootable": true })), Some(&key))?
+        {
             Ok(vbd) => {
                 let position = vbd["position"].as_u64().ok_or("a VBD without a position")?;
                 let new = Vbd { vdi, vm: Some(vm.to_owned()), position, ..Vbd::default() };
                 self.vbds.insert(text(&vbd["uuid"]), new);
                 Ok(())
             }
-            Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Plug(String::new()), &code, &why),
+            Err(Trouble::Refused(code, why)) => self.excuse(&PendingVerb::Plug(String::new()), &code, &why),
             Err(trouble) => Err(trouble.to_string()),
         }
     }
 
-    /// What a verb about a VM holds.
+    /// The objects that a verb about a VM holds.
     pub fn held_by(&self, vm: &str) -> Vec<String> {
         let vbds = self.vbds.values().filter(|vbd| vbd.vm.as_deref() == Some(vm));
         vbds.map(|vbd| vbd.vdi.clone()).chain([vm.to_owned()]).collect()
@@ -219,8 +221,8 @@ impl World {
     pub fn start_some(&mut self) -> Result<(), String> {
         let Some(vm) = self.startable() else { return Ok(()) };
         let holds = self.held_by(&vm);
-        let asked = Asked::post(format!("/vms/{vm}/start"), json!({}));
-        self.begin(Verb::Power(vm, Power::Running), holds, None, &asked)
+        let request = Request::post(format!("/vms/{vm}/start"), json!({}));
+        self.begin(PendingVerb::Power(vm, Power::Running), holds, None, &request)
     }
 
     fn stop_some(&mut self) -> Result<(), String> {
@@ -230,28 +232,28 @@ impl World {
         }
     }
 
-    /// Shuts a VM down: with force, or the firmware is asked for a second, which does not hear.
+    /// Shuts a VM down, with force at once or after a second: the firmware ignores the request.
     fn stop(&mut self, vm: &str) -> Result<(), String> {
         let force = self.vm(vm)?.power == Power::Paused || !self.random_is(4);
         let body = if force { json!({ "force": true }) } else { json!({ "force_after": 1 }) };
         let holds = self.held_by(vm);
-        let asked = Asked::post(format!("/vms/{vm}/shutdown"), body);
-        self.begin(Verb::Power(vm.to_owned(), Power::Halted), holds, None, &asked)
+        let request = Request::post(format!("/vms/{vm}/shutdown"), body);
+        self.begin(PendingVerb::Power(vm.to_owned(), Power::Halted), holds, None, &request)
     }
 
-    /// Holds a VM that runs, or lets one go on that is held.
-    fn hold_some(&mut self) -> Result<(), String> {
+    /// Pauses a running VM, or resumes a paused one.
+    fn pause_or_resume(&mut self) -> Result<(), String> {
         let Some(vm) = self.free_vm(|_, _, vm| vm.power != Power::Halted) else { return Ok(()) };
         let (verb, power) = match self.vm(&vm)?.power {
             Power::Paused => ("resume", Power::Running),
             _ => ("pause", Power::Paused),
         };
         let holds = self.held_by(&vm);
-        let asked = Asked::post(format!("/vms/{vm}/{verb}"), json!({}));
-        self.begin(Verb::Power(vm, power), holds, None, &asked)
+        let request = Request::post(format!("/vms/{vm}/{verb}"), json!({}));
+        self.begin(PendingVerb::Power(vm, power), holds, None, &request)
     }
 
-    /// Two verbs about one VM at the same time.
+    /// Sends two verbs about one VM concurrently.
     fn rival_machines(&mut self) -> Result<(), String> {
         let Some(vm) = self.startable() else { return Ok(()) };
         let holds = self.held_by(&vm);
@@ -262,11 +264,11 @@ impl World {
             _ => (Power::Paused, "pause", json!({})),
         });
         self.count("race");
-        let asked = all.into_iter().map(|(power, verb, body)| {
-            let pending = Pending::new(Verb::Power(vm.clone(), power), holds.clone(), None);
-            (pending, Asked::post(format!("/vms/{vm}/{verb}"), body))
+        let request = all.into_iter().map(|(power, verb, body)| {
+            let pending = Pending::new(PendingVerb::Power(vm.clone(), power), holds.clone(), None);
+            (pending, Request::post(format!("/vms/{vm}/{verb}"), body))
         });
-        self.at_one_time(asked.collect())
+        self.request_concurrently(request.collect())
     }
 
     /// A VM whose QEMU runs, and its process.
@@ -295,7 +297,7 @@ impl World {
         self.bed.places.kill(disk.pid)
     }
 
-    /// The daemon dies in the course of a start or of an end.
+    /// Lets the daemon die during a start or a shutdown.
     fn die_with_machine(&mut self) -> Result<(), String> {
         self.settle(true)?;
         let steps: Vec<&&str> = STEPS.iter().filter(|step| step.starts_with("vm-")).collect();
@@ -316,7 +318,7 @@ impl World {
         }
     }
 
-    /// Ends a VM and deletes it, with its VBDs, which it lets go of.
+    /// Halts and deletes a VM with its VBDs.
     pub fn delete_machine(&mut self, vm: &str) -> Result<(), String> {
         for vbd in self.vbds_of_vm(vm) {
             self.delete_vbd(&vbd)?;
@@ -324,14 +326,14 @@ impl World {
         self.halt_for_sure(vm)?;
         let begun = Instant::now();
         while self.vms.contains_key(vm) {
-            self.must_run()?;
-            self.tell(format!("DELETE /vms/{vm}"));
+            self.ensure_daemon()?;
+            self.log(format!("DELETE /vms/{vm}"));
             match self.bed.api.ask("DELETE", &format!("/vms/{vm}"), &Value::Null) {
                 Ok(_) => drop(self.vms.remove(vm)),
                 Err(trouble) if trouble.is_not_found() => drop(self.vms.remove(vm)),
-                Err(Trouble::Gone) => self.has_gone()?,
+                Err(Trouble::Gone) => self.note_daemon_gone()?,
                 Err(Trouble::Refused(code, why)) => {
-                    self.excuse(&Verb::Power(vm.to_owned(), Power::Halted), &code, &why)?;
+                    self.excuse(&PendingVerb::Power(vm.to_owned(), Power::Halted), &code, &why)?;
                     self.calm()?;
                 }
                 Err(trouble) => return Err(trouble.to_string()),
@@ -344,7 +346,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends a VM, whatever is under way with it.
+    /// Halts a VM, whatever is in progress with it.
     pub fn halt_for_sure(&mut self, vm: &str) -> Result<(), String> {
         let begun = Instant::now();
         loop {
@@ -354,14 +356,14 @@ impl World {
                 return Ok(());
             }
             self.stop(vm)?;
-            self.waits(begun)?;
+            self.wait_a_moment(begun)?;
             if begun.elapsed() > patience() {
                 return Err(format!("stuck, VM {vm} does not halt"));
             }
         }
     }
 
-    /// VMs whose QEMUs were killed are halted, and their disks are unplugged.
+    /// Halts the VMs whose QEMUs were killed in the model, and unplugs their disks.
     pub fn follow_the_killed(&mut self) -> Result<(), String> {
         let killed: Vec<String> = self.vms.iter().filter(|(_, vm)| vm.killed).map(|(uuid, _)| uuid.clone()).collect();
         for vm in killed {
@@ -379,7 +381,7 @@ impl World {
         Ok(())
     }
 
-    /// What the daemon says of a VM, when it is no longer on the way to something else.
+    /// The power state of a VM according to the daemon, once it is not changing.
     pub fn power_of(&mut self, vm: &str) -> Result<Power, String> {
         let begun = Instant::now();
         loop {
@@ -390,23 +392,23 @@ impl World {
             if begun.elapsed() > patience() {
                 return Err(format!("stuck: {now}"));
             }
-            self.waits(begun)?;
+            self.wait_a_moment(begun)?;
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
 
-    /// A verb about a VM has ended.
+    /// Updates the model after a verb about a VM has ended.
     pub fn power_changed(&mut self, vm: &str, wanted: Power, done: bool, contested: bool) -> Result<(), String> {
         let before = self.vm(vm)?.clone();
         let now = self.power_of(vm)?;
-        // A rival may have gone further, or a death.
+        // A rival or a death may have changed the state further.
         let any = contested || before.killed;
         let right = if done { now == wanted } else { now == wanted || now == before.power };
         if !any && !right {
             return Err(format!("VM {vm} is {now:?}; it was {before:?}, should be {wanted:?}, done: {done}"));
         }
         self.vm(vm)?.power = now;
-        // A start plugs all disks. One made for a VM that was running already is plugged by its next start.
+        // A start plugs all disks. One that was created while the VM was running is plugged by the next start.
         let started = before.power == Power::Halted;
         let disks = self.vbds_of_vm(vm).into_iter();
         let kept: Vec<String> =
@@ -420,12 +422,12 @@ impl World {
         Ok(())
     }
 
-    /// Whether its disks are plugged is what the daemon says.
+    /// Takes from the daemon whether the VM's disks are plugged.
     fn follow_disks(&mut self, vm: &str) -> Result<(), String> {
-        self.vbds_of_vm(vm).iter().try_for_each(|vbd| self.ask_whether_plugged(vbd))
+        self.vbds_of_vm(vm).iter().try_for_each(|vbd| self.settle_plugged(vbd))
     }
 
-    /// No VM is left.
+    /// Deletes all VMs.
     pub fn delete_machines(&mut self) -> Result<(), String> {
         for vm in self.vms.keys().cloned().collect::<Vec<_>>() {
             self.delete_machine(&vm)?;

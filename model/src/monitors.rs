@@ -1,4 +1,4 @@
-//! At rest the daemon, the processes and the monitors say the same of VMs.
+//! Compares the VMs of the daemon, their processes and their monitors at rest.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,7 @@ use super::verbs::patience;
 use super::world::World;
 
 impl World {
-    /// The VMs that the API shows, the processes, and what these say over QMP.
+    /// Compares the VMs of the API with the processes and their states in QMP.
     pub fn compare_machines(&mut self) -> Result<(), String> {
         let shown = self.list("/vms")?;
         let uuids: BTreeSet<String> = shown.iter().map(|vm| text(&vm["uuid"])).collect();
@@ -22,7 +22,7 @@ impl World {
         for now in &shown {
             let uuid = text(&now["uuid"]);
             let vm = self.vm(&uuid)?.clone();
-            let said = vm.said.as_object().into_iter().flatten();
+            let said = vm.shown.as_object().into_iter().flatten();
             let differs = said.filter(|(key, value)| now[key.as_str()] != **value).count();
             let power = now["power"].as_str().and_then(Power::parse);
             let pid = self.bed.places.machine(&uuid).map(u64::from);
@@ -42,16 +42,16 @@ impl World {
         if places != self.running_vms().into_iter().collect() {
             return Err(format!("places of VMs {places:?}, should be of {:?}", self.running_vms()));
         }
-        self.compare_moments()
+        self.compare_vm_snapshots()
     }
 
-    /// VMs that do not halt.
+    /// VMs that are not halted.
     pub fn running_vms(&self) -> Vec<String> {
         self.vms.iter().filter(|(_, vm)| vm.power != Power::Halted).map(|(uuid, _)| uuid.clone()).collect()
     }
 
-    /// Asks the QEMUs themselves while no daemon has their monitors.
-    pub fn ask_monitors(&mut self) -> Result<(), String> {
+    /// Queries the QEMUs through QMP while no daemon is connected to it.
+    pub fn query_monitors(&mut self) -> Result<(), String> {
         let running = self.running_vms();
         if running.is_empty() {
             return Ok(());
@@ -59,7 +59,8 @@ impl World {
         self.kill_daemon()?;
         for vm in running {
             let monitor = self.bed.places.vms().join(&vm).join("monitor");
-            let (status, disks) = ask_monitor(&monitor).map_err(|error| format!("the monitor of VM {vm}: {error}"))?;
+            let (status, disks) =
+                query_monitor(&monitor).map_err(|error| format!("the monitor of VM {vm}: {error}"))?;
             let power = self.vm(&vm)?.power;
             let plugged: BTreeSet<String> = self
                 .vbds
@@ -76,8 +77,8 @@ impl World {
     }
 }
 
-/// What a QEMU says of its guest, and the names of the disks that it has.
-fn ask_monitor(socket: &std::path::Path) -> Result<(String, BTreeSet<String>), String> {
+/// The state of a QEMU's guest and the names of its disks.
+fn query_monitor(socket: &std::path::Path) -> Result<(String, BTreeSet<String>), String> {
     let failed = |error: std::io::Error| error.to_string();
     let mut monitor = UnixStream::connect(socket).map_err(failed)?;
     monitor.set_read_timeout(Some(patience())).map_err(failed)?;

@@ -1,6 +1,6 @@
-//! File systems of a test's own, each below one directory, which are unmounted at the end.
+//! Mounts file systems below one directory, and unmounts them at the end.
 //!
-//! Knows nothing of what is in them.
+//! It knows nothing about their contents.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use testbed::tool;
 
-/// What is mounted.
+/// Mounted file systems, unmounted on drop.
 #[derive(Debug)]
 pub struct Mounts {
     room: PathBuf,
@@ -22,8 +22,8 @@ impl Mounts {
         Mounts { room: room.to_owned(), mounted: Vec::new() }
     }
 
-    /// Mounts at `name` with these options. `made`: a file is made, of so many MiB, with a file system by this program
-    /// and its options.
+    /// Mounts at `name` with these options. `made`: first creates an image of this size in MiB, with a file system made
+    /// by this program with these options.
     pub fn mount(&mut self, name: &str, words: &[&str], made: Option<(&str, &[&str], u64)>) -> Result<(), String> {
         let at = self.room.join(name);
         fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
@@ -41,7 +41,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// Shows a directory at `name` as well, through FUSE.
+    /// Mounts a directory at `name`, through FUSE.
     pub fn show(&mut self, name: &str, directory: &Path) -> Result<(), String> {
         let at = self.room.join(name);
         for directory in [directory, &at] {
@@ -52,7 +52,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// Leaves all of them mounted.
+    /// Leaves all file systems mounted.
     pub fn keep(&mut self) {
         self.mounted.clear();
     }
@@ -61,7 +61,7 @@ impl Mounts {
 impl Drop for Mounts {
     fn drop(&mut self) {
         for at in self.mounted.iter().rev() {
-            // A killed process lets go of its files a moment later.
+            // A killed process closes its files a moment later.
             let mut left = Ok(());
             for _ in 0..100 {
                 left = run(Command::new("umount").arg(at));

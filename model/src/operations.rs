@@ -1,33 +1,33 @@
-//! What is done next, and what of the world it is done to.
+//! Chooses the next operation and its object.
 
 use serde_json::json;
 
 use super::content::Content;
 use super::machines::Power;
-use super::verbs::Asked;
-use super::world::{Pending, Vdi, Verb, World};
+use super::verbs::Request;
+use super::world::{Pending, PendingVerb, Vdi, World};
 
-/// More VDIs than this are not made: repositories have little space, and all is read in the end.
+/// Maximum number of VDIs: repositories are small, and everything is read in the end.
 const VDIS_MAX: usize = 24;
 
 /// Sizes of new VDIs, in MiB.
 const SIZES: &[u64] = &[1, 4, 16, 63];
 
-/// No VDI grows beyond this.
+/// Maximum size of a VDI in bytes.
 const SIZE_MAX: u64 = 160 << 20;
 
 impl World {
-    /// Whether there may be more VDIs.
+    /// Whether another VDI may be created.
     pub fn has_room(&self) -> bool {
         self.has_room_for(1)
     }
 
-    /// Whether there may be so many more.
+    /// Whether this number of VDIs may be created.
     pub fn has_room_for(&self, more: usize) -> bool {
         self.vdis.len() + self.pending.len() + more <= VDIS_MAX
     }
 
-    /// Does something.
+    /// Does a random operation.
     pub fn step(&mut self, steps: &[String]) -> Result<(), String> {
         if let Some(favoured) = self.favoured.filter(|_| self.random_is(8)) {
             return self.favour(favoured);
@@ -38,7 +38,7 @@ impl World {
             11 => self.upgrade(),
             12 => self.race(),
             13 if self.random_is(2) => self.race(),
-            13 => self.many(),
+            13 => self.plug_many(),
             14..=17 => self.snapshot(true),
             18..=19 => self.copy(),
             20..=22 => self.resize(),
@@ -53,7 +53,7 @@ impl World {
             56 if self.random_is(2) => self.cancel_soon(),
             56 => self.cancel_some(),
             57..=72 => match self.usable_vbd() {
-                // It may wait until there is space.
+                // The write may wait until there is space.
                 Some(vbd) if self.bed.is_full() => self.send_write(&vbd),
                 Some(vbd) => self.write_some(&vbd),
                 None => self.plug_one(),
@@ -74,17 +74,17 @@ impl World {
             92 => self.stop_disk(),
             93 => self.fill(),
             94 if self.random_is(2) => self.scan(),
-            94 if self.random_is(3) => self.copy_catalogue(),
+            94 if self.random_is(3) => self.back_up_by_daemon(),
             94 => self.reconcile(),
             95 if self.random.below(3) == 0 => {
                 let forget = self.random.below(2) == 0;
-                self.take_away(forget)
+                self.detach_and_return(forget)
             }
             96 if self.random.below(3) == 0 => self.put_back(),
             95..=96 if self.random_is(2) => self.seldom(),
             97 if self.random.below(3) == 0 => self.delete_some_vbd(),
             97 if self.random_is(2) => self.damage(),
-            98 if self.random.below(6) == 0 => self.kill_again_and_again(),
+            98 if self.random.below(6) == 0 => self.kill_repeatedly(),
             98 if self.random.below(6) == 0 => self.reboot(),
             99 if self.random.below(12) == 0 => self.deepen(),
             99 if self.random.below(8) == 0 => self.lose_catalogue(),
@@ -103,15 +103,15 @@ impl World {
         let content = Content::default();
         let description = String::new();
         let made = Vdi { name, description, sr, sizes: vec![size], read_only: false, snapshot_of: None, content };
-        self.begin(Verb::Make(made), Vec::new(), None, &Asked::post("/vdis", body))
+        self.begin(PendingVerb::Make(made), Vec::new(), None, &Request::post("/vdis", body))
     }
 
-    /// A snapshot, or a clone.
+    /// Takes a snapshot or creates a clone.
     fn snapshot(&mut self, clone: bool) -> Result<(), String> {
         if !self.has_room() {
             return self.destroy();
         }
-        // What is written through a disk that stands still waits for it.
+        // A write to a stopped disk is pending until it continues.
         let fits = |world: &World, uuid: &str, vdi: &Vdi| {
             let stopped = world.vbds.values().any(|vbd| vbd.vdi == uuid && vbd.stopped.is_some());
             !stopped && (clone || !vdi.read_only)
@@ -121,8 +121,8 @@ impl World {
         let now = self.vdi(&of)?;
         let made = now.copied(name.clone(), now.sr, (!clone).then(|| of.clone()));
         let verb = if clone { "clone" } else { "snapshot" };
-        let asked = Asked::post(format!("/vdis/{of}/{verb}"), json!({ "name": name }));
-        self.begin(Verb::Make(made), vec![of.clone()], Some(of), &asked)
+        let request = Request::post(format!("/vdis/{of}/{verb}"), json!({ "name": name }));
+        self.begin(PendingVerb::Make(made), vec![of.clone()], Some(of), &request)
     }
 
     pub fn copy(&mut self) -> Result<(), String> {
@@ -135,7 +135,7 @@ impl World {
         let now = self.vdi(&of)?;
         let made = Vdi { description: now.description.clone(), ..now.copied(name.clone(), sr, None) };
         let body = json!({ "sr": self.srs.get(sr).map(|sr| &sr.uuid), "name": name });
-        self.begin(Verb::Make(made), vec![of.clone()], None, &Asked::post(format!("/vdis/{of}/copy"), body))
+        self.begin(PendingVerb::Make(made), vec![of.clone()], None, &Request::post(format!("/vdis/{of}/copy"), body))
     }
 
     fn resize(&mut self) -> Result<(), String> {
@@ -143,8 +143,8 @@ impl World {
         let Some(vdi) = self.free_vdi(fits) else { return Ok(()) };
         let known = &self.vdi(&vdi)?.sizes;
         let size = known.iter().copied().max().unwrap_or(0) + ((1 + self.random.below(16)) << 20);
-        let asked = Asked::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
-        self.begin(Verb::Resize(vdi.clone(), size), vec![vdi], None, &asked)
+        let request = Request::post(format!("/vdis/{vdi}/resize"), json!({ "size": size }));
+        self.begin(PendingVerb::Resize(vdi.clone(), size), vec![vdi], None, &request)
     }
 
     fn revert(&mut self) -> Result<(), String> {
@@ -155,8 +155,8 @@ impl World {
         };
         let Some(snapshot) = self.free_vdi(fits) else { return Ok(()) };
         let Some(vdi) = self.vdi(&snapshot)?.snapshot_of.clone() else { return Ok(()) };
-        let asked = Asked::post(format!("/vdis/{vdi}/revert"), json!({ "snapshot": snapshot }));
-        self.begin(Verb::Revert(vdi.clone(), snapshot.clone()), vec![vdi, snapshot], None, &asked)
+        let request = Request::post(format!("/vdis/{vdi}/revert"), json!({ "snapshot": snapshot }));
+        self.begin(PendingVerb::Revert(vdi.clone(), snapshot.clone()), vec![vdi, snapshot], None, &request)
     }
 
     pub fn destroy(&mut self) -> Result<(), String> {
@@ -167,8 +167,8 @@ impl World {
         if self.held().contains(&vdi) {
             return Ok(());
         }
-        let asked = Asked::delete(format!("/vdis/{vdi}"));
-        self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &asked)
+        let request = Request::delete(format!("/vdis/{vdi}"));
+        self.begin(PendingVerb::Destroy(vdi.clone()), vec![vdi], None, &request)
     }
 
     fn plug_one(&mut self) -> Result<(), String> {
@@ -178,8 +178,8 @@ impl World {
             None => self.make_vbd(&vdi)?,
         };
         let Some(vbd) = vbd else { return Ok(()) };
-        let asked = Asked::post(format!("/vbds/{vbd}/plug"), json!({}));
-        self.begin(Verb::Plug(vbd), vec![vdi], None, &asked)
+        let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
+        self.begin(PendingVerb::Plug(vbd), vec![vdi], None, &request)
     }
 
     fn unplug_one(&mut self) -> Result<(), String> {
@@ -198,12 +198,12 @@ impl World {
             }
             now.client = None;
         }
-        // Who is connected to what is ended is cut off.
+        // Clients of a disk that is unplugged are disconnected.
         now.client = None;
         now.sent = None;
         let vdi = now.vdi.clone();
-        let asked = Asked::post(format!("/vbds/{vbd}/unplug"), json!({ "force": force }));
-        self.begin(Verb::Unplug(vbd), vec![vdi], None, &asked)
+        let request = Request::post(format!("/vbds/{vbd}/unplug"), json!({ "force": force }));
+        self.begin(PendingVerb::Unplug(vbd), vec![vdi], None, &request)
     }
 
     fn delete_some_vbd(&mut self) -> Result<(), String> {
@@ -216,15 +216,15 @@ impl World {
         }
     }
 
-    /// To a file, and perhaps later from it: what is imported must be what was exported.
+    /// Exports a VDI to a file and sometimes imports that: the content must be the same.
     fn export(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|world, uuid, _| !world.is_plugged(uuid)) else { return Ok(()) };
         let name = self.name();
         let format = self.one_of(&["raw", "vhd", "qcow2"]).unwrap_or("raw");
         let path = self.bed.places.room.join(format!("{name}.{format}"));
-        let asked = Asked::post(format!("/vdis/{vdi}/export"), json!({ "path": path, "format": format }));
+        let request = Request::post(format!("/vdis/{vdi}/export"), json!({ "path": path, "format": format }));
         let before = self.vdi(&vdi)?.clone();
-        self.begin(Verb::Export, vec![vdi], None, &asked)?;
+        self.begin(PendingVerb::Export, vec![vdi], None, &request)?;
         self.settle(true)?;
         if !path.exists() {
             return Ok(());
@@ -233,16 +233,16 @@ impl World {
         let into = self.srs.get(sr).map(|sr| sr.uuid.clone());
         let body = json!({ "sr": into, "name": name, "path": path, "source_format": format });
         let made = before.copied(name, sr, None);
-        self.begin(Verb::Make(made), Vec::new(), None, &Asked::post("/vdis/import", body))?;
+        self.begin(PendingVerb::Make(made), Vec::new(), None, &Request::post("/vdis/import", body))?;
         self.settle(true)?;
         std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))
     }
 
     fn merge(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|_, _, vdi| !vdi.read_only) else { return Ok(()) };
-        // There may be nothing to merge, which is a refusal.
-        let asked = Asked::post(format!("/vdis/{vdi}/merge"), json!({}));
-        let pending = Pending { contested: true, ..Pending::new(Verb::Merge, vec![vdi], None) };
-        self.begin_as(pending, &asked)
+        // If there is nothing to merge, it is refused.
+        let request = Request::post(format!("/vdis/{vdi}/merge"), json!({}));
+        let pending = Pending { contested: true, ..Pending::new(PendingVerb::Merge, vec![vdi], None) };
+        self.begin_as(pending, &request)
     }
 }

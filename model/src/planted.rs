@@ -1,6 +1,6 @@
-//! Faults that were mended and are put back (`taplined/src/fault.rs`): the model must find each.
+//! Plants faults that were fixed earlier (`taplined/src/fault.rs`) again; the model must find each.
 //!
-//! Knows which operations bring one to light, which are done more often then: the same ones as always.
+//! Defines which operations expose each fault; these are done more often.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,62 +12,62 @@ use testbed::daemon::api::uuid;
 use testbed::programs::cargo;
 use testbed::tool;
 
-use super::verbs::Asked;
-use super::world::{Verb, World};
+use super::verbs::Request;
+use super::world::{PendingVerb, World};
 use super::{Options, life, programs, root, steps};
 
-/// By which a daemon learns which fault it has.
+/// The environment variable that selects the daemon's fault.
 const VARIABLE: &str = "TAPLINED_PLANTED";
 
-/// One that is not found in so long is not found.
+/// Time after which a fault counts as not found.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Snapshots after which a chain must have been refused to grow.
+/// Number of snapshots after which a further one must be refused.
 const DEEP: usize = 64;
 
-/// An operation that is done more often than by chance.
+/// An operation that is done more often than at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Favoured {
-    /// The daemon dies when a merge of a plugged disk's leaf has ended.
+    /// Kills the daemon after a merge into a plugged disk's leaf has ended.
     DieBehindMerge,
-    /// A repository is forgotten and introduced.
+    /// Forgets and introduces a repository.
     Forget,
-    /// An older catalogue is put back.
+    /// Restores an older catalogue.
     PutBack,
-    /// The catalogue is lost.
+    /// Removes the catalogue.
     LoseCatalogue,
-    /// A disk is killed again and again.
+    /// Kills a disk repeatedly.
     KillAgain,
-    /// Snapshots until there are enough.
+    /// Takes snapshots until one is refused.
     Deepen,
-    /// What is seldom done.
+    /// Rare operations.
     Seldom,
-    /// VMs, and snapshots of them.
+    /// VMs and their snapshots.
     Machines,
     /// Schedules of snapshots.
     Schedules,
     /// Limits and weights of disks.
     Limits,
-    /// Jobs that are cancelled at any moment.
+    /// Cancels tasks at a random time.
     CancelSoon,
-    /// Jobs that are cancelled, or whose daemon dies, before their first step.
+    /// Cancels tasks, or kills the daemon, before their first step.
     CancelWaiting,
-    /// QEMUs that obey late.
+    /// Lets QEMUs obey late.
     ObeyLate,
-    /// Images that somebody links, moves or replaces.
+    /// Links, moves or replaces images.
     Images,
-    /// Clones of what a schedule has taken.
+    /// Clones snapshots that a schedule has taken.
     Clones,
-    /// Clocks that jump.
+    /// Lets clocks jump.
     Clocks,
 }
 
-/// Whether this process seeks a planted fault.
-pub fn is_sought() -> bool {
+/// Whether this process searches for a planted fault.
+pub fn is_searching() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// The faults, and what brings each to light.
+/// The faults, each with the operation that exposes it.
 const ALL: &[(&str, Favoured)] = &[
     ("forgotten-merge", Favoured::DieBehindMerge),
     ("forgotten-names", Favoured::Forget),
@@ -86,7 +86,7 @@ const ALL: &[(&str, Favoured)] = &[
     ("jumped-clock", Favoured::Clocks),
 ];
 
-/// `--planted`: one of them or all.
+/// Runs `--planted` with a fault or `all`.
 pub fn run(options: &Options, wanted: &str) -> Result<(), String> {
     let chosen: Vec<_> = ALL.iter().filter(|(name, _)| wanted == "all" || *name == wanted).collect();
     if chosen.is_empty() {
@@ -94,16 +94,16 @@ pub fn run(options: &Options, wanted: &str) -> Result<(), String> {
         return Err(format!("there is no planted fault '{wanted}'; there are {}", names.join(", ")));
     }
     match std::env::var(VARIABLE) {
-        // This process and all that it starts have the one that is named.
+        // This process and its children have the named fault.
         Ok(named) if named == wanted => {
             let (_, favoured) = chosen.first().ok_or("no fault")?;
-            seek(options, *favoured)
+            search(options, *favoured)
         }
         _ => {
             let programs = planted_programs(options)?;
             let mut missed = Vec::new();
             for (name, _) in chosen {
-                let found = ask_another(options, &programs, name)?;
+                let found = search_in_child(options, &programs, name)?;
                 println!("{name}: {found}");
                 if !found.starts_with("found") {
                     missed.push(*name);
@@ -114,7 +114,7 @@ pub fn run(options: &Options, wanted: &str) -> Result<(), String> {
     }
 }
 
-/// Programs with the faults in them, beside those that have none.
+/// Builds the programs with the planted faults; returns their directory.
 fn planted_programs(options: &Options) -> Result<PathBuf, String> {
     let plain = programs(options.bin_dir.as_deref())?;
     let into = planted_program("taplined")?;
@@ -122,12 +122,13 @@ fn planted_programs(options: &Options) -> Result<PathBuf, String> {
     Ok(into)
 }
 
-/// The directory of a program with the faults in it; the place that all others look at has the plain one again.
+/// Builds a program with its planted faults; returns its directory. The usual build directory is given the plain
+/// program again.
 pub fn planted_program(name: &str) -> Result<PathBuf, String> {
     let built = programs(None)?;
     let into = root().join("target/planted").join(name);
     fs::create_dir_all(&into).map_err(|error| format!("{}: {error}", into.display()))?;
-    // The same programs as always, so that all but this one is there already.
+    // The same set of programs as always, so that only this one is rebuilt.
     let build_with = |more: &[&str]| {
         let mut build = cargo();
         build.args(["build", "--quiet", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
@@ -139,7 +140,7 @@ pub fn planted_program(name: &str) -> Result<PathBuf, String> {
     Ok(into)
 }
 
-/// Removed first: one that somebody runs cannot be written to.
+/// Replaces a copy of a program. It is removed first, because a running program cannot be written to.
 fn copy_program(name: &str, from: &Path, into: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", into.display());
     fs::remove_file(into.join(name)).or_else(ignore_missing).map_err(failed)?;
@@ -150,8 +151,8 @@ fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// Another process of this program seeks it; what it says.
-fn ask_another(options: &Options, programs: &Path, name: &str) -> Result<String, String> {
+/// Searches for a fault in another process of this program; returns its output.
+fn search_in_child(options: &Options, programs: &Path, name: &str) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut another = Command::new(program);
     another.args(["model", "--planted", name, "--seed", &options.seed.to_string(), "--bin-dir"]).arg(programs);
@@ -162,8 +163,8 @@ fn ask_another(options: &Options, programs: &Path, name: &str) -> Result<String,
     Ok(last.map_or_else(|| format!("{text}{}", String::from_utf8_lossy(&said.stderr)), str::to_owned))
 }
 
-/// Life after life, until one goes wrong.
-fn seek(options: &Options, favoured: Favoured) -> Result<(), String> {
+/// Runs lives until one fails.
+fn search(options: &Options, favoured: Favoured) -> Result<(), String> {
     let programs = programs(options.bin_dir.as_deref())?;
     let steps = steps(&programs)?;
     let begun = Instant::now();
@@ -183,20 +184,20 @@ fn seek(options: &Options, favoured: Favoured) -> Result<(), String> {
 }
 
 impl World {
-    /// Once in so many times.
+    /// Returns true with a probability of 1 to `one_in`.
     pub fn random_is(&mut self, one_in: u64) -> bool {
         self.random.below(one_in) == 0
     }
 
-    /// Does what brings a planted fault to light.
+    /// Does an operation that exposes a planted fault.
     pub fn favour(&mut self, what: Favoured) -> Result<(), String> {
         match what {
-            Favoured::Machines => (0..4).try_for_each(|_| self.machine_step().and_then(|()| self.moment_step())),
+            Favoured::Machines => (0..4).try_for_each(|_| self.machine_step().and_then(|()| self.vm_snapshot_step())),
             Favoured::DieBehindMerge => self.die_behind_merge(),
-            Favoured::Forget => self.take_away(true),
+            Favoured::Forget => self.detach_and_return(true),
             Favoured::PutBack => self.put_back(),
             Favoured::LoseCatalogue => self.lose_catalogue(),
-            Favoured::KillAgain => self.kill_again_and_again(),
+            Favoured::KillAgain => self.kill_repeatedly(),
             Favoured::Deepen => self.deepen(),
             Favoured::Seldom => self.seldom(),
             Favoured::Limits => self.set_qos(),
@@ -210,7 +211,7 @@ impl World {
         }
     }
 
-    /// A snapshot of a plugged disk is destroyed, and the daemon dies when its leaf is merged.
+    /// Destroys a snapshot of a plugged disk, and lets the daemon die when the leaf is merged.
     fn die_behind_merge(&mut self) -> Result<(), String> {
         self.rest()?;
         let Some(vbd) = self.usable_vbd() else { return Ok(()) };
@@ -222,30 +223,30 @@ impl World {
         self.write(&vbd)?;
         self.die_at("vdi-merge:merge:after".into())?;
         self.destroy_now(&snapshot)?;
-        // The merge begins by itself.
+        // The merge begins in the background.
         std::thread::sleep(Duration::from_millis(300));
         self.check()
     }
 
-    /// A snapshot, whose end is waited for; none if it was refused.
+    /// Takes a snapshot and waits for it; `None` if it was refused.
     pub fn snapshot_now(&mut self, of: &str) -> Result<Option<String>, String> {
         let name = self.name();
         let now = self.vdi(of)?;
         let made = now.copied(name.clone(), now.sr, Some(of.to_owned()));
-        let asked = Asked::post(format!("/vdis/{of}/snapshot"), json!({ "name": name }));
-        self.begin(Verb::Make(made), vec![of.to_owned()], Some(of.to_owned()), &asked)?;
+        let request = Request::post(format!("/vdis/{of}/snapshot"), json!({ "name": name }));
+        self.begin(PendingVerb::Make(made), vec![of.to_owned()], Some(of.to_owned()), &request)?;
         self.settle(true)?;
         let shown = self.list(&format!("/vdis?match={name}"))?;
         Ok(shown.first().map(|vdi| uuid(vdi).map(str::to_owned)).transpose()?)
     }
 
     pub fn destroy_now(&mut self, vdi: &str) -> Result<(), String> {
-        let asked = Asked::delete(format!("/vdis/{vdi}"));
-        self.begin(Verb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &asked)?;
+        let request = Request::delete(format!("/vdis/{vdi}"));
+        self.begin(PendingVerb::Destroy(vdi.to_owned()), vec![vdi.to_owned()], None, &request)?;
         self.settle(true)
     }
 
-    /// Snapshots of a VDI until they are refused; it can be used as before, and they can be destroyed again.
+    /// Takes snapshots of a VDI until one is refused. The VDI must remain usable, and the snapshots removable.
     pub fn deepen(&mut self) -> Result<(), String> {
         self.rest()?;
         let fits = |world: &World, uuid: &str, vdi: &super::world::Vdi| {
@@ -254,7 +255,7 @@ impl World {
         let Some(of) = self.free_vdi(fits) else { return Ok(()) };
         self.count("deepen");
         let mut made = Vec::new();
-        // It ends in a refusal, which is what is wanted here.
+        // The last snapshot is refused as intended.
         self.troubled = true;
         while let (Some(snapshot), true) = (self.snapshot_now(&of)?, made.len() < DEEP) {
             made.push(snapshot);
@@ -264,8 +265,8 @@ impl World {
         }
         let vbd = self.make_vbd(&of)?.ok_or("a deep VDI gets no VBD")?;
         self.troubled = false;
-        let asked = Asked::post(format!("/vbds/{vbd}/plug"), json!({}));
-        self.begin(Verb::Plug(vbd.clone()), vec![of.clone()], None, &asked)?;
+        let request = Request::post(format!("/vbds/{vbd}/plug"), json!({}));
+        self.begin(PendingVerb::Plug(vbd.clone()), vec![of.clone()], None, &request)?;
         self.settle(true)?;
         self.compare_all(&vbd)?;
         for snapshot in made {

@@ -1,8 +1,8 @@
-//! `cargo xtask replaced`: images are served, killed, replaced by others and used, by the real disk process.
+//! `cargo xtask replaced`: images are served by the real disk process, killed, replaced and used again.
 //!
-//! Invariants checked: an image shows what was put at its place and what was answered since, never a byte of what was
-//! there before; after the death of its process nothing that was answered is missing; a sound image is never refused,
-//! but for the reasons that are named in the code, and then the advice that is given helps.
+//! Invariants checked: an image shows the content put in its place and all writes answered since, never a byte of an
+//! earlier image; after the death of its process no answered write is missing; a sound image is never refused except
+//! for the reasons listed in the code, and then the printed advice helps.
 
 mod action;
 mod failure;
@@ -29,67 +29,67 @@ use testbed::programs::programs;
 use testbed::tool;
 
 use self::action::Action;
-use self::failure::{Class, Failure};
-use self::image::Kind;
+use self::failure::{Failure, FailureClass};
+use self::image::ImageKind;
 use self::library::Library;
 use self::program::Programs;
-use self::round::{Ground, Limits, Round};
+use self::round::{Restrictions, Round, RoundResources};
 use self::site::Medium;
 use crate::NOT_RUN;
 use crate::mounts::Mounts;
 
-/// Images that are replaced, moved and overwritten between two uses, against what must be seen then
+/// Replaces, moves and overwrites images between two uses, and checks what they show
 ///
 /// Each round puts an image on a file system or a loop device, serves it over NBD, writes, kills the process, and does
-/// something to the image: nothing, another name or time, another image in the same place, a job of ours, another
-/// program. Then it is used, and all that is read is judged. Exit code 0: all was as it should be; 1: not; 77: it
-/// cannot be run here, which needs root.
+/// something to the image: nothing, a new name or time, another image in the same place, a job of Tapline, another
+/// program. Then the image is used, and all that is read is checked. Exit status 0: no error was found; 1: an error was
+/// found; 77: cannot run here, which needs root.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Of the first round; the next has the next one [default: another one each time; it is printed]
+    /// Seed of the first round; each next round has the next seed [default: random; it is printed]
     #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// Begin no round after so long
+    /// Begin no round after this time
     #[arg(long)]
     seconds: Option<u64>,
-    /// Only such actions; repeat for several
+    /// Only these actions; repeat for several
     #[arg(long, value_name = "ACTION")]
     only: Vec<Action>,
-    /// Only such images; repeat for several
+    /// Only these kinds of images; repeat for several
     #[arg(long, value_name = "KIND")]
-    image: Vec<Kind>,
-    /// Only such places; repeat for several
+    image: Vec<ImageKind>,
+    /// Only these places; repeat for several
     #[arg(long, value_name = "PLACE")]
     place: Vec<Medium>,
-    /// Rounds at the same time
+    /// Number of parallel rounds
     #[arg(long, default_value = "2", value_parser = positive)]
     jobs: usize,
-    /// Do all rounds, and list what fails by kind
+    /// Run all rounds, and list the failures by kind
     #[arg(long)]
     survey: bool,
-    /// Put a fault into the disk process, or each of `all`, and fail if it is not found
+    /// Plant a fault in the disk process, or each of `all`, and fail if it is not found
     #[arg(long, value_name = "NAME")]
     planted: Option<String>,
-    /// Where tapline-disk is; it is built if not given
+    /// Directory of tapline-disk [default: it is built]
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Where the files go
+    /// Directory for the files
     #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
-    /// Print what each round does
+    /// Print the steps of each round
     #[arg(long)]
     verbose: bool,
-    /// Leave the files of a round that failed
+    /// Keep the files of a round that failed
     #[arg(long)]
     keep: bool,
 }
 
 /// A round that failed.
 #[derive(Debug)]
-struct Failed {
+struct FailedRound {
     seed: u64,
     steps: String,
     kind: String,
@@ -98,14 +98,14 @@ struct Failed {
     story: Vec<String>,
 }
 
-/// What all rounds came to.
+/// The results of all rounds.
 #[derive(Debug, Default)]
-struct Sum {
+struct Summary {
     rounds: u64,
-    failed: Vec<Failed>,
+    failed: Vec<FailedRound>,
 }
 
-/// Runs the chore.
+/// Runs `cargo xtask replaced`.
 pub fn run(options: &Options) -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         println!("NOT RUN: it needs root");
@@ -131,7 +131,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     ))
 }
 
-/// The options that restrict what rounds do, without which a seed means something else.
+/// The options that restrict rounds, without which a seed yields other rounds.
 fn restrictions(options: &Options) -> String {
     let word = |name: &str, value: Option<clap::builder::PossibleValue>| {
         value.map(|value| format!(" --{name} {}", value.get_name())).unwrap_or_default()
@@ -142,15 +142,15 @@ fn restrictions(options: &Options) -> String {
         + &of(&|| options.place.iter().map(|one| word("place", clap::ValueEnum::to_possible_value(one))).collect())
 }
 
-/// Failures by kind and by what was done.
-fn list(sum: &Sum) {
-    let mut by_key: BTreeMap<(Class, &str), Vec<&Failed>> = BTreeMap::new();
+/// Lists failures by kind and action.
+fn list(sum: &Summary) {
+    let mut by_key: BTreeMap<(FailureClass, &str), Vec<&FailedRound>> = BTreeMap::new();
     for failed in &sum.failed {
         by_key.entry((failed.failure.class, &failed.steps)).or_default().push(failed);
     }
     for ((class, steps), all) in by_key {
         let Some(first) = all.first() else { continue };
-        let of = |text: &dyn Fn(&Failed) -> String| {
+        let of = |text: &dyn Fn(&FailedRound) -> String| {
             let all: BTreeSet<String> = all.iter().map(|failed| text(failed)).collect();
             all.into_iter().collect::<Vec<_>>().join(" ")
         };
@@ -161,17 +161,18 @@ fn list(sum: &Sum) {
     }
 }
 
-/// All rounds.
-fn rounds(options: &Options, programs: Programs) -> Result<Sum, String> {
+/// Runs all rounds.
+fn rounds(options: &Options, programs: Programs) -> Result<Summary, String> {
     let room = tempfile::Builder::new().prefix("tl-replaced-").tempdir_in(&options.dir);
     let room = room.map_err(|error| format!("a directory in {}: {error}", options.dir.display()))?;
     let mut mounts = Mounts::below(room.path());
     let places = places(&mut mounts, room.path())?;
     let numbers = free_numbers(2 + 2 * options.jobs)?;
     let library = Library::new(room.path().join("library"), pair(&numbers, 0));
-    let limits = Limits { only: options.only.clone(), kinds: options.image.clone(), media: options.place.clone() };
-    let ground = Ground { programs, library, places, room: room.path().join("rounds"), limits };
-    let (next, ends, sum) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(Sum::default()));
+    let limits =
+        Restrictions { only: options.only.clone(), kinds: options.image.clone(), media: options.place.clone() };
+    let ground = RoundResources { programs, library, places, room: room.path().join("rounds"), limits };
+    let (next, ends, sum) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(Summary::default()));
     let begun = Instant::now();
     let work = |numbers: (u32, u32)| {
         while !ends.load(Ordering::Relaxed) {
@@ -209,15 +210,15 @@ fn rounds(options: &Options, programs: Programs) -> Result<Sum, String> {
     Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// One round.
-fn one(options: &Options, ground: &Ground, seed: u64, numbers: (u32, u32)) -> Option<Failed> {
+/// Runs one round.
+fn one(options: &Options, ground: &RoundResources, seed: u64, numbers: (u32, u32)) -> Option<FailedRound> {
     let begun = Round::begin(ground, seed, numbers);
     let mut round = match begun {
         Ok(round) => round,
         Err(why) => {
             let failure = Failure::of_program(why);
             let (steps, kind, medium) = ("a round cannot begin".to_owned(), String::new(), String::new());
-            return Some(Failed { seed, steps, kind, medium, failure, story: Vec::new() });
+            return Some(FailedRound { seed, steps, kind, medium, failure, story: Vec::new() });
         }
     };
     let done = round.run();
@@ -228,7 +229,7 @@ fn one(options: &Options, ground: &Ground, seed: u64, numbers: (u32, u32)) -> Op
     let (steps, kind) = (steps.join("+"), format!("{:?}", round.kind));
     let medium = format!("{:?}", round.site.medium);
     let story = std::mem::take(&mut round.story);
-    let failed = done.err().map(|failure| Failed { seed, steps, kind, medium, failure, story });
+    let failed = done.err().map(|failure| FailedRound { seed, steps, kind, medium, failure, story });
     if failed.is_none() || !options.keep {
         for directory in [&round.site.files, &round.site.room] {
             if let Err(error) = fs::remove_dir_all(directory) {
@@ -239,7 +240,7 @@ fn one(options: &Options, ground: &Ground, seed: u64, numbers: (u32, u32)) -> Op
     failed
 }
 
-/// Places of each kind that there can be here.
+/// A directory for each kind of place that this machine supports.
 fn places(mounts: &mut Mounts, room: &std::path::Path) -> Result<Vec<(Medium, PathBuf)>, String> {
     let made: [(Medium, &str, &str, &[&str], u64); 3] = [
         (Medium::Ext4, "ext4", "mkfs.ext4", &["-q"], 512),
@@ -272,7 +273,7 @@ fn places(mounts: &mut Mounts, room: &std::path::Path) -> Result<Vec<(Medium, Pa
     Ok(places)
 }
 
-/// Numbers of loop devices that nothing has.
+/// Numbers of unused loop devices.
 fn free_numbers(count: usize) -> Result<Vec<u32>, String> {
     let first = 200 + std::process::id() % 400 * 16;
     let is_free = |number: &u32| !std::path::Path::new(&format!("/sys/block/loop{number}/loop/backing_file")).exists();

@@ -1,4 +1,4 @@
-//! Repositories: made, scanned, detached, forgotten, introduced, and brought back after trouble.
+//! Operations on repositories: create, scan, detach, forget, introduce, and repair after trouble.
 
 use std::time::{Duration, Instant};
 
@@ -6,30 +6,30 @@ use serde_json::{Value, json};
 use testbed::daemon::api::{Ended, Trouble, uuid};
 
 use super::check::text;
-use super::verbs::{Asked, patience};
-use super::world::{Sr, Vbd, Verb, World};
+use super::verbs::{Request, patience};
+use super::world::{PendingVerb, Sr, Vbd, World};
 
 impl World {
-    /// Makes one on each storage of the bed.
+    /// Creates a repository on each storage except the last one.
     pub fn make_repositories(&mut self) -> Result<(), String> {
-        // The last one is for a repository that comes and goes.
+        // The last storage is for a repository that is created and destroyed again.
         let fixed = self.bed.storages.len().saturating_sub(1);
         for (storage, on) in self.bed.storages.clone().into_iter().enumerate().take(fixed) {
             let source = json!({ "type": "dir", "path": on.path });
             let body = json!({ "name": on.name, "source": source, "format": on.format });
             let made = self.bed.api.done("/srs", &body)?;
             let sr = uuid(&made)?.to_owned();
-            self.tell(format!("sr {sr}: {}, {}", on.name, on.format));
+            self.log(format!("sr {sr}: {}, {}", on.name, on.format));
             self.srs.push(Sr { uuid: sr, storage, name: on.name.to_owned(), description: String::new() });
         }
         Ok(())
     }
 
-    /// Asks for a change of a repository, and waits for its end. What came of it is seen from what it is then.
-    pub fn change(&mut self, asked: &Asked) -> Result<(), String> {
-        let Asked { method, path, body } = asked;
-        self.must_run()?;
-        self.tell(format!("{method} {path} {body}"));
+    /// Requests a change of a repository and waits for its end. The result is taken from the repository's state.
+    pub fn change(&mut self, request: &Request) -> Result<(), String> {
+        let Request { method, path, body } = request;
+        self.ensure_daemon()?;
+        self.log(format!("{method} {path} {body}"));
         match self.bed.api.ask(method, path, body) {
             Ok(Value::Null) => Ok(()),
             Ok(task) => {
@@ -39,25 +39,25 @@ impl World {
                     match now["state"].as_str() {
                         Some("done") => return Ok(()),
                         Some("failed" | "cancelled") if self.troubled => {
-                            self.tell(format!("{} has failed: {}", now["verb"], now["problem"]));
+                            self.log(format!("{} has failed: {}", now["verb"], now["problem"]));
                             return Ok(());
                         }
                         Some("failed" | "cancelled") => return Err(format!("{path}: {}", now["problem"])),
-                        _ => self.waits(begun)?,
+                        _ => self.wait_a_moment(begun)?,
                     }
                 }
                 Err(format!("stuck: {path}: {task}"))
             }
-            Err(Trouble::Gone) => self.has_gone(),
+            Err(Trouble::Gone) => self.note_daemon_gone(),
             Err(Trouble::Refused(code, why)) if self.troubled || code == "busy" => {
-                self.tell(why);
+                self.log(why);
                 Ok(())
             }
             Err(trouble) => Err(trouble.to_string()),
         }
     }
 
-    /// Until all repositories are attached.
+    /// Attaches all repositories, introducing those that are unknown.
     pub fn bring_back_repositories(&mut self) -> Result<(), String> {
         let begun = Instant::now();
         for sr in self.srs.clone() {
@@ -67,7 +67,7 @@ impl World {
                 match now.as_deref() {
                     Some("attached") => break,
                     Some("detached" | "lost") => {
-                        self.change(&Asked::post(format!("/srs/{}/attach", sr.uuid), json!({})))?
+                        self.change(&Request::post(format!("/srs/{}/attach", sr.uuid), json!({})))?
                     }
                     None => self.introduce(&sr)?,
                     Some(_) => {}
@@ -84,19 +84,19 @@ impl World {
     fn introduce(&mut self, sr: &Sr) -> Result<(), String> {
         let path = self.bed.storages.get(sr.storage).ok_or("no such storage")?.path.clone();
         let body = json!({ "uuid": sr.uuid, "source": { "type": "dir", "path": path } });
-        self.change(&Asked::post("/srs/introduce", body))
+        self.change(&Request::post("/srs/introduce", body))
     }
 
-    /// Has a scan look, which finds nothing that is not known.
+    /// Scans all repositories, which must find nothing unknown.
     pub fn scan(&mut self) -> Result<(), String> {
         let srs = self.srs.clone();
         let Some(sr) = self.one_of(&srs) else { return Ok(()) };
         self.count("sr-scan");
-        self.change(&Asked::post(format!("/srs/{}/scan", sr.uuid), json!({})))
+        self.change(&Request::post(format!("/srs/{}/scan", sr.uuid), json!({})))
     }
 
-    /// Detaches a repository that nobody uses, forgets it perhaps, and brings it back.
-    pub fn take_away(&mut self, forget: bool) -> Result<(), String> {
+    /// Detaches an unused repository, with `forget` forgets it as well, and brings it back.
+    pub fn detach_and_return(&mut self, forget: bool) -> Result<(), String> {
         let srs = self.srs.clone();
         let Some(sr) = self.one_of(&srs) else { return Ok(()) };
         self.settle(true)?;
@@ -107,40 +107,40 @@ impl World {
             self.delete_vbd(&vbd)?;
         }
         self.count("sr-detach");
-        self.change(&Asked::post(format!("/srs/{}/detach", sr.uuid), json!({})))?;
-        // Something that tidies up may have been at work in it.
+        self.change(&Request::post(format!("/srs/{}/detach", sr.uuid), json!({})))?;
+        // A cleanup may have been in progress in it.
         let shown = self.list("/srs")?;
         let detached = shown.iter().any(|shown| shown["uuid"] == *sr.uuid && shown["state"] == "detached");
         if forget && detached {
             self.count("sr-forget");
-            self.change(&Asked::post(format!("/srs/{}/forget", sr.uuid), json!({})))?;
+            self.change(&Request::post(format!("/srs/{}/forget", sr.uuid), json!({})))?;
         } else if detached && self.random_is(2) {
-            // There are not two sides, and it is attached as without.
+            // The sides agree, so either is accepted and changes nothing.
             let believe = if self.random_is(2) { "repository" } else { "catalogue" };
-            self.change(&Asked::post(format!("/srs/{}/attach", sr.uuid), json!({ "believe": believe })))?;
+            self.change(&Request::post(format!("/srs/{}/attach", sr.uuid), json!({ "believe": believe })))?;
         }
-        // A catalogue of before this is another case: its VBDs are of disks that were not in between.
+        // An older catalogue is another case: its VBDs may be of disks that were unknown in between.
         self.backup = None;
         self.bring_back_repositories()?;
-        // What it finds that nothing shows it merges away.
+        // Images without a VDI that the scan finds are merged.
         if self.random_is(2) { self.scan() } else { Ok(()) }
     }
 
-    /// Makes a VBD; none if it could not be.
+    /// Creates a VBD; `None` if that failed.
     pub fn make_vbd(&mut self, vdi: &str) -> Result<Option<String>, String> {
-        self.must_run()?;
+        self.ensure_daemon()?;
         let body = json!({ "vdi": vdi, "transport": "nbd" });
-        self.tell(format!("POST /vbds {body}"));
+        self.log(format!("POST /vbds {body}"));
         self.count("vbd-make");
         let made = match self.bed.api.ask("POST", "/vbds", &body) {
             Ok(vbd) => Some(text(&vbd["uuid"])),
             Err(Trouble::Gone) => {
-                self.has_gone()?;
+                self.note_daemon_gone()?;
                 let shown = self.list("/vbds")?;
                 shown.iter().map(|vbd| text(&vbd["uuid"])).find(|uuid| !self.vbds.contains_key(uuid))
             }
             Err(Trouble::Refused(code, why)) => {
-                self.excuse(&Verb::Plug(String::new()), &code, &why)?;
+                self.excuse(&PendingVerb::Plug(String::new()), &code, &why)?;
                 None
             }
             Err(trouble) => return Err(trouble.to_string()),
@@ -154,7 +154,7 @@ impl World {
     /// Unplugs and deletes a VBD.
     pub fn delete_vbd(&mut self, vbd: &str) -> Result<(), String> {
         let begun = Instant::now();
-        // A guest does not let go here.
+        // The guest would not release the disk.
         if let Some(vm) = self.vbds.get(vbd).and_then(|vbd| vbd.vm.clone()) {
             self.halt_for_sure(&vm)?;
         }
@@ -162,17 +162,17 @@ impl World {
             self.calm()?;
             if self.vbd(vbd)?.plugged {
                 self.vbd(vbd)?.client = None;
-                let asked = Asked::post(format!("/vbds/{vbd}/unplug"), json!({}));
-                self.begin(Verb::Unplug(vbd.to_owned()), Vec::new(), None, &asked)?;
+                let request = Request::post(format!("/vbds/{vbd}/unplug"), json!({}));
+                self.begin(PendingVerb::Unplug(vbd.to_owned()), Vec::new(), None, &request)?;
                 self.settle(true)?;
             }
-            self.must_run()?;
-            self.tell(format!("DELETE /vbds/{vbd}"));
+            self.ensure_daemon()?;
+            self.log(format!("DELETE /vbds/{vbd}"));
             match self.bed.api.ask("DELETE", &format!("/vbds/{vbd}"), &Value::Null) {
                 Ok(_) => drop(self.vbds.remove(vbd)),
                 Err(trouble) if trouble.is_not_found() => drop(self.vbds.remove(vbd)),
-                Err(Trouble::Gone) => self.has_gone()?,
-                Err(Trouble::Refused(code, why)) => self.excuse(&Verb::Unplug(String::new()), &code, &why)?,
+                Err(Trouble::Gone) => self.note_daemon_gone()?,
+                Err(Trouble::Refused(code, why)) => self.excuse(&PendingVerb::Unplug(String::new()), &code, &why)?,
                 Err(trouble) => return Err(trouble.to_string()),
             }
             if begun.elapsed() > patience() {
@@ -183,7 +183,7 @@ impl World {
         Ok(())
     }
 
-    /// A VDI that an older catalogue knows and that is no more.
+    /// Removes a VDI that an older catalogue knows but that no longer exists.
     pub fn drop_missing(&mut self, vdi: &str) -> Result<(), String> {
         let Some(now) = self.get_vdi(vdi)? else { return Ok(()) };
         if now["state"] != "missing" {

@@ -1,7 +1,7 @@
-//! Schedules of snapshots, of VDIs and of VMs, with a clock that is set forward.
+//! Schedules of snapshots of VDIs and VMs, with a clock that is set forward.
 //!
-//! What a schedule takes is the schedule's, and may go; all that was there before, and all that is taken by hand, may
-//! not, and is missed when the lists are compared.
+//! Snapshots taken by a schedule may be destroyed by it. All others must stay; a missing one is found when the lists
+//! are compared.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::check::text;
 use super::machines::{DISKS_MAX, Vm};
-use super::verbs::{Asked, patience};
-use super::world::{Vdi, Verb, World};
+use super::verbs::{Request, patience};
+use super::world::{PendingVerb, Vdi, World};
 
-/// Where the daemon dies now and then while it follows one.
+/// Steps of schedules at which the daemon sometimes dies.
 const STEPS: [&str; 8] = [
     "vdi-snapshot:leaf",
     "vdi-snapshot:record:after",
@@ -26,14 +26,14 @@ const STEPS: [&str; 8] = [
     "vm-snapshot-destroy:forget:after",
 ];
 
-/// What has a schedule: a VDI, or a VM with so many disks that its guest may write.
+/// The subject of a schedule: a VDI, or a VM with its number of writable disks.
 enum Subject {
     Vdi(String),
     Vm(String, usize),
 }
 
 impl World {
-    /// A VDI or a VM has a schedule for some hours.
+    /// Gives a VDI or VM a schedule for some hours.
     pub fn follow_schedule(&mut self) -> Result<(), String> {
         self.rest()?;
         if self.vms.is_empty() && self.has_qemu {
@@ -50,7 +50,7 @@ impl World {
         }
         self.count(verb);
         if let Subject::Vdi(vdi) = &of {
-            // One by hand, which the schedule has to leave alone.
+            // A manual snapshot, which the schedule must not destroy.
             self.snapshot_now(vdi)?;
         }
         if self.random_is(3) {
@@ -59,14 +59,14 @@ impl World {
         }
         let schedule = json!({ "hourly": 1 + self.random.below(2) });
         for _ in 0..hours {
-            self.an_hour_passes()?;
-            self.keeps(&path, verb, &schedule)?;
+            self.advance_an_hour()?;
+            self.set_schedule(&path, verb, &schedule)?;
         }
         while !self.set(&path, &json!({ "retention": null }), false)? {}
         self.rest()?;
         match of {
-            Subject::Vdi(vdi) => self.vdi_was_kept(&vdi),
-            Subject::Vm(vm, _) => self.vm_was_kept(&vm),
+            Subject::Vdi(vdi) => self.record_vdi_snapshots(&vdi),
+            Subject::Vm(vm, _) => self.record_vm_snapshots(&vm),
         }?;
         self.check()
     }
@@ -88,7 +88,7 @@ impl World {
         vbds.map(|vbd| vbd.vdi.clone()).filter(|vdi| self.vdis.get(vdi).is_some_and(|vdi| !vdi.read_only)).collect()
     }
 
-    /// A clone of what a schedule has taken is all that stands on it, after the disk was reverted; it stays.
+    /// Clones a scheduled snapshot so that, after a revert of the disk, only the clone is based on it; it must stay.
     pub fn clone_by_schedule(&mut self) -> Result<(), String> {
         self.rest()?;
         let Some(of) = self.free_vdi(|world, uuid, vdi| !vdi.read_only && !world.is_plugged(uuid)) else {
@@ -101,8 +101,8 @@ impl World {
         let Some(first) = self.snapshot_now(&of)? else { return Ok(()) };
         let path = format!("/vdis/{of}");
         for _ in 0..2 {
-            self.an_hour_passes()?;
-            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 5 }))?;
+            self.advance_an_hour()?;
+            self.set_schedule(&path, "vdi-schedule", &json!({ "hourly": 5 }))?;
         }
         self.end_schedule(&of)?;
         let mut taken = self.scheduled_of(&of)?;
@@ -111,22 +111,22 @@ impl World {
         let (cloned, last, name) = (cloned.clone(), last.clone(), self.name());
         let source = self.vdi(&cloned)?;
         let made = source.copied(name.clone(), source.sr, None);
-        let asked = Asked::post(format!("/vdis/{cloned}/clone"), json!({ "name": name }));
-        self.begin(Verb::Make(made), vec![cloned.clone()], Some(cloned.clone()), &asked)?;
+        let request = Request::post(format!("/vdis/{cloned}/clone"), json!({ "name": name }));
+        self.begin(PendingVerb::Make(made), vec![cloned.clone()], Some(cloned.clone()), &request)?;
         self.settle(true)?;
         let is_cloned = self.vdis.values().any(|vdi| vdi.name == name);
-        let revert = Asked::post(format!("/vdis/{of}/revert"), json!({ "snapshot": first }));
-        self.begin(Verb::Revert(of.clone(), first.clone()), vec![of.clone(), first], None, &revert)?;
+        let revert = Request::post(format!("/vdis/{of}/revert"), json!({ "snapshot": first }));
+        self.begin(PendingVerb::Revert(of.clone(), first.clone()), vec![of.clone(), first], None, &revert)?;
         self.settle(true)?;
         self.destroy_now(&last)?;
         self.rest()?;
-        // Images of a repository that shares blocks do not stand on each other.
+        // With reflinks, images are not based on each other.
         let depth = self.list("/vdis")?.into_iter().find(|vdi| vdi["name"] == *name).map(|vdi| vdi["depth"].clone());
         let stands = is_cloned && depth.is_some_and(|depth| depth.as_u64() > Some(1));
         // The clock may have been held back before.
         for _ in 0..3 {
-            self.an_hour_passes()?;
-            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 1 }))?;
+            self.advance_an_hour()?;
+            self.set_schedule(&path, "vdi-schedule", &json!({ "hourly": 1 }))?;
         }
         let there = self.list("/vdis")?.iter().any(|vdi| vdi["uuid"] == *cloned);
         if stands && !there {
@@ -138,7 +138,7 @@ impl World {
         self.check()
     }
 
-    /// The clock is a year ahead for an hour, and right again: nothing is destroyed meanwhile.
+    /// Sets the clock a year ahead for an hour and back: no snapshot may be destroyed.
     pub fn clock_jumps(&mut self) -> Result<(), String> {
         self.rest()?;
         let Some(of) = self.free_vdi(|world, uuid, vdi| !vdi.read_only && !world.is_plugged(uuid)) else {
@@ -150,14 +150,14 @@ impl World {
         self.count("clock-jump");
         let path = format!("/vdis/{of}");
         for _ in 0..3 {
-            self.an_hour_passes()?;
-            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 3 }))?;
+            self.advance_an_hour()?;
+            self.set_schedule(&path, "vdi-schedule", &json!({ "hourly": 3 }))?;
         }
         let before = self.scheduled_of(&of)?;
         for years in [1, 0] {
             self.hours += 1;
-            self.clocks_say(years)?;
-            self.keeps(&path, "vdi-schedule", &json!({ "hourly": 1 }))?;
+            self.set_clocks(years)?;
+            self.set_schedule(&path, "vdi-schedule", &json!({ "hourly": 1 }))?;
             let after = self.scheduled_of(&of)?;
             if let Some((_, gone)) = before.iter().find(|snapshot| !after.contains(snapshot)) {
                 return Err(format!("the clock has jumped, and the snapshot {gone} was destroyed by its schedule"));
@@ -170,37 +170,38 @@ impl World {
     fn end_schedule(&mut self, of: &str) -> Result<(), String> {
         while !self.set(&format!("/vdis/{of}"), &json!({ "retention": null }), false)? {}
         self.rest()?;
-        self.vdi_was_kept(of)
+        self.record_vdi_snapshots(of)
     }
 
-    /// The snapshots that the schedule of a VDI has taken: the time of each, and which it is.
+    /// The snapshots taken by the schedule of a VDI: times and UUIDs.
     fn scheduled_of(&mut self, of: &str) -> Result<Vec<(String, String)>, String> {
         let shown = self.list(&format!("/vdis?snapshot_of={of}"))?;
         let scheduled = shown.iter().filter(|vdi| vdi["scheduled"] == true);
         Ok(scheduled.map(|vdi| (text(&vdi["snapshot_time"]), text(&vdi["uuid"]))).collect())
     }
 
-    /// Sets the clock that schedules go by.
-    fn an_hour_passes(&mut self) -> Result<(), String> {
+    /// Advances the clock of schedules by an hour.
+    fn advance_an_hour(&mut self) -> Result<(), String> {
         self.hours += 1;
-        self.clocks_say(0)
+        self.set_clocks(0)
     }
 
-    /// Sets both clocks, the one that can be set by so many years ahead.
-    fn clocks_say(&mut self, years: u64) -> Result<(), String> {
-        // Months of four weeks: it only has to go on.
+    /// Sets both clocks; the wall clock is ahead by this number of years.
+    fn set_clocks(&mut self, years: u64) -> Result<(), String> {
+        // Months of four weeks suffice: the clock only has to advance.
         let (days, hour) = (self.hours / 24, self.hours % 24);
         let (year, month, day) = (2027 + years + days / 28 / 12, 1 + days / 28 % 12, 1 + days % 28);
         let at = format!("{year}-{month:02}-{day:02}T{hour:02}:30:00Z");
-        self.tell(format!("for schedules it is {at}"));
+        self.log(format!("for schedules it is {at}"));
         let path = self.bed.places.room.join("clock");
-        let beside = path.with_extension("new");
-        let set = fs::write(&beside, format!("{at} {}", self.hours * 3600)).and_then(|()| fs::rename(&beside, &path));
+        let temporary = path.with_extension("new");
+        let set =
+            fs::write(&temporary, format!("{at} {}", self.hours * 3600)).and_then(|()| fs::rename(&temporary, &path));
         set.map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Sets a schedule, by which the daemon looks at the clock, and waits until it has done what is due.
-    fn keeps(&mut self, path: &str, verb: &str, schedule: &Value) -> Result<(), String> {
+    /// Sets a schedule, upon which the daemon reads the clock, and waits until everything due is done.
+    fn set_schedule(&mut self, path: &str, verb: &str, schedule: &Value) -> Result<(), String> {
         let kept = |world: &mut World| -> Result<BTreeSet<String>, String> {
             let tasks = world.list("/tasks")?;
             let over = tasks.iter().filter(|task| task["verb"] == verb && task["ended"].is_string());
@@ -215,14 +216,14 @@ impl World {
             if begun.elapsed() > patience() {
                 return Err(format!("stuck, no snapshot of {path} is taken by its schedule"));
             }
-            self.waits(begun)?;
+            self.wait_a_moment(begun)?;
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         Ok(())
     }
 
-    /// A schedule of a VDI has ended: its snapshots are known from now on, and those of them that are gone may be.
-    fn vdi_was_kept(&mut self, of: &str) -> Result<(), String> {
+    /// Ends the schedule of a VDI in the model: its snapshots are recorded, and those that are gone are removed.
+    fn record_vdi_snapshots(&mut self, of: &str) -> Result<(), String> {
         let shown = self.list(&format!("/vdis?snapshot_of={of}"))?;
         let there: BTreeSet<String> = shown.iter().map(|vdi| text(&vdi["uuid"])).collect();
         for uuid in self.by_schedule.clone().difference(&there) {
@@ -233,26 +234,26 @@ impl World {
         for vdi in shown.iter().filter(|vdi| vdi["scheduled"] == true) {
             let uuid = text(&vdi["uuid"]);
             if !self.vdis.contains_key(&uuid) {
-                self.take_in(&uuid, of, Some(of.to_owned()))?;
+                self.add_copied_vdi(&uuid, of, Some(of.to_owned()))?;
                 self.by_schedule.insert(uuid);
             }
         }
         Ok(())
     }
 
-    /// The same of a VM.
-    fn vm_was_kept(&mut self, vm: &str) -> Result<(), String> {
+    /// Ends the schedule of a VM in the model.
+    fn record_vm_snapshots(&mut self, vm: &str) -> Result<(), String> {
         let scheduled: BTreeSet<String> = self
             .list(&format!("/vms/{vm}/snapshots"))?
             .iter()
             .filter(|snapshot| snapshot["scheduled"] == true)
             .map(|snapshot| text(&snapshot["uuid"]))
             .collect();
-        let shown = self.shown_moments(vm)?;
-        let known = self.vm(vm)?.moments.clone();
+        let shown = self.vm_snapshots(vm)?;
+        let known = self.vm(vm)?.snapshots.clone();
         for (uuid, moment) in known {
             if self.by_schedule.contains(&uuid) && !shown.contains_key(&uuid) {
-                self.vm(vm)?.moments.remove(&uuid);
+                self.vm(vm)?.snapshots.remove(&uuid);
                 for (_, snapshot) in moment.pairs() {
                     self.vdis.remove(&snapshot);
                 }
@@ -260,7 +261,7 @@ impl World {
         }
         let written = self.written_by(vm);
         for (uuid, moment) in shown.into_iter().filter(|(uuid, _)| scheduled.contains(uuid)) {
-            if self.vm(vm)?.moments.contains_key(&uuid) {
+            if self.vm(vm)?.snapshots.contains_key(&uuid) {
                 continue;
             }
             let pairs = moment.pairs();
@@ -268,9 +269,9 @@ impl World {
                 return Err(format!("a scheduled snapshot of VM {vm} has {moment:?}, and should have {written:?}"));
             }
             for (of, snapshot) in &pairs {
-                self.take_in(snapshot, of, Some(of.clone()))?;
+                self.add_copied_vdi(snapshot, of, Some(of.clone()))?;
             }
-            self.vm(vm)?.moments.insert(uuid.clone(), moment);
+            self.vm(vm)?.snapshots.insert(uuid.clone(), moment);
             self.by_schedule.insert(uuid);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! What is seldom done, and not least therefore goes wrong: a repository that is there for a while only, a host that is
-//! drained, a daemon beside another, processes that stand still, tokens, and a decision that nobody asked for.
+//! Rare operations: a temporary repository, a drain of the host, a second daemon, stopped processes, tokens, and an
+//! unnecessary decision.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,17 +12,17 @@ use testbed::daemon::api::{Trouble, uuid};
 
 use super::check::{names_in, text};
 use super::machines::Power;
-use super::verbs::{Asked, NO_TASK};
-use super::world::{Sr, Verb, World};
+use super::verbs::{NO_TASK, Request};
+use super::world::{PendingVerb, Sr, World};
 
-/// Tokens at one time.
+/// Maximum number of tokens.
 const TOKENS_MAX: usize = 4;
 
-/// A file that is not ours, in a repository that is destroyed.
+/// A file of another program, in a repository that is destroyed.
 const FOREIGN: &str = "notes.txt";
 
 impl World {
-    /// Does one of these.
+    /// Does a random rare operation.
     pub fn seldom(&mut self) -> Result<(), String> {
         match self.random.below(18) {
             0..=2 => self.further_repository(),
@@ -32,16 +32,16 @@ impl World {
             8 if self.has_qemu => self.stop_machine(),
             9..=11 => self.follow_schedule(),
             12 if self.random_is(2) => self.cancel_waiting(),
-            // Longer than QEMU is waited for.
+            // Longer than the daemon waits for QEMU.
             12 if self.has_qemu && self.random_is(4) => self.obey_late(),
             13..=14 => self.meddle(),
             15 => self.clone_by_schedule(),
             16 => self.clock_jumps(),
-            _ => self.decide_for_nothing(),
+            _ => self.resolve_undiverged(),
         }
     }
 
-    /// Makes one on the storage that is left for it, or destroys it.
+    /// Creates the repository on the last storage, or destroys it.
     fn further_repository(&mut self) -> Result<(), String> {
         let storage = self.bed.storages.len().saturating_sub(1);
         match self.srs.last().is_some_and(|sr| sr.storage == storage) {
@@ -57,7 +57,7 @@ impl World {
         let source = json!({ "type": "dir", "path": on.path });
         let body = json!({ "name": name, "description": description, "source": source, "format": on.format });
         self.count("sr-create");
-        self.change(&Asked::post("/srs", body))?;
+        self.change(&Request::post("/srs", body))?;
         self.rest()?;
         let shown = self.list("/srs")?;
         let Some(made) = shown.iter().find(|sr| sr["name"] == name) else {
@@ -68,9 +68,9 @@ impl World {
             };
         };
         let sr = text(&made["uuid"]);
-        self.tell(format!("sr {sr}: {}, {}", on.name, on.format));
+        self.log(format!("sr {sr}: {}, {}", on.name, on.format));
         self.srs.push(Sr { uuid: sr.clone(), storage, name, description });
-        match self.once(&Asked::post("/srs/probe", json!({ "source": source })))? {
+        match self.once(&Request::post("/srs/probe", json!({ "source": source })))? {
             Some(found) if found.as_array().map(Vec::len) != Some(1) || found[0]["uuid"] != sr => {
                 Err(format!("a probe finds {found}, should be {sr}"))
             }
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// With all that is in it; what others have put there stays.
+    /// Destroys it with everything in it; files of other programs stay.
     fn destroy_repository(&mut self) -> Result<(), String> {
         self.rest()?;
         let number = self.srs.len().saturating_sub(1);
@@ -91,12 +91,12 @@ impl World {
             for vbd in self.vbds_of(&vdi) {
                 self.delete_vbd(&vbd)?;
             }
-            let asked = Asked::delete(format!("/vdis/{vdi}"));
-            self.begin(Verb::Destroy(vdi.clone()), vec![vdi], None, &asked)?;
+            let request = Request::delete(format!("/vdis/{vdi}"));
+            self.begin(PendingVerb::Destroy(vdi.clone()), vec![vdi], None, &request)?;
         }
         self.rest()?;
         if self.vdis.values().any(|vdi| vdi.sr == number) {
-            // One was not destroyed, for which there was an excuse.
+            // A VDI was not destroyed, for which there was an excuse.
             return Ok(());
         }
         let foreign = path.join(FOREIGN);
@@ -109,15 +109,15 @@ impl World {
     fn destroy_empty_repository(&mut self, sr: &Sr, path: &Path) -> Result<(), String> {
         self.count("sr-destroy");
         let at = format!("/srs/{}", sr.uuid);
-        let Some(plan) = self.once(&Asked::delete(format!("{at}?dry_run=true")))? else { return Ok(()) };
+        let Some(plan) = self.once(&Request::delete(format!("{at}?dry_run=true")))? else { return Ok(()) };
         if plan["leaves"] != json!([FOREIGN]) {
             return Err(format!("a repository with a foreign file {FOREIGN} would be destroyed so: {plan}"));
         }
-        // An older catalogue would have it again, with VDIs of which nothing is left.
+        // An older catalogue would restore it, with VDIs that no longer exist.
         self.backup = None;
-        // From here on nobody brings it back.
+        // The model no longer brings it back.
         let kept = self.srs.pop();
-        self.change(&Asked::delete(at))?;
+        self.change(&Request::delete(at))?;
         self.rest()?;
         if self.list("/srs")?.iter().any(|shown| shown["uuid"] == *sr.uuid) {
             self.srs.extend(kept);
@@ -130,24 +130,24 @@ impl World {
         }
     }
 
-    /// Everything is shut down and unplugged, as before the host is.
+    /// Drains the host: everything is shut down and unplugged.
     fn drain(&mut self) -> Result<(), String> {
         self.settle(true)?;
         self.count("drain");
         for vbd in self.vbds.values_mut() {
-            // Who is connected to what is ended is cut off.
+            // Clients of disks that are unplugged are disconnected.
             (vbd.client, vbd.sent) = (None, None);
         }
         let holds = self.vdis.keys().chain(self.vms.keys()).cloned().collect();
-        let asked = Asked::post("/host/drain", json!({ "timeout": self.random.below(3) }));
-        self.begin(Verb::Drain, holds, None, &asked)?;
+        let request = Request::post("/host/drain", json!({ "timeout": self.random.below(3) }));
+        self.begin(PendingVerb::Drain, holds, None, &request)?;
         if self.random_is(4) {
             self.kill_daemon()?;
         }
         self.settle(true)
     }
 
-    /// A drain has ended.
+    /// Updates the model after a drain.
     pub fn drained(&mut self, done: bool) -> Result<(), String> {
         for vm in self.vms.keys().cloned().collect::<Vec<_>>() {
             let power = self.power_of(&vm)?;
@@ -157,7 +157,7 @@ impl World {
             self.vm(&vm)?.power = power;
         }
         for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
-            self.ask_whether_plugged(&vbd)?;
+            self.settle_plugged(&vbd)?;
             if done && self.vbd(&vbd)?.plugged {
                 return Err(format!("the host was drained, and VBD {vbd} is plugged"));
             }
@@ -165,9 +165,9 @@ impl World {
         Ok(())
     }
 
-    /// The daemon stands still for a moment, in which a disk may die. A second one does not take its place.
+    /// Stops the daemon for a moment, in which a disk may die. A second daemon must not start.
     fn stop_daemon(&mut self) -> Result<(), String> {
-        self.must_run()?;
+        self.ensure_daemon()?;
         if self.dies_at.is_some() || self.bed.is_full() {
             return Ok(());
         }
@@ -176,7 +176,7 @@ impl World {
         if self.random_is(2) {
             let disks = self.bed.places.disks();
             if let Some(disk) = self.one_of(&disks) {
-                self.tell(format!("kill {}, of VBD {:?}", disk.pid, disk.vbd));
+                self.log(format!("kill {}, of VBD {:?}", disk.pid, disk.vbd));
                 self.counts.kills += 1;
                 self.bed.places.kill(disk.pid)?;
                 if let Some(vbd) = disk.vbd.as_ref().and_then(|vbd| self.vbds.get_mut(vbd)) {
@@ -190,7 +190,7 @@ impl World {
         second
     }
 
-    /// A process that works on an image stands still until somebody has waited for it long enough.
+    /// Stops a process that works on an image until the daemon's timeout.
     fn stop_job(&mut self) -> Result<(), String> {
         let Some(pid) = self.some_job() else { return Ok(()) };
         self.trouble("stop job", format!("stop {pid}, which works on an image"));
@@ -198,7 +198,7 @@ impl World {
         self.bed.places.signal(pid, Signal::STOP)
     }
 
-    /// The QEMU of a VM stands still until somebody has waited for it long enough.
+    /// Stops the QEMU of a VM until the daemon's timeout.
     fn stop_machine(&mut self) -> Result<(), String> {
         let Some((vm, pid)) = self.some_machine() else { return Ok(()) };
         self.trouble("stop qemu", format!("stop {pid}, the QEMU of VM {vm}"));
@@ -206,48 +206,48 @@ impl World {
         self.bed.places.signal(pid, Signal::STOP)
     }
 
-    /// Which side is right is to be said only where there are two.
-    fn decide_for_nothing(&mut self) -> Result<(), String> {
+    /// Resolving a VDI that has not diverged must be refused.
+    fn resolve_undiverged(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|_, _, _| true) else { return Ok(()) };
-        self.must_run()?;
+        self.ensure_daemon()?;
         self.count("decide");
         let believe = if self.random_is(2) { "disk" } else { "catalogue" };
         let path = format!("/vdis/{vdi}/reconcile");
-        self.tell(format!("POST {path} {believe}"));
+        self.log(format!("POST {path} {believe}"));
         match self.bed.api.ask("POST", &path, &json!({ "believe": believe })) {
             Err(Trouble::Refused(code, _)) if code == "state" => Ok(()),
-            Err(Trouble::Gone) => self.has_gone(),
+            Err(Trouble::Gone) => self.note_daemon_gone(),
             Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why),
             other => Err(format!("a VDI that is not diverged is decided about: {other:?}")),
         }
     }
 
-    /// What somebody would paste to use a plugged disk names where it is served.
-    pub fn ask_how_to_connect(&mut self) -> Result<(), String> {
+    /// Requests the configuration for a plugged disk, which must contain its socket.
+    pub fn request_connection(&mut self) -> Result<(), String> {
         let Some(vbd) = self.usable_vbd() else { return Ok(()) };
-        self.must_run()?;
+        self.ensure_daemon()?;
         self.count("connect");
         let reader = self.one_of(&["qemu", "libvirt", "cloud-hypervisor"]).unwrap_or("qemu");
         let served = self.bed.places.vbds().join(&vbd).display().to_string();
         match self.bed.api.text(&format!("/vbds/{vbd}/connect?for={reader}")) {
             Ok(said) if said.contains(&served) => Ok(()),
             Ok(said) => Err(format!("how to connect to VBD {vbd} does not name {served}: {said}")),
-            Err(Trouble::Gone) => self.has_gone(),
-            // Cloud Hypervisor has no NBD; the disk may just have died.
+            Err(Trouble::Gone) => self.note_daemon_gone(),
+            // Cloud Hypervisor does not support NBD, and the disk may just have died.
             Err(trouble) => {
-                self.tell(trouble.to_string());
+                self.log(trouble.to_string());
                 Ok(())
             }
         }
     }
 
-    /// Makes a token, or revokes one.
+    /// Creates or revokes a token.
     pub fn token(&mut self) -> Result<(), String> {
         let known: Vec<String> = self.tokens.keys().cloned().collect();
         if known.len() >= TOKENS_MAX || !known.is_empty() && self.random_is(2) {
             let Some(token) = self.one_of(&known) else { return Ok(()) };
             self.count("token-revoke");
-            let revoked = self.once(&Asked::delete(format!("/tokens/{token}")))?.is_some();
+            let revoked = self.once(&Request::delete(format!("/tokens/{token}")))?.is_some();
             if revoked || !self.shown_tokens()?.contains_key(&token) {
                 self.tokens.remove(&token);
             }
@@ -256,7 +256,7 @@ impl World {
         self.count("token-create");
         let name = self.name();
         let body = json!({ "name": name, "read_only": self.random_is(2) });
-        match self.once(&Asked::post("/tokens", body))? {
+        match self.once(&Request::post("/tokens", body))? {
             Some(made) if made["secret"].as_str().is_none_or(str::is_empty) => Err(format!("no secret: {made}")),
             Some(made) => {
                 self.tokens.insert(uuid(&made["token"])?.to_owned(), name);
@@ -270,12 +270,12 @@ impl World {
         }
     }
 
-    /// Tokens by their UUIDs, with their names, as the daemon shows them.
+    /// The tokens of the daemon: names by UUID.
     pub fn shown_tokens(&mut self) -> Result<BTreeMap<String, String>, String> {
         Ok(self.list("/tokens")?.iter().map(|token| (text(&token["uuid"]), text(&token["name"]))).collect())
     }
 
-    /// The daemon's are those of the model.
+    /// Compares the daemon's tokens with the model.
     pub fn compare_tokens(&mut self) -> Result<(), String> {
         let shown = self.shown_tokens()?;
         match shown == self.tokens {
@@ -284,17 +284,17 @@ impl World {
         }
     }
 
-    /// The catalogue is lost. A daemon does not start without it; another one is made of what the repositories say of
-    /// themselves, or they are introduced to an empty one. Disks run on, and are known again.
+    /// Removes the catalogue. A daemon must refuse to start without it; a new one is built from the repositories, or
+    /// they are introduced to an empty one. Disks keep running and are found again.
     pub fn lose_catalogue(&mut self) -> Result<(), String> {
-        // Of a VM that nobody knows nobody could end the QEMU.
+        // The QEMU of an unknown VM could not be stopped.
         self.delete_machines()?;
         self.check()?;
         self.kill_daemon()?;
         self.trouble("lose catalogue", "the catalogue is lost".into());
         self.remove_catalogue()?;
         if self.bed.daemon()?.restart().is_ok() {
-            return Err("a daemon that has lost its catalogue begins anew, and nobody has asked for that".into());
+            return Err("a daemon that has lost its catalogue starts although no new one was requested".into());
         }
         let rebuild = self.random_is(2);
         let mut words = vec![if rebuild { "--rebuild" } else { "--init" }.to_owned()];
@@ -302,30 +302,30 @@ impl World {
             let at = self.srs.iter().filter_map(|sr| self.bed.storages.get(sr.storage));
             words.extend(at.map(|on| on.path.display().to_string()));
         }
-        self.tell(format!("taplined {}", words.join(" ")));
+        self.log(format!("taplined {}", words.join(" ")));
         let said = self.bed.daemon()?.once(&words)?;
-        self.tell(said);
+        self.log(said);
         self.backup = None;
         self.tokens.clear();
         if self.random_is(4) {
-            // One that died while nobody knew of it is not started again.
+            // A disk that died while it was unknown is not restarted.
             let plugged: Vec<String> = self.plugged_vbds();
             if let Some(vbd) = self.one_of(&plugged) {
                 let disks = self.bed.places.disks();
                 for disk in disks.iter().filter(|disk| disk.vbd.as_ref() == Some(&vbd)) {
-                    self.tell(format!("kill {}, the disk of VBD {vbd}", disk.pid));
+                    self.log(format!("kill {}, the disk of VBD {vbd}", disk.pid));
                     self.counts.kills += 1;
                     self.bed.places.kill(disk.pid)?;
                 }
                 self.vbd(&vbd)?.plugged = false;
             }
         }
-        // What no repository and no process tells is lost.
+        // Objects that neither a repository nor a process knows are lost.
         self.vbds.retain(|_, vbd| vbd.plugged);
         for vbd in self.vbds.values_mut() {
             vbd.autostart = false;
         }
-        self.must_run()?;
+        self.ensure_daemon()?;
         self.check()
     }
 

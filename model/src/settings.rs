@@ -1,15 +1,15 @@
-//! What can be set of objects, and a boot of the host, by which some of it comes to bear.
+//! Changes settings of objects, and reboots the host, which applies some of them.
 
 use serde_json::{Value, json};
 use testbed::daemon::api::Trouble;
 
 use super::check::text;
 use super::machines::{Power, Vm};
-use super::verbs::{Asked, NO_TASK};
-use super::world::{Vdi, Verb, World};
+use super::verbs::{NO_TASK, Request};
+use super::world::{PendingVerb, Vdi, World};
 
 impl World {
-    /// Sets something of something.
+    /// Changes a random setting.
     pub fn set_some(&mut self) -> Result<(), String> {
         match self.random.below(15) {
             0..=1 => self.set_vdi(),
@@ -17,25 +17,25 @@ impl World {
             3..=4 => self.set_sr(),
             5 => self.set_autostart(),
             6..=7 => self.token(),
-            8 => self.ask_how_to_connect(),
+            8 => self.request_connection(),
             9..=12 => self.set_qos(),
             _ => self.set_vm(),
         }
     }
 
-    /// Sets fields; whether they are so then. Where the answer was lost, each is as before or as asked for: what the
-    /// object shows tells which.
+    /// Sets fields of an object; returns whether they are set afterwards. If the response was lost, the object shows
+    /// whether they are as before or as requested.
     pub fn set(&mut self, path: &str, body: &Value, may_be_refused: bool) -> Result<bool, String> {
-        self.must_run()?;
-        self.tell(format!("PATCH {path} {body}"));
+        self.ensure_daemon()?;
+        self.log(format!("PATCH {path} {body}"));
         self.count("set");
         let key = self.random_is(3).then(|| self.key());
         match self.bed.api.ask_with("PATCH", path, body, key.as_deref()) {
             Ok(_) => Ok(true),
             Err(Trouble::Gone) => {
-                self.has_gone()?;
+                self.note_daemon_gone()?;
                 let now = self.get(path)?;
-                // What was done by half is neither, and seen when all is compared.
+                // A partial change is neither, and found when everything is compared.
                 Ok(body.as_object().into_iter().flatten().all(|(key, value)| now[key.as_str()] == *value))
             }
             Err(Trouble::Refused(code, why)) if may_be_refused && code != "internal" => {
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Another name, another description or both.
+    /// Changes the name, the description or both.
     fn set_vdi(&mut self) -> Result<(), String> {
         let Some(vdi) = self.free_vdi(|_, _, _| true) else { return Ok(()) };
         let (name, description) = (self.name(), self.name());
@@ -58,7 +58,7 @@ impl World {
         Ok(())
     }
 
-    /// A VDI that nobody uses may only be read from now on, or be written to again.
+    /// Makes an unused VDI read-only or writable.
     fn set_read_only(&mut self) -> Result<(), String> {
         let fits = |world: &World, uuid: &str, vdi: &Vdi| {
             vdi.snapshot_of.is_none()
@@ -66,7 +66,7 @@ impl World {
                 && !world.is_plugged(uuid)
         };
         let Some(vdi) = self.free_vdi(fits) else { return Ok(()) };
-        // Whether a VBD may write is settled when it is made.
+        // A VBD's mode is determined when it is created.
         for vbd in self.vbds_of(&vdi) {
             self.delete_vbd(&vbd)?;
         }
@@ -74,7 +74,7 @@ impl World {
             return Ok(());
         }
         let read_only = !self.vdi(&vdi)?.read_only;
-        // Others may stand on its image by now, which is a refusal.
+        // Images based on it by now make this a refusal.
         if self.set(&format!("/vdis/{vdi}"), &json!({ "read_only": read_only }), true)? {
             self.vdi(&vdi)?.read_only = read_only;
         }
@@ -93,7 +93,7 @@ impl World {
         Ok(())
     }
 
-    /// A disk that no VM has is plugged with the host from now on, or is not.
+    /// Sets or clears autostart of a disk without a VM.
     fn set_autostart(&mut self) -> Result<(), String> {
         let held = self.held();
         let is_alone = |vdi: &str| self.vbds.values().filter(|vbd| vbd.vdi == vdi).count() == 1;
@@ -108,7 +108,7 @@ impl World {
         Ok(())
     }
 
-    /// Another name and whether it is started with the host; of one that is halted, its hardware.
+    /// Changes the name and autostart of a VM, and the hardware of a halted one.
     fn set_vm(&mut self) -> Result<(), String> {
         let held = self.held();
         let free: Vec<String> = self
@@ -127,13 +127,13 @@ impl World {
         if self.set(&format!("/vms/{vm}"), &body, false)? {
             let vm = self.vm(&vm)?;
             for (key, value) in body.as_object().into_iter().flatten() {
-                vm.said[key.as_str()] = value.clone();
+                vm.shown[key.as_str()] = value.clone();
             }
         }
         Ok(())
     }
 
-    /// Another process serves a plugged disk, whose client goes on.
+    /// Replaces the process of a plugged disk, whose client must not notice.
     pub fn upgrade(&mut self) -> Result<(), String> {
         let held = self.held();
         let plugged = self
@@ -143,11 +143,11 @@ impl World {
         let plugged: Vec<String> = plugged.map(|(uuid, _)| uuid.clone()).collect();
         let Some(vbd) = self.one_of(&plugged) else { return Ok(()) };
         let vdi = self.vbd(&vbd)?.vdi.clone();
-        let asked = Asked::post(format!("/vbds/{vbd}/upgrade"), Value::Null);
-        self.begin(Verb::Upgrade, vec![vdi], None, &asked)
+        let request = Request::post(format!("/vbds/{vbd}/upgrade"), Value::Null);
+        self.begin(PendingVerb::Upgrade, vec![vdi], None, &request)
     }
 
-    /// What can be set of repositories and VBDs is as it was set.
+    /// Compares settings of repositories and VBDs with the model.
     pub fn compare_settings(&mut self) -> Result<(), String> {
         for now in self.list("/srs")? {
             let sr = self.srs.iter().find(|sr| now["uuid"] == *sr.uuid);
@@ -166,25 +166,25 @@ impl World {
         self.compare_tokens()
     }
 
-    /// The daemon itself finds nothing that differs.
-    pub fn nothing_differs(&mut self) -> Result<(), String> {
-        self.must_run()?;
+    /// The daemon itself must find no differences.
+    pub fn expect_no_differences(&mut self) -> Result<(), String> {
+        self.ensure_daemon()?;
         match self.bed.api.ask("POST", "/host/reconcile", &json!({ "dry_run": true })) {
             Ok(Value::Array(none)) if none.is_empty() => Ok(()),
-            Err(Trouble::Gone) => self.has_gone(),
+            Err(Trouble::Gone) => self.note_daemon_gone(),
             other => Err(format!("at rest the daemon finds differences: {other:?}")),
         }
     }
 
-    /// Has the daemon look for differences at any moment. What is certain is mended, and not wrong then.
+    /// Has the daemon look for differences at a random time. Differences that it resolves by itself must not be errors.
     pub fn reconcile(&mut self) -> Result<(), String> {
         self.count("reconcile");
         let dry_run = self.random_is(2);
-        self.once(&Asked::post("/host/reconcile", json!({ "dry_run": dry_run }))).map(drop)
+        self.once(&Request::post("/host/reconcile", json!({ "dry_run": dry_run }))).map(drop)
     }
 
-    /// The host goes down without a word and comes up again: what is to be started with it is, and nothing else.
-    /// What was answered has been flushed before: that the host's memory is lost is for the simulator.
+    /// Reboots the host without warning: exactly the objects with autostart must be started. Everything is flushed
+    /// first; loss of the host's memory is left to the simulator.
     pub fn reboot(&mut self) -> Result<(), String> {
         self.check()?;
         for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
@@ -201,14 +201,14 @@ impl World {
             catalogue.execute("UPDATE meta SET value = 'another life' WHERE key = 'boot'", []).map(drop)
         });
         changed.map_err(|error| format!("change the catalogue: {error}"))?;
-        // It notes there that it has run since the host was started.
+        // The daemon records there that it has run since the boot.
         let path = self.bed.places.room.join("run/boot");
         std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         for uuid in self.vms.keys().cloned().collect::<Vec<_>>() {
-            // One without a disk has nothing to boot.
+            // A VM without disks has nothing to boot.
             let can = !self.vbds_of_vm(&uuid).is_empty();
             let vm = self.vm(&uuid)?;
-            vm.power = if can && vm.said["autostart"].is_object() { Power::Running } else { Power::Halted };
+            vm.power = if can && vm.shown["autostart"].is_object() { Power::Running } else { Power::Halted };
         }
         for vbd in self.vbds.values_mut() {
             let vm: Option<&Vm> = vbd.vm.as_ref().and_then(|vm| self.vms.get(vm));
@@ -236,7 +236,7 @@ impl World {
         }
     }
 
-    /// The VMs are what an older catalogue makes of them, but those that run do so still.
+    /// Takes the VMs from an older catalogue; those that run keep running.
     pub fn follow_machines(&mut self) -> Result<(), String> {
         let shown = self.list("/vms")?;
         let before = std::mem::take(&mut self.vms);
@@ -248,14 +248,14 @@ impl World {
         }
         for now in shown {
             let uuid = text(&now["uuid"]);
-            let moments = self.shown_moments(&uuid)?;
-            self.vms.insert(uuid, Vm { moments, ..Vm::shown(&now)? });
+            let moments = self.vm_snapshots(&uuid)?;
+            self.vms.insert(uuid, Vm { snapshots: moments, ..Vm::parse(&now)? });
         }
         Ok(())
     }
 }
 
-/// What is sent to have something started with the host, or not.
+/// The request body that sets or clears autostart.
 pub fn autostart(wanted: bool) -> Value {
     let value = if wanted { json!({ "order": 1, "delay": 0, "tries": 20 }) } else { Value::Null };
     json!({ "autostart": value })

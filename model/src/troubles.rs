@@ -1,4 +1,4 @@
-//! Troubles: who is killed, stopped or left without space, and which catalogue is put back.
+//! Faults: processes are killed or stopped, file systems are filled, and older catalogues are restored.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,35 +13,35 @@ use super::limits::Qos;
 use super::verbs::patience;
 use super::world::{Vbd, World};
 
-/// The catalogue's files: what is committed may still lie beside the main one.
+/// The catalogue's files: committed data may still be in the WAL.
 const FILES: [&str; 3] = ["catalogue.db", "catalogue.db-wal", "catalogue.db-shm"];
 
-/// A catalogue of earlier.
+/// An older catalogue.
 #[derive(Debug)]
 pub struct Backup {
-    kept: Kept,
-    /// VMs that it knows.
+    kept: KeptCatalogue,
+    /// The VMs that it contains.
     vms: BTreeSet<String>,
 }
 
-/// What of it is kept, and how it is put back.
+/// The form of a kept catalogue.
 #[derive(Debug)]
-enum Kept {
-    /// The files, which somebody copies while no daemon runs.
+enum KeptCatalogue {
+    /// Copies of the files, taken while no daemon ran.
     Files([Option<Vec<u8>>; 3]),
-    /// A backup that the daemon has made, under this path, and a copy of it: it keeps a few only.
+    /// A backup of the daemon, by its path, and a copy of it, because the daemon keeps only a few.
     Made(PathBuf, PathBuf),
 }
 
 impl World {
-    /// Something happens that what fails may be excused with.
+    /// Records a fault, with which failures may be excused.
     pub fn trouble(&mut self, what: &str, words: String) {
         self.troubled = true;
         self.count(what);
-        self.tell(words);
+        self.log(words);
     }
 
-    /// At some moment soon.
+    /// Waits for a short random time.
     fn soon(&mut self) {
         if self.random.below(2) == 0 {
             std::thread::sleep(Duration::from_micros(self.random.below(30_000)));
@@ -61,14 +61,14 @@ impl World {
         Ok(())
     }
 
-    /// From now on the daemon dies at a step of some task.
+    /// Lets the daemon die at a random step of some task.
     pub fn arm(&mut self, steps: &[String]) -> Result<(), String> {
         let Some(step) = self.one_of(steps) else { return Ok(()) };
         let step = if self.random.below(2) == 0 { step } else { format!("{step}:after") };
         self.die_at(step)
     }
 
-    /// From now on the daemon dies there.
+    /// Lets the daemon die at this step.
     pub fn die_at(&mut self, step: String) -> Result<(), String> {
         if self.bed.is_full() {
             return Ok(());
@@ -77,7 +77,7 @@ impl World {
         self.trouble("abort at", format!("start a daemon that dies at {step}"));
         self.dies_at = Some(step.clone());
         self.bed.daemon()?.launch_with(&[("TAPLINED_ABORT_AT", step.as_str())])?;
-        // It may die before it listens, by what it has to bring to an end.
+        // It may die before it listens, when it completes tasks.
         self.down = self.bed.daemon()?.until_it_listens().is_err();
         if self.down {
             self.counts.kills += 1;
@@ -85,10 +85,10 @@ impl World {
         Ok(())
     }
 
-    /// Kills the process of a disk, perhaps with something under way.
+    /// Kills the process of a disk, sometimes with a write in flight.
     pub fn kill_disk(&mut self) -> Result<(), String> {
         let Some(vbd) = self.usable_vbd() else { return Ok(()) };
-        // Before there is an excuse: it must take this.
+        // Sent before the fault is recorded, so it must succeed.
         if self.random.below(2) == 0 {
             self.send_write(&vbd)?;
         }
@@ -105,13 +105,13 @@ impl World {
         Ok(())
     }
 
-    /// Kills whatever serves a VBD as soon as it is there, until it has died more often than a disk by chance.
-    pub fn kill_again_and_again(&mut self) -> Result<(), String> {
+    /// Kills whatever process serves a VBD as soon as it appears, more often than a disk would die by chance.
+    pub fn kill_repeatedly(&mut self) -> Result<(), String> {
         let Some(vbd) = self.usable_vbd() else { return Ok(()) };
         if self.down || self.bed.is_full() {
             return Ok(());
         }
-        // Without space for its log it comes back as well.
+        // The disk must also recover without space for its log.
         let full = self.random_is(2);
         if full {
             self.bed.fill(Full::Log)?;
@@ -147,7 +147,7 @@ impl World {
         self.bed.places.kill(pid)
     }
 
-    /// A process that works on an image, if there is one soon.
+    /// A process that works on an image, if one appears soon.
     pub fn some_job(&self) -> Option<u32> {
         for _ in 0..20 {
             if let Some(job) = self.bed.places.disks().into_iter().find(|disk| disk.vbd.is_none()) {
@@ -169,7 +169,7 @@ impl World {
         self.send_write(&vbd)
     }
 
-    /// Takes all space of some file system.
+    /// Fills a random file system.
     pub fn fill(&mut self) -> Result<(), String> {
         let all = [Full::State, Full::Run, Full::Log, Full::Sr(0), Full::Sr(2)];
         let Some(which) = self.one_of(&all) else { return Ok(()) };
@@ -180,38 +180,38 @@ impl World {
         self.bed.fill(which)
     }
 
-    /// Gives all space back; what waits for it is answered.
+    /// Frees all space; requests that wait for it are answered.
     pub fn relieve(&mut self) -> Result<(), String> {
         if self.bed.is_full() {
-            self.tell("there is space again");
+            self.log("there is space again");
             self.bed.relieve()?;
         }
         Ok(())
     }
 
-    /// Ends all that keeps something from coming to its end.
+    /// Ends all faults that keep something from completing.
     pub fn calm(&mut self) -> Result<(), String> {
         self.relieve()?;
-        self.let_go_on()?;
+        self.continue_stopped()?;
         if self.dies_at.is_some() {
             self.kill_daemon()?;
         }
-        self.must_run()?;
+        self.ensure_daemon()?;
         for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
             self.take_answer(&vbd)?;
         }
         Ok(())
     }
 
-    /// Lets disks go on that were stopped.
-    pub fn let_go_on(&mut self) -> Result<(), String> {
+    /// Continues disks that were stopped.
+    pub fn continue_stopped(&mut self) -> Result<(), String> {
         for pid in std::mem::take(&mut self.stopped) {
-            self.tell(format!("let {pid} go on"));
+            self.log(format!("continue {pid}"));
             self.bed.places.signal(pid, Signal::CONT)?;
         }
         for vbd in self.vbds.keys().cloned().collect::<Vec<_>>() {
             if let Some(pid) = self.vbd(&vbd)?.stopped.take() {
-                self.tell(format!("let {pid} go on"));
+                self.log(format!("continue {pid}"));
                 self.bed.places.signal(pid, Signal::CONT)?;
             }
         }
@@ -222,7 +222,7 @@ impl World {
         FILES.map(|name| self.bed.places.room.join("state").join(name))
     }
 
-    /// Keeps the catalogue as it is now.
+    /// Keeps a copy of the catalogue.
     pub fn back_up(&mut self) -> Result<(), String> {
         self.rest()?;
         let kept = match self.random_is(2) {
@@ -231,21 +231,21 @@ impl World {
                 let made = PathBuf::from(text(&made["file"]));
                 let copy = self.bed.places.room.join("kept.db");
                 fs::copy(&made, &copy).map_err(|error| format!("copy {}: {error}", made.display()))?;
-                self.tell(format!("the daemon keeps its catalogue as {}", made.display()));
-                Kept::Made(made, copy)
+                self.log(format!("the daemon keeps its catalogue as {}", made.display()));
+                KeptCatalogue::Made(made, copy)
             }
             false => {
                 self.kill_daemon()?;
-                Kept::Files(self.catalogue().map(|path| fs::read(path).ok()))
+                KeptCatalogue::Files(self.catalogue().map(|path| fs::read(path).ok()))
             }
         };
         self.trouble("back up", "the catalogue is kept".into());
         self.backup = Some(Backup { kept, vms: self.vms.keys().cloned().collect() });
-        self.must_run()
+        self.ensure_daemon()
     }
 
-    /// Changes 20 bytes of the catalogue: the daemon refuses to start, or what it says is true. Then the whole one is
-    /// put back.
+    /// Changes 20 bytes of the catalogue: the daemon must refuse to start, or report correct data. Then the original is
+    /// restored.
     pub fn damage(&mut self) -> Result<(), String> {
         self.check()?;
         self.kill_daemon()?;
@@ -261,26 +261,26 @@ impl World {
         let mut said = Ok(());
         if self.bed.daemon()?.restart().is_ok() {
             self.down = false;
-            // It may notice while it serves, and end.
+            // It may notice later and exit.
             self.dies_at = Some("damage".into());
             said = match self.compare_lists() {
                 Err(_) if self.bed.api.ask("GET", "/host", &serde_json::Value::Null).is_err() => Ok(()),
                 compared => compared.map_err(|why| format!("a damaged catalogue (at {at}) is served: {why}")),
             };
-            self.let_tasks_end();
+            self.wait_for_tasks();
             self.kill_daemon()?;
         }
         self.write_catalogue(&kept)?;
         said?;
-        // The daemon may have begun merges of which the whole catalogue does not know: those that came to their end are
-        // followed, and leave files.
-        self.must_run()?;
+        // The daemon may have begun merges that are unknown to the original catalogue: the model follows those that
+        // have ended, and ignores their files.
+        self.ensure_daemon()?;
         self.rest()?;
         self.remove_unnamed()
     }
 
-    /// Waits until a daemon that may end at any moment has nothing under way.
-    fn let_tasks_end(&mut self) {
+    /// Waits until a daemon that may exit at any time has no task in progress.
+    fn wait_for_tasks(&mut self) {
         let begun = Instant::now();
         let mut quiet = 0;
         while quiet < 3 && begun.elapsed() < patience() {
@@ -293,11 +293,11 @@ impl World {
         }
     }
 
-    /// While no daemon runs. Where the backup is the newest one, it need not be named.
-    fn restore(&mut self, kept: &Kept) -> Result<(), String> {
+    /// Restores a catalogue while no daemon runs. If it is the latest backup, it need not be named.
+    fn restore(&mut self, kept: &KeptCatalogue) -> Result<(), String> {
         let (made, copy) = match kept {
-            Kept::Files(files) => return self.write_catalogue(files),
-            Kept::Made(made, copy) => (made, copy),
+            KeptCatalogue::Files(files) => return self.write_catalogue(files),
+            KeptCatalogue::Made(made, copy) => (made, copy),
         };
         let at = made.parent().ok_or("a backup without a directory")?;
         let newest = names_in(at)?.into_iter().next_back();
@@ -306,11 +306,11 @@ impl World {
             false => copy.display().to_string(),
         };
         let said = self.bed.daemon()?.once(&["--restore".to_owned(), from])?;
-        self.tell(said);
+        self.log(said);
         Ok(())
     }
 
-    /// As if its file system were not there.
+    /// Removes the catalogue, as if its file system were not mounted.
     pub fn remove_catalogue(&self) -> Result<(), String> {
         self.write_catalogue(&[None, None, None])
     }
@@ -329,29 +329,29 @@ impl World {
         Ok(())
     }
 
-    /// Puts the catalogue back that was kept. Repositories and running disks know better than it; VBDs that are not
-    /// plugged are as they were then.
+    /// Restores the catalogue that was kept. Repositories and running disks take precedence over it; unplugged VBDs are
+    /// as they were then.
     pub fn put_back(&mut self) -> Result<(), String> {
         let Some(backup) = self.backup.take() else { return self.back_up() };
         self.check()?;
-        // Of a VM that it does not know nobody could end the QEMU.
+        // The QEMU of an unknown VM could not be stopped.
         for vm in self.vms.keys().filter(|vm| !backup.vms.contains(*vm)).cloned().collect::<Vec<_>>() {
             self.delete_machine(&vm)?;
         }
         self.kill_daemon()?;
         self.trouble("put back", "the catalogue that was kept is put back".into());
         self.restore(&backup.kept)?;
-        self.must_run()?;
+        self.ensure_daemon()?;
         self.tokens = self.shown_tokens()?;
-        self.let_go_of_what_is_gone()?;
+        self.unplug_destroyed()?;
         self.rest()?;
         self.follow_machines()?;
         self.follow_vbds()
     }
 
-    /// VBDs that an older catalogue has plugged, of VDIs that were destroyed since: their disks cannot be started, and
-    /// are tried again and again.
-    fn let_go_of_what_is_gone(&mut self) -> Result<(), String> {
+    /// Unplugs VBDs that are plugged in an older catalogue but whose VDIs were destroyed since: their disks cannot
+    /// start and would be retried forever.
+    fn unplug_destroyed(&mut self) -> Result<(), String> {
         let mut gone = BTreeSet::new();
         for vbd in self.list("/vbds")? {
             let (uuid, vdi) = (text(&vbd["uuid"]), text(&vbd["vdi"]));
@@ -363,11 +363,11 @@ impl World {
             self.delete_vbd(&uuid)?;
             gone.insert(vdi);
         }
-        // Several VBDs may be of one.
+        // Several VBDs may be of the same VDI.
         gone.iter().try_for_each(|vdi| self.drop_missing(vdi))
     }
 
-    /// The VBDs are what the daemon says, but those that are plugged stay so.
+    /// Takes the VBDs from the daemon; plugged ones must stay plugged.
     fn follow_vbds(&mut self) -> Result<(), String> {
         let shown = self.list("/vbds")?;
         for uuid in self.vbds.keys().cloned().collect::<Vec<_>>() {
@@ -378,7 +378,7 @@ impl World {
             }
             match now {
                 Some(now) => {
-                    let (autostart, qos) = (now["autostart"].is_object(), Qos::shown(now));
+                    let (autostart, qos) = (now["autostart"].is_object(), Qos::parse(now));
                     let vbd = self.vbd(&uuid)?;
                     (vbd.plugged, vbd.autostart, vbd.qos) = (plugged, autostart, qos);
                 }
@@ -395,7 +395,7 @@ impl World {
                 vm: vbd["vm"].as_str().map(str::to_owned),
                 position: vbd["position"].as_u64().unwrap_or(0),
                 autostart: vbd["autostart"].is_object(),
-                qos: Qos::shown(vbd),
+                qos: Qos::parse(vbd),
                 plugged: vbd["state"] == "plugged",
                 ..Vbd::default()
             };

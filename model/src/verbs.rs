@@ -1,4 +1,4 @@
-//! Verbs: how they are begun, and what has become of them.
+//! Begins verbs and determines their results.
 
 use std::time::{Duration, Instant};
 
@@ -6,97 +6,97 @@ use serde_json::Value;
 use testbed::daemon::api::{Ended, Trouble, uuid};
 
 use super::machines::Power;
-use super::world::{Pending, Vdi, Verb, World};
+use super::world::{Pending, PendingVerb, Vdi, World};
 
-/// So long a trouble lasts that something waits for.
-const ENOUGH: Duration = Duration::from_secs(3);
+/// Maximum duration of a fault that a verb waits for.
+const FAULT_MAX: Duration = Duration::from_secs(3);
 
-/// Anything comes to its end before this, on a loaded machine, with pauses between the lives of a disk that dies often.
-/// Who seeks a planted fault need not be as sure, but a guest has 60 s to power off.
+/// Timeout of everything: enough for a loaded machine and for the delays between restarts of a disk that dies often. It
+/// is shorter in a search for planted faults, but a guest has 60 s to power off.
 pub fn patience() -> Duration {
-    Duration::from_secs(if super::planted::is_sought() { 75 } else { 240 })
+    Duration::from_secs(if super::planted::is_searching() { 75 } else { 240 })
 }
 
-/// What fails without a task has no verb of its own.
-pub const NO_TASK: Verb = Verb::Merge;
+/// Stands for requests without a task, which have no verb of their own.
+pub const NO_TASK: PendingVerb = PendingVerb::Merge;
 
-/// What was asked for, as the API takes it.
+/// A request of the API.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// POST or DELETE.
+pub struct Request {
+    /// The method: POST or DELETE.
     pub method: &'static str,
-    /// The path.
+    /// The path of the request.
     pub path: String,
-    /// The body.
+    /// The body of the request.
     pub body: Value,
 }
 
-impl Asked {
-    /// A POST.
-    pub fn post(path: impl Into<String>, body: Value) -> Asked {
-        Asked { method: "POST", path: path.into(), body }
+impl Request {
+    /// A POST request.
+    pub fn post(path: impl Into<String>, body: Value) -> Request {
+        Request { method: "POST", path: path.into(), body }
     }
 
-    /// A DELETE.
-    pub fn delete(path: impl Into<String>) -> Asked {
-        Asked { method: "DELETE", path: path.into(), body: Value::Null }
+    /// A DELETE request.
+    pub fn delete(path: impl Into<String>) -> Request {
+        Request { method: "DELETE", path: path.into(), body: Value::Null }
     }
 }
 
 impl World {
-    /// Starts the daemon if it does not run.
-    pub fn must_run(&mut self) -> Result<(), String> {
+    /// Starts the daemon unless it is running.
+    pub fn ensure_daemon(&mut self) -> Result<(), String> {
         if !self.down {
             return Ok(());
         }
         if self.bed.is_full() {
-            // A catalogue that has no space may keep a daemon from starting.
+            // A full file system of the catalogue may keep the daemon from starting.
             self.relieve()?;
         }
         if !self.random_is(4) {
-            // It asks all disks, and waits for those that stand still.
-            self.let_go_on()?;
+            // It queries all disks and would wait for those that are stopped.
+            self.continue_stopped()?;
         }
-        self.tell("start the daemon");
+        self.log("start the daemon");
         self.bed.daemon()?.restart()?;
         (self.down, self.dies_at) = (false, None);
         Ok(())
     }
 
-    /// The daemon did not answer. It may have died where it was to; else by itself, which it must not.
-    pub fn has_gone(&mut self) -> Result<(), String> {
+    /// Records that the daemon did not respond. It must have been killed or made to die.
+    pub fn note_daemon_gone(&mut self) -> Result<(), String> {
         if self.dies_at.is_none() && !self.down && !self.bed.is_full() {
             return Err("the daemon has ended by itself, or ends connections".into());
         }
-        self.tell(format!("the daemon is gone: {:?}", self.dies_at));
+        self.log(format!("the daemon is gone: {:?}", self.dies_at));
         self.counts.kills += 1;
         self.bed.daemon()?.kill()?;
         (self.down, self.troubled) = (true, true);
         Ok(())
     }
 
-    /// Something waits since then: long enough for a trouble to have lasted.
-    pub fn waits(&mut self, begun: Instant) -> Result<(), String> {
+    /// Waits a moment for something in progress since `begun`; ends the faults if it takes too long.
+    pub fn wait_a_moment(&mut self, begun: Instant) -> Result<(), String> {
         let stopped = !self.stopped.is_empty() || self.vbds.values().any(|vbd| vbd.stopped.is_some());
         let troubles = self.bed.is_full() || stopped;
-        if troubles && begun.elapsed() > ENOUGH { self.calm() } else { Ok(()) }
+        if troubles && begun.elapsed() > FAULT_MAX { self.calm() } else { Ok(()) }
     }
 
-    /// Asks what changes nothing.
+    /// Sends a request that changes nothing.
     pub fn get(&mut self, path: &str) -> Result<Value, String> {
         let begun = Instant::now();
         loop {
-            self.must_run()?;
+            self.ensure_daemon()?;
             match self.bed.api.ask("GET", path, &Value::Null) {
                 Ok(value) => return Ok(value),
-                Err(Trouble::Gone) => self.has_gone()?,
+                Err(Trouble::Gone) => self.note_daemon_gone()?,
                 Err(Trouble::Refused(code, why)) => {
                     if !["overloaded", "timeout"].contains(&code.as_str()) && !self.bed.is_full()
                         || begun.elapsed() > patience()
                     {
                         return Err(why);
                     }
-                    if begun.elapsed() > ENOUGH {
+                    if begun.elapsed() > FAULT_MAX {
                         self.relieve()?;
                     }
                     std::thread::sleep(Duration::from_millis(100));
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// A list.
+    /// Requests a list.
     pub fn list(&mut self, path: &str) -> Result<Vec<Value>, String> {
         match self.get(path)? {
             Value::Array(list) => Ok(list),
@@ -114,34 +114,34 @@ impl World {
         }
     }
 
-    /// Asks for something that is no task. None if it was refused with an excuse, or the answer was lost.
-    pub fn once(&mut self, asked: &Asked) -> Result<Option<Value>, String> {
-        let Asked { method, path, body } = asked;
-        self.must_run()?;
-        self.tell(format!("{method} {path} {body}"));
+    /// Sends a request without a task. `None` if it was refused with an excuse, or the response was lost.
+    pub fn once(&mut self, request: &Request) -> Result<Option<Value>, String> {
+        let Request { method, path, body } = request;
+        self.ensure_daemon()?;
+        self.log(format!("{method} {path} {body}"));
         match self.bed.api.ask(method, path, body) {
             Ok(value) => Ok(Some(value)),
-            Err(Trouble::Gone) => self.has_gone().map(|()| None),
+            Err(Trouble::Gone) => self.note_daemon_gone().map(|()| None),
             Err(Trouble::Refused(code, why)) => self.excuse(&NO_TASK, &code, &why).map(|()| None),
             Err(trouble) => Err(trouble.to_string()),
         }
     }
 
-    /// Begins a verb that is a task.
+    /// Begins a verb with a task.
     pub fn begin(
         &mut self,
-        verb: Verb,
+        verb: PendingVerb,
         holds: Vec<String>,
         source: Option<String>,
-        asked: &Asked,
+        request: &Request,
     ) -> Result<(), String> {
-        self.begin_as(Pending::new(verb, holds, source), asked)
+        self.begin_as(Pending::new(verb, holds, source), request)
     }
 
-    /// The same; one that is contested may be refused.
-    pub fn begin_as(&mut self, pending: Pending, asked: &Asked) -> Result<(), String> {
+    /// Begins a prepared verb; a contested one may be refused.
+    pub fn begin_as(&mut self, pending: Pending, request: &Request) -> Result<(), String> {
         let key = self.random_is(4).then(|| self.key());
-        match self.ask_for(asked, key.as_deref())? {
+        match self.request_task(request, key.as_deref())? {
             Ok(task) => self.pending.push(Pending { task: Some(task), ..pending }),
             Err(Trouble::Gone) => self.pending.push(pending),
             Err(Trouble::Refused(code, why)) if pending.contested && code != "internal" => {
@@ -153,8 +153,8 @@ impl World {
         Ok(())
     }
 
-    /// Something was refused or has failed: whether that may be.
-    pub fn excuse(&mut self, verb: &Verb, code: &str, why: &str) -> Result<(), String> {
+    /// Checks whether a refusal or failure is allowed, and records it.
+    pub fn excuse(&mut self, verb: &PendingVerb, code: &str, why: &str) -> Result<(), String> {
         self.refused(verb, code, why);
         let passes = ["busy", "overloaded", "no-space"].contains(&code);
         match passes || self.troubled && code != "internal" {
@@ -163,14 +163,14 @@ impl World {
         }
     }
 
-    /// Something was refused or has failed.
-    pub fn refused(&mut self, verb: &Verb, code: &str, why: &str) {
-        self.tell(format!("refused or failed: {why}"));
+    /// Counts a refusal or failure.
+    pub fn refused(&mut self, verb: &PendingVerb, code: &str, why: &str) {
+        self.log(format!("refused or failed: {why}"));
         let what = format!("{} {code}", word(verb));
         *self.counts.refused.entry(what).or_default() += 1;
     }
 
-    /// Looks what has become of verbs that are under way; with `wait` until all are over.
+    /// Updates the model with verbs that have ended; with `wait`, waits for all of them.
     pub fn settle(&mut self, wait: bool) -> Result<(), String> {
         let begun = Instant::now();
         let mut open = std::mem::take(&mut self.pending);
@@ -191,15 +191,15 @@ impl World {
                 return Err(format!("stuck, these do not come to an end: {left:?}"));
             }
             open = left;
-            self.waits(begun)?;
+            self.wait_a_moment(begun)?;
         }
         Ok(())
     }
 
-    /// How a verb has ended, if it has.
+    /// The result of a verb if it has ended.
     fn ended(&mut self, pending: &Pending, wait: bool) -> Result<Option<Ended>, String> {
         let Some(task) = &pending.task else {
-            // Its answer was lost with the daemon; what the next one makes of it is there when nothing is under way.
+            // Its response was lost with the daemon; the next daemon's result is final when no task is open.
             let open = self.list("/tasks?open=true")?;
             return Ok(open.is_empty().then_some(Ended::Forgotten));
         };
@@ -221,14 +221,14 @@ impl World {
         })
     }
 
-    /// The model follows what a verb has done.
+    /// Updates the model with the result of a verb.
     fn resolve(&mut self, pending: &Pending, ended: &Ended) -> Result<(), String> {
-        self.tell(format!("{} has ended: {ended:?}", word(&pending.verb)));
+        self.log(format!("{} has ended: {ended:?}", word(&pending.verb)));
         self.count(word(&pending.verb));
         let lost = matches!(ended, Ended::Forgotten);
         let done = matches!(ended, Ended::Done(_));
         match &pending.verb {
-            Verb::Make(vdi) => {
+            PendingVerb::Make(vdi) => {
                 let found = match ended {
                     Ended::Done(result) => Some(uuid(result)?.to_owned()),
                     Ended::Failed(_) => None,
@@ -238,63 +238,65 @@ impl World {
                     self.vdis.insert(uuid, vdi.clone());
                 }
             }
-            Verb::Destroy(vdi) => {
+            PendingVerb::Destroy(vdi) => {
                 if done || lost && self.get_vdi(vdi)?.is_none() {
                     self.vdis.remove(vdi);
                     self.vbds.retain(|_, vbd| vbd.vdi != *vdi);
                 }
             }
-            Verb::Resize(vdi, _) if !self.vdis.contains_key(vdi) => {}
-            Verb::Resize(vdi, size) => self.resized(vdi, *size, done)?,
-            Verb::Revert(vdi, snapshot) => self.reverted(vdi, snapshot, done, lost)?,
-            Verb::Plug(vbd) | Verb::Unplug(vbd) if lost || pending.contested => self.ask_whether_plugged(vbd)?,
-            Verb::Plug(vbd) => {
+            PendingVerb::Resize(vdi, _) if !self.vdis.contains_key(vdi) => {}
+            PendingVerb::Resize(vdi, size) => self.resized(vdi, *size, done)?,
+            PendingVerb::Revert(vdi, snapshot) => self.reverted(vdi, snapshot, done, lost)?,
+            PendingVerb::Plug(vbd) | PendingVerb::Unplug(vbd) if lost || pending.contested => {
+                self.settle_plugged(vbd)?
+            }
+            PendingVerb::Plug(vbd) => {
                 if done {
                     self.vbd(vbd)?.plugged = true;
                 } else {
-                    self.ask_whether_plugged(vbd)?;
+                    self.settle_plugged(vbd)?;
                 }
             }
-            Verb::Unplug(vbd) => {
+            PendingVerb::Unplug(vbd) => {
                 if done {
                     let vbd = self.vbd(vbd)?;
                     (vbd.plugged, vbd.client, vbd.stopped) = (false, None, None);
                 } else {
-                    self.ask_whether_plugged(vbd)?;
+                    self.settle_plugged(vbd)?;
                 }
             }
-            Verb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
-            Verb::Many(vbds) => {
+            PendingVerb::Power(vm, power) => self.power_changed(vm, *power, done, pending.contested)?,
+            PendingVerb::Many(vbds) => {
                 for vbd in vbds {
-                    self.ask_whether_plugged(vbd)?;
+                    self.settle_plugged(vbd)?;
                 }
             }
-            Verb::Upgrade => {
+            PendingVerb::Upgrade => {
                 if let Ended::Done(result) = ended {
                     if result["pid"] == result["replaced"] {
                         return Err(format!("a disk was upgraded, and its process is the same: {result}"));
                     }
                 }
             }
-            Verb::Drain => self.drained(done)?,
-            Verb::Keep(vm, name) => self.kept(vm, name, ended)?,
-            Verb::RevertAll(pairs) => {
+            PendingVerb::Drain => self.drained(done)?,
+            PendingVerb::Keep(vm, name) => self.vm_snapshot_ended(vm, name, ended)?,
+            PendingVerb::RevertAll(pairs) => {
                 for (vdi, snapshot) in pairs {
                     self.reverted(vdi, snapshot, done, lost)?;
                 }
             }
-            Verb::Forget(vm, moment) => self.moment_destroyed(vm, moment, done)?,
-            Verb::CloneVm(name, disks) => self.cloned(name, disks, ended)?,
-            Verb::Merge | Verb::Export => {}
+            PendingVerb::Forget(vm, moment) => self.vm_snapshot_destroyed(vm, moment, done)?,
+            PendingVerb::CloneVm(name, disks) => self.vm_clone_ended(name, disks, ended)?,
+            PendingVerb::Merge | PendingVerb::Export => {}
         }
         Ok(())
     }
 
-    /// What has grown stays so, though the verb may have failed behind that; a disk that had no space may grow later.
+    /// A disk that has grown stays so even if the verb failed later; without space it may grow later.
     fn resized(&mut self, vdi: &str, size: u64, done: bool) -> Result<(), String> {
         let grown = done || self.get_vdi(vdi)?.is_some_and(|shown| shown["size"] == size);
         match grown {
-            // It never shrinks: another resize may have gone further.
+            // It never shrinks: another resize may have grown it further.
             true => {
                 let now = self.vdi(vdi)?;
                 now.sizes = vec![size.max(now.least())];
@@ -311,7 +313,7 @@ impl World {
         if done {
             (vdi.content, vdi.sizes) = (kept.content, kept.sizes);
         } else if lost {
-            // Its size may tell, its content will.
+            // Its size may show whether the revert was done, its content will.
             let size = shown.ok_or("a VDI that was to be reverted is not there")?;
             vdi.content.or(&kept.content);
             if kept.sizes.contains(&size) {
@@ -327,14 +329,14 @@ impl World {
         Ok(named.map(|vdi| uuid(vdi).map(str::to_owned)).transpose()?)
     }
 
-    /// A VDI as the daemon shows it.
+    /// A VDI according to the daemon.
     pub fn get_vdi(&mut self, vdi: &str) -> Result<Option<Value>, String> {
         let found = self.list("/vdis")?;
         Ok(found.into_iter().find(|other| other["uuid"] == *vdi))
     }
 
-    /// Asks whether a VBD is plugged, where that may be or not; waits until it is one of the two.
-    pub fn ask_whether_plugged(&mut self, vbd: &str) -> Result<(), String> {
+    /// Determines whether a VBD is plugged, if both are possible; waits until it is settled.
+    pub fn settle_plugged(&mut self, vbd: &str) -> Result<(), String> {
         let begun = Instant::now();
         loop {
             let now = self.get(&format!("/vbds/{vbd}"))?;
@@ -342,7 +344,7 @@ impl World {
                 Some("plugged" | "restarting") => true,
                 Some("unplugged") => false,
                 _ if begun.elapsed() < patience() => {
-                    self.waits(begun)?;
+                    self.wait_a_moment(begun)?;
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
                 }
@@ -358,27 +360,27 @@ impl World {
     }
 }
 
-/// What a verb is called.
-pub fn word(verb: &Verb) -> &'static str {
+/// The name of a verb.
+pub fn word(verb: &PendingVerb) -> &'static str {
     match verb {
-        Verb::Make(Vdi { snapshot_of: Some(_), .. }) => "vdi-snapshot",
-        Verb::Make(_) => "vdi-make",
-        Verb::Export => "vdi-export",
-        Verb::Resize(..) => "vdi-resize",
-        Verb::Revert(..) => "vdi-revert",
-        Verb::Destroy(_) => "vdi-destroy",
-        Verb::Merge => "vdi-merge",
-        Verb::Plug(_) => "vbd-plug",
-        Verb::Unplug(_) => "vbd-unplug",
-        Verb::Many(_) => "vbds",
-        Verb::Upgrade => "vbd-upgrade",
-        Verb::Drain => "host-drain",
-        Verb::Keep(..) => "vm-snapshot",
-        Verb::RevertAll(_) => "vm-revert",
-        Verb::Forget(..) => "vm-snapshot-destroy",
-        Verb::CloneVm(..) => "vm-clone",
-        Verb::Power(_, Power::Halted) => "vm-shutdown",
-        Verb::Power(_, Power::Running) => "vm-run",
-        Verb::Power(_, Power::Paused) => "vm-pause",
+        PendingVerb::Make(Vdi { snapshot_of: Some(_), .. }) => "vdi-snapshot",
+        PendingVerb::Make(_) => "vdi-make",
+        PendingVerb::Export => "vdi-export",
+        PendingVerb::Resize(..) => "vdi-resize",
+        PendingVerb::Revert(..) => "vdi-revert",
+        PendingVerb::Destroy(_) => "vdi-destroy",
+        PendingVerb::Merge => "vdi-merge",
+        PendingVerb::Plug(_) => "vbd-plug",
+        PendingVerb::Unplug(_) => "vbd-unplug",
+        PendingVerb::Many(_) => "vbds",
+        PendingVerb::Upgrade => "vbd-upgrade",
+        PendingVerb::Drain => "host-drain",
+        PendingVerb::Keep(..) => "vm-snapshot",
+        PendingVerb::RevertAll(_) => "vm-revert",
+        PendingVerb::Forget(..) => "vm-snapshot-destroy",
+        PendingVerb::CloneVm(..) => "vm-clone",
+        PendingVerb::Power(_, Power::Halted) => "vm-shutdown",
+        PendingVerb::Power(_, Power::Running) => "vm-run",
+        PendingVerb::Power(_, Power::Paused) => "vm-pause",
     }
 }

@@ -1,7 +1,7 @@
-//! What there should be, and the daemon of which it should be true.
+//! The expected state of the daemon, and the daemon itself.
 //!
-//! Knows SRs, VDIs, VBDs and verbs that are under way, each with what it may make of them. A verb whose answer was cut
-//! off has come about or has not: who resolves it asks the daemon, and takes nothing else for an answer.
+//! It contains repositories, VDIs, VBDs and verbs in progress, each with its possible effects. A verb whose response
+//! was lost has been done or not; this is determined by querying the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,158 +13,158 @@ use super::bed::Bed;
 use super::content::{Content, Range};
 use super::limits::Qos;
 use super::machines::{Power, Vm};
-use super::moments::Disk;
+use super::vm_snapshots::SnapshotDisk;
 
-/// A repository.
+/// A repository of the model.
 #[derive(Clone, Debug)]
 pub struct Sr {
-    /// Its identity.
+    /// The UUID of the repository.
     pub uuid: String,
-    /// Which of the bed's storages it is on.
+    /// Index of its storage in the bed.
     pub storage: usize,
-    /// What it is called.
+    /// The name of the repository.
     pub name: String,
-    /// Its description.
+    /// The description of the repository.
     pub description: String,
 }
 
-/// A VDI.
+/// A VDI of the model.
 #[derive(Clone, Debug)]
 pub struct Vdi {
-    /// What it is called. No two are called the same.
+    /// Its name, which is unique.
     pub name: String,
-    /// Its description.
+    /// The description of the VDI.
     pub description: String,
-    /// Its repository.
+    /// Index of its repository.
     pub sr: usize,
     /// The sizes that it may have.
     pub sizes: Vec<u64>,
-    /// Whether it may only be read.
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// The VDI whose state it keeps.
+    /// The VDI of which it is a snapshot.
     pub snapshot_of: Option<String>,
-    /// What it shows.
+    /// The content that it shows.
     pub content: Content,
 }
 
 impl Vdi {
-    /// What shows the same under another name: a snapshot of it, or a VDI of its own.
+    /// A VDI with the same content and another name: a snapshot of it, or an independent VDI.
     pub fn copied(&self, name: String, sr: usize, snapshot_of: Option<String>) -> Vdi {
         let read_only = snapshot_of.is_some();
         Vdi { name, description: String::new(), sr, read_only, snapshot_of, ..self.clone() }
     }
 
-    /// A size that it has in any case.
+    /// The smallest size that it may have.
     pub fn least(&self) -> u64 {
         self.sizes.iter().copied().min().unwrap_or(0)
     }
 }
 
-/// A VBD.
+/// A VBD of the model.
 #[derive(Debug, Default)]
 pub struct Vbd {
-    /// Its VDI.
+    /// The UUID of its VDI.
     pub vdi: String,
-    /// Its VM. The disk of a VM has no client here.
+    /// The UUID of its VM. A disk of a VM has no client here.
     pub vm: Option<String>,
-    /// Its place among the disks of its VM.
+    /// Its position among the disks of its VM.
     pub position: u64,
-    /// Whether it is plugged when the host was started.
+    /// Whether it is plugged at boot.
     pub autostart: bool,
-    /// Its limits and its weight.
+    /// Its limits and weight.
     pub qos: Qos,
     /// Whether it is plugged.
     pub plugged: bool,
-    /// Who uses it.
+    /// The NBD client that uses it.
     pub client: Option<Client>,
-    /// A write that was sent, and not answered yet.
+    /// A write that was sent and not answered yet.
     pub sent: Option<(Range, u64)>,
-    /// The process, if it was stopped.
+    /// The process of the disk if it is stopped.
     pub stopped: Option<u32>,
 }
 
-/// A verb, with what it changes.
+/// A verb with its effect.
 #[derive(Clone, Debug)]
-pub enum Verb {
-    /// Makes a VDI; a copy, a clone, a snapshot or an imported one has content.
+pub enum PendingVerb {
+    /// Creates a VDI; a copy, clone, snapshot or import has content.
     Make(Vdi),
-    /// Writes a VDI to a file.
+    /// Exports a VDI to a file.
     Export,
-    /// Grows a VDI.
+    /// Grows a VDI to a size.
     Resize(String, u64),
-    /// Gives a VDI the content of its snapshot.
+    /// Reverts a VDI to a snapshot.
     Revert(String, String),
     /// Destroys a VDI.
     Destroy(String),
-    /// Merges what is hidden below a VDI.
+    /// Merges hidden images below a VDI.
     Merge,
     /// Plugs a VBD.
     Plug(String),
     /// Unplugs a VBD.
     Unplug(String),
-    /// Plugs or unplugs many VBDs.
+    /// Plugs or unplugs several VBDs.
     Many(Vec<String>),
-    /// Has another process serve a VBD.
+    /// Replaces the process of a VBD.
     Upgrade,
-    /// Has a VM come to this state.
+    /// Changes the power state of a VM.
     Power(String, Power),
-    /// Takes a snapshot of a VM, which is to be called so.
+    /// Takes a snapshot of a VM, with this name.
     Keep(String, String),
-    /// Gives all VDIs of a VM the content of their snapshots.
+    /// Reverts all VDIs of a VM to their snapshots.
     RevertAll(Vec<(String, String)>),
     /// Destroys a snapshot of a VM.
     Forget(String, String),
-    /// Makes a VM that is to be called so, with these disks.
-    CloneVm(String, Vec<Disk>),
-    /// Shuts everything down and unplugs it.
+    /// Clones a VM, with this name and these disks.
+    CloneVm(String, Vec<SnapshotDisk>),
+    /// Shuts down and unplugs everything.
     Drain,
 }
 
-/// A verb that is under way.
+/// A verb in progress.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// It.
-    pub verb: Verb,
-    /// The VDIs and VMs with which nothing else is begun meanwhile.
+    /// The verb with its effect.
+    pub verb: PendingVerb,
+    /// The VDIs and VMs that no other verb may use meanwhile.
     pub holds: Vec<String>,
-    /// The task; none if the answer was lost.
+    /// The task; `None` if the response was lost.
     pub task: Option<Value>,
-    /// The VDI whose writes may be in what it makes.
+    /// The VDI whose concurrent writes may be in the new one.
     pub source: Option<String>,
-    /// Others are at work on the same, or it is to be cancelled: it may fail for that.
+    /// Whether rival verbs or a cancel may make it fail.
     pub contested: bool,
-    /// It was cancelled, and that was accepted: it does not end as done.
+    /// Whether a cancel was accepted: it must not end as done.
     pub cancelled: bool,
 }
 
 impl Pending {
-    /// One that nobody contests.
-    pub fn new(verb: Verb, holds: Vec<String>, source: Option<String>) -> Pending {
+    /// A verb without rivals.
+    pub fn new(verb: PendingVerb, holds: Vec<String>, source: Option<String>) -> Pending {
         Pending { verb, holds, task: None, source, contested: false, cancelled: false }
     }
 }
 
-/// What was done.
+/// Counts for the report.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// Operations by their names.
+    /// Operations by name.
     pub done: BTreeMap<String, u64>,
-    /// Refusals and failures that are nobody's fault, by verb and code.
+    /// Excused refusals and failures, by verb and code.
     pub refused: BTreeMap<String, u64>,
-    /// Processes killed.
+    /// Number of processes killed.
     pub kills: u64,
-    /// Bytes that were compared.
+    /// Number of bytes compared.
     pub compared: u64,
 }
 
-/// The world.
+/// The expected state, and the daemon under test.
 #[derive(Debug)]
 pub struct World {
-    /// The daemon.
+    /// The daemon and its directories.
     pub bed: Bed,
-    /// What comes next.
+    /// The source of all choices.
     pub random: Random,
-    /// Repositories.
+    /// The repositories.
     pub srs: Vec<Sr>,
     /// VDIs by their UUIDs.
     pub vdis: BTreeMap<String, Vdi>,
@@ -174,31 +174,31 @@ pub struct World {
     pub vms: BTreeMap<String, Vm>,
     /// Tokens by their UUIDs, with their names.
     pub tokens: BTreeMap<String, String>,
-    /// Image jobs and QEMUs that were stopped.
+    /// Image jobs and QEMUs that are stopped.
     pub stopped: Vec<u32>,
-    /// Whether there is a QEMU.
+    /// Whether QEMU is installed.
     pub has_qemu: bool,
-    /// What is under way.
+    /// The verbs in progress.
     pub pending: Vec<Pending>,
-    /// Something was killed, stopped or filled since all was last at rest: what fails has its excuse.
+    /// Whether a fault has occurred since the last rest, so that failures are excused.
     pub troubled: bool,
-    /// The daemon does not run, or is to die by itself.
+    /// Whether the daemon is down, or is to die by itself.
     pub down: bool,
-    /// Where the running daemon is to die.
+    /// The step at which the running daemon is to die.
     pub dies_at: Option<String>,
-    /// Snapshots, of VDIs and of VMs, that a schedule has taken.
+    /// Snapshots of VDIs and VMs that a schedule has taken.
     pub by_schedule: BTreeSet<String>,
-    /// How many hours have passed for schedules.
+    /// Number of hours that have passed for schedules.
     pub hours: u64,
-    /// A catalogue of earlier.
+    /// An older catalogue, if one is kept.
     pub backup: Option<super::troubles::Backup>,
-    /// What was done.
+    /// Counts for the report.
     pub counts: Counts,
-    /// What is done more often than by chance.
+    /// The operation that is done more often than at random.
     pub favoured: Option<super::planted::Favoured>,
-    /// Whether each operation is printed.
+    /// Whether operations are printed.
     pub verbose: bool,
-    /// What was done, in words.
+    /// The operations so far, for the report.
     pub trace: Vec<String>,
     names: u64,
     stamps: u64,
@@ -206,7 +206,7 @@ pub struct World {
 }
 
 impl World {
-    /// One with nothing in it.
+    /// A world without objects.
     pub fn new(bed: Bed, seed: u64, verbose: bool) -> World {
         World {
             bed,
@@ -217,7 +217,7 @@ impl World {
             vms: BTreeMap::new(),
             tokens: BTreeMap::new(),
             stopped: Vec::new(),
-            has_qemu: super::machines::there_is_qemu(),
+            has_qemu: super::machines::qemu_is_installed(),
             pending: Vec::new(),
             troubled: false,
             down: false,
@@ -235,8 +235,8 @@ impl World {
         }
     }
 
-    /// Says what is done.
-    pub fn tell(&mut self, words: impl Into<String>) {
+    /// Logs what is done.
+    pub fn log(&mut self, words: impl Into<String>) {
         let line = format!("{:8.3} {}", self.begun.elapsed().as_secs_f64(), words.into());
         if self.verbose {
             eprintln!("{line}");
@@ -249,29 +249,29 @@ impl World {
         *self.counts.done.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// A name that nothing else has.
+    /// Returns a name that was never used.
     pub fn name(&mut self) -> String {
         self.names += 1;
         format!("v{}", self.names)
     }
 
-    /// A stamp that nothing else was written with.
+    /// A stamp that was never used.
     pub fn stamp(&mut self) -> u64 {
         self.stamps += 1;
         self.stamps
     }
 
-    /// One of several.
+    /// A random element.
     pub fn one_of<T: Clone>(&mut self, of: &[T]) -> Option<T> {
         of.get(self.random.index(of.len())).cloned()
     }
 
-    /// VDIs and VMs that a verb has in hand.
+    /// VDIs and VMs that verbs in progress hold.
     pub fn held(&self) -> BTreeSet<String> {
         self.pending.iter().flat_map(|pending| pending.holds.iter().cloned()).collect()
     }
 
-    /// The VBDs of a VDI through which clients use it.
+    /// The VBDs through which clients of the model use a VDI.
     pub fn own_vbds_of(&self, vdi: &str) -> Vec<String> {
         self.vbds.iter().filter(|(_, vbd)| vbd.vdi == vdi && vbd.vm.is_none()).map(|(uuid, _)| uuid.clone()).collect()
     }
@@ -286,7 +286,7 @@ impl World {
         self.vbds.values().any(|vbd| vbd.vdi == vdi && vbd.plugged)
     }
 
-    /// A VDI that fits and that nothing has in hand.
+    /// A VDI that fits and that no verb holds.
     pub fn free_vdi(&mut self, fits: impl Fn(&World, &str, &Vdi) -> bool) -> Option<String> {
         let held = self.held();
         let free = self.vdis.iter().filter(|(uuid, vdi)| !held.contains(*uuid) && fits(self, uuid, vdi));
@@ -294,17 +294,17 @@ impl World {
         self.one_of(&free)
     }
 
-    /// A VDI that there must be.
+    /// A VDI that must exist.
     pub fn vdi(&mut self, uuid: &str) -> Result<&mut Vdi, String> {
         self.vdis.get_mut(uuid).ok_or_else(|| format!("the model has no VDI {uuid}"))
     }
 
-    /// A VM that there must be.
+    /// A VM that must exist.
     pub fn vm(&mut self, uuid: &str) -> Result<&mut Vm, String> {
         self.vms.get_mut(uuid).ok_or_else(|| format!("the model has no VM {uuid}"))
     }
 
-    /// A VBD that there must be.
+    /// A VBD that must exist.
     pub fn vbd(&mut self, uuid: &str) -> Result<&mut Vbd, String> {
         self.vbds.get_mut(uuid).ok_or_else(|| format!("the model has no VBD {uuid}"))
     }

@@ -1,9 +1,9 @@
-//! What a qcow2 file holds that we never write ourselves, and that others leave to us: compressed clusters, and a
-//! cluster that reads as zero and has a place.
+//! Lays out parts of qcow2 files that other programs write and Tapline does not: compressed clusters, and a zero
+//! cluster that is allocated.
 //!
-//! Knows the qcow2 specification and RFC 1951, and nothing of how our images are opened. Two compressed clusters share
-//! a cluster of the file with the beginning of a third, which ends in the next one: giving one of them up must leave
-//! the others alone.
+//! Knows the qcow2 specification and RFC 1951, and nothing about how images are opened. Two compressed clusters share a
+//! cluster of the file with the beginning of a third, which ends in the next one: freeing one of them must not affect
+//! the others.
 
 use disk::FileOffset;
 
@@ -12,47 +12,47 @@ use crate::media::Media;
 use crate::sector::{PARENTS, SECTOR_LEN, Sector, Word};
 use crate::theme::BLOCK;
 
-/// Clusters of a file that holds it: four that every file has, two L2 tables, two of compressed bytes, and one that is
-/// not read.
+/// Clusters of such a file: the four that every file has, two L2 tables, two with compressed data, and one that is not
+/// read.
 pub const USED: u64 = 9;
-/// Clusters of the disk under one L2 table.
+/// Clusters of the disk per L2 table.
 pub const TABLE: u64 = CLUSTER / 8;
-/// The L2 tables and what they refer to, as clusters of the file.
+/// The L2 tables and the clusters that they refer to, as clusters of the file.
 const TABLES: [u64; 2] = [4, 5];
 const SHARED: u64 = 6;
 const HIDDEN: u64 = 8;
-/// Nothing else refers to the place.
+/// Flag of an entry: nothing else refers to its cluster.
 pub const COPIED: u64 = 1 << 63;
-/// The cluster is compressed.
+/// Flag of an entry: the cluster is compressed.
 pub const COMPRESSED: u64 = 1 << 62;
-/// The cluster reads as zero.
+/// Flag of an entry: the cluster reads as zero.
 pub const ZERO: u64 = 1;
-/// Bits of the place of compressed bytes: 70 less those of a cluster ("Compressed Clusters Descriptor").
+/// Bits of the offset of compressed data: 70 minus cluster_bits ("Compressed Clusters Descriptor").
 pub const PLACE_BITS: u32 = 70 - CLUSTER.trailing_zeros();
 
-/// Compressed clusters of the disk, and where in the file each begins.
+/// Compressed clusters of the disk, with the offsets of their data in the file.
 const PACKED: [(u64, u64); 3] =
     [(0, SHARED * CLUSTER), (1, SHARED * CLUSTER + 700), (TABLE - 1, (SHARED + 1) * CLUSTER - 20)];
 
-/// What a disk holds that stands on such a file.
+/// The content of a disk on such a file.
 pub fn given() -> impl Iterator<Item = (u64, Word)> {
     let sectors = PACKED.into_iter().flat_map(|(cluster, _)| sectors_of(cluster));
-    // The last block's first cluster hides what may be below.
+    // The last block's first cluster is zero and hides the parent.
     let zeroes = sectors_of(BLOCK / CLUSTER_SECTORS).map(|sector| (sector, Word::ZERO));
     sectors.map(|sector| (sector, Word::guest(PARENTS, sector))).chain(zeroes)
 }
 
-/// How often a cluster of the file is referred to.
+/// The refcount of a cluster of the file.
 pub fn count(cluster: u64) -> u16 {
     if cluster == SHARED { 3 } else { 1 }
 }
 
-/// Sectors of a cluster.
+/// The sectors of a cluster of the disk.
 pub fn sectors_of(cluster: u64) -> std::ops::Range<u64> {
     cluster * CLUSTER_SECTORS..(cluster + 1) * CLUSTER_SECTORS
 }
 
-/// Puts it into a new file, whose L1 table stands at `l1_at` and names no tables yet.
+/// Puts the tables and data into a new file whose L1 table at `l1_at` is empty.
 pub fn put(media: &mut Media, l1_at: FileOffset) {
     let l1: Vec<u8> = TABLES.iter().flat_map(|table| (table * CLUSTER | COPIED).to_be_bytes()).collect();
     overwrite(media, l1_at, &l1);
@@ -76,7 +76,7 @@ pub fn put(media: &mut Media, l1_at: FileOffset) {
     media.write(FileOffset(HIDDEN * CLUSTER), &rubbish[..usize::try_from(CLUSTER).unwrap_or(0)]);
 }
 
-/// Writes bytes that are no whole sectors.
+/// Writes bytes that need not be whole sectors.
 pub fn overwrite(media: &mut Media, at: FileOffset, bytes: &[u8]) {
     let first = at.align_down(512);
     let end = (at + u64::try_from(bytes.len()).unwrap_or(0)).align_up(512);
@@ -86,40 +86,40 @@ pub fn overwrite(media: &mut Media, at: FileOffset, bytes: &[u8]) {
     media.write(first, &sectors);
 }
 
-/// Sectors that are one word each, as a deflate stream: one block of fixed codes, in which each sector is its eight
-/// bytes and twice the same again.
+/// Compresses sectors of one repeated word into a deflate stream: one block of fixed codes, in which each sector is
+/// eight literal bytes and two copies of them.
 pub fn deflated(words: impl Iterator<Item = Word>) -> Vec<u8> {
     let mut bits = Bits::default();
-    // The last block, of fixed codes.
+    // The last block, with fixed codes.
     bits.number(0b011, 3);
     for word in words {
         let mut sector = [0; SECTOR_LEN];
         Sector::Word(word).copy_to(&mut sector);
         sector[..8].iter().for_each(|&byte| bits.literal(byte));
-        // 258 bytes, code 285; and 246, code 284 with 5 bits for what is over 227. From 8 bytes back: code 5, one more
-        // than 7.
+        // Length 258 is code 285; length 246 is code 284 with 5 extra bits for the excess over 227. Distance 8 is code
+        // 5 with one extra bit, for the excess over 7.
         bits.code(0b1100_0101, 8);
         bits.distance();
         bits.code(0b1100_0100, 8);
         bits.number(246 - 227, 5);
         bits.distance();
     }
-    // The end of the block.
+    // The end-of-block code.
     bits.code(0, 7);
     bits.bytes()
 }
 
-/// Bits, the first of each byte its lowest.
+/// A bit stream; the first bit of each byte is the lowest.
 #[derive(Default)]
 struct Bits(Vec<bool>);
 
 impl Bits {
-    /// A number: its lowest bit comes first.
+    /// Appends a number, lowest bit first.
     fn number(&mut self, number: u16, len: u32) {
         self.0.extend((0..len).map(|bit| number >> bit & 1 == 1));
     }
 
-    /// A code: its highest bit comes first.
+    /// Appends a code, highest bit first.
     fn code(&mut self, code: u16, len: u32) {
         self.0.extend((0..len).rev().map(|bit| code >> bit & 1 == 1));
     }

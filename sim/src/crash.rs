@@ -1,18 +1,17 @@
-//! Looks at every state in which a power loss could leave the files of a disk, and holds each against the oracle.
+//! Examines every state in which a power loss could leave the files of a disk, and compares it with the oracle.
 //!
 //! Invariants checked in each state:
-//! - the image opens without an operator, and a check finds no damage; while there are two chains of which an
-//!   operator may open either, both do; and an internal snapshot shows what it did;
-//! - so does each chain that shares layers with the disk's;
-//! - every sector reads as something legal (in one state of [`WHOLE`] every sector of the disk, in the others those
+//! - the image opens without an operator, and a check finds no damage; while an operator may open either of two chains,
+//!   both do; an internal snapshot is unchanged;
+//! - the same holds for each chain that shares layers with the disk's;
+//! - every sector reads as something legal (in one of [`WHOLE`] states every sector of the disk, in the others those
 //!   around everything that was ever written);
-//! - in one state of [`AGAIN`], the same holds all along a second life that begins there, and after its power
-//!   losses.
+//! - in one of [`AGAIN`] states, the same holds throughout a second life that begins there, and after its power losses.
 //!
-//! States: all combinations of contents for the sectors that are not durable, if they are few; else none, all, only
-//! one, all but one, whole pages of 4 KiB, and many at random. Each with and without the growth of each file, and each
-//! sector of a guest that was being written also as rubbish. A state that was seen before with the same legal
-//! contents is not looked at again.
+//! States: all combinations of contents for the sectors that are not durable, if they are few; otherwise none, all,
+//! only one, all but one, whole pages of 4 KiB, and many at random. Each with and without the growth of each file, and
+//! each with sectors of guest data that were being written replaced by rubbish. A state seen before with the same legal
+//! contents is skipped.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,52 +36,51 @@ use crate::theme::{BLOCK, Theme};
 use crate::workload;
 use crate::wreck::Wreck;
 
-/// One state in so many is lived in again.
+/// A second life begins in one of this many states.
 pub const AGAIN: u64 = 64;
-/// One state in so many is read from end to end; the others where the workload was, and around it.
+/// One of this many states is read from end to end; in the others only windows around the workload are read.
 pub const WHOLE: u64 = 12;
-/// The same for chains, which are longer, and of which two may have to be read.
+/// As [`WHOLE`], for chains, which are longer, and of which two may have to be read.
 pub const WHOLE_CHAIN: u64 = 60;
-/// In one state in so many all that an internal snapshot refers to is counted; that it shows what it did is seen in
-/// each.
+/// In one of this many states the references of an internal snapshot are counted; its content is compared in each.
 pub const COUNTED: u64 = 4;
-/// Of so many deaths of a process one is followed by more than reads and a flush, and by power losses.
+/// After one of this many deaths of a process, the next one does more than read and flush, and power losses follow.
 pub const LIVES_ON: u64 = 8;
-/// So many operations behind a death something may go wrong under the next process.
+/// Maximum number of operations after a death at which a fault may occur in the next process.
 const AHEAD: u64 = 24;
-/// Sectors of one read when everything is read.
+/// Sectors per read when everything is read.
 const PIECE: usize = 128;
-/// The same.
+/// [`PIECE`] as `u64`.
 const PIECE_LEN: u64 = 128;
 /// The first version number of a second life.
 const SECOND_LIFE: u64 = 50_000;
-/// What a second life does: new blocks, old ones, freed ones.
+/// Workload of a second life: new blocks, old ones, freed ones.
 const SECOND_WORKLOAD: &str = "w1026+2 w2+1 f d0+1024 w2049+1 W7+1";
-/// The same where the disk may have grown, or was growing.
+/// Workload of a second life of a disk that may have grown, or was growing.
 const SECOND_GROWTH: &str = "w1026+2 w2+1 f grow d0+1024 W2557+2 w2049+1 W7+1";
-/// What it does to a chain: the merge that the power loss may have ended is begun again, and comes to its end. If the
-/// disk has grown, there is something behind its old end.
+/// Workload of a second life of a chain: the merge that the power loss may have interrupted is repeated and completes.
+/// If the disk has grown, there is data after its old end.
 const SECOND_MERGE: &str = "w1026+2 merge w2+1 f W4605+2";
 
-/// What was looked at.
+/// Counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Runs of a workload under a schedule.
+    /// Runs of a workload with a schedule.
     pub runs: u64,
-    /// Moments with a power loss of their own.
+    /// Times at which a power loss was examined.
     pub events: u64,
-    /// States reached, also those seen before.
+    /// States reached, including those seen before.
     pub reached: u64,
-    /// States opened, checked, read and compared.
+    /// States that were opened, checked, read and compared.
     pub states: u64,
-    /// Second lives.
+    /// Number of second lives.
     pub again: u64,
-    /// Processes that have died and were followed by another.
+    /// Processes that died and were followed by another.
     pub deaths: u64,
 }
 
 impl Counts {
-    /// Adds what another has looked at.
+    /// Adds the counts of another exploration.
     pub fn add(&mut self, other: Counts) {
         self.runs += other.runs;
         self.events += other.events;
@@ -93,23 +91,23 @@ impl Counts {
     }
 }
 
-/// The memory of an exploration.
+/// The state of an exploration.
 pub struct Explorer {
     seen: FxHashSet<u64>,
-    /// An event with at most so many states has all of them looked at: 4096 is every subset of 12 sectors.
+    /// Events with at most this many states are examined exhaustively: 4096 is every subset of 12 sectors.
     pub all_up_to: u64,
-    /// Of one with more, twice so many at random.
+    /// For events with more states, twice this many are chosen at random.
     pub at_random: u64,
-    /// Of so many moments that differ, at one the process dies.
+    /// The process dies at one of this many distinct times.
     pub deaths_each: u64,
-    /// What was looked at so far.
+    /// The counts so far.
     pub counts: Counts,
-    /// Copies of the files of the run under way.
+    /// Copies of the files of the current run.
     copies: Copies,
 }
 
 impl Explorer {
-    /// One that rather looks at many events than at many states of each: for long workloads.
+    /// An explorer for long workloads, which examines many events with few states each.
     pub fn broad() -> Explorer {
         Explorer { all_up_to: 64, at_random: 8, ..Explorer::default() }
     }
@@ -128,28 +126,28 @@ impl Default for Explorer {
     }
 }
 
-/// What is being explored, and whether this is its first life.
+/// The run that is explored, and whether this is its first life.
 #[derive(Clone, Copy)]
 pub struct Scene<'a> {
-    /// How the run was set up.
+    /// The setup of the run.
     pub setup: &'a Setup,
-    /// Whether states are lived in again.
+    /// Whether second lives may begin.
     pub first_life: bool,
 }
 
 impl Explorer {
-    /// A run begins.
+    /// Begins a new run.
     pub fn begin_run(&mut self) {
         self.counts.runs += 1;
         self.copies = Copies::default();
     }
 
-    /// Forgets which states were seen: a search without end must not remember without end.
+    /// Drops the record of states seen, so that an endless search does not grow without bound.
     pub fn forget(&mut self) {
         self.seen.clear();
     }
 
-    /// Looks at all states in which a power loss at this moment may leave the files.
+    /// Examines the states in which a power loss at this time may leave the files.
     pub fn event(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let beside = sight.siblings.iter().map(|sibling| &sibling.chain);
         let wreck = Wreck::new(sight.io, &files_of(sight.chains.iter().chain(beside)));
@@ -183,8 +181,8 @@ impl Explorer {
         each_state(&wreck, limits, &mut look)
     }
 
-    /// Has the process die at this moment and another take over. A power loss while it does is looked at in one of
-    /// [`LIVES_ON`], and always where a failed sync is accepted.
+    /// Lets the process die now and another one take over. Power losses during the takeover are examined in one of
+    /// [`LIVES_ON`] cases, and always if a failed sync is accepted.
     pub fn death(&mut self, scene: Scene<'_>, sight: &Sight<'_>) -> Result<(), Violation> {
         let files = files_of(sight.chains.iter());
         self.copies.put_back(sight)?;
@@ -202,7 +200,7 @@ impl Explorer {
         let setup = Setup { first: SECOND_LIFE, ..*scene.setup };
         let limits = (self.all_up_to, self.at_random);
         (self.all_up_to, self.at_random) = (16, 4);
-        // Whether what was under way has reached the storage, and whether a failed sync is accepted; who comes then.
+        // Whether pending I/O has reached the storage, whether a failed sync is accepted, and which process is next.
         let mut ways = vec![(true, false, Next::Serves)];
         ways.extend((scene.setup.visible == Visible::AtCompletion).then_some((false, false, Next::Serves)));
         ways.extend(sight.io.sync_failed().then_some((true, true, Next::Serves)));
@@ -215,7 +213,7 @@ impl Explorer {
             self.counts.deaths += 1;
             let other = sight.chains.iter().find(|other| *other != chain && other.first() == chain.first());
             let other = other.map(Vec::as_slice);
-            // Few die where two chains differ in what the leaf records.
+            // Rare are deaths at which two chains differ in what the leaf records.
             let lives_on = other.is_some() || digest / self.deaths_each % LIVES_ON == 0;
             let death = Death { chain, other, reached, windows: &windows, lives_on, accepts, next };
             let mut watch = |sight: &Sight<'_>| match lives_on || accepts {
@@ -224,12 +222,12 @@ impl Explorer {
             };
             take_over(&setup, sight, &death, &mut watch)
         };
-        let result = ways.iter().try_for_each(|way| one_fits(sight.chains.iter().map(|chain| one(chain, *way))));
+        let result = ways.iter().try_for_each(|way| check_chains(sight.chains.iter().map(|chain| one(chain, *way))));
         (self.all_up_to, self.at_random) = limits;
         result
     }
 
-    /// Looks at the chains that there are in one state.
+    /// Examines the chains in one state.
     fn state(
         &mut self,
         scene: Scene<'_>,
@@ -244,11 +242,11 @@ impl Explorer {
         }
         let again = scene.first_life && digest % AGAIN == 0;
         let whole = if scene.setup.subject.kind.theme() == Theme::Chain { WHOLE_CHAIN } else { WHOLE };
-        one_fits(chains.iter().map(|chain| {
+        check_chains(chains.iter().map(|chain| {
             if again || digest % whole == 0 {
                 let base = self.state_throughout(scene, chain, legal)?;
                 if again {
-                    self.live_again(scene, Start { base, ..chain.clone() }, digest)?;
+                    self.second_life(scene, Start { base, ..chain.clone() }, digest)?;
                 }
                 return Ok(());
             }
@@ -257,14 +255,14 @@ impl Explorer {
         }))
     }
 
-    /// Checks the files and reads every sector; what is found there.
+    /// Checks the files and reads every sector; returns the content.
     fn state_throughout(
         &mut self,
         scene: Scene<'_>,
         chain: &Start,
         legal: &Legal<'_>,
     ) -> Result<BTreeMap<u64, Words>, Violation> {
-        // Opening looks for damage too, so that this is seldom news.
+        // Opening detects most damage, so this rarely finds more.
         let mut files = chain.files.clone();
         if let Some(found) = files.iter_mut().zip(&chain.forms).find_map(|(file, form)| damage(file, *form)) {
             return Err(Violation::Damage(found));
@@ -280,8 +278,8 @@ impl Explorer {
         Ok(base)
     }
 
-    /// A second life, and its power losses.
-    fn live_again(&mut self, scene: Scene<'_>, start: Start, digest: u64) -> Result<(), Violation> {
+    /// Runs a second life, with its power losses.
+    fn second_life(&mut self, scene: Scene<'_>, start: Start, digest: u64) -> Result<(), Violation> {
         self.counts.again += 1;
         let setup = Setup { fault: None, first: SECOND_LIFE, ..*scene.setup };
         let pace = if digest & (1 << 40) == 0 { Pace::Serial } else { Pace::Eager };
@@ -301,8 +299,8 @@ impl Explorer {
     }
 }
 
-/// Of the chains that may be opened one must be what it seems, and all that seem so must be right.
-fn one_fits(chains: impl Iterator<Item = Result<(), Violation>>) -> Result<(), Violation> {
+/// One of the chains must be consistent, and all consistent ones must have legal contents.
+fn check_chains(chains: impl Iterator<Item = Result<(), Violation>>) -> Result<(), Violation> {
     let mut unfit = None;
     let mut fits = false;
     for chain in chains {
@@ -320,9 +318,9 @@ fn one_fits(chains: impl Iterator<Item = Result<(), Violation>>) -> Result<(), V
     unfit.filter(|_| !fits).map_or(Ok(()), Err)
 }
 
-/// The internal snapshot shows what it did; if all is counted, what it refers to is counted for it.
+/// Checks that the internal snapshot is unchanged; with `count`, also the refcounts of its clusters.
 fn snapshot_is_kept(chain: &Start, version: u32, count: bool) -> Result<(), Violation> {
-    // The file that has it is the lowest that can.
+    // The file with the snapshot is the lowest qcow2 layer.
     let Some(of_qcow2) = chain.forms.iter().rposition(|form| *form == Form::Qcow2) else { return Ok(()) };
     let Some(file) = chain.files.get(of_qcow2) else { return Ok(()) };
     let lost = qcow2::lost_of_snapshot(file, version);
@@ -338,12 +336,12 @@ fn files_of<'a>(chains: impl Iterator<Item = &'a Vec<FileId>>) -> Vec<FileId> {
     files
 }
 
-/// The chains as they are opened from files that a power loss has left.
+/// The chains, with their files as a power loss has left them.
 fn starts_of(sight: &Sight<'_>, found: &[(FileId, Media)]) -> Vec<Start> {
     sight.chains.iter().map(|chain| left_of(chain, sight.forms, found)).collect()
 }
 
-/// One of them.
+/// One chain with these files.
 fn left_of(chain: &[FileId], forms: &[Form], found: &[(FileId, Media)]) -> Start {
     let media = |id: &FileId| found.iter().find(|(file, _)| file == id).map(|(_, media)| media.clone());
     let form = |id: &FileId| forms.get(usize::from(id.0)).copied();
@@ -354,7 +352,7 @@ fn left_of(chain: &[FileId], forms: &[Form], found: &[(FileId, Media)]) -> Start
     }
 }
 
-/// A number for what must be the same for two states to be the same.
+/// A digest of everything that distinguishes states.
 fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
     let Subject { kind, told, tail, unit, device, .. } = scene.setup.subject;
     let (stale, small) = (|tail| u64::from(tail == Unwritten::Stale), device != Device::Roomy);
@@ -366,7 +364,7 @@ fn scene_digest(scene: Scene<'_>, sight: &Sight<'_>) -> u64 {
     mix(kind ^ chains ^ storage ^ u64::from(scene.first_life))
 }
 
-/// Calls `look` with the fates of all states that are to be looked at.
+/// Calls `look` with the fates of all states to examine.
 fn each_state(
     wreck: &Wreck<'_>,
     (all_up_to, at_random): (u64, u64),
@@ -379,7 +377,7 @@ fn each_state(
         Some(all) => (0..all).try_for_each(|number| look(&combination(number, places, options)))?,
         None => some_states(wreck, places, at_random, look)?,
     }
-    // Rubbish beside what is lost and beside what is kept.
+    // Rubbish next to lost and next to kept sectors.
     for place in (0..places).filter(|place| wreck.may_trash(*place)) {
         for others in [Fate::Lost, Fate::Kept(0)] {
             let mut fates = vec![others; places];
@@ -404,7 +402,7 @@ fn combination(number: u64, places: usize, options: impl Fn(usize) -> u64) -> Ve
     (0..places).map(&mut fate).collect()
 }
 
-/// Of too many states those that are most telling, and some at random.
+/// A selection of states if there are too many: the most telling ones, and some at random.
 fn some_states(
     wreck: &Wreck<'_>,
     places: usize,
@@ -419,7 +417,7 @@ fn some_states(
             look(&fates)?;
         }
     }
-    // Storage that writes 4 KiB at once: every sector of a page has the same fate.
+    // Storage with 4 KiB sectors: all sectors of a page have the same fate.
     let pages = wreck.pages();
     let mut random = Random::new(wreck.digest());
     for _ in 0..at_random {
@@ -445,8 +443,7 @@ fn everything(kind: Kind) -> Vec<Range<u64>> {
     kind.theme().reach().into_iter().flat_map(pieces).collect()
 }
 
-/// Where something may have gone wrong: around every border of a write and of a block, and where there was
-/// something from the beginning.
+/// The windows where errors are likely: around every border of a write and of a block, and around the initial data.
 fn windows_of(legal: &Legal<'_>, oracle: &Oracle, kind: Kind) -> Vec<Range<u64>> {
     let sectors = kind.grown();
     let borders = legal.runs().flat_map(|run| [run.start, run.end]);
@@ -454,7 +451,7 @@ fn windows_of(legal: &Legal<'_>, oracle: &Oracle, kind: Kind) -> Vec<Range<u64>>
     around(borders.chain(blocks).chain([kind.sectors()]).chain(oracle.based()), sectors)
 }
 
-/// What a chain holds in some windows, as it is opened.
+/// The content of a chain in some windows.
 #[cfg(test)]
 pub(crate) fn read_back(subject: &Subject, start: Start, windows: &[Range<u64>]) -> BTreeMap<u64, Words> {
     let mut found = BTreeMap::new();
@@ -466,7 +463,7 @@ pub(crate) fn read_back(subject: &Subject, start: Start, windows: &[Range<u64>])
     found
 }
 
-/// Opens the chain as after a power loss and hands what is read there to `judge`.
+/// Opens the chain as after a power loss and passes the content to `judge`.
 pub fn recover(
     subject: &Subject,
     start: Start,

@@ -1,6 +1,6 @@
-//! Many workloads, each run under many schedules, each event of which is crashed in every way.
+//! Runs many workloads with many schedules, and examines the power losses at each event.
 //!
-//! Knows nothing of clocks or terminals: whoever calls says when it has been enough.
+//! Knows nothing about clocks or terminals: the caller decides when to stop.
 
 mod beginning;
 
@@ -22,25 +22,25 @@ use crate::random::Random;
 use crate::run::{End, Setup, Violation, run};
 use crate::schedule::{Pace, Schedule};
 use crate::sector::{Word, Words};
-use crate::subject::{Kind, Made, Start, Subject, misspell};
+use crate::subject::{Kind, LayerType, Start, Subject, misspell};
 use crate::theme::Theme;
 use crate::workload::{self, Op};
 pub use beginning::around_a_beginning;
 
-/// The first version number of what is explored; what a preparation wrote has smaller ones.
+/// The first version number of the explored workload; preparations have greater ones.
 const FIRST: u64 = 1;
-/// The first version number of the lowest layer's preparation, and how many are left for each.
+/// The first version number of the lowest layer's preparation, and the range of each preparation.
 const PREPARATION: u64 = 40_000;
 const PREPARATIONS: u64 = 1_000;
 
 /// One run, completely described.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The image, and what goes wrong.
+    /// The image, and the faults.
     pub setup: Setup,
-    /// What the guest does.
+    /// The requests of the guest.
     pub workload: Vec<Op>,
-    /// In which order things happen.
+    /// The order of events.
     pub schedule: Schedule,
 }
 
@@ -63,7 +63,7 @@ impl Case {
 }
 
 impl fmt::Display for Case {
-    /// The arguments of the command that runs just this.
+    /// The arguments of the command that runs this case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Setup { subject, bug, fault, visible, depth, room, log, tight, .. } = &self.setup;
         write!(f, "{subject}")?;
@@ -85,26 +85,26 @@ impl fmt::Display for Case {
     }
 }
 
-/// A violation, and what led to it.
+/// A violation with the run that led to it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{violation}")]
 pub struct Failure {
-    /// What was found.
+    /// The violation that was found.
     pub violation: Violation,
-    /// The run in which it was.
+    /// The run in which it was found.
     pub case: Box<Case>,
 }
 
-/// What an exploration has done, and what it found first.
+/// The result of an exploration.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What was looked at.
+    /// The counts of the exploration.
     pub counts: Counts,
-    /// What was found, if anything: the search ends with it.
+    /// The first failure, which ends the search.
     pub failure: Option<Failure>,
 }
 
-/// The image of a subject with the preparation of each layer done and durable, the lowest first.
+/// The image of a subject, with the preparation of each layer done and durable, the lowest first.
 pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
     let honest = Subject { told: subject.tail, ..*subject };
     let mut start = Start::default();
@@ -114,14 +114,14 @@ pub fn prepare(subject: &Subject) -> Result<Start, ImageError> {
         start.base.extend(layer.made.given().into_iter().map(|(sector, word)| (sector, Words::whole(word))));
         let first = PREPARATION + PREPARATIONS * u64::try_from(below).unwrap_or(0);
         live_first(honest, &mut start, layer.preparation, first);
-        if let (Made::MisspeltVhd, Some(file)) = (layer.made, start.files.first_mut()) {
+        if let (LayerType::MisspeltVhd, Some(file)) = (layer.made, start.files.first_mut()) {
             misspell(file);
         }
     }
     Ok(start)
 }
 
-/// Lets a layer live its first life, whose requests are numbered from `first` on.
+/// Runs the preparation of a layer, with requests numbered from `first`.
 fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64) {
     let preparation = workload::parse(preparation).unwrap_or_default();
     if preparation.is_empty() {
@@ -142,7 +142,7 @@ fn live_first(subject: Subject, start: &mut Start, preparation: &str, first: u64
     start.files = end.files;
 }
 
-/// Runs one case and looks at every power loss in it.
+/// Runs one case and examines every power loss in it.
 pub fn explore(explorer: &mut Explorer, start: &Start, case: &mut Case) -> Result<End, Failure> {
     explorer.begin_run();
     let Case { setup, workload, schedule } = case;
@@ -163,23 +163,23 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of an unknown kind").into()
 }
 
-/// Operations in the workloads of which there are most: what is found at the death of a process is mostly what shorter
-/// ones have shown, so that it dies at one of so many moments of them.
+/// Length of the workloads of which there are most. Deaths of a process in them mostly repeat what shorter ones have
+/// shown, so the process dies only at one of [`DEATHS_EACH`] times.
 const COMMON: usize = 3;
 const DEATHS_EACH: u64 = 4;
 
 /// Limits of an exhaustive search.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// Operations in a workload.
+    /// Maximum number of operations in a workload.
     pub ops: u32,
-    /// For each length of a workload, from 1 on: how often a schedule may deviate from "each request ends before
-    /// the next begins" and from "all begin before the first ends". The last holds for all longer ones.
+    /// For each length of a workload, from 1 on: the maximum number of deviations of a schedule from "each request ends
+    /// before the next begins" and from "all begin before the first ends". The last entry applies to all longer ones.
     pub interferences: [usize; 3],
 }
 
 impl Bound {
-    /// The bound of the run on every change: as much as ends within minutes.
+    /// The bound of the run for every change, which takes some minutes.
     pub fn of_ops(ops: u32, theme: Theme) -> Bound {
         let interferences = match theme {
             Theme::Image => [3, 2, 1],
@@ -189,9 +189,10 @@ impl Bound {
         Bound { ops, interferences }
     }
 
-    /// Operations on this kind of image. Mixed chains are as many again, and short workloads reach what is new in them:
-    /// one format's places taken over by the other. So are images that we do not make, with an internal snapshot or of
-    /// version 2. With compressed clusters a single operation does: a place that is shared, or taken over in part.
+    /// Maximum number of operations for this kind of image. Mixed chains are as many again, and short workloads suffice
+    /// for what is new in them: allocations of one format taken over by the other. The same applies to images that
+    /// other programs create, with an internal snapshot or of version 2. With compressed clusters a single operation
+    /// suffices: a cluster that is shared, or partly overwritten.
     pub fn ops_of(&self, kind: Kind) -> u32 {
         let of_others = kind.is_of_others();
         match (kind.is_packed() || of_others && kind.theme() == Theme::Chain, kind.is_mixed() || of_others) {
@@ -207,8 +208,8 @@ impl Bound {
     }
 }
 
-/// Explores all workloads within `bound` on all `subjects`, with `threads` threads. `keep_going` is asked now and
-/// then with the number of workloads done and in all.
+/// Explores all workloads within `bound` on all `subjects`, with `threads` threads. `keep_going` is called periodically
+/// with the number of workloads done and in total.
 pub fn exhaustive(
     subjects: &[Subject],
     bound: Bound,
@@ -241,10 +242,10 @@ pub fn exhaustive(
     })
 }
 
-/// Workloads that one thread takes at once.
+/// Number of workloads that a thread takes at a time.
 const CHUNK: usize = 40;
 
-/// The prepared image, or why there is none.
+/// The prepared image, or the failure to prepare it.
 fn start_of(subject: &Subject, workload: Option<&Vec<Op>>) -> Result<Start, Failure> {
     prepare(subject).map_err(|error| Failure {
         violation: Violation::Open(error),
@@ -268,7 +269,7 @@ fn every_schedule(
             (case.setup.bug, case.setup.visible) = (bug, visible);
             explore(explorer, start, &mut case)?;
             next = case.schedule.next(interferences);
-            // Both kinds of storage, by turns.
+            // The two kinds of storage alternate.
             visible = match visible {
                 Visible::AtPush => Visible::AtCompletion,
                 Visible::AtCompletion => Visible::AtPush,
@@ -278,7 +279,7 @@ fn every_schedule(
     Ok(())
 }
 
-/// Hands jobs to threads until all are done, one fails or one says that it is enough.
+/// Distributes jobs to threads until all are done, one fails, or one ends the search.
 fn in_threads(
     explorer: fn() -> Explorer,
     threads: usize,
@@ -316,7 +317,7 @@ fn in_threads(
     outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The case of a seed: image, storage, depth, fault, workload and order all come from it.
+/// The case of a seed, from which image, storage, depth, fault, workload and order are derived.
 pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>) -> Case {
     let mut random = Random::new(seed);
     let subject = subjects[random.index(subjects.len())];
@@ -324,48 +325,48 @@ pub fn seeded(subjects: &[Subject], seed: u64, ops: usize, bug: Option<Planted>)
     let mut case = Case::new(subject, workload, Schedule::seeded(random.number()));
     case.setup.visible = [Visible::AtPush, Visible::AtCompletion][random.index(2)];
     case.setup.depth = 1 + random.index(8);
-    // One engine in four has a queue that is shorter than the disk would like.
+    // One in four engines has a queue that is shorter than the disk's requests need.
     case.setup.room = [1 + random.index(4), ROOM, ROOM, ROOM][random.index(4)];
     let kinds = bug.map_or(&[][..], Planted::faults);
     let nth = 1 + random.below(u64::try_from(ops).unwrap_or(0) * 4);
     let kind = [FaultKind::Failed, FaultKind::NoSpace, FaultKind::Unsupported, FaultKind::Full][random.index(4)];
     let faulty = random.below(4) == 0;
     case.setup.fault = match kinds.first() {
-        // Few operations are deallocations.
+        // A small number, because few operations are deallocations.
         Some(FaultKind::Unsupported) => Some(Fault { kind: FaultKind::Unsupported, nth: nth % 3 + 1 }),
-        // A merge is to have come to its round.
+        // A merge should have reached its round.
         Some(FaultKind::Failed) => Some(Fault { kind: FaultKind::Failed, nth }),
         Some(kind) => Some(Fault { kind: *kind, nth: nth % 16 + 1 }),
         None => faulty.then_some(Fault { kind, nth }),
     };
-    // And one redo log in four is soon full, or has no room at all.
+    // One in four redo logs is soon full, or has no room at all.
     let small = [FULL << random.index(8), 512 + 256 * random.index(4)][random.index(2)];
     case.setup.log = [small, ROOMY, ROOMY, ROOMY][random.index(4)];
     if bug.is_some_and(Planted::needs_full_log) {
         case.setup.log = FULL;
     }
-    // And one disk in four has low limits of its own.
+    // One in four disks has low limits.
     case.setup.tight = random.below(4) == 0;
-    // And one guest in four does not care where sectors begin.
+    // One in four guests ignores sector boundaries.
     if random.below(4) == 0 || bug.is_some_and(Planted::is_about_parts) {
         case.workload = workload::in_parts(case.workload, &mut random);
     }
     case.workload.splice(0..0, bug.into_iter().flat_map(Planted::needs).copied());
     case.setup.bug = bug;
-    // And one storage in four has large sectors; a bug that is planted there has them anyway.
+    // One in four storages has large sectors, which a bug planted there has anyway.
     let large = random.below(4) == 0 && bug.is_none();
     let subject = if large { subject.on_large_sectors().unwrap_or(subject) } else { subject.plant(bug) };
-    // And one device in four, where one may be, is too small for its disk.
+    // One in four devices, where possible, is too small for its disk.
     let small = random.below(4) == 0 && bug.is_none();
     case.setup.subject = subject.on_small_device().filter(|_| small).unwrap_or(subject);
-    // And one engine in four splits transfers, merges them or both.
+    // One in four engines splits transfers, merges them or both.
     if random.below(4) == 0 && bug.is_none() {
         case.setup.subject = case.setup.subject.shaped_at_random(&mut random);
     }
     case
 }
 
-/// Explores the cases of `runs` seeds from `seed` on.
+/// Explores the cases of `runs` seeds, beginning with `seed`.
 pub fn random(
     subjects: &[Subject],
     seeds: std::ops::Range<u64>,
@@ -379,18 +380,18 @@ pub fn random(
         let seed = seeds.start + u64::try_from(job).unwrap_or(0);
         let mut case = seeded(subjects, seed, ops, None);
         let start = start_of(&case.setup.subject, Some(&case.workload))?;
-        // Then a seed alone finds what it finds among others, too.
+        // So that a seed finds the same alone as among others.
         explorer.forget();
         explore(explorer, &start, &mut case)?;
         Ok(keep_going(done.fetch_add(1, Ordering::Relaxed), jobs))
     })
 }
 
-/// Looks for a planted bug, in images of its format, until it is found or `states_max` states have been looked at.
+/// Searches for a planted bug in images of its format, until it is found or `states_max` states were examined.
 pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     let kinds = Kind::of_format(bug.format()).unwrap_or_default();
-    // Layers of two formats have no bugs of their own, and longer chains need longer workloads.
-    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed() && kind.is_sought(bug)).collect();
+    // Layers of two formats have no bugs of their own, and longer chains would need longer workloads.
+    let kinds: Vec<Kind> = kinds.iter().copied().filter(|kind| !kind.is_mixed() && kind.is_searched_for(bug)).collect();
     let subjects = subjects(&kinds);
     let ops = if bug.needs_an_order() { 1 } else { HUNT_OPS };
     let mut explorer = Explorer::broad();
@@ -406,11 +407,11 @@ pub fn hunt(bug: Planted, states_max: u64) -> Outcome {
     Outcome { counts: explorer.counts, failure }
 }
 
-/// Bytes of a redo log that is full with the first change.
+/// Size in bytes of a redo log that the first change fills.
 const FULL: usize = 16;
 
-/// Operations in a workload of a hunt, but for what needs an order: enough for a place to be given away, taken back and
-/// given away again, and for a disk to grow, a layer to be merged and to be used behind its old end.
+/// Number of operations in a workload of a hunt, unless the bug needs a certain order: enough to allocate, free and
+/// reallocate a cluster, and for a disk to grow, merge a layer and be used after its old end.
 const HUNT_OPS: usize = 16;
 
 /// All subjects of some kinds, on both kinds of storage.
@@ -419,7 +420,7 @@ pub fn subjects(kinds: &[Kind]) -> Vec<Subject> {
     kinds.iter().flat_map(|kind| tails.map(|tail| Subject::new(*kind, tail))).collect()
 }
 
-/// Fails the first operation, the second and so on until a run ends without failure; for each way to fail, image
+/// Fails the first operation, the second and so on until a run ends without a failure, for each kind of fault, image
 /// and workload.
 pub fn every_fault(
     subjects: &[Subject],
@@ -453,7 +454,7 @@ pub fn every_fault(
     })
 }
 
-/// The workloads each operation of which fails once.
+/// The workloads in which each operation fails once.
 pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     match subject.kind.theme() {
         Theme::Image => &FAULT_WORKLOADS[..],
@@ -463,7 +464,7 @@ pub fn fault_workloads(subject: &Subject) -> &'static [&'static str] {
     }
 }
 
-/// Workloads for faults: allocation, reuse and hiding, and flushes after each so that a lost promise shows.
+/// Workloads for faults: allocation, reuse and discards, each followed by a flush so that a lost write is found.
 const FAULT_WORKLOADS: [&str; 5] = [
     "w0+2 w1024+1 f w3+1 r0+8 W1+1 r0+8 f",
     "w0+4 f d0+1024 f w1024+2 w4+1 f r0+8 w0+1 f",
@@ -471,14 +472,14 @@ const FAULT_WORKLOADS: [&str; 5] = [
     "W1023+2 w2048+1 d0+8 Z2048+2 f r1020+8 w2050+1 r2048+4 f",
     "p1+2 w1+1 P3+6 f q4094+5 w1024+1 f s1+9 Q9+1 f",
 ];
-/// The same, and the disk grows and is used behind its old end.
+/// The same for disks that grow and are used after their old end.
 const GROWTH_FAULT_WORKLOADS: [&str; 6] = {
     let [first, second, third, fourth, fifth] = FAULT_WORKLOADS;
     [first, second, third, fourth, fifth, "w2556+1 f grow W2557+2 f w263166+2 d0+8 f w1026+1 r2550+9 f"]
 };
-/// Of two formats, or with compressed clusters: a snapshot in the one, which is merged into the other.
+/// For chains of two formats or with compressed clusters: a snapshot in the one, merged into the other.
 const MIXED_FAULT_WORKLOADS: [&str; 1] = ["snapshot W0+3 merge w4095+2 f merge d0+1024 f"];
-/// The same for chains: each step with requests before and after it, and once more after it has failed.
+/// The same for chains: each verb with requests before and after it, and repeated after its failure.
 const CHAIN_FAULT_WORKLOADS: [&str; 8] = [
     "w0+2 snapshot w1+2 f r0+8 snapshot w0+1 f",
     "w0+2 merge w1+2 f r0+8 merge f r4090+8",

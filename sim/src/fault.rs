@@ -1,34 +1,34 @@
-//! What goes wrong in the simulated storage, once in a run.
+//! Faults of the simulated storage, one per run.
 //!
-//! Knows nothing of files. It is named in words, as in the arguments of the command that runs a case again.
+//! A fault is written as in the arguments of the command that repeats a case.
 
 use std::fmt;
 use std::str::FromStr;
 
 use disk::{Action, FileError};
 
-/// Linux's EIO.
+/// The error number EIO of Linux.
 const EIO: i32 = 5;
 
-/// What goes wrong, once.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// Any operation fails with EIO.
+    /// An operation fails with EIO.
     Failed,
     /// A write fails with ENOSPC.
     NoSpace,
     /// A deallocation is not supported.
     Unsupported,
-    /// The queue is full and hands the operation back.
+    /// The queue is full and refuses the operation.
     Full,
 }
 
-/// The `nth` operation (from 1) of those that `kind` can befall goes wrong.
+/// A fault of the `nth` operation (from 1) among those to which `kind` applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// How.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// Which.
+    /// The number of the operation.
     pub nth: u64,
 }
 
@@ -60,8 +60,8 @@ impl FromStr for Fault {
 }
 
 impl FaultKind {
-    /// Whether it can befall an operation.
-    pub fn befalls(self, action: &Action) -> bool {
+    /// Whether the fault applies to an operation.
+    pub fn applies_to(self, action: &Action) -> bool {
         match self {
             FaultKind::Failed | FaultKind::Full => true,
             FaultKind::NoSpace => matches!(action, Action::Write { .. }),
@@ -69,7 +69,7 @@ impl FaultKind {
         }
     }
 
-    /// How that ends.
+    /// The error of an operation with this fault.
     pub fn error(self) -> FileError {
         match self {
             FaultKind::Failed | FaultKind::Full => FileError::Failed(EIO),

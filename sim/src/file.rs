@@ -1,22 +1,21 @@
-//! One file on storage with a volatile cache: what is durable, what is written but not yet durable, and what a
-//! power loss may make of that.
+//! A file on storage with a volatile cache: what is durable, what is written but not yet durable, and the states in
+//! which a power loss may leave it.
 //!
-//! Knows nothing of requests, formats or queues. Short transfers are not played here: finishing them is the
-//! engines' affair, below the trait that the disk sees. An image with a data file is one file of two parts, each of
-//! which is synced alone.
+//! Knows nothing about requests, formats or queues. Short transfers are not simulated: the engines complete them, below
+//! the trait that the disk uses. An image with a data file is one file of two parts, which are synced separately.
 //!
 //! Invariants, the fidelity of the whole simulator:
 //! - a sync makes durable what had *completed* when the sync was *submitted*, and nothing else;
-//! - after a failed sync, what it should have covered is never covered by a later one (as Linux marks such pages
-//!   clean);
-//! - what is not durable survives or not, sector by sector, each on its own.
+//! - after a failed sync, the writes that it should have covered are never covered by a later one (Linux marks such
+//!   pages clean);
+//! - each sector that is not durable survives or not, independently of the others.
 
 use std::collections::BTreeMap;
 
 use crate::media::{DATA_SECTOR, Media, Unwritten, place_digest, run_digest};
 use crate::sector::{SECTOR, Sector, mix};
 
-/// Names a write to a file, in the order in which they became visible.
+/// Identifies a write to a file, in the order of visibility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteId(pub u64);
 
@@ -24,19 +23,19 @@ pub struct WriteId(pub u64);
 struct Unsynced {
     write: WriteId,
     sector: u64,
-    /// More than one only for zeros over sectors that nobody ever wrote: they share one fate.
+    /// More than one only for zeros over sectors that were never written: they share one fate.
     count: u64,
     /// Whether it is such a run.
     zeroed: bool,
     content: Sector,
-    /// Number of the file's completion that this write was, if it has completed.
+    /// Index of the write's completion among the file's, if it has completed.
     completed: Option<u64>,
-    /// A sync that should have covered it has failed.
+    /// Whether a sync that should have covered it has failed.
     orphaned: bool,
 }
 
 impl Coverage {
-    /// Of a sync that does nothing, in spite of what it answers.
+    /// The coverage of a sync that falsely reports success.
     pub const NOTHING: Coverage = Coverage { completions: 0, len: 0, data: false };
 }
 
@@ -50,12 +49,12 @@ impl Unsynced {
     }
 }
 
-/// What a sync submitted at some moment will cover.
+/// The writes that a sync covers, determined at its submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coverage {
     completions: u64,
     len: u64,
-    /// Of the data file, and not of the image.
+    /// True for the data file, false for the image.
     data: bool,
 }
 
@@ -64,22 +63,22 @@ pub struct Coverage {
 pub struct SimFile {
     durable: Media,
     visible: Media,
-    /// Of `durable`, which changes rarely and is asked for often.
+    /// Digest of `durable`, cached because that changes rarely.
     durable_digest: u64,
     unsynced: Vec<Unsynced>,
     completions: u64,
-    /// The lengths that writes in flight need.
+    /// The lengths required by writes in flight.
     growth: Vec<(WriteId, u64)>,
-    /// The length that completed writes have given the file.
+    /// The length after all completed writes.
     completed_len: u64,
     writes: u64,
     sync_failed: bool,
-    /// Somebody has looked at the time of its last change since: the next one is to be noticed.
-    looked_at: bool,
+    /// Whether the time of its last change was read since, so that the next change must get another time.
+    time_was_read: bool,
 }
 
 impl SimFile {
-    /// A file of which everything is durable.
+    /// A file with durable contents.
     pub fn new(media: Media) -> SimFile {
         SimFile {
             completed_len: media.len(),
@@ -91,14 +90,14 @@ impl SimFile {
             growth: Vec::new(),
             writes: 0,
             sync_failed: false,
-            looked_at: true,
+            time_was_read: true,
         }
     }
 
-    /// A new file of which nothing is durable: who has made it has not seen to that.
+    /// A new file with contents of which nothing is durable, because its creator has not synced it.
     pub fn cached(media: &Media) -> SimFile {
         let mut empty = Media::empty(media.unwritten());
-        // A device is as long as it is.
+        // A device has its length from the beginning.
         empty.set_len(if media.unwritten() == Unwritten::Stale { media.len() } else { 0 });
         let mut file = SimFile::new(empty);
         let sectors: BTreeMap<u64, Sector> = media.iter().map(|(at, content)| (at, content.clone())).collect();
@@ -111,36 +110,36 @@ impl SimFile {
         file
     }
 
-    /// What a read finds: everything written.
+    /// The contents that a read finds: everything written.
     pub fn visible(&self) -> &Media {
         &self.visible
     }
 
-    /// What survives at least.
+    /// The contents that survive in any case.
     pub fn durable(&self) -> &Media {
         &self.durable
     }
 
-    /// When it was last changed. A change from now on has another time, and survives a power loss: a child that
-    /// records this one must notice each change, and the storage has no finer clock.
-    pub fn look_at_time(&mut self) -> u64 {
-        self.looked_at = true;
+    /// Reads the time of the last change. The next change gets another time, which survives a power loss: a child that
+    /// records this time must notice each change, and the storage has no finer clock.
+    pub fn read_time(&mut self) -> u64 {
+        self.time_was_read = true;
         self.visible.modified()
     }
 
     fn changed(&mut self) {
-        if std::mem::take(&mut self.looked_at) {
+        if std::mem::take(&mut self.time_was_read) {
             self.visible.set_modified(self.visible.modified() + 1);
         }
     }
 
-    /// Applies a write of `contents` from `sector` on; `None` leaves a sector as it is (a failed write may reach
-    /// any part of its range).
+    /// Applies a write of `contents` from `sector` on; `None` leaves a sector unchanged, because a failed write may
+    /// reach any part of its range.
     pub fn apply(&mut self, sector: u64, contents: impl IntoIterator<Item = Option<Sector>>, grows: bool) -> WriteId {
         self.changed();
         self.writes += 1;
         let write = WriteId(self.writes);
-        // Behind the end of the file there is nothing to deallocate, unless the storage is larger than the file.
+        // After the end of the file there is nothing to deallocate, unless the storage is larger than the file.
         let in_data_file = sector >= DATA_SECTOR;
         let grows = grows && !in_data_file;
         let everywhere = grows || in_data_file || self.visible.unwritten() == Unwritten::Stale;
@@ -166,7 +165,7 @@ impl SimFile {
         if !fresh {
             self.visible.set(sector, content.clone());
         } else if self.visible.unwritten() == Unwritten::Zeroes {
-            // Kept or lost, it reads the same.
+            // Kept or lost, the sector reads the same.
             return;
         } else if let Some(run) = self.unsynced.last_mut().filter(|run| run.continues(write, sector)) {
             run.count += 1;
@@ -186,7 +185,7 @@ impl SimFile {
         });
     }
 
-    /// Makes the file longer, durably; what is new reads as zero.
+    /// Extends the file durably; the new part reads as zero.
     pub fn extend(&mut self, len: u64) {
         self.changed();
         let old = self.visible.len();
@@ -202,7 +201,7 @@ impl SimFile {
         self.durable_digest = self.durable.digest();
     }
 
-    /// The write is known to have completed.
+    /// Records that a write has completed.
     pub fn complete(&mut self, write: WriteId) {
         self.completions += 1;
         for entry in self.unsynced.iter_mut().filter(|entry| entry.write == write) {
@@ -213,15 +212,14 @@ impl SimFile {
         self.growth.retain(|(grew, _)| *grew != write);
     }
 
-    /// What a sync submitted now covers, of the image or of its data file.
+    /// What a sync of the image or of its data file covers if submitted now.
     pub fn coverage(&self, data: bool) -> Coverage {
         Coverage { completions: self.completions, len: if data { 0 } else { self.completed_len }, data }
     }
 
-    /// A sync has succeeded.
+    /// Records that a sync has succeeded.
     pub fn synced(&mut self, coverage: Coverage) {
-        // What lies under a newer durable sector cannot come up again: the storage has an order of its own for
-        // writes to one place.
+        // Data under a newer durable sector cannot return: storage orders writes to the same sector.
         let mut newest: BTreeMap<u64, WriteId> = BTreeMap::new();
         for entry in self.unsynced.iter().filter(|entry| !entry.orphaned && covers(coverage, entry)) {
             if entry.zeroed {
@@ -242,7 +240,7 @@ impl SimFile {
         });
     }
 
-    /// A sync has failed.
+    /// Records that a sync has failed.
     pub fn sync_failed(&mut self, coverage: Coverage) {
         self.sync_failed = true;
         for entry in self.unsynced.iter_mut().filter(|entry| covers(coverage, entry)) {
@@ -255,7 +253,7 @@ impl SimFile {
         self.sync_failed
     }
 
-    /// What a power loss at this moment may leave, on storage that writes so many sectors whole or not at all.
+    /// The states that a power loss now may leave, on storage with atomic units of this many sectors.
     pub fn crash(&self, unit: u64) -> Crash<'_> {
         let mut places: BTreeMap<(u64, bool), Vec<Content<'_>>> = BTreeMap::new();
         for entry in self.unsynced.iter().filter(|entry| !self.is_repeated(entry)) {
@@ -263,7 +261,7 @@ impl SimFile {
             let contents = places.entry((place, !entry.zeroed)).or_default();
             let content = Content::after(contents.last(), entry, unit);
             match contents.last_mut() {
-                // A write leaves one content, however many sectors of the place it is about.
+                // A write leaves one content of a place, however many of its sectors it changes.
                 Some(last) if unit > 1 && last.write() == Some(entry.write) => *last = content,
                 _ => contents.push(content),
             }
@@ -280,12 +278,12 @@ impl SimFile {
     }
 }
 
-/// What a power loss may leave at a place: the sectors there that differ from what is durable, and what is in them.
+/// The possible content of a place: its sectors that differ from the durable ones.
 #[derive(Clone)]
 struct Content<'a>(Vec<&'a Unsynced>);
 
 impl<'a> Content<'a> {
-    /// A place of one sector holds what was written last. Into a larger one what was written before has gone too.
+    /// The content after a write: in a place of one sector only the write, in a larger one earlier writes as well.
     fn after(before: Option<&Content<'a>>, entry: &'a Unsynced, unit: u64) -> Content<'a> {
         let others = before.filter(|_| unit > 1).into_iter().flat_map(|before| before.0.iter().copied());
         let mut entries: Vec<_> = others.filter(|other| other.sector != entry.sector).collect();
@@ -303,7 +301,7 @@ impl<'a> Content<'a> {
 }
 
 impl SimFile {
-    /// Whether it writes what is durable there, and is alone in that: kept or lost, it reads the same.
+    /// Whether it is the only write there and equals the durable content: kept or lost, it reads the same.
     fn is_repeated(&self, entry: &Unsynced) -> bool {
         let alone = || self.unsynced.iter().filter(|other| other.sector == entry.sector).count() == 1;
         !entry.zeroed && self.durable.written(entry.sector) == Some(&entry.content) && alone()
@@ -318,35 +316,35 @@ fn covers(coverage: Coverage, entry: &Unsynced) -> bool {
 /// The states in which one power loss may leave a file.
 pub struct Crash<'a> {
     file: &'a SimFile,
-    /// Sectors in a place.
+    /// Number of sectors in a place.
     unit: u64,
-    /// For each place that is not durable, ascending, what was written there, oldest first.
+    /// For each place that is not durable, ascending, its written contents, the oldest first.
     places: Vec<Vec<Content<'a>>>,
 }
 
-/// What became of one sector.
+/// The fate of a place in a power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// It holds what was durable.
+    /// It holds the durable content.
     Lost,
     /// It holds its newest-but-n content.
     Kept(u8),
-    /// A guest's bytes were being written and are rubbish now.
+    /// It holds rubbish, because guest data was being written.
     Trashed,
 }
 
 impl<'a> Crash<'a> {
-    /// The first sectors of the places in question, ascending.
+    /// The first sectors of the places, ascending.
     pub fn sectors(&self) -> impl Iterator<Item = u64> + '_ {
         self.places.iter().flat_map(|contents| contents.first()?.0.first()).map(|entry| entry.sector)
     }
 
-    /// Number of places, each with a fate of its own.
+    /// Number of places with independent fates.
     pub fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// Number of contents that the `place`th may have got.
+    /// Number of contents that the `place`th may have.
     pub fn contents(&self, place: usize) -> usize {
         self.places.get(place).map_or(0, Vec::len)
     }
@@ -356,7 +354,7 @@ impl<'a> Crash<'a> {
         self.file.visible.len() > self.file.durable.len()
     }
 
-    /// A number that stands for all of the states together.
+    /// A digest of all states together.
     pub fn digest(&self) -> u64 {
         let start = mix(self.file.durable_digest ^ mix(self.file.visible.len()) ^ self.time_digest());
         self.places.iter().flatten().fold(start, |sum, content| mix(sum ^ content.digest()))
@@ -366,7 +364,7 @@ impl<'a> Crash<'a> {
         mix(!self.file.visible.modified())
     }
 
-    /// What is at a place that had this fate, up to the end of the file.
+    /// The written sectors of a place with this fate, up to the end of the file.
     fn entries(&self, place: usize, fate: Fate, len: u64) -> impl Iterator<Item = &'a Unsynced> {
         let contents = self.places.get(place).map_or(&[][..], Vec::as_slice);
         let newest = contents.len().saturating_sub(1);
@@ -379,8 +377,8 @@ impl<'a> Crash<'a> {
         entries.filter(move |entry| entry.sector < len / SECTOR || entry.sector >= DATA_SECTOR)
     }
 
-    /// Whether a power loss may leave rubbish. Of storage that writes more than a sector at once, every unit is either
-    /// as it was or as it was to be: others' sectors are in it.
+    /// Whether a power loss may leave rubbish. Units of more than a sector are either unchanged or completely written,
+    /// because they contain sectors of other writes.
     pub fn may_trash(&self) -> bool {
         self.unit == 1
     }
@@ -389,8 +387,8 @@ impl<'a> Crash<'a> {
         if growth_lost { self.file.durable.len() } else { self.file.visible.len() }
     }
 
-    /// The file after the power came back: a fate for each place, in their order. What lies behind a length that
-    /// was lost is gone whatever its fate.
+    /// The file after the power loss, with a fate for each place in order. Sectors after a lost length are gone
+    /// whatever their fate.
     pub fn state(&self, fates: &[Fate], growth_lost: bool) -> Media {
         let len = self.len(growth_lost);
         let mut media = self.file.durable.clone();
@@ -407,7 +405,7 @@ impl<'a> Crash<'a> {
         media
     }
 
-    /// A number that stands for [`state`](Crash::state) of the same arguments, without making it.
+    /// The digest of [`state`](Crash::state) with the same arguments, without building it.
     pub fn state_digest(&self, fates: &[Fate], growth_lost: bool) -> u64 {
         let len = self.len(growth_lost);
         let mut sum = self.file.durable_digest ^ mix(self.file.durable.len()) ^ mix(len) ^ self.time_digest();
@@ -425,15 +423,15 @@ impl<'a> Crash<'a> {
         sum
     }
 
-    /// What nobody wrote holds this.
+    /// What sectors hold that were never written.
     pub fn unwritten(&self) -> Unwritten {
         self.file.durable.unwritten()
     }
 }
 
 impl Fate {
-    /// Only a guest's bytes can be trashed: a format without a journal, as VHD, stands on storage that writes a
-    /// sector of metadata whole or not at all, and drives do.
+    /// Only guest data can be trashed: a format without a journal, such as VHD, relies on atomic writes of metadata
+    /// sectors, which drives provide.
     fn of(self, content: &Sector) -> Sector {
         match (self, content) {
             (Fate::Trashed, Sector::Word(word)) => Sector::Word(word.trashed().unwrap_or(*word)),
@@ -472,7 +470,7 @@ mod test {
     }
 
     #[test]
-    fn a_failed_sync_is_never_made_good() {
+    fn writes_of_a_failed_sync_are_never_covered_later() {
         let mut file = file();
         let write = file.apply(0, [Some(word(1))], true);
         file.complete(write);
@@ -520,7 +518,7 @@ mod test {
     }
 
     #[test]
-    fn digests_tell_states_apart_and_see_equal_ones() {
+    fn digests_are_equal_exactly_for_equal_states() {
         let mut file = file();
         file.apply(0, [Some(word(1)), Some(word(1))], true);
         let crash = file.crash(1);

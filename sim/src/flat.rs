@@ -1,14 +1,14 @@
-//! A chain of images against the plainest model of a disk: an array of bytes.
+//! Compares a chain of images with the simplest model of a disk: an array of bytes.
 //!
-//! Nothing crashes or fails here; the sequences are long, the layers many, the bytes any bytes, and several requests
-//! are in flight, of which one in four begins and ends at any byte. Snapshots are taken on the way: the leaf becomes a
-//! parent and gets a new child.
+//! There are no crashes or faults; the sequences are long, the layers many, and several requests are in flight, of
+//! which one in four begins and ends at any byte. Snapshots are taken in between: the leaf becomes a parent and gets a
+//! new child.
 //!
 //! Invariants checked:
 //! - every read finds the bytes of the model;
 //! - what is reported as a hole is zero in the model;
-//! - a discarded sector reads as zero or as before, one of which a part is discarded as before;
-//! - so does the whole disk, after it was closed and opened again.
+//! - a discarded sector reads as zero or as before, a partly discarded one as before;
+//! - the same holds for the whole disk after it was closed and opened again.
 
 use disk::{
     Disk, DiskOffset, Extent, ExtentKind, FileId, Image, ImageError, Operation, Options, Request, Span, Status, Token,
@@ -19,52 +19,52 @@ use crate::io::{ROOM, SimIo, Visible};
 use crate::media::Unwritten;
 use crate::random::Random;
 use crate::sector::{SECTOR, SECTOR_LEN};
-use crate::subject::{Kind, Made, Start, Subject};
+use crate::subject::{Kind, LayerType, Start, Subject};
 use crate::theme::{BLOCK, DISK};
 
-/// Requests in flight together, at most.
+/// Maximum number of requests in flight together.
 const TOGETHER: u64 = 5;
 
-/// A disk that is not what it should be.
+/// A difference between the disk and the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Difference {
     /// An image does not open.
     #[error("layer {layer} does not open: {error}")]
     Open {
-        /// Counted from the base.
+        /// The layer, counted from the base.
         layer: u8,
-        /// Why not.
+        /// The error of the image.
         error: ImageError,
     },
     /// Bytes differ.
     #[error("after {operations} operations and {layers} layers, sector {sector} differs from the model")]
     Bytes {
-        /// The first sector that does.
+        /// The first sector that differs.
         sector: u64,
-        /// Operations done.
+        /// Number of operations done.
         operations: u64,
-        /// Layers of the chain.
+        /// Number of layers of the chain.
         layers: usize,
     },
-    /// Something is reported as a hole that is not.
+    /// A range is reported as a hole, but has data.
     #[error("after {operations} operations, sector {sector} is reported as part of a hole, but is not zero")]
     Hole {
         /// The first sector of the hole.
         sector: u64,
-        /// Operations done.
+        /// Number of operations done.
         operations: u64,
     },
     /// A request fails.
     #[error("a request of {sectors:?} is answered {status:?}")]
     Status {
-        /// The sectors it is about.
+        /// The sectors of the request.
         sectors: std::ops::Range<u64>,
-        /// The answer.
+        /// The status of the response.
         status: Status,
     },
 }
 
-struct Asked {
+struct Submitted {
     at: u64,
     len: usize,
     operation: Operation,
@@ -80,8 +80,8 @@ struct Chain {
     layers: usize,
 }
 
-/// Does `operations` random operations in each of `layers` lives, a new layer on top for each; how many in all.
-pub fn compare(seed: u64, made: Made, tail: Unwritten, layers: u8, operations: u64) -> Result<u64, Difference> {
+/// Does `operations` random operations in each of `layers` lives, with a new layer on top for each; returns the total.
+pub fn compare(seed: u64, made: LayerType, tail: Unwritten, layers: u8, operations: u64) -> Result<u64, Difference> {
     let mut random = Random::new(seed);
     let mut model = vec![0; usize::try_from(DISK * SECTOR).unwrap_or(0)];
     let subject = Subject::new(Kind::Child, tail);
@@ -120,14 +120,14 @@ impl Chain {
         let until = self.operations + operations;
         while self.operations < until {
             let batch = self.batch();
-            self.ask(batch)?;
+            self.submit_all(batch)?;
         }
         let everything = 0..DISK * SECTOR;
         let reads = everything.step_by(64 << 10).map(|at| (at, (DISK * SECTOR - at).min(64 << 10), Operation::Read));
-        self.ask(reads.chain([(0, 0, Operation::Flush)]).collect())
+        self.submit_all(reads.chain([(0, 0, Operation::Flush)]).collect())
     }
 
-    /// Some operations that do not touch each other, so that the model knows what comes of them.
+    /// Generates operations that do not overlap, so that the model knows their results.
     fn batch(&mut self) -> Vec<(u64, u64, Operation)> {
         let mut batch: Vec<(u64, u64, Operation)> = Vec::new();
         for _ in 0..=self.random.below(TOGETHER) {
@@ -158,7 +158,7 @@ impl Chain {
         batch
     }
 
-    /// Three times in four the span as it is, else less of its first and its last sector.
+    /// In one of four cases shortens the span within its first and last sectors.
     fn ragged(&mut self, span: Span) -> Span {
         if self.random.below(4) > 0 {
             return span;
@@ -168,9 +168,9 @@ impl Chain {
         Span { at: span.at + before, len: (span.len - before).saturating_sub(after).max(1) }
     }
 
-    /// Asks for all at once and takes the answers as they come.
-    fn ask(&mut self, batch: Vec<(u64, u64, Operation)>) -> Result<(), Difference> {
-        let mut asked = Vec::new();
+    /// Submits all requests at once and processes the responses in order of arrival.
+    fn submit_all(&mut self, batch: Vec<(u64, u64, Operation)>) -> Result<(), Difference> {
+        let mut submitted = Vec::new();
         for (at, len, operation) in batch {
             let bytes = usize::try_from(len).unwrap_or(0);
             let memory = match operation {
@@ -178,12 +178,12 @@ impl Chain {
                 Operation::Read => Segments::copy_of(&vec![0xee; bytes]),
                 _ => Segments::empty(),
             };
-            let token = Token(u64::try_from(asked.len()).unwrap_or(0));
+            let token = Token(u64::try_from(submitted.len()).unwrap_or(0));
             let span = Span { at: DiskOffset(at), len };
             let request = Request::of_bytes(operation, span, memory.clone(), token, &self.disk.geometry());
             let wrong = |status| Difference::Status { sectors: at / SECTOR..(at + len).div_ceil(SECTOR), status };
             self.disk.submit(request.map_err(wrong)?, &mut self.io);
-            asked.push(Asked { at, len: bytes, operation, memory });
+            submitted.push(Submitted { at, len: bytes, operation, memory });
         }
         let mut answers = Vec::new();
         while self.io.pending() > 0 {
@@ -195,12 +195,12 @@ impl Chain {
             let extents = request.extents().to_vec();
             answers.push((request.retire(), status, extents));
         }
-        assert_eq!(answers.len(), asked.len(), "every request is answered once");
+        assert_eq!(answers.len(), submitted.len(), "every request is answered once");
         answers.into_iter().try_for_each(|(Token(token), status, extents)| {
             self.operations += 1;
-            let asked = &asked[usize::try_from(token).unwrap_or(usize::MAX)];
-            self.compare_holes(asked, &extents)?;
-            self.take(asked, status)
+            let submitted = &submitted[usize::try_from(token).unwrap_or(usize::MAX)];
+            self.compare_holes(submitted, &extents)?;
+            self.take(submitted, status)
         })
     }
 
@@ -213,29 +213,29 @@ impl Chain {
         bytes
     }
 
-    /// Holds an answer against the model, or brings the model up to date with it.
-    fn take(&mut self, asked: &Asked, status: Status) -> Result<(), Difference> {
+    /// Compares a response with the model, or updates the model.
+    fn take(&mut self, submitted: &Submitted, status: Status) -> Result<(), Difference> {
         if status != Status::Done {
-            let end = asked.at + u64::try_from(asked.len).unwrap_or(0);
-            let sectors = asked.at / SECTOR..end.div_ceil(SECTOR);
+            let end = submitted.at + u64::try_from(submitted.len).unwrap_or(0);
+            let sectors = submitted.at / SECTOR..end.div_ceil(SECTOR);
             return Err(Difference::Status { sectors, status });
         }
-        let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
-        let range = from..from + asked.len;
-        match asked.operation {
-            Operation::Write { .. } | Operation::Patch { .. } => asked.memory.copy_to(&mut self.model[range]),
+        let from = usize::try_from(submitted.at).unwrap_or(usize::MAX);
+        let range = from..from + submitted.len;
+        match submitted.operation {
+            Operation::Write { .. } | Operation::Patch { .. } => submitted.memory.copy_to(&mut self.model[range]),
             Operation::WriteZeroes { .. } => self.model[range].fill(0),
-            Operation::Read => self.compare(asked)?,
-            Operation::Discard => self.discarded(asked)?,
+            Operation::Read => self.compare(submitted)?,
+            Operation::Discard => self.discarded(submitted)?,
             Operation::Flush | Operation::Extents { .. } => {}
         }
         Ok(())
     }
 
-    fn compare(&self, asked: &Asked) -> Result<(), Difference> {
-        let found = asked.memory.to_vec();
-        let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
-        let mut pairs = found.iter().zip(&self.model[from..]).zip(asked.at..);
+    fn compare(&self, submitted: &Submitted) -> Result<(), Difference> {
+        let found = submitted.memory.to_vec();
+        let from = usize::try_from(submitted.at).unwrap_or(usize::MAX);
+        let mut pairs = found.iter().zip(&self.model[from..]).zip(submitted.at..);
         match pairs.find(|((found, expected), _)| found != expected) {
             Some((_, at)) => {
                 let (sector, operations, layers) = (at / SECTOR, self.operations, self.layers);
@@ -245,8 +245,8 @@ impl Chain {
         }
     }
 
-    fn compare_holes(&self, asked: &Asked, extents: &[Extent]) -> Result<(), Difference> {
-        let mut at = asked.at;
+    fn compare_holes(&self, submitted: &Submitted, extents: &[Extent]) -> Result<(), Difference> {
+        let mut at = submitted.at;
         for extent in extents {
             let range =
                 usize::try_from(at).unwrap_or(usize::MAX)..usize::try_from(at + extent.len).unwrap_or(usize::MAX);
@@ -258,12 +258,13 @@ impl Chain {
         Ok(())
     }
 
-    /// What is discarded reads as zero or as before, and the model believes what it finds; not of parts of sectors.
-    fn discarded(&mut self, asked: &Asked) -> Result<(), Difference> {
-        let memory = Segments::zeroed(asked.len);
-        let span = Span { at: DiskOffset(asked.at), len: u64::try_from(asked.len).unwrap_or(0) };
+    /// Takes the discarded sectors from the disk, which may be zero or unchanged; partly discarded ones are unchanged.
+    fn discarded(&mut self, submitted: &Submitted) -> Result<(), Difference> {
+        let memory = Segments::zeroed(submitted.len);
+        let span = Span { at: DiskOffset(submitted.at), len: u64::try_from(submitted.len).unwrap_or(0) };
         let request = Request::of_bytes(Operation::Read, span, memory.clone(), Token(0), &self.disk.geometry());
-        let wrong = |status| Difference::Status { sectors: asked.at / SECTOR..span.end().0.div_ceil(SECTOR), status };
+        let wrong =
+            |status| Difference::Status { sectors: submitted.at / SECTOR..span.end().0.div_ceil(SECTOR), status };
         self.disk.submit(request.map_err(wrong)?, &mut self.io);
         while self.io.pending() > 0 {
             let ended = self.io.finish(0);
@@ -275,15 +276,15 @@ impl Chain {
                 return Err(wrong(status));
             }
         }
-        let from = usize::try_from(asked.at).unwrap_or(usize::MAX);
-        let whole = from.next_multiple_of(SECTOR_LEN)..(from + asked.len) / SECTOR_LEN * SECTOR_LEN;
+        let from = usize::try_from(submitted.at).unwrap_or(usize::MAX);
+        let whole = from.next_multiple_of(SECTOR_LEN)..(from + submitted.len) / SECTOR_LEN * SECTOR_LEN;
         let found = memory.to_vec();
         for sector in whole.step_by(SECTOR_LEN) {
             if found[sector - from..sector - from + SECTOR_LEN].iter().all(|byte| *byte == 0) {
                 self.model[sector..sector + SECTOR_LEN].fill(0);
             }
         }
-        self.compare(&Asked { at: asked.at, len: asked.len, operation: Operation::Read, memory })
+        self.compare(&Submitted { at: submitted.at, len: submitted.len, operation: Operation::Read, memory })
     }
 }
 
@@ -294,7 +295,7 @@ mod test {
     #[test]
     fn a_chain_is_an_array_of_bytes() {
         for tail in [Unwritten::Zeroes, Unwritten::Stale] {
-            let done = compare(1, Made::Vhd, tail, 4, 300);
+            let done = compare(1, LayerType::Vhd, tail, 4, 300);
             assert!(matches!(done, Ok(done) if done >= 1200), "{done:?}");
         }
     }

@@ -1,11 +1,11 @@
-//! The I/O engine of the simulator: operations wait until somebody decides that they complete.
+//! The I/O engine of the simulator: operations stay pending until the run decides that they complete.
 //!
-//! Knows nothing of disks or formats. When a write becomes visible to reads, at its submission or at its
-//! completion, is the run's choice, as the storage may do either. Storage that takes whole units only, larger than
-//! sectors, has the disk's aligner in front of it, as the real engine has; it refuses everything else by a panic. So
-//! has an image with a data file what makes one of the two. In front of all of that, transfers may be split and merged.
+//! Knows nothing about disks or formats. The run chooses whether a write becomes visible to reads at its submission or
+//! at its completion, because storage may do either. On storage with units larger than sectors, the disk's aligner is
+//! above it, as above the real engine; unaligned operations make it panic. For an image with a data file, the layer
+//! that combines the two files is above that, and on top transfers may be split and merged.
 //!
-//! Invariant: every operation accepted is finished exactly once, by [`SimIo::finish`].
+//! Invariant: every accepted operation is finished exactly once, by [`SimIo::finish`].
 
 mod align;
 mod new_file;
@@ -25,48 +25,48 @@ use crate::sector::{SECTOR, Sector, sectors_of};
 use align::Misaligned;
 use shape::{Misshapen, Whole};
 
-/// Room for whatever comes.
+/// A queue without limit.
 pub const ROOM: usize = usize::MAX;
 
 /// When reads see a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Visible {
-    /// As soon as it is pushed.
+    /// From its submission.
     AtPush,
-    /// Not before it completes.
+    /// From its completion.
     AtCompletion,
 }
 
 #[derive(Clone)]
 struct Pending {
     op: FileOp,
-    /// For a write or deallocation that is visible already.
+    /// Set for a write or deallocation that is already visible.
     write: Option<WriteId>,
-    /// For a sync: what it covers.
+    /// The coverage of a sync.
     coverage: Coverage,
-    /// For a sync of a planted bug: what it covers in other files.
+    /// The coverage in other files of a sync that a planted bug extends.
     others: Vec<(FileId, Coverage)>,
     error: Option<FileError>,
 }
 
-/// Storage under the control of a test.
+/// Simulated storage under the control of a test.
 pub struct SimIo {
     storage: Storage,
-    /// What splits and merges, if something does.
+    /// Splits and merges transfers, if enabled.
     shape: Option<Shape>,
-    /// What is planted there.
+    /// Bugs planted in `shape`.
     misshapen: Misshapen,
-    /// What it is told is cut to the storage's units.
+    /// Extends operations to the storage's units.
     aligner: Aligner,
-    /// What is planted there.
+    /// Bugs planted in the aligner.
     misaligned: Misaligned,
-    /// Which images have data files.
+    /// Combines images with their data files.
     data_files: DataFiles,
-    /// A planted bug: a sync of an image is none of its data file.
+    /// A planted bug: a sync of an image does not include its data file.
     forgets_data: bool,
 }
 
-/// Marks the number of a data file, which is that of its image otherwise.
+/// Flag in the number of a data file, which is otherwise that of its image.
 const DATA: u8 = 0x80;
 
 /// Whether a file is the data file of an image.
@@ -74,31 +74,31 @@ fn is_data(id: FileId) -> bool {
     id.0 & DATA != 0
 }
 
-/// The sector that a byte of a file is in.
+/// The sector of a file that contains a byte.
 fn sector_of(id: FileId, at: FileOffset) -> u64 {
     at / SECTOR + if is_data(id) { DATA_SECTOR } else { 0 }
 }
 
-/// The storage itself.
+/// The storage below the aligner.
 #[derive(Clone)]
 pub(crate) struct Storage {
     files: Vec<SimFile>,
-    /// It takes nothing smaller, and writes as much whole or not at all.
+    /// Its unit in bytes: the smallest write, which is atomic.
     unit: u64,
-    /// Those that may be written to.
+    /// The files that may be written to.
     writable: Vec<FileId>,
     pending: Vec<Pending>,
     visible: Visible,
-    /// Operations that may be pending at once.
+    /// Maximum number of pending operations.
     room: usize,
     fault: Option<Fault>,
-    /// Operations so far that the fault could have befallen.
+    /// Number of operations so far to which the fault applies.
     candidates: u64,
     random: Random,
     sync_failed: bool,
-    /// No write finds space.
+    /// Whether writes fail for lack of space.
     full: bool,
-    /// Whether that was ever so.
+    /// Whether `full` was ever set.
     was_full: bool,
 }
 
@@ -134,7 +134,7 @@ impl Storage {
     }
 
     fn file(&self, id: FileId) -> &SimFile {
-        // A disk that names a file it was not given is broken, and the test says so.
+        // A disk that names an unknown file has a bug, which fails the test here.
         &self.files[usize::from(id.0 & !DATA)]
     }
 
@@ -149,7 +149,7 @@ impl Storage {
         self.was_full || self.fault.is_some_and(|fault| self.candidates >= fault.nth)
     }
 
-    /// Whether it does not do this; panics where it would not be asked for it by anybody who knows its units.
+    /// The error of an unsupported operation; panics if a correct caller would never submit it.
     fn refuses(&self, op: &FileOp) -> Option<FileError> {
         let on_it = |other: &&Pending| other.op.file == op.file;
         let ends = |op: &FileOp| matches!(&op.action, Action::Write { at, from } if !self.is_whole(*at, from.len()));
@@ -170,7 +170,7 @@ impl Storage {
         let end = at.align_down(self.unit) + self.unit;
         match &op.action {
             Action::Deallocate { .. } => is_device.then_some(FileError::Unsupported),
-            // What has failed may have made the file longer, of which nobody knows.
+            // A failed write may have extended the file without the caller's knowledge.
             Action::Write { .. } if !is_device && (media.len() < end.0 || self.fault_happened()) => {
                 assert!(at + u64::try_from(len).unwrap_or(u64::MAX) <= end, "more than the last unit: {op:?}");
                 assert!(!self.pending.iter().any(|other| on_it(&other)), "a file's end beside others: {op:?}");
@@ -185,7 +185,7 @@ impl Storage {
     }
 
     fn next_fault(&mut self, action: &Action) -> Option<FaultKind> {
-        let fault = self.fault.filter(|fault| fault.kind.befalls(action))?;
+        let fault = self.fault.filter(|fault| fault.kind.applies_to(action))?;
         self.candidates += 1;
         (self.candidates == fault.nth).then_some(fault.kind)
     }
@@ -220,7 +220,7 @@ impl Storage {
         &mut self.files[usize::from(id.0 & !DATA)]
     }
 
-    /// Lets a write or a deallocation reach the file; one that fails reaches any part of it.
+    /// Applies a write or deallocation to the file; one that fails reaches an arbitrary part of it.
     fn apply(&mut self, op: &FileOp, fails: bool) -> Option<WriteId> {
         let (sector, contents, grows) = match &op.action {
             Action::Read { .. } | Action::SyncData => return None,
@@ -258,7 +258,7 @@ impl Io for Storage {
         let coverage = self.file(op.file).coverage(is_data(op.file));
         let full = (self.full && matches!(op.action, Action::Write { .. })).then_some(FileError::NoSpace);
         let error = fault.map(FaultKind::error).or(refused).or(full);
-        // A failing write reaches the file when it fails: before, it is as good as not written.
+        // A failing write reaches the file when it fails.
         let write = match self.visible {
             Visible::AtPush if error.is_none() => self.apply(&op, false),
             _ => None,
@@ -289,8 +289,8 @@ impl Io for Storage {
 }
 
 impl SimIo {
-    /// Storage that holds `files`, leaf first, all of it durable, and takes units of so many bytes. Only the leaf may
-    /// be written to. With more than `room` operations pending it hands back what is pushed.
+    /// Storage with the files `files`, leaf first, all durable, and with units of `unit` bytes. Only the leaf may be
+    /// written to. With more than `room` operations pending it refuses further ones.
     pub fn new(files: Vec<Media>, unit: u64, visible: Visible, room: usize, fault: Option<Fault>) -> SimIo {
         SimIo::on(Storage::new(files, unit, visible, room, fault))
     }
@@ -309,13 +309,13 @@ impl SimIo {
         io
     }
 
-    /// Learns of a file.
+    /// Registers a file with the layers above the storage.
     fn know(&mut self, id: FileId) {
         self.align(id);
         if self.storage.file(id).visible().has_data_file() {
             let data = FileId(id.0 | DATA);
             self.data_files.add(id, data);
-            // It is as long as it needs to be.
+            // The file is as long as its last unit needs.
             if self.storage.unit > SECTOR {
                 self.aligner.add(data, self.storage.unit, None);
             }
@@ -324,7 +324,7 @@ impl SimIo {
 
     fn align(&mut self, id: FileId) {
         let media = self.storage.file(id).visible();
-        // A device is larger than what has been written to it.
+        // A device is longer than the data written to it.
         let end = (media.unwritten() == Unwritten::Zeroes).then(|| media.len());
         if self.storage.unit > SECTOR {
             self.aligner.add(id, self.storage.unit, end);
@@ -332,43 +332,43 @@ impl SimIo {
         }
     }
 
-    /// Plants a bug, if it is one that lives here.
+    /// Plants a bug if it belongs here.
     pub fn plant(&mut self, bug: Option<Planted>) {
         self.misaligned.plant(bug);
         self.misshapen.plant(bug);
         self.forgets_data = bug == Some(Planted::DataFileNotSynced);
     }
 
-    /// Has transfers split and merged from now on.
+    /// Splits and merges transfers from now on.
     pub fn shape(&mut self, policy: ShapePolicy) {
         self.shape = (!policy.is_none()).then(|| Shape::new(policy));
     }
 
-    /// The storage as the next process finds it, for which the files of `chain` have the numbers from 0 on. Of the
-    /// writes that are under way all have reached it, or none has that is not visible already.
+    /// The storage after the death of the process; the files of `chain` are numbered from 0. With `reached`, all
+    /// pending writes have reached it, otherwise only those that were visible.
     pub fn after_death(&self, chain: &[FileId], reached: bool) -> SimIo {
         let mut io = SimIo::on(self.storage.after_death(chain, reached));
         io.shape(self.shape.as_ref().map_or_else(ShapePolicy::default, Shape::policy));
         io
     }
 
-    /// What the storage takes nothing smaller than, in bytes.
+    /// The unit of the storage in bytes: the smallest write.
     pub fn unit(&self) -> u64 {
         self.storage.unit
     }
 
-    /// A file.
+    /// The state of a file.
     pub fn file(&self, id: FileId) -> &SimFile {
         self.storage.file(id)
     }
 
-    /// Opens a file for writing, or no longer.
-    pub fn let_write(&mut self, file: FileId, writable: bool) {
+    /// Allows or forbids writes to a file.
+    pub fn set_writable(&mut self, file: FileId, writable: bool) {
         self.storage.writable.retain(|other| *other != file);
         self.storage.writable.extend(writable.then_some(file));
     }
 
-    /// From now on no write finds space, or all do again.
+    /// Lets writes fail for lack of space, or succeed again.
     pub fn set_full(&mut self, full: bool) {
         self.storage.full = full;
         self.storage.was_full |= full;
@@ -379,50 +379,50 @@ impl SimIo {
         self.storage.writable.contains(&file)
     }
 
-    /// When a file was last changed, for somebody who records it.
+    /// The time of the last change of a file, for a caller that records it.
     pub fn modified(&mut self, file: FileId) -> u64 {
-        self.storage.file_mut(file).look_at_time()
+        self.storage.file_mut(file).read_time()
     }
 
-    /// Makes a file longer, durably; what is new reads as zero.
+    /// Extends a file durably; the new part reads as zero.
     pub fn extend(&mut self, file: FileId, len: u64) {
         self.storage.file_mut(file).extend(len);
         self.align(file);
     }
 
-    /// Some files as a reader finds them now.
+    /// The visible contents of files.
     pub fn contents(&self, files: &[FileId]) -> Vec<Media> {
         files.iter().map(|id| self.file(*id).visible().clone()).collect()
     }
 
-    /// Number of operations that wait for [`finish`](SimIo::finish). Of those that are held back to be merged it is not
-    /// known yet how many they will be: they are one each.
+    /// Number of operations that wait for [`finish`](SimIo::finish). Operations held back for merging count as one
+    /// each, because their final number is unknown.
     pub fn pending(&self) -> usize {
         self.storage.pending.len() + self.shape.as_ref().map_or(0, Shape::held)
     }
 
-    /// Before how many operations it goes wrong that the fault befalls; none if it has, or never does.
+    /// Number of operations until the one with the fault; `None` if that has occurred or never does.
     pub fn fault_ahead(&self) -> Option<u64> {
         let Storage { fault, candidates, .. } = self.storage;
         fault.and_then(|fault| fault.nth.checked_sub(candidates)).filter(|ahead| *ahead > 0)
     }
 
-    /// Whether the fault has happened.
+    /// Whether the fault has occurred.
     pub fn fault_happened(&self) -> bool {
         self.storage.fault_happened()
     }
 
-    /// Whether a sync has been answered with an error.
+    /// Whether a sync has failed.
     pub fn sync_failed(&self) -> bool {
         self.storage.sync_failed
     }
 
-    /// The sync that has failed was not the disk's own.
+    /// Records that the failed sync was not the disk's own.
     pub fn excuse_failed_sync(&mut self) {
         self.storage.sync_failed = false;
     }
 
-    /// Queues a sync that will answer success and do nothing.
+    /// Queues a sync that will report success without effect.
     pub fn push_hollow_sync(&mut self, op: FileOp) {
         let others = Vec::new();
         self.storage.pending.push(Pending { op, write: None, coverage: Coverage::NOTHING, others, error: None });
@@ -436,8 +436,9 @@ impl SimIo {
         self.storage.pending.push(Pending { op, write: None, coverage, others, error: None });
     }
 
-    /// Finishes the `which`th of the pending operations, counted from the oldest: what ends with that. What is held
-    /// back goes on first, and the batch ends: as many operations as a run begins before that are one.
+    /// Finishes the `which`th pending operation, counted from the oldest; returns the operations that end with it.
+    /// Operations held back are submitted first, and the batch ends: a batch is the operations that a run begins
+    /// between two calls.
     pub fn finish(&mut self, which: usize) -> Vec<FileDone> {
         if !self.submit() {
             return Vec::new();
@@ -453,7 +454,7 @@ impl SimIo {
         self.settle_shaped(done)
     }
 
-    /// Pushes again what an engine had no room for that was full once: also where nothing is under way that could end.
+    /// Resubmits operations that a full queue has refused, also if nothing is pending whose end could trigger that.
     pub fn retry(&mut self) {
         self.aligner.retry(&mut self.storage);
         let (data_files, mut below) = self.parts();
@@ -494,7 +495,7 @@ struct Below<'a> {
 }
 
 impl SimIo {
-    /// What makes one of two files, and what is below that.
+    /// The data-file layer and the layers below it.
     fn parts(&mut self) -> (&mut DataFiles, Below<'_>) {
         let SimIo { aligner, misaligned, storage, data_files, .. } = self;
         (data_files, Below { aligner, misaligned, storage })

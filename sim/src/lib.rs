@@ -1,11 +1,11 @@
-//! Storage that crashes, fails and reorders, and what looks for mistakes upon it.
+//! Simulated storage that crashes, fails and reorders, and searches for bugs on it.
 //!
-//! [`io::SimIo`] is an engine under a test's control; [`file::SimFile`] below it knows what is durable.
-//! [`oracle::Oracle`] knows what each sector may hold. [`run`] lets a workload live, [`crash`] looks at every state
-//! in which a power loss could leave it, and [`explore`] does that for many workloads. [`planted`] names bugs that
-//! must be found, and [`saboteur`] plants them.
+//! [`io::SimIo`] is an engine under a test's control; [`file::SimFile`] below it records what is durable.
+//! [`oracle::Oracle`] records what each sector may hold. [`run`] runs a workload, [`crash`] examines every state in
+//! which a power loss could leave it, and [`explore`] does that for many workloads. [`planted`] lists bugs that must be
+//! found, and [`saboteur`] plants them.
 //!
-//! Knows nothing of clocks: all randomness comes from seeds, and the same arguments find the same.
+//! Knows nothing about clocks: all randomness comes from seeds, and the same arguments yield the same result.
 
 #![forbid(unsafe_code)]
 

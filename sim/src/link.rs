@@ -1,4 +1,4 @@
-//! What children record of their parents in the simulator, and whether a chain fits together by that.
+//! The parent links that children record in the simulator, and the check whether a chain fits together.
 //!
 //! Time is a number that changes with a file's first change after its time was read: no file system has a finer clock,
 //! and a child that has recorded a time must notice the next change.
@@ -7,7 +7,7 @@ use disk::{FileId, Format, Image, ImageError, ImageErrorKind, Link, check_parent
 
 use crate::media::Media;
 
-/// What a child records of this parent.
+/// The link that a child records for this parent.
 pub fn to(parent: &Image, file: FileId, modified: Option<u64>) -> Link {
     Link {
         format: None,
@@ -19,22 +19,22 @@ pub fn to(parent: &Image, file: FileId, modified: Option<u64>) -> Link {
     }
 }
 
-/// The same without what changes. It is recorded again where that is so already: a sync of it may have failed.
+/// The link without the parent's time. It is recorded again even if unchanged, because a sync of it may have failed.
 pub fn forgotten(link: Link) -> Option<Link> {
     Some(Link { modified: None, len: None, ..link })
 }
 
-/// Has an image record something else of its parent, if it has one; whether it does. A qcow2 file of clusters as small
-/// as most of those explored here has no room for that, and knows of its parent no more than a name.
+/// Changes the parent link of an image; returns false if it has none. A qcow2 file with clusters as small as most here
+/// has no room for a link, only for the parent's name.
 pub fn change(image: &mut Image, change: impl FnOnce(Link) -> Option<Link>) -> Result<bool, ImageError> {
     let Some(changed) = image.link().and_then(change).filter(|_| can_change(image)) else { return Ok(false) };
     image.relink(Some(&changed))?;
     Ok(true)
 }
 
-/// Whether an image has room for what is to be recorded of its parent.
+/// Whether an image has room for a parent link.
 pub fn can_change(image: &Image) -> bool {
-    /// What the code under test needs.
+    /// The minimum cluster size required by the code under test.
     const CLUSTER_MIN: u64 = 4096;
     match image {
         Image::Raw(_) | Image::Foreign(_) => false,
@@ -43,15 +43,15 @@ pub fn can_change(image: &Image) -> bool {
     }
 }
 
-/// Refuses layers, leaf first, of which one was not made on the one below it, or on what that was before, or is
-/// smaller: no merge would take it.
+/// Refuses layers, leaf first, of which one was not created on the one below it or on that one's earlier state, or is
+/// smaller, which no merge accepts.
 pub fn check(layers: &[Image], files: &[Media]) -> Result<(), ImageError> {
     if layers.last().is_some_and(|last| last.link().is_some()) {
         return Err(ImageError::new(ImageErrorKind::Mismatch, "the last layer has a parent"));
     }
     let pairs = layers.iter().zip(layers.iter().zip(files).skip(1));
     for (child, (parent, file)) in pairs {
-        // One that records no parent stands alone.
+        // A layer without a parent link is accepted on any parent.
         check_parent(child, parent, Some(file.modified()))?;
         let (above, below) = (child.geometry().len, parent.geometry().len);
         if above < below {

@@ -1,7 +1,7 @@
-//! The redo logs of a run's files: memory that outlives a process, and no power loss.
+//! The redo logs of a run's files: memory that outlives a process but no power loss.
 //!
-//! Knows nothing of what is in a log but where it says how much that is. A new log's memory holds the log of another
-//! image, as where a file's number is used again.
+//! Knows nothing about the contents of logs except the position of their length. A new log's memory contains the log of
+//! another image, as when an inode number is reused.
 
 use std::collections::BTreeMap;
 
@@ -16,26 +16,25 @@ use crate::media::Media;
 use crate::planted::Planted;
 use crate::sector::mix;
 
-/// Bytes for the records of a log into which all of a short workload goes.
+/// Capacity in bytes of a log that holds all records of a short workload.
 pub const ROOMY: usize = 16 << 10;
-/// An image that is gone.
+/// The owner of a leftover log: an image that no longer exists.
 const GONE: Owner = Owner { identity: [0xee; IDENTITY_LEN], stamps: Vec::new(), session: [0xee; 16] };
 
-/// Logs by the number of their file.
+/// Redo logs by file.
 pub struct Logs {
     regions: BTreeMap<FileId, Shared>,
     capacity: usize,
     bug: Option<Planted>,
-    /// Whether who opens a log takes the image as it is though a sync has failed.
+    /// Whether images are opened although a sync has failed.
     pub accepts: bool,
-    /// What distinguishes this life of the image from others, and how many logs were opened in it: no two processes
-    /// have the same session.
+    /// Number of this life of the image. Together with the number of logs opened in it, it makes sessions unique.
     life: u64,
     opened: u64,
 }
 
 impl Logs {
-    /// No logs yet; each is to have so many bytes for records.
+    /// No logs yet; each will have this capacity in bytes for records.
     pub fn new(capacity: usize, bug: Option<Planted>, life: u64) -> Logs {
         Logs { regions: BTreeMap::new(), capacity, bug, accepts: false, life, opened: 0 }
     }
@@ -60,7 +59,7 @@ impl Logs {
         Ok(log)
     }
 
-    /// What a planted bug does to a log that is opened for a file with these stamps.
+    /// Applies a planted bug to a log that is opened for a file with these stamps.
     fn sabotage(&self, region: &Shared, found: &[Stamp]) {
         let accepted = get(region, ACCEPTED_AT);
         let stamps = STAMPS_AT.iter().filter_map(|&at| Stamp::from_bytes(&region.read::<24>(at)?));
@@ -69,8 +68,8 @@ impl Logs {
         let newest = stamps.clone().zip(0..).filter(|(_, slot)| accepted & (1 << slot) != 0);
         let newest = newest.max_by_key(|(stamp, _)| stamp.number).map(|(_, slot)| 1 << slot);
         match (self.bug, found.first()) {
-            (Some(Planted::LogOfAnotherImage), Some(stamp)) if has_any => believe(region, *stamp),
-            (Some(Planted::StampOncePerProcess), Some(stamp)) if is_of_process => believe(region, *stamp),
+            (Some(Planted::LogOfAnotherImage), Some(stamp)) if has_any => set_owner_stamp(region, *stamp),
+            (Some(Planted::StampOncePerProcess), Some(stamp)) if is_of_process => set_owner_stamp(region, *stamp),
             (Some(Planted::OldStampKept), _) if accepted != 0 => set(region, ACCEPTED_AT, 0b111),
             (Some(Planted::OldStampForgotten), _) if accepted != 0 => {
                 set(region, ACCEPTED_AT, newest.unwrap_or(accepted))
@@ -79,7 +78,7 @@ impl Logs {
         }
     }
 
-    /// Memory in which the log of another image stands, with a change where a VHD has its table.
+    /// Memory that contains the log of another image, with a change at the position of a VHD's table.
     fn used_before(&self) -> Result<Shared, ImageError> {
         let region = empty(self.capacity);
         let mut log = RedoLog::open(region.clone(), &GONE, &mut [].as_slice())?;
@@ -93,7 +92,7 @@ impl Logs {
         Ok(region)
     }
 
-    /// Whether a file has a log that its next process must read.
+    /// Whether a file has a log that the next process must read.
     pub fn is_left(&self, file: FileId) -> bool {
         let state = self.regions.get(&file).and_then(|region| region.read(0));
         state.is_some_and(|state| redo::is_left(&state))
@@ -104,40 +103,40 @@ impl Logs {
         self.regions.get(&file).is_some_and(|region| get(region, FAILED_AT) != 0)
     }
 
-    /// A sync of a file below this one has failed, if this one has a log.
+    /// Records in the log of a file, if it has one, that a sync of a file below it has failed.
     pub fn fail(&mut self, file: FileId) {
         self.regions.get(&file).into_iter().for_each(|region| set(region, FAILED_AT, 1));
     }
 
-    /// Forgets that a sync of a file, or of one below it, has failed: what a planted bug does.
+    /// Clears the failed sync of a file, or of one below it, as a planted bug does.
     pub fn forget_failure(&mut self, file: FileId) {
         self.regions.get(&file).into_iter().for_each(|region| set(region, FAILED_AT, 0));
     }
 
-    /// A file is closed for writing, with nothing left to be read.
+    /// Removes the log of a file that is closed for writing with nothing pending.
     pub fn close(&mut self, file: FileId) {
         self.regions.remove(&file);
     }
 
-    /// How many bytes were ever appended to the log of a file.
+    /// Number of bytes that were ever appended to the log of a file.
     pub fn head(&self, file: FileId) -> u64 {
         self.regions.get(&file).map_or(0, |region| get(region, HEAD_AT))
     }
 
-    /// Drops of the log of a file what was appended up to there: what a planted bug does too early.
+    /// Drops records up to this position too early, as a planted bug does.
     pub fn drop_until(&mut self, file: FileId, head: u64) {
         if let Some(region) = self.regions.get(&file) {
             set(region, TAIL_AT, head.max(get(region, TAIL_AT)));
         }
     }
 
-    /// What the next process finds, for which these files have the numbers from 0 on.
+    /// The logs as found by the next process, for which these files are numbered from 0.
     pub fn of_chain(&self, chain: &[FileId]) -> Logs {
         let copy = |(file, id): (FileId, &FileId)| Some((file, self.regions.get(id).map(copy_of)?));
         let mut logs = Logs::new(self.capacity, self.bug, self.life);
         logs.regions = (0..).map(FileId).zip(chain).filter_map(copy).collect();
         logs.opened = self.opened;
-        // Whose log it is goes with the file, not with its number.
+        // The owner belongs to the file, not to its number.
         for (file, region) in &logs.regions {
             let ours = chain.get(usize::from(file.0)).map(|id| identity(*id));
             if region.read(IDENTITY_AT) == ours {
@@ -147,8 +146,8 @@ impl Logs {
         logs
     }
 
-    /// Whether the log of a file would be used for what `media` holds, and has something to be written to it.
-    pub fn believes(&self, file: FileId, media: &mut Media) -> Result<bool, ImageError> {
+    /// Whether the log of a file would be applied to `media`, and has pending writes.
+    pub fn would_be_applied(&self, file: FileId, media: &mut Media) -> Result<bool, ImageError> {
         let Some(region) = self.regions.get(&file).map(copy_of) else { return Ok(false) };
         let stamps = disk::stamps_in(media)?;
         self.sabotage(&region, &stamps);
@@ -156,12 +155,12 @@ impl Logs {
         Ok(RedoLog::open(region, &owner, media)?.owed().is_some())
     }
 
-    /// Whether nothing is in the log of a file that the file does not have.
+    /// Whether the log of a file contains nothing that the file lacks.
     pub fn is_empty(&self, file: FileId) -> bool {
         self.regions.get(&file).is_none_or(|region| get(region, HEAD_AT) == get(region, TAIL_AT))
     }
 
-    /// A number for what stands in the logs of some files.
+    /// A digest of the logs of some files.
     pub fn digest(&self, files: &[FileId]) -> u64 {
         let words = |region: &Shared| {
             let (head, tail) = (get(region, HEAD_AT), get(region, TAIL_AT));
@@ -175,13 +174,13 @@ impl Logs {
     }
 }
 
-/// What distinguishes a file from others.
+/// The identity of a file.
 fn identity(file: FileId) -> [u8; IDENTITY_LEN] {
     [file.0; IDENTITY_LEN]
 }
 
-/// Has a log be of the file with this stamp, whatever image it is of.
-fn believe(region: &Shared, stamp: Stamp) {
+/// Changes the owner of a log to the file with this stamp.
+fn set_owner_stamp(region: &Shared, stamp: Stamp) {
     region.write(STAMPS_AT[0], stamp.to_bytes());
     set(region, ACCEPTED_AT, 1);
 }
@@ -196,7 +195,7 @@ fn copy_of(from: &Shared) -> Shared {
     let (head, tail) = (get(from, HEAD_AT), get(from, TAIL_AT));
     let len = u64::try_from(capacity).unwrap_or(1).max(1);
     let record = |at: u64| HEADER_LEN + usize::try_from(at % len).unwrap_or(0);
-    // What is dropped is nobody's business.
+    // Dropped records are not copied.
     for at in (0..PREFIX_LEN).step_by(8).chain((tail..head).step_by(8).map(record)) {
         into.publish_u64_native(at, from.load_u64_native(at).unwrap_or(0));
     }

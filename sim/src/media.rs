@@ -1,8 +1,8 @@
-//! What a file holds: a sparse map of sectors, cheap to share and to change a little.
+//! The content of a file: a sparse map of sectors, cheap to copy and to change a little.
 //!
-//! Knows nothing of time: what is durable and what is not is [`crate::file::SimFile`]'s affair.
+//! Knows nothing about durability, which [`crate::file::SimFile`] tracks.
 //!
-//! Invariant: every sector has a content, also those that nobody wrote and those behind the end.
+//! Invariant: every sector has a content, including unwritten ones and those after the end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use disk::{DATA_FILE, FileOffset, ReadFault, Source};
 
 use crate::sector::{SECTOR, SECTOR_LEN, Sector, Word, sectors_of};
 
-/// The first sector of the data file of an image that has one. The two are one [`Media`], as the disk sees them; its
-/// length is the image's.
+/// The first sector of the data file of an image that has one. The disk sees both as one [`Media`], whose length is the
+/// image's.
 pub const DATA_SECTOR: u64 = DATA_FILE.0 / SECTOR;
 
-/// What the bytes that nobody wrote hold.
+/// The content of sectors that were never written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unwritten {
-    /// Zeros, as a file system gives them.
+    /// Zeros, as on a file system.
     Zeroes,
-    /// What the storage held before, as on a logical volume.
+    /// Earlier data of the storage, as on a logical volume.
     Stale,
 }
 
@@ -28,10 +28,10 @@ pub enum Unwritten {
 #[derive(Clone, Debug)]
 pub struct Media {
     sectors: Arc<BTreeMap<u64, Sector>>,
-    /// Changes to `sectors` that are this value's own.
+    /// Changes to the shared `sectors` in this value.
     over: Vec<(u64, Sector)>,
-    /// Runs (first sector, count) that nobody wrote and that read as zero all the same: deallocated, or zeroed
-    /// in one go. Kept as runs, because a block has thousands of them.
+    /// Runs (first sector, count) that read as zero without having been written: deallocated, or zeroed at once. A
+    /// block has thousands of such sectors.
     zeroed: Vec<(u64, u64)>,
     len: u64,
     unwritten: Unwritten,
@@ -39,11 +39,11 @@ pub struct Media {
     modified: u64,
 }
 
-/// When files were made, in seconds since 1970.
+/// Creation time of files, in seconds since 1970.
 pub const CREATED: u64 = 1_000_000_000;
 
 impl Media {
-    /// An empty file.
+    /// Creates an empty file.
     pub fn empty(unwritten: Unwritten) -> Media {
         Media {
             sectors: Arc::default(),
@@ -56,32 +56,32 @@ impl Media {
         }
     }
 
-    /// Gives it a data file, in which nobody has written.
+    /// Adds an unwritten data file.
     pub fn add_data_file(&mut self) {
         self.has_data_file = true;
     }
 
-    /// When it was last changed, in seconds since 1970.
+    /// Modification time in seconds since 1970.
     pub fn modified(&self) -> u64 {
         self.modified
     }
 
-    /// Sets that.
+    /// Sets the modification time.
     pub fn set_modified(&mut self, modified: u64) {
         self.modified = modified;
     }
 
-    /// Bytes in the file.
+    /// Length of the file in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is no byte.
+    /// Whether the file has length zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Makes the file longer or shorter. What is cut off is as if never written.
+    /// Changes the length. Sectors that are cut off become unwritten.
     pub fn set_len(&mut self, len: u64) {
         if len < self.len {
             let first = len.div_ceil(SECTOR);
@@ -99,7 +99,7 @@ impl Media {
         self.len = len;
     }
 
-    /// What unwritten bytes hold.
+    /// The content of unwritten sectors.
     pub fn unwritten(&self) -> Unwritten {
         self.unwritten
     }
@@ -117,7 +117,7 @@ impl Media {
         self.zeroed.iter().any(|(at, count)| (*at..at + count).contains(&sector))
     }
 
-    /// The content of a sector if somebody wrote it.
+    /// The content of a sector if it was written.
     pub fn written(&self, sector: u64) -> Option<&Sector> {
         let own = self.over.iter().rev().find(|(at, _)| *at == sector).map(|(_, content)| content);
         own.or_else(|| self.sectors.get(&sector))
@@ -141,18 +141,18 @@ impl Media {
         bytes
     }
 
-    /// Changes a sector for good. The length stays.
+    /// Changes a sector permanently. The length stays.
     pub fn set(&mut self, sector: u64, content: Sector) {
         self.over.retain(|(at, _)| *at != sector);
         Arc::make_mut(&mut self.sectors).insert(sector, content);
     }
 
-    /// Changes a sector in this value alone: cheap however large the file is, for a few sectors.
+    /// Changes a sector in this value only: for a few sectors, cheap however large the file is.
     pub fn patch(&mut self, sector: u64, content: Sector) {
         self.over.push((sector, content));
     }
 
-    /// Makes a run of sectors that nobody wrote read as zero.
+    /// Makes a run of unwritten sectors read as zero.
     pub fn zero(&mut self, sector: u64, count: u64) {
         if self.zeroed.iter().any(|(at, len)| *at <= sector && sector + count <= at + len) {
             return;
@@ -161,7 +161,7 @@ impl Media {
         self.zeroed.push((sector, count));
     }
 
-    /// Writes bytes from a sector's start on, and grows.
+    /// Writes bytes from the beginning of a sector, and extends the file.
     pub fn write(&mut self, at: FileOffset, bytes: &[u8]) {
         let end = at.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
         for (sector, content) in (at / SECTOR..).zip(sectors_of(bytes)) {
@@ -170,7 +170,7 @@ impl Media {
         self.len = self.len.max(end.0);
     }
 
-    /// The sectors that somebody wrote, in no useful order; one written twice may come twice.
+    /// The written sectors in arbitrary order; one written twice may appear twice.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Sector)> {
         self.sectors
             .iter()
@@ -178,7 +178,7 @@ impl Media {
             .chain(self.over.iter().map(|(at, sector)| (*at, sector)))
     }
 
-    /// A number that stands for the whole content.
+    /// A digest of the whole content.
     pub fn digest(&self) -> u64 {
         let sectors = self.sectors.iter().fold(0, |sum: u64, (at, content)| sum ^ place_digest(*at, content));
         let zeroed = self.zeroed.iter().fold(0, |sum: u64, (at, count)| sum ^ run_digest(*at, *count));
@@ -186,12 +186,12 @@ impl Media {
     }
 }
 
-/// A number that stands for a content at a place.
+/// A digest of the content of a sector.
 pub fn place_digest(sector: u64, content: &Sector) -> u64 {
     crate::sector::mix(sector.wrapping_mul(0x0100_0000_01b3) ^ content.digest())
 }
 
-/// A number that stands for a run of zeros.
+/// A digest of a run of zeros.
 pub fn run_digest(sector: u64, count: u64) -> u64 {
     crate::sector::mix(crate::sector::mix(sector) ^ count)
 }

@@ -1,11 +1,11 @@
-//! What each sector of the disk may hold, by what its guest was told.
+//! The legal contents of each sector of the disk, according to the responses that its guest got.
 //!
-//! Knows nothing of files, formats or crashes as such: only requests, in the order of one clock.
+//! Knows nothing about files, formats or crashes: only requests, ordered by one clock.
 //!
 //! The rule: a version is legal unless a *flushed* write was submitted after that version was answered. For reads
-//! without a crash, read "answered before the read was submitted" for "flushed". Hence overlapping writes that
-//! were in flight together have no order, a failed write may or may not be there, and a discard allows zero
-//! without forbidding what was there before.
+//! without a crash, replace "flushed" by "answered before the read was submitted". Hence overlapping writes that were
+//! in flight together are unordered, a failed write may or may not be there, and a discard allows zero without
+//! forbidding earlier contents.
 
 mod parts;
 
@@ -15,17 +15,17 @@ use std::ops::Range;
 use crate::sector::{PARTS, Word, Words, mix};
 pub use parts::{ALL, Parts, parts_of};
 
-/// A moment: number of requests submitted and answered so far.
-pub type Moment = u64;
+/// A time: the number of requests submitted and answered so far.
+pub type Time = u64;
 
-/// What a write gives to its sectors.
+/// The content that a write gives to its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// The guest's bytes of this version number.
+    /// Guest data with this version number.
     Guest(u32),
     /// Zeros.
     Zero,
-    /// Perhaps zeros: a discard, which need not do anything and replaces nothing.
+    /// Possibly zeros: a discard, which may have no effect and replaces nothing.
     PerhapsZero,
 }
 
@@ -42,47 +42,47 @@ impl Content {
     }
 }
 
-/// Names a write.
+/// Identifies a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteToken(pub u64);
 
-/// One content that a run of sectors was given.
+/// A version of a run of sectors.
 #[derive(Clone, Debug)]
 struct Version {
     sectors: Range<u64>,
-    /// Which parts of each.
+    /// The parts of each sector that it writes.
     parts: Parts,
     content: Content,
     write: WriteToken,
-    submitted: Moment,
-    answered: Option<Moment>,
-    /// Whether it succeeded: only then it replaces others.
+    submitted: Time,
+    answered: Option<Time>,
+    /// Whether it succeeded; otherwise it does not replace others.
     done: bool,
     flushed: bool,
 }
 
-/// What is found at a sector and should not be.
+/// An illegal content of a sector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("sector {sector} reads as {found:?}; legal would be {legal:?}")]
 pub struct Illegal {
     /// The virtual sector.
     pub sector: u64,
-    /// Its content.
+    /// The content that was found.
     pub found: Words,
-    /// What it might have been. Of a sector of which parts were written: what it might have been made of.
+    /// The legal contents. For a sector written in parts, the contents of which it may be composed.
     pub legal: Vec<Words>,
 }
 
-/// All sectors' histories.
+/// The histories of all sectors.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    /// What the disk held when the history begins: durable, and zero where nothing is said.
+    /// The initial content of the disk: durable, and zero where nothing is recorded.
     base: BTreeMap<u64, Words>,
     versions: Vec<Version>,
-    clock: Moment,
+    clock: Time,
 }
 
-/// What a run of sectors may hold.
+/// The legal contents of a run of sectors.
 #[derive(Clone, Debug)]
 struct Run {
     sectors: Range<u64>,
@@ -90,11 +90,11 @@ struct Run {
     base: bool,
     /// The contents that may be trashed.
     unflushed: Vec<Content>,
-    /// Parts of them were written: what they may hold is to be looked for.
+    /// Whether parts were written, so that the legal contents must be searched for.
     in_parts: bool,
 }
 
-/// What the disk may hold after a power loss at one moment. Sectors that are not mentioned are as at first.
+/// The legal contents of the disk after a power loss. Sectors that are not mentioned have their initial content.
 #[derive(Clone, Debug)]
 pub struct Legal<'a> {
     oracle: &'a Oracle,
@@ -102,29 +102,29 @@ pub struct Legal<'a> {
 }
 
 impl Oracle {
-    /// A disk that holds `base`, durably, and zero elsewhere.
+    /// A disk with the durable content `base`, and zero elsewhere.
     pub fn new(base: BTreeMap<u64, Words>) -> Oracle {
         Oracle { base, versions: Vec::new(), clock: 0 }
     }
 
-    /// The next moment.
-    pub fn tick(&mut self) -> Moment {
+    /// Advances the clock.
+    pub fn tick(&mut self) -> Time {
         self.clock += 1;
         self.clock
     }
 
-    /// Sectors are about to get a content.
-    pub fn submit(&mut self, write: WriteToken, submitted: Moment, sectors: Range<u64>, content: Content) {
+    /// Records the submission of a write.
+    pub fn submit(&mut self, write: WriteToken, submitted: Time, sectors: Range<u64>, content: Content) {
         self.submit_parts(write, submitted, sectors.start * PARTS..sectors.end * PARTS, content);
     }
 
-    /// The same for parts of sectors, counted from the disk's first.
-    pub fn submit_parts(&mut self, write: WriteToken, submitted: Moment, parts: Range<u64>, content: Content) {
+    /// As `submit`, for parts of sectors, counted from the beginning of the disk.
+    pub fn submit_parts(&mut self, write: WriteToken, submitted: Time, parts: Range<u64>, content: Content) {
         let (first, end) = (parts.start / PARTS, parts.end.div_ceil(PARTS));
         let whole = parts.start.div_ceil(PARTS)..parts.end / PARTS;
         let borders = match whole.start <= whole.end {
             true => vec![first, whole.start, whole.end, end],
-            // In the middle of a sector.
+            // Boundaries within a sector.
             false => vec![first, end],
         };
         for sectors in borders.windows(2).map(|pair| pair[0]..pair[1]).filter(|run| !run.is_empty()) {
@@ -134,8 +134,8 @@ impl Oracle {
         }
     }
 
-    /// A write is answered. `durable`: with the promise that it survives.
-    pub fn answer(&mut self, write: WriteToken, answered: Moment, done: bool, durable: bool) {
+    /// Records the response to a write. `durable`: it promises that the write survives.
+    pub fn answer(&mut self, write: WriteToken, answered: Time, done: bool, durable: bool) {
         for version in self.versions.iter_mut().filter(|version| version.write == write) {
             version.answered = Some(answered);
             version.done = done;
@@ -143,25 +143,25 @@ impl Oracle {
         }
     }
 
-    /// A flush that was submitted at `submitted` has succeeded.
-    pub fn flushed(&mut self, submitted: Moment) {
+    /// Records that a flush submitted at `submitted` has succeeded.
+    pub fn flushed(&mut self, submitted: Time) {
         for version in &mut self.versions {
             version.flushed |= version.done && version.answered.is_some_and(|answered| answered < submitted);
         }
     }
 
-    /// A number for what the guest was told: what its reads may find from now on.
+    /// A digest of the responses: of what later reads may return.
     pub fn answered_digest(&self) -> u64 {
         let answered = self.versions.iter().filter(|version| version.answered.is_some());
         answered.fold(0, |sum, version| mix(sum ^ version.write.0 ^ (u64::from(version.done) << 63)))
     }
 
-    /// The content that a sector had at first.
+    /// The initial content of a sector.
     pub fn base(&self, sector: u64) -> Words {
         self.base.get(&sector).copied().unwrap_or(Words::ZERO)
     }
 
-    /// The sectors that were not zero at first.
+    /// The sectors that were not zero initially.
     pub fn based(&self) -> impl Iterator<Item = u64> + '_ {
         self.base.keys().copied()
     }
@@ -174,8 +174,8 @@ impl Oracle {
         self.here(sector).any(|version| version.parts != ALL)
     }
 
-    /// The versions of a sector that stand in some part, unless one of `replacing` was submitted after they were
-    /// answered, and whether the first content does.
+    /// The versions of a sector that remain in some part, unless one of `replacing` was submitted after their response,
+    /// and whether the initial content remains.
     fn standing(&self, sector: u64, replacing: impl Fn(&Version) -> bool) -> (Vec<&Version>, bool) {
         let parts = if self.is_in_parts(sector) { vec![1, 2, 4, 8] } else { vec![ALL] };
         let replaces = |version: &&Version| version.content != Content::PerhapsZero && replacing(version);
@@ -183,7 +183,7 @@ impl Oracle {
             let here = self.here(sector).filter(|version| version.parts & part != 0);
             (*part, here.filter(replaces).map(|version| version.submitted).max().unwrap_or(0))
         };
-        let newest: Vec<(Parts, Moment)> = parts.iter().map(newest).collect();
+        let newest: Vec<(Parts, Time)> = parts.iter().map(newest).collect();
         let stands = |version: &&Version| {
             let mut parts = newest.iter().filter(|(part, _)| version.parts & part != 0);
             parts.any(|(_, newest)| version.answered.is_none_or(|answered| answered >= *newest))
@@ -191,7 +191,7 @@ impl Oracle {
         (self.here(sector).filter(stands).collect(), newest.iter().any(|(_, newest)| *newest == 0))
     }
 
-    /// What may be found after a power loss at this moment.
+    /// The legal contents after a power loss now.
     pub fn after_crash(&self) -> Legal<'_> {
         let mut borders: Vec<u64> =
             self.versions.iter().flat_map(|version| [version.sectors.start, version.sectors.end]).collect();
@@ -201,7 +201,8 @@ impl Oracle {
             let sectors = *pair.first()?..*pair.last()?;
             let (standing, base) = self.standing(sectors.start, |version| version.flushed);
             let contents = standing.iter().map(|version| version.content).collect();
-            // Beside a part there is a guest's too, which is written with it and counts as metadata does.
+            // A part is written together with the rest of its sector, which may be other data of the guest: not
+            // trashed, as metadata is not.
             let is_trashed = |version: &&&Version| !version.flushed && version.parts == ALL;
             let unflushed = standing.iter().filter(is_trashed).map(|version| version.content).collect();
             let in_parts = self.is_in_parts(sectors.start);
@@ -210,8 +211,8 @@ impl Oracle {
         Legal { oracle: self, runs: borders.windows(2).filter_map(run).collect() }
     }
 
-    /// Checks what a read of these parts found that was submitted at `submitted` and ends now.
-    pub fn check_read(&self, sector: u64, found: (Words, Parts), submitted: Moment) -> Result<(), Illegal> {
+    /// Checks the content of these parts found by a read submitted at `submitted` that ends now.
+    pub fn check_read(&self, sector: u64, found: (Words, Parts), submitted: Time) -> Result<(), Illegal> {
         let before = |version: &Version| version.done && version.answered.is_some_and(|at| at < submitted);
         if self.explains(sector, found, &before) {
             return Ok(());
@@ -222,7 +223,7 @@ impl Oracle {
         Err(Illegal { sector, found: found.0, legal })
     }
 
-    /// Forgets versions that no check can find legal any more. Only while nothing is in flight.
+    /// Drops versions that can no longer be legal. Only while nothing is in flight.
     pub fn settle(&mut self) {
         let legal = self.after_crash();
         let stands = |version: &Version| {
@@ -239,7 +240,7 @@ impl Oracle {
 }
 
 impl Legal<'_> {
-    /// What a sector may hold, or be made of.
+    /// The contents that a sector may have, or be composed of.
     pub fn words(&self, sector: u64) -> Vec<Words> {
         let Some(run) = self.run(sector) else { return vec![self.oracle.base(sector)] };
         let mut words: Vec<Words> = run.contents.iter().map(|content| content.words(sector)).collect();
@@ -254,7 +255,7 @@ impl Legal<'_> {
         self.runs.get(at).filter(|run| run.sectors.contains(&sector))
     }
 
-    /// Checks what was found. A sector that was being written may have been trashed.
+    /// Checks the content of a sector. If it was being written, it may have been trashed.
     pub fn check(&self, sector: u64, found: Words) -> Result<(), Illegal> {
         let legal = match self.run(sector) {
             Some(run) => {
@@ -271,16 +272,16 @@ impl Legal<'_> {
         if legal { Ok(()) } else { Err(Illegal { sector, found, legal: self.words(sector) }) }
     }
 
-    /// The runs of sectors that have a history.
+    /// The runs of sectors with a history.
     pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.runs.iter().filter(|run| !run.contents.is_empty()).map(|run| run.sectors.clone())
     }
 
-    /// A number that stands for all that may be found.
+    /// A digest of all legal contents.
     pub fn digest(&self) -> u64 {
         self.runs.iter().filter(|run| !run.contents.is_empty()).fold(0, |sum, run| {
             let sum = mix(mix(sum ^ run.sectors.start) ^ run.sectors.end) ^ u64::from(run.base);
-            // Of a set: the same words in another order are the same.
+            // Independent of the order.
             let set = |contents: &[Content]| {
                 let mut words: Vec<u64> = contents.iter().map(|content| content.word(run.sectors.start).0).collect();
                 words.sort_unstable();
@@ -292,8 +293,8 @@ impl Legal<'_> {
         })
     }
 
-    /// The same for a sector of which parts were written: what may be found depends on which of them, and on what could
-    /// lie over what.
+    /// The digest of a sector of which parts were written: it depends on the versions of the parts and their possible
+    /// order.
     fn parts_digest(&self, sector: u64) -> u64 {
         let (standing, _) = self.oracle.standing(sector, |version| version.flushed);
         standing.iter().fold(0, |sum, version| {
@@ -415,7 +416,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_forgotten_changes_no_verdict() {
+    fn dropped_versions_change_no_verdict() {
         let mut oracle = Oracle::default();
         for number in 1..=3 {
             write(&mut oracle, number);

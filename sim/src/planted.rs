@@ -1,7 +1,7 @@
 //! Bugs of the kinds that formats and disks really had.
 //!
-//! Nothing in production code knows of them: [`crate::saboteur`] plants them around a format and around an engine. An
-//! explorer that misses one of them is not worth running.
+//! Production code does not contain them: [`crate::saboteur`] plants them around a format and an engine. An explorer
+//! must find each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,14 +10,14 @@ use crate::fault::FaultKind;
 use crate::workload::Op::Chain;
 use crate::workload::{Durable, Op, Sectors, Step};
 
-/// A planted bug.
+/// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Planted {
     /// The table is written before the bitmaps it refers to.
     TableBeforeBitmap,
     /// Table and bitmaps are written together.
     OneBatch,
-    /// A write becomes visible, and part of the next round, when it is begun.
+    /// A write becomes visible, and part of the next round, when it begins.
     EarlyCommit,
     /// A flush is answered without its last sync.
     EarlyAnswer,
@@ -25,35 +25,35 @@ pub enum Planted {
     NoDataSync,
     /// No sync between the bitmaps and the table.
     NoMiddleSync,
-    /// A discarded block's place is given away before the table that freed it is durable.
+    /// The space of a discarded block is reused before the table that freed it is durable.
     EarlyReuse,
     /// Bitmaps are written with whole bytes set: eight sectors where one was written.
     RoundedBitmap,
-    /// A bitmap is sealed with the bits of writes that are still under way.
+    /// A bitmap is sealed with the bits of writes still in flight.
     EarlyBits,
-    /// The footer is written where it used to be, so that nothing makes the file long enough for its new block.
+    /// The footer is written at its old position, so that the file is not extended for its new block.
     OldFooter,
     /// The footer is written where the next block will begin.
     FooterOverBlock,
-    /// A new header is written over the old one, to which the footer still leads.
+    /// A new header is written over the old one, to which the footer still points.
     HeaderInPlace,
-    /// A footer is written before the header that it leads to.
+    /// A footer is written before the header to which it points.
     FooterBeforeHeader,
-    /// Two blocks that are allocated at the same time get the same place.
+    /// Two blocks that are allocated concurrently get the same space.
     SamePlace,
-    /// A write that failed is taken for one that succeeded.
+    /// A failed write is treated as successful.
     LostAbandon,
     /// Metadata whose write failed is not written again.
     LostRewrite,
-    /// A discard in a differencing image clears the bits of what is discarded, which shows the parent again.
+    /// A discard in a differencing image clears bits, which shows the parent again.
     ParentShown,
-    /// Space behind the end of the file is taken for zeros on storage where it is not.
+    /// Space after the end of the file is assumed to be zero on storage where it is not.
     TrustedTail,
-    /// A place is called clean though it could not be deallocated.
+    /// Space is treated as clean although it could not be deallocated.
     TrustedRelease,
-    /// A block is placed where a killed process has given one up before that is durable.
+    /// A block is placed in space that a killed process has freed, before that is durable.
     UnprovenPlace,
-    /// A device is believed to be larger than it is.
+    /// A device is treated as larger than it is.
     DeviceEndForgotten,
     /// A cluster's refcount is written after the entry that refers to it.
     RefcountAfterEntry,
@@ -61,132 +61,131 @@ pub enum Planted {
     RefcountWithEntry,
     /// A cluster becomes visible, and part of the next round, before its data is written.
     EntryBeforeData,
-    /// A round has no sync but its last.
+    /// A round has only its last sync.
     EntryWithoutSync,
-    /// A freed cluster is given away before the entry that freed it is durable.
+    /// A freed cluster is reused before the entry that freed it is durable.
     ReuseBeforeFlush,
     /// The header is written before the tables that it points to.
     TornHeader,
-    /// Copy on write without the bytes around the write.
+    /// Copy-on-write omits the bytes around the write.
     FillForgotten,
-    /// A second write to a cluster does not wait until the first has given it its place.
+    /// A second write to a cluster does not wait until the first has allocated it.
     CopyNotAwaited,
-    /// No round makes the old leaf durable once a snapshot has put another on it.
+    /// No round makes the old leaf durable after a snapshot has put another one on it.
     SnapshotWithoutRound,
-    /// What a merge has copied becomes durable a round after the leaf has forgotten it.
+    /// Data copied by a merge becomes durable a round after the leaf has dropped it.
     ForgottenBeforeCopied,
     /// Of a round, the upper layer is durable before the lower one.
     UpperLayerFirst,
-    /// What a merge has forgotten is deallocated before that is durable.
+    /// Data dropped by a merge is deallocated before the drop is durable.
     EarlyDeallocation,
-    /// What is written to a chunk that has been merged gets a place in the leaf, too.
+    /// A write to a chunk that has been merged is allocated in the leaf as well.
     LeafGrows,
-    /// A new cluster is filled up to the disk's end and not to its own, which comes to light when the disk grows.
+    /// A new cluster is filled up to the disk's end and not to its own, which shows when the disk grows.
     UnfilledEnd,
-    /// A layer that a merge has made larger says that there is nothing behind its old end.
+    /// A layer enlarged by a merge still reports that there is nothing after its old end.
     EndRemembered,
-    /// What an answered request has changed is logged with the next one.
+    /// The changes of an answered request are logged with the next one.
     LoggedAfterAnswer,
-    /// The same, below the leaf: what a merge has freed is logged, and what it has copied is not.
+    /// Below the leaf, the space freed by a merge is logged, but not the copied data.
     LowerLayerLoggedLater,
     /// The log is dropped when a round is sealed, not when it is durable.
     LogDroppedEarly,
-    /// The log of another image is believed.
+    /// The log of another image is applied.
     LogOfAnotherImage,
     /// A file gets a stamp from each process, and none after a round.
     StampOncePerProcess,
-    /// The log is of a file with the old stamp too when the file has the new one.
+    /// The log still belongs to a file with the old stamp when the file has the new one.
     OldStampKept,
-    /// While a file gets a new stamp, the log is not of it with the old one.
+    /// While a file gets a new stamp, the log does not belong to it with the old one.
     OldStampForgotten,
-    /// What was left to be written below the leaf is forgotten.
+    /// Pending writes below the leaf are dropped.
     ParentsDebtForgotten,
-    /// Where there is no space for what was left to be written below the leaf, it is read from the log, and no flush
-    /// waits for it.
+    /// Where there is no space for pending writes below the leaf, they are read from the log, and no flush waits for
+    /// them.
     ParentsDebtOnlyRead,
-    /// Who only reads does not look into the log.
+    /// A read-only process ignores the log.
     LogNotRead,
-    /// What was left to be written is written without syncs in between.
+    /// Pending writes are written without syncs in between.
     OwedWithoutSyncs,
-    /// That a sync has failed is forgotten with the process that has seen it.
+    /// A failed sync is forgotten with the process that has seen it.
     FailedSyncForgotten,
-    /// That a sync below the leaf has failed is forgotten with the process that has seen it.
+    /// A failed sync below the leaf is forgotten with the process that has seen it.
     FailureBelowForgotten,
-    /// When a compressed cluster moves, all is deallocated that it has shared with others.
+    /// When a compressed cluster moves, space shared with others is deallocated.
     SharedDeallocated,
-    /// A cluster that an internal snapshot has too is overwritten in place.
+    /// A cluster shared with an internal snapshot is overwritten in place.
     SharedOverwritten,
-    /// A cluster of which some subclusters are in the file is written down as if all were.
+    /// A cluster with some subclusters allocated is recorded as fully allocated.
     RoundedSubclusters,
-    /// A sync of an image with a data file is none of the data file.
+    /// A sync of an image does not include its data file.
     DataFileNotSynced,
-    /// An L2 table that was copied is written with the L1 entry that refers to it.
+    /// A copied L2 table is written together with the L1 entry that refers to it.
     EntryWithCopy,
-    /// The refcount of what is freed is lowered together with the refcounts that rise, before the entries are
-    /// written.
+    /// The refcounts of freed clusters are decreased together with the increases, before the entries are written.
     LoweredEarly,
-    /// What the disk has shared with an internal snapshot is deallocated when the disk gives it up.
+    /// Space shared with an internal snapshot is deallocated when the disk frees it.
     SnapshotDeallocated,
-    /// In version 2, a cluster of a child that is to read as zero loses its place, which shows the parent.
+    /// In version 2, a cluster of a child that must read as zero is freed, which shows the parent.
     OldZeroesForgotten,
-    /// On storage of large sectors: two sectors of a unit are read, changed and written at once.
+    /// With large sectors: two sectors of a unit are read, changed and written concurrently.
     UnitNotAlone,
-    /// There also: a sector is answered when its unit is on its way to the storage, and not there.
+    /// With large sectors: a sector is answered while its unit is still being written.
     UnitAnsweredEarly,
-    /// A write that was split is answered when the first of its pieces has ended.
+    /// A split write is answered when the first of its pieces has ended.
     SplitAnsweredEarly,
-    /// Of a write that went on as others, or with others, it is not seen that it failed.
+    /// A failure of a part of a split or merged write is not reported.
     FailedPartHidden,
-    /// Readers are not shown where the target of a merge has put what the guest wrote there.
+    /// Readers do not see where the target of a merge has put data that the guest wrote there.
     TargetNotShown,
-    /// A part of a sector is written by a read and a write of all of it, between which others write.
+    /// A part of a sector is written by a read and a write of the whole sector, between which others write.
     UnguardedPatch,
-    /// The same, and nothing comes between, but the read does not wait for writes under way to what it reads.
+    /// The same without writes in between, but the read does not wait for earlier writes in flight.
     EarlyPatchRead,
     /// The files of merged layers are removed before the layer above records its new parent.
     SourcesRemovedFirst,
-    /// They are removed when it has recorded that, and before it is durable.
+    /// They are removed when the new parent is recorded, but not durable.
     LinkNotDurable,
-    /// They are removed by the process that takes over, which finds it recorded, and does not make it durable.
+    /// They are removed by the next process, which finds the new parent recorded but does not make it durable.
     FinishedUndurably,
-    /// A merge changes what the leaf records before what the last process has left is durable.
+    /// A merge changes the leaf's parent link before the pending writes of the last process are durable.
     MergedBeforeReplay,
-    /// The leaf still records when its parent was last changed when that changes.
+    /// The leaf still records the time of its parent's last change when the parent changes.
     ParentNeverForgotten,
-    /// The same below the leaf.
+    /// The same for layers below the leaf.
     ParentsNeverForgotten,
-    /// The leaf has forgotten that, but not durably, when its parent changes.
+    /// The leaf has removed that time, but not durably, when its parent changes.
     ParentForgottenLate,
-    /// Layers that are to be merged grow at the same time, the upper one not durably before the lower one.
+    /// Layers to be merged grow at the same time, the upper one not durably before the lower one.
     LayersGrowTogether,
-    /// An image that is rebased records its new parent before anything is copied up.
+    /// A rebased image records its new parent before anything is copied up.
     LinkedBeforeCopy,
-    /// It records that before what was copied up is durable.
+    /// It records that before the copied data is durable.
     LinkedWithCopy,
     /// A rebase or flatten ends before that is durable.
     MoveNotDurable,
-    /// A new child has its name before it is durable.
+    /// A new child gets its name before it is durable.
     ChildNamedEarly,
-    /// A copy has its name before it is durable.
+    /// A copy gets its name before it is durable.
     CopyNamedEarly,
     /// A new leaf is used before its name is durable.
     NameNotDurable,
-    /// A clone is answered for before its name is durable.
+    /// A clone is reported as done before its name is durable.
     CloneNotDurable,
-    /// A revert leaves the old chain before that is durable.
+    /// A revert leaves the old chain before the new one is durable.
     RevertedEarly,
     /// An image records a new parent that is not durable.
     ParentsNotSynced,
 }
 
-/// Layers in which a bug lives.
+/// The layers in which a bug is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layers {
-    /// The leaf with which the chain began.
+    /// The first leaf of the chain.
     Leaf,
-    /// Those below it.
+    /// The layers below it.
     Below,
-    /// All.
+    /// All layers of the chain.
     All,
 }
 
@@ -275,17 +274,17 @@ const NAMES: [(Planted, &str, &str); 81] = [
 ];
 
 impl Planted {
-    /// All of them.
+    /// All planted bugs.
     pub fn all() -> impl Iterator<Item = Planted> {
         NAMES.into_iter().map(|(planted, _, _)| planted)
     }
 
-    /// The format of the images in which it is looked for.
+    /// The format of the images in which it is searched for.
     pub fn format(self) -> &'static str {
         NAMES.iter().find(|(planted, _, _)| *planted == self).map_or("", |(_, _, format)| format)
     }
 
-    /// Where in a chain it lives.
+    /// The layers in which it is planted.
     pub fn layers(self) -> Layers {
         match self {
             Planted::ForgottenBeforeCopied | Planted::EndRemembered | Planted::LowerLayerLoggedLater => Layers::Below,
@@ -295,12 +294,12 @@ impl Planted {
         }
     }
 
-    /// Whether only a guest that writes parts of sectors can meet it.
+    /// Whether only a guest that writes parts of sectors can trigger it.
     pub fn is_about_parts(self) -> bool {
         matches!(self, Planted::UnguardedPatch | Planted::EarlyPatchRead)
     }
 
-    /// What must go wrong below for the bug to matter.
+    /// Faults without which the bug has no effect.
     pub fn faults(self) -> &'static [FaultKind] {
         match self {
             Planted::LostAbandon | Planted::LostRewrite | Planted::FailedPartHidden => &[FaultKind::NoSpace],
@@ -312,23 +311,23 @@ impl Planted {
 }
 
 impl Planted {
-    /// Whether it is seen only where the redo log is full, and the next process knows what the files say and no more.
+    /// Whether it shows only with a full redo log, when the next process knows only the files.
     pub fn needs_full_log(self) -> bool {
         self == Planted::UnprovenPlace
     }
 }
 
-/// A write that is not durable.
+/// A write that needs a flush to be durable.
 const WRITE: Op = Op::Write(Sectors { at: 0, count: 3 }, Durable::ByFlush);
 
 impl Planted {
-    /// What a workload begins with that can meet it, where few would by chance.
+    /// The beginning of a workload that can trigger it, if few random ones would.
     pub fn needs(self) -> &'static [Op] {
         match self {
             Planted::SourcesRemovedFirst | Planted::LinkNotDurable | Planted::FinishedUndurably => {
                 &[Chain(Step::Snapshot), Chain(Step::MergeBelow)]
             }
-            // A round that is under way when the merge forgets something.
+            // So that a round is in progress when the merge drops data.
             Planted::EarlyDeallocation => &[Chain(Step::Merge), Op::Flush, Op::Flush, Op::Flush, Op::Flush],
             Planted::ParentsNeverForgotten => &[Chain(Step::Snapshot), Chain(Step::MergeAll)],
             Planted::LayersGrowTogether => &[Chain(Step::Snapshot), Chain(Step::Grow), Chain(Step::MergeAll)],
@@ -343,7 +342,7 @@ impl Planted {
         }
     }
 
-    /// Whether it is met in few orders of what it needs: many short workloads then find it sooner than some long ones.
+    /// Whether it is triggered in few orders only: many short workloads then find it sooner than some long ones.
     pub fn needs_an_order(self) -> bool {
         self == Planted::EarlyDeallocation
     }

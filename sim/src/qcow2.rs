@@ -1,6 +1,7 @@
-//! A new qcow2 file, laid out without the code under test: small clusters, so that short workloads reach every table.
+//! Lays out new qcow2 files without the code under test, with small clusters, so that short workloads reach every
+//! table.
 //!
-//! Knows the qcow2 specification and nothing of how our images are made or opened.
+//! Knows the qcow2 specification and nothing about how images are created or opened.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -14,45 +15,45 @@ use crate::sector::SECTOR;
 use crate::shared;
 use crate::subclusters;
 
-/// Feature bit of an image with a data file: "External data file bit".
+/// Incompatible feature bit "External data file bit".
 const EXTERNAL_DATA: u64 = 1 << 2;
-/// Where the parent's name stands.
+/// Offset of the parent's name.
 const NAME_AT: u64 = 1024;
 
-/// What the new file is to be.
+/// The properties of a new file.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec<'a> {
-    /// Sectors of the disk.
+    /// Size of the disk in sectors.
     pub sectors: u64,
-    /// The parent's name, if there is one.
+    /// The name of the parent, if there is one.
     pub parent: Option<&'a str>,
-    /// 2 or 3.
+    /// The version: 2 or 3.
     pub version: u32,
-    /// So many clusters at the beginning of the file are counted as used; more than the tables need are leaked.
+    /// Number of clusters at the beginning of the file that are counted as used; those not needed by tables are leaked.
     pub used: u64,
-    /// What is in it.
+    /// The initial content.
     pub holds: Holds,
 }
 
-/// What a new file holds.
+/// The initial content of a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
-    /// Nothing.
+    /// An empty disk.
     Nothing,
     /// Compressed clusters ([`compressed`]).
     Compressed,
-    /// An internal snapshot ([`shared`]).
+    /// A disk with an internal snapshot ([`shared`]).
     Snapshot,
     /// Extended L2 entries ([`subclusters`]).
     Subclusters,
-    /// Nothing, and what it will hold is to be in a data file.
+    /// An empty disk whose data will be in a data file.
     DataFile,
-    /// The same, with extended L2 entries.
+    /// As `DataFile`, with extended L2 entries.
     SubclustersInDataFile,
 }
 
 impl Holds {
-    /// Clusters of such a file.
+    /// Number of clusters of such a file.
     fn used(self) -> u64 {
         match self {
             Holds::Nothing | Holds::DataFile | Holds::SubclustersInDataFile => 4,
@@ -62,12 +63,12 @@ impl Holds {
         }
     }
 
-    /// Bytes of such a file, if it is no device.
+    /// Size of such a file in bytes, unless it is on a device.
     pub fn bytes(self) -> u64 {
         self.used() * self.sizes().0
     }
 
-    /// Bytes of a cluster, and of an entry of an L2 table.
+    /// Sizes in bytes of a cluster and of an L2 entry.
     fn sizes(self) -> (u64, u64) {
         match self {
             Holds::Subclusters | Holds::SubclustersInDataFile => (subclusters::CLUSTER, 16),
@@ -76,7 +77,7 @@ impl Holds {
     }
 }
 
-/// Lays out the file: header, refcount table, refcount block and L1 table, a cluster each.
+/// Lays out the file: header, refcount table, refcount block and L1 table, one cluster each.
 pub fn create(spec: &Spec<'_>, tail: Unwritten) -> Media {
     let mut media = Media::empty(tail);
     let used = spec.used.max(spec.holds.used()).min(COUNTED);
@@ -140,7 +141,7 @@ fn header(spec: &Spec<'_>) -> Vec<u8> {
         (100, 4, 104),
     ];
     let mut header = padded(&[], cluster);
-    // Version 2 ends before the last three.
+    // The header of version 2 ends before the last three.
     for (at, len, value) in fields.into_iter().filter(|(at, ..)| spec.version >= 3 || *at < 72) {
         header[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
     }
@@ -149,9 +150,9 @@ fn header(spec: &Spec<'_>) -> Vec<u8> {
     header
 }
 
-/// What the internal snapshot of a file shows otherwise than in the beginning.
+/// The first difference between the internal snapshot of a file and its initial content.
 pub fn lost_of_snapshot(media: &Media, version: u32) -> Option<String> {
-    static EXPECTED: [OnceLock<BTreeMap<u64, shared::Shown>>; 2] = [const { OnceLock::new() }; 2];
+    static EXPECTED: [OnceLock<BTreeMap<u64, shared::ClusterContent>>; 2] = [const { OnceLock::new() }; 2];
     let cell = &EXPECTED[usize::from(version >= 3)];
     let expected = cell.get_or_init(|| {
         let spec = Spec {

@@ -1,8 +1,8 @@
-//! Numbers that look random and are the same for the same seed, on every machine and for ever.
+//! Pseudorandom numbers that are the same for a seed on every machine and in every version.
 
 use crate::sector::mix;
 
-/// SplitMix64.
+/// The generator SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -1,6 +1,6 @@
-//! Reads what a chain shows that nobody else uses, with the disk itself.
+//! Reads the content of a chain that no disk uses.
 //!
-//! Knows nothing of what should be found.
+//! Knows nothing about the expected content.
 
 use std::ops::Range;
 
@@ -11,23 +11,23 @@ use crate::io::{ROOM, SimIo, Visible};
 use crate::media::Media;
 use crate::sector::{SECTOR, Words, words_of};
 
-/// Why something cannot be read.
+/// The reason why a chain cannot be read.
 #[derive(Debug)]
 pub enum Unread {
-    /// The layers make no disk.
+    /// The layers cannot be opened as a disk.
     Open(ImageError),
-    /// A read has ended so.
+    /// A read has failed.
     Status {
-        /// The first sector that was asked for.
+        /// The first sector of the read.
         sector: u64,
-        /// The answer.
+        /// The status of the response.
         status: Status,
     },
-    /// A read has not ended.
+    /// A read has not completed.
     Unanswered,
 }
 
-/// Hands what the layers show in some windows to `take`. What a disk that has not grown does not have is zero.
+/// Passes the content of the layers in some windows to `take`. Sectors after the end of the disk are zero.
 pub fn read(
     layers: Vec<Image>,
     files: Vec<Media>,

@@ -1,9 +1,10 @@
-//! Copies of a disk's files that are put back in their place after its process has died, as from a backup.
+//! Copies of a disk's files that are restored after its process has died, as from a backup.
 //!
-//! Knows nothing of what is in the files. Invariant checked: the log that the process has left is of no copy from a
-//! moment at which everything was in the files; what it says follows a later state.
+//! Knows nothing about the contents. Invariant checked: the log left by the process is not applied to a copy from a
+//! time at which everything was in the files, because its records follow a later state.
 //!
-//! A copy from a moment at which something was only in the log is left out: from the file alone it cannot be told from
+//! Copies from a time at which something was only in the log are excluded: from the file alone they are
+//! indistinguishable from the state that the log follows (decision 0053).
 //! the state that the log follows (decision 0053).
 
 use disk::FileId;
@@ -11,12 +12,12 @@ use disk::FileId;
 use crate::media::Media;
 use crate::run::{Sight, Violation};
 
-/// Copies kept of a run, from moments spread over it.
+/// Number of copies kept in a run, taken at times spread over it.
 const COPIES: usize = 4;
-/// Of so many moments at which a copy can be made, at one it is.
+/// A copy is taken at one of this many possible times.
 const EACH: usize = 3;
 
-/// Copies of the files of one run.
+/// Copies of the files of a run.
 #[derive(Default)]
 pub struct Copies {
     copies: Vec<Vec<(FileId, Media)>>,
@@ -24,7 +25,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Copies the files, if this is a moment for it.
+    /// Copies the files if this is one of the chosen times.
     pub fn take(&mut self, sight: &Sight<'_>, files: &[FileId]) {
         if sight.io.pending() > 0 || files.iter().any(|file| !sight.logs.is_empty(*file)) {
             return;
@@ -36,13 +37,13 @@ impl Copies {
         self.moments += 1;
     }
 
-    /// Puts each copy back in place of the files as they are, and holds it against the logs.
+    /// Replaces the files by each copy, and checks that the logs are not applied to it.
     pub fn put_back(&self, sight: &Sight<'_>) -> Result<(), Violation> {
-        // Behind a failed sync a log is of the file whatever stamp that has: the stamp may be among what was lost.
-        // An empty log has nothing to be used.
+        // After a failed sync a log belongs to the file whatever its stamp, which may be lost. An empty log is never
+        // applied.
         let may_be_used = |file: FileId| !sight.logs.has_failed(file) && !sight.logs.is_empty(file);
         for (file, media) in self.copies.iter().flatten().filter(|(file, _)| may_be_used(*file)) {
-            if sight.logs.believes(*file, &mut media.clone()).map_err(Violation::Open)? {
+            if sight.logs.would_be_applied(*file, &mut media.clone()).map_err(Violation::Open)? {
                 return Err(Violation::Believed(*file));
             }
         }

@@ -1,10 +1,10 @@
-//! One life of a disk: a workload, requests in flight together, and storage that answers in the order of a
-//! schedule. After every event somebody may look at what a power loss would leave.
+//! One life of a disk: a workload, requests in flight together, and storage that completes operations in the order of a
+//! schedule. After every event a callback may examine what a power loss would leave.
 //!
 //! Invariants checked:
 //! - every request is answered exactly once;
-//! - a read finds what is legal (see [`crate::oracle`]); when all is done, everything that was touched is read;
-//! - nothing fails unless a fault was injected;
+//! - a read finds legal contents (see [`crate::oracle`]); at the end, everything that was touched is read;
+//! - requests fail only if a fault was injected;
 //! - after a failed sync nothing is durable and no new write is accepted.
 
 mod around;
@@ -29,7 +29,7 @@ use crate::io::{SimIo, Visible};
 use crate::link;
 use crate::logs::Logs;
 use crate::media::Media;
-use crate::oracle::{Content, Moment, Oracle, WriteToken, parts_of};
+use crate::oracle::{Content, Oracle, Time, WriteToken, parts_of};
 use crate::planted::Planted;
 use crate::saboteur::{Plot, SabotagedIo, Saboteur};
 use crate::schedule::{Pace, Schedule};
@@ -39,44 +39,44 @@ use crate::subject::{Device, Form, Start, Subject};
 use crate::workload::{Op, Sectors};
 use around::Around;
 use opening::Opening;
-use steps::Verb;
+use steps::ActiveVerb;
 pub use takeover::{Death, Next, take_over};
 pub use violation::Violation;
 pub use windows::around;
 
-/// More events than any workload has: a run that goes on is one that never ends.
+/// More events than any workload has: a run with more does not end.
 const EVENTS_MAX: usize = 200_000;
 
-/// After each so many file operations the disk forgets all that it can, if it is at rest.
+/// After this many file operations the disk drops its caches if it is idle.
 const FORGETS: u64 = 5;
 
-/// After each so many file operations the files need new stamps, as from time to time under whoever serves the disk.
+/// After this many file operations the files need new stamps, as from time to time in a real process.
 const EXPIRES: u64 = 7;
 
-/// Operations of workloads of which all are explored.
+/// Maximum number of operations in a short workload.
 const SHORT: usize = 4;
 
-/// What stays the same during a run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The image.
     pub subject: Subject,
     /// A bug to plant.
     pub bug: Option<Planted>,
-    /// What goes wrong.
+    /// A fault to inject.
     pub fault: Option<crate::fault::Fault>,
     /// When reads see writes.
     pub visible: Visible,
-    /// Requests in flight at once, at most.
+    /// Maximum number of requests in flight.
     pub depth: usize,
-    /// File operations pending at once, at most: beyond, the queue is full.
+    /// Maximum number of pending file operations: the queue is full beyond.
     pub room: usize,
-    /// The number of the first request, which its version carries: what an earlier life wrote has smaller ones.
+    /// The number of the first request, which its version carries; each life has its own range.
     pub first: u64,
-    /// Bytes of a redo log for records.
+    /// Capacity of a redo log in bytes of records.
     pub log: usize,
-    /// Whether the disk's own limits are as low as they can be: no memory for its map, one fill at a time, and a round
-    /// as soon as two blocks of metadata have changed.
+    /// Whether the disk's limits are as low as possible: no memory for its map, one fill at a time, and a round as soon
+    /// as two metadata blocks have changed.
     pub tight: bool,
 }
 
@@ -87,33 +87,33 @@ impl Setup {
     }
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// Whether the fault happened.
+    /// Whether the fault has occurred.
     pub fault_happened: bool,
-    /// The files of the chain as a reader finds them, leaf first.
+    /// The visible files of the chain, leaf first.
     pub files: Vec<Media>,
-    /// File operations finished.
+    /// Number of completed file operations.
     pub operations: u64,
 }
 
 struct InFlight {
     op: Op,
     operation: Operation,
-    submitted: Moment,
-    /// Whether a sync had failed already when it was submitted.
+    submitted: Time,
+    /// Whether a sync had failed before its submission.
     broken: bool,
 }
 
-/// What can happen next.
+/// An event of a run.
 enum Event {
-    /// The next operation of the workload begins.
+    /// Submits the next operation of the workload.
     Begin,
-    /// A file operation ends.
+    /// Completes a pending file operation.
     Finish(usize),
-    /// What is being done to the chain goes on.
-    GoOn,
+    /// Continues the current verb.
+    Continue,
 }
 
 struct Run {
@@ -121,52 +121,52 @@ struct Run {
     bug: Option<Planted>,
     io: SimIo,
     plot: Plot,
-    /// Dropped only when every request is answered, and leaked when a violation ends the run before: a request
-    /// that vanishes panics, as it should.
+    /// Dropped only when every request is answered, and leaked if a violation ends the run earlier, because a request
+    /// that is dropped panics.
     disk: ManuallyDrop<Disk<Saboteur<Image>>>,
     oracle: Oracle,
     logs: Logs,
-    /// How each file is to be understood, by its number.
+    /// The format of each file, by its number.
     forms: Vec<Form>,
-    /// The chains of which each must be right after a power loss, leaf first; the first is the one that is served.
+    /// The chains that must be legal after a power loss, leaf first; the first is the one that is served.
     chains: Vec<Vec<FileId>>,
-    /// The chains beside it that share layers with it.
+    /// Other chains that share layers with it.
     siblings: Vec<Sibling>,
-    /// What is being done to the chain.
-    verb: Option<Verb>,
-    /// Whether that has failed where only another process could go on.
+    /// The verb in progress.
+    verb: Option<ActiveVerb>,
+    /// Whether the verb has failed so that only another process could continue.
     is_over: bool,
-    /// The disk's sectors, as the guest was told.
-    told: u64,
+    /// Size of the disk in sectors as reported to the guest.
+    guest_sectors: u64,
     in_flight: BTreeMap<u64, InFlight>,
-    /// Writes of parts that a planted bug keeps from the disk.
+    /// Partial writes that a planted bug intercepts.
     around: BTreeMap<u64, Around>,
     next: u64,
     operations: u64,
     /// Whether the disk does not fit on its device.
     is_small: bool,
-    /// Whether the disk is made to forget.
+    /// Whether the disk is made to drop its caches.
     forgets: bool,
 }
 
-/// What there is to see of a life at one moment.
+/// The state of a life, as seen by the callback after an event.
 #[derive(Clone, Copy)]
 pub struct Sight<'a> {
     /// The storage.
     pub io: &'a SimIo,
-    /// How each file is to be understood, by its number.
+    /// The format of each file, by its number.
     pub forms: &'a [Form],
-    /// The chains of which each must be right after a power loss, leaf first.
+    /// The chains that must be legal after a power loss, leaf first.
     pub chains: &'a [Vec<FileId>],
-    /// The chains beside it.
+    /// Other chains that share layers.
     pub siblings: &'a [Sibling],
-    /// What may be found.
+    /// The legal contents of the disk.
     pub oracle: &'a Oracle,
-    /// What outlives the process.
+    /// The redo logs, which outlive the process.
     pub logs: &'a Logs,
 }
 
-/// Who looks after every event.
+/// Called after every event.
 pub type Watch<'a> = dyn FnMut(&Sight<'_>) -> Result<(), Violation> + 'a;
 
 /// Runs a workload to its end.
@@ -178,19 +178,18 @@ pub fn run(
     watch: &mut Watch<'_>,
 ) -> Result<End, Violation> {
     let mut run = Run::new(setup, start)?;
-    // In a short workload little is known that could be forgotten, and all that is read again is one more moment to
-    // crash at.
+    // In a short workload little is cached, and reading it again adds events at which a crash is examined.
     run.forgets = workload.len() > SHORT;
     let mut waiting = workload.iter().copied();
     let mut upcoming = waiting.next();
     for _ in 0..EVENTS_MAX {
         upcoming = upcoming.filter(|_| !run.is_over);
         let begins = upcoming.is_some_and(|op| run.can_begin_op(op, setup.depth));
-        let goes_on = run.can_go_on();
+        let goes_on = run.can_proceed();
         let pending = run.io.pending();
         let count = pending + usize::from(begins) + usize::from(goes_on);
         if count == 0 {
-            // An engine that was full once has room now.
+            // A queue that was full has room now.
             if run.retry() {
                 continue;
             }
@@ -205,7 +204,7 @@ pub fn run(
                 }
             }
             Event::Finish(which) => run.finish(which),
-            Event::GoOn => run.go_on(&setup.subject, watch)?,
+            Event::Continue => run.proceed(&setup.subject, watch)?,
         }
         run.answers()?;
         run.drop_logs_early();
@@ -214,20 +213,20 @@ pub fn run(
     Err(Violation::Endless)
 }
 
-/// What the `picked`th choice is. The first depends on the pace; the others follow by age.
+/// The event for the `picked`th choice. The first depends on the pace; the others are ordered by age.
 fn event(pace: Pace, picked: usize, pending: usize, begins: bool, goes_on: bool) -> Event {
     let (begins, goes_on) = (usize::from(begins), usize::from(goes_on));
     match pace {
         Pace::Serial if picked < pending => Event::Finish(picked),
-        Pace::Serial if picked < pending + goes_on => Event::GoOn,
+        Pace::Serial if picked < pending + goes_on => Event::Continue,
         Pace::Serial => Event::Begin,
         Pace::Eager | Pace::Newest if picked < begins => Event::Begin,
         Pace::Eager if picked < begins + pending => Event::Finish(picked - begins),
-        Pace::Eager => Event::GoOn,
-        Pace::Steps if picked < goes_on => Event::GoOn,
+        Pace::Eager => Event::Continue,
+        Pace::Steps if picked < goes_on => Event::Continue,
         Pace::Steps if picked < goes_on + pending => Event::Finish(picked - goes_on),
         Pace::Steps => Event::Begin,
-        Pace::Newest if picked < begins + goes_on => Event::GoOn,
+        Pace::Newest if picked < begins + goes_on => Event::Continue,
         Pace::Newest => Event::Finish((begins + goes_on + pending).saturating_sub(picked + 1)),
     }
 }
@@ -242,7 +241,7 @@ impl Run {
         Run::on(setup, io, (logs, Opening::ALONE), start.forms.clone(), oracle, vec![chain])
     }
 
-    /// A disk on the first of these chains, leaf first.
+    /// A run with a disk on the first of these chains, leaf first.
     fn on(
         setup: &Setup,
         io: SimIo,
@@ -285,7 +284,7 @@ impl Run {
         }
         let disk = ManuallyDrop::new(disk);
         let (in_flight, next) = (BTreeMap::new(), setup.first);
-        let (bug, told) = (setup.bug, disk.geometry().len / SECTOR);
+        let (bug, guest_sectors) = (setup.bug, disk.geometry().len / SECTOR);
         Ok(Run {
             setup: *setup,
             bug,
@@ -299,7 +298,7 @@ impl Run {
             siblings: Vec::new(),
             verb: None,
             is_over: false,
-            told,
+            guest_sectors,
             in_flight,
             around: BTreeMap::new(),
             next,
@@ -317,14 +316,14 @@ impl Run {
     fn can_begin_op(&self, op: Op, depth: usize) -> bool {
         match op {
             Op::Chain(step) => self.can_begin(step),
-            // A guest asks for what is behind the end when it has been told that there is something.
+            // A guest uses sectors after the old end only when it was notified of them.
             _ if self.is_offline() => false,
-            _ => self.in_flight.len() < depth && (op.is_inside(self.told) || !self.is_growing()),
+            _ => self.in_flight.len() < depth && (op.is_inside(self.guest_sectors) || !self.is_growing()),
         }
     }
 
     fn begin_op(&mut self, op: Op, subject: &Subject) {
-        match op.within(self.told).map(|op| (op, op.operation())) {
+        match op.within(self.guest_sectors).map(|op| (op, op.operation())) {
             Some((Op::Chain(step), _)) => self.begin(step, subject),
             Some((op, Some(operation))) => self.submit(op, operation),
             _ => {}
@@ -375,21 +374,21 @@ impl Run {
         ended.into_iter().for_each(|done| self.disk.settle(done, &mut io));
         self.disk.retry(&mut io);
         self.retry_aside();
-        // At rest, as by whoever serves it: else what needs much metadata would learn it again and again, and never be
-        // done.
+        // Only at rest, as in the real process; otherwise a request that needs much metadata would load it repeatedly
+        // and never end.
         if self.forgets && self.operations % FORGETS == 0 && self.disk.is_idle() {
             self.disk.drop_caches();
         }
     }
 
-    /// What a planted bug does when a round is sealed.
+    /// Drops logs as a planted bug does when a round is sealed.
     fn drop_logs_early(&mut self) {
         for file in std::mem::take(&mut self.plot.borrow_mut().dropped) {
             self.logs.drop_until(file, self.logs.head(file));
         }
     }
 
-    /// Lets the disk push again what was handed back; whether that gave the storage something to do.
+    /// Lets the disk resubmit refused operations; returns whether that gave the storage something to do.
     fn retry(&mut self) -> bool {
         self.disk.retry(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
         self.retry_aside();
@@ -429,9 +428,9 @@ impl Run {
         Ok(())
     }
 
-    fn judge_read(&self, op: Op, memory: &Segments, submitted: Moment) -> Result<(), Violation> {
+    fn judge_read(&self, op: Op, memory: &Segments, submitted: Time) -> Result<(), Violation> {
         let (sectors, parts) = (op.sectors(), op.parts().range());
-        // The bytes in front of the first part that was asked for, in its sector, were not.
+        // The requested data begins at its first part, not at the beginning of the sector.
         let bytes = usize::try_from((parts.start - sectors.at * PARTS) * PART).unwrap_or(0);
         let memory = Segments::joined(vec![Segments::zeroed(bytes), memory.clone()]);
         for (sector, found) in sectors.range().zip(words_of(&memory)) {
@@ -444,7 +443,7 @@ impl Run {
     fn judge_status(&self, asked: &InFlight, status: Status) -> Result<(), Violation> {
         let op = || asked.op.to_string();
         let done = status == Status::Done;
-        // Advice may be declined.
+        // A discard may be declined.
         let declined = status == Status::Unsupported && matches!(asked.operation, Operation::Discard);
         let is_full = status == Status::NoSpace && self.is_small && !matches!(asked.op, Op::Flush | Op::Read(_));
         if !self.io.fault_happened() && !done && !declined && !is_full {
@@ -460,13 +459,13 @@ impl Run {
 
     fn end(mut self, upcoming: Option<Op>, workload: &[Op]) -> Result<End, Violation> {
         if self.verb.is_some() || upcoming.is_some() {
-            let step = self.verb.as_ref().and_then(Verb::step);
+            let step = self.verb.as_ref().and_then(ActiveVerb::step);
             return Err(Violation::Step(format!("{step:?} never ends")));
         }
         if !self.in_flight.is_empty() || self.disk.in_flight() > 0 {
             return Err(Violation::Unanswered(self.in_flight.len()));
         }
-        self.look_back(workload)?;
+        self.read_all_back(workload)?;
         let Run { io, disk, operations, chains, .. } = self;
         drop(ManuallyDrop::into_inner(disk));
         let files = chains.first().map(|chain| io.contents(chain)).unwrap_or_default();
@@ -475,12 +474,12 @@ impl Run {
 }
 
 impl Run {
-    /// Reads once more around everything that was asked for. A power loss shows what the files hold; this, what the
-    /// disk believes of them.
-    fn look_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
+    /// Reads everything that was requested once more. A power loss shows the contents of the files; this shows those
+    /// that the disk reports.
+    fn read_all_back(&mut self, workload: &[Op]) -> Result<(), Violation> {
         let touched = workload.iter().filter(|op| op.sectors().count > 0);
         let borders = touched.flat_map(|op| [op.sectors().range().start, op.sectors().range().end]);
-        for window in around(borders, self.told) {
+        for window in around(borders, self.guest_sectors) {
             let sectors = Sectors { at: window.start, count: window.end - window.start };
             self.submit(Op::Read(sectors), Operation::Read);
             while self.io.pending() > 0 || self.retry() {
@@ -492,7 +491,7 @@ impl Run {
     }
 }
 
-/// What a guest writes as one version of some parts of sectors.
+/// The guest's data for a version of some parts of sectors.
 fn guest_memory(version: u32, parts: Range<u64>) -> Segments {
     let words = usize::try_from(PART / 8).unwrap_or(0);
     let part = |part: u64| Word::guest(version, part / PARTS).0.to_le_bytes().repeat(words);

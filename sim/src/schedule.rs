@@ -1,29 +1,30 @@
-//! Who decides what happens next: the enumeration of all orders within a bound, or a seed.
+//! Decides what happens next: by enumerating all orders within a bound, or from a seed.
 //!
-//! Knows only how many things could happen, not what they are; the first is what would happen if nobody
-//! interfered. A schedule can be written down and followed again.
+//! Knows only the number of possible events; the first is the one without interference. A schedule can be written down
+//! and repeated.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::random::Random;
 
-/// What happens when nobody interferes.
+/// The order of events without interference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pace {
     /// Each request ends before the next begins.
     Serial,
     /// All requests begin before the first ends.
     Eager,
-    /// The same, and what was begun last ends first: the oldest operations wait for ever.
+    /// All requests begin before the first ends, and the latest operation completes first: the oldest ones wait
+    /// longest.
     Newest,
-    /// What is done to the chain goes on before anything else, and no request begins while anything can go on: who
-    /// interferes has one begin at a moment of that.
+    /// Verbs on the chain proceed before anything else, and no request begins while one can proceed; an interference
+    /// lets a request begin in between.
     Steps,
 }
 
 impl Pace {
-    /// Those under which all workloads are explored.
+    /// The paces under which all workloads are explored.
     pub const ALL: [Pace; 3] = [Pace::Serial, Pace::Eager, Pace::Newest];
     const KNOWN: [Pace; 4] = [Pace::Serial, Pace::Eager, Pace::Newest, Pace::Steps];
 
@@ -49,47 +50,47 @@ enum Source {
 pub struct Schedule {
     pace: Pace,
     source: Source,
-    /// What was picked, out of how many.
+    /// The choices so far: which, out of how many.
     taken: Vec<(usize, usize)>,
 }
 
 impl Schedule {
-    /// Nobody interferes.
+    /// A schedule without interference.
     pub fn undisturbed(pace: Pace) -> Schedule {
         Schedule { pace, source: Source::Prefix(Vec::new()), taken: Vec::new() }
     }
 
-    /// Decisions by a seed.
+    /// A schedule from a seed.
     pub fn seeded(seed: u64) -> Schedule {
         let mut random = Random::new(seed);
         let pace = Pace::ALL[random.index(Pace::ALL.len())];
         Schedule { pace, source: Source::Seed(random), taken: Vec::new() }
     }
 
-    /// The decisions taken so far, to be taken once more.
+    /// The choices so far, to be repeated.
     pub fn again(&self) -> Schedule {
         let picks = self.taken.iter().map(|(picked, _)| *picked).collect();
         Schedule { pace: self.pace, source: Source::Prefix(picks), taken: Vec::new() }
     }
 
-    /// What happens if nobody interferes.
+    /// The order of events without interference.
     pub fn pace(&self) -> Pace {
         self.pace
     }
 
-    /// Decides between `count` things, at least one.
+    /// Chooses one of `count` events, at least one.
     pub fn pick(&mut self, count: usize) -> usize {
         let picked = match &mut self.source {
             Source::Prefix(prefix) => prefix.get(self.taken.len()).copied().unwrap_or(0).min(count.saturating_sub(1)),
-            // Half of the time nothing unusual: long detours find less than short ones.
+            // Half of the choices do not interfere: long detours find less than short ones.
             Source::Seed(random) => [0, random.index(count)][random.index(2)],
         };
         self.taken.push((picked, count));
         picked
     }
 
-    /// The next schedule of an enumeration of all that interfere at most `interferences` times. To be asked after
-    /// the run. `None`: that was the last.
+    /// The next schedule of an enumeration of all with at most `interferences` interferences, to be called after the
+    /// run. `None`: that was the last one.
     pub fn next(&self, interferences: usize) -> Option<Schedule> {
         let interfered = |taken: &[(usize, usize)]| taken.iter().filter(|(picked, _)| *picked > 0).count();
         let can_turn = |at: &usize| {
@@ -111,7 +112,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// A word that is not a schedule.
+/// An error: the text is not a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a schedule; they look like s, e, n, c, or e.0.0.2")]
 pub struct NotASchedule(String);
@@ -153,7 +154,7 @@ mod test {
     }
 
     #[test]
-    fn a_schedule_can_be_followed_again() {
+    fn a_schedule_can_be_repeated() {
         let mut first = Schedule::seeded(4);
         let picks: Vec<_> = (0..20).map(|_| first.pick(4)).collect();
         let mut again: Schedule = first.to_string().parse().unwrap();

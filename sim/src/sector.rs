@@ -1,8 +1,8 @@
 //! The content of one 512-byte sector, small enough to keep millions of them.
 //!
-//! What a simulated guest writes is one 64-bit word, repeated: the word names the writer, so that a sector read
-//! back says which version of which sector it is. A guest that writes a part of a sector leaves several words there.
-//! Metadata is kept byte for byte.
+//! A simulated guest writes one 64-bit word repeatedly: the word names the writer, so that a sector that is read shows
+//! which version of which sector it is. A partial write leaves several words in a sector. Metadata is kept byte for
+//! byte.
 //!
 //! Invariant: two contents are equal exactly when their bytes are.
 
@@ -16,7 +16,7 @@ use rustc_hash::FxHasher;
 pub const SECTOR: u64 = 512;
 /// The same as a length of memory.
 pub const SECTOR_LEN: usize = 512;
-/// Parts of a sector that a guest may ask for by themselves.
+/// Parts of a sector that a guest can write separately.
 pub const PARTS: u64 = 4;
 /// The same as a length of a list.
 const PARTS_LEN: usize = 4;
@@ -28,13 +28,13 @@ const PART_LEN: usize = SECTOR_LEN / PARTS_LEN;
 /// One sector's bytes.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Sector {
-    /// The word, little-endian, 64 times.
+    /// This word, little-endian, 64 times.
     Word(Word),
-    /// Anything else.
+    /// Any other content.
     Bytes(Arc<[u8; SECTOR_LEN]>),
 }
 
-/// A word that fills a sector: its top byte says who wrote it.
+/// A word that fills a sector; its top byte identifies the kind of writer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(pub u64);
 
@@ -42,24 +42,24 @@ const GUEST: u8 = 0xd5;
 const TRASH: u8 = 0x7a;
 const STALE: u8 = 0x5b;
 
-/// The version number of what a parent holds.
+/// The version number of a parent's data.
 pub const PARENTS: u32 = 0xba_5e00;
 
 impl Word {
-    /// Never written, or discarded.
+    /// The content that was never written, or was discarded.
     pub const ZERO: Word = Word(0);
 
-    /// What a guest writes to virtual sector `sector` as its version `version`.
+    /// The guest's data for version `version` of virtual sector `sector`.
     pub fn guest(version: u32, sector: u64) -> Word {
         Word(tagged(GUEST, (u64::from(version) << 32) | (sector & 0xffff_ffff)))
     }
 
-    /// What stood at `sector` of a file before it belonged to the file: any bits, different at each place.
+    /// The content of `sector` of a file before it belonged to the file: arbitrary, different for each sector.
     pub fn stale(sector: u64) -> Word {
         Word(tagged(STALE, mix(sector)))
     }
 
-    /// What a power loss in the middle of writing `self` may leave, if it was a guest's.
+    /// The content that a power loss during a write of `self` may leave; `None` unless it is guest data.
     pub fn trashed(self) -> Option<Word> {
         (self.tag() == GUEST).then(|| Word(tagged(TRASH, self.0)))
     }
@@ -83,12 +83,12 @@ impl std::fmt::Debug for Word {
     }
 }
 
-/// What a reader finds in a sector: the word of each of its parts.
+/// The content of a sector as seen by a reader: the word of each of its parts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Words(pub [Word; PARTS_LEN]);
 
 impl Words {
-    /// Never written, or discarded.
+    /// The content that was never written, or was discarded.
     pub const ZERO: Words = Words::whole(Word::ZERO);
 
     /// The same word in all parts.
@@ -96,13 +96,13 @@ impl Words {
         Words([word; PARTS_LEN])
     }
 
-    /// The word of all parts, if it is one.
+    /// The word of all parts, if they are equal.
     pub fn one(self) -> Option<Word> {
         let Words([first, ..]) = self;
         (self == Words::whole(first)).then_some(first)
     }
 
-    /// What a reader finds. Parts that nobody wrote as such have a word of their own.
+    /// The words of a sector. Parts that do not consist of one word are represented by a unique one.
     pub fn of(sector: &Sector) -> Words {
         let part = |bytes: &[u8]| match bytes.first_chunk::<8>() {
             Some(first) if bytes[8..] == bytes[..PART_LEN - 8] => Word(u64::from_le_bytes(*first)),
@@ -132,7 +132,7 @@ fn tagged(tag: u8, low: u64) -> u64 {
     (u64::from(tag) << 56) | (low & 0x00ff_ffff_ffff_ffff)
 }
 
-/// Spreads the bits of a number over all of another (the finisher of SplitMix64).
+/// Mixes the bits of a number (the finalizer of SplitMix64).
 pub fn mix(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -147,13 +147,13 @@ impl Sector {
     /// The content of 512 bytes.
     pub fn of(bytes: &[u8; SECTOR_LEN]) -> Sector {
         match bytes.first_chunk::<8>() {
-            // Equal to itself shifted by eight bytes: the same eight all the way.
+            // Equal to itself shifted by eight bytes, so the same eight bytes repeat.
             Some(first) if bytes[8..] == bytes[..SECTOR_LEN - 8] => Sector::Word(Word(u64::from_le_bytes(*first))),
             _ => Sector::Bytes(Arc::new(*bytes)),
         }
     }
 
-    /// The bytes.
+    /// Copies the content to `bytes`.
     pub fn copy_to(&self, bytes: &mut [u8; SECTOR_LEN]) {
         match self {
             Sector::Word(Word::ZERO) => bytes.fill(0),
@@ -166,7 +166,7 @@ impl Sector {
         }
     }
 
-    /// A number that stands for the content, to compare many of them at once.
+    /// A digest of the content, to compare many of them at once.
     pub fn digest(&self) -> u64 {
         match self {
             Sector::Word(word) => mix(word.0),
@@ -188,12 +188,12 @@ impl std::fmt::Debug for Sector {
     }
 }
 
-/// What a guest finds in memory, sector by sector.
+/// The words of a guest's memory, sector by sector.
 pub fn words_of(memory: &Segments) -> Vec<Words> {
     sectors_of(&memory.to_vec()).map(|sector| Words::of(&sector)).collect()
 }
 
-/// Splits whole sectors of bytes into contents.
+/// Splits whole sectors into contents.
 pub fn sectors_of(bytes: &[u8]) -> impl Iterator<Item = Sector> + '_ {
     bytes.chunks(SECTOR_LEN).map(|chunk| {
         let mut whole = [0; SECTOR_LEN];
@@ -207,7 +207,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_sector_comes_back_as_it_was() {
+    fn a_sector_is_read_as_written() {
         let mut odd = [7u8; SECTOR_LEN];
         odd[511] = 8;
         for bytes in [[0u8; SECTOR_LEN], [7u8; SECTOR_LEN], odd] {

@@ -1,13 +1,12 @@
-//! A qcow2 file with an internal snapshot, made by hand: what the disk shares with it must be copied before it is
-//! changed.
+//! Lays out a qcow2 file with an internal snapshot: clusters that the disk shares with it must be copied before they
+//! are changed.
 //!
-//! Knows the qcow2 specification and nothing of how our images are opened. One L2 table is shared as a whole; of the
-//! other the snapshot has its own, and some of the clusters under the two are shared. Two compressed clusters lie in
-//! one cluster of the file, which is thereby referred to four times. In version 2 there is none that reads as zero and
-//! has a place.
+//! Knows the qcow2 specification and nothing about how images are opened. One L2 table is shared as a whole; the
+//! snapshot has its own copy of the other, and some of the clusters under the two are shared. Two compressed clusters
+//! are in one cluster of the file, which therefore has four references. Version 2 has no allocated zero cluster.
 //!
-//! Invariant checked ([`lost`]): whatever is done to the disk, whoever follows the table of snapshots finds what was
-//! there.
+//! Invariant checked ([`lost`]): whatever is done to the disk, the snapshot's content, as found through the snapshot
+//! table, is unchanged.
 
 use std::collections::BTreeMap;
 
@@ -18,25 +17,25 @@ use crate::compressed::{COMPRESSED, COPIED, PLACE_BITS, TABLE, ZERO, deflated, o
 use crate::media::Media;
 use crate::sector::{PARENTS, Sector, Word};
 
-/// Clusters of a file that holds it.
+/// Number of clusters of such a file.
 pub const USED: u64 = 18;
-/// What the snapshot holds where the disk has been written to since.
+/// The snapshot's data where the disk was written to since.
 const OLDER: u32 = 0xba_5e01;
 
-/// Clusters of the file, by what is in them: the active L1 table.
+/// Positions in the file, in clusters: the active L1 table.
 const L1: u64 = 3;
 const SNAPSHOTS: u64 = 4;
 const SNAPSHOT_L1: u64 = 5;
-/// The L2 table that disk and snapshot share, that of the disk, and that of the snapshot.
+/// The L2 table shared by disk and snapshot, the disk's own, and the snapshot's own.
 const SHARED_TABLE: u64 = 6;
 const OWN_TABLE: u64 = 7;
 const SNAPSHOT_TABLE: u64 = 8;
-/// Compressed clusters.
+/// The cluster with compressed data.
 const PACKED: u64 = 16;
-/// A cluster that reads as zero and has a place with something else.
+/// An allocated zero cluster, whose space contains other data.
 const HIDDEN: u64 = 17;
 
-/// Which of the two has an entry.
+/// Which of the two refers to a cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Both,
@@ -44,7 +43,7 @@ enum Whose {
     Snapshot,
 }
 
-/// A cluster of the disk that has a place of its own in the file.
+/// A cluster of the disk with a cluster of the file.
 struct Plain {
     cluster: u64,
     place: u64,
@@ -55,7 +54,7 @@ const fn plain(cluster: u64, place: u64, whose: Whose) -> Plain {
     Plain { cluster, place, whose }
 }
 
-/// Under the shared table, at its beginning and its end; and under the two others, shared and not.
+/// Under the shared table, at its beginning and end; under the two others, shared and not.
 const PLAIN: [Plain; 6] = [
     plain(0, 9, Whose::Both),
     plain(TABLE - 1, 10, Whose::Both),
@@ -64,12 +63,12 @@ const PLAIN: [Plain; 6] = [
     plain(TABLE + 1, 13, Whose::Both),
     plain(TABLE + 2, 14, Whose::Snapshot),
 ];
-/// Clusters of the disk that are compressed, in one cluster of the file.
+/// Compressed clusters of the disk with the offsets of their data, in one cluster of the file.
 const SQUEEZED: [(u64, u64); 2] = [(1, PACKED * CLUSTER), (2, PACKED * CLUSTER + 700)];
-/// The one that reads as zero.
+/// The zero cluster of the disk.
 const ZEROED: u64 = 3;
 
-/// What the disk holds. The cluster of zeroes hides what may be below; nothing does in version 2.
+/// The initial content of the disk. The zero cluster hides the parent; version 2 has none.
 pub fn given(version: u32) -> impl Iterator<Item = (u64, Word)> {
     let plain = PLAIN.iter().filter(|plain| plain.whose != Whose::Snapshot).map(|plain| plain.cluster);
     let sectors = plain.chain(SQUEEZED.iter().map(|(cluster, _)| *cluster)).flat_map(sectors_of);
@@ -77,7 +76,7 @@ pub fn given(version: u32) -> impl Iterator<Item = (u64, Word)> {
     sectors.map(|sector| (sector, Word::guest(PARENTS, sector))).chain(zeroes)
 }
 
-/// How often a cluster of the file is referred to.
+/// The refcount of a cluster of the file.
 pub fn count(cluster: u64, version: u32) -> u16 {
     match cluster {
         SHARED_TABLE => 2,
@@ -88,7 +87,7 @@ pub fn count(cluster: u64, version: u32) -> u16 {
     }
 }
 
-/// Puts it into a new file.
+/// Puts tables and data into a new file.
 pub fn put(media: &mut Media, version: u32) {
     let cluster_len = usize::try_from(CLUSTER).unwrap_or(0);
     for cluster in [SNAPSHOTS, SNAPSHOT_L1, SHARED_TABLE, OWN_TABLE, SNAPSHOT_TABLE, 15, PACKED, HIDDEN] {
@@ -128,7 +127,7 @@ fn put_entries(media: &mut Media, table: u64, entries: &[(u64, u64)]) {
     }
 }
 
-/// The one entry of the table of snapshots: as large a disk as any of ours, where the version says so.
+/// The entry of the snapshot table. The size of the disk is included if the version requires it.
 fn entry(version: u32) -> Vec<u8> {
     let mut entry = Vec::new();
     entry.extend((SNAPSHOT_L1 * CLUSTER).to_be_bytes());
@@ -145,17 +144,17 @@ fn entry(version: u32) -> Vec<u8> {
     entry
 }
 
-/// What a snapshot shows of a cluster.
+/// The content of a cluster in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
-    /// It reads as zero.
+pub enum ClusterContent {
+    /// The cluster reads as zero.
     Zero,
-    /// These bytes, or what they decompress to.
+    /// The data of the cluster, decompressed if necessary.
     Bytes(Vec<u8>),
 }
 
-/// What the snapshot of a file shows, cluster by cluster; empty if there is none.
-pub fn shown(media: &Media) -> BTreeMap<u64, Shown> {
+/// The content of the snapshot of a file, by cluster; empty if there is none.
+pub fn shown(media: &Media) -> BTreeMap<u64, ClusterContent> {
     let words = |at: u64, len: u64| {
         let bytes = media.read(at / 512, len / 512);
         let words = bytes.chunks_exact(8).map(|word| word.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte)));
@@ -172,11 +171,11 @@ pub fn shown(media: &Media) -> BTreeMap<u64, Shown> {
         for (raw, number) in words(l2, CLUSTER).into_iter().zip(0..).filter(|(raw, _)| *raw != 0) {
             let shown = if raw & COMPRESSED != 0 {
                 let at = raw & ((1 << PLACE_BITS) - 1);
-                Shown::Bytes(media.read(at / 512, ((raw & !COMPRESSED) >> PLACE_BITS) + 1))
+                ClusterContent::Bytes(media.read(at / 512, ((raw & !COMPRESSED) >> PLACE_BITS) + 1))
             } else if raw & ZERO != 0 {
-                Shown::Zero
+                ClusterContent::Zero
             } else {
-                Shown::Bytes(media.read((raw & PLACE) / 512, CLUSTER_SECTORS))
+                ClusterContent::Bytes(media.read((raw & PLACE) / 512, CLUSTER_SECTORS))
             };
             found.insert(table * TABLE + number, shown);
         }
@@ -184,7 +183,7 @@ pub fn shown(media: &Media) -> BTreeMap<u64, Shown> {
     found
 }
 
-/// Bits of an entry that are a place in the file.
+/// Bits of an entry with the offset in the file.
 const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 
 #[cfg(test)]
@@ -214,7 +213,7 @@ mod test {
     }
 
     #[test]
-    fn a_snapshot_that_has_changed_is_noticed() {
+    fn a_changed_snapshot_is_detected() {
         let start = prepare(&Subject::new(Kind::SharedQcow2, Unwritten::Zeroes)).unwrap();
         for place in [9, 12, PACKED, SHARED_TABLE, SNAPSHOT_TABLE, SNAPSHOT_L1] {
             let mut media = start.files[0].clone();

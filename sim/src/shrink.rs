@@ -1,14 +1,14 @@
-//! Makes a failure small enough to be understood: leaves operations out as long as something still fails.
+//! Shrinks a failure so that it can be understood: removes operations as long as any failure remains.
 //!
-//! What fails in the end need not be what failed first, but it is described as completely.
+//! The final failure need not be the original one, but it is described as completely.
 
 use crate::crash::Explorer;
 use crate::explore::{Case, Failure, explore, prepare};
 use crate::schedule::{Pace, Schedule};
 
-/// Shorter workloads that are tried, at most: some seconds' worth.
+/// Maximum number of shorter workloads that are tried: some seconds' worth.
 const TRIES_MAX: usize = 400;
-/// Random orders tried with each.
+/// Number of random orders tried with each workload.
 const SEEDS: u64 = 3;
 
 /// The failure, or a smaller one.
@@ -33,7 +33,7 @@ pub fn shrink(failure: Failure) -> Failure {
     smallest
 }
 
-/// Whether something fails without `count` operations from the `at`th on.
+/// The failure of the workload without `count` operations from the `at`th on, if it still fails.
 fn fails_without(failure: &Failure, at: usize, count: usize) -> Option<Failure> {
     let case = failure.case.as_ref();
     let mut workload = case.workload.clone();

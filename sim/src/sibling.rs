@@ -1,40 +1,40 @@
-//! A chain beside the guest's, which has layers in common with it: a clone of one of them, or what a revert has left.
+//! A chain that shares layers with the guest's: a clone of one of them, or the old chain after a revert.
 //!
-//! Knows nothing of how it came to be. Nobody writes to it: it shows the same at every moment, power loss or not.
+//! It is never written to, so its content is the same at all times, also after power losses.
 
 use disk::FileId;
 
 use crate::oracle::{Legal, Oracle};
 use crate::sector::mix;
 
-/// A chain, and what it shows.
+/// A chain with its expected content.
 #[derive(Clone, Debug)]
 pub struct Sibling {
-    /// Its files, leaf first.
+    /// The files of the chain, leaf first.
     pub chain: Vec<FileId>,
-    /// What it shows: durably, if it was answered.
+    /// The expected content, which is durable.
     shows: Oracle,
 }
 
 impl Sibling {
-    /// A chain that shows what a disk showed whose requests were all answered, and are durable.
+    /// A chain with the content of a disk whose requests were all answered and are durable.
     pub fn new(chain: Vec<FileId>, mut shows: Oracle) -> Sibling {
         let now = shows.tick();
         shows.flushed(now);
         Sibling { chain, shows }
     }
 
-    /// What a disk has to show that is served from it.
+    /// The expected content of a disk that is served from the chain.
     pub fn into_shown(self) -> Oracle {
         self.shows
     }
 
-    /// What may be found in it after a power loss.
+    /// The legal contents after a power loss.
     pub fn legal(&self) -> Legal<'_> {
         self.shows.after_crash()
     }
 
-    /// A number that stands for it.
+    /// A digest of the chain and its content.
     pub fn digest(&self) -> u64 {
         self.chain.iter().fold(self.legal().digest(), |sum, file| mix(sum ^ u64::from(file.0)))
     }

@@ -1,8 +1,8 @@
-//! A qcow2 file with extended L2 entries, made by hand: clusters of which some subclusters are in the file, some read
-//! as zero and some are in the parent, with and without a place.
+//! Lays out a qcow2 file with extended L2 entries: clusters of which some subclusters are data, some read as zero and
+//! some are in the parent, with and without allocated space.
 //!
-//! Knows the qcow2 specification and nothing of how our images are opened. A subcluster is a sector here, as small as
-//! it can be.
+//! Knows the qcow2 specification and nothing about how images are opened. A subcluster is a sector here, the smallest
+//! possible size.
 
 use disk::{FileOffset, MetaWrite};
 
@@ -11,26 +11,26 @@ use crate::media::Media;
 use crate::sector::{PARENTS, SECTOR, Sector, Word};
 use crate::theme::BLOCK;
 
-/// Bytes of a cluster: the smallest whose subclusters have a sector each.
+/// Size of a cluster in bytes: the smallest, with subclusters of one sector.
 pub const CLUSTER: u64 = 32 * SECTOR;
-/// Clusters of a file that holds it: four that every file has, an L2 table, and three of data.
+/// Number of clusters of such a file: the four that every file has, an L2 table, and three with data.
 pub const USED: u64 = 8;
-/// Feature bit of such a file: "Extended L2 Entries".
+/// The incompatible feature bit "Extended L2 Entries".
 pub const FEATURE: u64 = 1 << 4;
 
-/// Clusters of the file: the L1 table and the L2 table.
+/// Positions in the file, in clusters: the L1 table and the L2 table.
 const L1: u64 = 3;
 const L2: u64 = 4;
 
-/// A cluster of the disk: its place in the file, if it has one, and a letter for each of its first subclusters: `d`
-/// data, `z` zero, `.` in the parent, as all the others are.
+/// A cluster of the disk: its cluster in the file, if allocated, and a letter for each of its first subclusters: `d`
+/// data, `z` zero, `.` in the parent, as all others are.
 struct Cluster {
     number: u64,
     place: Option<u64>,
     subclusters: &'static str,
 }
 
-/// Those that the workloads touch: the first, and those on both sides of two blocks' borders.
+/// Clusters that the workloads touch: the first, and those on both sides of two block borders.
 const CLUSTERS: [Cluster; 4] = [
     Cluster { number: 0, place: Some(5), subclusters: "dzdd.dz" },
     Cluster { number: BLOCK / 32 - 1, place: None, subclusters: "zz.............................z" },
@@ -39,24 +39,26 @@ const CLUSTERS: [Cluster; 4] = [
 ];
 
 impl Cluster {
-    /// Sectors of the disk of which something is said, and what is.
-    fn said(&self) -> impl Iterator<Item = (u64, char)> {
+    /// The sectors of the disk with a letter, and the letters.
+    fn letters(&self) -> impl Iterator<Item = (u64, char)> {
         let first = self.number * 32;
-        (first..).zip(self.subclusters.chars()).filter(|(_, said)| *said != '.')
+        (first..).zip(self.subclusters.chars()).filter(|(_, letters)| *letters != '.')
     }
 
     fn bitmap(&self) -> u64 {
-        self.said().fold(0, |bitmap, (sector, said)| bitmap | 1 << (sector % 32 + if said == 'z' { 32 } else { 0 }))
+        self.letters()
+            .fold(0, |bitmap, (sector, letters)| bitmap | 1 << (sector % 32 + if letters == 'z' { 32 } else { 0 }))
     }
 }
 
-/// What a disk holds that stands on such a file; zeroes among it hide what is below.
+/// The content of a disk on such a file; zeroes in it hide the parent.
 pub fn given() -> impl Iterator<Item = (u64, Word)> {
-    let said = CLUSTERS.iter().flat_map(Cluster::said);
-    said.map(|(sector, said)| (sector, if said == 'z' { Word::ZERO } else { Word::guest(PARENTS, sector) }))
+    let letters = CLUSTERS.iter().flat_map(Cluster::letters);
+    letters.map(|(sector, letters)| (sector, if letters == 'z' { Word::ZERO } else { Word::guest(PARENTS, sector) }))
 }
 
-/// Puts it into a new file, whose L1 table names no tables yet. Places hold rubbish where a bitmap does not say `data`.
+/// Puts the L2 table and data into a new file whose L1 table is empty. Allocated space contains rubbish unless it is
+/// data.
 pub fn put(media: &mut Media) {
     overwrite(media, FileOffset(L1 * CLUSTER), &(L2 * CLUSTER | COPIED).to_be_bytes());
     let cluster_len = usize::try_from(CLUSTER).unwrap_or(0);
@@ -67,13 +69,13 @@ pub fn put(media: &mut Media) {
         overwrite(media, FileOffset(L2 * CLUSTER + cluster.number * 16), &entry);
         let Some(place) = cluster.place else { continue };
         media.write(FileOffset(place * CLUSTER), &vec![0xc3; cluster_len]);
-        for (sector, _) in cluster.said().filter(|(_, said)| *said == 'd') {
+        for (sector, _) in cluster.letters().filter(|(_, letters)| *letters == 'd') {
             media.set(place * 32 + sector % 32, Sector::Word(Word::guest(PARENTS, sector)));
         }
     }
 }
 
-/// A write to the L2 table has every cluster that has a place in the file as a whole.
+/// Changes a write to the L2 table so that every allocated cluster is allocated as a whole.
 pub fn round(write: &mut MetaWrite) {
     if !(L2 * CLUSTER..(L2 + 1) * CLUSTER).contains(&write.at.0) {
         return;

@@ -1,6 +1,6 @@
-//! What is explored: images of each kind, small and with something in them.
+//! The images to explore: each kind is small and contains data.
 //!
-//! `kind` says of which layers. Knows how such an image is made, opened and checked; nothing of crashes.
+//! `kind` defines their layers. This module creates, opens and checks such images; it knows nothing about crashes.
 
 mod kind;
 
@@ -26,97 +26,98 @@ use crate::theme::{BLOCK, Theme};
 
 pub use kind::Kind;
 
-/// How the bytes of a file are to be understood.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
     /// A raw image.
     Raw,
-    /// A VHD of any kind.
+    /// A VHD of any type.
     Vhd,
     /// A qcow2 image.
     Qcow2,
 }
 
-/// One layer of what a kind begins with.
+/// A layer of the initial chain of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// Its form, and which kind of it.
-    pub made: Made,
-    /// What its first life writes and flushes.
+    /// How the layer is created.
+    pub made: LayerType,
+    /// The workload that its first life writes and flushes.
     pub preparation: &'static str,
 }
 
-/// How a layer is made.
+/// How a layer is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// A raw file of zeroes.
+pub enum LayerType {
+    /// A raw file with zeroes.
     Raw,
-    /// A fixed VHD of zeroes.
+    /// A fixed VHD with zeroes.
     Fixed,
-    /// A fixed VHD that holds [`IN_PARENT`]: what is in it is where it is, so that no code under test is needed to
-    /// make it.
+    /// A fixed VHD with the data of [`IN_PARENT`], laid out without the code under test.
     Given,
-    /// A dynamic VHD or, on another layer, a differencing one.
+    /// A dynamic VHD or, on another layer, a differencing VHD.
     Vhd,
-    /// A differencing VHD with a misspelt locator, when its first life is over ([`misspell`]).
+    /// A differencing VHD whose locator is misspelt after its first life ([`misspell`]).
     MisspeltVhd,
-    /// A qcow2 file, on another layer a child.
+    /// A qcow2 file; on another layer, a child.
     Qcow2,
-    /// The same, with a refcount block that has few counts left.
+    /// A qcow2 file whose first refcount block is nearly full.
     FullQcow2,
-    /// The same, with compressed clusters ([`compressed`]).
+    /// A qcow2 file with compressed clusters ([`compressed`]).
     CompressedQcow2,
-    /// The same, with an internal snapshot ([`shared`]).
+    /// A qcow2 file with an internal snapshot ([`shared`]).
     SharedQcow2,
-    /// The same, with extended L2 entries ([`subclusters`]).
+    /// A qcow2 file with extended L2 entries ([`subclusters`]).
     SubclusterQcow2,
-    /// The same, with an external data file.
+    /// A qcow2 file with an external data file.
     DataFileQcow2,
-    /// The same, with extended L2 entries and an external data file.
+    /// A qcow2 file with extended L2 entries and an external data file.
     SubclusterDataFileQcow2,
     /// A qcow2 file of version 2.
     OldQcow2,
-    /// The same, with an internal snapshot.
+    /// A qcow2 file of version 2 with an internal snapshot.
     OldSharedQcow2,
 }
 
-impl Made {
-    /// How layers of a format are made that has layers.
-    pub fn of_format(format: &str) -> Option<Made> {
+impl LayerType {
+    /// How layers of a format are created; `None` if it has no layers.
+    pub fn of_format(format: &str) -> Option<LayerType> {
         match format {
-            "vhd" => Some(Made::Vhd),
-            "qcow2" => Some(Made::Qcow2),
+            "vhd" => Some(LayerType::Vhd),
+            "qcow2" => Some(LayerType::Qcow2),
             _ => None,
         }
     }
 
-    /// What such a layer holds from the beginning; zeroes among it hide what is below.
+    /// The initial content of such a layer; zeroes in it hide the parent.
     pub fn given(self) -> Vec<(u64, Word)> {
         match self {
-            Made::Given => given().collect(),
-            Made::CompressedQcow2 => compressed::given().collect(),
-            Made::SharedQcow2 => shared::given(3).collect(),
-            Made::OldSharedQcow2 => shared::given(2).collect(),
-            Made::SubclusterQcow2 => subclusters::given().collect(),
-            Made::Raw | Made::Fixed | Made::Vhd | Made::MisspeltVhd => Vec::new(),
-            Made::Qcow2 | Made::FullQcow2 | Made::OldQcow2 => Vec::new(),
-            Made::DataFileQcow2 | Made::SubclusterDataFileQcow2 => Vec::new(),
+            LayerType::Given => given().collect(),
+            LayerType::CompressedQcow2 => compressed::given().collect(),
+            LayerType::SharedQcow2 => shared::given(3).collect(),
+            LayerType::OldSharedQcow2 => shared::given(2).collect(),
+            LayerType::SubclusterQcow2 => subclusters::given().collect(),
+            LayerType::Raw | LayerType::Fixed | LayerType::Vhd | LayerType::MisspeltVhd => Vec::new(),
+            LayerType::Qcow2 | LayerType::FullQcow2 | LayerType::OldQcow2 => Vec::new(),
+            LayerType::DataFileQcow2 | LayerType::SubclusterDataFileQcow2 => Vec::new(),
         }
     }
 
-    /// Whether such a file takes more room as it is written to.
+    /// Whether such a file grows when it is written to.
     fn is_sparse(self) -> bool {
-        !matches!(self, Made::Raw | Made::Fixed | Made::Given)
+        !matches!(self, LayerType::Raw | LayerType::Fixed | LayerType::Given)
     }
 
-    /// How such a file is to be understood.
+    /// The format of such a file.
     pub fn form(self) -> Form {
         match self {
-            Made::Raw => Form::Raw,
-            Made::Fixed | Made::Given | Made::Vhd | Made::MisspeltVhd => Form::Vhd,
-            Made::Qcow2 | Made::FullQcow2 | Made::CompressedQcow2 | Made::SubclusterQcow2 => Form::Qcow2,
-            Made::DataFileQcow2 | Made::SubclusterDataFileQcow2 => Form::Qcow2,
-            Made::SharedQcow2 | Made::OldQcow2 | Made::OldSharedQcow2 => Form::Qcow2,
+            LayerType::Raw => Form::Raw,
+            LayerType::Fixed | LayerType::Given | LayerType::Vhd | LayerType::MisspeltVhd => Form::Vhd,
+            LayerType::Qcow2 | LayerType::FullQcow2 | LayerType::CompressedQcow2 | LayerType::SubclusterQcow2 => {
+                Form::Qcow2
+            }
+            LayerType::DataFileQcow2 | LayerType::SubclusterDataFileQcow2 => Form::Qcow2,
+            LayerType::SharedQcow2 | LayerType::OldQcow2 | LayerType::OldSharedQcow2 => Form::Qcow2,
         }
     }
 }
@@ -126,47 +127,47 @@ impl Made {
 pub struct Subject {
     /// The kind of image.
     pub kind: Kind,
-    /// What the storage holds where nobody wrote.
+    /// The content of unwritten sectors of the storage.
     pub tail: Unwritten,
-    /// What the format is told of it; another only for a planted bug.
+    /// The same as passed to the format; differs only for a planted bug.
     pub told: Unwritten,
-    /// What the storage writes whole or not at all, and takes nothing smaller than: [`SECTOR`], or [`LARGE`].
+    /// The unit of the storage in bytes, which is the smallest write and atomic: [`SECTOR`] or [`LARGE`].
     pub unit: u64,
-    /// How large a device is: storage that holds rubbish where nobody wrote.
+    /// The size of a device, for storage with stale unwritten sectors.
     pub device: Device,
-    /// How transfers are split and merged on their way to it.
+    /// How transfers are split and merged.
     pub shape: ShapePolicy,
 }
 
-/// How large a device is.
+/// The size of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Device {
-    /// As large as anybody needs.
+    /// Larger than any disk needs.
     Roomy,
-    /// So small that the disk does not fit: there is room for one block, or for some clusters.
+    /// Too small for the disk: there is room for one block, or for some clusters.
     Small,
-    /// The same, and the format believes in more: only for a planted bug.
+    /// Too small, but reported to the format as larger, for a planted bug.
     Mistaken,
 }
 
-/// The sectors that some drives have.
+/// The size of large sectors in bytes.
 pub const LARGE: u64 = 4096;
 
-/// Files, leaf first, and what the disk they make holds; zero where nothing is said.
+/// The files of a chain, leaf first, and the content of their disk; zero where nothing is recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// The files.
+    /// The files, leaf first.
     pub files: Vec<Media>,
-    /// How each is to be understood.
+    /// The format of each file.
     pub forms: Vec<Form>,
-    /// The content.
+    /// The content of the disk.
     pub base: BTreeMap<u64, Words>,
 }
 
-/// Bytes that a small device has behind a new image: a block of a VHD, and half of one.
+/// Bytes of a small device after a new image: one and a half blocks of a VHD.
 const ROOM: u64 = 3 * BLOCK * SECTOR / 2;
 
-/// A device that seems to be longer than it is, by zeroes in front of its last sector.
+/// A device that seems to be longer than it is, by zeroes before its last sector.
 struct Longer<'a> {
     file: &'a mut dyn Source,
     by: u64,
@@ -192,19 +193,20 @@ impl Source for Longer<'_> {
     }
 }
 
-/// Clusters of a new image whose first refcount block has few counts left: what a preparation takes, and one more.
+/// Clusters used in a new image whose first refcount block is nearly full: it has room for a preparation and one more
+/// cluster.
 const FULL: u64 = COUNTED - 6;
-/// Sectors of the parent that hold data: in each of its blocks, some before and some behind those that the leaf's
-/// workloads touch.
+/// Sectors of the parent with data: in each of its blocks, some before and some after those that the leaf's workloads
+/// touch.
 const IN_PARENT: [(u64, u64); 4] = [(0, 10), (BLOCK - 2, 4), (BLOCK + 9, 2), (2 * BLOCK, 3)];
 
-/// The identity of the `number`th image, from the base up.
+/// The UUID of the `number`th image, counted from the base.
 fn identity(number: u8) -> [u8; 16] {
     [0xb0 | number; 16]
 }
 
 impl fmt::Display for Subject {
-    /// The arguments of the command that explores just this.
+    /// The arguments of the command that explores this subject.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Subject { kind, tail, unit, device, shape, .. } = self;
         let tail = if *tail == Unwritten::Stale { "stale" } else { "zeroes" };
@@ -219,17 +221,17 @@ impl fmt::Display for Subject {
 }
 
 impl Subject {
-    /// A subject whose format knows what it stands on.
+    /// A subject with a format that is told the truth about its storage.
     pub fn new(kind: Kind, tail: Unwritten) -> Subject {
         Subject { kind, tail, told: tail, unit: SECTOR, device: Device::Roomy, shape: ShapePolicy::default() }
     }
 
-    /// The same with transfers that are split into pieces of so many bytes, and merged up to so many.
+    /// The subject with transfers split into pieces of `split` bytes and merged up to `merge` bytes.
     pub fn shaped(self, split: Option<u64>, merge: Option<u64>) -> Subject {
         Subject { shape: ShapePolicy { split, merge }, ..self }
     }
 
-    /// The same with transfers that are split, merged or both.
+    /// The subject with transfers that are split, merged or both, at random.
     pub fn shaped_at_random(self, random: &mut Random) -> Subject {
         let sectors = |count: u64| Some(count * SECTOR);
         let split = [None, sectors(1), sectors(2), sectors(8)][random.index(4)];
@@ -237,15 +239,15 @@ impl Subject {
         self.shaped(split, merge)
     }
 
-    /// The same on storage of [`LARGE`] sectors. `None`: a raw image that becomes longer, with zeroes, is a file, and
-    /// lies on none of the devices that hold rubbish.
+    /// The subject on storage with [`LARGE`] sectors; `None` for a growing raw image, which must be a file, whose
+    /// unwritten sectors are zero.
     pub fn on_large_sectors(self) -> Option<Subject> {
-        let grows = self.kind != Kind::Raw && self.kind.layers().iter().any(|layer| layer.made == Made::Raw);
+        let grows = self.kind != Kind::Raw && self.kind.layers().iter().any(|layer| layer.made == LayerType::Raw);
         (self.tail == Unwritten::Zeroes || !grows).then_some(Subject { unit: LARGE, ..self })
     }
 
-    /// The same on a device on which the disk does not fit. `None`: something is written to it before, or it is a file,
-    /// or is done to that takes room and may not fail.
+    /// The subject on a device that is too small; `None` if it has a preparation, is a file, or needs space that must
+    /// not run out.
     pub fn on_small_device(self) -> Option<Subject> {
         let is_new =
             self.kind.layers().first().is_some_and(|leaf| leaf.preparation.is_empty() && leaf.made.is_sparse());
@@ -253,7 +255,7 @@ impl Subject {
         fits.then_some(Subject { device: Device::Small, ..self })
     }
 
-    /// Bytes of a device whose image begins with so many.
+    /// Size in bytes of a device with an image of this initial size.
     fn device_len(&self, begins_with: u64) -> u64 {
         match self.device {
             Device::Roomy => DEVICE,
@@ -261,44 +263,50 @@ impl Subject {
         }
     }
 
-    /// A new file for a disk of `sectors` that is made in such a way: the `number`th, on a parent that it records so.
-    pub fn create(&self, made: Made, number: usize, parent: Option<&Link>, sectors: u64) -> Result<Media, ImageError> {
+    /// Creates the `number`th file, for a disk of `sectors`, with a link to its parent.
+    pub fn create(
+        &self,
+        made: LayerType,
+        number: usize,
+        parent: Option<&Link>,
+        sectors: u64,
+    ) -> Result<Media, ImageError> {
         let uuid = identity(u8::try_from(number).unwrap_or(u8::MAX));
         match made {
-            Made::Raw => {
-                // A raw image is whatever its storage is; it begins as zeros so that there is something to say.
+            LayerType::Raw => {
+                // An unwritten raw image has the content of its storage; it begins as zeros to have a known one.
                 let mut media = Media::empty(self.tail);
                 media.set_len(sectors * SECTOR);
                 media.zero(0, sectors);
                 Ok(media)
             }
-            Made::Fixed => self.image(vhd::Kind::Fixed, uuid, sectors),
-            Made::Given => {
+            LayerType::Fixed => self.image(vhd::Kind::Fixed, uuid, sectors),
+            LayerType::Given => {
                 let mut media = self.image(vhd::Kind::Fixed, uuid, sectors)?;
                 for (sector, word) in given() {
                     media.set(sector, Sector::Word(word));
                 }
                 Ok(media)
             }
-            Made::Vhd | Made::MisspeltVhd => {
+            LayerType::Vhd | LayerType::MisspeltVhd => {
                 let child_of = |parent| vhd::Kind::Differencing(Parent::from(parent));
                 self.image(parent.map_or(vhd::Kind::Dynamic, child_of), uuid, sectors)
             }
-            // A qcow2 file of clusters as small as those explored here has no room for more than a name.
-            Made::Qcow2
-            | Made::FullQcow2
-            | Made::CompressedQcow2
-            | Made::SharedQcow2
-            | Made::SubclusterQcow2
-            | Made::DataFileQcow2
-            | Made::SubclusterDataFileQcow2
-            | Made::OldQcow2
-            | Made::OldSharedQcow2 => Ok(self.create_qcow2(made, parent.is_some(), sectors)),
+            // A qcow2 file with clusters as small as here has room only for the parent's name.
+            LayerType::Qcow2
+            | LayerType::FullQcow2
+            | LayerType::CompressedQcow2
+            | LayerType::SharedQcow2
+            | LayerType::SubclusterQcow2
+            | LayerType::DataFileQcow2
+            | LayerType::SubclusterDataFileQcow2
+            | LayerType::OldQcow2
+            | LayerType::OldSharedQcow2 => Ok(self.create_qcow2(made, parent.is_some(), sectors)),
         }
     }
 
-    /// The same on the files that there are.
-    pub fn create_above(&self, made: Made, below: &Start) -> Result<Media, ImageError> {
+    /// Creates a file on an existing chain.
+    pub fn create_above(&self, made: LayerType, below: &Start) -> Result<Media, ImageError> {
         let (number, sectors) = (below.files.len(), self.kind.sectors());
         let (Some(file), Some(form)) = (below.files.first(), below.forms.first()) else {
             return self.create(made, number, None, sectors);
@@ -308,17 +316,17 @@ impl Subject {
         self.create(made, number, Some(&link::to(&parent, parent_file, Some(file.modified()))), sectors)
     }
 
-    /// A new VHD of `sectors`.
+    /// Creates a VHD of `sectors`.
     fn image(&self, kind: vhd::Kind, uuid: [u8; 16], sectors: u64) -> Result<Media, ImageError> {
         let block_size = u32::try_from(BLOCK * SECTOR).unwrap_or(u32::MAX);
         let fixed = kind == vhd::Kind::Fixed;
         let creation = vhd::create(&Spec { len: sectors * SECTOR, kind, block_size, uuid, created: 1_000_000_000 })?;
         let mut media = Media::empty(self.tail);
-        // A device is as large as it is; a fixed image fills it.
+        // A device has a fixed size, which a fixed image fills.
         let is_device = self.tail == Unwritten::Stale && !fixed;
         media.set_len(if is_device { self.device_len(creation.len) } else { creation.len });
         if fixed {
-            // What is not written at creation is to read as zero, whatever the storage held.
+            // Sectors not written at creation must read as zero, whatever the storage contains.
             media.zero(0, sectors);
         }
         for write in creation.writes {
@@ -327,16 +335,16 @@ impl Subject {
         Ok(media)
     }
 
-    fn create_qcow2(&self, made: Made, is_child: bool, sectors: u64) -> Media {
+    fn create_qcow2(&self, made: LayerType, is_child: bool, sectors: u64) -> Media {
         let parent = is_child.then_some("base");
-        let used = if made == Made::FullQcow2 { FULL } else { 0 };
-        let version = if matches!(made, Made::OldQcow2 | Made::OldSharedQcow2) { 2 } else { 3 };
+        let used = if made == LayerType::FullQcow2 { FULL } else { 0 };
+        let version = if matches!(made, LayerType::OldQcow2 | LayerType::OldSharedQcow2) { 2 } else { 3 };
         let holds = match made {
-            Made::CompressedQcow2 => Holds::Compressed,
-            Made::SharedQcow2 | Made::OldSharedQcow2 => Holds::Snapshot,
-            Made::SubclusterQcow2 => Holds::Subclusters,
-            Made::DataFileQcow2 => Holds::DataFile,
-            Made::SubclusterDataFileQcow2 => Holds::SubclustersInDataFile,
+            LayerType::CompressedQcow2 => Holds::Compressed,
+            LayerType::SharedQcow2 | LayerType::OldSharedQcow2 => Holds::Snapshot,
+            LayerType::SubclusterQcow2 => Holds::Subclusters,
+            LayerType::DataFileQcow2 => Holds::DataFile,
+            LayerType::SubclusterDataFileQcow2 => Holds::SubclustersInDataFile,
             _ => Holds::Nothing,
         };
         let mut media = qcow2::create(&qcow2::Spec { sectors, parent, version, used, holds }, self.tail);
@@ -346,13 +354,13 @@ impl Subject {
         media
     }
 
-    /// Plants the bug's part that lies in how the image is opened.
+    /// Applies the part of a bug that concerns how the image is opened.
     pub fn plant(self, bug: Option<Planted>) -> Subject {
         match bug {
-            // One that has blocks to give up.
+            // A kind with blocks to free.
             Some(Planted::UnprovenPlace) => Subject::new(Kind::Used, Unwritten::Stale),
             Some(Planted::TrustedTail) => Subject { tail: Unwritten::Stale, told: Unwritten::Zeroes, ..self },
-            // On a device: what is at a file's end is refused by the storage itself unless it is alone.
+            // On a device, because the storage rejects concurrent writes at a file's end.
             Some(Planted::UnitNotAlone) => {
                 Subject { unit: LARGE, tail: Unwritten::Stale, told: Unwritten::Stale, ..self }
             }
@@ -367,14 +375,14 @@ impl Subject {
         }
     }
 
-    /// Opens the files as a chain, leaf first, the first `writable` of them for writing.
+    /// Opens the files as a chain, leaf first; the first `writable` of them for writing.
     pub fn open(&self, files: &mut [Media], forms: &[Form], writable: usize) -> Result<Vec<Image>, ImageError> {
         let access = |layer| if layer < writable { Access::ReadWrite } else { Access::ReadOnly };
         let files = files.iter_mut().zip(forms).enumerate();
         files.map(|(layer, (file, form))| self.open_one(file, *form, access(layer))).collect()
     }
 
-    /// Opens one file.
+    /// Opens one file as an image.
     pub fn open_one(&self, file: &mut dyn Source, form: Form, access: Access) -> Result<Image, ImageError> {
         let mut longer = Longer { file, by: if self.device == Device::Mistaken { 4 * ROOM } else { 0 } };
         let file = &mut longer;
@@ -390,8 +398,7 @@ impl Subject {
     }
 }
 
-/// Gives the locator of a new differencing VHD the code that Tapline wrote once, and its header the sum that goes with
-/// it.
+/// Gives the locator of a new differencing VHD the wrong code that Tapline once wrote, with a matching header checksum.
 pub fn misspell(file: &mut Media) {
     const HEADER_AT: u64 = 512;
     let mut header = [0; 1024];
@@ -405,13 +412,13 @@ pub fn misspell(file: &mut Media) {
     file.write(FileOffset(HEADER_AT), &header);
 }
 
-/// What a layer that is made so holds from the beginning.
+/// The initial content of such a layer.
 fn given() -> impl Iterator<Item = (u64, Word)> {
     let sectors = IN_PARENT.into_iter().flat_map(|(at, count)| at..at + count);
     sectors.map(|sector| (sector, Word::guest(PARENTS, sector)))
 }
 
-/// What is damaged in a file, if anything. Leaks are no damage, nor is what the redundancy of a VHD mends.
+/// The damage of a file, if any. Leaks are not damage, nor is what a VHD's redundancy repairs.
 pub fn damage(file: &mut Media, form: Form) -> Option<String> {
     let (problems, tolerated) = match form {
         Form::Raw => return None,

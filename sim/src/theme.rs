@@ -1,7 +1,7 @@
-//! What workloads are about: how large their disks are, of which operations they are made and in which places.
+//! The themes of workloads: the sizes of their disks, their operations, and the places that they touch.
 //!
-//! Knows nothing of images. Keeps: a workload stays where [`Theme::reach`] says, and behind the old end of a disk only
-//! with a growth.
+//! Knows nothing about images. Invariant: a workload stays within [`Theme::reach`], and uses sectors after the old end
+//! of a disk only after a growth.
 
 use std::ops::Range;
 
@@ -10,37 +10,37 @@ use crate::random::Random;
 use crate::sector::PARTS;
 use crate::workload::{Durable, Op, Parts, Sectors, Step};
 
-/// The blocks of 1024 sectors that the alphabet is about: two whole ones, and one that the disk's end cuts off.
+/// Sectors of a block. The workloads are about two whole blocks, and one that the disk's end cuts off.
 pub const BLOCK: u64 = 1024;
-/// Sectors of the simulated disks.
+/// Size of the simulated disks in sectors.
 pub const DISK: u64 = 2 * BLOCK + BLOCK / 2;
-/// Sectors of one that grows: its end cuts off a cluster of qcow2, too.
+/// Size of a disk that grows: its end cuts off a qcow2 cluster, too.
 const GROWING: u64 = DISK - CLUSTER_SECTORS / 2;
-/// Sectors of the disk of a qcow2 image that has grown: its L1 table no longer fits its cluster.
+/// Size of a grown disk with a qcow2 image: its L1 table no longer fits its cluster.
 const GROWN: u64 = (CLUSTER / 8 + 1) * CLUSTER / 8 * CLUSTER_SECTORS;
-/// Sectors of the disk of a chain: a whole chunk of a merge, and one that the disk's end cuts off as it does a block
-/// and a cluster.
+/// Size of the disk of a chain: a whole chunk of a merge, and one that the disk's end cuts off, as well as a block and
+/// a cluster.
 const CHAIN: u64 = CHUNK + BLOCK / 2 - CLUSTER_SECTORS / 2;
 
-/// Steps with no other one beside them in exhaustive workloads.
+/// Verbs that are explored without other verbs in exhaustive workloads.
 const ALONE: [Step; 5] = [Step::Rebase, Step::Flatten, Step::Relink, Step::Clone, Step::Revert];
 
-/// Operations in the longest workloads that have rare ones among them.
+/// Maximum length of exhaustive workloads with rare operations.
 const RARE_UP_TO: u32 = 2;
 
-/// What exhaustive and random workloads are made of.
+/// The theme of exhaustive and random workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Theme {
     /// A single image, or a child that is never merged.
     Image,
-    /// The same, and it becomes larger.
+    /// An image whose disk grows.
     Growing,
-    /// A chain, with steps.
+    /// A chain, with verbs on it.
     Chain,
 }
 
 impl Theme {
-    /// Sectors of the disks that it is about.
+    /// Size of its disks in sectors.
     pub fn sectors(self) -> u64 {
         match self {
             Theme::Image => DISK,
@@ -49,7 +49,7 @@ impl Theme {
         }
     }
 
-    /// Sectors of the same when they have been made larger.
+    /// Size of its disks in sectors after they have grown.
     pub fn grown(self) -> u64 {
         match self {
             Theme::Image => DISK,
@@ -58,13 +58,13 @@ impl Theme {
         }
     }
 
-    /// Where workloads touch a disk, grown or not: what there was at first and a block behind it, and the last block.
+    /// The ranges that workloads touch, grown or not: the initial disk with a block after it, and the last block.
     pub fn reach(self) -> [Range<u64>; 2] {
         let near = (self.sectors() + BLOCK).min(self.grown());
         [0..near, (self.grown() - BLOCK).max(near)..self.grown()]
     }
 
-    /// The operations of which exhaustive workloads are made.
+    /// The operations of exhaustive workloads.
     pub fn alphabet(self) -> Vec<Op> {
         match self {
             Theme::Image => image_alphabet(),
@@ -73,10 +73,10 @@ impl Theme {
         }
     }
 
-    /// Operations of which short workloads are made besides: what they reach that is new they reach with one other.
+    /// Additional operations of short workloads: combined with one other, they reach everything new.
     pub fn rare(self) -> Vec<Op> {
         let kept = |at, count| Op::ZeroKept(Sectors { at, count }, Durable::ByFlush);
-        // Within a sector of the first write; and from within its last sector to one beside it.
+        // Within a sector of the first write; and from within its last sector to the next one.
         let within = Op::Patch(Parts { at: 1, count: 2 }, Durable::ByFlush);
         let across = |at: u64| Op::Patch(Parts { at: at * PARTS + 3, count: 6 }, Durable::AtOnce);
         match self {
@@ -88,7 +88,7 @@ impl Theme {
         }
     }
 
-    /// All workloads of exactly `len` operations of the alphabet that are about the theme.
+    /// All workloads of exactly `len` operations of the alphabet that belong to the theme.
     pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
         let mut letters = self.alphabet();
         if len <= RARE_UP_TO {
@@ -107,7 +107,7 @@ impl Theme {
         (0..count.pow(len)).map(workload).filter(move |ops| self.is_about(ops))
     }
 
-    /// Chains that nothing is done to are no other than images, and the end of a disk is where it is unless it grows.
+    /// A chain without verbs is an image, and a disk's end only matters if it grows.
     fn is_about(self, ops: &[Op]) -> bool {
         let first_step = ops.iter().find(|op| matches!(op, Op::Chain(_)));
         let done_to = self != Theme::Chain || first_step.is_some_and(|step| *step != Op::Chain(Step::Cancel));
@@ -116,16 +116,16 @@ impl Theme {
         let nowhere = ops.iter().position(|op| op.within(self.sectors()).is_none());
         let seen = match (grows, behind) {
             (None, None) => true,
-            // What a chain does that grows, and is used as before, `Growing` tells of its leaf.
+            // A chain that grows and is used as before is covered by `Growing`.
             (Some(_), None) => self != Theme::Chain,
             (grows, Some(_)) => grows.is_some_and(|grows| nowhere.is_none_or(|nowhere| grows < nowhere)),
         };
-        // Other steps beside these are left to random workloads, for their time.
+        // Combinations of these verbs with others are left to random workloads, which are faster.
         let steps = ops.iter().filter(|op| matches!(op, Op::Chain(_))).count();
         done_to && seen && (steps < 2 || !ops.iter().any(|op| op.is_alone()))
     }
 
-    /// A random workload of `len` operations, mostly in a few places so that they meet each other.
+    /// A random workload of `len` operations, mostly in a few places so that they interact.
     pub fn random(self, random: &mut Random, len: usize) -> Vec<Op> {
         let mut disk = Extent { old: self.sectors(), new: self.sectors() };
         let mut op = || {
@@ -152,8 +152,7 @@ fn discard(at: u64, count: u64) -> Op {
     Op::Discard(Sectors { at, count })
 }
 
-/// Every way to touch a block that another one is touching, the block beside it, and the one that the disk's end cuts
-/// off.
+/// All ways to touch a block that another operation touches, the next block, and the one that the disk's end cuts off.
 fn image_alphabet() -> Vec<Op> {
     let sectors = |at, count| Sectors { at, count };
     vec![
@@ -171,8 +170,8 @@ fn image_alphabet() -> Vec<Op> {
     ]
 }
 
-/// Part of a cluster, of two, of two L2 tables; clusters freed and taken again; zeroes in parts of two; a write across
-/// the old end, and one to the new end, whose place in the tables came with it.
+/// Parts of one cluster, of two, and of two L2 tables; clusters freed and reallocated; zeroes in parts of two; a write
+/// across the old end, and one to the new end, whose tables were added by the growth.
 fn growing_alphabet() -> Vec<Op> {
     vec![
         Op::Write(Sectors { at: GROWING - 1, count: 2 }, Durable::AtOnce),
@@ -187,8 +186,8 @@ fn growing_alphabet() -> Vec<Op> {
     ]
 }
 
-/// Steps, and writes where the leaf has something, where its parent has, where both have, across the border of two
-/// chunks and across the old end of the disk, and a block that is freed.
+/// Verbs, and writes where the leaf has data, where its parent has, where both have, across the border of two chunks
+/// and across the old end of the disk, and a block that is freed.
 fn chain_alphabet() -> Vec<Op> {
     vec![
         Op::Chain(Step::Grow),
@@ -204,10 +203,10 @@ fn chain_alphabet() -> Vec<Op> {
     ]
 }
 
-/// Sectors of a chunk of a merge.
+/// Size in sectors of a chunk of a merge.
 pub const CHUNK: u64 = 4096;
 
-/// A disk as it was at first, and as it is.
+/// The initial and the current size of a disk.
 #[derive(Clone, Copy)]
 struct Extent {
     old: u64,
@@ -215,7 +214,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// Where something may begin: a block, or, once there is something behind, just before the old end and the last
+    /// The beginning of an operation: a block or, on a grown disk, also just before the old end or the last block.
     /// block.
     fn begin(self, random: &mut Random) -> u64 {
         let blocks = self.old.div_ceil(BLOCK);
@@ -279,7 +278,7 @@ mod test {
     }
 
     #[test]
-    fn what_lies_behind_the_old_end_is_asked_for_once_the_disk_has_grown() {
+    fn sectors_after_the_old_end_are_used_once_the_disk_has_grown() {
         for theme in [Theme::Growing, Theme::Chain] {
             let ops = theme.random(&mut Random::new(1), 10_000);
             let grows = ops.iter().position(|op| *op == Op::Chain(Step::Grow)).unwrap();

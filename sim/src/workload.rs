@@ -1,15 +1,14 @@
-//! What a simulated guest asks for: short programs that can be written on a command line.
+//! The requests of a simulated guest: short programs that can be written on a command line.
 //!
 //! Sectors are the unit. `w8+2` writes two sectors from sector 8 on, `W8+2` the same durably (FUA), `z`/`Z` write
 //! zeroes, `k`/`K` the same without freeing space, `d` discards, `r` reads, `f` flushes. Parts of sectors, four each,
 //! are the unit of `p`/`P`, which write, of `q`/`Q`, which write zeroes, and of `s`, which reads: `p33+2` writes two
-//! parts from the second of sector 8 on. What is done to the chain meanwhile is a word: `snapshot`, `merge` (of the
-//! leaf into its parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`, `clone` (of the
-//! leaf's parent, for another disk), `copy` (of a raw leaf); and, while the guest is quiet, `rebase` (onto another raw
-//! file), `relink` (onto one that shows the same), `flatten` and `revert` (to the leaf's parent).
+//! parts from the second of sector 8 on. Verbs on the chain are words: `snapshot`, `merge` (of the leaf into its
+//! parent), `merge-below` (of the parent into its own), `merge-all`, `cancel`, `grow`, `clone` (of the leaf's parent,
+//! for another disk), `copy` (of a raw leaf); and, while the guest is quiet, `rebase` (onto another raw file), `relink`
+//! (onto one that shows the same), `flatten` and `revert` (to the leaf's parent).
 //!
-//! A guest asks for no more than its disk has: of a request that reaches behind the end only what lies before it is
-//! asked for. Behind where the end was at first there is something once the disk has grown.
+//! Requests are cut off at the end of the disk. There are sectors after the initial end once the disk has grown.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,14 +19,14 @@ use disk::Operation;
 use crate::random::Random;
 use crate::sector::PARTS;
 
-/// One request.
+/// A request of the guest, or a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Write.
     Write(Sectors, Durable),
     /// Write zeroes, freeing space.
     Zero(Sectors, Durable),
-    /// Write zeroes that keep their space, or get some.
+    /// Write zeroes without freeing space; may allocate some.
     ZeroKept(Sectors, Durable),
     /// Discard.
     Discard(Sectors),
@@ -37,40 +36,40 @@ pub enum Op {
     Patch(Parts, Durable),
     /// Write zeroes to parts of sectors, freeing space.
     ZeroParts(Parts, Durable),
-    /// Read parts of sectors, and compare.
+    /// Read parts of sectors, and compare with what is legal.
     ReadParts(Parts),
     /// Flush.
     Flush,
-    /// Something that is done to the chain below the guest.
+    /// A verb on the chain.
     Chain(Step),
 }
 
-/// What an administrator asks for.
+/// A verb of an administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// The leaf becomes a parent, a new file the leaf.
+    /// Takes a snapshot: the leaf becomes a parent, a new file the leaf.
     Snapshot,
-    /// The leaf is merged into its parent.
+    /// Merges the leaf into its parent.
     Merge,
-    /// The leaf's parent is merged into its own.
+    /// Merges the leaf's parent into its own.
     MergeBelow,
-    /// All layers are merged into the lowest.
+    /// Merges all layers into the lowest.
     MergeAll,
-    /// The merge under way, if any, is cancelled.
+    /// Cancels the merge in progress, if any.
     Cancel,
-    /// The disk becomes larger.
+    /// Grows the disk.
     Grow,
-    /// The leaf gets another parent, without a guest.
+    /// Moves the leaf onto another parent, without a guest.
     Rebase,
-    /// The leaf gets no parent, without a guest.
+    /// Removes the leaf's parent, without a guest.
     Flatten,
-    /// The leaf gets another parent that shows the same, without a guest.
+    /// Moves the leaf onto another parent with the same content, without a guest.
     Relink,
-    /// The leaf's parent gets another child, for another disk.
+    /// Creates another child of the leaf's parent, for another disk.
     Clone,
-    /// The disk becomes what the leaf's parent shows, without a guest.
+    /// Reverts the disk to the leaf's parent, without a guest.
     Revert,
-    /// The leaf, which is raw, is copied by sharing its blocks.
+    /// Copies the raw leaf by sharing its blocks.
     Copy,
 }
 
@@ -90,7 +89,7 @@ const STEPS: [(Step, &str); 12] = [
 ];
 
 impl Step {
-    /// Which layers it merges, of so many: the first of the sources, and the target.
+    /// The layers that it merges in a chain of this length: the first source, and the target.
     pub fn merged(self, layers: usize) -> Option<(usize, usize)> {
         let (from, into) = match self {
             Step::Merge => (0, 1),
@@ -107,12 +106,12 @@ impl Step {
         self.is_move() || self == Step::Revert
     }
 
-    /// Whether the leaf gets another parent, or none.
+    /// Whether it changes the leaf's parent.
     pub fn is_move(self) -> bool {
         matches!(self, Step::Rebase | Step::Flatten | Step::Relink)
     }
 
-    /// Whether layers below the leaf are written to, or are gone in the end: a chain that shares them is done with.
+    /// Whether it writes to layers below the leaf or removes some: chains that share them become invalid.
     pub fn changes_layers(self) -> bool {
         self.is_move() || matches!(self, Step::Merge | Step::MergeBelow | Step::MergeAll)
     }
@@ -121,32 +120,32 @@ impl Step {
 /// A run of sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sectors {
-    /// The first.
+    /// The first sector.
     pub at: u64,
-    /// How many.
+    /// Number of sectors.
     pub count: u64,
 }
 
 /// A run of parts of sectors, [`PARTS`] in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parts {
-    /// The first, counted from the disk's first.
+    /// The first part, counted from the beginning of the disk.
     pub at: u64,
-    /// How many.
+    /// Number of parts.
     pub count: u64,
 }
 
-/// Whether a write is answered only when it survives power loss.
+/// When a write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Durable {
-    /// Not before a flush.
+    /// With the next flush.
     ByFlush,
-    /// At once (FUA).
+    /// Before its response (FUA).
     AtOnce,
 }
 
 impl Sectors {
-    /// As a range.
+    /// Converts it to a range of sectors.
     pub fn range(self) -> Range<u64> {
         self.at..self.at + self.count
     }
@@ -158,12 +157,12 @@ impl Parts {
         Parts { at: sectors.at * PARTS, count: sectors.count * PARTS }
     }
 
-    /// As a range.
+    /// Converts it to a range of parts.
     pub fn range(self) -> Range<u64> {
         self.at..self.at + self.count
     }
 
-    /// The sectors of which they are parts.
+    /// The sectors that contain these parts.
     pub fn sectors(self) -> Sectors {
         let at = self.at / PARTS;
         Sectors { at, count: self.range().end.div_ceil(PARTS) - at }
@@ -175,7 +174,7 @@ impl Parts {
 }
 
 impl Op {
-    /// The sectors that it is about, or about parts of.
+    /// The sectors that it touches, in whole or in part.
     pub fn sectors(self) -> Sectors {
         match self {
             Op::Write(sectors, _) | Op::Zero(sectors, _) | Op::ZeroKept(sectors, _) => sectors,
@@ -185,7 +184,7 @@ impl Op {
         }
     }
 
-    /// The parts of sectors that it is about.
+    /// The parts of sectors that it touches.
     pub fn parts(self) -> Parts {
         match self {
             Op::Patch(parts, _) | Op::ZeroParts(parts, _) | Op::ReadParts(parts) => parts,
@@ -193,7 +192,7 @@ impl Op {
         }
     }
 
-    /// What it asks of the disk, if it is a guest's.
+    /// The request to the disk; `None` for a verb.
     pub fn operation(self) -> Option<Operation> {
         Some(match self {
             Op::Write(_, durable) | Op::Patch(_, durable) => Operation::Write { durable: durable == Durable::AtOnce },
@@ -208,14 +207,14 @@ impl Op {
         })
     }
 
-    /// Whether a disk of so many sectors has those that it is about.
+    /// Whether it is within a disk of this size in sectors.
     pub fn is_inside(self, disk: u64) -> bool {
         let Sectors { at, count } = self.sectors();
         let some = count > 0 || matches!(self, Op::Flush | Op::Chain(_));
         some && at.checked_add(count).is_some_and(|end| end <= disk)
     }
 
-    /// What of it a disk of so many sectors has, if anything.
+    /// The request cut off at the end of a disk of this size; `None` if it is completely after that.
     pub fn within(self, disk: u64) -> Option<Op> {
         let Sectors { at, count } = self.sectors();
         let sectors = Sectors { at, count: count.min(disk.saturating_sub(at)) };
@@ -235,14 +234,14 @@ impl Op {
         })
     }
 
-    /// The same about fewer parts: it begins or ends within a sector.
+    /// The request with fewer parts: it begins or ends within a sector.
     fn in_parts(self, random: &mut Random) -> Op {
         let Parts { at, count } = self.parts();
         let (before, after) = match count {
             0 => (0, 0),
             _ => (random.below(PARTS), random.below(PARTS)),
         };
-        // One part is left of a single sector at least.
+        // At least one part of a single sector is left.
         let before = before.min(count.saturating_sub(1));
         let parts = Parts { at: at + before, count: (count - before).saturating_sub(after).max(1) };
         match self {
@@ -253,17 +252,17 @@ impl Op {
         }
     }
 
-    /// Whether it gives the leaf another parent, or none.
+    /// Whether it changes the leaf's parent.
     pub fn is_move(self) -> bool {
         matches!(self, Op::Chain(step) if step.is_move())
     }
 
-    /// Whether it is a step that is explored with no other one beside it, for its time.
+    /// Whether it is a verb that is explored without other verbs, to save time.
     pub fn is_alone(self) -> bool {
         matches!(self, Op::Chain(step) if step.is_offline() || step == Step::Clone)
     }
 
-    /// Whether an answer promises that what was answered before, or this write, survives.
+    /// Whether its response promises that earlier writes, or this one, survive.
     pub fn is_durable(self) -> bool {
         match self {
             Op::Write(_, durable) | Op::Zero(_, durable) | Op::ZeroKept(_, durable) => durable == Durable::AtOnce,
@@ -303,7 +302,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// A word that is not an operation.
+/// An error: the word is not an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is not an operation; they look like w8+2, W8+2, z0+8, Z0+8, k0+8, K0+8, d0+1024, r0+8, p33+2, P33+2, q1+2, Q1+2, s1+6, f, snapshot, merge, cancel, grow, clone, copy, rebase, relink, flatten and revert"
@@ -345,18 +344,17 @@ impl FromStr for Op {
     }
 }
 
-/// The same for a guest that does not care where sectors begin: of half of the requests that can be about parts, the
-/// first sector and the last are asked for in part.
+/// Changes half of the requests that support parts so that they begin or end within sectors.
 pub fn in_parts(ops: Vec<Op>, random: &mut Random) -> Vec<Op> {
     ops.into_iter().map(|op| if random.below(2) == 0 { op } else { op.in_parts(random) }).collect()
 }
 
-/// Operations as text, separated by spaces.
+/// Parses operations separated by spaces.
 pub fn parse(text: &str) -> Result<Vec<Op>, NotAnOp> {
     text.split_whitespace().map(str::parse).collect()
 }
 
-/// Operations as text, which [`parse`] takes back.
+/// Formats operations as accepted by [`parse`].
 pub fn text(ops: &[Op]) -> String {
     ops.iter().map(Op::to_string).collect::<Vec<_>>().join(" ")
 }

@@ -1,6 +1,6 @@
-//! What one power loss may leave of several files together.
+//! The states in which one power loss may leave several files together.
 //!
-//! Knows nothing of chains or requests. Each sector of each file has a fate of its own, and so has the length of
+//! Knows nothing about chains or requests. Each sector of each file has a fate of its own, and so has the length of
 //! each file that has grown.
 
 use disk::FileId;
@@ -10,29 +10,29 @@ use crate::io::SimIo;
 use crate::media::Media;
 use crate::sector::{SECTOR, mix};
 
-/// Files that may have to be written about in one number: their growths are its bits.
+/// Maximum number of files: the growths of all are the bits of one number.
 const FILES_MAX: usize = 16;
 
-/// The states in which one power loss may leave some files. The places of all of them stand one after the other.
+/// The states in which one power loss may leave some files. The places of all files are numbered consecutively.
 pub struct Wreck<'a> {
-    files: Vec<Part<'a>>,
+    files: Vec<FilePart<'a>>,
     places: usize,
 }
 
-struct Part<'a> {
+struct FilePart<'a> {
     file: FileId,
     crash: Crash<'a>,
-    /// Its first place.
+    /// Number of its first place.
     first: usize,
     grown: bool,
 }
 
-/// Which of the files that have grown have lost that: a bit for each, in their order.
+/// Which of the files that have grown have lost their growth: one bit each, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Lengths(u32);
 
 impl<'a> Wreck<'a> {
-    /// Of these files of the storage.
+    /// The states of these files of the storage.
     pub fn new(io: &'a SimIo, files: &[FileId]) -> Wreck<'a> {
         assert!(files.len() <= FILES_MAX, "too many files for one wreck");
         let mut places = 0;
@@ -40,45 +40,45 @@ impl<'a> Wreck<'a> {
             let crash = io.file(*file).crash(io.unit() / SECTOR);
             let first = places;
             places += crash.places();
-            Part { file: *file, grown: crash.grown(), crash, first }
+            FilePart { file: *file, grown: crash.grown(), crash, first }
         };
         let files = files.iter().map(&mut part).collect();
         Wreck { files, places }
     }
 
-    /// Number of places, each with a fate of its own.
+    /// Number of places with independent fates.
     pub fn places(&self) -> usize {
         self.places
     }
 
-    fn part(&self, place: usize) -> Option<(&Part<'a>, usize)> {
+    fn part(&self, place: usize) -> Option<(&FilePart<'a>, usize)> {
         let at = self.files.partition_point(|part| part.first + part.crash.places() <= place);
         self.files.get(at).map(|part| (part, place - part.first))
     }
 
-    /// Number of contents that the `place`th may have got.
+    /// Number of contents that the `place`th may have.
     pub fn contents(&self, place: usize) -> usize {
         self.part(place).map_or(0, |(part, place)| part.crash.contents(place))
     }
 
-    /// Whether rubbish may be left at the `place`th.
+    /// Whether the `place`th may contain rubbish.
     pub fn may_trash(&self, place: usize) -> bool {
         self.part(place).is_some_and(|(part, _)| part.crash.may_trash())
     }
 
-    /// For each place a number that it shares with those in the same 4 KiB of the same file.
+    /// For each place the number of its page: places in the same 4 KiB of a file have the same.
     pub fn pages(&self) -> Vec<u64> {
-        let page = |part: &Part<'a>, sector: u64| (u64::from(part.file.0) << 56) | (sector / 8);
+        let page = |part: &FilePart<'a>, sector: u64| (u64::from(part.file.0) << 56) | (sector / 8);
         self.files.iter().flat_map(|part| part.crash.sectors().map(move |sector| page(part, sector))).collect()
     }
 
-    /// All that may have become of the lengths.
+    /// All combinations of lengths.
     pub fn lengths(&self) -> impl Iterator<Item = Lengths> + use<> {
         let grown = self.files.iter().filter(|part| part.grown).count();
         (0..1u32 << grown).map(Lengths)
     }
 
-    /// A number that stands for all of the states together.
+    /// A digest of all states together.
     pub fn digest(&self) -> u64 {
         self.files.iter().fold(0, |sum, part| mix(sum ^ part.crash.digest()))
     }
@@ -88,7 +88,7 @@ impl<'a> Wreck<'a> {
         &'b self,
         fates: &'b [Fate],
         Lengths(lost): Lengths,
-    ) -> impl Iterator<Item = (&'b Part<'a>, &'b [Fate], bool)> {
+    ) -> impl Iterator<Item = (&'b FilePart<'a>, &'b [Fate], bool)> {
         let mut grown = 0;
         self.files.iter().map(move |part| {
             let own = fates.get(part.first..part.first + part.crash.places()).unwrap_or_default();
@@ -98,12 +98,12 @@ impl<'a> Wreck<'a> {
         })
     }
 
-    /// The files after the power came back: a fate for each place, in their order.
+    /// The files after the power loss, with a fate for each place in order.
     pub fn state(&self, fates: &[Fate], lengths: Lengths) -> Vec<(FileId, Media)> {
         self.fates(fates, lengths).map(|(part, fates, lost)| (part.file, part.crash.state(fates, lost))).collect()
     }
 
-    /// A number that stands for [`state`](Wreck::state) of the same arguments, without making it.
+    /// The digest of [`state`](Wreck::state) with the same arguments, without building it.
     pub fn state_digest(&self, fates: &[Fate], lengths: Lengths) -> u64 {
         self.fates(fates, lengths).fold(0, |sum, (part, fates, lost)| mix(sum ^ part.crash.state_digest(fates, lost)))
     }

@@ -1,4 +1,4 @@
-//! Short versions of what `cargo xtask simulate --format chain` does at length: snapshots and merges under a guest.
+//! Short versions of `cargo xtask simulate --format chain`: snapshots and merges under a guest.
 //!
 //! Invariants checked: those of `sim::run` and `sim::crash`.
 #![allow(missing_docs, reason = "nobody imports a test")]
@@ -17,8 +17,8 @@ use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
 
-/// Scope: every workload of up to two operations with a step among them, in the order of each pace; by day, on some of
-/// the images. Compressed clusters are left to the command and to random workloads, for their time.
+/// Scope: every workload of up to two operations with a verb among them, in the order of each pace; by day, on some of
+/// the images. Compressed clusters are left to the command and to random workloads, to save time.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn no_step_loses_what_was_flushed() {
@@ -30,7 +30,7 @@ fn no_step_loses_what_was_flushed() {
 /// Scope: each operation of five workloads fails in each way, in a chain of two VHDs.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_fault_in_a_step_leaves_a_chain_on_which_it_is_begun_again() {
+fn a_verb_can_be_repeated_after_a_fault() {
     let subjects = [Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes)];
     assert_nothing_found(explore::every_fault(&subjects, 2, &|_, _| true));
 }
@@ -47,7 +47,7 @@ fn a_merge_leaves_the_target_alone_with_the_right_content() {
     }
 }
 
-/// Explores workloads on these chains, at two paces; each leaves the disk with this number of layers.
+/// Explores workloads on these chains, at two paces; each ends with this number of layers.
 fn assert_explored(kinds: &[Kind], workloads: &[(&str, usize)]) {
     for &kind in kinds {
         let subject = Subject::new(kind, Unwritten::Zeroes);
@@ -80,7 +80,7 @@ fn a_leaf_that_is_moved_keeps_its_content() {
 
 /// Scope: chains of both formats, at two paces.
 #[test]
-fn what_a_clone_or_a_revert_leaves_beside_the_disk_keeps_its_content() {
+fn chains_left_by_a_clone_or_a_revert_keep_their_content() {
     let kinds = [Kind::VhdOnVhd, Kind::Qcow2OnQcow2, Kind::VhdOnRaw];
     let workloads = [
         ("w0+3 clone W4095+2 f", 2),
@@ -90,11 +90,11 @@ fn what_a_clone_or_a_revert_leaves_beside_the_disk_keeps_its_content() {
     assert_explored(&kinds, &workloads);
 }
 
-/// Workloads that found a bug once.
+/// Workloads that found a bug in the past.
 #[test]
-fn what_was_found_once_is_not_found_again() {
+fn bugs_found_in_the_past_are_fixed() {
     let once = [
-        // A new table referred to a new block before the file was long enough for it.
+        // A new table referred to a new block before the file was extended for it.
         "grow merge",
         // The second of two layers could not be opened for writing.
         "snapshot w0+3 merge-all W4095+2",
@@ -105,7 +105,7 @@ fn what_was_found_once_is_not_found_again() {
     }
 }
 
-/// What a merge has brought into a layer whose sync has failed is freed above it by no later process.
+/// Data that a merge has brought into a layer whose sync has failed is not freed above it by a later process.
 #[test]
 fn nothing_is_freed_above_a_failed_sync_by_the_next_process() {
     let fault = |nth| Some(Fault { kind: FaultKind::Failed, nth });
@@ -115,7 +115,7 @@ fn nothing_is_freed_above_a_failed_sync_by_the_next_process() {
     }
 }
 
-/// With a redo log without room nothing is owed, and the next process finds leaked space.
+/// With a redo log without room nothing is pending, and the next process finds leaked space.
 #[test]
 fn nothing_is_deallocated_behind_a_failed_sync_by_the_next_process() {
     let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Zeroes);
@@ -124,7 +124,7 @@ fn nothing_is_deallocated_behind_a_failed_sync_by_the_next_process() {
     });
 }
 
-/// A redo log without room: what a process has changed when it dies is in the file, or is not, and nothing is owed.
+/// With a redo log without room, changes of a killed process are in the file or not, and nothing is pending.
 #[test]
 fn no_block_takes_the_place_of_one_that_a_killed_merge_has_freed() {
     let subject = Subject::new(Kind::VhdOnVhd, Unwritten::Stale);
@@ -136,7 +136,7 @@ fn no_block_takes_the_place_of_one_that_a_killed_merge_has_freed() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn two_writes_to_one_chunk_on_both_sides_of_a_merges_beginning_agree() {
+fn two_writes_around_the_beginning_of_a_merge_agree() {
     let outcome = explore::around_a_beginning(None, 2, &|_, _| true);
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     assert!(outcome.counts.runs > 100, "{:?}", outcome.counts);
@@ -144,7 +144,7 @@ fn two_writes_to_one_chunk_on_both_sides_of_a_merges_beginning_agree() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_place_in_the_target_that_readers_are_not_shown_is_found_around_a_beginning() {
+fn a_bug_at_the_beginning_of_a_merge_is_found() {
     let outcome = explore::around_a_beginning(Some(Planted::TargetNotShown), 2, &|_, _| true);
     assert!(outcome.failure.is_some(), "{:?}", outcome.counts);
 }

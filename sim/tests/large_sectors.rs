@@ -1,6 +1,6 @@
-//! The same on storage with sectors of 4096 bytes, which takes nothing smaller and writes as much whole or not at all.
+//! The same tests on storage with sectors of 4096 bytes, which are the smallest write and atomic.
 //!
-//! Invariants checked: those of `sim::run` and `sim::crash`; and that the storage is never asked for anything else.
+//! Invariants checked: those of `sim::run` and `sim::crash`; and that only whole sectors are read and written.
 #![allow(missing_docs, reason = "nobody imports a test")]
 
 #[allow(dead_code, reason = "each test uses its part")]
@@ -36,7 +36,7 @@ fn no_random_workload_loses_what_was_flushed() {
 /// Scope: each operation of some workloads fails in each way; by day, on some of the images.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn no_fault_costs_more_than_the_request_it_befalls() {
+fn a_fault_affects_only_its_request() {
     let kinds = [Kind::Raw, Kind::Used, Kind::Qcow2];
     assert_nothing_found(explore::every_fault(&some(large(&explore::subjects(&kinds))), 2, &|_, _| true));
 }

@@ -1,4 +1,4 @@
-//! Short versions of what `cargo xtask simulate --format qcow2` does at length.
+//! Short versions of `cargo xtask simulate --format qcow2`.
 //!
 //! Invariants checked: those of `sim::run`, `sim::crash` and `sim::flat`.
 #![allow(missing_docs, reason = "nobody imports a test")]
@@ -13,10 +13,10 @@ use sim::flat;
 use sim::media::Unwritten;
 use sim::schedule::Pace;
 use sim::sector::SECTOR;
-use sim::subject::{Kind, LARGE, Made, Subject};
+use sim::subject::{Kind, LARGE, LayerType, Subject};
 
 /// Scope: every workload of up to two operations, in the order of each pace. Compressed clusters are left to the
-/// command and to random workloads, for their time.
+/// command and to random workloads, to save time.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn no_short_workload_loses_what_was_flushed() {
@@ -28,14 +28,14 @@ fn no_short_workload_loses_what_was_flushed() {
 #[test]
 fn a_chain_of_layers_is_an_array_of_bytes() {
     for tail in [Unwritten::Zeroes, Unwritten::Stale] {
-        assert_eq!(flat::compare(7, Made::Qcow2, tail, 6, 150).map(|done| done >= 900), Ok(true));
+        assert_eq!(flat::compare(7, LayerType::Qcow2, tail, 6, 150).map(|done| done >= 900), Ok(true));
     }
 }
 
-/// Workloads that found a bug once.
+/// Workloads that found a bug in the past.
 #[test]
-fn what_was_found_once_is_not_found_again() {
-    // Zeroes waited for a write that had failed, while another one was under way in the same cluster.
+fn bugs_found_in_the_past_are_fixed() {
+    // Zeroes waited for a failed write, while another one was in flight in the same cluster.
     let subject = Subject::new(Kind::Qcow2, Unwritten::Zeroes);
     for nth in 1..8 {
         let fault = Fault { kind: FaultKind::Failed, nth };
@@ -43,10 +43,10 @@ fn what_was_found_once_is_not_found_again() {
     }
 }
 
-/// A full redo log, and a process that dies in a round, when what it has freed is no longer counted: what is written
-/// again from the log refers to clusters that are counted once more.
+/// A process with a full redo log dies in a round, after freeing a cluster: entries written again from the log must
+/// refer to clusters that are counted again.
 #[test]
-fn an_entry_that_is_written_again_refers_to_what_is_counted() {
+fn a_rewritten_entry_refers_to_a_counted_cluster() {
     let once = [
         (Kind::CompressedChildQcow2, Unwritten::Zeroes, SECTOR, "w1024+1 d1024+1024"),
         (Kind::SubclusterChildQcow2, Unwritten::Stale, LARGE, "w2+2 w8+3 d0+1024"),

@@ -1,4 +1,4 @@
-//! The same with transfers that are split and merged on their way to the storage.
+//! The same tests with transfers that are split and merged on their way to the storage.
 //!
 //! Invariants checked: those of `sim::run` and `sim::crash`.
 #![allow(missing_docs, reason = "nobody imports a test")]
@@ -12,7 +12,7 @@ use sim::planted::Planted;
 use sim::sector::SECTOR;
 use sim::subject::{Kind, Subject};
 
-/// Pieces of a sector, and all that is adjacent in one; and both, up to some sectors.
+/// Pieces of a sector; all adjacent transfers merged; and both, up to some sectors.
 const SHAPES: [(Option<u64>, Option<u64>); 3] =
     [(Some(SECTOR), None), (None, Some(64 * SECTOR)), (Some(2 * SECTOR), Some(2 * SECTOR))];
 
@@ -54,12 +54,12 @@ fn no_random_workload_loses_what_was_flushed() {
 /// Scope: each operation of some workloads fails in each way; by day, on some of the images.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn no_fault_costs_more_than_the_request_it_befalls() {
+fn a_fault_affects_only_its_request() {
     assert_nothing_found(explore::every_fault(&some(all()), 2, &|_, _| true));
 }
 
 #[test]
-fn a_write_answered_before_its_last_piece_and_a_failure_that_is_not_seen_are_found() {
+fn planted_bugs_in_splitting_and_merging_are_found() {
     for bug in [Planted::SplitAnsweredEarly, Planted::FailedPartHidden] {
         let found = explore::hunt(bug, 100_000);
         assert!(found.failure.is_some(), "{bug} was not found in {} states", found.counts.states);

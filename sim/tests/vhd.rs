@@ -1,4 +1,4 @@
-//! Short versions of what `cargo xtask simulate` does at length.
+//! Short versions of `cargo xtask simulate`.
 //!
 //! Invariants checked: those of `sim::run`, `sim::crash` and `sim::flat`.
 #![allow(missing_docs, reason = "nobody imports a test")]
@@ -13,7 +13,7 @@ use sim::flat;
 use sim::media::Unwritten;
 use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
-use sim::subject::{Kind, Made, Subject};
+use sim::subject::{Kind, LayerType, Subject};
 
 /// Scope: every workload of up to two operations, with one deviation in the order.
 #[test]
@@ -35,13 +35,13 @@ fn a_raw_image_keeps_its_promises_too() {
 /// Scope: each operation of four workloads fails in each way, on a dynamic and a differencing image.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn no_fault_costs_more_than_the_request_it_befalls() {
+fn a_fault_affects_only_its_request() {
     let subjects = [Subject::new(Kind::Used, Unwritten::Stale), Subject::new(Kind::UsedChild, Unwritten::Zeroes)];
     assert_nothing_found(explore::every_fault(&subjects, 2, &|_, _| true));
 }
 
 #[test]
-fn a_failure_is_found_again_by_its_description() {
+fn a_failure_is_reproduced_by_its_description() {
     let found = explore::hunt(Planted::EarlyReuse, 100_000).failure.expect("it is found");
     let described: Schedule = found.case.schedule.to_string().parse().expect("it is a schedule");
     let mut case = Case { schedule: described, ..(*found.case).clone() };
@@ -53,7 +53,7 @@ fn a_failure_is_found_again_by_its_description() {
 }
 
 #[test]
-fn a_failure_is_made_small() {
+fn a_failure_is_shrunk() {
     let found = explore::hunt(Planted::EarlyReuse, 100_000).failure.expect("it is found");
     let before = found.case.workload.len();
     let small = sim::shrink::shrink(found);
@@ -63,13 +63,13 @@ fn a_failure_is_made_small() {
 #[test]
 fn a_chain_of_layers_is_an_array_of_bytes() {
     for tail in [Unwritten::Zeroes, Unwritten::Stale] {
-        assert_eq!(flat::compare(7, Made::Vhd, tail, 8, 200).map(|done| done >= 1600), Ok(true));
+        assert_eq!(flat::compare(7, LayerType::Vhd, tail, 8, 200).map(|done| done >= 1600), Ok(true));
     }
 }
 
-/// Workloads that found a bug once.
+/// Workloads that found a bug in the past.
 #[test]
-fn what_was_found_once_is_not_found_again() {
+fn bugs_found_in_the_past_are_fixed() {
     // The place of the block that the disk's end cuts off was called clean when only the part inside the disk had
     // been deallocated: another block then showed stale bytes.
     let once = [

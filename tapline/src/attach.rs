@@ -1,6 +1,6 @@
-//! Disks of a machine in one step: `vdi attach` and `vdi detach`, and what `vm create` does with its disks.
+//! Attaches and detaches a machine's disks in one step: `vdi attach` and `vdi detach`, and the disks of `vm create`.
 //!
-//! What is already so is left as it is, so that a command can be given again.
+//! Every step is idempotent: a command can be repeated.
 
 use api::{
     Code, ImageFormat, Mode, Name, Problem, Size, SourceFormat, Vbd, VbdCreate, VbdState, VbdUnplug, VdiCreate,
@@ -13,10 +13,10 @@ use crate::confirm::Confirm;
 use crate::find::Disk;
 use crate::output::say;
 use crate::session::{Session, named, print};
-use crate::vbd::{For, paste, release};
+use crate::vbd::{VmManager, paste, release};
 use crate::word::{self, HostPath};
 
-/// `vdi attach`.
+/// Arguments of `vdi attach`.
 #[derive(clap::Args)]
 pub struct Attach {
     /// The disk: its name or UUID prefix; with --new the name of the new one
@@ -39,10 +39,10 @@ pub struct Attach {
     mode: Option<Mode>,
     /// Print the configuration to paste for a machine that is managed elsewhere, instead of the block device's UUID
     #[arg(long, value_enum, value_name = "FOR", conflicts_with = "vm")]
-    print: Option<For>,
+    print: Option<VmManager>,
 }
 
-/// `vdi detach`.
+/// Arguments of `vdi detach`.
 #[derive(clap::Args)]
 pub struct Detach {
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub struct Detach {
 }
 
 impl Attach {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Attach { vdi, vm, new, sr, format, mode, print: wanted } = self;
         let vm = session.vm_if(vm.as_deref()).await?;
@@ -66,10 +66,10 @@ impl Attach {
             Some(size) => make(session, &vdi, size, sr.as_deref(), format).await?,
             None => session.vdi_in(session.sr_if(sr.as_deref()).await?, &vdi).await?,
         };
-        let Given { vbd, is_new } = give(session, vdi, vm, mode).await?;
+        let Attachment { vbd, is_new } = ensure_vbd(session, vdi, vm, mode).await?;
         let uuid = vbd.uuid;
         let vbd = match plug(session, vbd).await {
-            Err(problem) if is_new => return Err(unmake(session, uuid, problem).await),
+            Err(problem) if is_new => return Err(remove_vbd(session, uuid, problem).await),
             plugged => plugged?,
         };
         match wanted {
@@ -81,7 +81,7 @@ impl Attach {
 }
 
 impl Detach {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vdi = self.vdi.find(session).await?;
         let vm = session.vm_if(self.vm.as_deref()).await?;
@@ -93,8 +93,8 @@ impl Detach {
         release::prepare(session, &vbds, self.force, self.confirm).await?;
         for vbd in vbds {
             if vbd.state != VbdState::Unplugged {
-                let asked = VbdUnplug { force: self.force };
-                session.finish(session.client.vbd_unplug(vbd.uuid, &asked).await?).await?;
+                let request = VbdUnplug { force: self.force };
+                session.finish(session.client.vbd_unplug(vbd.uuid, &request).await?).await?;
             }
             session.finish(session.client.vbd_destroy(vbd.uuid).await?).await?;
         }
@@ -102,7 +102,7 @@ impl Detach {
     }
 }
 
-/// Makes a disk, and waits for it.
+/// Creates an empty disk and waits for it; returns its UUID.
 pub async fn make(
     session: &Session,
     name: &str,
@@ -113,7 +113,7 @@ pub async fn make(
     let (name, sr) = (disk_name(name)?, session.sr_or_only(sr).await?);
     let (description, allow_duplicate_name) = Default::default();
     let (tags, other_config) = Default::default();
-    let asked = VdiCreate {
+    let request = VdiCreate {
         uuid: None,
         sr,
         name,
@@ -125,10 +125,10 @@ pub async fn make(
         tags,
         other_config,
     };
-    uuid(&session.finish(session.client.vdi_create(&asked).await?).await?)
+    uuid(&session.finish(session.client.vdi_create(&request).await?).await?)
 }
 
-/// Makes a disk of an image file, and waits for it.
+/// Creates a disk from an image file and waits for it; returns its UUID.
 pub async fn import(
     session: &Session,
     name: &str,
@@ -136,7 +136,7 @@ pub async fn import(
     path: HostPath,
     sr: Option<&str>,
 ) -> Result<Uuid, Problem> {
-    let asked = VdiImport {
+    let request = VdiImport {
         uuid: None,
         sr: session.sr_or_only(sr).await?,
         name: disk_name(name)?,
@@ -151,33 +151,38 @@ pub async fn import(
         tags: Default::default(),
         other_config: Default::default(),
     };
-    uuid(&session.finish(session.client.vdi_import(&asked).await?).await?)
+    uuid(&session.finish(session.client.vdi_import(&request).await?).await?)
 }
 
 fn disk_name(name: &str) -> Result<Name, Problem> {
     name.parse().map_err(|why| Problem::new(Code::Invalid, format!("'{name}': {why}")).field("name"))
 }
 
-/// The UUID of what was made.
+/// The UUID in the result of a create verb.
 pub fn uuid(made: &Value) -> Result<Uuid, Problem> {
     let uuid = made.get("uuid").and_then(Value::as_str).and_then(|uuid| uuid.parse().ok());
     uuid.ok_or_else(|| Problem::failed("read the answer", "it has no UUID"))
 }
 
-/// The block device by which a machine has a disk.
-pub struct Given {
+/// A machine's block device for a disk.
+pub struct Attachment {
     vbd: Vbd,
-    /// Whether there was none.
+    /// True if it was created by this command.
     is_new: bool,
 }
 
-/// The block device by which a machine has a disk, which is made if there is none.
-pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<Mode>) -> Result<Given, Problem> {
+/// Returns the block device that connects a disk to a machine, and creates it if necessary.
+pub async fn ensure_vbd(
+    session: &Session,
+    vdi: Uuid,
+    vm: Option<Uuid>,
+    mode: Option<Mode>,
+) -> Result<Attachment, Problem> {
     let of_disk = session.client.vbds(vm, Some(vdi), None).await?;
     if let Some(vbd) = of_disk.into_iter().find(|vbd| vbd.vm == vm && mode.is_none_or(|mode| vbd.mode == mode)) {
-        return Ok(Given { vbd, is_new: false });
+        return Ok(Attachment { vbd, is_new: false });
     }
-    let asked = VbdCreate {
+    let request = VbdCreate {
         uuid: None,
         vm,
         vdi,
@@ -192,12 +197,12 @@ pub async fn give(session: &Session, vdi: Uuid, vm: Option<Uuid>, mode: Option<M
         tags: Default::default(),
         other_config: Default::default(),
     };
-    let made = session.finish(session.client.vbd_create(&asked).await?).await?;
-    Ok(Given { vbd: session.client.vbd(uuid(&made)?).await?, is_new: true })
+    let made = session.finish(session.client.vbd_create(&request).await?).await?;
+    Ok(Attachment { vbd: session.client.vbd(uuid(&made)?).await?, is_new: true })
 }
 
-/// Removes a block device that was made only to be plugged, which failed because of `problem`.
-async fn unmake(session: &Session, vbd: Uuid, problem: Problem) -> Problem {
+/// Removes a block device that was created only to be plugged, after the plug failed with `problem`.
+async fn remove_vbd(session: &Session, vbd: Uuid, problem: Problem) -> Problem {
     let removed = async { session.finish(session.client.vbd_destroy(vbd).await?).await };
     match removed.await {
         Ok(_) => problem,
@@ -205,7 +210,7 @@ async fn unmake(session: &Session, vbd: Uuid, problem: Problem) -> Problem {
     }
 }
 
-/// Plugs a block device, unless it is plugged; as it is then.
+/// Plugs a block device unless it is plugged; returns its new state.
 async fn plug(session: &Session, vbd: Vbd) -> Result<Vbd, Problem> {
     if vbd.state == VbdState::Plugged {
         return Ok(vbd);

@@ -12,7 +12,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use uuid::Uuid;
 
-/// No text is shortened to less than this. A text that is longer than a third of the terminal is shortened.
+/// The shortest length that a text is cut to. Texts longer than a third of the terminal's width are cut.
 const LONGEST_MIN: usize = 20;
 
 /// The number of spaces between two columns.
@@ -50,12 +50,12 @@ pub struct Uuids<'a> {
 }
 
 impl Uuids<'_> {
-    /// By their first digits, usually enough to tell objects apart, and accepted on the command line.
+    /// UUIDs by their first digits, usually enough to tell objects apart, and accepted on the command line.
     pub const SHORT: Uuids<'static> = Uuids { whole: false, names: None };
-    /// In full.
+    /// UUIDs in their full length.
     pub const WHOLE: Uuids<'static> = Uuids { whole: true, names: None };
 
-    /// Formats a UUID.
+    /// Formats a UUID: in full, or its first eight digits.
     pub fn show(self, uuid: Uuid) -> String {
         let whole = uuid.to_string();
         if self.whole { whole } else { whole.chars().take(8).collect() }
@@ -72,20 +72,20 @@ impl Uuids<'_> {
     }
 }
 
-/// Which columns a table has, and in which order its rows are.
+/// The columns of a table and the order of its rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Layout<'a> {
     /// All columns, with whole UUIDs, whatever the width.
     pub wide: bool,
     /// Columns that do not fit this width are left out, the last ones first.
     pub width: Option<u16>,
-    /// These columns, by their headings, instead of those that fit.
+    /// These columns, by their headings, instead of all that fit.
     pub columns: &'a [String],
-    /// The heading by whose column rows are sorted; after a `-` from the greatest down.
+    /// The heading of the column to sort by; a leading `-` sorts in descending order.
     pub sort: Option<&'a str>,
     /// Names to be shown instead of UUIDs.
     pub names: Option<&'a Names>,
-    /// Whether the headings are bold.
+    /// Prints the headings in bold.
     pub bold: bool,
 }
 
@@ -148,13 +148,13 @@ pub fn table<T>(objects: &[T], columns: &[Column<T>], layout: &Layout<'_>) -> Re
     let text = table.trim_fmt();
     let (heads, rows) =
         text.split_once('\n').map_or((text.as_str(), String::new()), |(heads, rows)| (heads, format!("{rows}\n")));
-    // Something was left out: `-o wide` shows it.
+    // Marks that columns were left out: `-o wide` shows all.
     let more = if shown.len() < all { " …" } else { "" };
     let heads = format!("{}{more}", heads.trim_end());
     Ok(if layout.bold { format!("\x1b[1m{heads}\x1b[0m\n{rows}") } else { format!("{heads}\n{rows}") })
 }
 
-/// The column with this heading, in which blanks may be dashes.
+/// The column with this heading; dashes stand for its blanks.
 fn find<'a, T>(columns: &'a [Column<T>], head: &str) -> Result<&'a Column<T>, Problem> {
     let plain = |text: &str| text.trim().to_lowercase().replace(['-', '_'], " ");
     let found = columns.iter().find(|column| plain(column.head) == plain(head));
@@ -183,7 +183,7 @@ fn sorted<'a, T>(
     Ok(keyed.into_iter().map(|(_, object)| object).collect())
 }
 
-/// Numbers and sizes by their value, and before words.
+/// Compares numbers and sizes by value; they sort before words.
 fn compare(one: &str, other: &str) -> Ordering {
     match (value(one), value(other)) {
         (Some(one), Some(other)) => one.total_cmp(&other),
@@ -193,7 +193,7 @@ fn compare(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// A number, with or without a unit, as `readable` writes it; a factor; or a time from now.
+/// Parses a number with or without a unit, as `readable` writes it; a factor; or a duration.
 fn value(text: &str) -> Option<f64> {
     if text == "now" {
         return Some(0.0);
@@ -217,8 +217,8 @@ fn value(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// The column to leave out, if the table is too wide and a column can be left out. If one was before, there must be
-/// room for the mark that says so.
+/// Index of the column to remove if the table is too wide. If columns were removed already (`marked`), the mark that
+/// reports it needs room, too.
 fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>, marked: bool) -> Option<usize> {
     let gaps = GAP.saturating_mul(u16::try_from(shown.len().saturating_sub(1)).unwrap_or(u16::MAX));
     let mark = if marked { GAP } else { 0 };
@@ -227,8 +227,8 @@ fn too_wide<T>(table: &Table, shown: &[&Column<T>], width: Option<u16>, marked: 
     shown.iter().rposition(|column| column.visibility == Visibility::Room)
 }
 
-/// A text of at most so many columns of the terminal; a mark in its middle says that it was longer. Snapshots of a disk
-/// differ at the end of their names.
+/// Shortens a text to `longest` columns of the terminal by replacing its middle with `…`, because names of snapshots of
+/// a disk differ at their end.
 pub fn shortened(text: String, longest: Option<usize>) -> String {
     let Some(longest) = longest.filter(|longest| text.width() > *longest) else { return text };
     let end: String = within(text.chars().rev(), (longest - 1) / 2).chars().rev().collect();
@@ -236,7 +236,7 @@ pub fn shortened(text: String, longest: Option<usize>) -> String {
     format!("{beginning}…{end}")
 }
 
-/// The first characters, as far as they fit.
+/// As many of the first characters as fit into `longest` columns.
 fn within(text: impl Iterator<Item = char>, longest: usize) -> String {
     let mut left = longest;
     let fits = |char: &char| match left.checked_sub(char.width().unwrap_or(0)) {
@@ -264,7 +264,7 @@ fn draw<T>(objects: &[&T], shown: &[&Column<T>], uuids: Uuids<'_>, longest: Opti
     table
 }
 
-/// A single object with all its fields, one per line.
+/// Formats a single object with all its non-empty fields, one per line.
 pub fn alone<T>(object: &T, columns: &[Column<T>]) -> String {
     let cells = columns.iter().map(|column| (column.head, column.show(object, Uuids::WHOLE)));
     let known: Vec<(&str, String)> = cells.filter(|(_, cell)| !cell.is_empty()).collect();
@@ -283,15 +283,15 @@ mod test {
         name: &'static str,
     }
 
-    type Shown = Column<Thing>;
+    type ThingColumn = Column<Thing>;
 
-    const COLUMNS: &[Shown] = &[
-        Shown::new("uuid", |thing, uuids| uuids.show(thing.uuid)),
-        Shown::new("name", |thing, _| thing.name.into()),
-        Shown::new("size", |thing, _| thing.name.len().to_string()).right().if_room(),
-        Shown::new("note", |_, _| "seldom seen".into()).if_room(),
-        Shown::new("of", |thing, uuids| uuids.show(thing.uuid)).wide(),
-        Shown::new("text", |thing, _| thing.name.replace(' ', "\n")).alone(),
+    const COLUMNS: &[ThingColumn] = &[
+        ThingColumn::new("uuid", |thing, uuids| uuids.show(thing.uuid)),
+        ThingColumn::new("name", |thing, _| thing.name.into()),
+        ThingColumn::new("size", |thing, _| thing.name.len().to_string()).right().if_room(),
+        ThingColumn::new("note", |_, _| "seldom seen".into()).if_room(),
+        ThingColumn::new("of", |thing, uuids| uuids.show(thing.uuid)).wide(),
+        ThingColumn::new("text", |thing, _| thing.name.replace(' ', "\n")).alone(),
     ];
 
     fn things() -> Vec<Thing> {
@@ -317,7 +317,7 @@ mod test {
     }
 
     #[test]
-    fn columns_that_do_not_fit_are_dropped_from_the_right_and_a_mark_says_so() {
+    fn columns_that_do_not_fit_are_dropped_from_the_right_with_a_mark() {
         let text = "UUID      NAME              SIZE …\n\
                     9b1deb4d  root                 4\n\
                     00000000  データ 2 of them    19\n";

@@ -1,8 +1,8 @@
-//! `tapline completion`: prints what a shell needs to complete command lines. The shell then asks this program at each
-//! completion ([`answer`]): for words of commands, those of the disk program included, for names of the daemon's
-//! objects, and for files.
+//! `tapline completion`: prints the script that makes a shell complete command lines. At each completion the shell runs
+//! this program ([`answer`]), which completes the words of commands, including those of the disk program, names of the
+//! daemon's objects, and file names.
 //!
-//! It never reports a failure: a daemon that cannot be reached has no names.
+//! It never reports a failure: if the daemon cannot be reached, there are no names.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::endpoint::EndpointOptions;
 use crate::session::print;
 use crate::word;
 
-/// The environment variable by which a shell asks.
-const ASKED: &str = "TAPLINE_COMPLETE";
-/// How long somebody who has pressed a key waits for a daemon that hangs.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The environment variable that the shell sets to request completions.
+const ENVIRONMENT: &str = "TAPLINE_COMPLETE";
+/// How long to wait for the daemon; the user has pressed a key.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The shell to complete for.
+/// Arguments of `completion`.
 #[derive(clap::Args)]
 pub struct Completion {
     #[arg(value_parser = ["bash", "zsh", "fish"])]
@@ -32,26 +32,26 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Prints the script.
+    /// Prints the completion script of the shell.
     pub fn run(&self) -> Result<(), Problem> {
         let unknown = || Problem::new(Code::Invalid, format!("there is no completion for {}", self.shell));
         let shells = Shells::builtins();
         let shell = shells.completer(&self.shell).ok_or_else(unknown)?;
         let mut script = Vec::new();
-        let written = shell.write_registration(ASKED, "tapline", "tapline", "tapline", &mut script);
+        let written = shell.write_registration(ENVIRONMENT, "tapline", "tapline", "tapline", &mut script);
         written.map_err(|error| Problem::failed("write the script", error))?;
-        // To bash a colon ends a word: the path in FORMAT:PATH would be one of its own.
+        // For bash a colon ends a word, which would split FORMAT:PATH.
         let colons = if self.shell == "bash" { "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}\n" } else { "" };
         print(&format!("{}{colons}", String::from_utf8_lossy(&script)))
     }
 }
 
-/// If a shell asks for completions: prints them, and ends this process.
+/// Prints completions and exits if the shell requests them.
 pub fn answer() {
-    CompleteEnv::with_factory(command).var(ASKED).complete();
+    CompleteEnv::with_factory(command).var(ENVIRONMENT).complete();
 }
 
-/// All commands, with what completes their arguments.
+/// All commands, with the completers of their arguments.
 fn command() -> Command {
     let disk = arguments::Arguments::command();
     let mut tapline = Arguments::command();
@@ -60,24 +60,24 @@ fn command() -> Command {
             tapline = tapline.mut_subcommand(name, |_| command.clone());
         }
     }
-    tapline.mut_subcommands(completed)
+    tapline.mut_subcommands(with_completers)
 }
 
-/// A command with its own, in which arguments are completed by what they are.
-fn completed(command: Command) -> Command {
+/// Adds completers to the arguments of a command and of its subcommands.
+fn with_completers(command: Command) -> Command {
     let noun = command.get_name().to_owned();
-    command.mut_args(by_kind).mut_subcommands(move |verb| {
+    command.mut_args(with_completer).mut_subcommands(move |verb| {
         let of_noun = Objects::of(&noun);
         let verb = verb.mut_args(|arg| match (arg.get_id().as_str(), of_noun) {
-            // What a list is narrowed to.
+            // The filter of a list.
             ("text", Some(objects)) => arg.add(ArgValueCompleter::new(objects)),
             _ => arg,
         });
-        completed(verb)
+        with_completers(verb)
     })
 }
 
-fn by_kind(arg: clap::Arg) -> clap::Arg {
+fn with_completer(arg: clap::Arg) -> clap::Arg {
     let names: Vec<&str> = arg.get_value_names().unwrap_or_default().iter().map(clap::builder::Str::as_str).collect();
     if names.iter().any(|name| matches!(*name, "IMAGE" | "FORMAT:PATH")) {
         return arg.add(ArgValueCompleter::new(image));
@@ -91,7 +91,7 @@ fn by_kind(arg: clap::Arg) -> clap::Arg {
     }
 }
 
-/// `FORMAT:PATH`: the formats, and then files with the format's ending, and directories.
+/// Completes `FORMAT:PATH`: first the formats, then files with the format's extension, and directories.
 fn image(current: &OsStr) -> Vec<CompletionCandidate> {
     let current = current.to_string_lossy();
     let Some((format, path)) = current.split_once(':') else {
@@ -106,7 +106,7 @@ fn image(current: &OsStr) -> Vec<CompletionCandidate> {
     found.into_iter().map(|path| path.add_prefix(format!("{format}:"))).collect()
 }
 
-/// Objects of the daemon, by the argument that names one.
+/// Kinds of the daemon's objects whose names are completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Objects {
     Sr,
@@ -130,7 +130,7 @@ impl Objects {
         })
     }
 
-    /// What can be given for one, each with what it is.
+    /// The names of all objects of this kind, each with its help text.
     async fn all(self, client: &Client) -> Result<Vec<(String, String)>, Problem> {
         Ok(match self {
             Objects::Sr => {
@@ -161,12 +161,12 @@ impl Objects {
 impl ValueCompleter for Objects {
     fn complete(&self, current: &OsStr) -> Vec<CompletionCandidate> {
         let current = current.to_string_lossy();
-        let asked = || {
+        let names = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
             let (client, _) = EndpointOptions::default().client().ok()?;
-            runtime.block_on(async { tokio::time::timeout(PATIENCE, self.all(&client)).await.ok()?.ok() })
+            runtime.block_on(async { tokio::time::timeout(REPLY_TIMEOUT, self.all(&client)).await.ok()?.ok() })
         };
-        let all = asked().unwrap_or_default().into_iter();
+        let all = names().unwrap_or_default().into_iter();
         let fitting = all.filter(|(name, _)| name.starts_with(&*current));
         fitting.map(|(name, help)| CompletionCandidate::new(name).help(Some(help.into()))).collect()
     }

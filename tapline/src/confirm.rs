@@ -1,4 +1,4 @@
-//! Asks for confirmation before something is lost, as the disk program does.
+//! Asks for confirmation before data is lost, as the disk program does.
 
 use api::{Code, Problem};
 use control::Kind;
@@ -17,7 +17,7 @@ impl Confirm {
         self.ask_or(what, None)
     }
 
-    /// As `ask`; without a terminal the error also names this other command.
+    /// As `ask`; without a terminal the error also suggests the command `instead`.
     pub fn ask_or(self, what: &str, instead: Option<&str>) -> Result<(), Problem> {
         self.confirm.ask(what).map_err(|error| {
             let code = match error.kind {

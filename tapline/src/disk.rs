@@ -1,4 +1,4 @@
-//! `disk`: sends a request to a served disk through its control socket and shows the response.
+//! `disk`: sends a request to a served disk through its control socket and shows the reply.
 //!
 //! It opens no image. Paths are made absolute before they are sent, because the disk's process has a different working
 //! directory.
@@ -20,11 +20,11 @@ use crate::output::print_local as print;
 use crate::wait::Progress;
 
 pub use arguments::Disk;
-use arguments::Said;
+use arguments::DiskRequest;
 
-/// Runs the command. With `json`, the disk's responses are printed as they are, one per line.
+/// Runs the command. With `json`, the disk's replies are printed unchanged, one per line.
 pub fn run(disk: &Disk, json: bool) -> Result<(), Failure> {
-    disk.verb.tell(&Target { socket: &disk.control, json })
+    disk.verb.execute(&Target { socket: &disk.control, json })
 }
 
 /// A disk, by its control socket.
@@ -33,8 +33,8 @@ struct Target<'a> {
     json: bool,
 }
 
-/// Sends a verb, and shows what is said about it.
-fn tell<V: Said>(disk: &Target<'_>, arguments: &V::Arguments) -> Result<(), Failure> {
+/// Sends a verb and prints the reply.
+fn execute<V: DiskRequest>(disk: &Target<'_>, arguments: &V::Arguments) -> Result<(), Failure> {
     let mut client = send(disk.socket, V::of(arguments)?)?;
     let mut progress = None;
     loop {
@@ -66,17 +66,17 @@ fn tell<V: Said>(disk: &Target<'_>, arguments: &V::Arguments) -> Result<(), Fail
     }
 }
 
-/// Shows how far a merge is, which is all that has events here.
+/// Shows the progress of a merge, the only verb with events here.
 fn show_progress(progress: &mut Option<Progress>, merge: &answer::Merge) {
     let Some(control::Progress { done, len, .. }) = merge.progress() else { return };
     let bar = progress.get_or_insert_with(Progress::new);
-    // In steps of a hundredth: a log has no more lines than that.
+    // In steps of one percent, so that a log gets at most 100 lines.
     let hundredth = u128::from(done) * 100 / u128::from(len.max(1));
     let hundredth = u32::try_from(hundredth).unwrap_or(100).min(100);
     bar.show_share(format!("merging: {hundredth} % of {}", readable(len)), f64::from(hundredth) / 100.0);
 }
 
-/// The layers of the disk with this control socket, from the leaf down. `patience` limits the wait for the response.
+/// Returns the layers of the disk with this control socket, from the leaf down. `patience` limits the wait.
 pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Error> {
     let mut client = connect(socket)?;
     client.set_patience(patience).map_err(|error| not_sent(socket, error))?;
@@ -85,22 +85,22 @@ pub fn layers(socket: &Path, patience: Duration) -> Result<Vec<ImageName>, Error
     names.filter(|names| !names.is_empty()).ok_or_else(|| misunderstood(socket, "a layer has no file"))
 }
 
-/// Sends a verb to a disk, and waits for the response.
+/// Sends a verb to a disk and waits for the reply.
 pub fn ask_once<V: Ask>(socket: &Path, verb: V) -> Result<V::Answer, Error> {
     connect(socket)?.ask(verb).map_err(|why| unanswered(socket, why))
 }
 
-/// Sends a verb to a disk, and waits for the response for at most `patience`; `None` if there is none by then. A
-/// process that is stopped may not even accept the connection, so a thread waits for that, and may outlive this call.
+/// Sends a verb to a disk and waits for the reply for at most `patience`; `None` on timeout. A stopped process may not
+/// even accept the connection, so a thread waits for it, which may outlive this call.
 pub fn ask_within<V>(socket: &Path, verb: V, patience: Duration) -> Result<Option<V::Answer>, Error>
 where
     V: Ask + Send + 'static,
     V::Answer: Send + 'static,
 {
     let (sender, answers) = std::sync::mpsc::channel();
-    let asked = socket.to_owned();
-    // After the time limit the response is dropped.
-    std::thread::spawn(move || sender.send(ask_once(&asked, verb)).unwrap_or_default());
+    let target = socket.to_owned();
+    // After a timeout the reply is dropped.
+    std::thread::spawn(move || sender.send(ask_once(&target, verb)).unwrap_or_default());
     match answers.recv_timeout(patience) {
         Ok(answer) => answer.map(Some),
         Err(_) => Ok(None),

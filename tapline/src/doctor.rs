@@ -1,7 +1,7 @@
 //! `doctor`: checks the configuration of this host and the health of its disks, each with the command that fixes it.
 //!
-//! It reads the kernel's settings and statistics pages, and asks the daemon for the health of what it serves; it
-//! changes nothing. Invariant: a check that cannot be made is reported as unknown, not as good.
+//! It reads the kernel's settings and statistics pages, and requests the health of disks and repositories from the
+//! daemon; it changes nothing. Invariant: a check that cannot be made is reported as unknown, not as good.
 
 mod disks;
 mod libvirt;
@@ -16,7 +16,7 @@ use crate::output::print_local;
 use crate::session::How;
 use crate::wrap::{width, wrapped};
 
-/// `doctor`.
+/// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Doctor {
     /// Directories of images whose file systems are looked at, such as those of repositories
@@ -24,24 +24,24 @@ pub struct Doctor {
     directories: Vec<PathBuf>,
 }
 
-/// How good something is.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum CheckState {
     Good,
     Bad,
     Unknown,
 }
 
-/// One thing that was looked at.
+/// A check and its result.
 #[derive(Clone, Debug)]
 struct Check {
-    state: State,
+    state: CheckState,
     text: String,
-    /// The command that mends it.
+    /// The command that fixes it.
     mend: Option<String>,
 }
 
-/// Where the kernel says things; another directory in tests.
+/// Where the kernel's settings are found; another directory in tests.
 struct Host {
     root: PathBuf,
     /// The daemon's run directory.
@@ -58,25 +58,25 @@ pub fn run(doctor: &Doctor, how: How) -> Result<(), Failure> {
     checks.extend(disks::checks(how.local_client()?.as_ref(), &run));
     checks.extend(host.libvirt());
     if json {
-        let told: Vec<_> = checks
+        let results: Vec<_> = checks
             .iter()
             .map(|check| {
                 let state = match check.state {
-                    State::Good => "good",
-                    State::Bad => "bad",
-                    State::Unknown => "unknown",
+                    CheckState::Good => "good",
+                    CheckState::Bad => "bad",
+                    CheckState::Unknown => "unknown",
                 };
                 json!({ "state": state, "text": check.text, "mend": check.mend })
             })
             .collect();
-        return Ok(print_local(&format!("{}\n", json!({ "checks": told })))?);
+        return Ok(print_local(&format!("{}\n", json!({ "checks": results })))?);
     }
     let (mut out, width) = (String::new(), width());
     for check in &checks {
         let mark = match check.state {
-            State::Good => "ok  ",
-            State::Bad => "BAD ",
-            State::Unknown => "?   ",
+            CheckState::Good => "ok  ",
+            CheckState::Bad => "BAD ",
+            CheckState::Unknown => "?   ",
         };
         out.push_str(&wrapped(&format!("{mark} "), &check.text, width));
         out.push_str(&check.mend.as_ref().map(|mend| wrapped("       ", mend, width)).unwrap_or_default());
@@ -85,15 +85,15 @@ pub fn run(doctor: &Doctor, how: How) -> Result<(), Failure> {
 }
 
 fn good(text: impl Into<String>) -> Check {
-    Check { state: State::Good, text: text.into(), mend: None }
+    Check { state: CheckState::Good, text: text.into(), mend: None }
 }
 
 fn bad(text: impl Into<String>, mend: impl Into<String>) -> Check {
-    Check { state: State::Bad, text: text.into(), mend: Some(mend.into()) }
+    Check { state: CheckState::Bad, text: text.into(), mend: Some(mend.into()) }
 }
 
 fn unknown(text: impl Into<String>) -> Check {
-    Check { state: State::Unknown, text: text.into(), mend: None }
+    Check { state: CheckState::Unknown, text: text.into(), mend: None }
 }
 
 impl Host {
@@ -130,7 +130,7 @@ impl Host {
         else {
             return unknown("how many requests Linux AIO may have");
         };
-        // A disk asks for 256.
+        // A disk needs 256 requests.
         match most.saturating_sub(used) / 256 {
             0..64 => bad(
                 format!(
@@ -199,11 +199,11 @@ impl Host {
     }
 }
 
-/// Whether a file in that directory takes O_DIRECT, as disks want by default.
+/// Checks whether files in a directory can be opened with O_DIRECT, as disks do by default.
 fn direct_io(directory: &Path) -> Check {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let shown = directory.display();
-    // Without a name: it is gone when it is closed.
+    // An unnamed file disappears when it is closed.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT;
     match openat(CWD, directory, flags, Mode::RUSR | Mode::WUSR) {
         Ok(_) => good(format!("{shown} takes O_DIRECT")),
@@ -233,12 +233,12 @@ mod test {
         (room, Host { root, run: "/run/tapline".into() })
     }
 
-    fn states(host: &Host) -> Vec<State> {
+    fn states(host: &Host) -> Vec<CheckState> {
         host.checks().iter().map(|check| check.state).collect()
     }
 
     #[test]
-    fn a_host_that_is_set_well_has_nothing_to_mend() {
+    fn a_well_configured_host_has_nothing_to_fix() {
         let (_room, host) = host(&[
             ("proc/sys/kernel/io_uring_disabled", "0\n"),
             ("proc/sys/fs/aio-nr", "0\n"),
@@ -248,11 +248,11 @@ mod test {
             ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
             ("proc/sys/fs/file-nr", "1000\t0\t100000\n"),
         ]);
-        assert_eq!(states(&host), [State::Good; 6], "{:?}", host.checks());
+        assert_eq!(states(&host), [CheckState::Good; 6], "{:?}", host.checks());
     }
 
     #[test]
-    fn each_bad_setting_is_found_with_what_mends_it() {
+    fn each_bad_setting_is_found_with_its_fix() {
         let (_room, host) = host(&[
             ("proc/sys/kernel/io_uring_disabled", "2\n"),
             ("proc/sys/fs/aio-nr", "65000\n"),
@@ -262,23 +262,23 @@ mod test {
             ("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n"),
             ("proc/sys/fs/file-nr", "99000\t0\t100000\n"),
         ]);
-        assert_eq!(states(&host), [State::Bad; 6]);
+        assert_eq!(states(&host), [CheckState::Bad; 6]);
         assert!(host.checks().iter().all(|check| check.mend.is_some()));
     }
 
     #[test]
-    fn what_cannot_be_seen_is_not_taken_for_good() {
+    fn settings_that_cannot_be_read_are_unknown() {
         let (_room, host) = host(&[]);
-        assert_eq!(states(&host), [State::Unknown; 6]);
-        assert_eq!(direct_io(Path::new("/nowhere")).state, State::Unknown);
+        assert_eq!(states(&host), [CheckState::Unknown; 6]);
+        assert_eq!(direct_io(Path::new("/nowhere")).state, CheckState::Unknown);
     }
 
     #[test]
-    fn a_directory_is_tried_and_left_as_it_is() {
+    fn checking_a_directory_leaves_it_unchanged() {
         let room = tempfile::tempdir().unwrap();
         let check = direct_io(room.path());
         assert!(check.text.contains("O_DIRECT"), "{check:?}");
-        assert_ne!(direct_io(Path::new("/proc")).state, State::Good);
+        assert_ne!(direct_io(Path::new("/proc")).state, CheckState::Good);
         assert_eq!(fs::read_dir(room.path()).unwrap().count(), 0);
     }
 }

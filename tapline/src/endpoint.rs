@@ -1,7 +1,7 @@
 //! Where the daemon is: at a Unix socket on this host, or at a network address with a token. Options take precedence
 //! over environment variables.
 //!
-//! A token is never a command-line argument, because every user on a host can read those.
+//! A token is never a command-line argument, because every user of a host can read those.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -32,13 +32,13 @@ pub struct EndpointOptions {
 }
 
 impl EndpointOptions {
-    /// Whether one of them is given on the command line.
+    /// Whether any of these options is given on the command line.
     pub fn is_given(&self) -> bool {
         let EndpointOptions { socket, connect, ca, token_file } = self;
         socket.is_some() || connect.is_some() || ca.is_some() || token_file.is_some()
     }
 
-    /// Whether a daemon reached over the network is given on the command line.
+    /// Whether an option for a daemon on another host is given on the command line.
     pub fn is_network_given(&self) -> bool {
         self.connect.is_some() || self.ca.is_some() || self.token_file.is_some()
     }
@@ -54,7 +54,7 @@ impl EndpointOptions {
         socket.parent().map(Path::to_owned).ok_or_else(|| Problem::new(Code::Invalid, "the socket has no directory"))
     }
 
-    /// A client of the daemon, and whether it is reached over the network.
+    /// Returns a client of the daemon, and whether it is reached over the network.
     pub fn client(self) -> Result<(Client, bool), Problem> {
         let EndpointOptions { socket, connect, ca, token_file } = self;
         let named = socket.is_some() || connect.is_some();
@@ -83,7 +83,7 @@ impl EndpointOptions {
     }
 }
 
-/// Reads the token.
+/// Reads the token from the file, or else from the environment.
 fn secret(file: Option<PathBuf>) -> Result<Secret, Problem> {
     let (text, from) = match file {
         Some(file) => {

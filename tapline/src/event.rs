@@ -1,4 +1,4 @@
-//! `tapline event`.
+//! `tapline event`: prints changes of objects.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::health;
 use crate::output::say;
-use crate::session::{Session, print_on};
+use crate::session::{Session, print_while_read};
 use crate::word;
 
 /// Operations on events.
@@ -32,7 +32,7 @@ pub enum EventVerb {
 }
 
 impl EventVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let EventVerb::Follow { after, kind } = self;
         let mut events = session.client.events(after).await?;
@@ -40,13 +40,13 @@ impl EventVerb {
         loop {
             match events.next().await {
                 StreamItem::Change(event) if kind.is_empty() || kind.contains(&event.kind) => {
-                    if tell(session, &event, &mut names).await?.is_break() {
+                    if print_event(session, &event, &mut names).await?.is_break() {
                         return Ok(());
                     }
                 }
-                StreamItem::Change(event) => names.note(&event)?,
+                StreamItem::Change(event) => names.record(&event)?,
                 StreamItem::Reset => say("tapline: events were lost; reload all objects\n"),
-                // The token has expired, which the daemon would report on each reconnection.
+                // The token has expired; reconnecting would fail every time.
                 StreamItem::Lost(problem) if problem.code == Code::Unauthorized => return Err(problem),
                 StreamItem::Lost(problem) => say(&format!("tapline: {problem}; reconnecting\n")),
             }
@@ -54,13 +54,13 @@ impl EventVerb {
     }
 }
 
-/// The names of VMs and VDIs, which events of VBDs do not have.
+/// Names of VMs and VDIs, which events of VBDs do not contain.
 #[derive(Debug, Default)]
 struct Names(HashMap<Uuid, String>);
 
 impl Names {
-    /// Takes the name of an object that is new, or has another one now.
-    fn note(&mut self, event: &Event) -> Result<(), Problem> {
+    /// Records the name of an object that was created or renamed.
+    fn record(&mut self, event: &Event) -> Result<(), Problem> {
         if matches!(event.kind, ObjectKind::Vm | ObjectKind::Vdi) {
             if let Some(name) = object(event)?.as_ref().and_then(|object| object.get("name")?.as_str()) {
                 self.0.insert(event.uuid, name.to_owned());
@@ -69,7 +69,7 @@ impl Names {
         Ok(())
     }
 
-    /// `VM/VDI`, or the VDI alone. Objects that are destroyed by now have no name.
+    /// Returns `VM/VDI`, or the VDI alone; `None` if an object no longer exists.
     async fn of_vbd(&mut self, session: &Session, vbd: &Value) -> Option<String> {
         let uuid = |field: &str| vbd.get(field)?.as_str()?.parse::<Uuid>().ok();
         let vdi = uuid("vdi")?;
@@ -90,11 +90,11 @@ fn object(event: &Event) -> Result<Option<Value>, Problem> {
     event.object().map_err(|error| Problem::failed("read an event", error))
 }
 
-async fn tell(session: &Session, event: &Event, names: &mut Names) -> Result<ControlFlow<()>, Problem> {
+async fn print_event(session: &Session, event: &Event, names: &mut Names) -> Result<ControlFlow<()>, Problem> {
     if session.json() {
-        return print_on(&format!("{}\n", word::json(event)?));
+        return print_while_read(&format!("{}\n", word::json(event)?));
     }
-    names.note(event)?;
+    names.record(event)?;
     let (kind, change) = (word::of(&event.kind), word::of(&event.change));
     let object = object(event)?;
     let of_vbd = match (&object, event.kind, event.change) {
@@ -107,5 +107,5 @@ async fn tell(session: &Session, event: &Event, names: &mut Names) -> Result<Con
     let health = object.as_ref().and_then(|object| serde_json::from_value(object.get("health")?.clone()).ok());
     let state = health::with_state(state, &health.unwrap_or_default());
     let line = format!("{:>6}  {:.0}  {change:<7}  {kind:<4}  {}  {name}  {state}", event.seq, event.at, event.uuid);
-    print_on(&format!("{}\n", api::visible(line.trim_end())))
+    print_while_read(&format!("{}\n", api::visible(line.trim_end())))
 }

@@ -1,10 +1,10 @@
-//! How a command fails: what is printed, and the exit code.
+//! Failures of commands: the message and the exit code.
 
 use api::{Code, Problem};
 use control::{Error, Kind};
 use serde_json::json;
 
-/// Exit codes, each with one meaning whatever the command (docs/man/tapline.1). `tapline-disk` has 0 to 5, too.
+/// Exit codes, each with the same meaning for all commands (docs/man/tapline.1). `tapline-disk` uses 0 to 5 as well.
 pub mod exit {
     /// The storage, a file or another program failed.
     pub const FAILED: u8 = 4;
@@ -24,20 +24,20 @@ pub mod exit {
     pub const USAGE: u8 = 64;
 }
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// As the daemon says it, or about a request to it.
+    /// A problem reported by the daemon, or with a request to it.
     Problem(Problem),
-    /// As a disk process says it, or about what was done without the daemon.
+    /// An error reported by a disk process, or of an operation without the daemon.
     Error(Error),
-    /// An error of this kind, which was printed already.
+    /// An error of this kind that was printed already.
     Printed(Kind),
 }
 
 impl Failure {
-    /// What people read: what failed, and what to do about it. The field of the request is for programs.
-    pub fn told(&self) -> String {
+    /// The message for users: what failed, and advice. The field of the request is for programs only.
+    pub fn message(&self) -> String {
         match self {
             Failure::Problem(problem) => {
                 let advice = problem.advice.as_ref().map(|advice| format!("  {advice}\n")).unwrap_or_default();
@@ -48,7 +48,7 @@ impl Failure {
         }
     }
 
-    /// The same for programs: a line of JSON.
+    /// The failure as a line of JSON, for programs.
     pub fn json(&self) -> String {
         match self {
             Failure::Problem(problem) => format!("{}\n", json!({ "error": problem })),
@@ -57,7 +57,7 @@ impl Failure {
         }
     }
 
-    /// The exit code.
+    /// The exit code of the command.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Problem(problem) => of_code(problem.code),
@@ -116,13 +116,13 @@ mod test {
     #[test]
     fn a_problem_shows_its_advice_and_no_field() {
         let problem = Problem::new(api::Code::Exists, "there is an sr 'a'").field("name").advise("choose another");
-        assert_eq!(Failure::from(problem).told(), "tapline: there is an sr 'a'\n  choose another\n");
+        assert_eq!(Failure::from(problem).message(), "tapline: there is an sr 'a'\n  choose another\n");
     }
 
     #[test]
     fn an_error_of_a_disk_shows_advice_and_an_invalid_request_is_wrong_usage() {
         let failure = Failure::from(Error::new(Kind::Invalid, "there is no layer 7").advise("see layers"));
-        assert_eq!(failure.told(), "tapline: there is no layer 7\n  see layers\n");
+        assert_eq!(failure.message(), "tapline: there is no layer 7\n  see layers\n");
         assert_eq!(failure.exit_code(), 64);
         assert_eq!(Failure::Printed(Kind::Busy).exit_code(), 8);
     }

@@ -1,7 +1,7 @@
-//! Finds the object that a name or a UUID prefix refers to.
+//! Finds the object that a name or UUID prefix refers to.
 //!
-//! A full UUID is used as it is. Anything else must match exactly one object; the first match is never used silently.
-//! Of a disk and snapshots of one name the disk is meant.
+//! A full UUID is used unchecked. Anything else must match exactly one object, or is refused with the candidates. If a
+//! disk and snapshots have the same name, it refers to the disk.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::column::{Column, Layout, Uuids, table};
 use crate::session::Session;
 
-/// How many candidates are listed; a longer list would not be read.
+/// Maximum number of candidates that are listed.
 const LISTED: usize = 10;
 /// The shortest UUID prefix that is accepted.
 const DIGITS_MIN: usize = 4;
 
-/// A disk, as a command names it.
+/// A disk, as named on the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Disk {
     /// Name or UUID prefix
@@ -28,7 +28,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Finds it.
+    /// Finds the disk; returns its UUID.
     pub async fn find(&self, session: &Session) -> Result<Uuid, Problem> {
         let sr = session.sr_if(self.sr.as_deref()).await?;
         session.vdi_in(sr, &self.vdi).await
@@ -50,24 +50,24 @@ const VMS: &[Candidate<Vm>] = &[
     Candidate::new("uuid", |vm, uuids| uuids.show(vm.uuid)),
 ];
 
-/// A disk that a name may mean.
-struct Found {
+/// A candidate for an ambiguous disk name.
+struct DiskCandidate {
     vdi: Vdi,
     sr: Option<Sr>,
 }
 
-const VDIS: &[Candidate<Found>] = &[
+const VDIS: &[Candidate<DiskCandidate>] = &[
     Candidate::new("kind", |found, _| kind(&found.vdi, found.sr.as_ref()).into()),
     Candidate::new("name", |found, _| found.vdi.name.to_string()),
     Candidate::new("sr", |found, _| {
         found.sr.as_ref().map_or_else(|| Uuids::SHORT.show(found.vdi.sr), |sr| sr.name.to_string())
     }),
-    Candidate::new("virtual", |found: &Found, _| readable(found.vdi.size)).right(),
+    Candidate::new("virtual", |found: &DiskCandidate, _| readable(found.vdi.size)).right(),
     Candidate::new("created", |found, _| format!("{:.0}", found.vdi.created)),
     Candidate::new("uuid", |found, uuids| uuids.show(found.vdi.uuid)),
 ];
 
-/// What a VDI is to people.
+/// The word for a VDI in messages.
 fn kind(vdi: &Vdi, sr: Option<&Sr>) -> &'static str {
     match sr.map(|sr| &sr.source) {
         Some(SrSource::Iso { .. }) => "ISO",
@@ -83,18 +83,18 @@ impl Session {
             return Ok(uuid);
         }
         match self.client.srs(Some(text)).await?.as_slice() {
-            [] => Err(nothing("sr", text)),
-            [sr] => Ok(self.called(ObjectKind::Sr, "repository", sr.uuid, sr.name.as_str())),
+            [] => Err(no_match("sr", text)),
+            [sr] => Ok(self.remember_name(ObjectKind::Sr, "repository", sr.uuid, sr.name.as_str())),
             several => Err(ambiguous("repositories", text, &candidates(several, SRS)?, several.len(), UUID)),
         }
     }
 
-    /// Finds a disk.
+    /// Finds a disk in any repository.
     pub async fn vdi(&self, text: &str) -> Result<Uuid, Problem> {
         self.vdi_in(None, text).await
     }
 
-    /// Finds a disk of a repository, or of any.
+    /// Finds a disk, in a repository if one is given.
     pub async fn vdi_in(&self, sr: Option<Uuid>, text: &str) -> Result<Uuid, Problem> {
         if let Ok(uuid) = Uuid::parse_str(text) {
             return Ok(uuid);
@@ -103,7 +103,7 @@ impl Session {
         self.only_vdi(text, &found).await
     }
 
-    /// Finds a snapshot of a disk; if there is none of this name, any disk.
+    /// Finds a snapshot of a disk; if none has this name, any disk.
     pub async fn snapshot_of(&self, vdi: Uuid, text: &str) -> Result<Uuid, Problem> {
         if let Ok(uuid) = Uuid::parse_str(text) {
             return Ok(uuid);
@@ -116,15 +116,15 @@ impl Session {
     }
 
     async fn only_vdi(&self, text: &str, found: &[Vdi]) -> Result<Uuid, Problem> {
-        if let Some(vdi) = meant(text, found) {
-            return Ok(self.called(ObjectKind::Vdi, kind(vdi, None), vdi.uuid, vdi.name.as_str()));
+        if let Some(vdi) = single_disk(text, found) {
+            return Ok(self.remember_name(ObjectKind::Vdi, kind(vdi, None), vdi.uuid, vdi.name.as_str()));
         }
         if found.is_empty() {
-            return Err(nothing("vdi", text));
+            return Err(no_match("vdi", text));
         }
         let srs: HashMap<Uuid, Sr> = self.client.srs(None).await?.into_iter().map(|sr| (sr.uuid, sr)).collect();
-        let of = |vdi: &Vdi| Found { vdi: vdi.clone(), sr: srs.get(&vdi.sr).cloned() };
-        let rows: Vec<Found> = found.iter().map(of).collect();
+        let of = |vdi: &Vdi| DiskCandidate { vdi: vdi.clone(), sr: srs.get(&vdi.sr).cloned() };
+        let rows: Vec<DiskCandidate> = found.iter().map(of).collect();
         let first = found.first().map(|vdi| vdi.sr);
         let advice = if found.iter().all(|vdi| Some(vdi.sr) == first) {
             UUID
@@ -134,7 +134,7 @@ impl Session {
         Err(ambiguous("disks", text, &candidates(&rows, VDIS)?, found.len(), advice))
     }
 
-    /// The repository with this name or UUID; if none is given, the only one in which disks can be made.
+    /// Finds a repository; without a name, the only one that accepts new disks.
     pub async fn sr_or_only(&self, text: Option<&str>) -> Result<Uuid, Problem> {
         if let Some(text) = text {
             return self.sr(text).await;
@@ -154,7 +154,7 @@ impl Session {
         }
     }
 
-    /// Finds a block device: by its UUID, as `VM/vda`, or by the name of a disk that only one has.
+    /// Finds a block device by its UUID, as `VM/vda`, or by the name of a disk that has only one.
     pub async fn vbd(&self, text: &str) -> Result<Uuid, Problem> {
         if let Ok(uuid) = Uuid::parse_str(text) {
             return Ok(uuid);
@@ -179,11 +179,11 @@ impl Session {
     }
 
     fn only_vbd(&self, text: &str, found: &[api::Vbd]) -> Result<Uuid, Problem> {
-        let uuid = only("vbd", text, found.iter().map(|vbd| (vbd.uuid, "")))?;
-        Ok(self.called(ObjectKind::Vbd, "VBD", uuid, text))
+        let uuid = single_match("vbd", text, found.iter().map(|vbd| (vbd.uuid, "")))?;
+        Ok(self.remember_name(ObjectKind::Vbd, "VBD", uuid, text))
     }
 
-    /// The block device of a machine that its guest calls `vda`, or that has this position.
+    /// Finds a machine's block device by its name in the guest (`vda`) or its position.
     async fn vbd_of(&self, vm: &str, device: &str) -> Result<Uuid, Problem> {
         let position = position(device).ok_or_else(|| {
             Problem::new(Code::Invalid, format!("'{device}' is no disk of a machine"))
@@ -192,66 +192,66 @@ impl Session {
         let uuid = self.vm(vm).await?;
         let vbds = self.client.vbds(Some(uuid), None, None).await?;
         let found = vbds.iter().find(|vbd| u32::from(vbd.position) == position);
-        let found = found.map(|vbd| self.called(ObjectKind::Vbd, "VBD", vbd.uuid, &format!("{vm}/{device}")));
+        let found = found.map(|vbd| self.remember_name(ObjectKind::Vbd, "VBD", vbd.uuid, &format!("{vm}/{device}")));
         found.ok_or_else(|| {
             Problem::new(Code::NotFound, format!("the vm '{vm}' has no disk {device}"))
                 .advise(format!("'tapline vbd list --vm {vm}' shows its disks"))
         })
     }
 
-    /// Finds a machine.
+    /// Finds a machine by its name or UUID prefix.
     pub async fn vm(&self, text: &str) -> Result<Uuid, Problem> {
         if let Ok(uuid) = Uuid::parse_str(text) {
             return Ok(uuid);
         }
         match self.client.vms(Some(text)).await?.as_slice() {
-            [] => Err(nothing("vm", text)),
-            [vm] => Ok(self.called(ObjectKind::Vm, "VM", vm.uuid, vm.name.as_str())),
+            [] => Err(no_match("vm", text)),
+            [vm] => Ok(self.remember_name(ObjectKind::Vm, "VM", vm.uuid, vm.name.as_str())),
             several => Err(ambiguous("machines", text, &candidates(several, VMS)?, several.len(), UUID)),
         }
     }
 
-    /// Finds a repository, if one is named.
+    /// Finds a repository if one is given.
     pub async fn sr_if(&self, text: Option<&str>) -> Result<Option<Uuid>, Problem> {
         if let Some(text) = text { self.sr(text).await.map(Some) } else { Ok(None) }
     }
 
-    /// Finds a disk, if one is named.
+    /// Finds a disk if one is given.
     pub async fn vdi_if(&self, text: Option<&str>) -> Result<Option<Uuid>, Problem> {
         if let Some(text) = text { self.vdi(text).await.map(Some) } else { Ok(None) }
     }
 
-    /// Finds a machine, if one is named.
+    /// Finds a machine if one is given.
     pub async fn vm_if(&self, text: Option<&str>) -> Result<Option<Uuid>, Problem> {
         if let Some(text) = text { self.vm(text).await.map(Some) } else { Ok(None) }
     }
 
-    /// Finds a token.
+    /// Finds a token by its name or UUID prefix.
     pub async fn token(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
             Err(_) => {
                 let all = self.client.tokens().await?;
                 let found = all.iter().filter(|token| token.name.as_str() == text || begins(token.uuid, text));
-                only("token", text, found.map(|token| (token.uuid, token.name.as_str())))
+                single_match("token", text, found.map(|token| (token.uuid, token.name.as_str())))
             }
         }
     }
 
-    /// Finds a task by its UUID prefix; its verb is not unique.
+    /// Finds a task by its UUID prefix; verbs are not unique.
     pub async fn task(&self, text: &str) -> Result<Uuid, Problem> {
         match Uuid::parse_str(text) {
             Ok(uuid) => Ok(uuid),
             Err(_) => {
                 let all = self.client.tasks(false).await?;
                 let found = all.iter().filter(|task| begins(task.uuid, text));
-                only("task", text, found.map(|task| (task.uuid, task.verb.as_str())))
+                single_match("task", text, found.map(|task| (task.uuid, task.verb.as_str())))
             }
         }
     }
 }
 
-/// The position of `vda`, `xvdb`, `sdc`, or of a number.
+/// Parses `vda`, `xvdb`, `sdc` or a number into a position.
 fn position(device: &str) -> Option<u32> {
     if let Ok(number) = device.parse() {
         return Some(number);
@@ -266,11 +266,11 @@ fn begins(uuid: Uuid, text: &str) -> bool {
         && uuid.to_string().starts_with(&text.to_ascii_lowercase())
 }
 
-/// What to do about several matches.
+/// Advice if several objects match.
 const UUID: &str = "give the UUID of the one you mean";
 
-/// The disk that a name means: the only match, or the only disk of that name among snapshots.
-fn meant<'a>(text: &str, found: &'a [Vdi]) -> Option<&'a Vdi> {
+/// The disk that a name selects: the only match, or the only disk with that name among snapshots.
+fn single_disk<'a>(text: &str, found: &'a [Vdi]) -> Option<&'a Vdi> {
     if let [only] = found {
         return Some(only);
     }
@@ -280,10 +280,10 @@ fn meant<'a>(text: &str, found: &'a [Vdi]) -> Option<&'a Vdi> {
 }
 
 /// The only match, or an error that lists the candidates.
-fn only<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>) -> Result<Uuid, Problem> {
+fn single_match<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>) -> Result<Uuid, Problem> {
     let found: Vec<(Uuid, &str)> = found.collect();
     match found.as_slice() {
-        [] => Err(nothing(noun, text)),
+        [] => Err(no_match(noun, text)),
         [(uuid, _)] => Ok(*uuid),
         several => {
             let lines: String = several.iter().take(LISTED).map(|(uuid, name)| format!("{uuid}  {name}\n")).collect();
@@ -292,7 +292,7 @@ fn only<'a>(noun: &str, text: &str, found: impl Iterator<Item = (Uuid, &'a str)>
     }
 }
 
-fn nothing(noun: &str, text: &str) -> Problem {
+fn no_match(noun: &str, text: &str) -> Problem {
     let digits = format!("at least {DIGITS_MIN} digits of");
     let (what, advice) = match noun {
         "task" => {
@@ -311,13 +311,13 @@ fn not_named(noun: &str, text: &str, digits: &str) -> Problem {
         .advise(format!("give a name or {digits} a UUID; 'tapline {noun} list' shows both"))
 }
 
-/// The first candidates, a line each, with headings.
+/// Formats the first candidates as a table.
 fn candidates<T>(found: &[T], columns: &[Column<T>]) -> Result<String, Problem> {
     let listed = found.get(..LISTED).unwrap_or(found);
     table(listed, columns, &Layout { wide: true, ..Layout::default() })
 }
 
-/// Lists the candidates.
+/// An error that lists the candidates.
 fn ambiguous(nouns: &str, text: &str, lines: &str, count: usize, advice: &str) -> Problem {
     let lines: String = lines.lines().map(|line| format!("\n    {line}").trim_end().to_owned()).collect();
     let more = count.saturating_sub(LISTED);
@@ -349,30 +349,30 @@ mod test {
     }
 
     #[test]
-    fn of_a_disk_and_snapshots_of_its_name_the_disk_is_meant() {
+    fn a_name_shared_with_snapshots_selects_the_disk() {
         let (disk, other) = (vdi(1, "web", None), vdi(2, "web", None));
         let snapshot = |number| vdi(number, "web", Some(1));
-        assert_eq!(meant("web", &[snapshot(3), disk.clone(), snapshot(4)]), Some(&disk));
-        assert_eq!(meant("web", &[snapshot(3)]), Some(&snapshot(3)));
-        assert_eq!(meant("web", &[disk.clone(), other, snapshot(3)]), None);
-        assert_eq!(meant("web", &[snapshot(3), snapshot(4)]), None);
-        // A snapshot by its UUID, and a disk by its name.
-        assert_eq!(meant("abcd", &[vdi(1, "abcd", None), vdi(2, "web", Some(7))]), None);
+        assert_eq!(single_disk("web", &[snapshot(3), disk.clone(), snapshot(4)]), Some(&disk));
+        assert_eq!(single_disk("web", &[snapshot(3)]), Some(&snapshot(3)));
+        assert_eq!(single_disk("web", &[disk.clone(), other, snapshot(3)]), None);
+        assert_eq!(single_disk("web", &[snapshot(3), snapshot(4)]), None);
+        // A snapshot is selected by its UUID, a disk by its name.
+        assert_eq!(single_disk("abcd", &[vdi(1, "abcd", None), vdi(2, "web", Some(7))]), None);
     }
 
     #[test]
     fn an_ambiguous_match_is_refused_with_all_candidates() {
-        let problem = only("task", "0000", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
+        let problem = single_match("task", "0000", (1..=2).map(|n| (Uuid::from_u128(n), "a"))).unwrap_err();
         let text = "'0000' is ambiguous; it matches 2 tasks:\n    00000000-0000-0000-0000-000000000001  a\n    \
                     00000000-0000-0000-0000-000000000002  a";
         assert_eq!(problem.detail, text);
-        let many = only("vbd", "0000", (1..=13).map(|n| (Uuid::from_u128(n), ""))).unwrap_err();
+        let many = single_match("vbd", "0000", (1..=13).map(|n| (Uuid::from_u128(n), ""))).unwrap_err();
         assert!(many.detail.ends_with("00000000000a\n    and 3 more"), "{}", many.detail);
     }
 
     #[test]
     fn no_match_is_refused_with_advice() {
-        let problem = only("vm", "x", std::iter::empty()).unwrap_err();
+        let problem = single_match("vm", "x", std::iter::empty()).unwrap_err();
         assert_eq!(problem.code, Code::NotFound);
         assert!(problem.advice.unwrap().contains("tapline vm list"));
     }

@@ -1,4 +1,4 @@
-//! Commands that `tapline-disk` carries out: this process is replaced by that program.
+//! Commands that `tapline-disk` carries out: it replaces this process.
 //!
 //! The arguments are passed on unchecked.
 
@@ -10,20 +10,20 @@ use std::process::Command;
 
 use api::Problem;
 
-/// The disk process's program, installed in this program's directory or in the PATH.
+/// The program of disk processes, installed in this program's directory or in the PATH.
 const DISK_PROGRAM: &str = "tapline-disk";
 
-/// Passes all arguments of this process to `tapline-disk`; returns only if that fails.
+/// Runs `tapline-disk` with all arguments of this process; returns only on failure.
 pub fn hand_over() -> Problem {
     hand_over_words(&std::env::args_os().skip(1).collect::<Vec<OsString>>())
 }
 
-/// `help image create`: passes on `image create --help`, if these words ask for the help of one of its commands.
+/// Runs `tapline-disk image create --help` for `help image create`, if this is a request for help on its commands.
 pub fn help() -> Option<Problem> {
     let mut words = std::env::args_os().skip(1).filter(|word| word != "help").collect::<Vec<OsString>>();
-    let asked = std::env::args_os().nth(1).is_some_and(|word| word == "help");
+    let is_help = std::env::args_os().nth(1).is_some_and(|word| word == "help");
     let of_disk = words.first().is_some_and(|word| ["image", "serve", "calibrate"].iter().any(|own| word == own));
-    (asked && of_disk).then(|| {
+    (is_help && of_disk).then(|| {
         words.push("--help".into());
         hand_over_words(&words)
     })
@@ -38,8 +38,7 @@ fn hand_over_words(words: &[OsString]) -> Problem {
         .advise(format!("install {DISK_PROGRAM} in the directory of tapline or in the PATH"))
 }
 
-/// The program of disk processes: the one in this program's directory if it exists there, otherwise the first in the
-/// PATH.
+/// Path of the disk program: in this program's directory, otherwise the first in the PATH.
 pub fn disk_program() -> io::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let me = std::env::current_exe().ok();
@@ -49,7 +48,7 @@ pub fn disk_program() -> io::Result<PathBuf> {
     found.map_or_else(|| Err(io::ErrorKind::NotFound.into()), std::path::absolute)
 }
 
-/// Replaces this process. The other program is started with the name `tapline`, which it uses for itself in its output.
+/// Replaces this process. The program is started as `tapline`, the name that it then uses in its output.
 fn become_disk_program(program: &Path, words: &[OsString]) -> io::Error {
     Command::new(program).arg0("tapline").args(words).exec()
 }

@@ -1,12 +1,12 @@
-//! The health of disks as this command line shows it: as the daemon has it, with what can be seen here and now; and of
-//! disks that are served without it. The judgement is [`api::health`]'s in both cases.
+//! The health of disks as this command line shows it: the daemon's judgement combined with what is observed here, or,
+//! for disks served without the daemon, only the latter. Both are judged by [`api::health`].
 
 use api::health::{self, Delay, DiskFacts, Seen};
 use api::{Health, HealthState, Vbd, VbdState, VdiState};
 use jiff::{Timestamp, Unit};
 use stats::{Delays, Snapshot};
 
-/// What can be seen of the process that writes a page, from this reading and those before.
+/// What this and earlier readings of a page show about the process that writes it.
 pub fn seen(delays: &mut Delays, now: &Snapshot) -> Seen {
     let delay = match delays.judge(now) {
         stats::Delay::None => Delay::None,
@@ -17,20 +17,20 @@ pub fn seen(delays: &mut Delays, now: &Snapshot) -> Seen {
     Seen { stopped: now.pid.is_some_and(stats::is_stopped), delay, ..Seen::default() }
 }
 
-/// The health of a disk that is served without the daemon; `name` is what commands call it.
+/// The health of a disk served without the daemon; `name` is its name in commands.
 pub fn without_daemon(name: &str, pid: Option<u32>, seen: Seen, waits_for_space: bool) -> Health {
     of_facts(name, false, pid, seen, waits_for_space)
 }
 
-/// The health of a disk of the daemon: what the daemon knows, or what is seen here if that is worse, since the daemon
-/// may not have noticed yet, or not run.
+/// The health of a disk of the daemon: the daemon's judgement, or what is observed here if that is worse, because the
+/// daemon may not have noticed yet or may not run.
 pub fn with_daemon(known: &Health, name: &str, pid: Option<u32>, seen: Seen) -> Health {
-    // Requests that wait for space are old, but not stuck.
+    // Requests waiting for space are old, but not stuck.
     let here = of_facts(name, true, pid, seen, known.state == HealthState::Full);
     if here.state > known.state { here } else { known.clone() }
 }
 
-/// The health of a VBD, whose process may report that its guest waits for space before the daemon knows.
+/// The health of a VBD; its process may report waiting for space before the daemon knows.
 pub fn of_vbd(vbd: &Vbd, seen: Seen, waits_for_space: bool) -> Health {
     let name = vbd.uuid.to_string();
     match vbd.state {
@@ -60,7 +60,7 @@ fn of_facts(name: &str, supervised: bool, pid: Option<u32>, seen: Seen, waits_fo
     })
 }
 
-/// `stuck for 3 min, since 2026-11-28T19:50:00Z`.
+/// Formats the state and its age: `stuck for 3 min, since 2026-11-28T19:50:00Z`.
 pub fn in_words(health: &Health, now: Timestamp) -> String {
     let state = health.state.name();
     let Some(since) = health.since else { return state.to_owned() };
@@ -75,13 +75,13 @@ pub fn in_words(health: &Health, now: Timestamp) -> String {
     format!("{state} for {time}, since {since}")
 }
 
-/// The state of an object in a table: its own word, and its health if that is another word and not healthy.
+/// The state of an object in a table, with its health appended unless that is healthy or the same word.
 pub fn with_state(state: String, health: &Health) -> String {
     let word = health.state.name();
     if health.is_healthy() || state == word { state } else { format!("{state}, {word}") }
 }
 
-/// The state of an object in a narrow column: its health instead, if that is not good.
+/// The state of an object in a narrow column: its health instead, unless it is healthy.
 pub fn instead_of(state: String, health: &Health) -> String {
     if health.is_healthy() { state } else { health.state.name().to_owned() }
 }
@@ -95,7 +95,7 @@ mod test {
     }
 
     #[test]
-    fn a_health_says_since_when_and_for_how_long() {
+    fn a_health_is_shown_with_its_duration_and_beginning() {
         let now = "2026-11-28T20:00:00Z".parse().unwrap();
         assert_eq!(in_words(&stuck("2026-11-28T19:59:58.4Z"), now), "stuck for 2 s, since 2026-11-28T19:59:58Z");
         assert!(in_words(&stuck("2026-11-28T19:00:00Z"), now).starts_with("stuck for 1 h 0 min, "));
@@ -104,7 +104,7 @@ mod test {
     }
 
     #[test]
-    fn a_state_in_a_table_has_the_health_if_it_says_more() {
+    fn a_state_in_a_table_has_the_health_if_it_differs() {
         let health = stuck("2026-11-28T19:00:00Z");
         assert_eq!(with_state("plugged".into(), &health), "plugged, stuck");
         assert_eq!(with_state("stuck".into(), &health), "stuck");
@@ -114,7 +114,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_seen_here_counts_if_it_is_worse_than_what_the_daemon_knows() {
+    fn a_worse_observation_overrides_the_daemons_health() {
         let stopped = Seen { stopped: true, ..Seen::default() };
         let here = with_daemon(&Health::healthy(), "419e0000", Some(7), stopped);
         assert_eq!((here.state, here.since), (HealthState::Stuck, None));

@@ -1,4 +1,4 @@
-//! `tapline host`.
+//! `tapline host`: the host and its daemon.
 
 use api::{Backup, Difference, Host, HostDrain, HostReconcile, Problem};
 use arguments::number;
@@ -41,45 +41,45 @@ pub enum HostVerb {
     Backup,
 }
 
-type Shown = Column<Host>;
+type HostColumn = Column<Host>;
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |host, uuids| uuids.show(host.uuid)),
-    Shown::new("name", |host, _| host.name.clone()),
-    Shown::new("taplined", |host, _| host.version.clone()),
-    Shown::new("started", |host, _| format!("{:.0}", host.started)),
-    Shown::new("processors", |host, _| host.cpus.to_string()),
-    Shown::new("memory", |host, _| readable(host.memory)),
-    Shown::new("plugged", |host, _| host.plugged.to_string()),
-    Shown::new("plugging", |host, _| host.plugging.to_string()),
-    Shown::new("open tasks", |host, _| host.tasks.to_string()),
-    Shown::new("plug window", |host, _| host.limits.plug_window.to_string()),
-    Shown::new("worker pool size", |host, _| host.limits.worker_pool_size.to_string()),
-    Shown::new("worker memory", |host, _| readable(host.limits.worker_memory)),
+const COLUMNS: &[HostColumn] = &[
+    HostColumn::new("uuid", |host, uuids| uuids.show(host.uuid)),
+    HostColumn::new("name", |host, _| host.name.clone()),
+    HostColumn::new("taplined", |host, _| host.version.clone()),
+    HostColumn::new("started", |host, _| format!("{:.0}", host.started)),
+    HostColumn::new("processors", |host, _| host.cpus.to_string()),
+    HostColumn::new("memory", |host, _| readable(host.memory)),
+    HostColumn::new("plugged", |host, _| host.plugged.to_string()),
+    HostColumn::new("plugging", |host, _| host.plugging.to_string()),
+    HostColumn::new("open tasks", |host, _| host.tasks.to_string()),
+    HostColumn::new("plug window", |host, _| host.limits.plug_window.to_string()),
+    HostColumn::new("worker pool size", |host, _| host.limits.worker_pool_size.to_string()),
+    HostColumn::new("worker memory", |host, _| readable(host.limits.worker_memory)),
 ];
 
-type Copied = Column<Backup>;
+type BackupColumn = Column<Backup>;
 
-const BACKUPS: &[Copied] = &[
-    Copied::new("created", |backup, _| format!("{:.0}", backup.created)),
-    Copied::new("reason", |backup, _| backup.reason.to_string()),
-    Copied::new("size", |backup, _| readable(backup.size)).right(),
-    Copied::new("file", |backup, _| backup.file.clone()),
+const BACKUPS: &[BackupColumn] = &[
+    BackupColumn::new("created", |backup, _| format!("{:.0}", backup.created)),
+    BackupColumn::new("reason", |backup, _| backup.reason.to_string()),
+    BackupColumn::new("size", |backup, _| readable(backup.size)).right(),
+    BackupColumn::new("file", |backup, _| backup.file.clone()),
 ];
 
-type Compared = Column<Difference>;
+type DifferenceColumn = Column<Difference>;
 
-const DIFFERENCES: &[Compared] = &[
-    Compared::new("kind", |difference, _| difference.kind.word().into()),
-    Compared::new("sr", |difference, uuids| uuids.show_some(difference.sr)),
-    Compared::new("vdi", |difference, uuids| uuids.show_some(difference.vdi)),
-    Compared::new("vbd", |difference, uuids| uuids.show_some(difference.vbd)),
-    Compared::new("catalogue", |difference, _| difference.catalogue.join(" on ")).wide(),
-    Compared::new("found", |difference, _| difference.found.join(" on ")).wide(),
-    Compared::new("result", result),
+const DIFFERENCES: &[DifferenceColumn] = &[
+    DifferenceColumn::new("kind", |difference, _| difference.kind.word().into()),
+    DifferenceColumn::new("sr", |difference, uuids| uuids.show_some(difference.sr)),
+    DifferenceColumn::new("vdi", |difference, uuids| uuids.show_some(difference.vdi)),
+    DifferenceColumn::new("vbd", |difference, uuids| uuids.show_some(difference.vbd)),
+    DifferenceColumn::new("catalogue", |difference, _| difference.catalogue.join(" on ")).wide(),
+    DifferenceColumn::new("found", |difference, _| difference.found.join(" on ")).wide(),
+    DifferenceColumn::new("result", result),
 ];
 
-/// What was done about a difference, or what can be done about it.
+/// What was done about a difference, or can be done.
 fn result(difference: &Difference, _: Uuids) -> String {
     match &difference.problem {
         Some(problem) => problem.to_string(),
@@ -89,12 +89,12 @@ fn result(difference: &Difference, _: Uuids) -> String {
 }
 
 impl HostVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
             HostVerb::Show => session.show(&session.client.host().await?, COLUMNS),
             HostVerb::Drain { timeout, waiting } => {
-                session.did(session.client.host_drain(&HostDrain { timeout }).await?, waiting).await
+                session.complete(session.client.host_drain(&HostDrain { timeout }).await?, waiting).await
             }
             HostVerb::Reconcile { dry_run, listing } => {
                 let differences = session.client.host_reconcile(&HostReconcile { dry_run }).await?;

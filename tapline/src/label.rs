@@ -1,4 +1,4 @@
-//! Tags and strings of programs, as options: of what is created, what is changed and what is listed.
+//! Options for tags and `other_config` strings of new, changed and listed objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use api::{OtherConfig, Problem, Tag, Tags};
 
 use crate::word;
 
-/// Of what is created.
+/// Labels of a new object.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct NewLabels {
@@ -18,7 +18,7 @@ pub struct NewLabels {
     config: Vec<(String, String)>,
 }
 
-/// Of what is changed.
+/// Changes of an object's labels.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct ChangeLabels {
@@ -36,7 +36,7 @@ pub struct ChangeLabels {
     no_config: Vec<String>,
 }
 
-/// Of what is listed.
+/// Tags that select objects in a list.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct WithTags {
@@ -46,19 +46,19 @@ pub struct WithTags {
 }
 
 impl NewLabels {
-    /// The values of the API.
-    pub fn given(self) -> Result<(Tags, OtherConfig), Problem> {
+    /// Returns the tags and strings in the API's types.
+    pub fn values(self) -> Result<(Tags, OtherConfig), Problem> {
         Ok((tags(self.tag.into_iter().collect())?, config(self.config.into_iter().collect())?))
     }
 }
 
 impl ChangeLabels {
-    /// Whether the present ones must be known: the API replaces them as a whole.
+    /// Whether the object's present labels are needed, because the API replaces them as a whole.
     pub fn changes_some(&self) -> bool {
         !(self.tag.is_empty() && self.no_tag.is_empty() && self.config.is_empty() && self.no_config.is_empty())
     }
 
-    /// What an object has then that has these now; nothing where nothing is changed.
+    /// Applies the changes to an object's present labels; `None` for what is not changed.
     pub fn of(self, now: (Tags, OtherConfig)) -> Result<(Option<Tags>, Option<OtherConfig>), Problem> {
         let tagged = !self.tag.is_empty() || !self.no_tag.is_empty();
         let configured = !self.config.is_empty() || !self.no_config.is_empty();
@@ -79,12 +79,12 @@ fn config(map: BTreeMap<String, String>) -> Result<OtherConfig, Problem> {
     OtherConfig::try_from(map).map_err(|why| Problem::new(api::Code::Invalid, why).field("other_config"))
 }
 
-/// The tags in a column.
+/// Formats tags for a column.
 pub fn shown(tags: &Tags) -> String {
     tags.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The strings of programs, a line each.
+/// Formats strings of programs, one per line.
 pub fn lines(config: &OtherConfig) -> String {
     config.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
 }
@@ -98,7 +98,7 @@ mod test {
     }
 
     #[test]
-    fn only_what_is_named_is_changed() {
+    fn labels_not_named_are_unchanged() {
         let now: (Tags, OtherConfig) =
             (serde_json::from_str(r#"["a","b"]"#).unwrap(), serde_json::from_str(r#"{"k":"1"}"#).unwrap());
         let none = ChangeLabels { tag: vec![], no_tag: vec![], config: vec![], no_config: vec![] };

@@ -1,9 +1,9 @@
 //! `libvirt-hook`: plugs the disks of a libvirt domain before it starts, and unplugs them after it has stopped.
 //!
-//! libvirt runs it for each step in the life of a domain, with the domain's XML on stdin, and waits for it. It never
+//! libvirt runs it at each step in the life of a domain, with the domain's XML on stdin, and waits for it. It never
 //! calls libvirt, which has locked the domain, and prints nothing to stdout, which libvirt would use as the new XML.
 //! Invariants: only VBDs whose sockets are in the domain's XML are plugged, each for one domain at a time; only VBDs
-//! that are claimed for the domain, or that it got by hot-plug, are unplugged ([`claims`]).
+//! that are claimed for the domain, or that were hot-plugged into it, are unplugged ([`claims`]).
 
 mod claims;
 mod domain;
@@ -19,10 +19,10 @@ use crate::session::{How, Session, runtime};
 use claims::Claims;
 use domain::Domain;
 
-/// Bytes of a domain's XML at most; libvirt's own limit for it is 4 MiB over RPC.
+/// Maximum size of a domain's XML in bytes; libvirt's own limit over RPC is 4 MiB.
 const XML_MAX: u64 = 16 << 20;
 
-/// `libvirt-hook`.
+/// Arguments of `libvirt-hook`.
 #[derive(Debug, clap::Args)]
 pub struct LibvirtHook {
     /// The domain's name
@@ -34,14 +34,14 @@ pub struct LibvirtHook {
     _more: Vec<String>,
 }
 
-/// The steps in which there is something to do.
+/// The steps at which the hook acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Before a start, also one that restores saved memory or receives a migration.
+    /// Before a start, including a restore of saved memory and an incoming migration.
     Prepare,
     /// QEMU is running.
     Started,
-    /// The domain has ended, or its start has failed.
+    /// The domain has stopped or failed to start.
     Release,
     /// libvirt was restarted while the domain was running. A failure would kill the domain.
     Reconnect,
@@ -67,9 +67,9 @@ pub fn run(hook: &LibvirtHook, how: How) -> Result<(), Failure> {
     let Some(step) = Step::of(&hook.operation) else { return Ok(()) };
     let done = carry_out(step, &hook.domain, how);
     match done {
-        // The domain's QEMU is running: nothing here may end it.
+        // The domain is running: failing here would kill it.
         Err(problem) if matches!(step, Step::Started | Step::Reconnect) => {
-            say(&Failure::from(problem).told());
+            say(&Failure::from(problem).message());
             Ok(())
         }
         done => Ok(done?),

@@ -1,10 +1,10 @@
 //! `tapline`: the command line.
 //!
 //! This program parses no image and opens no disk: it passes the arguments of `image` and `serve` unchanged to
-//! `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never takes down more
-//! than that image. [`disk`] asks a disk process over its control socket, [`xen`] attaches disks to guests without a
-//! daemon, [`top`] reads the statistics pages of disks. Everything else is a request to the daemon, `taplined`, over
-//! its API, one request per noun and verb.
+//! `tapline-disk`, the only program that does ([`hand_over`]), so that a crash on a hostile image never affects more
+//! than that image. [`disk`] controls a disk process through its control socket, [`xen`] attaches disks to guests
+//! without a daemon, [`top`] reads the statistics pages of disks. Everything else is a request to the daemon,
+//! `taplined`, over its API, one request per noun and verb.
 
 #![forbid(unsafe_code)]
 // Those macros panic if the output cannot be written.
@@ -66,7 +66,7 @@ use vbd::VbdVerb;
 use vdi::VdiVerb;
 use vm::VmVerb;
 
-/// The examples of all commands but those of `tapline-disk`.
+/// Examples of all commands except those of `tapline-disk`.
 const EXAMPLES: &str = include_str!("examples.txt");
 
 /// Thin, snapshottable virtual disks for virtual machines.
@@ -80,31 +80,31 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// The definition of the commands, with their examples.
-    fn taught() -> clap::Command {
+    /// The definition of the commands with their examples.
+    fn with_examples() -> clap::Command {
         example::teach(Arguments::command(), &example::examples(EXAMPLES))
     }
 
-    /// The command line of this process.
+    /// Parses the command line of this process.
     fn of_process() -> Result<Arguments, clap::Error> {
-        let parsed = Arguments::taught().try_get_matches().and_then(|found| Arguments::from_arg_matches(&found));
-        parsed.map_err(|refused| mistyped::with_tips(refused, &Arguments::taught()))
+        let parsed = Arguments::with_examples().try_get_matches().and_then(|found| Arguments::from_arg_matches(&found));
+        parsed.map_err(|refused| mistyped::with_tips(refused, &Arguments::with_examples()))
     }
 }
 
 #[derive(Subcommand)]
 enum Command {
     #[command(flatten)]
-    Ask(Box<Nouns>),
+    Noun(Box<Nouns>),
     /// Create, describe, check, convert and compare image files
     #[command(disable_help_flag = true)]
-    Image(Words),
+    Image(PassedOn),
     /// Serve one image to a virtual machine (vhost-user, Xen) or to NBD clients
     #[command(disable_help_flag = true)]
-    Serve(Words),
+    Serve(PassedOn),
     /// Measure which I/O sizes a storage device handles best
     #[command(disable_help_flag = true)]
-    Calibrate(Words),
+    Calibrate(PassedOn),
     /// Control a disk that is being served: snapshot, merge, clone, revert, resize, pause
     Disk(disk::Disk),
     /// Show where the time of a disk's requests goes, stage by stage
@@ -126,7 +126,7 @@ enum Command {
     Manual(manual::Manual),
 }
 
-/// What the daemon is asked about.
+/// The nouns of the daemon.
 #[derive(Subcommand)]
 enum Nouns {
     /// The host and its daemon
@@ -149,7 +149,7 @@ enum Nouns {
 
 /// Arguments that `tapline-disk` parses; it also prints their help.
 #[derive(Debug, Args)]
-struct Words {
+struct PassedOn {
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }
@@ -165,38 +165,38 @@ fn main() -> ExitCode {
     panics::abort_on_panic(top::restore_terminal);
     completion::answer();
     if let Some(problem) = hand_over::help() {
-        return ended(&problem.into(), false);
+        return report_failure(&problem.into(), false);
     }
     loop {
         let Arguments { how, command } = match Arguments::of_process() {
             Ok(arguments) => arguments,
             Err(refused) => {
                 let code = if refused.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS };
-                // If even the help cannot be printed, nothing more can be done.
+                // If even the help cannot be printed, nothing else can.
                 return if refused.print().is_ok() { code } else { ExitCode::from(exit::FAILED) };
             }
         };
         let json = how.json;
         match run(command, how) {
             Ok(None) => return ExitCode::SUCCESS,
-            // The words are parsed anew: a verb takes them.
+            // Parsed again, because a verb consumes its arguments.
             Ok(Some(rest)) => std::thread::sleep(rest),
-            Err(failure) => return ended(&failure, json),
+            Err(failure) => return report_failure(&failure, json),
         }
     }
 }
 
-/// Says why a command failed, and returns its exit code.
-fn ended(failure: &Failure, json: bool) -> ExitCode {
-    output::say(&if json { failure.json() } else { failure.told() });
+/// Prints why a command failed, and returns its exit code.
+fn report_failure(failure: &Failure, json: bool) -> ExitCode {
+    output::say(&if json { failure.json() } else { failure.message() });
     ExitCode::from(failure.exit_code())
 }
 
-/// Runs the command; returns after how long it is to be run again, if it is to be.
+/// Runs the command; returns the delay until it is to be run again, if any (`--watch`).
 fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
     let has_endpoint = matches!(
         command,
-        Command::Ask(_)
+        Command::Noun(_)
             | Command::Top(_)
             | Command::Trace(_)
             | Command::Explain(_)
@@ -207,7 +207,7 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
         how.refuse_endpoint()?;
     }
     match command {
-        Command::Ask(noun) => return Ok(noun.ask(how)?),
+        Command::Noun(noun) => return Ok(noun.run(how)?),
         Command::Disk(disk) => disk::run(&disk, how.json)?,
         Command::Trace(trace) => trace::run(&trace, how)?,
         Command::Explain(explain) => explain::run(&explain, how)?,
@@ -223,22 +223,22 @@ fn run(command: Command, how: How) -> Result<Option<Duration>, Failure> {
 }
 
 impl Nouns {
-    fn ask(self, how: How) -> Result<Option<Duration>, Problem> {
+    fn run(self, how: How) -> Result<Option<Duration>, Problem> {
         match self {
-            Nouns::Host(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Sr(noun) => ask(how, async |session| noun.verb.run(session).await),
-            Nouns::Vdi(noun) => ask(how, async |session| noun.verb.run(session).await),
-            Nouns::Vbd(noun) => ask(how, async |session| noun.verb.run(session).await),
-            Nouns::Vm(noun) => ask(how, async |session| noun.verb.run(session).await),
-            Nouns::Task(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Token(Noun { verb }) => ask(how, async |session| verb.run(session).await),
-            Nouns::Event(Noun { verb }) => ask(how, async |session| verb.run(session).await),
+            Nouns::Host(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
+            Nouns::Sr(noun) => in_session(how, async |session| noun.verb.run(session).await),
+            Nouns::Vdi(noun) => in_session(how, async |session| noun.verb.run(session).await),
+            Nouns::Vbd(noun) => in_session(how, async |session| noun.verb.run(session).await),
+            Nouns::Vm(noun) => in_session(how, async |session| noun.verb.run(session).await),
+            Nouns::Task(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
+            Nouns::Token(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
+            Nouns::Event(Noun { verb }) => in_session(how, async |session| verb.run(session).await),
         }
     }
 }
 
-/// Runs a request to the daemon; returns after how long it is to be run again, if it is to be.
-fn ask(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Result<Option<Duration>, Problem> {
+/// Sends a command's requests to the daemon; returns the delay until it is to be run again, if any.
+fn in_session(how: How, what: impl AsyncFnOnce(&Session) -> Result<(), Problem>) -> Result<Option<Duration>, Problem> {
     let (runtime, session) = (session::runtime()?, Session::new(how)?);
     runtime.block_on(session.explaining(what(&session)))?;
     Ok(session.again())
@@ -250,7 +250,7 @@ mod test {
 
     #[test]
     fn every_command_has_examples_that_it_understands() {
-        // The help of these is that of `tapline-disk`.
+        // Their help is printed by `tapline-disk`.
         let elsewhere = "\n== image\n    tapline image create\n== serve\n    tapline serve\n== calibrate\n    \
                          tapline calibrate raw:a\n";
         let faults = example::faults(&Arguments::command(), &format!("{EXAMPLES}{elsewhere}"));

@@ -1,6 +1,6 @@
-//! The manual pages of the commands, and a page of all, generated from their definitions.
+//! Generates the manual pages of the commands, and a page with all commands, from their definitions.
 //!
-//! Those of `tapline` itself, of `tapline-disk` and of `taplined` are written by hand.
+//! The pages of `tapline` itself, `tapline-disk` and `taplined` are written by hand.
 
 mod commands;
 
@@ -15,17 +15,17 @@ use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::{Arguments, EXAMPLES};
 
-/// Commands that have no page made of the definitions here: the pages of the first two are made of the definitions of
-/// `tapline-disk`, the page of `disk` would have that program's name, and the last two are not for users.
+/// Commands without a page generated from the definitions here: pages of the first two come from the definitions of
+/// `tapline-disk`, the page of `disk` would get that program's name, and the last two are not for users.
 const DESCRIBED_ELSEWHERE: [&str; 5] = ["image", "serve", "disk", "libvirt-hook", "manual"];
 
-/// The page of all commands, from the directory of the manual pages.
+/// The page of all commands, relative to the directory of the manual pages.
 const ALL: &str = "../commands.md";
 
-/// What roff needs once at the beginning of a page.
+/// The roff preamble, needed once per page.
 const PREAMBLE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// Where to write the pages.
+/// Arguments of `manual`.
 #[derive(clap::Args)]
 pub struct Manual {
     /// The directory, next to which is the page of all commands; pages of commands that no longer exist are removed
@@ -52,7 +52,7 @@ impl Manual {
         Ok(())
     }
 
-    /// Existing pages with our prefix, except those of `tapline-disk`.
+    /// Existing generated pages: all with our prefix except that of `tapline-disk`.
     fn present(&self) -> Result<Vec<String>, Problem> {
         let tried = |error| Problem::failed(format_args!("list {}", self.directory.display()), error);
         let entries = std::fs::read_dir(&self.directory).map_err(tried)?;
@@ -94,7 +94,7 @@ fn tapline_disk() -> clap::Command {
     disk
 }
 
-/// The commands whose pages are made of the definitions here.
+/// The commands whose pages are generated from the definitions here.
 fn own(tapline: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     tapline.get_subcommands().filter(|noun| !DESCRIBED_ELSEWHERE.contains(&noun.get_name()))
 }
@@ -123,7 +123,7 @@ fn add(command: &clap::Command, examples: &Examples<'_>, pages: &mut BTreeMap<St
     Ok(())
 }
 
-/// Writes a page, with its examples before everything else.
+/// Writes a page, with its examples first.
 fn render(man: &Man, command: &clap::Command, examples: &Examples<'_>, text: &mut Vec<u8>) -> std::io::Result<()> {
     man.render_title(text)?;
     man.render_name_section(text)?;
@@ -160,7 +160,7 @@ fn render(man: &Man, command: &clap::Command, examples: &Examples<'_>, text: &mu
     Ok(())
 }
 
-/// The synopsis, in one line as in the help: `tapline vdi snapshot [OPTIONS] <VDI>`.
+/// The synopsis in one line, as in the help: `tapline vdi snapshot [OPTIONS] <VDI>`.
 fn synopsis(command: &clap::Command) -> Roff {
     let usage = command.clone().render_usage().to_string();
     let mut synopsis = Roff::new();

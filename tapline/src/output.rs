@@ -1,9 +1,9 @@
-//! Printing. A closed pipe, as with `head`, is not an error.
+//! Prints to stdout and stderr. A closed pipe, as with `head`, is not an error.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
-/// Prints to stdout and reports whether there is still a reader: commands that follow events stop when it is gone.
+/// Prints to stdout; breaks if the reader is gone, so that commands that follow events stop.
 pub fn print(text: &str) -> io::Result<ControlFlow<()>> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -13,7 +13,7 @@ pub fn print(text: &str) -> io::Result<ControlFlow<()>> {
     }
 }
 
-/// Prints to stdout, for commands that ask no daemon.
+/// Prints to stdout, for commands without a daemon.
 pub fn print_local(text: &str) -> Result<(), control::Error> {
     print(text).map(drop).map_err(|error| control::Error::cannot("print the result", error))
 }

@@ -1,4 +1,4 @@
-//! What a destroying verb would do, in sentences: the response to `--dry-run`.
+//! Shows the response to `--dry-run`: what a destroying verb would do, in sentences.
 
 use std::fmt::Write;
 
@@ -12,12 +12,12 @@ use crate::session::{Outcome, Session, Waiting, print};
 
 /// A response to `--dry-run`.
 pub trait Plan: DeserializeOwned {
-    /// What would be done to `what`, in sentences.
-    fn told(&self, what: &str) -> String;
+    /// Describes what would be done to `what`.
+    fn sentences(&self, what: &str) -> String;
 }
 
-/// Shows the response.
-pub async fn told<P: Plan>(
+/// Waits for the response and shows it.
+pub async fn show<P: Plan>(
     session: &Session,
     what: &str,
     answer: Answer<Value>,
@@ -26,14 +26,14 @@ pub async fn told<P: Plan>(
     match session.outcome(answer, waiting).await? {
         Outcome::Done(value) => {
             let plan: P = serde_json::from_value(value).map_err(|error| Problem::failed("parse the answer", error))?;
-            print(&api::visible(&plan.told(what)))
+            print(&api::visible(&plan.sentences(what)))
         }
-        Outcome::Told => Ok(()),
+        Outcome::Printed => Ok(()),
     }
 }
 
 impl Plan for VdiDestroyPlan {
-    fn told(&self, what: &str) -> String {
+    fn sentences(&self, what: &str) -> String {
         let mut text = format!("would destroy {what}\n");
         match (self.needed_by, self.removes.as_slice()) {
             (0, []) => text += "no file would be removed\n",
@@ -53,7 +53,7 @@ impl Plan for VdiDestroyPlan {
 }
 
 impl Plan for SrDestroyPlan {
-    fn told(&self, what: &str) -> String {
+    fn sentences(&self, what: &str) -> String {
         let mut text = format!("would destroy {what}\nwould remove {}\n", files(&self.removes));
         if !self.leaves.is_empty() {
             writeln!(text, "would leave, as it is not the repository's: {}", files(&self.leaves)).unwrap_or_default();
@@ -62,7 +62,7 @@ impl Plan for SrDestroyPlan {
     }
 }
 
-/// How many, and which.
+/// The number of files and their names.
 fn files(names: &[String]) -> String {
     match names {
         [] => "no file".into(),
@@ -84,17 +84,17 @@ mod test {
         };
         let what = "disk \"web\" (3dea…)";
         assert_eq!(
-            vdi(&["a.qcow2"], 0).told(what),
+            vdi(&["a.qcow2"], 0).sentences(what),
             "would destroy disk \"web\" (3dea…)\nwould free 136 KiB, and remove the file a.qcow2\n"
         );
         assert_eq!(
-            vdi(&[], 2).told(what),
+            vdi(&[], 2).sentences(what),
             "would destroy disk \"web\" (3dea…)\n\
              would remove no file, and free nothing yet: 2 images are based on its own\n"
         );
         let sr = SrDestroyPlan { removes: vec!["a".into(), "b".into()], leaves: vec!["notes".into()] };
         assert_eq!(
-            sr.told("repository"),
+            sr.sentences("repository"),
             "would destroy repository\nwould remove 2 files:\n  a\n  b\n\
              would leave, as it is not the repository's: the file notes\n"
         );

@@ -1,8 +1,8 @@
-//! The options of a schedule of snapshots, of a disk or of a machine.
+//! Options for a schedule of snapshots of a disk or machine.
 
 use api::{Code, Problem, Retention};
 
-/// How many snapshots are retained, or that the schedule ends. All are in the command's group `schedule`.
+/// How many snapshots are retained, or that the schedule ends. All options are in the argument group `schedule`.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Retained {
@@ -24,7 +24,7 @@ pub struct Retained {
 }
 
 impl Retained {
-    /// The schedule, or none if it ends.
+    /// The schedule; `None` ends it.
     pub fn retention(&self) -> Result<Option<Retention>, Problem> {
         if self.none {
             return Ok(None);
@@ -37,8 +37,8 @@ impl Retained {
     }
 }
 
-/// Why there is no snapshot by a schedule since the last one that was due, and what to do.
-pub fn why_none_is_taken(problem: Option<&Problem>) -> String {
+/// Formats why a due snapshot was not taken, and the advice.
+pub fn missed_snapshot(problem: Option<&Problem>) -> String {
     let Some(Problem { detail, advice, .. }) = problem else { return String::new() };
     [Some(detail.clone()), advice.clone()].into_iter().flatten().collect::<Vec<_>>().join("\n")
 }

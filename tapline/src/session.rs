@@ -1,6 +1,6 @@
-//! A running command: the daemon it talks to, and how it shows the responses.
+//! A running command: its connection to the daemon and its output.
 //!
-//! Objects go to stdout, as text for people or as the API's own JSON; everything else goes to stderr.
+//! Objects go to stdout as text or as the API's JSON; everything else goes to stderr.
 
 mod explained;
 
@@ -23,7 +23,7 @@ use crate::output;
 use crate::wait;
 use crate::word::HostPath;
 
-/// Options of all commands that ask the daemon; they may stand before the noun as well.
+/// Options of all commands that use the daemon; they may also precede the noun.
 #[derive(Clone, Debug, clap::Args)]
 pub struct How {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub struct How {
 }
 
 impl How {
-    /// What does not ask the daemon needs no address of one.
+    /// Refuses options that select a daemon, for commands that use none.
     pub fn refuse_endpoint(&self) -> Result<(), Problem> {
         if !self.endpoint.is_given() {
             return Ok(());
@@ -50,13 +50,14 @@ impl How {
         self.endpoint.run_directory()
     }
 
-    /// A client of the daemon on this host, for what shows this host; `None` if the environment names another one.
+    /// A client of the daemon on this host, for commands about this host; `None` if the environment selects a daemon on
+    /// another host.
     pub fn local_client(self) -> Result<Option<Client>, Problem> {
         if self.endpoint.is_network_given() {
             let what = "--connect, --ca and --token-file do not apply: this command shows the disks of this host";
             return Err(Problem::new(Code::Invalid, what).advise("leave them out"));
         }
-        // Without a token for that other host there are no names either.
+        // A missing token for the other host does not matter.
         Ok(self.endpoint.client().ok().filter(|(_, is_remote)| !is_remote).map(|(client, _)| client))
     }
 }
@@ -127,23 +128,23 @@ pub struct Session {
     /// Whether the daemon may be on another host.
     remote: bool,
     json: bool,
-    /// After how long the command is to be run again.
+    /// Delay until the command is to be run again.
     again: Cell<Option<Duration>>,
-    called: RefCell<Vec<Called>>,
-    /// Printed if the next task takes longer than a moment.
+    named_objects: RefCell<Vec<NamedObject>>,
+    /// Printed if the next task takes more than a moment.
     note: RefCell<Option<String>>,
 }
 
-/// An object that the user has named.
+/// An object that the user has named on the command line.
 #[derive(Debug)]
-struct Called {
+struct NamedObject {
     uuid: Uuid,
-    /// What the daemon calls its kind in front of its UUID.
+    /// The nouns that precede its UUID in the daemon's messages.
     nouns: &'static [&'static str],
     shown: String,
 }
 
-/// An object by its name, and by its UUID, which nothing else has.
+/// Formats an object by its name and UUID.
 pub fn named(noun: &str, name: &str, uuid: Uuid) -> String {
     format!("{noun} \"{name}\" ({uuid})")
 }
@@ -153,11 +154,11 @@ pub enum Outcome {
     /// The verb completed with this result.
     Done(Value),
     /// Everything has already been printed.
-    Told,
+    Printed,
 }
 
 impl Session {
-    /// Whether the daemon is asked over the network.
+    /// Whether the daemon is reached over the network.
     pub fn is_remote(&self) -> bool {
         self.remote
     }
@@ -170,13 +171,13 @@ impl Session {
             remote,
             json: how.json,
             again: Cell::new(None),
-            called: RefCell::default(),
+            named_objects: RefCell::default(),
             note: RefCell::default(),
         })
     }
 
-    /// Keeps how the user has named an object, for [`Session::explained`]. Returns its UUID.
-    pub fn called(&self, kind: ObjectKind, noun: &str, uuid: Uuid, name: &str) -> Uuid {
+    /// Remembers how the user has named an object, for [`Session::explaining`]. Returns its UUID.
+    pub fn remember_name(&self, kind: ObjectKind, noun: &str, uuid: Uuid, name: &str) -> Uuid {
         let nouns: &[&str] = match kind {
             ObjectKind::Sr => &["SR", "repository"],
             ObjectKind::Vdi => &["VDI"],
@@ -184,16 +185,16 @@ impl Session {
             ObjectKind::Vm => &["VM"],
             ObjectKind::Host | ObjectKind::Task => &[],
         };
-        self.called.borrow_mut().push(Called { uuid, nouns, shown: named(noun, name, uuid) });
+        self.named_objects.borrow_mut().push(NamedObject { uuid, nouns, shown: named(noun, name, uuid) });
         uuid
     }
 
-    /// Sets what is printed if the next task that is waited for takes longer than a moment.
+    /// Sets the note that is printed if the next task takes more than a moment.
     pub fn note(&self, text: String) {
         self.note.replace(Some(text));
     }
 
-    /// A path on the daemon's host, which is this host unless the daemon is reached over the network.
+    /// A path on the daemon's host; a relative one is refused if the daemon is reached over the network.
     pub fn path(&self, path: HostPath) -> Result<AbsolutePath, Problem> {
         if self.remote && path.relative {
             let what = format!("'{}' is a relative path, but the daemon may run on another host", path.typed);
@@ -203,22 +204,23 @@ impl Session {
         Ok(path.whole)
     }
 
-    /// Whether the output is JSON, for programs.
+    /// Whether the output is JSON.
     pub fn json(&self) -> bool {
         self.json
     }
 
-    /// After how long the command is to be run again, if it is to be.
+    /// Delay until the command is to be run again, if any.
     pub fn again(&self) -> Option<Duration> {
         self.again.get()
     }
 
-    /// Shows objects.
+    /// Shows objects as a list.
     pub fn list<T: Serialize>(&self, objects: &[T], columns: &[Column<T>], listing: &Listing) -> Result<(), Problem> {
         self.show_all(objects, columns, listing, &Names::new())
     }
 
-    /// Shows objects that refer to others of these kinds, in tables by their names; some may be known.
+    /// Shows objects as a list; in tables, references to objects of these kinds are shown as names. `names` are those
+    /// already known.
     pub async fn list_named<T: Serialize>(
         &self,
         objects: &[T],
@@ -260,7 +262,7 @@ impl Session {
         }
     }
 
-    /// Prints rows that are no objects of the API, as a table.
+    /// Prints rows that are not objects of the API as a table.
     pub fn rows<T>(&self, rows: &[T], columns: &[Column<T>], names: &Names) -> Result<(), Problem> {
         print(&table(rows, columns, &layout(names))?)
     }
@@ -297,21 +299,21 @@ impl Session {
         print(&format!("{text}\n"))
     }
 
-    /// Waits for a verb to complete unless `--no-wait` was given, and returns the result that remains to be printed.
+    /// Waits for a verb to complete unless `--no-wait` was given; returns the result if it remains to be printed.
     pub async fn outcome<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<Outcome, Problem> {
         match answer {
-            Answer::Done(object) if self.json => self.value(&object).map(|()| Outcome::Told),
+            Answer::Done(object) if self.json => self.value(&object).map(|()| Outcome::Printed),
             Answer::Done(object) => {
                 let value = serde_json::to_value(object).map_err(|error| Problem::failed("read the answer", error))?;
                 Ok(Outcome::Done(value))
             }
-            Answer::Begun(task) if waiting.no_wait && self.json => self.value(&task).map(|()| Outcome::Told),
-            Answer::Begun(task) if waiting.no_wait => print(&format!("{}\n", task.uuid)).map(|()| Outcome::Told),
-            Answer::Begun(task) => self.see_to_end(*task).await,
+            Answer::Begun(task) if waiting.no_wait && self.json => self.value(&task).map(|()| Outcome::Printed),
+            Answer::Begun(task) if waiting.no_wait => print(&format!("{}\n", task.uuid)).map(|()| Outcome::Printed),
+            Answer::Begun(task) => self.wait_for_result(*task).await,
         }
     }
 
-    /// Waits for a verb that is a part of a command to complete, and returns its result.
+    /// Waits for a verb that is one step of a command; returns its result.
     pub async fn finish<T: Serialize>(&self, answer: Answer<T>) -> Result<Value, Problem> {
         match answer {
             Answer::Done(object) => {
@@ -321,13 +323,13 @@ impl Session {
                 let task = wait::until_over(&self.client, *task, self.note.take()).await?;
                 match task.state {
                     TaskState::Done => Ok(task.result.unwrap_or_default()),
-                    _ => Err(wait::why(&task)),
+                    _ => Err(wait::failure(&task)),
                 }
             }
         }
     }
 
-    async fn see_to_end(&self, task: Task) -> Result<Outcome, Problem> {
+    async fn wait_for_result(&self, task: Task) -> Result<Outcome, Problem> {
         let task = wait::until_over(&self.client, task, self.note.take()).await?;
         if self.json {
             self.value(&task)?;
@@ -336,41 +338,41 @@ impl Session {
             output::say(&format!("tapline: warning: {warning}\n"));
         }
         match task.state {
-            TaskState::Done if self.json => Ok(Outcome::Told),
+            TaskState::Done if self.json => Ok(Outcome::Printed),
             TaskState::Done => Ok(Outcome::Done(task.result.unwrap_or_default())),
-            _ => Err(wait::why(&task)),
+            _ => Err(wait::failure(&task)),
         }
     }
 
-    /// For verbs that create an object: prints its UUID, which is in the response and in a task's result alike.
-    pub async fn made<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
+    /// Completes a verb that creates an object and prints its UUID, which is in the response or the task's result.
+    pub async fn print_created<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         match self.outcome(answer, waiting).await? {
             Outcome::Done(object) => match object.get("uuid").and_then(Value::as_str) {
                 Some(uuid) => print(&format!("{uuid}\n")),
                 None => Ok(()),
             },
-            Outcome::Told => Ok(()),
+            Outcome::Printed => Ok(()),
         }
     }
 
-    /// For verbs without output on success.
-    pub async fn did<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
+    /// Completes a verb that has no output on success.
+    pub async fn complete<T: Serialize>(&self, answer: Answer<T>, waiting: Waiting) -> Result<(), Problem> {
         self.outcome(answer, waiting).await.map(drop)
     }
 }
 
-/// What the result of a task that is done has for people besides.
+/// The warning in the result of a completed task.
 fn warning_of(task: &Task) -> Option<&str> {
     task.result.as_ref()?.get("warning")?.as_str()
 }
 
-/// A table as it is usually printed here.
+/// The layout of tables.
 fn layout(names: &Names) -> Layout<'_> {
     let bold = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     Layout { width: terminal_width(), names: Some(names), bold, ..Layout::default() }
 }
 
-/// Of each object the first of these fields that it has, one per line.
+/// Prints the first of these fields that each object has, one per line.
 fn lines<T: Serialize>(objects: &[T], fields: &[&str]) -> Result<String, Problem> {
     let mut text = String::new();
     for object in objects {
@@ -382,7 +384,7 @@ fn lines<T: Serialize>(objects: &[T], fields: &[&str]) -> Result<String, Problem
     Ok(text)
 }
 
-/// What requests to the daemon run in: one thread is enough to wait for answers.
+/// The runtime of requests to the daemon, with a single thread.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Problem::failed("start the async runtime", error))
@@ -390,11 +392,11 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
 
 /// Prints to stdout. A closed pipe, as with `head`, is not an error.
 pub fn print(text: &str) -> Result<(), Problem> {
-    print_on(text).map(drop)
+    print_while_read(text).map(drop)
 }
 
-/// Prints to stdout and reports whether there is still a reader.
-pub fn print_on(text: &str) -> Result<ControlFlow<()>, Problem> {
+/// Prints to stdout; breaks if the reader is gone.
+pub fn print_while_read(text: &str) -> Result<ControlFlow<()>, Problem> {
     output::print(text).map_err(|error| Problem::failed("print", error))
 }
 

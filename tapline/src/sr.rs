@@ -1,4 +1,4 @@
-//! `tapline sr`.
+//! `tapline sr`: storage repositories.
 
 mod calibrate;
 mod inventory;
@@ -58,9 +58,9 @@ pub enum SrVerb {
     /// Mount a repository's storage and make it usable
     Attach(Attach),
     /// Detach a repository; none of its disks may be plugged
-    Detach(One),
+    Detach(OneSr),
     /// Scan all files of a repository and report new and missing ones
-    Scan(One),
+    Scan(OneSr),
     /// Measure which I/O sizes the repository's storage handles best; its disks then use them
     Calibrate(calibrate::Calibrate),
     /// Show a repository's own inventory file: names, UUIDs and parents of its disks
@@ -69,7 +69,7 @@ pub enum SrVerb {
         sr: String,
     },
     /// Forget a repository; keep its files
-    Forget(One),
+    Forget(OneSr),
     /// Destroy a repository with everything in it
     #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
     Destroy(Destroy),
@@ -77,16 +77,16 @@ pub enum SrVerb {
     Set(Set),
 }
 
-/// A verb without options of its own.
+/// Arguments of a verb without options of its own.
 #[derive(clap::Args)]
-pub struct One {
+pub struct OneSr {
     /// Name or UUID prefix
     sr: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Attaches a repository.
+/// Arguments of `sr attach`.
 #[derive(clap::Args)]
 pub struct Attach {
     /// Name or UUID prefix
@@ -99,7 +99,7 @@ pub struct Attach {
     waiting: Waiting,
 }
 
-/// Creates a repository.
+/// Arguments of `sr create`.
 #[derive(clap::Args)]
 pub struct Create {
     /// Name of the repository
@@ -121,7 +121,7 @@ pub struct Create {
     waiting: Waiting,
 }
 
-/// Adds an existing repository.
+/// Arguments of `sr introduce`.
 #[derive(clap::Args)]
 pub struct Introduce {
     /// Name [default: the recorded name]
@@ -143,7 +143,7 @@ pub struct Introduce {
     waiting: Waiting,
 }
 
-/// Destroys a repository.
+/// Arguments of `sr destroy`.
 #[derive(clap::Args)]
 pub struct Destroy {
     /// Name or UUID prefix
@@ -157,7 +157,7 @@ pub struct Destroy {
     waiting: Waiting,
 }
 
-/// Changes a repository.
+/// Arguments of `sr set`.
 #[derive(clap::Args)]
 #[command(group = word::changes(&[
     "name", "description", "reserve", "share_depth", "io_split", "io_merge", "tag", "no_tag", "config", "no_config",
@@ -192,7 +192,7 @@ pub struct Set {
 }
 
 impl SrVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -204,16 +204,16 @@ impl SrVerb {
             SrVerb::Probe { source, waiting } => probe(session, source, waiting).await,
             SrVerb::Introduce(introduce) => introduce.run(session).await,
             SrVerb::Attach(Attach { sr, believe, waiting }) => {
-                session.did(client.sr_attach(session.sr(&sr).await?, believe).await?, waiting).await
+                session.complete(client.sr_attach(session.sr(&sr).await?, believe).await?, waiting).await
             }
-            SrVerb::Detach(One { sr, waiting }) => {
-                session.did(client.sr_detach(session.sr(&sr).await?).await?, waiting).await
+            SrVerb::Detach(OneSr { sr, waiting }) => {
+                session.complete(client.sr_detach(session.sr(&sr).await?).await?, waiting).await
             }
             SrVerb::Inventory { sr } => inventory::show(session, &sr).await,
             SrVerb::Calibrate(calibrate) => calibrate.run(session).await,
-            SrVerb::Scan(One { sr, waiting }) => scan(session, &sr, waiting).await,
-            SrVerb::Forget(One { sr, waiting }) => {
-                session.did(client.sr_forget(session.sr(&sr).await?).await?, waiting).await
+            SrVerb::Scan(OneSr { sr, waiting }) => scan(session, &sr, waiting).await,
+            SrVerb::Forget(OneSr { sr, waiting }) => {
+                session.complete(client.sr_forget(session.sr(&sr).await?).await?, waiting).await
             }
             SrVerb::Destroy(destroy) => destroy.run(session).await,
             SrVerb::Set(set) => set.run(session).await,
@@ -237,7 +237,7 @@ impl Set {
     }
 }
 
-/// The API's form of a rule.
+/// Converts a rule to the API's type.
 fn rule(rule: SizeRule) -> api::SizeRule {
     match rule {
         SizeRule::None => api::SizeRule::None,
@@ -249,10 +249,10 @@ fn rule(rule: SizeRule) -> api::SizeRule {
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create { name, source, description, reserve, format, labels, waiting } = self;
-        let (tags, other_config) = labels.given()?;
+        let (tags, other_config) = labels.values()?;
         let source = source.resolve(session)?;
-        let asked = SrCreate { uuid: None, name, description, source, reserve, format, tags, other_config };
-        let Outcome::Done(sr) = session.outcome(session.client.sr_create(&asked).await?, waiting).await? else {
+        let request = SrCreate { uuid: None, name, description, source, reserve, format, tags, other_config };
+        let Outcome::Done(sr) = session.outcome(session.client.sr_create(&request).await?, waiting).await? else {
             return Ok(());
         };
         if let Some(directory) = sr.get("created_directory").and_then(Value::as_str) {
@@ -266,14 +266,14 @@ impl Introduce {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let Introduce { name, source, uuid, description, reserve, labels, waiting } = self;
         let source = source.resolve(session)?;
-        let (tags, other_config) = labels.given()?;
-        // What is not given stays as the repository has it.
+        let (tags, other_config) = labels.values()?;
+        // Labels that are not given stay as the repository has them.
         let (tags, other_config) =
             (Some(tags).filter(|tags| !tags.is_empty()), Some(other_config).filter(|map| !map.is_empty()));
-        let asked = SrIntroduce { uuid, name, description, source, reserve, tags, other_config };
-        // Without a label it was a directory of images, which become disks by a scan.
-        let labelled = asked.uuid.is_some() || matches!(asked.source, SrSource::Iso { .. });
-        match session.outcome(session.client.sr_introduce(&asked).await?, waiting).await? {
+        let request = SrIntroduce { uuid, name, description, source, reserve, tags, other_config };
+        // Otherwise it was a plain directory of images, which a scan turns into disks.
+        let labelled = request.uuid.is_some() || matches!(request.source, SrSource::Iso { .. });
+        match session.outcome(session.client.sr_introduce(&request).await?, waiting).await? {
             Outcome::Done(sr) => {
                 let Some(uuid) = sr.get("uuid").and_then(Value::as_str) else { return Ok(()) };
                 print(&format!("{uuid}\n"))?;
@@ -281,12 +281,12 @@ impl Introduce {
                     return Ok(());
                 }
                 match Uuid::parse_str(uuid) {
-                    Ok(uuid) => scan_of(session, uuid).await.map(|told| say(&told)),
+                    Ok(uuid) => scan_of(session, uuid).await.map(|report| say(&report)),
                     Err(error) => Err(Problem::failed("read the answer", error)),
                 }
             }
-            Outcome::Told if labelled => Ok(()),
-            Outcome::Told => {
+            Outcome::Printed if labelled => Ok(()),
+            Outcome::Printed => {
                 say("the images in it become disks with 'tapline sr scan'\n");
                 Ok(())
             }
@@ -300,11 +300,11 @@ impl Destroy {
         if self.dry_run {
             let what = named("repository", sr.name.as_str(), sr.uuid);
             let plan = session.client.sr_destroy(sr.uuid, true).await?;
-            return removal::told::<SrDestroyPlan>(session, &what, plan, self.waiting).await;
+            return removal::show::<SrDestroyPlan>(session, &what, plan, self.waiting).await;
         }
         self.confirm
             .ask(&format!("destroy {} with everything in it", named("repository", sr.name.as_str(), sr.uuid)))?;
-        session.did(session.client.sr_destroy(sr.uuid, false).await?, self.waiting).await
+        session.complete(session.client.sr_destroy(sr.uuid, false).await?, self.waiting).await
     }
 }
 
@@ -316,26 +316,26 @@ async fn probe(session: &Session, source: Source, waiting: Waiting) -> Result<()
                 serde_json::from_value(found).map_err(|error| Problem::failed("parse the probe's result", error))?;
             print(&table(&found, FOUND, &Layout { wide: true, ..Layout::default() })?)
         }
-        Outcome::Told => Ok(()),
+        Outcome::Printed => Ok(()),
     }
 }
 
 async fn scan(session: &Session, sr: &str, waiting: Waiting) -> Result<(), Problem> {
     let sr = session.sr(sr).await?;
     match session.outcome(session.client.sr_scan(sr).await?, waiting).await? {
-        Outcome::Done(scan) => print(&told(session, sr, scan).await?),
-        Outcome::Told => Ok(()),
+        Outcome::Done(scan) => print(&scan_report(session, sr, scan).await?),
+        Outcome::Printed => Ok(()),
     }
 }
 
-/// Scans a repository to the end; what was found.
+/// Scans a repository and waits; returns the report.
 async fn scan_of(session: &Session, sr: Uuid) -> Result<String, Problem> {
     let scan = session.finish(session.client.sr_scan(sr).await?).await?;
-    told(session, sr, scan).await
+    scan_report(session, sr, scan).await
 }
 
-/// What a scan has found, each disk with what it is.
-async fn told(session: &Session, sr: Uuid, scan: Value) -> Result<String, Problem> {
+/// The report of a scan, with a description of each disk.
+async fn scan_report(session: &Session, sr: Uuid, scan: Value) -> Result<String, Problem> {
     let scan: Scan = serde_json::from_value(scan).map_err(|error| Problem::failed("parse the scan's result", error))?;
     let vdis = match scan.appeared.iter().any(|placed| placed.vdi.is_some()) {
         true => session.client.vdis(Some(sr), None).await?,

@@ -1,4 +1,4 @@
-//! `tapline task`.
+//! `tapline task`: tasks of the daemon.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,7 @@ use api::{Change, Code, ObjectKind, Problem, Task, TaskState};
 use crate::column::{Column, Names, Uuids};
 use crate::confirm::Confirm;
 use crate::output::say;
-use crate::session::{Listing, Session, print_on};
+use crate::session::{Listing, Session, print_while_read};
 use crate::{wait, word};
 
 /// Operations on tasks.
@@ -49,26 +49,29 @@ pub enum TaskVerb {
     Watch,
 }
 
-type Shown = Column<Task>;
+type TaskColumn = Column<Task>;
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |task, uuids| uuids.show(task.uuid)),
-    Shown::new("verb", |task, _| task.verb.clone()),
-    Shown::new("state", |task, _| word::of(&task.state)),
-    Shown::new("done", |task, _| format!("{:.0} %", task.progress * 100.0)).right(),
-    Shown::new("step", |task, _| task.step.clone().unwrap_or_default()).if_room(),
-    Shown::new("created", |task, _| format!("{:.0}", task.created)).if_room(),
-    Shown::new("about", about),
-    Shown::new("requester", |task, _| task.requester.to_string()).wide(),
-    Shown::new("cancellable", |task, _| task.cancellable.to_string()).alone(),
-    Shown::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
-    Shown::new("problem", |task, _| task.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
-        .alone(),
-    Shown::new("advice", |task, _| {
+const COLUMNS: &[TaskColumn] = &[
+    TaskColumn::new("uuid", |task, uuids| uuids.show(task.uuid)),
+    TaskColumn::new("verb", |task, _| task.verb.clone()),
+    TaskColumn::new("state", |task, _| word::of(&task.state)),
+    TaskColumn::new("done", |task, _| format!("{:.0} %", task.progress * 100.0)).right(),
+    TaskColumn::new("step", |task, _| task.step.clone().unwrap_or_default()).if_room(),
+    TaskColumn::new("created", |task, _| format!("{:.0}", task.created)).if_room(),
+    TaskColumn::new("about", about),
+    TaskColumn::new("requester", |task, _| task.requester.to_string()).wide(),
+    TaskColumn::new("cancellable", |task, _| task.cancellable.to_string()).alone(),
+    TaskColumn::new("ended", |task, _| task.ended.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
+    TaskColumn::new("problem", |task, _| {
+        task.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default()
+    })
+    .alone(),
+    TaskColumn::new("advice", |task, _| {
         task.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default()
     })
     .alone(),
-    Shown::new("result", |task, _| task.result.as_ref().map(|value| format!("{value:#}")).unwrap_or_default()).alone(),
+    TaskColumn::new("result", |task, _| task.result.as_ref().map(|value| format!("{value:#}")).unwrap_or_default())
+        .alone(),
 ];
 
 fn about(task: &Task, uuids: Uuids) -> String {
@@ -77,7 +80,7 @@ fn about(task: &Task, uuids: Uuids) -> String {
 }
 
 impl TaskVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
             TaskVerb::List { all, listing } => list(session, all, &listing).await,
@@ -110,7 +113,7 @@ async fn wait_for(session: &Session, task: &str) -> Result<(), Problem> {
     let task = session.client.task(session.task(task).await?).await?;
     let task = wait::until_over(&session.client, task, None).await?;
     session.show(&task, COLUMNS)?;
-    if task.state == TaskState::Done { Ok(()) } else { Err(wait::why(&task)) }
+    if task.state == TaskState::Done { Ok(()) } else { Err(wait::failure(&task)) }
 }
 
 /// Prints unfinished tasks, then each change of a task, for as long as the output has a reader.
@@ -119,7 +122,7 @@ async fn watch(session: &Session) -> Result<(), Problem> {
     let mut tasks = session.client.tasks(true).await?;
     loop {
         for task in tasks.drain(..) {
-            if tell(session, &task)?.is_break() {
+            if print_task(session, &task)?.is_break() {
                 return Ok(());
             }
         }
@@ -136,14 +139,14 @@ async fn watch(session: &Session) -> Result<(), Problem> {
     }
 }
 
-fn tell(session: &Session, task: &Task) -> Result<ControlFlow<()>, Problem> {
+fn print_task(session: &Session, task: &Task) -> Result<ControlFlow<()>, Problem> {
     if session.json() {
-        return print_on(&format!("{}\n", word::json(task)?));
+        return print_while_read(&format!("{}\n", word::json(task)?));
     }
     let percent = task.progress * 100.0;
     let step = task.step.as_deref().unwrap_or("-");
     let why = task.problem.as_ref().map(|problem| format!("  {problem}")).unwrap_or_default();
     let uuid = Uuids::SHORT.show(task.uuid);
     let line = format!("{uuid}  {:<16} {:<10} {percent:>3.0} %  {step}{why}\n", task.verb, word::of(&task.state));
-    print_on(&api::visible(&line))
+    print_while_read(&api::visible(&line))
 }

@@ -1,4 +1,4 @@
-//! `tapline token`.
+//! `tapline token`: tokens for access over the network.
 
 use api::{Name, Problem, Role, Tag, Token, TokenCreate};
 use arguments::number;
@@ -59,7 +59,7 @@ const COLUMNS: &[Column<Token>] = &[
 ];
 
 impl TokenVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         match self {
             TokenVerb::Create { name, role, tag, read_only, expires } => {

@@ -1,15 +1,15 @@
-//! `tapline top`: what served disks do, from their statistics pages alone.
+//! `tapline top`: shows the load of served disks, from their statistics pages alone.
 //!
-//! The daemon is asked for names only, and may be absent. A page is written by a process that may be hostile: it is
-//! read through [`stats::Reader`], and every text in it is shown with [`api::visible`].
+//! Only names come from the daemon, which may be absent. A page is written by a process that may be hostile: it is read
+//! through [`stats::Reader`], and every text in it is shown with [`api::visible`].
 //!
 //! | module | knows |
 //! |---|---|
-//! | `pages` | where pages are, and what was read from them |
-//! | `rates` | what two readings mean |
-//! | `names` | what the daemon calls disks |
-//! | `layers` | what guests and the host's kernel count for them |
-//! | `rows`, `columns`, `text` | how a disk is shown in a line |
+//! | `pages` | where pages are, and their last readings |
+//! | `rates` | rates and queue sizes from two readings |
+//! | `names` | the daemon's names of disks |
+//! | `layers` | the figures of guests and of the host's kernel |
+//! | `rows`, `columns`, `text` | how a disk is shown in a row |
 //! | `batch` | samples for scripts |
 //! | `screen`, `detail`, `layer_table`, `terminal` | the screen, its keys, and the terminal |
 
@@ -40,12 +40,12 @@ use batch::{Batch, Form, Sources};
 use layers::Layers;
 use names::Names;
 use pages::{Disk, Pages};
-use rows::{By, Row};
+use rows::{GroupBy, Row};
 
 pub use pages::{Identity, identity};
 pub use terminal::restore as restore_terminal;
 
-/// How long the daemon's names are waited for where they are needed.
+/// How long to wait for the daemon's names where they are needed.
 const NAMES_WAITED: Duration = Duration::from_secs(2);
 
 /// Show what served disks do: rates, queue sizes, latency, and requests that are stuck
@@ -73,7 +73,7 @@ pub struct Top {
     count: Option<u64>,
     /// Show a row for each disk, or sums for each VM or storage repository
     #[arg(long, value_enum, default_value = "disk", conflicts_with = "xsiostat")]
-    by: By,
+    by: GroupBy,
     /// Sort by this column, by its heading
     #[arg(long, value_name = "HEADING", default_value = "DISK", value_parser = heading)]
     sort: usize,
@@ -86,26 +86,26 @@ pub struct Top {
     guest: Vec<PathBuf>,
 }
 
-/// Which disks are shown, and how they are put together.
+/// The disks to show, and how they are grouped.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct DiskSelection {
     words: Vec<String>,
-    by: By,
+    by: GroupBy,
 }
 
-impl Wanted {
-    /// The rows of these disks.
+impl DiskSelection {
+    /// The rows of the selected disks.
     fn rows(&self, pages: &Pages, names: &Names) -> Vec<Row> {
-        rows::rows(pages, names, self.by, |disk, name| self.means(disk, name))
+        rows::rows(pages, names, self.by, |disk, name| self.selects(disk, name))
     }
 
-    fn means(&self, disk: &Disk, name: Option<&names::Name>) -> bool {
-        self.words.is_empty() || self.words.iter().any(|word| rows::is_meant(word, disk, name))
+    fn selects(&self, disk: &Disk, name: Option<&names::Name>) -> bool {
+        self.words.is_empty() || self.words.iter().any(|word| rows::selects(word, disk, name))
     }
 
-    /// The words that no disk answers to.
-    fn without_disk(&self, pages: &Pages, names: &Names) -> Vec<&str> {
-        let has = |word: &str| pages.disks.values().any(|disk| rows::is_meant(word, disk, names.of(disk.vbd)));
+    /// The words that match no disk.
+    fn unmatched(&self, pages: &Pages, names: &Names) -> Vec<&str> {
+        let has = |word: &str| pages.disks.values().any(|disk| rows::selects(word, disk, names.of(disk.vbd)));
         self.words.iter().map(String::as_str).filter(|word| !has(word)).collect()
     }
 }
@@ -133,7 +133,7 @@ pub fn run(top: Top, how: How) -> Result<(), Problem> {
     if form.is_none() {
         refuse_without_terminal(top.count)?;
     }
-    // An image's file name may be that of a file here.
+    // The file name of an image may also be that of a file in the working directory.
     let is_page = |path: &PathBuf| {
         (path.components().count() > 1 || path.extension().is_some_and(|extension| extension == "page"))
             && path.is_file()
@@ -148,12 +148,12 @@ pub fn run(top: Top, how: How) -> Result<(), Problem> {
     let mut names = client.map(Names::from_daemon).unwrap_or_default();
     let mut pages = Pages::new(directories, named);
     pages.round();
-    let wanted = Wanted { words: top.disks, by: top.by };
-    if form.is_some() || !wanted.without_disk(&pages, &names).is_empty() || top.by != By::Disk {
+    let wanted = DiskSelection { words: top.disks, by: top.by };
+    if form.is_some() || !wanted.unmatched(&pages, &names).is_empty() || top.by != GroupBy::Disk {
         names.wait(NAMES_WAITED);
     }
     refuse_unreadable(&pages)?;
-    if let Some(word) = wanted.without_disk(&pages, &names).first() {
+    if let Some(word) = wanted.unmatched(&pages, &names).first() {
         return Err(not_found(word, &pages));
     }
     match form {
@@ -177,7 +177,7 @@ fn refuse_without_terminal(count: Option<u64>) -> Result<(), Problem> {
     Err(Problem::new(Code::Invalid, what).advise("print samples: tapline top --batch"))
 }
 
-/// If there is nothing but what only root can read, that is said, rather than that there is nothing.
+/// Fails if there is nothing but pages that only root can read, rather than report that no disk is served.
 fn refuse_unreadable(pages: &Pages) -> Result<(), Problem> {
     if !pages.disks.is_empty() || !pages.unread.values().any(|unread| unread.forbidden) {
         return Ok(());
@@ -197,7 +197,7 @@ fn not_found(word: &str, pages: &Pages) -> Problem {
     Problem::new(Code::NotFound, what).advise(advice)
 }
 
-/// What is to be said about pages that are not shown.
+/// Messages about pages that are not shown.
 fn notes(pages: &Pages) -> Vec<String> {
     let (forbidden, other): (Vec<_>, Vec<_>) = pages.unread.iter().partition(|(_, unread)| unread.forbidden);
     let mut notes = Vec::new();

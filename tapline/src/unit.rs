@@ -1,10 +1,10 @@
-//! Times as people write them.
+//! Formats durations for users.
 
 const UNITS: [(&str, f64); 3] = [("s", 1e9), ("ms", 1e6), ("µs", 1e3)];
 
-/// A duration in nanoseconds: `850 ns`, `12.5 µs`, `3.0 ms`, `3.2 s`, `125 s`.
+/// Formats a duration in nanoseconds: `850 ns`, `12.5 µs`, `3.0 ms`, `3.2 s`, `125 s`.
 pub fn time(ns: f64) -> String {
-    // One that would be rounded to the next unit is shown in it.
+    // A value that would be rounded up to the next unit is shown in that unit.
     match UNITS.iter().find(|(_, factor)| ns >= factor * 0.9995) {
         Some((unit, factor)) if ns >= factor * 99.95 => format!("{:.0} {unit}", ns / factor),
         Some((unit, factor)) => format!("{:.1} {unit}", ns / factor),

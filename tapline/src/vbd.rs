@@ -1,4 +1,4 @@
-//! `tapline vbd`.
+//! `tapline vbd`: virtual block devices.
 
 mod limit;
 pub mod release;
@@ -55,14 +55,14 @@ pub enum VbdVerb {
     /// Start the process that serves the disk, and attach it to its machine if that is running
     Plug {
         #[command(flatten)]
-        which: Which,
+        which: VbdSelection,
         #[command(flatten)]
         waiting: Waiting,
     },
     /// Detach the disk from its machine, flush everything and stop the process that serves it
     Unplug {
         #[command(flatten)]
-        which: Which,
+        which: VbdSelection,
         /// Do not wait for the guest to release the disk; unflushed data is lost
         #[arg(long)]
         force: bool,
@@ -79,20 +79,20 @@ pub enum VbdVerb {
     Share(share::Share),
     /// Remove an unplugged block device; its disk stays
     #[command(visible_alias = "rm", aliases = ["delete", "remove"])]
-    Destroy(One),
+    Destroy(OneVbd),
     /// Print the configuration to paste for a machine that is managed elsewhere
     Connect {
         /// UUID prefix, VM/vda, or the disk's name
         vbd: String,
         /// The machine monitor or manager to configure
         #[arg(long, value_enum)]
-        r#for: For,
+        r#for: VmManager,
     },
 }
 
 /// A machine monitor or manager.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum For {
+pub enum VmManager {
     /// QEMU before 10.2, as command-line options
     Qemu,
     /// QEMU 9.2 and later, as command-line options: reconnects within 0.1 s after the disk's process restarts, not 1 s
@@ -112,7 +112,7 @@ pub enum For {
 /// One block device, several, or all of a machine.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
-pub struct Which {
+pub struct VbdSelection {
     /// UUID prefix, VM/vda, or the disk's name; several are plugged or unplugged in parallel
     vbd: Vec<String>,
     /// All block devices of this machine: its name or UUID prefix
@@ -120,16 +120,16 @@ pub struct Which {
     vm: Option<String>,
 }
 
-/// A verb without options of its own.
+/// Arguments of a verb without options of its own.
 #[derive(clap::Args)]
-pub struct One {
+pub struct OneVbd {
     /// UUID prefix, VM/vda, or the disk's name
     vbd: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Creates a block device.
+/// Arguments of `vbd create`.
 #[derive(clap::Args)]
 pub struct Create {
     /// The disk: its name or UUID prefix
@@ -169,7 +169,7 @@ pub struct Create {
     waiting: Waiting,
 }
 
-/// Changes a block device.
+/// Arguments of `vbd set`.
 #[derive(clap::Args)]
 #[command(group = word::changes(&["autostart", "no_autostart", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
@@ -186,43 +186,43 @@ pub struct Set {
     labels: ChangeLabels,
 }
 
-type Shown = Column<Vbd>;
+type VbdColumn = Column<Vbd>;
 
-/// A recorded problem that its health does not show, such as the last death of a process that was replaced.
+/// A recorded problem that the health does not show, such as the last exit of a process that was replaced.
 fn last_problem(vbd: &Vbd) -> String {
     let problem = vbd.problem.as_ref().filter(|problem| vbd.health.reason.as_ref() != Some(&problem.detail));
     problem.map(|problem| problem.detail.clone()).unwrap_or_default()
 }
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
-    Shown::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.named(vm))),
-    Shown::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
-    Shown::new("position", |vbd, _| vbd.position.to_string()).right().if_room(),
-    Shown::new("mode", |vbd, _| word::of(&vbd.mode)),
-    Shown::new("state", |vbd, _| health::with_state(word::of(&vbd.state), &vbd.health)),
-    Shown::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),
-    Shown::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
-    Shown::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
-    Shown::new("bootable", |vbd, _| vbd.bootable.to_string()).wide(),
-    Shown::new("weight", |vbd, _| vbd.share_weight.to_string()).right().wide(),
-    Shown::new("tags", |vbd, _| label::shown(&vbd.tags)).wide(),
-    Shown::new("other config", |vbd, _| label::lines(&vbd.other_config)).alone(),
-    Shown::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
-    Shown::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
-    Shown::new("health", |vbd, _| health::in_words(&vbd.health, Timestamp::now())).alone(),
-    Shown::new("reason", |vbd, _| vbd.health.reason.clone().unwrap_or_default()).alone(),
-    Shown::new("advice", |vbd, _| vbd.health.advice.clone().unwrap_or_default()).alone(),
-    Shown::new("last problem", |vbd, _| last_problem(vbd)).alone(),
-    Shown::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
-    Shown::new("limits", |vbd, _| vbd.limits.as_ref().map(limit::shown).unwrap_or_default()).alone(),
-    Shown::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
+const COLUMNS: &[VbdColumn] = &[
+    VbdColumn::new("uuid", |vbd, uuids| uuids.show(vbd.uuid)),
+    VbdColumn::new("vm", |vbd, uuids| vbd.vm.map_or("-".into(), |vm| uuids.named(vm))),
+    VbdColumn::new("vdi", |vbd, uuids| uuids.named(vbd.vdi)),
+    VbdColumn::new("position", |vbd, _| vbd.position.to_string()).right().if_room(),
+    VbdColumn::new("mode", |vbd, _| word::of(&vbd.mode)),
+    VbdColumn::new("state", |vbd, _| health::with_state(word::of(&vbd.state), &vbd.health)),
+    VbdColumn::new("transport", |vbd, _| word::of(&vbd.transport)).if_room(),
+    VbdColumn::new("queues", |vbd, _| vbd.queues.to_string()).right().if_room(),
+    VbdColumn::new("socket", |vbd, _| vbd.socket.as_ref().map(ToString::to_string).unwrap_or_default()).if_room(),
+    VbdColumn::new("bootable", |vbd, _| vbd.bootable.to_string()).wide(),
+    VbdColumn::new("weight", |vbd, _| vbd.share_weight.to_string()).right().wide(),
+    VbdColumn::new("tags", |vbd, _| label::shown(&vbd.tags)).wide(),
+    VbdColumn::new("other config", |vbd, _| label::lines(&vbd.other_config)).alone(),
+    VbdColumn::new("pid", |vbd, _| vbd.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
+    VbdColumn::new("restarts", |vbd, _| vbd.restarts.to_string()).right().wide(),
+    VbdColumn::new("health", |vbd, _| health::in_words(&vbd.health, Timestamp::now())).alone(),
+    VbdColumn::new("reason", |vbd, _| vbd.health.reason.clone().unwrap_or_default()).alone(),
+    VbdColumn::new("advice", |vbd, _| vbd.health.advice.clone().unwrap_or_default()).alone(),
+    VbdColumn::new("last problem", |vbd, _| last_problem(vbd)).alone(),
+    VbdColumn::new("autostart", |vbd, _| vbd.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
+    VbdColumn::new("limits", |vbd, _| vbd.limits.as_ref().map(limit::shown).unwrap_or_default()).alone(),
+    VbdColumn::new("created", |vbd, _| format!("{:.0}", vbd.created)).alone(),
 ];
 
-/// Prints what to write into a machine's definition, and says who may open the disk's socket.
+/// Prints the configuration to paste into a machine's definition, and who may open the disk's socket.
 pub async fn paste(session: &Session, vbd: &Vbd, connector: Connector) -> Result<(), Problem> {
     print(&session.client.vbd_connect(vbd.uuid, connector).await?)?;
-    // A node of a Xen guest is no file, nor is a socket of another host one that can be looked at here.
+    // A Xen guest has a node instead of a file, and the socket of another host cannot be examined here.
     if let (false, Some(socket)) = (session.is_remote(), &vbd.socket) {
         if let Ok(file) = std::fs::metadata(socket.as_path()) {
             say(&openers(socket.as_path(), &file));
@@ -231,7 +231,7 @@ pub async fn paste(session: &Session, vbd: &Vbd, connector: Connector) -> Result
     Ok(())
 }
 
-/// Who may open a socket.
+/// Describes who may open a socket.
 fn openers(socket: &Path, file: &Metadata) -> String {
     let socket = socket.display();
     let for_group = file.mode() & 0o060 == 0o060 && file.gid() != 0;
@@ -252,21 +252,21 @@ fn openers(socket: &Path, file: &Metadata) -> String {
     format!("note: only root and the group {name} may open {socket}: the machine's user must be in it\n")
 }
 
-impl From<For> for Connector {
-    fn from(connector: For) -> Connector {
+impl From<VmManager> for Connector {
+    fn from(connector: VmManager) -> Connector {
         match connector {
-            For::Qemu => Connector::Qemu,
-            For::Qemu92 => Connector::Qemu92,
-            For::Libvirt => Connector::Libvirt,
-            For::LibvirtDevice => Connector::LibvirtDevice,
-            For::CloudHypervisor => Connector::CloudHypervisor,
-            For::Xl => Connector::Xl,
+            VmManager::Qemu => Connector::Qemu,
+            VmManager::Qemu92 => Connector::Qemu92,
+            VmManager::Libvirt => Connector::Libvirt,
+            VmManager::LibvirtDevice => Connector::LibvirtDevice,
+            VmManager::CloudHypervisor => Connector::CloudHypervisor,
+            VmManager::Xl => Connector::Xl,
         }
     }
 }
 
 impl VbdVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -279,8 +279,8 @@ impl VbdVerb {
             VbdVerb::Upgrade(upgrade) => upgrade.run(session).await,
             VbdVerb::Limit(limit) => limit.run(session).await,
             VbdVerb::Share(share) => share.run(session).await,
-            VbdVerb::Destroy(One { vbd, waiting }) => {
-                session.did(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
+            VbdVerb::Destroy(OneVbd { vbd, waiting }) => {
+                session.complete(client.vbd_destroy(session.vbd(&vbd).await?).await?, waiting).await
             }
             VbdVerb::Connect { vbd, r#for: connector } => {
                 let vbd = client.vbd(session.vbd(&vbd).await?).await?;
@@ -304,20 +304,20 @@ impl Set {
     }
 }
 
-async fn plug(session: &Session, which: Which, waiting: Waiting) -> Result<(), Problem> {
+async fn plug(session: &Session, which: VbdSelection, waiting: Waiting) -> Result<(), Problem> {
     if let ([vbd], None) = (which.vbd.as_slice(), &which.vm) {
         let vbd = session.vbd(vbd).await?;
         return match session.client.vbd_plug(vbd).await {
-            Err(problem) => session.unless_it_is(vbd, VbdState::Plugged, problem).await,
-            Ok(answer) => session.did(answer, waiting).await,
+            Err(problem) => session.accept_if_already(vbd, VbdState::Plugged, problem).await,
+            Ok(answer) => session.complete(answer, waiting).await,
         };
     }
-    session.did(session.client.vbds_plug(&which.many(session, false).await?).await?, waiting).await
+    session.complete(session.client.vbds_plug(&which.many(session, false).await?).await?, waiting).await
 }
 
 async fn unplug(
     session: &Session,
-    which: Which,
+    which: VbdSelection,
     force: bool,
     confirm: Confirm,
     waiting: Waiting,
@@ -326,20 +326,20 @@ async fn unplug(
         let vbd = session.vbd(vbd).await?;
         release::prepare(session, &[session.client.vbd(vbd).await?], force, confirm).await?;
         return match session.client.vbd_unplug(vbd, &VbdUnplug { force }).await {
-            Err(problem) => session.unless_it_is(vbd, VbdState::Unplugged, problem).await,
-            Ok(answer) => session.did(answer, waiting).await,
+            Err(problem) => session.accept_if_already(vbd, VbdState::Unplugged, problem).await,
+            Ok(answer) => session.complete(answer, waiting).await,
         };
     }
     let many = which.many(session, force).await?;
     let mut vbds = session.client.vbds(many.vm, None, None).await?;
-    vbds.retain(|vbd| many.vbds.as_ref().is_none_or(|asked| asked.contains(&vbd.uuid)));
+    vbds.retain(|vbd| many.vbds.as_ref().is_none_or(|selected| selected.contains(&vbd.uuid)));
     release::prepare(session, &vbds, force, confirm).await?;
-    session.did(session.client.vbds_unplug(&many).await?, waiting).await
+    session.complete(session.client.vbds_unplug(&many).await?, waiting).await
 }
 
 impl Session {
-    /// What was refused is as good as done if the block device is in that state already.
-    async fn unless_it_is(&self, vbd: Uuid, wanted: VbdState, refused: Problem) -> Result<(), Problem> {
+    /// Accepts a refusal if the block device is in the wanted state already.
+    async fn accept_if_already(&self, vbd: Uuid, wanted: VbdState, refused: Problem) -> Result<(), Problem> {
         if refused.code != Code::State {
             return Err(refused);
         }
@@ -352,8 +352,8 @@ impl Session {
     }
 }
 
-impl Which {
-    /// The API's form of the selection.
+impl VbdSelection {
+    /// Converts the selection to the API's type.
     async fn many(self, session: &Session, force: bool) -> Result<Vbds, Problem> {
         if let Some(vm) = self.vm {
             return Ok(Vbds { vm: Some(session.vm(&vm).await?), vbds: None, force });
@@ -382,8 +382,8 @@ async fn list(
 impl Create {
     async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm_if(self.vm.as_deref()).await?;
-        let (tags, other_config) = self.labels.given()?;
-        let asked = VbdCreate {
+        let (tags, other_config) = self.labels.values()?;
+        let request = VbdCreate {
             uuid: None,
             vm,
             vdi: session.vdi(&self.vdi).await?,
@@ -398,6 +398,6 @@ impl Create {
             tags,
             other_config,
         };
-        session.made(session.client.vbd_create(&asked).await?, self.waiting).await
+        session.print_created(session.client.vbd_create(&request).await?, self.waiting).await
     }
 }

@@ -1,4 +1,4 @@
-//! `tapline vdi`.
+//! `tapline vdi`: virtual disks.
 
 mod make;
 mod schedule;
@@ -107,7 +107,7 @@ pub enum VdiVerb {
     Destroy(Destroy),
 }
 
-/// Changes a disk.
+/// Arguments of `vdi set`.
 #[derive(clap::Args)]
 #[command(group = word::changes(&["name", "description", "read_only", "logical_block_size", "tag", "no_tag", "config", "no_config"]))]
 #[group(skip)]
@@ -130,7 +130,7 @@ pub struct Set {
     labels: ChangeLabels,
 }
 
-/// Reverts a disk.
+/// Arguments of `vdi revert`.
 #[derive(clap::Args)]
 pub struct Revert {
     #[command(flatten)]
@@ -144,7 +144,7 @@ pub struct Revert {
     waiting: Waiting,
 }
 
-/// Resolves a diverged disk.
+/// Arguments of `vdi reconcile`.
 #[derive(clap::Args)]
 pub struct Reconcile {
     #[command(flatten)]
@@ -156,7 +156,7 @@ pub struct Reconcile {
     confirm: Confirm,
 }
 
-/// Destroys a disk.
+/// Arguments of `vdi destroy`.
 #[derive(clap::Args)]
 pub struct Destroy {
     #[command(flatten)]
@@ -171,7 +171,7 @@ pub struct Destroy {
 }
 
 impl VdiVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -185,8 +185,8 @@ impl VdiVerb {
             VdiVerb::Resize { vdi, size, size_option, waiting } => {
                 let Some(size) = size.or(size_option) else { unreachable!("one of them is required") };
                 let vdi = vdi.find(session).await?;
-                let size = resized(session, vdi, size).await?;
-                session.did(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
+                let size = new_size(session, vdi, size).await?;
+                session.complete(client.vdi_resize(vdi, &VdiResize { size }).await?, waiting).await
             }
             VdiVerb::Attach(attach) => attach.run(session).await,
             VdiVerb::Detach(detach) => detach.run(session).await,
@@ -199,10 +199,10 @@ impl VdiVerb {
             VdiVerb::Import(import) => import.run(session).await,
             VdiVerb::Export { vdi, path, format, waiting } => {
                 let (vdi, path) = (vdi.find(session).await?, session.path(path)?);
-                session.did(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
+                session.complete(client.vdi_export(vdi, &VdiExport { path, format }).await?, waiting).await
             }
             VdiVerb::Merge { vdi, waiting } => {
-                session.did(client.vdi_merge(vdi.find(session).await?).await?, waiting).await
+                session.complete(client.vdi_merge(vdi.find(session).await?).await?, waiting).await
             }
             VdiVerb::Reconcile(reconcile) => reconcile.run(session).await,
             VdiVerb::Destroy(destroy) => destroy.run(session).await,
@@ -210,8 +210,8 @@ impl VdiVerb {
     }
 }
 
-/// The new size of a disk.
-async fn resized(session: &Session, vdi: Uuid, size: NewSize) -> Result<Size, Problem> {
+/// The new size of a disk in bytes.
+async fn new_size(session: &Session, vdi: Uuid, size: NewSize) -> Result<Size, Problem> {
     let current = match size {
         NewSize::To(_) => 0,
         NewSize::By(_) => session.client.vdi(vdi).await?.size,
@@ -231,7 +231,7 @@ async fn list(
     let sr = session.sr_if(sr).await?;
     let vdis = session.client.vdis_tagged(sr, text, &tags.tag).await?;
     let listed: Names = vdis.iter().map(|vdi| (vdi.uuid, vdi.name.to_string())).collect();
-    // The disk of a snapshot may be none of those that are listed.
+    // The disk of a snapshot may not be in the list.
     let are_known = vdis.iter().filter_map(|vdi| vdi.snapshot_of).all(|of| listed.contains_key(&of));
     let kinds: &[ObjectKind] = if are_known { &[ObjectKind::Sr] } else { &[ObjectKind::Sr, ObjectKind::Vdi] };
     session.list_named(&vdis, COLUMNS, listing, kinds, listed).await
@@ -262,8 +262,8 @@ impl Revert {
             named("disk", vdi.name.as_str(), vdi.uuid),
             named("snapshot", snapshot.name.as_str(), snapshot.uuid)
         ))?;
-        let asked = VdiRevert { snapshot: snapshot.uuid };
-        session.did(session.client.vdi_revert(vdi.uuid, &asked).await?, self.waiting).await
+        let request = VdiRevert { snapshot: snapshot.uuid };
+        session.complete(session.client.vdi_revert(vdi.uuid, &request).await?, self.waiting).await
     }
 }
 
@@ -287,9 +287,9 @@ impl Destroy {
         if self.dry_run {
             let what = named("disk", vdi.name.as_str(), vdi.uuid);
             let plan = session.client.vdi_destroy(vdi.uuid, true).await?;
-            return removal::told::<VdiDestroyPlan>(session, &what, plan, self.waiting).await;
+            return removal::show::<VdiDestroyPlan>(session, &what, plan, self.waiting).await;
         }
         self.confirm.ask(&format!("destroy {}", named("disk", vdi.name.as_str(), vdi.uuid)))?;
-        session.did(session.client.vdi_destroy(vdi.uuid, false).await?, self.waiting).await
+        session.complete(session.client.vdi_destroy(vdi.uuid, false).await?, self.waiting).await
     }
 }

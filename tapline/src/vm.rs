@@ -1,4 +1,4 @@
-//! `tapline vm`.
+//! `tapline vm`: virtual machines.
 
 mod boot;
 mod console;
@@ -16,7 +16,7 @@ use control::size::readable;
 use crate::column::Column;
 use crate::confirm::Confirm;
 use crate::label::{self, ChangeLabels, WithTags};
-use crate::schedule::why_none_is_taken;
+use crate::schedule::missed_snapshot;
 use crate::session::{Listing, Session, Waiting};
 use crate::word;
 use boot::{Boot, shown};
@@ -88,11 +88,11 @@ pub enum VmVerb {
         force_after: Option<u32>,
     },
     /// Hold a machine's guest in memory until it is resumed
-    Pause(One),
+    Pause(OneVm),
     /// Save a machine's memory to a file on the host, end it and unplug its disks; 'vm start' continues from there
-    Suspend(One),
+    Suspend(OneVm),
     /// Resume a paused or suspended machine
-    Resume(One),
+    Resume(OneVm),
     /// Drop the saved memory of a suspended machine; it is then halted, as after a power cut
     DropMemory {
         /// Name or UUID prefix
@@ -130,16 +130,16 @@ pub enum VmVerb {
     },
 }
 
-/// A verb without options of its own.
+/// Arguments of a verb without options of its own.
 #[derive(clap::Args)]
-pub struct One {
+pub struct OneVm {
     /// Name or UUID prefix
     vm: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-/// Changes a machine.
+/// Arguments of `vm set`.
 #[derive(clap::Args)]
 #[command(group = word::changes(&[
     "name", "description", "memory", "vcpus", "kernel", "boot_disk", "platform", "no_platform", "cdrom", "nic", "vga",
@@ -186,56 +186,56 @@ pub struct Set {
     labels: ChangeLabels,
     #[command(flatten)]
     files: SeedFiles,
-    // Last: the heading of the devices applies to all that follows.
+    // Last, because the heading of the devices applies to all following options.
     #[command(flatten)]
     devices: Devices,
 }
 
-type Shown = Column<Vm>;
+type VmColumn = Column<Vm>;
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |vm, uuids| uuids.show(vm.uuid)),
-    Shown::new("name", |vm, _| vm.name.to_string()),
-    Shown::new("power", |vm, _| word::of(&vm.power)),
-    Shown::new("memory", |vm, _| readable(vm.memory)).right().if_room(),
-    Shown::new("vcpus", |vm, _| vm.vcpus.to_string()).right().if_room(),
-    Shown::new("driver", |vm, _| word::of(&vm.driver)).if_room(),
-    Shown::new("problem", |vm, _| vm.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
+const COLUMNS: &[VmColumn] = &[
+    VmColumn::new("uuid", |vm, uuids| uuids.show(vm.uuid)),
+    VmColumn::new("name", |vm, _| vm.name.to_string()),
+    VmColumn::new("power", |vm, _| word::of(&vm.power)),
+    VmColumn::new("memory", |vm, _| readable(vm.memory)).right().if_room(),
+    VmColumn::new("vcpus", |vm, _| vm.vcpus.to_string()).right().if_room(),
+    VmColumn::new("driver", |vm, _| word::of(&vm.driver)).if_room(),
+    VmColumn::new("problem", |vm, _| vm.problem.as_ref().map(|problem| problem.detail.clone()).unwrap_or_default())
         .if_room(),
-    Shown::new("pid", |vm, _| vm.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
-    Shown::new("tags", |vm, _| label::shown(&vm.tags)).wide(),
-    Shown::new("other config", |vm, _| label::lines(&vm.other_config)).alone(),
-    Shown::new("handle", |vm, _| vm.handle.clone().unwrap_or_default()).wide(),
-    Shown::new("advice", |vm, _| vm.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
+    VmColumn::new("pid", |vm, _| vm.pid.map(|pid| pid.to_string()).unwrap_or_default()).right().wide(),
+    VmColumn::new("tags", |vm, _| label::shown(&vm.tags)).wide(),
+    VmColumn::new("other config", |vm, _| label::lines(&vm.other_config)).alone(),
+    VmColumn::new("handle", |vm, _| vm.handle.clone().unwrap_or_default()).wide(),
+    VmColumn::new("advice", |vm, _| vm.problem.as_ref().and_then(|problem| problem.advice.clone()).unwrap_or_default())
         .alone(),
-    Shown::new("boot", |vm, _| shown(&vm.boot)).alone(),
-    Shown::new("platform", |vm, _| {
+    VmColumn::new("boot", |vm, _| shown(&vm.boot)).alone(),
+    VmColumn::new("platform", |vm, _| {
         vm.platform.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
     })
     .alone(),
-    Shown::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
-    Shown::new("keeps", |vm, _| vm.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
-    Shown::new("not kept", |vm, _| why_none_is_taken(vm.retention_problem.as_ref())).alone(),
-    Shown::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
-    Shown::new("suspended", |vm, _| vm.suspended.as_ref().map(of_memory).unwrap_or_default()).alone(),
-    Shown::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
-    Shown::new("description", |vm, _| vm.description.to_string()).alone(),
+    VmColumn::new("autostart", |vm, _| vm.autostart.as_ref().map(word::of_autostart).unwrap_or_default()).alone(),
+    VmColumn::new("keeps", |vm, _| vm.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
+    VmColumn::new("not kept", |vm, _| missed_snapshot(vm.retention_problem.as_ref())).alone(),
+    VmColumn::new("seed", |vm, _| if vm.seed { "for cloud-init".to_owned() } else { String::new() }).alone(),
+    VmColumn::new("suspended", |vm, _| vm.suspended.as_ref().map(of_memory).unwrap_or_default()).alone(),
+    VmColumn::new("created", |vm, _| format!("{:.0}", vm.created)).alone(),
+    VmColumn::new("description", |vm, _| vm.description.to_string()).alone(),
 ];
 
-/// Has the session print, if a shutdown takes long, for whom it waits and how to stop the machine nevertheless. The
-/// machine is named as the user did.
-fn note_shutdown(session: &Session, vm: &str, asked: &VmShutdown) {
-    if asked.force {
+/// Sets the note that is printed if a shutdown takes long: what it waits for and how to force it. `vm` is the machine
+/// as named by the user.
+fn note_shutdown(session: &Session, vm: &str, request: &VmShutdown) {
+    if request.force {
         return;
     }
-    let until = asked.force_after.map_or_else(String::new, |seconds| format!(" for up to {seconds} s"));
+    let until = request.force_after.map_or_else(String::new, |seconds| format!(" for up to {seconds} s"));
     session.note(format!(
         "waiting{until} for the guest of {vm} to power off; Ctrl-C cancels the shutdown\n  to stop it as if its power \
          were cut: tapline vm shutdown {vm} --force (or with --force-after SECONDS from the beginning)"
     ));
 }
 
-/// The saved memory of a machine.
+/// Formats the saved memory of a machine.
 fn of_memory(memory: &Suspended) -> String {
     let Suspended { since, size, file, paused } = memory;
     let paused = if *paused { ", paused" } else { "" };
@@ -243,7 +243,7 @@ fn of_memory(memory: &Suspended) -> String {
 }
 
 impl VmVerb {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         match self {
@@ -256,36 +256,36 @@ impl VmVerb {
             VmVerb::Run(run) => run.run(session).await,
             VmVerb::Start { vm, console, waiting } => {
                 let vm = session.vm(&vm).await?;
-                session.did(client.vm_start(vm).await?, waiting).await?;
+                session.complete(client.vm_start(vm).await?, waiting).await?;
                 if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
             }
             VmVerb::Console(open) => open.run(session).await,
             VmVerb::Shutdown { vm: text, force, force_after, waiting } => {
                 let vm = session.vm(&text).await?;
-                let asked = VmShutdown { force, force_after };
-                note_shutdown(session, &text, &asked);
-                session.did(client.vm_shutdown(vm, &asked).await?, waiting).await
+                let request = VmShutdown { force, force_after };
+                note_shutdown(session, &text, &request);
+                session.complete(client.vm_shutdown(vm, &request).await?, waiting).await
             }
             VmVerb::Reboot { vm: text, force, force_after } => {
                 let vm = session.vm(&text).await?;
-                let asked = VmShutdown { force, force_after };
-                note_shutdown(session, &text, &asked);
-                session.finish(client.vm_shutdown(vm, &asked).await?).await?;
+                let request = VmShutdown { force, force_after };
+                note_shutdown(session, &text, &request);
+                session.finish(client.vm_shutdown(vm, &request).await?).await?;
                 session.finish(client.vm_start(vm).await?).await.map(drop)
             }
-            VmVerb::Pause(One { vm, waiting }) => {
-                session.did(client.vm_pause(session.vm(&vm).await?).await?, waiting).await
+            VmVerb::Pause(OneVm { vm, waiting }) => {
+                session.complete(client.vm_pause(session.vm(&vm).await?).await?, waiting).await
             }
-            VmVerb::Suspend(One { vm, waiting }) => {
-                session.did(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
+            VmVerb::Suspend(OneVm { vm, waiting }) => {
+                session.complete(client.vm_suspend(session.vm(&vm).await?).await?, waiting).await
             }
             VmVerb::DropMemory { vm, confirm, waiting } => {
                 let vm = client.vm(session.vm(&vm).await?).await?;
                 confirm.ask(&format!("drop the saved memory of the vm '{}' ({})", vm.name, vm.uuid))?;
-                session.did(client.vm_drop_memory(vm.uuid).await?, waiting).await
+                session.complete(client.vm_drop_memory(vm.uuid).await?, waiting).await
             }
-            VmVerb::Resume(One { vm, waiting }) => {
-                session.did(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
+            VmVerb::Resume(OneVm { vm, waiting }) => {
+                session.complete(client.vm_resume(session.vm(&vm).await?).await?, waiting).await
             }
             VmVerb::Snapshot(take) => take.run(session).await,
             VmVerb::Snapshots(list) => list.run(session).await,
@@ -297,12 +297,12 @@ impl VmVerb {
             VmVerb::Destroy { vm: text, confirm, waiting } => {
                 let vm = client.vm(session.vm(&text).await?).await?;
                 let memory = if vm.suspended.is_some() { "saved memory and " } else { "" };
-                // virsh's `destroy` is a forced power-off.
+                // With virsh, `destroy` is a forced power-off.
                 confirm.ask_or(
                     &format!("destroy the vm '{}' ({}) with its {memory}block devices", vm.name, vm.uuid),
                     Some(&format!("to cut the machine's power, use: tapline vm shutdown --force {text}")),
                 )?;
-                session.did(client.vm_destroy(vm.uuid).await?, waiting).await
+                session.complete(client.vm_destroy(vm.uuid).await?, waiting).await
             }
         }
     }
@@ -329,7 +329,7 @@ impl Set {
         } = self;
         let uuid = session.vm(&vm).await?;
         let devices = devices.platform(session)?;
-        // The API replaces whole maps and sets.
+        // The API replaces maps and sets as a whole.
         let changes_platform = !platform.is_empty() || !no_platform.is_empty() || !devices.is_empty();
         let now = match changes_platform || labels.changes_some() {
             true => Some(session.client.vm(uuid).await?),

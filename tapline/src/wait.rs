@@ -1,7 +1,7 @@
-//! Waits for a task: progress on a terminal or as lines, and an interrupt that cancels the task.
+//! Waits for a task, with its progress on a terminal or as lines; an interrupt cancels the task.
 //!
-//! A task belongs to the daemon and continues when nobody waits for it. The first interrupt cancels it and keeps
-//! waiting until the task has ended; the second one only stops the wait.
+//! A task belongs to the daemon and continues without a client. The first interrupt cancels it and keeps waiting until
+//! it has ended; the second one stops the wait.
 
 mod progress;
 
@@ -11,15 +11,15 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use progress::Progress;
 
-/// Seconds between progress updates.
+/// Duration of a long-poll request for the task's progress, in seconds.
 const STEP: u32 = 1;
 
-/// Waits until a task has ended. The note is printed if that takes longer than a moment.
+/// Waits until a task has ended. `note` is printed if that takes more than a moment.
 pub async fn until_over(client: &Client, mut task: Task, mut note: Option<String>) -> Result<Task, Problem> {
     let interrupts = signal(SignalKind::interrupt());
     let mut interrupts = interrupts.map_err(|error| Problem::failed("handle an interrupt", error))?;
     let mut progress = Progress::new();
-    let mut asked = false;
+    let mut interrupted = false;
     while !task.state.is_over() {
         progress.show(&task);
         tokio::select! {
@@ -30,11 +30,11 @@ pub async fn until_over(client: &Client, mut task: Task, mut note: Option<String
                 }
             }
             _ = interrupts.recv() => {
-                if asked {
-                    return Err(left(&task));
+                if interrupted {
+                    return Err(still_running(&task));
                 }
-                asked = true;
-                progress.say(&ask_to_end(client, &task).await);
+                interrupted = true;
+                progress.say(&cancel(client, &task).await);
             }
         }
     }
@@ -42,7 +42,7 @@ pub async fn until_over(client: &Client, mut task: Task, mut note: Option<String
     Ok(task)
 }
 
-async fn ask_to_end(client: &Client, task: &Task) -> String {
+async fn cancel(client: &Client, task: &Task) -> String {
     match client.task_cancel(task.uuid).await {
         Ok(_) => {
             format!("{}: cancelling; Ctrl-C again to stop waiting", task.verb)
@@ -51,13 +51,13 @@ async fn ask_to_end(client: &Client, task: &Task) -> String {
     }
 }
 
-fn left(task: &Task) -> Problem {
+fn still_running(task: &Task) -> Problem {
     let what = format!("{} is still running in the background", task.verb);
     Problem::new(Code::Failed, what).advise(format!("wait for it with 'tapline task wait {}'", task.uuid))
 }
 
-/// Why a task that has ended did not succeed.
-pub fn why(task: &Task) -> Problem {
+/// The reason why a task that has ended did not succeed.
+pub fn failure(task: &Task) -> Problem {
     let step = task.step.as_ref().map(|step| format!(" at step {step}")).unwrap_or_default();
     task.problem.clone().unwrap_or_else(|| match task.state {
         TaskState::Cancelled => Problem::new(Code::Cancelled, format!("{} was cancelled{step}", task.verb)),

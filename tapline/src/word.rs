@@ -1,6 +1,6 @@
-//! Command-line arguments and the values they stand for.
+//! Parses command-line arguments into values of the API.
 //!
-//! The values are those of the API, which checks them; the words for states and kinds are the ones used in its JSON.
+//! The API's types check the values; the words for states and kinds are those of its JSON.
 
 use api::{AbsolutePath, Autostart, LogicalBlockSize, Problem, SrSource};
 use clap::ArgGroup;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// The image formats.
 pub const FORMATS: [&str; 3] = ["raw", "vhd", "qcow2"];
-/// Formats of files that are imported.
+/// The formats of files that can be imported.
 pub const SOURCE_FORMATS: [&str; 5] = ["raw", "vhd", "qcow2", "vmdk", "vhdx"];
 /// The transports of disks.
 pub const TRANSPORTS: [&str; 3] = ["vhost-user", "nbd", "blkif"];
@@ -24,24 +24,24 @@ pub const DRIVERS: [&str; 2] = ["qemu", "xen"];
 /// The kinds of objects.
 pub const KINDS: [&str; 6] = ["host", "sr", "vdi", "vbd", "vm", "task"];
 
-/// Parses one of a few words into a value that is spelled so in JSON.
+/// A parser of a few words into values that have these names in JSON.
 pub fn one_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(Value::String(word)))
 }
 
-/// One of the logical block sizes.
+/// A parser of the logical block sizes.
 pub fn block_size() -> impl TypedValueParser<Value = LogicalBlockSize> {
     PossibleValuesParser::new(["512", "4096"]).try_map(|bytes| bytes.parse::<LogicalBlockSize>())
 }
 
-/// The options of a changing verb, of which at least one is required.
+/// The options of a verb that changes an object; at least one is required.
 pub fn changes(options: &'static [&'static str]) -> ArgGroup {
     ArgGroup::new("change").required(true).multiple(true).args(options)
 }
 
-/// The JSON spelling of a value.
+/// The name of a value in JSON.
 pub fn of(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,
@@ -50,7 +50,7 @@ pub fn of(value: &impl Serialize) -> String {
     }
 }
 
-/// A value as a line of JSON.
+/// Formats a value as a line of JSON.
 pub fn json(value: &impl Serialize) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(|error| Problem::failed("print JSON", error))
 }
@@ -64,8 +64,8 @@ pub fn size(word: &str) -> Result<api::Size, String> {
     })
 }
 
-/// Parses the size of a machine's memory. Other programs take a bare number for MiB; here it is bytes, and so few are
-/// never meant.
+/// Parses the size of a machine's memory. A bare number is bytes here, but MiB in other programs; one too small for a
+/// memory size in bytes is refused.
 pub fn memory(word: &str) -> Result<api::Size, String> {
     let is_bare = !word.is_empty() && word.bytes().all(|digit| digit.is_ascii_digit());
     if is_bare && word.parse::<u64>().is_ok_and(|bytes| (1..1 << 20).contains(&bytes)) {
@@ -74,8 +74,8 @@ pub fn memory(word: &str) -> Result<api::Size, String> {
     size(word)
 }
 
-/// Parses what objects a list has: a name or UUID prefix. A field in the form of `xe`, `sr=local`, is refused with what
-/// is typed here.
+/// Parses the filter of a list: a name or UUID prefix. A field in the syntax of `xe`, such as `sr=local`, is refused
+/// with the equivalent command.
 pub fn listed(noun: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone {
     move |word| {
         let Some((field, value)) = word.split_once('=') else { return Ok(word.into()) };
@@ -103,13 +103,14 @@ pub fn bytes(word: &str) -> Result<u64, String> {
 pub struct HostPath {
     /// The path as typed.
     pub typed: String,
-    /// The path on this host. The daemon has another working directory, so it is sent the absolute path.
+    /// The absolute path: the daemon has another working directory.
     pub whole: AbsolutePath,
     /// Whether the path is relative to the current directory.
     pub relative: bool,
 }
 
-/// Parses a path on the daemon's host; the session checks whether a relative path is possible.
+/// Parses a path on the daemon's host; [`Session::path`](crate::session::Session::path) refuses relative ones if the
+/// daemon is remote.
 pub fn path(word: &str) -> Result<HostPath, String> {
     if let Some((scheme, _)) = word.split_once("://") {
         let name = word.rsplit('/').next().unwrap_or_default();
@@ -125,7 +126,8 @@ pub fn path(word: &str) -> Result<HostPath, String> {
     Ok(HostPath { typed: word.into(), whole, relative: !word.starts_with('/') })
 }
 
-/// Parses the path of an image file that the daemon reads or writes, which it cannot do with a stream of ours.
+/// Parses the path of an image file that the daemon reads or writes; `-` is refused, because the daemon cannot use this
+/// program's streams.
 pub fn image_file(word: &str) -> Result<HostPath, String> {
     match word {
         "-" => Err("the daemon opens files on its own host and has no standard input or output of ours; use a file \
@@ -136,7 +138,7 @@ pub fn image_file(word: &str) -> Result<HostPath, String> {
     }
 }
 
-/// Parses a directory on the daemon's host; network storage has options of its own.
+/// Parses a directory on the daemon's host; network storage is refused with the option to use.
 pub fn directory(word: &str) -> Result<HostPath, String> {
     if nfs(word).is_ok() && !word.starts_with('/') {
         return Err(format!("'{word}' is a directory of an NFS server: use --nfs {word}"));
@@ -157,12 +159,12 @@ pub fn nfs(word: &str) -> Result<SrSource, String> {
     Ok(SrSource::Nfs { server: server.into(), export: format!("/{export}").parse()?, version: None })
 }
 
-/// A share of a server.
+/// An SMB share and its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The server's name or address.
+    /// The name or address of the server.
     pub server: String,
-    /// The share, optionally with a directory in it.
+    /// The name of the share, optionally with a directory in it.
     pub share: String,
 }
 
@@ -194,7 +196,7 @@ pub fn autostart(word: &str) -> Result<Autostart, String> {
     serde_json::from_value(fields.into()).map_err(|error| error.to_string())
 }
 
-/// Formats the settings the same way.
+/// Formats the settings in the syntax of [`autostart`].
 pub fn of_autostart(autostart: &Autostart) -> String {
     let Autostart { order, delay, tries } = autostart;
     format!("order={order},delay={delay},tries={tries}")

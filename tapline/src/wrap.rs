@@ -1,23 +1,23 @@
-//! Sentences in lines that fit a terminal.
+//! Wraps sentences to the width of the terminal.
 
 use std::io::{self, IsTerminal};
 
 use unicode_width::UnicodeWidthStr;
 
-/// The greatest width of a line of text: longer ones are hard to read.
+/// Maximum width of a line; longer lines are hard to read.
 const WIDEST: usize = 80;
-/// The least one: a narrower terminal wraps by itself.
+/// Minimum width of a line; a narrower terminal wraps by itself.
 const NARROWEST: usize = 40;
 
-/// The width of lines of text on stdout: that of its terminal, at most 80 columns.
+/// The width for text on stdout: that of the terminal, at most 80 columns.
 pub fn width() -> usize {
     let out = io::stdout();
     let size = out.is_terminal().then(|| rustix::termios::tcgetwinsize(&out).ok()).flatten();
     size.map_or(WIDEST, |size| usize::from(size.ws_col).clamp(NARROWEST, WIDEST))
 }
 
-/// A text in lines of at most `width` columns, broken between words. The first line begins with `first`, each other one
-/// with as many spaces. A word that is wider than a line stays whole: it may be a path or a command.
+/// Wraps a text into lines of at most `width` columns. The first line begins with `first`, the others are indented by
+/// its width. A word wider than a line stays whole, because it may be a path or a command.
 pub fn wrapped(first: &str, text: &str, width: usize) -> String {
     let indent = " ".repeat(first.width());
     let (mut out, mut line, mut is_empty) = (String::new(), first.to_owned(), true);

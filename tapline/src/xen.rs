@@ -1,8 +1,7 @@
-//! `xen attach`, `detach`, `upgrade`, `list`: the toolstack's part of a Xen guest's disk.
+//! `xen attach`, `detach`, `upgrade`, `list`: attaches disks to Xen guests, as a toolstack does.
 //!
-//! Xenstore has a node for each end of a device; what is written there, and in what order, is in [`vm::xen`], over any
-//! [`Store`]. The serving processes are started in [`launch`]. This file combines them into commands and prints the
-//! results. It opens no image: the disk's process does.
+//! The nodes in xenstore and the order of writes are in [`vm::xen`], over any [`Store`]. [`launch`] starts the disk
+//! processes. This file combines them into commands and prints the results. It opens no image: the disk's process does.
 
 mod arguments;
 mod launch;
@@ -34,14 +33,14 @@ use crate::hand_over::disk_program;
 use crate::output::{self, print_local as print};
 use launch::{Launch, Launched};
 
-/// How long an xl block script may wait for the disk's process: libxl allows it 40 s.
+/// How long an xl block script may wait for the disk's process; libxl's own timeout is 40 s.
 const SCRIPTS_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long our own domain's driver may take to connect to a disk that is already served.
+/// How long the driver in our own domain may take to connect to a disk that is already served.
 const LOCAL_PATIENCE: Duration = Duration::from_secs(8);
 
-/// How long a guest has to release a disk that is detached by force. A running guest needs milliseconds; if it has not
-/// closed its end, its incomplete requests stay so, and its driver waits for them forever.
+/// How long a guest has to release a disk that is detached by force. A running guest needs milliseconds. If it has not
+/// closed its end by then, its driver waits forever for its incomplete requests.
 const BEFORE_FORCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
@@ -49,20 +48,20 @@ pub fn run(xen: &Xen, json: bool) -> Result<(), Error> {
     let places = Places::of_host();
     let mut store = match (XenstoredClient::connect(), &xen.verb) {
         (Err(error), XenVerb::Detach(words)) if words.force && is_gone(&error) => {
-            return take_without_store(&places, words, store_failed(error));
+            return detach_without_store(&places, words, store_failed(error));
         }
         (connected, _) => connected.map_err(store_failed)?,
     };
     match &xen.verb {
-        XenVerb::Attach(words) => give(&mut store, &places, words),
-        XenVerb::Detach(words) => take(&mut store, &places, words),
+        XenVerb::Attach(words) => attach(&mut store, &places, words),
+        XenVerb::Detach(words) => detach(&mut store, &places, words),
         XenVerb::Upgrade(words) => upgrade::upgrade(&mut store, &places, words),
         XenVerb::List { domain } => show(&mut store, domain.as_deref(), json),
         XenVerb::Script { action } => script(&mut store, &places, *action),
     }
 }
 
-/// Says on stderr what is being done.
+/// Prints progress on stderr.
 fn say(line: impl Display) {
     output::say(&format!("{line}\n"));
 }
@@ -72,8 +71,8 @@ fn program() -> Result<PathBuf, Error> {
     disk_program().map_err(|error| Error::cannot("find the program to start", error))
 }
 
-/// `attach`.
-fn give(store: &mut dyn Store, places: &Places, words: &Attach) -> Result<(), Error> {
+/// Runs `xen attach`.
+fn attach(store: &mut dyn Store, places: &Places, words: &Attach) -> Result<(), Error> {
     let own = domain::own(store)?;
     let guest = domain::find(store, &words.domain)?;
     let vdev = match words.vdev {
@@ -87,7 +86,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &Attach) -> Result<(), Er
         say(format_args!("{device}: its nodes are created; it is not served yet"));
         say(format_args!("its backend is {}", device.backend()));
     } else {
-        let process = Process {
+        let process = ServeParameters {
             program: program()?,
             images: &words.images,
             read_only: wish.read_only,
@@ -107,7 +106,7 @@ fn give(store: &mut dyn Store, places: &Places, words: &Attach) -> Result<(), Er
 }
 
 /// The parameters of a disk process.
-struct Process<'a> {
+struct ServeParameters<'a> {
     program: PathBuf,
     images: &'a [ImageName],
     read_only: bool,
@@ -120,12 +119,12 @@ struct Process<'a> {
     emulated: Option<PathBuf>,
 }
 
-/// Starts the disk's process; if that fails there is no device afterwards.
+/// Starts the disk's process; if that fails, the device is removed.
 fn serve(
     store: &mut dyn Store,
     places: &Places,
     device: &Device,
-    process: &Process<'_>,
+    process: &ServeParameters<'_>,
     patience: Duration,
 ) -> Result<(), Error> {
     let control = process.control.clone().unwrap_or_else(|| places.control(device));
@@ -137,26 +136,26 @@ fn serve(
     });
     match launched {
         Ok(launched) => {
-            tell(device, &launched, &control, &log);
+            report_served(device, &launched, &control, &log);
             Ok(())
         }
         Err(failure) => {
-            // The first failure is reported; a remaining node is shown by `list`, and `detach` removes it.
+            // The first failure is reported. A remaining node is shown by `list` and removed by `detach`.
             give::withdraw(store, device).unwrap_or_else(|error| say(error.with_advice()));
-            stale_files::remove(places, device, Some(&control), |said| say(said));
+            stale_files::remove(places, device, Some(&control), |line| say(line));
             Err(failure)
         }
     }
 }
 
-fn tell(device: &Device, launched: &Launched, control: &Path, log: &Path) {
+fn report_served(device: &Device, launched: &Launched, control: &Path, log: &Path) {
     say(format_args!("{device} is served by process {}", launched.pid()));
     say(format_args!("its log is {}", log.display()));
     say(format_args!("control it with: tapline disk {} VERB", control.display()));
 }
 
-/// `tapline-disk serve …`, with whole paths: the process has a directory of its own.
-fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Result<Vec<OsString>, Error> {
+/// The arguments of `tapline-disk serve`, with absolute paths: the process has its own working directory.
+fn program_words(device: &Device, process: &ServeParameters<'_>, control: &Path) -> Result<Vec<OsString>, Error> {
     let whole = |path: &Path| {
         std::path::absolute(path)
             .map_err(|error| Error::cannot(format!("resolve the path of {}", path.display()), error))
@@ -188,12 +187,12 @@ fn program_words(device: &Device, process: &Process<'_>, control: &Path) -> Resu
     Ok(words)
 }
 
-/// A value as it is written on the command line.
+/// The name of a value on the command line.
 fn word(value: &impl ValueEnum) -> OsString {
     value.to_possible_value().map(|word| word.get_name().into()).unwrap_or_default()
 }
 
-/// The first of xvda, xvdb, … that the guest does not have.
+/// The first of xvda, xvdb, … that is free in the guest.
 fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Error> {
     for letter in 'a'..='z' {
         if let Ok(vdev) = format!("xvd{letter}").parse() {
@@ -206,17 +205,17 @@ fn first_free(store: &mut dyn Store, guest: xen::DomId) -> Result<Vdev, Error> {
         .advise("give one with --vdev"))
 }
 
-/// `detach`.
-fn take(store: &mut dyn Store, places: &Places, words: &Detach) -> Result<(), Error> {
+/// Runs `xen detach`.
+fn detach(store: &mut dyn Store, places: &Places, words: &Detach) -> Result<(), Error> {
     let own = domain::own(store)?;
-    // A domain that is gone can have left a disk: its number need not be in the store.
+    // A domain that no longer exists may have left a disk, so its number need not be in the store.
     let guest = match words.domain.parse() {
         Ok(number) => xen::DomId(number),
         Err(_) => domain::find(store, &words.domain)?,
     };
     let device = match taking::look_up(store, own, guest, words.vdev)? {
         Some(device) => device,
-        None if words.force && end_unknown(places, own, guest, words.vdev)? => return Ok(()),
+        None if words.force && stop_unlisted(places, own, guest, words.vdev)? => return Ok(()),
         None => return Err(taking::unknown(store, guest, words.vdev)),
     };
     taking::refuse_xls(store, &device)?;
@@ -226,7 +225,7 @@ fn take(store: &mut dyn Store, places: &Places, words: &Detach) -> Result<(), Er
     taking::ask(store, &device)?;
     let patience = if words.force { words.timeout.min(BEFORE_FORCE) } else { words.timeout };
     let closed = taking::wait_closed(store, &device, patience, |states| say(format_args!("{device}: {states}")));
-    // With force the disk is detached in any case; a failing xenstore reports that again at once.
+    // With force the disk is detached in any case; an error of xenstore shows up again in `finish`.
     if !words.force {
         closed?;
     }
@@ -235,46 +234,46 @@ fn take(store: &mut dyn Store, places: &Places, words: &Detach) -> Result<(), Er
     Ok(())
 }
 
-/// Whether there is no xenstore, or no longer. One that hangs may still have the disk when it responds again.
+/// Whether xenstore does not run. If it only hangs, it may still have the disk when it responds again.
 fn is_gone(error: &StoreError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error, StoreError::Unreachable { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
 }
 
-/// `detach --force` without xenstore: the disk's process can be stopped regardless.
-fn take_without_store(places: &Places, words: &Detach, failure: Error) -> Result<(), Error> {
-    // Only domain 0 serves disks, and names are in the store.
+/// `detach --force` without xenstore: the disk's process can still be stopped.
+fn detach_without_store(places: &Places, words: &Detach, failure: Error) -> Result<(), Error> {
+    // Only domain 0 serves disks, and the names of domains are in the store.
     let Ok(guest) = words.domain.parse() else { return Err(failure) };
-    match end_unknown(places, xen::DomId(0), xen::DomId(guest), words.vdev)? {
+    match stop_unlisted(places, xen::DomId(0), xen::DomId(guest), words.vdev)? {
         true => Ok(()),
         false => Err(failure),
     }
 }
 
-/// Stops the process of a disk that is not in xenstore, because a restarted xenstored has forgotten everything. Returns
-/// whether there was one.
-fn end_unknown(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Error> {
+/// Stops the process of a disk that is missing in xenstore, because a restarted xenstored has lost all nodes. Returns
+/// true if there was one.
+fn stop_unlisted(places: &Places, own: xen::DomId, guest: xen::DomId, vdev: Vdev) -> Result<bool, Error> {
     let served = claim::served(places, own, guest, vdev)?;
     for device in &served {
         say(format_args!("{device} is not in xenstore; stopping its process"));
-        claim::end_holder(places, device, |said| say(said))?;
-        stale_files::remove(places, device, None, |said| say(said));
+        claim::end_holder(places, device, |line| say(line))?;
+        stale_files::remove(places, device, None, |line| say(line));
     }
     Ok(!served.is_empty())
 }
 
-/// Removes the remains of a disk, and stops its process: with it disappear its mappings of the guest's pages, without
-/// which the guest's domain can end. A killed process has left more than nodes.
+/// Removes the nodes of a disk and stops its process. The guest's domain can only be destroyed when the process no
+/// longer maps its pages. Files left by a killed process are removed, too.
 fn finish(store: &mut dyn Store, places: &Places, device: &Device) -> Result<(), Error> {
     let control = stale_files::control_of(store, device)?;
     taking::remove(store, device)?;
     firmware::hide(store, device)?;
-    claim::end_holder(places, device, |said| say(said))?;
-    stale_files::remove(places, device, control.as_deref(), |said| say(said));
+    claim::end_holder(places, device, |line| say(line))?;
+    stale_files::remove(places, device, control.as_deref(), |line| say(line));
     Ok(())
 }
 
-/// `list`.
+/// Runs `xen list`.
 fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), Error> {
     let own = domain::own(store)?;
     let only = domain.map(|word| domain::find(store, word)).transpose()?;
@@ -286,20 +285,20 @@ fn show(store: &mut dyn Store, domain: Option<&str>, json: bool) -> Result<(), E
     print(&format!("{text}\n"))
 }
 
-/// The work of xl's script for a disk.
+/// Does the work of xl's block script.
 fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Result<(), Error> {
     let node = std::env::var("XENBUS_PATH").map_err(|error| {
         Error::cannot("get the disk from XENBUS_PATH", error)
             .advise("xl sets it when it calls /etc/xen/scripts/block-tapline")
             .of_kind(Kind::Invalid)
     })?;
-    // libxl's is relative to the domain that it runs in.
+    // libxl's path is relative to its own domain.
     let node = if node.starts_with('/') { node } else { format!("/local/domain/{}/{node}", domain::own(store)?) };
     match (action, Device::of_backend(&node)) {
         (ScriptAction::Remove, None) => Ok(()),
         (ScriptAction::Remove, Some(device)) => finish(store, places, &Device { kind: KIND.to_owned(), ..device }),
         (ScriptAction::Add, _) => {
-            let adopted = take_over(store, &node);
+            let adopted = adopt_from_xl(store, &node);
             let served = match &adopted {
                 Ok(adopted) => serve_adopted(store, places, adopted),
                 Err(error) => Err(error.clone()),
@@ -312,17 +311,17 @@ fn script(store: &mut dyn Store, places: &Places, action: ScriptAction) -> Resul
     }
 }
 
-/// From xl's own backend, also a disk of the domain in which xl and we run.
-fn take_over(store: &mut dyn Store, node: &str) -> Result<Adopted, Error> {
+/// Adopts a disk from xl's backend, which may be for the domain in which xl runs.
+fn adopt_from_xl(store: &mut dyn Store, node: &str) -> Result<Adopted, Error> {
     match Device::of_backend(node).is_some_and(|device| device.guest == device.own) {
         true => local::adopt(store, Path::new(local::BUSES), node, KIND),
         false => adopt::adopt(store, node, KIND),
     }
 }
 
-/// A disk of xl's configuration has `serve`'s defaults.
+/// Serves an adopted disk with the defaults of `serve`.
 fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> Result<(), Error> {
-    let process = Process {
+    let process = ServeParameters {
         program: program()?,
         images: &adopted.images,
         read_only: adopted.wish.read_only,
@@ -342,7 +341,7 @@ fn serve_adopted(store: &mut dyn Store, places: &Places, adopted: &Adopted) -> R
     if local::shown_to_xl(&adopted.device).is_none() {
         return Ok(());
     }
-    // xl waits for this with a disk of its own domain, because it opens the device next.
+    // For a disk of its own domain, xl opens the device next.
     let connected = wait_connected(store, &adopted.device, LOCAL_PATIENCE, |_| ());
     let shown = connected.and_then(|()| local::show(store, &adopted.device));
     shown.inspect_err(|_| finish(store, places, &adopted.device).unwrap_or_else(|error| say(error.with_advice())))
@@ -355,8 +354,8 @@ mod test {
     use super::*;
     use vm::xen::fake::{WRITABLE, machine, stand_in};
 
-    fn process(images: &[ImageName]) -> Process<'_> {
-        Process {
+    fn process(images: &[ImageName]) -> ServeParameters<'_> {
+        ServeParameters {
             program: "false".into(),
             images,
             read_only: true,
@@ -413,11 +412,11 @@ mod test {
         let (_host, mut store, device) = machine();
         give::announce(&mut store, &device, WRITABLE).unwrap();
         let words = |force| Detach { domain: "vm".into(), vdev: device.vdev, force, timeout: Duration::ZERO };
-        let failure = take(&mut store, &places, &words(false)).unwrap_err();
+        let failure = detach(&mut store, &places, &words(false)).unwrap_err();
         assert!(failure.advice.as_deref().unwrap().contains("--force"), "{failure}");
-        take(&mut store, &places, &words(true)).unwrap();
+        detach(&mut store, &places, &words(true)).unwrap();
         assert_eq!(device.states(&mut store, None).unwrap(), (None, None));
-        assert!(take(&mut store, &places, &words(true)).unwrap_err().message.contains("it has no such disk"));
+        assert!(detach(&mut store, &places, &words(true)).unwrap_err().message.contains("it has no such disk"));
     }
 
     #[test]
@@ -427,16 +426,16 @@ mod test {
         let (_host, mut store, device) = machine();
         let mut process = stand_in(&places, &device).unwrap();
         let words = |force| Detach { domain: "7".into(), vdev: device.vdev, force, timeout: Duration::from_secs(60) };
-        assert!(take(&mut store, &places, &words(false)).unwrap_err().message.contains("it has no such disk"));
+        assert!(detach(&mut store, &places, &words(false)).unwrap_err().message.contains("it has no such disk"));
         assert_eq!(process.try_wait().unwrap(), None);
-        take(&mut store, &places, &words(true)).unwrap();
+        detach(&mut store, &places, &words(true)).unwrap();
         assert!(!process.wait().unwrap().success());
         assert_eq!(std::fs::read_dir(&places.run).unwrap().count(), 0);
 
         let mut process = stand_in(&places, &device).unwrap();
-        take_without_store(&places, &words(true), Error::new(Kind::Failed, "no store")).unwrap();
+        detach_without_store(&places, &words(true), Error::new(Kind::Failed, "no store")).unwrap();
         assert!(!process.wait().unwrap().success());
-        let failure = take_without_store(&places, &words(true), Error::new(Kind::Failed, "no store")).unwrap_err();
+        let failure = detach_without_store(&places, &words(true), Error::new(Kind::Failed, "no store")).unwrap_err();
         assert_eq!(failure.message, "no store");
     }
 
@@ -451,7 +450,7 @@ mod test {
         let named = format!("{}/tapline/control", device.backend());
         store.write(None, &named, socket.to_str().unwrap().as_bytes()).unwrap();
         let words = Detach { domain: "7".into(), vdev: device.vdev, force: true, timeout: Duration::ZERO };
-        take(&mut store, &places, &words).unwrap();
+        detach(&mut store, &places, &words).unwrap();
         assert!(!socket.exists());
     }
 }

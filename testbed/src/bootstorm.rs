@@ -1,10 +1,9 @@
-//! `cargo xtask bootstorm`: many VMs are cloned from one golden image, booted, shut down and destroyed, all at one
-//! time; with `--kill`, while the daemon and disk processes are killed all the time.
+//! `cargo xtask bootstorm`: clones many VMs from one golden image, boots, shuts down and destroys them, all at the same
+//! time; with `--kill`, while the daemon and disk processes are killed continuously.
 //!
-//! It fails when something is wrong at the end of a part, when a disk does not hold what was promised, when two
-//! processes may write to one file at any moment, when more memory is taken than is set, or, with nobody killed, when
-//! anything has to be asked for twice. Guests are simulated by `bench-guest`, which shares no code with us, but for
-//! some real ones.
+//! It fails if something is wrong at the end of a part, if a disk has lost data, if two processes may write to one file
+//! at any time, if the memory budget is exceeded, or, without kills, if any request must be repeated. Guests are
+//! simulated by `bench-guest`, which shares no code with Tapline, except for some real ones.
 
 mod census;
 mod kills;
@@ -36,33 +35,33 @@ use crate::programs::{released, root};
 use crate::progress::Progress;
 use crate::tool;
 
-/// Bytes for those that are being plugged: with small disks about as many as there are workers.
+/// Bytes for disks that are being plugged: with small disks about one worker each.
 const WORKER_MEMORY: u64 = 128 << 20;
 
-/// Bytes that a plugged disk may take (PSS), and those of the daemon itself.
+/// Bytes that a plugged disk may use (PSS), and those of the daemon itself.
 const OF_DISK: u64 = 2 << 20;
 const OF_DAEMON: u64 = 64 << 20;
 
-/// As much of the golden image is looked at by real guests, in MiB; and where they write, in blocks of 4096 bytes
-/// (`bench-guest` knows).
+/// MiB of the golden image that real guests read, and the block of 4096 bytes at which they write (as in
+/// `bench-guest`).
 const LOOKED_AT_MIB: u64 = 4;
 const MARKER_BLOCK: u64 = (48 << 20) / 4096;
 
-/// Files that QEMU judges at the end: a look at each takes a while.
+/// Maximum number of files that QEMU checks at the end, because each takes a while.
 const JUDGED: usize = 32;
 
 /// Rounds of a simulated guest whose disks are killed.
 const KILLED_ROUNDS: u32 = 12;
 
-/// What a disk needs of limits of the machine: requests of Linux AIO, or bytes of an io_uring's rings, which are
-/// counted as locked memory.
+/// Resources of a disk that the host limits: requests of Linux AIO, or bytes of an io_uring's rings, which count as
+/// locked memory.
 const AIO_OF_DISK: u64 = 257;
 const RING_OF_DISK: u64 = 28 << 10;
 
-/// Descriptors that a daemon may have more than before: connections and threads that come and go.
+/// Number of descriptors by which the daemon's may grow: connections and threads are temporary.
 const DESCRIPTORS: usize = 32;
 
-/// Many VMs are cloned, booted and destroyed, while what serves them is killed or not
+/// Clones, boots and destroys many VMs, optionally while the processes that serve them are killed
 #[derive(Clone, Debug, clap::Args)]
 pub struct Plan {
     #[arg(long, default_value_t = 125)]
@@ -70,46 +69,46 @@ pub struct Plan {
     /// Disks of each VM
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..))]
     disks: u8,
-    /// So many of the VMs are real
+    /// Number of the VMs that are real
     #[arg(long, default_value_t = 4)]
     real: usize,
-    /// Kill the daemon and disk processes all the time
+    /// Kill the daemon and disk processes continuously
     #[arg(long)]
     kill: bool,
-    /// The moments of kills; another each time, and printed, if not given
+    /// Seed of the times of kills [default: random; it is printed]
     #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
-    /// Memory that the daemon and all disk processes may take together [default: by the number of disks]
+    /// Memory budget of the daemon and all disk processes together [default: by the number of disks]
     #[arg(long, value_name = "MIB")]
     budget: Option<u64>,
-    /// Use the programs in this directory instead of building released ones
+    /// Use the programs in this directory instead of building optimized ones
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Where the files go
+    /// Directory for the files
     #[arg(long, default_value = "/dev/shm", value_parser = whole_path)]
     dir: PathBuf,
     #[arg(long)]
     json: bool,
 }
 
-/// Blocks that a simulated guest writes each round, and rounds of a real one.
+/// Blocks that a simulated guest writes per round, and rounds of a real guest.
 const BLOCKS: u32 = 6;
 const REAL_ROUNDS: u32 = 20;
 
 impl Plan {
-    /// VMs that are real.
+    /// Number of real VMs.
     fn real(&self) -> usize {
         self.real.min(self.vms)
     }
 
-    /// Disks of each VM.
+    /// Number of disks of each VM.
     fn disks(&self) -> usize {
         self.disks.into()
     }
 
-    /// Rounds of a simulated guest.
+    /// Number of rounds of a simulated guest.
     fn rounds(&self) -> u32 {
-        // Longer, so that more are killed in the middle of it.
+        // More with kills, so that more occur in the middle of a guest's work.
         if self.kill { KILLED_ROUNDS } else { 3 }
     }
 
@@ -120,7 +119,7 @@ impl Plan {
     }
 }
 
-/// What all VMs have in common.
+/// The environment that all VMs share.
 pub struct Storm<'a> {
     plan: &'a Plan,
     programs: &'a Path,
@@ -132,21 +131,21 @@ pub struct Storm<'a> {
     watch: Watch,
     sr: String,
     golden: String,
-    /// What real guests boot.
+    /// The boot source of real guests.
     boot: Option<Value>,
 }
 
-/// The line that a real guest has written last, again and again.
+/// The last line that a real guest writes repeatedly.
 fn last_line(rounds: u32) -> String {
     format!("marker {rounds}")
 }
 
-/// Does it, prints what came of it, and fails if anything is wrong.
+/// Runs the storm and prints the report; an error if anything is wrong.
 pub fn run(plan: &Plan) -> Result<(), String> {
     let programs = released(plan.bin_dir.as_deref())?;
     let room = tempfile::Builder::new().prefix("tl-storm-").tempdir_in(&plan.dir);
     let room = room.map_err(|error| format!("a directory in {}: {error}", plan.dir.display()))?;
-    // As /run is: QEMU, which is another user, passes it on its way to its disks.
+    // As /run: QEMU, which runs as another user, traverses it on the way to its disks.
     std::fs::set_permissions(room.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))
         .map_err(|error| format!("open {} to machines: {error}", room.path().display()))?;
     let places = Places::make(room.path())?;
@@ -179,15 +178,15 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         report.judged(&storm, killed.err())
     });
     if !report.failures().is_empty() {
-        // Whoever looks for the cause needs it.
+        // Kept for the search for the cause.
         let kept = room.keep();
         eprintln!("all that was there is kept in {}", kept.display());
     }
     report.print(plan)
 }
 
-/// Whether the machine lets there be so many disks, with one engine or the other: it is better said before than by
-/// hundreds of refusals.
+/// Checks the host's limits for this number of disks with either engine, because one message is better than hundreds of
+/// refusals.
 fn limits(plan: &Plan) -> Result<(), String> {
     use rustix::process::{Resource, getrlimit};
     let sysctl = |name: &str| -> u64 {
@@ -217,7 +216,7 @@ fn is_tmpfs(directory: &Path) -> Result<bool, String> {
     Ok(found.f_type == 0x0102_1994)
 }
 
-/// Makes the golden image, and what real guests boot.
+/// Creates the golden image and the boot source of real guests.
 fn prepare(plan: &Plan, programs: &Path, places: &Places) -> Result<Option<Value>, String> {
     let golden = places.room.join("golden.raw");
     tool::run(Command::new(programs.join("bench-guest")).arg("golden").arg(&golden))
@@ -248,7 +247,7 @@ fn prepare(plan: &Plan, programs: &Path, places: &Places) -> Result<Option<Value
     }
 }
 
-/// The repository, and the golden image in it, which nobody may write.
+/// Creates the repository with the golden image, which is read-only.
 fn repository(api: &Api, places: &Places) -> Result<(String, String), String> {
     let sr = api.done("/srs", &json!({ "name": "storm", "source": { "type": "dir", "path": places.sr } }))?;
     let sr = sr["uuid"].as_str().ok_or(format!("{sr} is no SR"))?.to_owned();
@@ -262,7 +261,7 @@ fn repository(api: &Api, places: &Places) -> Result<(String, String), String> {
 }
 
 impl Storm<'_> {
-    /// All parts, as far as it goes.
+    /// Runs all parts until one fails.
     fn pass(&self) -> Report {
         let mut report = Report::default();
         if let Err(why) = self.parts(&mut report) {
@@ -284,7 +283,7 @@ impl Storm<'_> {
         let machines = &machines;
         let of_simulated = (vms - self.plan.real()) * self.plan.disks();
         let before = self.daemon.pid().map_or(0, descriptors);
-        // Real guests may be through already.
+        // Real guests may have finished already.
         self.part(report, "plug", true, there(None), || self.all(machines, |machine| self.plug(machine)))?;
         let load = || self.all(machines, |machine| self.load(machine, self.plan.rounds()));
         self.part(report, "load", true, there(Some(of_simulated)), load)?;
@@ -293,10 +292,10 @@ impl Storm<'_> {
         self.verify(report, machines, there(Some(0)))?;
         let none = Expected { vdis: 0, vbds: 0, plugged: Some(0) };
         self.part(report, "destroy", true, none, || self.all(machines, |machine| self.destroy(machine)))?;
-        self.nothing_left()
+        self.expect_nothing_left()
     }
 
-    /// All disks hold what was promised, with nobody killed; and QEMU finds nothing wrong.
+    /// Checks without kills that all disks have their data, and that QEMU finds no damage.
     fn verify(&self, report: &mut Report, machines: &[Machine], after: Expected) -> Result<(), String> {
         self.part(report, "verify", false, after, || {
             self.all(machines, |machine| {
@@ -309,7 +308,7 @@ impl Storm<'_> {
             let file = self.places.sr.join(vdi["file"].as_str().unwrap_or_default());
             let judged = Command::new("qemu-img").args(["check", "-q", "-f", "qcow2"]).arg(&file).output();
             let judged = judged.map_err(|error| format!("qemu-img: {error}"))?;
-            // 3: clusters that nobody uses, as a killed process leaves them.
+            // Status 3: leaked clusters, as a killed process leaves them.
             if !matches!(judged.status.code(), Some(0 | 3)) {
                 report.fail(format!("{}: {}", file.display(), String::from_utf8_lossy(&judged.stdout)));
             }
@@ -317,7 +316,7 @@ impl Storm<'_> {
         Ok(())
     }
 
-    /// Does a part with everybody, and looks what is so when it is over.
+    /// Runs a part with all VMs, then checks the result.
     fn part(
         &self,
         report: &mut Report,
@@ -327,7 +326,7 @@ impl Storm<'_> {
         work: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), String> {
         eprintln!("{name} …");
-        // What was before is not of this part.
+        // Peaks of earlier parts are discarded.
         let _ = self.watch.peaks();
         if self.plan.kill && killed {
             self.killer.loose(name);
@@ -336,7 +335,7 @@ impl Storm<'_> {
         let done = work();
         let seconds = begin.elapsed().as_secs_f64();
         self.killer.hold();
-        // A short part may not have been looked at.
+        // A short part may not have been sampled.
         self.watch.look(self.daemon, self.places);
         let peaks = self.watch.peaks();
         eprintln!("{name}: {seconds:.1} s, at most {} MiB", peaks.all_kib >> 10);
@@ -348,7 +347,7 @@ impl Storm<'_> {
         Ok(())
     }
 
-    /// Does something with everyone at one time; what came of each, or the first that went wrong.
+    /// Runs `work` for all items concurrently; returns the results or the first error.
     fn each<T: Sync, R: Send>(
         &self,
         of: &[T],
@@ -376,7 +375,7 @@ impl Storm<'_> {
         self.each(machines, work).map(drop)
     }
 
-    /// A daemon that was not killed has no more open than before.
+    /// A daemon that was not killed must not have more descriptors open than before.
     fn descriptors(&self, report: &mut Report, before: usize) {
         let now = self.daemon.pid().map_or(0, descriptors);
         if !self.plan.kill && now > before + DESCRIPTORS {
@@ -386,8 +385,8 @@ impl Storm<'_> {
         }
     }
 
-    /// What was made for the storm goes, and leaves nothing.
-    fn nothing_left(&self) -> Result<(), String> {
+    /// Everything that was created for the storm is removed without remains.
+    fn expect_nothing_left(&self) -> Result<(), String> {
         for path in [format!("/vdis/{}", self.golden), format!("/srs/{}", self.sr)] {
             let task = self.api.ask("DELETE", &path, &Value::Null)?;
             match self.api.wait(&task)? {

@@ -1,5 +1,5 @@
-//! A real `taplined` in a directory of its own: started, killed, and started again in the same place. It does not
-//! outlive the value, nor do its disks and machines.
+//! A real `taplined` in its own directory: started, killed, and restarted in the same place. It is killed on drop, with
+//! its disks and machines.
 
 pub mod api;
 pub mod processes;
@@ -16,10 +16,10 @@ use self::api::Api;
 use self::processes::Places;
 use crate::tool;
 
-/// How long a daemon may take to listen that finds a thousand disks again, on a loaded machine.
+/// How long a daemon may take to listen if it has to find a thousand disks on a loaded machine.
 const TO_LISTEN: Duration = Duration::from_secs(120);
 
-/// Where the programs are and what the daemon is told.
+/// A daemon: its programs, directory and configuration.
 #[derive(Debug)]
 pub struct Daemon {
     programs: PathBuf,
@@ -28,7 +28,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the first one, with settings of `[plug]` as text of TOML.
+    /// Starts the first daemon, with settings of `[plug]` in TOML.
     pub fn start(programs: PathBuf, places: Places, plug: &str) -> Result<Daemon, String> {
         let directory = |name: &str| places.room.join(name).display().to_string();
         let text = format!(
@@ -46,7 +46,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// How it is asked.
+    /// A client of its API.
     pub fn api(&self) -> Api {
         Api { socket: self.places.room.join("run/taplined.sock") }
     }
@@ -55,30 +55,30 @@ impl Daemon {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of its process, if it runs.
+    /// The pid of the daemon, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process().as_ref().map(Child::id)
     }
 
-    /// As kill -9 does.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&self) -> Result<(), String> {
         let Some(mut process) = self.process().take() else { return Ok(()) };
         process.kill().and_then(|()| process.wait()).map(drop).map_err(|error| format!("kill the daemon: {error}"))
     }
 
-    /// Sends a signal to it, if it runs.
+    /// Sends a signal to the daemon if it runs.
     pub fn signal(&self, signal: rustix::process::Signal) -> Result<(), String> {
         let process = self.process();
         let Some(pid) = process.as_ref().map(rustix::process::Pid::from_child) else { return Ok(()) };
         rustix::process::kill_process(pid, signal).map_err(|errno| format!("signal the daemon: {errno}"))
     }
 
-    /// Has the program do something that it ends with, while no daemon runs; what it says.
+    /// Runs a command of the program that ends, while no daemon runs; returns its output.
     pub fn once(&self, words: &[String]) -> Result<String, String> {
         tool::text(self.command().args(words)).map_err(|error| error.to_string())
     }
 
-    /// Starts a second daemon in the same place, which must not stay.
+    /// Starts a second daemon in the same place, which must exit.
     pub fn second(&self) -> Result<(), String> {
         let mut command = self.command();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -93,7 +93,7 @@ impl Daemon {
                 None if begin.elapsed() < TO_LISTEN => std::thread::sleep(Duration::from_millis(5)),
                 None => {
                     let ended = second.kill().and_then(|()| second.wait());
-                    return Err(format!("a second taplined runs beside the first; killed: {ended:?}"));
+                    return Err(format!("a second taplined runs in addition to the first; killed: {ended:?}"));
                 }
             }
         }
@@ -102,17 +102,17 @@ impl Daemon {
     fn command(&self) -> Command {
         let mut command = Command::new(self.programs.join("taplined"));
         command.arg("--config").arg(self.places.room.join("taplined.toml"));
-        // Who wants another time for schedules writes it there.
+        // Tests set the time for schedules in this file.
         command.env("TAPLINED_CLOCK", self.places.room.join("clock"));
         command
     }
 
-    /// Starts another one, which may be killed before it listens: then whoever does that starts the next.
+    /// Starts a daemon without waiting. It may be killed before it listens.
     pub fn launch(&self) -> Result<(), String> {
         self.launch_with(&[])
     }
 
-    /// The same with variables in its environment.
+    /// Starts a daemon with variables in its environment, without waiting.
     pub fn launch_with(&self, environment: &[(&str, &str)]) -> Result<(), String> {
         let log = File::options().create(true).append(true).open(self.places.room.join("stderr"));
         let log = log.map_err(|error| format!("the daemon's log: {error}"))?;
@@ -123,16 +123,16 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts another one, and waits until it listens.
+    /// Starts a daemon and waits until it listens.
     pub fn restart(&self) -> Result<(), String> {
         self.launch()?;
         self.until_it_listens()
     }
 
-    /// Waits until the one that was launched listens.
+    /// Waits until the daemon that was started listens.
     pub fn until_it_listens(&self) -> Result<(), String> {
         let begin = Instant::now();
-        // An answer, not a connection: what the killed one had just forked has its socket until it is another program.
+        // A response is required, not a connection: a child that the killed daemon had just forked may hold its socket.
         while self.api().ask("GET", "/host", &Value::Null).is_err() {
             let ended = self.process().as_mut().and_then(|process| process.try_wait().ok().flatten());
             if let Some(status) = ended {
@@ -152,8 +152,7 @@ impl Drop for Daemon {
         if let Err(why) = self.kill() {
             eprintln!("{why}");
         }
-        // Only those of this daemon, by their own numbers: all of them have a path of its directory on their command
-        // lines.
+        // Only processes of this daemon: all have a path in its directory on their command lines.
         let left = self.places.disks().into_iter().map(|disk| disk.pid).chain(self.places.machines());
         for pid in left {
             if let Err(why) = self.places.kill(pid) {

@@ -1,8 +1,8 @@
-//! Guests, daemons and Xen under emulation, and what is tried in them: the demo, guests that lose their disks'
-//! processes, a bootstorm, xfstests, servers of NFS and SMB, Xen.
+//! Tests with guests, daemons and Xen under emulation: the demo, guests whose disk processes are killed, a bootstorm,
+//! xfstests, servers of NFS and SMB, Xen.
 //!
-//! `figures`, `tool`, `options`, `progress`, `programs`, `process`, `guest`, `tapline` and `daemon` are what the
-//! others, the model and the benchmarks are made of. `cargo xtask` names what can be run.
+//! `figures`, `tool`, `options`, `progress`, `programs`, `process`, `guest`, `tapline` and `daemon` are shared by these
+//! tests, the model and the benchmarks. `cargo xtask` lists what can be run.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "used by this project's own tests and benchmarks only")]

@@ -1,4 +1,4 @@
-//! The program behind `make demo`. Small on purpose: a new user waits until it is compiled.
+//! The program behind `make demo`. It is small because a new user waits until it is compiled.
 
 #![forbid(unsafe_code)]
 
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// The life of a thin disk, told with a real guest
+/// Shows the life of a thin disk with a real guest
 #[derive(Parser)]
 #[command(name = "demo")]
 struct Line {

@@ -1,6 +1,6 @@
-//! Where the source tree and the programs that are built of it are.
+//! The source tree, and the programs that are built from it.
 //!
-//! Knows cargo, and nothing of what the programs do.
+//! Runs cargo; knows nothing about the programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,10 +9,10 @@ use control::in_full;
 
 use crate::tool::{self, ToolError};
 
-/// Where `make build` puts programs, in the source tree.
+/// The directory of programs built by `make build`, in the source tree.
 pub const BUILT: &str = "target/built";
 
-/// The directory of the programs: one that is named, or that of those of the tests, which are built.
+/// The directory of the programs: the named one, or that of the tests' programs, which are built.
 pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
     match named {
         Some(directory) => Ok(directory.to_owned()),
@@ -20,20 +20,19 @@ pub fn programs(named: Option<&Path>) -> Result<PathBuf, String> {
     }
 }
 
-/// Builds the programs as tests have them, and returns their directory.
+/// Builds the programs with the tests' profile, and returns their directory.
 pub fn build_programs() -> Result<PathBuf, ToolError> {
     let mut command = cargo();
     command.args(["build", "--bin", "tapline", "--bin", "tapline-disk", "--bin", "taplined"]);
     tool::run(&mut command)?;
-    // We lie in the target directory ourselves, as target/debug/xtask.
+    // This program itself is in the target directory, as target/debug/xtask.
     let ours = std::env::current_exe()
         .map_err(|source| ToolError::Start { command: "the directory of xtask".to_owned(), source })?;
     let target = ours.ancestors().nth(2).unwrap_or(Path::new("target"));
     Ok(target.join("debug"))
 }
 
-/// The directory of released programs: one that is named, or that of our own and of the benchmarks' clients, which are
-/// built.
+/// The directory of optimized programs: the named one, or that of ours and of the benchmarks' clients, which are built.
 pub fn released(named: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(directory) = named {
         return Ok(directory.to_owned());
@@ -62,13 +61,13 @@ pub fn build_released(programs: &[&str]) -> Result<PathBuf, String> {
     Ok(built)
 }
 
-/// The top of the source tree, below which everything lies that a run makes.
+/// The top of the source tree, which contains all files of a run.
 pub fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
-/// Cargo, at the top of the source tree.
+/// The command `cargo` at the top of the source tree.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());

@@ -1,13 +1,12 @@
-//! What the person in front of the terminal sees while it runs: a line a step, with the seconds since the start.
+//! Progress shown on the terminal: one line per step, with the seconds since the start.
 //!
-//! Knows nothing of what is being done. A live line is overwritten by the next line on a terminal, and thinned out
-//! elsewhere.
+//! A live line is overwritten by the next line on a terminal, and shown less often elsewhere.
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Live lines closer together than this are dropped where they cannot be overwritten.
+/// Minimum interval between live lines where they cannot be overwritten.
 const LIVE_INTERVAL: Duration = Duration::from_secs(3);
 
 pub struct Progress {
@@ -34,22 +33,22 @@ impl Progress {
         self.started.elapsed()
     }
 
-    /// A new step begins.
+    /// Begins the next step.
     pub fn step(&self, text: &str) {
         self.line(&format!("== {text}"));
     }
 
-    /// A part of the step that is under way or done.
+    /// Shows a part of the step that is in progress or done.
     pub fn detail(&self, text: &str) {
         self.line(&format!("   {text}"));
     }
 
-    /// Something that was checked and holds.
+    /// Shows a claim that was checked and holds.
     pub fn holds(&self, claim: &str) {
         self.line(&format!("   ok: {claim}"));
     }
 
-    /// How far the present part is.
+    /// Shows the progress of the current part.
     pub fn live(&self, text: &str) {
         if self.terminal {
             let short: String = text.chars().take(100).collect();
@@ -75,7 +74,7 @@ impl Progress {
             return;
         }
         let mut stdout = std::io::stdout().lock();
-        // A reader that went away (`| head`) loses the progress, not the result: the exit code tells it.
+        // If the reader has gone (`| head`), only the progress is lost; the result is in the exit status.
         self.unread.set(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Tapline as the demo uses it: its commands, run in the demo's directory, and the disk process that serves a guest.
 //!
-//! Knows the command line and the statistics lines, nothing of guests. A disk process does not outlive the value.
+//! Uses the command line and the lines of statistics. A disk process is killed on drop.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use super::tool::{self, ToolError};
 
-/// A disk process has its socket, has answered a signal or has ended long before this, on a loaded machine too.
+/// Timeout for a disk process to create its socket, react to a signal or exit, sufficient on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(10);
@@ -43,14 +43,14 @@ pub enum TaplineError {
     Signal { source: rustix::io::Errno },
 }
 
-/// Whether the guest may write.
+/// Whether the guest may write to the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     ReadWrite,
     ReadOnly,
 }
 
-/// What the disk process counted since its start.
+/// Counts of the disk process since its start.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Statistics {
     pub reads: Count,
@@ -60,7 +60,7 @@ pub struct Statistics {
     pub elapsed_ns: u64,
 }
 
-/// Requests of one kind, and the time each was with the disk process, added up.
+/// Number of requests of one kind, and their total time in the disk process.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Count {
     pub count: u64,
@@ -68,7 +68,7 @@ pub struct Count {
 }
 
 impl Statistics {
-    /// The time that requests have spent in the disk process.
+    /// Total time of requests in the disk process.
     pub fn time_in_process(&self) -> Duration {
         let kinds = [&self.reads, &self.writes, &self.flushes, &self.discards];
         kinds.into_iter().map(|kind| Duration::from_nanos(kind.sum_ns)).sum()
@@ -82,29 +82,29 @@ pub struct Tapline {
 }
 
 impl Tapline {
-    /// The program, working in the directory `work`; images are named relative to it.
+    /// The program, run in the directory `work`; images are named relative to it.
     pub fn new(program: PathBuf, work: &Path) -> Self {
         Self { program, work: work.to_owned(), served: Cell::new(0) }
     }
 
-    /// `tapline image ARGUMENTS`.
+    /// Runs `tapline image ARGUMENTS`.
     pub fn image(&self, arguments: &[&str]) -> Result<String, TaplineError> {
         Ok(tool::text(Command::new(&self.program).arg("image").args(arguments).current_dir(&self.work))?)
     }
 
-    /// `tapline disk SOCKET VERB ARGUMENTS`, of a disk that is served; what it answers.
+    /// Runs `tapline disk SOCKET VERB ARGUMENTS` on a served disk; returns the reply.
     pub fn disk(&self, disk: &DiskProcess, words: &[&str]) -> Result<serde_json::Value, TaplineError> {
         let mut command = Command::new(&self.program);
         command.args(["disk", &disk.control]).args(words).arg("--json").current_dir(&self.work);
         let answer = tool::text(&mut command)?;
-        // Lines about the progress come before it.
+        // Progress lines precede the reply.
         let line = answer.lines().last().unwrap_or_default().to_owned();
         let mut answer: serde_json::Value =
             serde_json::from_str(&line).map_err(|source| TaplineError::Answer { line, source })?;
         Ok(answer["ok"].take())
     }
 
-    /// Serves the first of `layers`, whose parents the others are, on a socket of its own.
+    /// Serves the first of `layers`, with the others as its parents, on a socket of its own.
     pub fn serve(&self, layers: &[&str], access: Access, queues: u32) -> Result<DiskProcess, TaplineError> {
         let number = self.served.get() + 1;
         self.served.set(number);
@@ -123,7 +123,7 @@ impl Tapline {
         command.args((access == Access::ReadOnly).then_some("--read-only"));
         let errors = File::create(&log).map_err(|source| file_error("create", &log, source))?;
         let printed = errors.try_clone().map_err(|source| file_error("share", &log, source))?;
-        // A group of its own: killing it leaves no helper process behind that goes on writing.
+        // In a process group of its own, so that a kill leaves no helper process behind.
         command.current_dir(&self.work).stdin(Stdio::null()).stdout(printed).stderr(errors);
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let spawned = command.spawn();
@@ -136,7 +136,7 @@ impl Tapline {
     }
 }
 
-/// A disk process that serves.
+/// A disk process that serves a disk.
 pub struct DiskProcess {
     child: Child,
     socket: String,
@@ -144,7 +144,7 @@ pub struct DiskProcess {
     serial: String,
     statistics: PathBuf,
     log: PathBuf,
-    /// Lines of statistics read so far.
+    /// Number of lines of statistics read so far.
     stated: usize,
 }
 
@@ -154,12 +154,12 @@ impl DiskProcess {
         &self.socket
     }
 
-    /// The serial number that the guest sees; no other disk of this directory has it.
+    /// The serial number that the guest sees, which is unique in the directory.
     pub fn serial(&self) -> &str {
         &self.serial
     }
 
-    /// What it counts at this moment.
+    /// Its current counts.
     pub fn statistics(&mut self) -> Result<Statistics, TaplineError> {
         self.signal(Signal::USR1)?;
         let seen = self.stated;
@@ -173,7 +173,7 @@ impl DiskProcess {
         serde_json::from_str(&line).map_err(|source| TaplineError::Statistics { line, source })
     }
 
-    /// Ends it in the orderly way: everything drained, flushed and unlocked.
+    /// Stops it cleanly: everything drained, flushed and unlocked.
     pub fn stop(mut self) -> Result<(), TaplineError> {
         self.signal(Signal::TERM)?;
         let until = Instant::now() + PATIENCE;
@@ -187,7 +187,7 @@ impl DiskProcess {
         }
     }
 
-    /// Ends it as a crash would, with all of its requests.
+    /// Kills it, as a crash would, with all requests in flight.
     pub fn kill(mut self) -> Result<(), TaplineError> {
         kill_process_group(self.pid(), Signal::KILL).map_err(|source| TaplineError::Signal { source })?;
         self.child.wait().map_err(|source| file_error("wait for the process of", &self.log, source))?;
@@ -212,7 +212,7 @@ impl DiskProcess {
         Ok(())
     }
 
-    /// The complete lines of its statistics file, which is there from the first of them on.
+    /// The complete lines of its statistics file, which is created with the first one.
     fn stated_lines(&self) -> Result<Vec<String>, TaplineError> {
         match fs::read_to_string(&self.statistics) {
             Ok(text) => Ok(text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()),
@@ -240,7 +240,7 @@ impl DiskProcess {
 
 impl Drop for DiskProcess {
     fn drop(&mut self) {
-        // A process that has been waited for may have lent its number to another; only ours is killed.
+        // The pid of a process that was waited for may have been reused; only ours is killed.
         if matches!(self.child.try_wait(), Ok(None)) {
             let killed = kill_process_group(self.pid(), Signal::KILL).map_err(io::Error::from);
             if let Err(error) = killed.and_then(|()| self.child.wait()) {

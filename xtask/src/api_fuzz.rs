@@ -1,10 +1,8 @@
-//! `cargo xtask api-fuzz`: the daemon's API asked by schemathesis, a program by others, for all that its own document
-//! promises.
+//! `cargo xtask api-fuzz`: tests the daemon's API with schemathesis against the API's own document.
 //!
-//! It is asked as its users do it over a network, with TLS and a token. Nothing may come that the document does not
-//! have, no request may be at fault with the daemon (5xx), and what makes no sense must be refused. Then the daemon
-//! must still be there, and its catalogue sound, also for the next daemon. What is asked depends on a seed, which is
-//! printed.
+//! Requests are sent over TLS with a token, as by users on a network. Every response must be in the document, no
+//! request may fail in the daemon (5xx), and invalid ones must be refused. Afterwards the daemon must still run, and
+//! its catalogue must be sound and survive a restart. The requests depend on a seed, which is printed.
 
 mod daemon;
 mod tester;
@@ -19,16 +17,16 @@ use testbed::tool;
 use daemon::Daemon;
 use tester::Tester;
 
-/// As automake has it: neither passed nor failed.
+/// The exit code of a skipped test, as in automake.
 const NOT_RUN: i32 = 77;
 
-/// Ask the daemon for all that its OpenAPI document promises
+/// Tests the daemon's API against its OpenAPI document
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Requests of each kind for each operation
+    /// Number of requests of each kind for each operation
     #[arg(long, value_name = "N", default_value_t = 15)]
     max_examples: u32,
-    /// The same requests again [default: others each time; it is printed]
+    /// Seed of the requests [default: random; it is printed]
     #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
     /// Use the programs in this directory instead of building them
@@ -39,8 +37,7 @@ pub struct Options {
     keep: bool,
 }
 
-/// Runs the chore. Where there is no python, no package of the tester or no openssl, the process ends here with exit
-/// code 77.
+/// Runs the chore. If python, the packages of the tester or openssl are missing, the process exits with code 77.
 pub fn run(options: &Options) -> Result<(), String> {
     let root = root();
     let tester = Tester::install(&root.join("build")).unwrap_or_else(|why| not_run(&why));
@@ -54,18 +51,18 @@ pub fn run(options: &Options) -> Result<(), String> {
         options.seed, options.seed, options.max_examples
     );
     let begun = Instant::now();
-    let outcome = ask(&tester, options, &root.join("docs/openapi.json"), &programs, room.path());
+    let outcome = test(&tester, options, &root.join("docs/openapi.json"), &programs, room.path());
     if options.keep || outcome.is_err() {
         println!("kept: {}", room.keep().display());
     }
     outcome.map(|()| println!("everything held: {:.0} s", begun.elapsed().as_secs_f64()))
 }
 
-fn ask(tester: &Tester, options: &Options, document: &Path, programs: &Path, room: &Path) -> Result<(), String> {
+fn test(tester: &Tester, options: &Options, document: &Path, programs: &Path, room: &Path) -> Result<(), String> {
     let mut daemon = Daemon::start(programs, room)?;
     daemon.furnish()?;
-    let asked = tester.ask(document, &daemon.target()?, options.max_examples, options.seed);
-    // What has become of the daemon is of interest in any case.
+    let tested = tester.test(document, &daemon.target()?, options.max_examples, options.seed);
+    // The state of the daemon is of interest even if the requests failed.
     let sound = daemon.is_alive().and_then(|()| {
         let before = daemon.objects()?;
         daemon.stop()?;
@@ -75,11 +72,11 @@ fn ask(tester: &Tester, options: &Options, document: &Path, programs: &Path, roo
         let same = before == after;
         if same { daemon.stop() } else { Err(format!("another daemon sees other objects\n{before}\n{after}")) }
     });
-    match (asked, sound) {
+    match (tested, sound) {
         (Ok(()), Ok(())) => Ok(()),
-        (Err(asked), Ok(())) => Err(asked),
+        (Err(tested), Ok(())) => Err(tested),
         (Ok(()), Err(sound)) => Err(sound),
-        (Err(asked), Err(sound)) => Err(format!("{asked}\nand {sound}")),
+        (Err(failed), Err(sound)) => Err(format!("{failed}\nand {sound}")),
     }
 }
 

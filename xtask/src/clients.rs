@@ -1,7 +1,7 @@
-//! `cargo xtask clients`: the operations of the Python client, made of the API's document.
+//! `cargo xtask clients`: generates the operations of the Python client from the API's document.
 //!
-//! What a request is and how it is sent is written by hand (`clients/python/tapline/_transport.py`). A test says when
-//! the committed file is stale.
+//! The transport is written by hand (`clients/python/tapline/_transport.py`). A test fails if the committed file is
+//! stale.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,13 +11,13 @@ use serde_json::{Map, Value};
 /// The API's document.
 const DOCUMENT: &str = "docs/openapi.json";
 
-/// The file that is made of it.
+/// The generated file.
 const PYTHON: &str = "clients/python/tapline/_operations.py";
 
-/// How long a line may be.
+/// Maximum length of a line.
 const WIDTH: usize = 120;
 
-/// Words of Python that a parameter cannot be called.
+/// Keywords of Python that cannot be names of parameters.
 const RESERVED: [&str; 4] = ["for", "from", "import", "in"];
 
 const HEAD: &str = "\"\"\"The operations of the API. Generated from docs/openapi.json by `cargo xtask clients`: not to be edited.\"\"\"
@@ -35,18 +35,18 @@ class Operations(Transport):
 
 /// Runs the chore.
 pub fn run() -> Result<(), String> {
-    let text = made(Path::new("."))?;
+    let text = generated(Path::new("."))?;
     std::fs::write(PYTHON, text).map_err(|error| format!("cannot write {PYTHON}: {error}"))
 }
 
-fn made(root: &Path) -> Result<String, String> {
+fn generated(root: &Path) -> Result<String, String> {
     let path = root.join(DOCUMENT);
     let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let document = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(operations(&document))
 }
 
-/// The whole file.
+/// The text of the whole file.
 fn operations(document: &Value) -> String {
     let mut methods: Vec<(&str, String)> = Vec::new();
     for (path, item) in document["paths"].as_object().into_iter().flatten() {
@@ -59,7 +59,7 @@ fn operations(document: &Value) -> String {
     methods.into_iter().fold(HEAD.to_owned(), |text, (_, method)| text + "\n" + &method)
 }
 
-/// An argument of a method.
+/// A parameter of a method.
 struct Argument {
     /// Its name in the API.
     field: String,
@@ -69,7 +69,7 @@ struct Argument {
     required: bool,
 }
 
-/// An operation as a method.
+/// An operation as a method of the client.
 struct Method<'a> {
     verb: String,
     path: &'a str,
@@ -78,7 +78,7 @@ struct Method<'a> {
     in_path: Vec<Argument>,
     in_query: Vec<Argument>,
     in_body: Option<Vec<Argument>>,
-    /// Whether its body is bytes.
+    /// Whether the body is raw bytes.
     sends_bytes: bool,
     has_if_match: bool,
     is_list: bool,
@@ -103,7 +103,7 @@ impl<'a> Method<'a> {
         let is_list = answer["type"] == "array" && parameters.iter().any(|parameter| parameter["name"] == "after");
         let in_path = place("path");
         let mut in_body = schema.is_object().then(|| fields(resolved(document, schema)));
-        // An object in the path, and the identity of the one that is made of it.
+        // If an object in the path and one in the body have the same name, the latter is the new object's UUID.
         for argument in in_body.iter_mut().flatten() {
             if in_path.iter().any(|other| other.name == argument.name) {
                 argument.name.insert_str(0, "new_");
@@ -124,7 +124,7 @@ impl<'a> Method<'a> {
         }
     }
 
-    /// The method's text.
+    /// The text of the method.
     fn python(&self, name: &str) -> String {
         let body = self.in_body.iter().flatten();
         let (required, optional): (Vec<&Argument>, Vec<&Argument>) =
@@ -153,7 +153,7 @@ impl<'a> Method<'a> {
         self.in_path.iter().chain(&self.in_query).chain(body).filter(|argument| !argument.text.is_empty())
     }
 
-    /// The request.
+    /// The call of the transport.
     fn call(&self) -> String {
         let given = |arguments: &[Argument]| {
             let pairs = arguments.iter().map(|argument| format!("\"{}\": {}", argument.field, argument.name));
@@ -188,7 +188,7 @@ impl<'a> Method<'a> {
     }
 }
 
-/// What an operation answers, in a sentence.
+/// A sentence about the response of an operation.
 fn returned(operation: &Value, is_list: bool) -> String {
     let responses = &operation["responses"];
     let named = |schema: &Value| schema["$ref"].as_str().and_then(|name| name.rsplit('/').next()).map(str::to_owned);
@@ -224,18 +224,18 @@ fn fields(schema: &Value) -> Vec<Argument> {
     properties.iter().map(argument).collect()
 }
 
-/// A name as Python has it.
+/// A name in Python's spelling.
 fn word(name: &Value) -> String {
     let word = name.as_str().unwrap_or_default().replace('-', "_").to_lowercase();
     if RESERVED.contains(&word.as_str()) { word + "_" } else { word }
 }
 
-/// A text in one line.
+/// A text on one line.
 fn sentence(text: &Value) -> String {
     text.as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What a method does, in Python's way to say so.
+/// The docstring of a method.
 fn documented<'a>(summary: &str, arguments: impl Iterator<Item = &'a Argument>, returns: &str) -> String {
     let mut text = filled("        \"\"\"", summary, "        ");
     let mut arguments = arguments.peekable();
@@ -256,7 +256,7 @@ fn documented<'a>(summary: &str, arguments: impl Iterator<Item = &'a Argument>, 
     text + "        \"\"\"\n"
 }
 
-/// A paragraph within the width.
+/// A paragraph wrapped to the width.
 fn filled(first: &str, text: &str, indent: &str) -> String {
     let (mut all, mut line, mut is_empty) = (String::new(), first.to_owned(), true);
     for word in text.replace('\\', "\\\\").split(' ') {
@@ -274,7 +274,7 @@ fn filled(first: &str, text: &str, indent: &str) -> String {
     all + line.trim_end() + "\n"
 }
 
-/// A bracket with its contents in one line, or in as many as it takes.
+/// Brackets with their contents, on one line if that fits.
 fn wrapped(open: &str, contents: &[String], close: &str) -> String {
     let line = format!("{open}{}{close}", contents.join(", "));
     if line.trim_end().len() <= WIDTH {
@@ -294,7 +294,7 @@ mod test {
     fn the_committed_client_is_current() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let committed = std::fs::read_to_string(root.join(PYTHON)).unwrap_or_default();
-        assert!(committed == made(&root).unwrap(), "{PYTHON} is stale: run cargo xtask clients");
+        assert!(committed == generated(&root).unwrap(), "{PYTHON} is stale: run cargo xtask clients");
         assert!(committed.lines().all(|line| line.chars().count() <= WIDTH));
     }
 }

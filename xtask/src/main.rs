@@ -1,7 +1,7 @@
 //! Chores of the project, one word each: `cargo xtask tidy`, `cargo xtask simulate`, …
 //!
-//! This file knows the names of the chores and nothing of what they do. A chore is a function `run(&options) ->
-//! Result<(), String>`; its error is printed and becomes exit code 1.
+//! This file knows only the names of the chores. A chore is a function `run(&options) -> Result<(), String>`; an error
+//! is printed and becomes exit code 1.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ enum Chore {
     Clients,
     Simulate(Box<simulate::Options>),
     ApiFuzz(api_fuzz::Options),
-    /// Measure Tapline beside its peers
+    /// Measure Tapline and its peers
     #[command(subcommand)]
     Bench(bench::Bench),
     Bootstorm(testbed::bootstorm::Plan),

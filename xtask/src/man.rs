@@ -1,19 +1,19 @@
-//! `cargo xtask man`: the manual pages that follow from definitions, written anew.
+//! `cargo xtask man`: regenerates the manual pages that derive from definitions.
 //!
-//! `tapline` writes those of its commands itself. The page of `taplined.toml` is made here of the file that documents
-//! the settings. A test of each says when the pages that are committed are stale.
+//! `tapline` writes the pages of its commands. The page of `taplined.toml` is generated here from the file that
+//! documents the settings. Tests fail if the committed pages are stale.
 
 use std::path::Path;
 
 use testbed::programs::cargo;
 
-/// Where the pages are.
+/// The directory of the pages.
 const PAGES: &str = "docs/man";
 
-/// The documented settings.
+/// The file that documents the settings.
 const SETTINGS: &str = "docs/taplined.toml";
 
-/// The page of the settings.
+/// The generated page of the settings.
 const SETTINGS_PAGE: &str = "docs/man/taplined.toml.5";
 
 /// Runs the chore.
@@ -32,7 +32,7 @@ fn read(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-/// The manual page of the settings: the comments before each, below it.
+/// The manual page of the settings, each with the comment before it.
 fn settings_page(settings: &str) -> String {
     let mut page = String::from(
         ".TH TAPLINED.TOML 5 \"\" \"Tapline\" \"File Formats\"\n.SH NAME\ntaplined.toml \\- settings of the Tapline daemon\n\
@@ -58,7 +58,7 @@ fn settings_page(settings: &str) -> String {
         } else if let Some(text) = line.strip_prefix('#') {
             comment.push(text.trim_start());
         } else if line.is_empty() && !begun {
-            // What comes before the first empty line is about the file as a whole.
+            // The comment before the first empty line is about the whole file.
             page += &format!("{}\n", escaped(&comment.join("\n")));
             comment.clear();
             begun = true;
@@ -67,7 +67,7 @@ fn settings_page(settings: &str) -> String {
     page + ".SH SEE ALSO\n.BR taplined (8)\n"
 }
 
-/// Text as roff takes it: hyphens that can be copied, and no line that begins like a request.
+/// Escapes text for roff: hyphens that can be copied, and no line that looks like a request.
 fn escaped(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
     let lines = escaped.lines().map(|line| match line.starts_with(['.', '\'']) {

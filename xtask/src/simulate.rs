@@ -1,7 +1,7 @@
 //! `cargo xtask simulate`: crash exploration from a command line.
 //!
-//! Knows arguments, the clock and how results are shown; what is explored and how is the `sim` crate's. Every
-//! failure is printed with the command that finds it again.
+//! Parses arguments, limits the time and prints results; the exploration is in the `sim` crate. Every failure is
+//! printed with the command that reproduces it.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -20,51 +20,51 @@ use sim::planted::Planted;
 use sim::schedule::{Pace, Schedule};
 use sim::sector::SECTOR;
 use sim::shrink::shrink;
-use sim::subject::{Kind, LARGE, Made, Subject};
+use sim::subject::{Kind, LARGE, LayerType, Subject};
 use sim::theme::Theme;
 use sim::workload::{self, Op, Step};
 use testbed::options::positive;
 
-/// Crash disk images in every way and compare
+/// Explore crashes of disk images
 ///
-/// Crashes disk images in every way that their storage allows, and holds what is left against what the guest was
-/// promised. Without a seed: all workloads of up to N operations, and every fault at every operation. Exit code 0:
+/// Crashes disk images in every way that their storage allows, and compares what is left with the promises to the
+/// guest. Without a seed: all workloads of up to N operations, and every fault at every operation. Exit status 0:
 /// nothing found (or all planted bugs found). 1: otherwise.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What to explore
+    /// The format to explore
     #[arg(long, default_value = "vhd", value_parser = ["vhd", "qcow2", "chain", "raw"])]
     format: String,
-    /// Only this kind of image, such as used-child or qcow2-on-raw; a wrong one lists them
+    /// Only this kind of image, such as used-child or qcow2-on-raw; an unknown one lists all
     #[arg(long)]
     kind: Option<Kind>,
-    /// Storage with sectors of so many bytes, 512 or 4096, which takes nothing smaller
+    /// Sector size of the storage in bytes, 512 or 4096, which is also the smallest write
     #[arg(long, default_value_t = SECTOR, value_parser = unit)]
     unit: u64,
-    /// Devices on which the disk does not fit; some kinds only
+    /// Devices that are too small for the disk; some kinds only
     #[arg(long)]
     small_device: bool,
-    /// Only storage whose unwritten bytes are zeroes, or stale
+    /// Only storage whose unwritten sectors are zeroes, or stale
     #[arg(long, value_parser = tail)]
     tail: Option<Unwritten>,
     /// Operations in a workload [default: 3; with --seed 24]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     ops: Option<u32>,
-    /// Random workloads, orders and faults, from this seed on
+    /// Random workloads, orders and faults, beginning with this seed
     #[arg(long)]
     seed: Option<u64>,
-    /// How many seeds
+    /// Number of seeds
     #[arg(long, default_value_t = 1000)]
     runs: u64,
-    /// Stop after so long, without failure
+    /// Stop after this time, without failure
     #[arg(long)]
     seconds: Option<u64>,
     #[arg(long, default_value_t = 2, value_parser = positive)]
     threads: usize,
-    /// Look for this bug planted in the simulator, or for all, each in its format; fail when one is not found
+    /// Search for this planted bug, or for all, each in its format; fail if one is not found
     #[arg(long, value_name = "NAME")]
     planted: Option<String>,
-    /// States to look at for each of them
+    /// Maximum number of states to examine for each of them
     #[arg(long, default_value_t = 100_000)]
     states: u64,
     /// Only this workload, as w8+2 W8+2 z0+8 Z0+8 k0+8 d0+1024 r0+8 f (sectors; capitals: FUA; k: zeroes that keep
@@ -72,31 +72,31 @@ pub struct Options {
     /// snapshot merge cancel grow clone rebase relink flatten revert; on raw images copy
     #[arg(long, value_name = "OPS")]
     workload: Option<String>,
-    /// In this order: s, e or n, and decisions, as e.0.0.2
+    /// In this order: s, e or n, and choices, as in e.0.0.2
     #[arg(long, value_name = "ORDER")]
     schedule: Option<Schedule>,
-    /// Failed, no-space, unsupported or full, at the Nth operation it can befall
+    /// Fault failed, no-space, unsupported or full, at the Nth operation to which it applies
     #[arg(long, value_name = "KIND@N")]
     fault: Option<Fault>,
     /// Reads see a write at-push, or only at-completion
     #[arg(long, default_value = "at-push", value_parser = visible)]
     visible: Visible,
-    /// Requests in flight at once
+    /// Maximum number of requests in flight
     #[arg(long, default_value_t = 8, value_parser = positive)]
     depth: usize,
-    /// File operations that the engine takes at once [default: any number]
+    /// Maximum number of file operations in flight [default: any number]
     #[arg(long, default_value_t = ROOM, hide_default_value = true, value_parser = positive)]
     room: usize,
-    /// Bytes of a redo log
+    /// Capacity of a redo log in bytes
     #[arg(long, default_value_t = ROOMY, value_parser = positive)]
     log: usize,
-    /// The disk's own limits are as low as they can be: no map, one fill at a time, rounds at once
+    /// Use the lowest possible limits of the disk: no map, one fill at a time, immediate rounds
     #[arg(long)]
     tight: bool,
-    /// Split transfers into pieces of so many bytes
+    /// Split transfers into pieces of this size in bytes
     #[arg(long, value_parser = piece)]
     split: Option<u64>,
-    /// Merge adjacent transfers up to so many bytes
+    /// Merge adjacent transfers up to this size in bytes
     #[arg(long)]
     merge: Option<u64>,
     /// Print one JSON object
@@ -104,7 +104,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Options, checked, and what they mean.
+/// Options that were checked, with their meaning.
 struct Arguments<'a> {
     options: &'a Options,
     subjects: Vec<Subject>,
@@ -114,7 +114,7 @@ struct Arguments<'a> {
 /// Runs the chore.
 pub fn run(options: &Options) -> Result<(), String> {
     let arguments = Arguments::of(options)?;
-    // A panic is a finding like any other, and is told with it.
+    // A panic is a finding like any other, and is printed with it.
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         std::panic::set_hook(Box::new(|_| {}));
     }
@@ -160,7 +160,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Checks that the disks of these themes have what a workload is about, perhaps not before they have grown.
+/// Checks that the disks of these themes are large enough for a workload, if necessary after they have grown.
 fn check_workload(ops: &[Op], themes: impl Iterator<Item = Theme>) -> Result<(), String> {
     let grows = ops.contains(&Op::Chain(Step::Grow));
     let sectors = themes.map(|theme| if grows { theme.grown() } else { theme.sectors() }).min().unwrap_or(0);
@@ -245,12 +245,12 @@ impl Drop for Progress {
 struct Findings {
     scope: String,
     outcome: Outcome,
-    /// From the comparison with an array of bytes.
+    /// The first difference from an array of bytes.
     difference: Option<String>,
     took: Duration,
 }
 
-/// All short workloads, then every fault, then long sequences against an array of bytes.
+/// Explores all short workloads, then every fault, then long sequences compared with an array of bytes.
 fn everything(arguments: &Arguments<'_>) -> Findings {
     let begun = Instant::now();
     let theme = arguments.subjects.first().map_or(Theme::Image, |subject| subject.kind.theme());
@@ -274,7 +274,7 @@ fn everything(arguments: &Arguments<'_>) -> Findings {
         outcome.failure = faults.failure;
     }
     let tails = [Unwritten::Zeroes, Unwritten::Stale];
-    let made = Made::of_format(&arguments.format).filter(|_| outcome.failure.is_none());
+    let made = LayerType::of_format(&arguments.format).filter(|_| outcome.failure.is_none());
     let compare = |made, tail| flat::compare(1, made, tail, 6, 500).err().map(|difference| difference.to_string());
     let difference = made.and_then(|made| tails.into_iter().find_map(|tail| compare(made, tail)));
     let images: Vec<String> = arguments.subjects.iter().map(|subject| subject.kind.to_string()).collect();
@@ -318,9 +318,9 @@ fn seeds(arguments: &Arguments<'_>, seed: u64) -> Findings {
     Findings { scope, outcome, difference: None, took: begun.elapsed() }
 }
 
-/// One workload: under the schedule that is given, or under many.
+/// Explores one workload with the given schedule, or with many.
 fn one_workload(arguments: &Arguments<'_>, workload: &[Op]) -> Result<Findings, String> {
-    /// Deviations tried when no schedule is given.
+    /// Number of deviations that are tried if no schedule is given.
     const INTERFERENCES: usize = 2;
     let begun = Instant::now();
     let bug = arguments.bug()?;
@@ -395,7 +395,7 @@ fn report(arguments: &Arguments<'_>, findings: &Findings) -> Result<(), String> 
     }
 }
 
-/// Hunts planted bugs.
+/// Searches for planted bugs.
 fn planted(arguments: &Arguments<'_>, name: &str) -> Result<(), String> {
     let bugs: Vec<Planted> = if name == "all" { Planted::all().collect() } else { vec![name.parse()?] };
     let begun = Instant::now();
@@ -459,7 +459,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_be_explored_is_refused() {
+    fn impossible_arguments_are_refused() {
         let is_refused = |words: &str| parse(words).map_or(true, |options| Arguments::of(&options).is_err());
         assert!(!is_refused("--ops 3"));
         for words in ["--op 3", "--seed", "--format vhd --kind raw", "--depth 0", "--workload w2560+1", "--unit 1024"] {

@@ -1,8 +1,8 @@
-//! The rules of the house that no compiler holds: `cargo xtask tidy`.
+//! `cargo xtask tidy`: checks the rules of the project that no compiler checks.
 //!
-//! It reads the files of the working tree and nothing else: no cargo, no git, no network. Every finding names a
-//! file and a line; the chore fails when there is one. Lengths, widths of comments and words are held by a ratchet
-//! ([`ratchet`]): what is too long today is recorded, and the record can only shrink.
+//! It reads only the files of the working tree: no cargo, no git, no network. Every finding has a file and a line; any
+//! finding is a failure. Lengths, widths of comments and words are checked by a ratchet ([`ratchet`]): current excesses
+//! are recorded, and can only shrink.
 
 mod arrows;
 mod book;
@@ -21,17 +21,17 @@ use testbed::programs::root;
 use ratchet::Ratchet;
 use tree::Tree;
 
-/// Where the recorded lengths live.
+/// The file of the recorded excesses.
 const RECORD: &str = "xtask/tidy-ratchet.toml";
 
-/// Something that is against a rule.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     /// The file, from the root of the workspace.
     path: PathBuf,
     /// The line, counted from 1.
     line: usize,
-    /// What is wrong and what to do about it.
+    /// The violation, and how to fix it.
     what: String,
 }
 
@@ -47,10 +47,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Check the rules of the house: dependency arrows, unsafe code, lengths, heads of files, links and words of pages
+/// Check the rules of the project: dependency arrows, unsafe code, lengths, heads of files, links and words of pages
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Lower recorded lengths to what they are now; none is ever raised
+    /// Lower recorded excesses to their present values; none is ever raised
     #[arg(long)]
     tighten: bool,
 }

@@ -1,4 +1,4 @@
-//! The load itself: a queue, a region of memory, and requests that are put in again as they come back.
+//! The load: a queue, a region of memory, and requests that are resubmitted when they complete.
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use hdrhistogram::Histogram;
 
 use crate::{Arguments, Pattern};
 
-/// A connected client.
+/// A connected client with its queue.
 struct Client {
     queue: Blkioq,
-    /// First byte of the memory that is shared with the server.
+    /// Address of the memory that is shared with the server.
     memory: usize,
     blocks: u64,
     arguments: Arguments,
@@ -20,7 +20,7 @@ struct Client {
     next: u64,
 }
 
-/// Runs the load; a line of JSON.
+/// Runs the load; returns a line of JSON.
 pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
     let said = |what: &str, error: blkio::Error| format!("{what} {}: {}", arguments.socket, error.message());
     let mut driver = Blkio::new("virtio-blk-vhost-user").map_err(|error| said("driver for", error))?;
@@ -52,19 +52,19 @@ pub fn run(arguments: &Arguments) -> Result<serde_json::Value, String> {
     }
 }
 
-/// Says that it is connected, and waits until standard input ends.
+/// Reports that it is connected, and waits until standard input ends.
 fn hold() -> Result<serde_json::Value, String> {
     println!("{}", serde_json::json!({ "connected": true }));
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).map_err(|error| format!("standard input: {error}"))?;
     Ok(serde_json::json!({}))
 }
 
-/// What a load came to.
+/// Counts of a load.
 struct Counts {
     done: u64,
-    /// Times the client went to sleep, or looked again.
+    /// Number of times the client slept or polled.
     waits: u64,
-    /// Nanoseconds of CPU time of the client.
+    /// CPU time of the client in nanoseconds.
     cpu: u64,
     seconds: f64,
 }
@@ -78,7 +78,7 @@ fn report(histogram: &Histogram<u64>, counts: &Counts) -> serde_json::Value {
     })
 }
 
-/// Nanoseconds that this thread has been on a CPU.
+/// CPU time of this thread in nanoseconds.
 fn cpu_time() -> Result<u64, String> {
     let path = "/proc/thread-self/schedstat";
     let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
@@ -122,13 +122,13 @@ impl Client {
                 }
             }
         }
-        // The last requests are waited for and not counted: some microseconds of seconds.
+        // The last requests are waited for and not counted: microseconds out of seconds.
         let cpu = cpu_time()?.saturating_sub(cpu_before.unwrap_or_default());
         let counts = Counts { done, waits, cpu, seconds: self.arguments.seconds };
         Ok(report(&histogram, &counts))
     }
 
-    /// Asks for so many requests a second: the next one when its time has come, or when the last one has its answer.
+    /// Sends requests at a rate per second: each when its time has come and the previous one has completed.
     fn pace(&mut self, rate: u32) -> Result<serde_json::Value, String> {
         let mut histogram: Histogram<u64> = Histogram::new(3).map_err(|error| error.to_string())?;
         let apart = Duration::from_secs(1) / rate;
@@ -156,7 +156,7 @@ impl Client {
         Ok(report(&histogram, &counts))
     }
 
-    /// Writes every block once (or each so-manieth), so that thin images are allocated.
+    /// Writes every block once (or every nth), so that thin images are allocated.
     fn fill(&mut self) -> Result<serde_json::Value, String> {
         let block = self.arguments.block;
         let (mut next, mut in_flight) = (self.arguments.first, 0);
@@ -197,7 +197,7 @@ impl Client {
         }
     }
 
-    /// The slots of at least one finished request.
+    /// The slots of at least one completed request.
     fn wait(&mut self, most: usize) -> Result<Vec<usize>, String> {
         let mut completions: Vec<MaybeUninit<Completion>> = (0..most).map(|_| MaybeUninit::uninit()).collect();
         let count = self.queue.do_io(&mut completions, 1, None, None).map_err(|error| error.message().to_string())?;

@@ -1,8 +1,8 @@
-//! `bench-client`: keeps a number of requests in flight on a vhost-user-blk server and says what it saw.
+//! `bench-client`: keeps a number of requests in flight on a vhost-user-blk server and reports figures.
 //!
-//! The client is the crate `blkio`, which shares no code with the server. It sleeps on the completion eventfd, as
-//! a guest does, unless told to poll. Latency is measured from just before a request is put into the ring to the
-//! moment at which the client has seen its answer.
+//! The client is the crate `blkio`, which shares no code with the server. It sleeps on the completion eventfd, as a
+//! guest does, unless polling is requested. Latency is measured from just before a request is put into the ring until
+//! the client has seen its completion.
 
 mod load;
 
@@ -11,61 +11,61 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 
-/// What to do.
+/// The pattern of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pattern {
-    /// Reads at random places.
+    /// Random reads.
     Randread,
-    /// Writes at random places.
+    /// Random writes.
     Randwrite,
-    /// Reads one after the other.
+    /// Sequential reads.
     Read,
-    /// Writes one after the other.
+    /// Sequential writes.
     Write,
 }
 
 /// Keep requests in flight on a vhost-user-blk server and print a line of JSON about it.
 #[derive(Clone, Debug, Parser)]
 pub struct Arguments {
-    /// Socket of the server.
+    /// Path of the server's socket.
     pub socket: String,
-    /// What to do.
+    /// The pattern of the load.
     #[arg(long, value_enum, default_value = "randread")]
     pub pattern: Pattern,
-    /// Bytes a request.
+    /// Size of a request in bytes.
     #[arg(long, default_value_t = 4096)]
     pub block: usize,
     /// Requests in flight.
     #[arg(long, default_value_t = 32)]
     pub depth: usize,
-    /// Seconds that are measured.
+    /// Duration of the measurement in seconds.
     #[arg(long, default_value_t = 3.0)]
     pub seconds: f64,
-    /// Seconds before that, which are not.
+    /// Seconds before the measurement.
     #[arg(long, default_value_t = 0.5)]
     pub warmup: f64,
-    /// Ask for so many requests a second, one at a time, instead of keeping the depth.
+    /// Send this number of requests per second, one at a time, instead of keeping the depth.
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: Option<u32>,
-    /// Seconds after that, which are not either.
+    /// Seconds after the measurement.
     #[arg(long, default_value_t = 0.0)]
     pub cooldown: f64,
-    /// Spin for answers instead of sleeping.
+    /// Poll for completions instead of sleeping.
     #[arg(long)]
     pub poll: bool,
-    /// Seed of the places.
+    /// Seed of the random offsets.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Only the first so many bytes of the disk.
+    /// Use only this number of bytes at the beginning of the disk.
     #[arg(long)]
     pub span: Option<u64>,
-    /// Ask for nothing: stay connected until standard input ends.
+    /// Send no requests: stay connected until standard input ends.
     #[arg(long, conflicts_with = "fill")]
     pub hold: bool,
-    /// Write every block of the disk once, and end.
+    /// Write every block of the disk once, and exit.
     #[arg(long)]
     pub fill: bool,
-    /// Fill only each so-manieth block.
+    /// Fill only every nth block.
     #[arg(long, default_value_t = 1, requires = "fill")]
     pub every: u64,
     /// Begin to fill at this block.
@@ -76,7 +76,7 @@ pub struct Arguments {
 fn main() -> ExitCode {
     match load::run(&Arguments::parse()) {
         Ok(report) => {
-            // A benchmark that has seen enough does not read it any more.
+            // The reader of a benchmark may have gone.
             writeln!(std::io::stdout(), "{report}").ok();
             ExitCode::SUCCESS
         }

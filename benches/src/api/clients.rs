@@ -1,7 +1,7 @@
-//! Clients of the API that never cease to ask: some list, some look at one object, some hold a stream of events. They
-//! read what they get, or, if told so, ask for the list and never read it.
+//! Clients of the API that send requests continuously: some list, some show one object, some follow events. They read
+//! the responses or, on request, ask for the list and never read it.
 //!
-//! They know HTTP as far as the daemon speaks it, and nothing of what is in an answer but its length.
+//! They parse only as much of HTTP as necessary, and only the length of a response.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,53 +11,58 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Stack of a client: there are a thousand.
+/// Stack size of a client: there are a thousand.
 const STACK: usize = 128 << 10;
 
-/// Between an answer and the next question: programs that look all the time look so often.
+/// Pause between a response and the next request, as of programs that poll.
 const REST: Duration = Duration::from_millis(100);
 
-/// How long a client may wait for a byte.
+/// Timeout of a client for a byte.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a client does.
+/// The behaviour of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Habit {
-    /// Asks for the list of VDIs.
+pub enum Behaviour {
+    /// Lists the VDIs repeatedly.
     List,
-    /// Asks for one of them.
+    /// Shows one VDI repeatedly.
     Show,
-    /// Holds a stream of events.
+    /// Follows a stream of events.
     Follow,
-    /// Asks for the list, and does not read it.
+    /// Requests the list without reading it.
     Ignore,
 }
 
-/// What clients have seen.
+/// Counts of all clients.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct ClientCounts {
     pub answers: AtomicU64,
     pub refused: AtomicU64,
     pub events: AtomicU64,
     pub failed: AtomicU64,
 }
 
-/// Clients at work; they end with the value.
+/// Running clients; they end on drop.
 pub struct Clients {
-    pub seen: Arc<Seen>,
+    pub seen: Arc<ClientCounts>,
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Clients {
-    /// Begins: `habit` says what the client of a number does.
-    pub fn begin(socket: &Path, vdi: &str, count: usize, habit: impl Fn(usize) -> Habit) -> io::Result<Clients> {
+    /// Starts the clients; `behaviour` determines the behaviour of each by its number.
+    pub fn begin(
+        socket: &Path,
+        vdi: &str,
+        count: usize,
+        behaviour: impl Fn(usize) -> Behaviour,
+    ) -> io::Result<Clients> {
         let mut clients = Clients { seen: Arc::default(), over: Arc::default(), threads: Vec::new() };
         for number in 0..count {
             let client = Client {
                 socket: socket.to_owned(),
                 vdi: vdi.to_owned(),
-                habit: habit(number),
+                behaviour: behaviour(number),
                 seen: clients.seen.clone(),
                 over: clients.over.clone(),
             };
@@ -71,7 +76,7 @@ impl Drop for Clients {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // One that has panicked has counted no answer.
+            // A client that has panicked has counted no response.
             thread.join().ok();
         }
     }
@@ -80,8 +85,8 @@ impl Drop for Clients {
 struct Client {
     socket: PathBuf,
     vdi: String,
-    habit: Habit,
-    seen: Arc<Seen>,
+    behaviour: Behaviour,
+    seen: Arc<ClientCounts>,
     over: Arc<AtomicBool>,
 }
 
@@ -99,22 +104,22 @@ impl Client {
         }
     }
 
-    /// One connection.
+    /// Runs one connection.
     fn connect(&self) -> io::Result<()> {
         let stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let path = match self.habit {
-            Habit::List | Habit::Ignore => "/v1/vdis".to_owned(),
-            Habit::Show => format!("/v1/vdis/{}", self.vdi),
-            Habit::Follow => "/v1/events".to_owned(),
+        let path = match self.behaviour {
+            Behaviour::List | Behaviour::Ignore => "/v1/vdis".to_owned(),
+            Behaviour::Show => format!("/v1/vdis/{}", self.vdi),
+            Behaviour::Follow => "/v1/events".to_owned(),
         };
         let mut reader = BufReader::with_capacity(64 << 10, stream.try_clone()?);
         while !self.is_over() {
             (&stream).write_all(format!("GET {path} HTTP/1.1\r\nhost: t\r\n\r\n").as_bytes())?;
-            match self.habit {
-                Habit::Ignore => self.wait(),
-                Habit::Follow => return self.follow(&stream, &mut reader),
-                Habit::List | Habit::Show => {
+            match self.behaviour {
+                Behaviour::Ignore => self.wait(),
+                Behaviour::Follow => return self.follow(&stream, &mut reader),
+                Behaviour::List | Behaviour::Show => {
                     let counted = if answer(&mut reader)? { &self.seen.answers } else { &self.seen.refused };
                     counted.fetch_add(1, Ordering::Relaxed);
                     thread::sleep(REST);
@@ -130,7 +135,7 @@ impl Client {
         }
     }
 
-    /// Counts events until it is over.
+    /// Counts events until the end.
     fn follow(&self, stream: &UnixStream, reader: &mut BufReader<UnixStream>) -> io::Result<()> {
         stream.set_read_timeout(Some(REST))?;
         let mut line = String::new();
@@ -143,7 +148,7 @@ impl Client {
                     }
                     line.clear();
                 }
-                // Nothing happens; what has come of a line is kept.
+                // A timeout; the part of a line that was received is kept.
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
                 Err(error) => return Err(error),
             }
@@ -152,7 +157,7 @@ impl Client {
     }
 }
 
-/// Reads an answer; whether it is none that refuses.
+/// Reads a response; returns whether it is a success.
 fn answer(reader: &mut impl BufRead) -> io::Result<bool> {
     let (mut len, mut done, mut line) = (0, None, String::new());
     loop {

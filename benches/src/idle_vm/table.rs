@@ -1,4 +1,4 @@
-//! The tables of idle machines: one each, by interval, and one of all, of what an idle interval costs.
+//! The tables: one per machine, by interval, and one with the cost of an idle interval of all.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::trace::Counts;
 use super::{Accelerator, Counted, Plan};
 
-/// Devices that are named in the comparison.
+/// Number of devices that the comparison names.
 const NAMED: usize = 3;
 
-/// For people.
+/// Formats the tables as text.
 pub fn text(counted: &[Counted], plan: Plan, accelerator: Accelerator) -> String {
     let mut text = head(plan, accelerator);
     for run in counted {
@@ -75,26 +75,26 @@ fn comparison(text: &mut String, counted: &[Counted]) {
     }
 }
 
-/// Writing to a text cannot fail.
+/// Appends a line; writing to a string cannot fail.
 fn line(text: &mut String, line: &str) {
     writeln!(text, "{line}").unwrap_or_default();
 }
 
-/// Means of the intervals in which nothing happens.
+/// Means over the idle intervals.
 #[derive(Debug, Default, PartialEq)]
 struct Idle {
     woken: f64,
     timers: f64,
     reads: f64,
     writes: f64,
-    /// The most used first.
+    /// Accesses by device, the most used first.
     devices: Vec<(String, f64)>,
 }
 
 impl Idle {
     fn of(counts: &[Counts]) -> Self {
         let end = counts.len().saturating_sub(1);
-        // Of a short run the second is idle enough.
+        // In a short run the second interval is idle enough.
         let idle = counts.get(2.min(end.saturating_sub(1))..end).unwrap_or_default();
         let number = u32::try_from(idle.len()).unwrap_or(u32::MAX).max(1);
         // Counts of this size are exact in a double.
@@ -116,7 +116,7 @@ impl Idle {
     }
 }
 
-/// For programs.
+/// Formats the counts as JSON.
 pub fn json(counted: &[Counted], plan: Plan, accelerator: Accelerator) -> Value {
     let runs = counted.iter().map(|run| {
         let intervals = run.counts.iter().map(|count| {

@@ -1,52 +1,51 @@
-//! What QEMU did in each interval: what its trace says of the guest, and what the kernel says of its threads.
+//! Activity of QEMU by interval: events of its trace, and context switches of its threads.
 //!
-//! Knows nothing of machines. An event of the trace is a line `PID@SECONDS.MICROSECONDS:NAME …` in QEMU's messages.
+//! An event of the trace is a line `PID@SECONDS.MICROSECONDS:NAME …` in QEMU's messages.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// The events that are counted: the guest reads or writes a register of an emulated device; a local APIC interrupts its
-/// processor.
+/// The events that are counted: accesses of the guest to registers of emulated devices, and interrupts by a local APIC.
 pub const EVENTS: [&str; 3] = ["memory_region_ops_read", "memory_region_ops_write", "apic_local_deliver"];
 
-/// Interrupt controllers and the timer of the PC, by the names of their registers. Under KVM they are in the kernel,
-/// and QEMU is not woken for them.
+/// Interrupt controllers and the PC's timer, by the names of their registers. Under KVM they are in the kernel and do
+/// not wake QEMU.
 const IRQ_CHIPS: [&str; 6] = ["apic-msi", "kvm-apic-msi", "ioapic", "pic", "pit", "elcr"];
 
-/// How often QEMU's threads went to sleep.
+/// Voluntary context switches of QEMU's threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Threads {
-    /// The main loop: the device model. Each time it has been woken before.
+    /// Those of the main loop, the device model: it was woken before each.
     pub main: u64,
-    /// The processors.
+    /// Those of the vCPU threads.
     pub vcpus: u64,
 }
 
-/// What was counted in an interval.
+/// The counts of an interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub woken: Threads,
-    /// Interrupts by the guest's own timers, those of the local APICs.
+    /// Interrupts by the guest's own timers in the local APICs.
     pub timers: u64,
     pub reads: u64,
     pub writes: u64,
-    /// Reads and writes of interrupt controllers, which are not among the others.
+    /// Accesses to interrupt controllers, which are not included in the others.
     pub irq_chips: u64,
-    /// Reads and writes by device.
+    /// Accesses by device.
     pub devices: BTreeMap<String, u64>,
 }
 
 impl Threads {
-    /// Of the process with this number.
+    /// Reads the counts of the process with this pid.
     pub fn of(pid: i32) -> Result<Self, String> {
         let tasks = Path::new("/proc").join(pid.to_string()).join("task");
         let failed = |error| format!("{}: {error}", tasks.display());
         let mut threads = Self::default();
         let mut is_whole = false;
         for task in fs::read_dir(&tasks).map_err(failed)? {
-            // A worker may end meanwhile; those that are counted do not before the process does.
+            // A worker may exit meanwhile; threads that are counted live as long as the process.
             let Ok(status) = fs::read_to_string(task.map_err(failed)?.path().join("status")) else { continue };
             let value = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
             let switches = value("voluntary_ctxt_switches:").and_then(|value| value.parse().ok()).unwrap_or(0);
@@ -60,13 +59,13 @@ impl Threads {
         if is_whole { Ok(threads) } else { Err(format!("process {pid} has ended")) }
     }
 
-    /// What has come to it since then.
+    /// The difference from an earlier reading.
     pub fn since(&self, before: &Self) -> Self {
         Self { main: self.main.saturating_sub(before.main), vcpus: self.vcpus.saturating_sub(before.vcpus) }
     }
 }
 
-/// The events of a trace by interval; those behind the last count to it.
+/// The events of a trace by interval; later ones count for the last interval.
 pub fn counts(trace: &str, began: Duration, interval: Duration, intervals: u32) -> Vec<Counts> {
     let mut counts: Vec<Counts> = (0..intervals).map(|_| Counts::default()).collect();
     let last = counts.len().saturating_sub(1);
@@ -98,7 +97,7 @@ impl Counts {
     }
 }
 
-/// When, and what.
+/// Parses the time and the name of an event.
 fn event(line: &str) -> Option<(Duration, &str)> {
     let (_, rest) = line.split_once('@')?;
     let (at, event) = rest.split_once(':')?;

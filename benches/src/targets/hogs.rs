@@ -1,10 +1,10 @@
-//! Processes that want all of a CPU.
+//! Processes that use all of a CPU.
 
 use std::process::{Child, Command, Stdio};
 
 use testbed::process::cpu_seconds;
 
-/// One on each of the two CPUs of a measurement; they end when this goes.
+/// One process on each of the two CPUs of a measurement; killed on drop.
 pub(super) struct Hogs {
     children: Vec<Child>,
 }
@@ -20,8 +20,8 @@ impl Hogs {
         Ok(hogs)
     }
 
-    /// CPU seconds that the one on the server's CPU has had.
-    pub(super) fn beside_server(&self) -> Result<f64, String> {
+    /// CPU seconds used by the one on the server's CPU.
+    pub(super) fn on_servers_cpu(&self) -> Result<f64, String> {
         self.children.first().map_or(Ok(0.0), |child| cpu_seconds(child.id()))
     }
 }
@@ -29,7 +29,7 @@ impl Hogs {
 impl Drop for Hogs {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // It ends by nothing else.
+            // The loop ends only by a kill.
             if child.kill().is_ok() {
                 drop(child.wait());
             }

@@ -1,20 +1,20 @@
-//! The images of the rows: made and filled when they are first asked for.
+//! The images of the rows, created when they are first needed.
 
 use std::cell::RefCell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Image, Options, Storage, Who};
-use crate::server::{Engine, Kind};
+use super::{Image, Options, RowServer, Storage};
+use crate::server::{Engine, ServerKind};
 use crate::{chain, fill, scatter, tapline};
 
-/// The images of a kind of storage; they go away with it.
+/// The images on a storage, in a temporary directory.
 pub(super) struct Room {
     place: tempfile::TempDir,
     engine: Engine,
     mib: u64,
-    /// The layers of the chain, once it is made.
+    /// The layers of the scattered chain, once created.
     scattered: RefCell<Vec<String>>,
 }
 
@@ -29,12 +29,12 @@ impl Room {
         Ok(Room { place, engine, mib: options.mib, scattered: RefCell::default() })
     }
 
-    /// Where the images and sockets are.
+    /// The directory of images and sockets.
     pub(super) fn place(&self) -> &Path {
         self.place.path()
     }
 
-    /// What fio's engine that is the same as ours is called.
+    /// The name of the corresponding engine in fio.
     pub(super) fn fio_engine(&self) -> &'static str {
         match self.engine {
             Engine::Aio => "--ioengine=libaio",
@@ -42,48 +42,48 @@ impl Room {
         }
     }
 
-    /// MiB of each image.
+    /// Size of each image in MiB.
     pub(super) fn mib(&self) -> u64 {
         self.mib
     }
 
-    /// An image of ours.
+    /// The path of an image created by Tapline.
     pub(super) fn ours(&self, image: Image) -> Result<PathBuf, String> {
         self.made(image, "tapline")
     }
 
-    /// Who serves it, and what. `None`: no server.
-    pub(super) fn kind(&self, name: &'static str, who: Who) -> Result<Option<Kind>, String> {
+    /// The server and its image; `None`: no server.
+    pub(super) fn kind(&self, name: &'static str, who: RowServer) -> Result<Option<ServerKind>, String> {
         let tapline = |image| {
             let images = match image {
                 Image::Null => vec![format!("null:{}M", self.mib)],
                 Image::ScatteredChain => self.scattered()?,
                 _ => vec![named(image, &self.ours(image)?)],
             };
-            Ok::<Kind, String>(Kind::tapline(name, images).on(self.engine))
+            Ok::<ServerKind, String>(ServerKind::tapline(name, images).on(self.engine))
         };
         let theirs = |image| self.made(image, "peer");
         Ok(Some(match who {
-            Who::Fio => return Ok(None),
-            Who::Tapline(image) => tapline(image)?,
-            Who::TaplineWith(image, more) => tapline(image)?.with(more),
-            Who::TaplineNbd => tapline(Image::Raw)?.over_nbd(),
-            Who::Qsd(Image::Null) => Kind::qemu(name, "null-co", Path::new(&(self.mib << 20).to_string())),
-            Who::Qsd(image) => {
+            RowServer::Fio => return Ok(None),
+            RowServer::Tapline(image) => tapline(image)?,
+            RowServer::TaplineWith(image, more) => tapline(image)?.with(more),
+            RowServer::TaplineNbd => tapline(Image::Raw)?.over_nbd(),
+            RowServer::Qsd(Image::Null) => ServerKind::qemu(name, "null-co", Path::new(&(self.mib << 20).to_string())),
+            RowServer::Qsd(image) => {
                 let format = match image {
                     Image::Vhd | Image::QemuVhd => "vpc",
                     Image::Qcow2 => "qcow2",
                     Image::Raw | Image::Sparse | Image::Null => "raw",
                     Image::ScatteredChain => return Err("the peers have no chains of VHDs".to_owned()),
                 };
-                Kind::qemu(name, format, &theirs(image)?).on(self.engine)
+                ServerKind::qemu(name, format, &theirs(image)?).on(self.engine)
             }
-            Who::Nbdkit => Kind::nbdkit(name, &theirs(Image::Raw)?),
-            Who::QemuNbd => Kind::qemu_nbd(name, &theirs(Image::Raw)?),
+            RowServer::Nbdkit => ServerKind::nbdkit(name, &theirs(Image::Raw)?),
+            RowServer::QemuNbd => ServerKind::qemu_nbd(name, &theirs(Image::Raw)?),
         }))
     }
 
-    /// The layers of a chain, leaf first. They are made once.
+    /// The layers of the scattered chain, leaf first, created once.
     fn scattered(&self) -> Result<Vec<String>, String> {
         let mut made = self.scattered.borrow_mut();
         if made.is_empty() {
@@ -96,7 +96,7 @@ impl Room {
         Ok(made.clone())
     }
 
-    /// Makes the image anew that nothing was written to.
+    /// Creates the empty image again.
     pub(super) fn renew(&self) -> Result<(), String> {
         for owner in ["tapline", "peer"] {
             let path = self.path(Image::Sparse, owner);
@@ -129,12 +129,12 @@ impl Room {
         } else {
             tapline(&["image", "create", &named(image, &path), "--size", &size])?;
         }
-        fill(&[Kind::tapline("tapline", vec![named(image, &path)])], self.place())?;
+        fill(&[ServerKind::tapline("tapline", vec![named(image, &path)])], self.place())?;
         Ok(path)
     }
 }
 
-/// An image as the command line names it.
+/// The name of an image on the command line.
 fn named(image: Image, path: &Path) -> String {
     let format = match image {
         Image::Vhd | Image::QemuVhd | Image::ScatteredChain => "vhd",

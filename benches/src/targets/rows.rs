@@ -1,26 +1,33 @@
 //! The rows, as data.
 
 use super::Figure::{ClientCpu, HogCpu, Iops, IopsPerCpu, P50, ServerCpu, Waits};
-use super::Wanted::{AtLeast, AtMost, No};
-use super::{Figure, Image, Load, Row, Storage, Target, Wanted, Who};
+use super::Threshold::{AtLeast, AtMost, No};
+use super::{Figure, Image, Load, Row, RowServer, Storage, Target, Threshold};
 
 const fn load(pattern: &'static str, block: u32, depth: u32) -> Load {
     Load { pattern, block, depth, spins: false, rate: None, cold: false, fresh: false, hogs: false }
 }
 
-const fn target(of: &'static str, figure: Figure, wanted: Wanted) -> Target {
+const fn target(of: &'static str, figure: Figure, wanted: Threshold) -> Target {
     Target { of, figure, wanted }
 }
 
-const RAW: (&str, Who) = ("tapline raw", Who::Tapline(Image::Raw));
-const VHD: (&str, Who) = ("tapline vhd", Who::Tapline(Image::Vhd));
-const QEMU_VHD: (&str, Who) = ("tapline qemu's vhd", Who::Tapline(Image::QemuVhd));
-const QCOW2: (&str, Who) = ("tapline qcow2", Who::Tapline(Image::Qcow2));
-const QSD: (&str, Who) = ("QSD raw", Who::Qsd(Image::Raw));
-const FIO: (&str, Who) = ("fio", Who::Fio);
+const RAW: (&str, RowServer) = ("tapline raw", RowServer::Tapline(Image::Raw));
+const VHD: (&str, RowServer) = ("tapline vhd", RowServer::Tapline(Image::Vhd));
+const QEMU_VHD: (&str, RowServer) = ("tapline qemu's vhd", RowServer::Tapline(Image::QemuVhd));
+const QCOW2: (&str, RowServer) = ("tapline qcow2", RowServer::Tapline(Image::Qcow2));
+const QSD: (&str, RowServer) = ("QSD raw", RowServer::Qsd(Image::Raw));
+const FIO: (&str, RowServer) = ("fio", RowServer::Fio);
 
-const FORMATS: &[(&str, Who)] =
-    &[RAW, VHD, QEMU_VHD, QCOW2, QSD, ("QSD vhd", Who::Qsd(Image::Vhd)), ("QSD qcow2", Who::Qsd(Image::Qcow2))];
+const FORMATS: &[(&str, RowServer)] = &[
+    RAW,
+    VHD,
+    QEMU_VHD,
+    QCOW2,
+    QSD,
+    ("QSD vhd", RowServer::Qsd(Image::Vhd)),
+    ("QSD qcow2", RowServer::Qsd(Image::Qcow2)),
+];
 
 const FORMAT_TARGETS: &[Target] = &[
     target("tapline vhd", Iops, AtLeast(0.95, "tapline raw")),
@@ -28,7 +35,7 @@ const FORMAT_TARGETS: &[Target] = &[
     target("tapline qcow2", Iops, AtLeast(0.95, "tapline raw")),
 ];
 
-const ON_DISK: &[(&str, Who)] = &[FIO, RAW, VHD, QCOW2, QSD];
+const ON_DISK: &[(&str, RowServer)] = &[FIO, RAW, VHD, QCOW2, QSD];
 
 const ON_DISK_TARGETS: &[Target] = &[
     target("tapline raw", Iops, AtLeast(0.97, "fio")),
@@ -37,15 +44,15 @@ const ON_DISK_TARGETS: &[Target] = &[
     target("tapline raw", Iops, AtLeast(1.2, "QSD raw")),
 ];
 
-const POLLING: &[(&str, Who)] = &[
-    ("off", Who::TaplineWith(Image::Raw, &["--polling", "off"])),
-    ("adaptive", Who::TaplineWith(Image::Raw, &["--polling", "adaptive"])),
-    ("on", Who::TaplineWith(Image::Raw, &["--polling", "on"])),
+const POLLING: &[(&str, RowServer)] = &[
+    ("off", RowServer::TaplineWith(Image::Raw, &["--polling", "off"])),
+    ("adaptive", RowServer::TaplineWith(Image::Raw, &["--polling", "adaptive"])),
+    ("on", RowServer::TaplineWith(Image::Raw, &["--polling", "on"])),
 ];
 
-const CORES: &[(&str, Who)] = &[
-    ("one thread", Who::TaplineWith(Image::Raw, &["--threads", "1", "--cpus", "0-1"])),
-    ("two threads", Who::TaplineWith(Image::Raw, &["--threads", "2", "--cpus", "0-1"])),
+const CORES: &[(&str, RowServer)] = &[
+    ("one thread", RowServer::TaplineWith(Image::Raw, &["--threads", "1", "--cpus", "0-1"])),
+    ("two threads", RowServer::TaplineWith(Image::Raw, &["--threads", "2", "--cpus", "0-1"])),
 ];
 
 pub(super) const ROWS: &[Row] = &[
@@ -54,7 +61,7 @@ pub(super) const ROWS: &[Row] = &[
         what: "no storage behind it, 4 KiB random read, depth 32",
         storage: Storage::Memory,
         load: load("randread", 4096, 32),
-        who: &[("tapline null", Who::Tapline(Image::Null)), ("QSD null", Who::Qsd(Image::Null))],
+        who: &[("tapline null", RowServer::Tapline(Image::Null)), ("QSD null", RowServer::Qsd(Image::Null))],
         targets: &[target("tapline null", IopsPerCpu, AtLeast(1.6, "QSD null"))],
     },
     Row {
@@ -166,7 +173,7 @@ pub(super) const ROWS: &[Row] = &[
         what: "raw on tmpfs over NBD, 4 KiB random read, depth 32, fio as the client",
         storage: Storage::Memory,
         load: load("randread", 4096, 32),
-        who: &[("tapline", Who::TaplineNbd), ("nbdkit", Who::Nbdkit), ("qemu-nbd", Who::QemuNbd)],
+        who: &[("tapline", RowServer::TaplineNbd), ("nbdkit", RowServer::Nbdkit), ("qemu-nbd", RowServer::QemuNbd)],
         targets: &[target("tapline", Iops, AtLeast(1.5, "nbdkit"))],
     },
     Row {
@@ -206,7 +213,7 @@ pub(super) const ROWS: &[Row] = &[
         what: "30 layers of VHDs on tmpfs, scattered by 4 KiB, random read, depth 32",
         storage: Storage::Memory,
         load: load("randread", 4096, 32),
-        who: &[VHD, ("tapline 30 layers", Who::Tapline(Image::ScatteredChain))],
+        who: &[VHD, ("tapline 30 layers", RowServer::Tapline(Image::ScatteredChain))],
         targets: &[target("tapline 30 layers", Iops, AtLeast(0.95, "tapline vhd"))],
     },
     Row {
@@ -214,7 +221,7 @@ pub(super) const ROWS: &[Row] = &[
         what: "a sparse raw image on real storage, io_uring, 4 KiB random first write, depth 32",
         storage: Storage::Disk,
         load: Load { fresh: true, ..load("randwrite", 4096, 32) },
-        who: &[FIO, ("tapline raw", Who::Tapline(Image::Sparse)), ("QSD raw", Who::Qsd(Image::Sparse))],
+        who: &[FIO, ("tapline raw", RowServer::Tapline(Image::Sparse)), ("QSD raw", RowServer::Qsd(Image::Sparse))],
         targets: &[target("tapline raw", Iops, AtLeast(1.0, "fio"))],
     },
 ];

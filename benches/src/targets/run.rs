@@ -1,16 +1,16 @@
-//! Carries the rows out and prints what came of them.
+//! Measures the rows and prints the results.
 
 use testbed::programs::build_released;
 
 use super::images::Room;
-use super::load::{Seen, fio_alone, served};
+use super::load::{MeasuredFigures, fio_alone, served};
 use super::rows::ROWS;
-use super::{Figure, Options, Row, Storage, Target, Wanted, Who};
+use super::{Figure, Options, Row, RowServer, Storage, Target, Threshold};
 use crate::{in_turns, median};
 
-/// Measures the rows that are asked for.
+/// Measures the selected rows.
 pub fn run(options: &Options) -> Result<(), String> {
-    let rows: Vec<&Row> = ROWS.iter().filter(|row| is_asked(row, &options.only)).collect();
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| is_selected(row, &options.only)).collect();
     if rows.is_empty() {
         return Err(format!("no row begins with {}; --list shows them", options.only.join(" or ")));
     }
@@ -40,13 +40,13 @@ pub fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-fn is_asked(row: &Row, only: &[String]) -> bool {
+fn is_selected(row: &Row, only: &[String]) -> bool {
     only.is_empty() || only.iter().any(|name| row.name.starts_with(name.as_str()))
 }
 
 fn measure(row: &Row, room: &Room, options: &Options) -> Result<serde_json::Value, String> {
     let (who, missing): (Vec<_>, Vec<_>) = row.who.iter().partition(|(_, who)| missing(*who).is_none());
-    let kind = |&&(name, who): &&(&'static str, Who)| {
+    let kind = |&&(name, who): &&(&'static str, RowServer)| {
         room.kind(name, who).map(|kind| kind.map(|kind| if row.load.cold { kind.cached() } else { kind }))
     };
     let kinds = who.iter().map(kind).collect::<Result<Vec<_>, String>>()?;
@@ -60,7 +60,7 @@ fn measure(row: &Row, room: &Room, options: &Options) -> Result<serde_json::Valu
             None => fio_alone(&row.load, room, options.seconds),
         }
     })?;
-    let seen: Vec<Shown> =
+    let seen: Vec<MeasuredServer> =
         who.iter().zip(&samples).map(|((name, who), samples)| (*name, *who, middle(samples))).collect();
     if !options.json {
         print_row(row, &seen, &missing);
@@ -82,20 +82,20 @@ fn measure(row: &Row, room: &Room, options: &Options) -> Result<serde_json::Valu
     }))
 }
 
-/// A name of a row, what it stands for, and what was seen of it.
-type Shown = (&'static str, Who, Seen);
+/// A server of a row with its name and figures.
+type MeasuredServer = (&'static str, RowServer, MeasuredFigures);
 
 /// The program that is not installed, and its package.
-fn missing(who: Who) -> Option<(&'static str, &'static str)> {
+fn missing(who: RowServer) -> Option<(&'static str, &'static str)> {
     let (program, package) = who.peer()?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
     (!is_there).then_some((program, package))
 }
 
-fn middle(samples: &[Seen]) -> Seen {
-    let of = |column: fn(&Seen) -> f64| median(samples.iter().map(column));
-    Seen {
+fn middle(samples: &[MeasuredFigures]) -> MeasuredFigures {
+    let of = |column: fn(&MeasuredFigures) -> f64| median(samples.iter().map(column));
+    MeasuredFigures {
         iops: of(|seen| seen.iops),
         p50: of(|seen| seen.p50),
         server_cpu: of(|seen| seen.server_cpu),
@@ -105,7 +105,7 @@ fn middle(samples: &[Seen]) -> Seen {
     }
 }
 
-fn print_row(row: &Row, seen: &[Shown], without: &[&(&'static str, Who)]) {
+fn print_row(row: &Row, seen: &[MeasuredServer], without: &[&(&'static str, RowServer)]) {
     println!("\n{}: {}", row.name, row.what);
     println!(
         "  {:<20}{:>10} {:>9} {:>12} {:>11} {:>10} {:>10}",
@@ -114,7 +114,7 @@ fn print_row(row: &Row, seen: &[Shown], without: &[&(&'static str, Who)]) {
     for (name, who, seen) in seen {
         print!("  {name:<20}{:>10.0} {:>9.1}", seen.iops, seen.p50);
         match who {
-            Who::Fio => println!(),
+            RowServer::Fio => println!(),
             _ => println!(
                 " {:>12.2} {:>11.0} {:>10.3} {:>10.2}",
                 seen.server_cpu,
@@ -139,23 +139,23 @@ fn print_row(row: &Row, seen: &[Shown], without: &[&(&'static str, Who)]) {
     }
 }
 
-/// What the target's figure, or its ratio, is, and whether that is enough. `None`: one of the two was not measured.
-fn judged(target: &Target, seen: &[Shown]) -> Option<(f64, bool)> {
+/// The value of the target's figure or ratio, and whether it is sufficient. `None`: one of the two was not measured.
+fn judged(target: &Target, seen: &[MeasuredServer]) -> Option<(f64, bool)> {
     let of = |name: &str| {
         let found = seen.iter().find(|(who, ..)| *who == name);
         found.map(|(.., seen)| target.figure.of(seen))
     };
     let own = of(target.of)?;
     Some(match target.wanted {
-        Wanted::AtLeast(least, other) => {
+        Threshold::AtLeast(least, other) => {
             let ratio = own / of(other)?;
             (ratio, ratio >= least)
         }
-        Wanted::AtMost(most, other) => {
+        Threshold::AtMost(most, other) => {
             let ratio = own / of(other)?;
             (ratio, ratio <= most)
         }
-        Wanted::No(most) => (own, own <= most),
+        Threshold::No(most) => (own, own <= most),
     })
 }
 
@@ -171,14 +171,14 @@ fn in_words(target: &Target) -> String {
     };
     let of = target.of;
     match target.wanted {
-        Wanted::AtLeast(least, other) => format!("{figure}, {of} at least {least} of {other}"),
-        Wanted::AtMost(most, other) => format!("{figure}, {of} at most {most} of {other}"),
-        Wanted::No(most) => format!("{figure}, {of} at most {most}"),
+        Threshold::AtLeast(least, other) => format!("{figure}, {of} at least {least} of {other}"),
+        Threshold::AtMost(most, other) => format!("{figure}, {of} at most {most} of {other}"),
+        Threshold::No(most) => format!("{figure}, {of} at most {most}"),
     }
 }
 
 impl Figure {
-    fn of(self, seen: &Seen) -> f64 {
+    fn of(self, seen: &MeasuredFigures) -> f64 {
         match self {
             Figure::Iops => seen.iops,
             Figure::IopsPerCpu => seen.iops / seen.server_cpu,
@@ -201,7 +201,7 @@ mod test {
             let is_there = |name: &str| row.who.iter().any(|(who, _)| *who == name);
             for target in row.targets {
                 assert!(is_there(target.of), "{}: {target:?}", row.name);
-                if let Wanted::AtLeast(_, other) | Wanted::AtMost(_, other) = target.wanted {
+                if let Threshold::AtLeast(_, other) | Threshold::AtMost(_, other) = target.wanted {
                     assert!(is_there(other), "{}: {target:?}", row.name);
                 }
             }

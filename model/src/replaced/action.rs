@@ -1,96 +1,96 @@
-//! What happens to an image between two uses, by name.
+//! Actions on an image between two uses.
 
-/// What is done.
+/// An action on an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
 pub enum Action {
-    /// Nothing.
+    /// Does nothing.
     Nothing,
-    /// Other permissions.
+    /// Changes the permissions.
     Chmod,
-    /// A time of modification a year ago.
+    /// Sets the modification time to a year ago.
     TouchPast,
-    /// One in a year.
+    /// Sets the modification time to a year from now.
     TouchFuture,
-    /// Another name.
+    /// Renames the image.
     Rename,
-    /// A further name, by which it is used then.
+    /// Adds a hard link, and uses the image by that name.
     Link,
-    /// Moved away and back.
+    /// Moves the image away and back.
     MoveBack,
-    /// The device is detached, and the same file is attached to it again.
+    /// Detaches the device and attaches the same file to it again.
     Reattach,
-    /// The same, to a device of another number.
+    /// Attaches the same file to a device with another number.
     Renumber,
-    /// Another image is renamed over it.
+    /// Renames another image over it.
     RenameOver,
-    /// Another image is written into the file or the device.
+    /// Writes another image into the file or device.
     Overwrite,
-    /// It is removed, and another one is created until that has its inode.
+    /// Removes the file, and creates others until one has its inode number.
     Recreate,
-    /// Its device number is given to another image.
+    /// Attaches another image to the device.
     GiveNumber,
-    /// `qemu-img convert` into it.
+    /// Runs `qemu-img convert` into its place.
     QemuConvert,
-    /// `qemu-img convert -n` into it.
+    /// Runs `qemu-img convert -n` into it.
     QemuConvertInto,
-    /// `qemu-img create` in its place.
+    /// Runs `qemu-img create` in its place.
     QemuCreate,
-    /// `image create --force` on the device.
+    /// Runs `image create --force` on the device.
     CreateForce,
-    /// `image create`, which must be refused.
+    /// Runs `image create`, which must be refused.
     CreateRefused,
-    /// `image convert --force` in its place.
+    /// Runs `image convert --force` in its place.
     ConvertForce,
-    /// `image resize`.
+    /// Runs `image resize`.
     Resize,
-    /// `image flatten`.
+    /// Runs `image flatten`.
     Flatten,
-    /// `image rebase` onto a copy of its parent.
+    /// Runs `image rebase` onto a copy of its parent.
     Rebase,
-    /// `image merge` into its parent.
+    /// Runs `image merge` into its parent.
     Merge,
-    /// `image snapshot`.
+    /// Runs `image snapshot`.
     Snapshot,
-    /// `image check --repair`.
+    /// Runs `image check --repair`.
     Repair,
-    /// `image compact`.
+    /// Runs `image compact`.
     Compact,
-    /// QEMU writes to it.
+    /// Lets QEMU write to it.
     QemuWrite,
-    /// `qemu-img check -r all`.
+    /// Runs `qemu-img check -r all`.
     QemuRepair,
-    /// `qemu-img snapshot -c`.
+    /// Runs `qemu-img snapshot -c`.
     QemuSnapshot,
-    /// It is cut off.
+    /// Truncates the file.
     Truncate,
 }
 
-/// Which image takes its place, where one does.
+/// The image that takes its place, for actions that replace it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
 pub enum Source {
-    /// A copy that was made before it was served last.
+    /// A copy made before the image was served last.
     AtRest,
-    /// A copy that was made while it was served, after a flush.
+    /// A copy made while it was served, after a flush.
     Flushed,
-    /// A copy that was made while it was served, of one moment (reflink).
+    /// An atomic copy (reflink) made while it was served.
     Atomic,
-    /// Another one.
+    /// Another image.
     Other,
 }
 
 impl Action {
-    /// Whether another image comes from somewhere.
+    /// Whether the action puts another image in its place.
     pub fn has_source(self) -> bool {
         matches!(self, Action::RenameOver | Action::Overwrite | Action::Recreate | Action::GiveNumber)
     }
 }
 
-/// An action, and what comes in the place of the image.
+/// An action with the image that takes the place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Step {
-    /// What is done.
+    /// The action on the image.
     pub action: Action,
-    /// With what, where that matters.
+    /// The source of the other image, if the action has one.
     pub source: Source,
 }
 

@@ -1,6 +1,6 @@
-//! What has a number or a name that is given out again: loop devices, and mounts of FUSE.
+//! Devices whose number or name is reused: loop devices, and FUSE mounts of single files.
 //!
-//! Invariant: only what was attached here is detached.
+//! Invariant: only files that were attached here are detached.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -13,13 +13,13 @@ use testbed::tool;
 
 use super::site::run;
 
-/// How long something may be in use after its user was killed.
+/// How long a device may be busy after its user was killed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The name of a mount's file, without its number.
+/// The name of a mounted file, without its number.
 const MOUNTED: &str = "mounted";
 
-/// A loop device, or a file that is mounted.
+/// A loop device, or a file on which another one is mounted.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
@@ -30,29 +30,29 @@ pub struct Device {
 enum Attached {
     Nothing,
     Loop,
-    /// The process that is the file system.
+    /// The file is mounted by this process.
     Fuse(Child),
 }
 
 impl Device {
-    /// The loop device of a number, which is free.
+    /// The loop device with this number, which must be unused.
     pub fn of_loop(number: u32) -> Device {
         Device { path: PathBuf::from(format!("/dev/loop{number}")), attached: Attached::Nothing }
     }
 
-    /// A file in a directory, at which files are mounted.
+    /// A file in a directory, on which files are mounted.
     pub fn of_fuse(directory: &Path, number: u32) -> Result<Device, String> {
         let path = directory.join(format!("{MOUNTED}.{number}"));
         File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Device { path, attached: Attached::Nothing })
     }
 
-    /// Its path.
+    /// The path of the device or file.
     pub fn path(&self) -> PathBuf {
         self.path.clone()
     }
 
-    /// Attaches a file.
+    /// Attaches a backing file.
     pub fn attach(&mut self, backing: &Path) -> Result<(), String> {
         let begun = Instant::now();
         let waits = |why: String| match begun.elapsed() > PATIENCE {
@@ -75,7 +75,7 @@ impl Device {
             }
             return Ok(());
         }
-        // It may still be open somewhere, or in the hands of another run for a moment.
+        // The device may still be open, or briefly in use by another run.
         while let Err(why) = run(Command::new("losetup").arg(&self.path).arg(backing)) {
             waits(why)?;
         }
@@ -83,7 +83,7 @@ impl Device {
         Ok(())
     }
 
-    /// Detaches what is attached.
+    /// Detaches the backing file.
     pub fn detach(&mut self) -> Result<(), String> {
         match std::mem::replace(&mut self.attached, Attached::Nothing) {
             Attached::Nothing => Ok(()),
@@ -110,7 +110,7 @@ pub fn device_of(path: &Path) -> Result<u64, String> {
     fs::metadata(path).map(|found| found.dev()).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Whether a path is that of a device, or of a mount: it cannot be renamed.
+/// Whether a path is a device or a mount, which cannot be renamed.
 pub fn is_device(path: &Path) -> bool {
     path.parent() == Some(Path::new("/dev")) || is_mount(path)
 }
@@ -119,7 +119,7 @@ fn is_mount(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| stem == MOUNTED)
 }
 
-/// Whether files can be mounted here.
+/// Whether files can be mounted with FUSE here.
 pub fn has_fuse() -> bool {
     Path::new("/dev/fuse").exists() && tool::locate("qemu-storage-daemon").is_some()
 }

@@ -1,36 +1,36 @@
-//! What can be wrong with an image, or with a program that uses it.
+//! Failures of an image or of a program that uses it.
 
-/// Kinds of failures.
+/// Classes of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// Bytes that the image has never had, or no longer.
+pub enum FailureClass {
+    /// The image shows bytes that it never had, or no longer has.
     Foreign,
-    /// Answered writes are missing, though there was no power loss.
+    /// Answered writes are missing without a power loss.
     Lost,
     /// A sound image is refused.
     Refused,
-    /// A program failed, of ours or of others.
+    /// A program failed, ours or another.
     Program,
 }
 
-/// A failure of a use.
+/// A failure found in a use of an image.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its kind.
-    pub class: Class,
-    /// What was found.
+    /// The class of the failure.
+    pub class: FailureClass,
+    /// A description of the failure.
     pub what: String,
 }
 
 impl Failure {
-    /// A failure of this kind.
-    pub fn new(class: Class, what: String) -> Failure {
+    /// Creates a failure of this class.
+    pub fn new(class: FailureClass, what: String) -> Failure {
         Failure { class, what }
     }
 
-    /// That of a program.
+    /// Creates a failure of a program.
     pub fn of_program(what: String) -> Failure {
-        Failure::new(Class::Program, what)
+        Failure::new(FailureClass::Program, what)
     }
 }
 

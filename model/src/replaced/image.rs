@@ -1,6 +1,6 @@
-//! Images of a round: their formats and their files.
+//! The formats and files of the images of a round.
 //!
-//! Invariant: what a stored image shows is known exactly.
+//! Invariant: the content of a stored image is known exactly.
 
 use std::path::{Path, PathBuf};
 
@@ -9,94 +9,100 @@ use crate::content::Content;
 
 /// Kinds of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
-pub enum Kind {
-    /// Raw.
+pub enum ImageKind {
+    /// A raw image.
     Raw,
-    /// VHD that grows.
+    /// A dynamic VHD.
     Vhd,
-    /// VHD with all of its space.
+    /// A fixed VHD.
     FixedVhd,
-    /// VHD on a VHD.
+    /// A VHD on a VHD parent.
     VhdChild,
-    /// VHD on a raw file.
+    /// A VHD on a raw parent.
     VhdOnRaw,
-    /// VHD as QEMU makes it.
+    /// A dynamic VHD created by QEMU.
     VhdByQemu,
-    /// qcow2.
+    /// A qcow2 image.
     Qcow2,
-    /// qcow2 with small clusters, as QEMU makes it.
+    /// A qcow2 image with small clusters, created by QEMU.
     Qcow2ByQemu,
-    /// qcow2 on a qcow2.
+    /// A qcow2 image on a qcow2 parent.
     Qcow2Child,
-    /// qcow2 on a raw file.
+    /// A qcow2 image on a raw parent.
     Qcow2OnRaw,
-    /// qcow2 with a data file.
+    /// A qcow2 image with an external data file.
     DataFile,
 }
 
-impl Kind {
-    /// The word in front of its file.
+impl ImageKind {
+    /// Its format on the command line.
     pub fn format(self) -> &'static str {
         match self {
-            Kind::Raw => "raw",
-            Kind::Vhd | Kind::FixedVhd | Kind::VhdChild | Kind::VhdOnRaw | Kind::VhdByQemu => "vhd",
-            Kind::Qcow2 | Kind::Qcow2ByQemu | Kind::Qcow2Child | Kind::Qcow2OnRaw | Kind::DataFile => "qcow2",
+            ImageKind::Raw => "raw",
+            ImageKind::Vhd | ImageKind::FixedVhd | ImageKind::VhdChild | ImageKind::VhdOnRaw | ImageKind::VhdByQemu => {
+                "vhd"
+            }
+            ImageKind::Qcow2
+            | ImageKind::Qcow2ByQemu
+            | ImageKind::Qcow2Child
+            | ImageKind::Qcow2OnRaw
+            | ImageKind::DataFile => "qcow2",
         }
     }
 
-    /// The word in front of its parent's file, if it has one.
+    /// The format of its parent, if it has one.
     pub fn parent(self) -> Option<&'static str> {
         match self {
-            Kind::VhdChild => Some("vhd"),
-            Kind::Qcow2Child => Some("qcow2"),
-            Kind::VhdOnRaw | Kind::Qcow2OnRaw => Some("raw"),
+            ImageKind::VhdChild => Some("vhd"),
+            ImageKind::Qcow2Child => Some("qcow2"),
+            ImageKind::VhdOnRaw | ImageKind::Qcow2OnRaw => Some("raw"),
             _ => None,
         }
     }
 
-    /// Whether such an image can be at such a place.
+    /// Whether such an image can be on this medium.
     pub fn fits(self, medium: Medium) -> bool {
-        // A device has one size: QEMU makes VHDs in files, and a data file has its image's name.
-        medium != Medium::Loop || !matches!(self, Kind::FixedVhd | Kind::VhdByQemu | Kind::DataFile)
+        // A device has a fixed size, QEMU creates VHDs only in files, and a data file is named after its image.
+        medium != Medium::Loop || !matches!(self, ImageKind::FixedVhd | ImageKind::VhdByQemu | ImageKind::DataFile)
     }
 
-    /// QEMU's words for such an image, without parents.
+    /// The format and options of `qemu-img create` for such an image without parents.
     pub fn qemu_options(self) -> Option<(&'static str, &'static str)> {
         match self {
-            Kind::Raw => Some(("raw", "")),
-            Kind::VhdByQemu => Some(("vpc", "subformat=dynamic,force_size=on")),
-            Kind::Qcow2ByQemu => Some(("qcow2", "cluster_size=4k")),
-            Kind::Qcow2 => Some(("qcow2", "lazy_refcounts=on")),
+            ImageKind::Raw => Some(("raw", "")),
+            ImageKind::VhdByQemu => Some(("vpc", "subformat=dynamic,force_size=on")),
+            ImageKind::Qcow2ByQemu => Some(("qcow2", "cluster_size=4k")),
+            ImageKind::Qcow2 => Some(("qcow2", "lazy_refcounts=on")),
             _ => None,
         }
     }
 }
 
-/// An image at its place.
+/// An image in its place.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// The word in front of its file.
+    /// Its format on the command line.
     pub format: &'static str,
-    /// Its file or device.
+    /// The path of its file or device.
     pub leaf: PathBuf,
-    /// Its data file.
+    /// The path of its data file.
     pub data: Option<PathBuf>,
     /// Its parents, the nearest first.
     pub parents: Vec<Layer>,
-    /// Units that are used of it.
+    /// Number of units of the disk that are used.
     pub units: u64,
-    /// It is a VHD that has all of its space.
+    /// Whether it is a fixed VHD.
     pub is_fixed: bool,
 }
 
-/// An image below another one.
+/// A parent of an image.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// The word in front of its file.
+    /// Its format on the command line.
     pub format: &'static str,
-    /// Its file or device.
+    /// The path of its file or device.
     pub leaf: PathBuf,
-    /// Its data file.
+    /// The path of its data file.
     pub data: Option<PathBuf>,
 }
 
@@ -120,7 +126,7 @@ impl Image {
         name(self.format, &self.leaf, self.data.as_deref())
     }
 
-    /// Its parents on the command line.
+    /// Its `--parent` arguments.
     pub fn parent_words(&self) -> Vec<String> {
         self.parents.iter().flat_map(|parent| ["--parent".to_owned(), parent.name()]).collect()
     }
@@ -131,27 +137,27 @@ impl Image {
     }
 }
 
-/// An image that is kept, and what it shows.
+/// A stored image and its content.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// The word in front of its file.
+    /// Its format on the command line.
     pub format: &'static str,
     /// A copy of its file or device.
     pub leaf: PathBuf,
     /// A copy of its data file.
     pub data: Option<PathBuf>,
-    /// Its parents; where they are not those that are there already, copies.
+    /// Its parents: copies, unless they are in their place already.
     pub parents: Vec<Layer>,
-    /// What it shows.
+    /// The content of its disk.
     pub content: Content,
-    /// Units that are used of it.
+    /// Number of units of the disk that are used.
     pub units: u64,
-    /// It is a VHD that has all of its space.
+    /// Whether it is a fixed VHD.
     pub is_fixed: bool,
 }
 
 impl Stored {
-    /// Puts it in the place of an image, or where there is none yet.
+    /// Puts it in the place of an image, or into a free place.
     pub fn put(&self, site: &mut Site, method: Method, leaf: &Path) -> Result<Option<Image>, String> {
         let mut parents = Vec::new();
         for parent in &self.parents {

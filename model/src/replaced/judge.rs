@@ -1,29 +1,29 @@
-//! Uses of an image, and what is wrong with what they show.
+//! Uses an image, and judges what it shows.
 
 use std::fs;
 
-use super::failure::{Class, Failure};
+use super::failure::{Failure, FailureClass};
 use super::life::Served;
-use super::oracle::Wrong;
+use super::oracle::Mismatch;
 use super::round::Round;
 
 impl Round<'_> {
-    /// What was read by this use must be what the image may show.
+    /// Checks bytes that were read by this use.
     pub fn judge(&mut self, by: &str, bytes: &[u8]) -> Result<(), Failure> {
         let wanted = usize::try_from(self.state.image.units * crate::content::UNIT).unwrap_or(usize::MAX);
         if bytes.len() < wanted && !self.state.cut {
             let what = format!("{by}: the disk has {} bytes, and had {wanted}", bytes.len());
-            return Err(Failure::new(Class::Foreign, what));
+            return Err(Failure::new(FailureClass::Foreign, what));
         }
-        self.tell(by);
+        self.log(by);
         let used = bytes.get(..wanted).unwrap_or(bytes);
-        self.state.oracle.see(used).map_err(|wrong| match wrong {
-            Wrong::Lost(why) => Failure::new(Class::Lost, format!("{by}: {why}")),
-            Wrong::Foreign(why) => Failure::new(Class::Foreign, format!("{by}: {why}")),
+        self.state.oracle.check_read(used).map_err(|wrong| match wrong {
+            Mismatch::Lost(why) => Failure::new(FailureClass::Lost, format!("{by}: {why}")),
+            Mismatch::Foreign(why) => Failure::new(FailureClass::Foreign, format!("{by}: {why}")),
         })
     }
 
-    /// One use that changes nothing.
+    /// Uses the image without changing it.
     pub fn use_at_rest(&mut self) -> Result<(), Failure> {
         match self.random.below(4) {
             0 => self.serve_read_only(),
@@ -40,12 +40,14 @@ impl Round<'_> {
                     match served.read(self.state.image.units) {
                         Ok(bytes) => self.judge("serve --read-only", &bytes)?,
                         Err(_) if self.state.cut => {}
-                        Err(error) => return Err(Failure::new(Class::Refused, format!("a read, read-only: {error}"))),
+                        Err(error) => {
+                            return Err(Failure::new(FailureClass::Refused, format!("a read, read-only: {error}")));
+                        }
                     }
                     return served.stop().map_err(Failure::of_program);
                 }
                 Err(_) if self.state.cut => return Ok(()),
-                Err(said) => self.follow(&said, "serve --read-only")?,
+                Err(said) => self.follow_advice(&said, "serve --read-only")?,
             }
         }
         Err(self.refused("serve --read-only", "the advice has changed nothing"))
@@ -77,61 +79,61 @@ impl Round<'_> {
         self.attempt("check", &line, &[0, 5]).map(drop)
     }
 
-    /// Runs a job, which must end with one of these codes; again, if it is held and its advice was followed. Returns
-    /// false if it failed as it should.
+    /// Runs a job, which must exit with one of these codes; repeated if the image is held and the advice was followed.
+    /// Returns false if the job failed as it should.
     pub fn attempt(&mut self, by: &str, line: &[&str], codes: &[i32]) -> Result<bool, Failure> {
         for _ in 0..2 {
             let said = self.ground.programs.run(&self.site, line)?;
             if said.code.is_some_and(|code| codes.contains(&code)) {
-                self.tell(&format!("{by}: ok"));
+                self.log(&format!("{by}: ok"));
                 return Ok(true);
             }
             if self.state.cut {
                 return Ok(false);
             }
-            self.follow(&format!("{} (exit code {:?})", said.text.trim_end(), said.code), by)?;
+            self.follow_advice(&format!("{} (exit code {:?})", said.text.trim_end(), said.code), by)?;
         }
         Err(self.refused(by, "the advice has changed nothing"))
     }
 
-    /// Does what a refusal advises, if it may be refused.
-    pub fn follow(&mut self, said: &str, by: &str) -> Result<(), Failure> {
+    /// Follows the advice of a refusal, if the image may be refused.
+    pub fn follow_advice(&mut self, said: &str, by: &str) -> Result<(), Failure> {
         let redo = self.site.room.join("redo");
         let advised = said.split_whitespace().find(|word| word.starts_with(&*redo.to_string_lossy()));
         let (Some(_), Some(path)) = (self.state.hold, advised) else {
             return Err(self.refused(by, said));
         };
-        self.tell(&format!("{by}: held, its advice is followed"));
+        self.log(&format!("{by}: held, its advice is followed"));
         fs::remove_file(path).map_err(|error| Failure::of_program(format!("the advice: {path}: {error}")))?;
         self.state.oracle.lose();
-        self.state.owed = false;
+        self.state.has_pending_log = false;
         Ok(())
     }
 
-    /// A refusal of what is sound.
+    /// The failure that a sound image was refused.
     pub fn refused(&self, by: &str, why: &str) -> Failure {
-        Failure::new(Class::Refused, format!("{by}: {}", why.trim_end()))
+        Failure::new(FailureClass::Refused, format!("{by}: {}", why.trim_end()))
     }
 
-    /// An image that is cut off is an error, or shows what it should.
+    /// Serves a truncated image: it must fail or show the expected content.
     pub fn serve_cut(&mut self) -> Result<(), Failure> {
         let Ok(mut served) = Served::start(&self.ground.programs, &self.site, &self.state.image, false)? else {
-            self.tell("refused, rightly");
+            self.log("refused, rightly");
             return Ok(());
         };
         let units = self.state.image.units.min(served.client.size / crate::content::UNIT);
         for unit in 0..units {
             let Ok(bytes) = served.client.read(unit * crate::content::UNIT, 4096) else { continue };
             let mut live = self.state.oracle.live.clone();
-            if let Err(why) = live.see(unit, &bytes) {
-                return Err(Failure::new(Class::Foreign, format!("serve, cut off: {why}")));
+            if let Err(why) = live.check_read(unit, &bytes) {
+                return Err(Failure::new(FailureClass::Foreign, format!("serve, cut off: {why}")));
             }
         }
         Ok(())
     }
 }
 
-/// Words as a command line takes them.
+/// Converts a list of words into arguments.
 fn words(list: &[String]) -> Vec<&str> {
     list.iter().map(String::as_str).collect()
 }

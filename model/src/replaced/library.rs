@@ -1,4 +1,4 @@
-//! Sound images to begin rounds with.
+//! Sound images with which rounds begin.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,29 +6,35 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::image::{Image, Kind, Layer, Stored};
+use super::image::{Image, ImageKind, Layer, Stored};
 use super::life::{self, Served, UNITS};
 use super::oracle::Oracle;
 use super::program::Programs;
 use super::site::{DEVICE_LEN, Medium, Site, run};
 use crate::content::UNIT;
 
-/// Sound images, each made when it is first needed.
+/// Sound images, each created when it is first needed.
 #[derive(Debug)]
 pub struct Library {
     directory: PathBuf,
     numbers: (u32, u32),
-    made: Mutex<BTreeMap<(Kind, bool, u64), Arc<Stored>>>,
+    made: Mutex<BTreeMap<(ImageKind, bool, u64), Arc<Stored>>>,
 }
 
 impl Library {
-    /// A library that has made no image yet.
+    /// An empty library.
     pub fn new(directory: PathBuf, numbers: (u32, u32)) -> Library {
         Library { directory, numbers, made: Mutex::default() }
     }
 
-    /// An image for such a place; of each kind there are several variants.
-    pub fn image(&self, programs: &Programs, kind: Kind, medium: Medium, variant: u64) -> Result<Arc<Stored>, String> {
+    /// An image for such a medium; there are several variants of each kind.
+    pub fn image(
+        &self,
+        programs: &Programs,
+        kind: ImageKind,
+        medium: Medium,
+        variant: u64,
+    ) -> Result<Arc<Stored>, String> {
         let is_device = medium == Medium::Loop;
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(stored) = made.get(&(kind, is_device, variant)) {
@@ -39,13 +45,13 @@ impl Library {
         Ok(stored)
     }
 
-    fn make(&self, programs: &Programs, kind: Kind, is_device: bool, variant: u64) -> Result<Stored, String> {
+    fn make(&self, programs: &Programs, kind: ImageKind, is_device: bool, variant: u64) -> Result<Stored, String> {
         let word = format!("{kind:?}-{}-{variant}", if is_device { "device" } else { "file" }).to_lowercase();
         let room = self.directory.join(&word);
         let medium = if is_device { Medium::Loop } else { Medium::Tmpfs };
         let mut site = Site::make(medium, room.clone(), room.join("room"), self.numbers)?;
         let mut oracle = Oracle::default();
-        // Of each image its own stamps, so that a foreign byte is known by its looks.
+        // Each image has its own stamps, so that foreign data is recognized.
         let number = 1 + variant + 10 * u64::from(is_device) + 100 * u64::try_from(word.len()).unwrap_or(0);
         let seed = word.bytes().fold(number, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
         let mut stamps = (seed % 100_000) << 12;
@@ -64,8 +70,8 @@ impl Library {
             site.attach_copy(&empty)?;
         }
         let leaf = site.first_path();
-        let data = (kind == Kind::DataFile).then(|| room.join("leaf.data"));
-        let (format, is_fixed) = (kind.format(), kind == Kind::FixedVhd);
+        let data = (kind == ImageKind::DataFile).then(|| room.join("leaf.data"));
+        let (format, is_fixed) = (kind.format(), kind == ImageKind::FixedVhd);
         let image = Image { format, leaf: leaf.clone(), data, parents, units: UNITS, is_fixed };
         create(programs, &site, kind, &image)?;
         fill(programs, &site, &image, &mut oracle, seed, &mut stamps)?;
@@ -83,7 +89,7 @@ impl Library {
 }
 
 /// Creates an empty image.
-fn create(programs: &Programs, site: &Site, kind: Kind, image: &Image) -> Result<(), String> {
+fn create(programs: &Programs, site: &Site, kind: ImageKind, image: &Image) -> Result<(), String> {
     let size = (UNITS * UNIT).to_string();
     let by_qemu = |format: &str, options: &str| {
         let mut command = Command::new("qemu-img");
@@ -94,21 +100,21 @@ fn create(programs: &Programs, site: &Site, kind: Kind, image: &Image) -> Result
     let mut words = vec!["image", "create", &name];
     let parents = image.parent_words();
     match kind {
-        Kind::Raw if site.devices.is_some() => return Ok(()),
-        Kind::VhdByQemu | Kind::Qcow2ByQemu => {
+        ImageKind::Raw if site.devices.is_some() => return Ok(()),
+        ImageKind::VhdByQemu | ImageKind::Qcow2ByQemu => {
             let (format, options) = kind.qemu_options().ok_or("QEMU does not make it")?;
             return by_qemu(format, options);
         }
-        Kind::DataFile => return by_qemu("qcow2", "data_file=leaf.data"),
-        Kind::FixedVhd => words.extend(["--size", &size, "--fixed"]),
-        Kind::Vhd => words.extend(["--size", &size, "--block-size", "512K"]),
+        ImageKind::DataFile => return by_qemu("qcow2", "data_file=leaf.data"),
+        ImageKind::FixedVhd => words.extend(["--size", &size, "--fixed"]),
+        ImageKind::Vhd => words.extend(["--size", &size, "--block-size", "512K"]),
         _ if image.parents.is_empty() => words.extend(["--size", &size]),
         _ => words.extend(parents.iter().map(String::as_str)),
     }
     programs.done(site, &words)
 }
 
-/// Writes at random, and leaves the image as a process does that is stopped.
+/// Fills an image at random, and leaves it as a stopped process does.
 fn fill(
     programs: &Programs,
     site: &Site,
@@ -122,9 +128,9 @@ fn fill(
     for _ in 0..12 {
         life::write(&mut served.client, oracle, &mut random, stamps)?;
     }
-    // What discards have left is known then.
+    // Reading settles what discards have left.
     let bytes = served.read(image.units).map_err(|error| format!("a new image: {error}"))?;
-    oracle.see(&bytes).map_err(|wrong| format!("a new image: {wrong:?}"))?;
+    oracle.check_read(&bytes).map_err(|wrong| format!("a new image: {wrong:?}"))?;
     served.stop()?;
     oracle.flushed();
     Ok(())

@@ -1,4 +1,4 @@
-//! A life of a disk: it is served, written to, and killed or stopped.
+//! Serves an image, writes to it, and kills or stops the process.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Stdio};
@@ -14,26 +14,26 @@ use super::program::Programs;
 use super::site::Site;
 use crate::content::{Range, UNIT, bytes_of};
 
-/// Units of a disk.
+/// Number of units of a disk.
 pub const UNITS: u64 = 1024;
 
-/// Parts of a disk, in each of which one request of a burst may be.
+/// Number of parts of a disk; each has at most one request of a burst.
 const PARTS: u64 = 8;
 
 /// Bytes of a read.
-const PIECE: usize = 1 << 20;
+const READ_LEN: usize = 1 << 20;
 
-/// A disk that is served.
+/// A disk process that serves an image; killed on drop.
 #[derive(Debug)]
 pub struct Served {
     child: Child,
     log: BufReader<ChildStderr>,
-    /// The connection to it.
+    /// The NBD connection to it.
     pub client: Client,
 }
 
 impl Served {
-    /// Serves an image, or returns why it was not served.
+    /// Serves an image; an error contains why it was not served.
     pub fn start(
         programs: &Programs,
         site: &Site,
@@ -66,24 +66,24 @@ impl Served {
         Ok(Ok(Served { child, log, client }))
     }
 
-    /// The first units; an error of a request is one.
+    /// Reads this number of units from the beginning.
     pub fn read(&mut self, units: u64) -> std::io::Result<Vec<u8>> {
         let len = usize::try_from((units * UNIT).min(self.client.size)).unwrap_or(0);
         let mut bytes = Vec::with_capacity(len);
         while bytes.len() < len {
             let at = u64::try_from(bytes.len()).unwrap_or(0);
-            bytes.extend(self.client.read(at, PIECE.min(len - bytes.len()))?);
+            bytes.extend(self.client.read(at, READ_LEN.min(len - bytes.len()))?);
         }
         Ok(bytes)
     }
 
-    /// Kills it.
+    /// Kills the process with SIGKILL.
     pub fn kill(mut self) -> Result<(), String> {
         self.child.kill().map_err(|error| error.to_string())?;
         self.child.wait().map(drop).map_err(|error| error.to_string())
     }
 
-    /// Stops it.
+    /// Stops the process with SIGTERM.
     pub fn stop(mut self) -> Result<(), String> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).ok_or("no process")?;
         kill_process(pid, Signal::TERM).map_err(|error| error.to_string())?;
@@ -96,37 +96,37 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Only after a failure is it still there.
+        // Still running only after a failure.
         self.child.kill().unwrap_or_default();
         self.child.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// A copy that is taken while the disk is served.
-pub enum Moment {
-    /// After a flush, while nothing is under way.
+/// When a copy of a served image is taken.
+pub enum CopyTime {
+    /// After a flush, without requests in flight.
     Quiet,
-    /// At any moment, of all of the file at once.
+    /// At any time, as an atomic copy.
     Any,
 }
 
-/// What is called when a copy is to be taken, with what the disk may show then.
+/// Called to take a copy, with what the disk may show at that time.
 pub type Copier<'a> = dyn FnMut(&Oracle) -> Result<(), String> + 'a;
 
-/// Requests until the process is to be killed or stopped. `copy` is called at some moment if it is wanted.
+/// Sends requests until the process is to be killed or stopped. `copy` is called at a random time if it is given.
 pub fn live(
     served: &mut Served,
     oracle: &mut Oracle,
     random: &mut Random,
     stamps: &mut u64,
-    mut copy: Option<(Moment, &mut Copier<'_>)>,
+    mut copy: Option<(CopyTime, &mut Copier<'_>)>,
 ) -> Result<(), String> {
     let count = 3 + random.below(20);
     let copied_at = random.below(count);
     for request in 0..count {
         if request == copied_at {
             if let Some((moment, copy)) = &mut copy {
-                if matches!(moment, Moment::Quiet) {
+                if matches!(moment, CopyTime::Quiet) {
                     served.client.flush().map_err(|error| error.to_string())?;
                     oracle.flushed();
                 }
@@ -138,7 +138,7 @@ pub fn live(
     Ok(())
 }
 
-/// One request that changes something, or a flush.
+/// Sends a random request that changes the disk, or a flush.
 pub fn write(client: &mut Client, oracle: &mut Oracle, random: &mut Random, stamps: &mut u64) -> Result<(), String> {
     let at = random.below(UNITS);
     let len = match random.below(3) {
@@ -160,7 +160,7 @@ pub fn write(client: &mut Client, oracle: &mut Oracle, random: &mut Random, stam
     done.map_err(|error| format!("a request of a served disk: {error}"))
 }
 
-/// Some requests at once, of which the process is killed.
+/// Sends a burst of requests and kills the process while they are in flight.
 pub fn kill(mut served: Served, oracle: &mut Oracle, random: &mut Random, stamps: &mut u64) -> Result<(), String> {
     for part in 0..random.below(PARTS) {
         let units = UNITS / PARTS;
@@ -172,7 +172,7 @@ pub fn kill(mut served: Served, oracle: &mut Oracle, random: &mut Random, stamps
         sent.map_err(|error| error.to_string())?;
         oracle.set_perhaps(range, *stamps);
     }
-    // The moment is random, and the only thing that is not the same the next time.
+    // The time is random, and the only part of a round that a seed does not reproduce.
     let begun = Instant::now();
     let wait = Duration::from_micros(random.below(800));
     while begun.elapsed() < wait {

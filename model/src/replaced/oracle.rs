@@ -1,71 +1,71 @@
-//! What an image may show: after the death of its process, and after a power loss.
+//! The content that an image may show after the death of its process and after a power loss.
 //!
-//! Knows nothing of how an image is read.
+//! Knows nothing about how an image is read.
 
 use crate::content::{Content, Range};
 
-/// Both.
+/// The expected content of an image.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    /// All that was answered.
+    /// The content with all answered writes.
     pub live: Content,
-    /// What was flushed, or anything later.
+    /// The content after a power loss: flushed writes, and possibly later ones.
     pub lossy: Content,
 }
 
-/// How what was read differs.
+/// How the bytes read differ from both.
 #[derive(Clone, Debug)]
-pub enum Wrong {
+pub enum Mismatch {
     /// Answered writes are missing, as after a power loss.
     Lost(String),
-    /// Neither that.
+    /// The bytes match neither.
     Foreign(String),
 }
 
 impl Oracle {
-    /// An image at rest.
+    /// The oracle of an image at rest.
     pub fn at_rest(content: Content) -> Oracle {
         Oracle { lossy: content.clone(), live: content }
     }
 
-    /// A write that was answered; with stamp 0 zeroes.
+    /// Records a write that was answered; stamp 0 is zeroes.
     pub fn set(&mut self, range: Range, stamp: u64) {
         self.live.set(range, stamp);
         self.lossy.set_perhaps(range, stamp);
     }
 
-    /// The same, and it is durable.
+    /// Records a write that was answered and is durable.
     pub fn set_durably(&mut self, range: Range, stamp: u64) {
         self.live.set(range, stamp);
         self.lossy.set(range, stamp);
     }
 
-    /// A write that was not answered, or a discard.
+    /// Records a write that was not answered, or a discard.
     pub fn set_perhaps(&mut self, range: Range, stamp: u64) {
         self.live.set_perhaps(range, stamp);
         self.lossy.set_perhaps(range, stamp);
     }
 
-    /// A flush was answered while nothing was under way.
+    /// Records that a flush was answered while no request was in flight.
     pub fn flushed(&mut self) {
         self.lossy = self.live.clone();
     }
 
-    /// There was a power loss, or all that is left is as after one.
+    /// Records a power loss, or an equivalent loss.
     pub fn lose(&mut self) {
         self.live = self.lossy.clone();
     }
 
-    /// Holds what was read against it; what was open is settled.
-    pub fn see(&mut self, bytes: &[u8]) -> Result<(), Wrong> {
+    /// Compares bytes that were read; uncertain units are settled by them.
+    pub fn check_read(&mut self, bytes: &[u8]) -> Result<(), Mismatch> {
         let mut live = self.live.clone();
-        match live.see(0, bytes) {
+        match live.check_read(0, bytes) {
             Ok(()) => {
                 self.live = live;
                 Ok(())
             }
-            Err(why) if self.lossy.clone().see(0, bytes).is_ok() => Err(Wrong::Lost(why)),
-            Err(why) => Err(Wrong::Foreign(why)),
+            Err(why) if self.lossy.clone().check_read(0, bytes).is_ok() => Err(Mismatch::Lost(why)),
+            Err(why) => Err(Mismatch::Foreign(why)),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Faults that are put into the disk process (`tapline-disk/src/process/fault.rs`): the rounds must find each.
+//! Faults planted in the disk process (`tapline-disk/src/process/fault.rs`); the rounds must find each.
 //!
-//! Knows which actions bring one to light, to which rounds are restricted then.
+//! Defines the actions that expose each fault; rounds are restricted to them.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::planted::planted_program;
 /// Seconds in which a fault must be found.
 const PATIENCE: u64 = 60;
 
-/// The faults, and the actions that bring each to light.
+/// The faults, each with the actions that expose it.
 const ALL: &[(&str, &[Action])] = &[
     ("any-stamp", &[Action::Overwrite, Action::GiveNumber]),
     ("time-decides", &[Action::TouchFuture]),
@@ -20,7 +20,7 @@ const ALL: &[(&str, &[Action])] = &[
     ("reader-ignores-log", &[Action::Nothing]),
 ];
 
-/// `--planted`: one of them or all.
+/// Runs `--planted` with a fault or `all`.
 pub fn run(options: &Options, wanted: &str) -> Result<(), String> {
     let chosen: Vec<_> = ALL.iter().filter(|(name, _)| wanted == "all" || *name == wanted).collect();
     if chosen.is_empty() {

@@ -1,4 +1,4 @@
-//! The program under test, run in a place of a round.
+//! Runs the program under test in the place of a round.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,26 +7,26 @@ use testbed::tool;
 
 use super::site::Site;
 
-/// Where the programs are.
+/// The programs under test.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// Their directory.
+    /// The directory of the programs.
     pub directory: PathBuf,
-    /// The fault that is put into them.
+    /// The fault that is planted in them.
     pub planted: Option<&'static str>,
 }
 
-/// What a program left behind.
+/// The exit code and output of a program.
 #[derive(Debug)]
-pub struct Said {
-    /// Its exit code.
+pub struct ProgramOutput {
+    /// The program's exit code.
     pub code: Option<i32>,
-    /// What it printed.
+    /// The text that it printed.
     pub text: String,
 }
 
 impl Programs {
-    /// The disk process, with its redo logs in the round's room.
+    /// The command of the disk process, with its redo logs in the round's room.
     pub fn disk(&self, site: &Site) -> Command {
         let mut command = tool::bound_to_us(self.directory.join("tapline-disk"));
         command.current_dir(&site.files).env("TAPLINE_REDO_DIR", site.room.join("redo"));
@@ -37,14 +37,14 @@ impl Programs {
     }
 
     /// Runs a job to its end.
-    pub fn run(&self, site: &Site, words: &[&str]) -> Result<Said, String> {
+    pub fn run(&self, site: &Site, words: &[&str]) -> Result<ProgramOutput, String> {
         let output = self.disk(site).args(words).output().map_err(|error| format!("tapline-disk: {error}"))?;
-        // The findings of a check are its output.
+        // A check prints its findings on stdout.
         let text = [output.stderr, output.stdout].concat();
-        Ok(Said { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() })
+        Ok(ProgramOutput { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() })
     }
 
-    /// A job that must succeed.
+    /// Runs a job that must succeed.
     pub fn done(&self, site: &Site, words: &[&str]) -> Result<(), String> {
         let said = self.run(site, words)?;
         if said.code == Some(0) { Ok(()) } else { Err(format!("{}: {said:?}", words.join(" "))) }

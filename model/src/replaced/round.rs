@@ -1,6 +1,6 @@
-//! A round: an image is put somewhere, and again and again served, killed, replaced and used.
+//! A round: an image is put in a place, and repeatedly served, killed, replaced and used.
 //!
-//! Invariant: what the image at the place may show is known after each step.
+//! Invariant: after each step it is known what the image may show.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,91 +8,91 @@ use std::sync::Arc;
 use sim::random::Random;
 
 use super::action::{Action, Source, Step};
-use super::failure::{Class, Failure};
-use super::image::{Image, Kind, Stored};
+use super::failure::{Failure, FailureClass};
+use super::image::{Image, ImageKind, Stored};
 use super::library::Library;
-use super::life::{self, Copier, Moment, Served, UNITS};
+use super::life::{self, Copier, CopyTime, Served, UNITS};
 use super::oracle::Oracle;
 use super::program::Programs;
 use super::site::{self, Medium, Site};
 
-/// Tries to find a step that is possible here.
+/// Number of attempts to choose a step that is possible.
 const TRIES: u64 = 200;
 
-/// What a run is restricted to; what is empty restricts nothing.
+/// Restrictions of a run; empty lists restrict nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Limits {
-    /// Actions.
+pub struct Restrictions {
+    /// The actions that are done.
     pub only: Vec<Action>,
-    /// Kinds of images.
-    pub kinds: Vec<Kind>,
-    /// Kinds of places.
+    /// The kinds of images.
+    pub kinds: Vec<ImageKind>,
+    /// The kinds of places.
     pub media: Vec<Medium>,
 }
 
-/// What rounds have in common.
+/// Resources that all rounds share.
 #[derive(Debug)]
-pub struct Ground {
-    /// The program under test.
+pub struct RoundResources {
+    /// The programs under test.
     pub programs: Programs,
-    /// Sound images.
+    /// Sound images to begin with.
     pub library: Library,
-    /// Directories for files.
+    /// Directories for images, by medium.
     pub places: Vec<(Medium, PathBuf)>,
-    /// For sockets, logs and copies.
+    /// The directory of sockets, logs and copies.
     pub room: PathBuf,
-    /// What is chosen from.
-    pub limits: Limits,
+    /// The restrictions of this run.
+    pub limits: Restrictions,
 }
 
-/// Longer than a stamp of an image in use gets old.
-const STAMP: std::time::Duration = std::time::Duration::from_millis(150);
+/// More than the maximum age of the state recorded for an image in use.
+const RECORD_AGE: std::time::Duration = std::time::Duration::from_millis(150);
 
-/// The image of a round, as it is at its place now.
+/// The current image of a round.
 #[derive(Debug)]
-pub struct State {
-    /// Where and what it is.
+pub struct ImageState {
+    /// The image in its place.
     pub image: Image,
-    /// What it may show.
+    /// The content that it may show.
     pub oracle: Oracle,
-    /// Its process was killed, and has left something that is in no file.
-    pub owed: bool,
-    /// Why it may be refused with advice, if it may.
+    /// Whether its process was killed and has left writes that are only in its redo log.
+    pub has_pending_log: bool,
+    /// The reason why the image may be refused with advice, if there is one.
     pub hold: Option<&'static str>,
-    /// It was cut off: errors are right.
+    /// Whether it was truncated, so that errors are expected.
     pub cut: bool,
 }
 
-/// A round.
+/// A round with its image.
 #[derive(Debug)]
 pub struct Round<'a> {
-    /// What it stands on.
-    pub ground: &'a Ground,
-    /// Its place.
+    /// The shared resources.
+    pub ground: &'a RoundResources,
+    /// The place of the image.
     pub site: Site,
-    /// Its choices.
+    /// The source of the round's choices.
     pub random: Random,
-    /// The image.
-    pub state: State,
-    /// What was done.
+    /// The current image.
+    pub state: ImageState,
+    /// The steps so far, for the report.
     pub story: Vec<String>,
-    /// The steps since the last life.
+    /// The steps since the image was last served for writing.
     pub steps: Vec<Step>,
-    /// The kind that it has begun with.
-    pub kind: Kind,
+    /// The kind of the first image.
+    pub kind: ImageKind,
     stamps: u64,
     copies: Vec<(Source, Stored)>,
-    /// How many names were given.
+    /// Number of names used so far.
     pub names: u64,
 }
 
 impl<'a> Round<'a> {
-    /// Puts an image somewhere.
-    pub fn begin(ground: &'a Ground, seed: u64, numbers: (u32, u32)) -> Result<Round<'a>, String> {
+    /// Begins a round with an image in a place.
+    pub fn begin(ground: &'a RoundResources, seed: u64, numbers: (u32, u32)) -> Result<Round<'a>, String> {
         let mut random = Random::new(seed);
         let places: Vec<_> = ground.places.iter().filter(|(medium, _)| allows(&ground.limits.media, medium)).collect();
         let (medium, directory) = places.get(random.index(places.len())).ok_or("there is no such place here")?;
-        let kinds: Vec<Kind> = <Kind as clap::ValueEnum>::value_variants()
+        let kinds: Vec<ImageKind> = <ImageKind as clap::ValueEnum>::value_variants()
             .iter()
             .filter(|kind| kind.fits(*medium) && allows(&ground.limits.kinds, kind))
             .copied()
@@ -105,13 +105,13 @@ impl<'a> Round<'a> {
         let method = if *medium == Medium::Loop { site::Method::SameNumber } else { site::Method::Renamed };
         let image = stored.put(&mut site, method, &leaf)?.ok_or("there is no place for it")?;
         let oracle = Oracle::at_rest(stored.content.clone());
-        let state = State { image, oracle, owed: false, hold: None, cut: false };
+        let state = ImageState { image, oracle, has_pending_log: false, hold: None, cut: false };
         let story = vec![format!("{kind:?} on {medium:?}")];
         let (steps, copies) = (Vec::new(), Vec::new());
         Ok(Round { ground, site, random, state, story, steps, kind, stamps: 1 << 30, copies, names: 0 })
     }
 
-    /// All of it.
+    /// Runs the round.
     pub fn run(&mut self) -> Result<(), Failure> {
         let lives = 1 + self.random.below(3);
         for _ in 0..lives {
@@ -120,10 +120,10 @@ impl<'a> Round<'a> {
             self.steps.clear();
             for step in steps {
                 self.steps.push(step);
-                self.tell(&step.to_string());
+                self.log(&step.to_string());
                 let done = self.apply(step)?;
                 if !done {
-                    self.tell("(not here)");
+                    self.log("(not here)");
                     self.steps.pop();
                 }
             }
@@ -139,16 +139,16 @@ impl<'a> Round<'a> {
         self.read(&mut served)?;
         served.stop().map_err(Failure::of_program)?;
         self.state.oracle.flushed();
-        self.state.owed = false;
+        self.state.has_pending_log = false;
         self.use_at_rest()
     }
 
-    /// Notes what is done.
-    pub fn tell(&mut self, what: &str) {
+    /// Records what is done, for the report.
+    pub fn log(&mut self, what: &str) {
         self.story.push(what.to_owned());
     }
 
-    /// Steps that are possible.
+    /// Chooses steps that are possible.
     fn choose(&mut self) -> Result<Vec<Step>, Failure> {
         let count = 1 + self.random.below(8) / 6;
         let mut steps = Vec::new();
@@ -157,8 +157,8 @@ impl<'a> Round<'a> {
             let action = variants.get(self.random.index(variants.len())).copied().unwrap_or(Action::Nothing);
             let sources = <Source as clap::ValueEnum>::value_variants();
             let source = sources.get(self.random.index(sources.len())).copied().unwrap_or(Source::Other);
-            // A copy at rest is one of which no process has left anything.
-            let is_at_rest = !self.state.owed && self.state.hold.is_none();
+            // A copy at rest requires that no process has left writes in a redo log.
+            let is_at_rest = !self.state.has_pending_log && self.state.hold.is_none();
             let source = if source == Source::AtRest && !is_at_rest { Source::Other } else { source };
             let step = Step { action, source };
             if allows(&self.ground.limits.only, &action) && self.is_possible(step) {
@@ -171,7 +171,7 @@ impl<'a> Round<'a> {
         if let Some(at) = steps.iter().position(|step| step.action == Action::Truncate) {
             steps.truncate(at + 1);
         }
-        // What puts a copy back is meant of the image that was copied.
+        // A step that restores a copy applies to the image that was copied.
         if steps.iter().any(|step| step.action.has_source() && step.source != Source::Other) {
             steps.retain(|step| step.action.has_source());
             steps.truncate(1);
@@ -197,16 +197,16 @@ impl<'a> Round<'a> {
         let mut oracle = std::mem::take(&mut self.state.oracle);
         let mut kept = None;
         let moment = match source {
-            Some(Source::Flushed) => Some(Moment::Quiet),
-            Some(Source::Atomic) => Some(Moment::Any),
+            Some(Source::Flushed) => Some(CopyTime::Quiet),
+            Some(Source::Atomic) => Some(CopyTime::Any),
             _ => None,
         };
         let (this, is_atomic) = (&*self, source == Some(Source::Atomic));
         let mut keep = |oracle: &Oracle| {
             let mut stored = this.keep("served", is_atomic)?;
             stored.content = if is_atomic { oracle.lossy.clone() } else { oracle.live.clone() };
-            // From then on the copy can be told from the image (decision 0054, "Not covered").
-            std::thread::sleep(STAMP);
+            // After this time the copy can be distinguished from the image (decision 0054, "Not covered").
+            std::thread::sleep(RECORD_AGE);
             kept = Some(stored);
             Ok(())
         };
@@ -217,19 +217,19 @@ impl<'a> Round<'a> {
             _ => life::kill(served, &mut oracle, &mut random, &mut stamps).map(|()| true),
         });
         (self.state.oracle, self.stamps) = (oracle, stamps);
-        self.state.owed = ended.map_err(Failure::of_program)?;
+        self.state.has_pending_log = ended.map_err(Failure::of_program)?;
         if let (Some(source), Some(kept)) = (source, kept) {
             self.copies.push((source, kept));
         }
-        self.tell(if self.state.owed { "written to, kill -9" } else { "written to, stopped" });
+        self.log(if self.state.has_pending_log { "written to, kill -9" } else { "written to, stopped" });
         site::wait_for_locks(&self.state.image.written()).map_err(Failure::of_program)
     }
 
-    /// A copy of the image as its files are now.
+    /// Copies the image's files as they are now.
     fn keep(&self, name: &str, is_atomic: bool) -> Result<Stored, String> {
         let Image { format, leaf, data, parents, units, is_fixed } = self.state.image.clone();
         let kept_leaf = match is_atomic {
-            // Where it can share blocks.
+            // On the same file system, where it can share blocks.
             true => self.site.files.join(format!("{name}.kept")),
             false => self.site.room.join(format!("{name}.kept")),
         };
@@ -252,19 +252,19 @@ impl<'a> Round<'a> {
         Ok(Stored { format, leaf: kept_leaf, data, parents, content, units, is_fixed })
     }
 
-    /// The image that comes in the place of this one, and whether it is a copy of it.
+    /// The image that takes the place of this one, and its actual source.
     pub fn replacement(&mut self, source: Source) -> Result<(Arc<Stored>, Source), String> {
         if let Some((source, stored)) = self.copies.iter().find(|(of, _)| *of == source) {
             return Ok((Arc::new(stored.clone()), *source));
         }
         let medium = if self.on_device() { Medium::Loop } else { Medium::Tmpfs };
-        let variants = <Kind as clap::ValueEnum>::value_variants();
+        let variants = <ImageKind as clap::ValueEnum>::value_variants();
         let mut kind = self.kind;
         if self.random.below(3) == 0 {
             kind = variants.get(self.random.index(variants.len())).copied().unwrap_or(kind);
         }
         if !kind.fits(medium) {
-            kind = Kind::Qcow2;
+            kind = ImageKind::Qcow2;
         }
         let variant = 1 + self.random.below(2);
         Ok((self.ground.library.image(&self.ground.programs, kind, medium, variant)?, Source::Other))
@@ -275,21 +275,21 @@ impl<'a> Round<'a> {
         site::is_device(&self.state.image.leaf)
     }
 
-    /// A name for a further file.
+    /// A name for another file of the round.
     pub fn new_name(&mut self, what: &str) -> PathBuf {
         self.names += 1;
         self.site.files.join(format!("{what}-{}", self.names))
     }
 
-    /// Another image is in its place.
-    pub fn is_replaced(&mut self, image: Image, oracle: Oracle) {
+    /// Records that another image has taken the place.
+    pub fn set_replaced(&mut self, image: Image, oracle: Oracle) {
         self.state.image = image;
         self.state.oracle = oracle;
-        self.state.owed = false;
+        self.state.has_pending_log = false;
         self.state.hold = None;
     }
 
-    /// Serves it for writing, after which nothing is left of earlier lives.
+    /// Serves the image for writing, after which redo logs of earlier processes are replayed.
     pub fn serve(&mut self) -> Result<Served, Failure> {
         let mut told = false;
         loop {
@@ -297,46 +297,46 @@ impl<'a> Round<'a> {
             match started.map_err(Failure::of_program)? {
                 Ok(served) => return Ok(served),
                 Err(_) if told => return Err(self.refused("serve", "the advice has changed nothing")),
-                Err(said) => self.follow(&said, "serve")?,
+                Err(said) => self.follow_advice(&said, "serve")?,
             }
             told = true;
         }
     }
 
-    /// Reads all of it and judges that.
+    /// Reads and judges all of the image.
     pub fn read(&mut self, served: &mut Served) -> Result<(), Failure> {
-        // What its last process has left is in its files after a flush.
+        // After a flush its files contain the writes left by the last process.
         for by in ["serve", "serve, flushed"] {
             let bytes = served.read(self.state.image.units);
-            let bytes = bytes.map_err(|error| Failure::new(Class::Refused, format!("{by}, a read: {error}")))?;
+            let bytes = bytes.map_err(|error| Failure::new(FailureClass::Refused, format!("{by}, a read: {error}")))?;
             self.judge(by, &bytes)?;
             let flushed = served.client.flush();
-            flushed.map_err(|error| Failure::new(Class::Refused, format!("{by}, a flush: {error}")))?;
+            flushed.map_err(|error| Failure::new(FailureClass::Refused, format!("{by}, a flush: {error}")))?;
             self.state.oracle.flushed();
         }
-        self.state.owed = false;
+        self.state.has_pending_log = false;
         self.state.hold = None;
         Ok(())
     }
 
-    /// Its files, for programs by others.
+    /// The path of the image, for programs of others.
     pub fn leaf(&self) -> &Path {
         &self.state.image.leaf
     }
 
-    /// A stamp that nothing has had.
+    /// A stamp that was never used.
     pub fn new_stamp(&mut self) -> u64 {
         self.stamps += 1;
         self.stamps
     }
 
-    /// Whether it has the size that all have.
+    /// Whether the image has the size that all have at first.
     pub fn is_of_first_size(&self) -> bool {
         self.state.image.units == UNITS
     }
 }
 
-/// Whether something may be chosen.
+/// Whether a restriction allows an item.
 fn allows<T: PartialEq>(list: &[T], item: &T) -> bool {
     list.is_empty() || list.contains(item)
 }

@@ -1,6 +1,6 @@
-//! Where an image of a round is: a directory of a file system, or a loop device of the run's own.
+//! The place of a round's image: a directory of a file system, or a loop device.
 //!
-//! Knows nothing of what is in an image. Invariant: a device is detached only by who has attached it.
+//! Knows nothing about the content of images. Invariant: only files that were attached here are detached.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Timespec, Timestamps, fcntl_lock, utimensat};
 use testbed::tool;
 
-/// Bytes of a loop device.
+/// Size of a loop device in bytes.
 pub const DEVICE_LEN: u64 = 12 << 20;
 
-/// How long a killed process may hold what it had.
+/// How long a killed process may hold its files and locks.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How an image takes the place of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Renamed over it.
+    /// Renames the new file over the old one.
     Renamed,
-    /// Its bytes are written into the file or the device.
+    /// Writes the content into the existing file or device.
     InPlace,
-    /// The file is removed and another is created, until it has the same inode number.
+    /// Removes the file and creates others until one has its inode number.
     SameInode,
-    /// Another image gets the number of the device.
+    /// Attaches another file to the device.
     SameNumber,
 }
 
-/// Kinds of places.
+/// The medium of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
 pub enum Medium {
     /// A file on ext4.
@@ -40,22 +40,22 @@ pub enum Medium {
     Xfs,
     /// A file on btrfs.
     Btrfs,
-    /// A file in memory.
+    /// A file on tmpfs.
     Tmpfs,
     /// A loop device.
     Loop,
-    /// A file on FUSE, which tells no time of birth; its inode is one of ext4.
+    /// A file on FUSE, which reports no birth time; its inode numbers are those of ext4.
     Fuse,
 }
 
 impl Medium {
-    /// Whether files share blocks there.
+    /// Whether files can share blocks there.
     pub fn has_reflinks(self) -> bool {
         matches!(self, Medium::Xfs | Medium::Btrfs)
     }
 }
 
-/// A loop device.
+/// A loop device with its backing file.
 #[derive(Debug)]
 pub struct Device {
     number: u32,
@@ -63,24 +63,24 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device of a number, which is free.
+    /// The loop device with this number, which must be unused.
     pub fn of(number: u32) -> Device {
         Device { number, attached: false }
     }
 
-    /// Its node.
+    /// The path of the device.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/loop{}", self.number))
     }
 
-    /// Attaches a file.
+    /// Attaches a backing file.
     pub fn attach(&mut self, backing: &Path) -> Result<(), String> {
         let begun = Instant::now();
         loop {
             match run(Command::new("losetup").arg(self.path()).arg(backing)) {
                 Ok(()) => break,
                 Err(why) if begun.elapsed() > PATIENCE => return Err(why),
-                // It is still open somewhere, or in the hands of another run for a moment.
+                // The device is still open, or briefly in use by another run.
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         }
@@ -88,7 +88,7 @@ impl Device {
         Ok(())
     }
 
-    /// Detaches what is attached.
+    /// Detaches the backing file.
     pub fn detach(&mut self) -> Result<(), String> {
         if std::mem::take(&mut self.attached) {
             run(Command::new("losetup").arg("-d").arg(self.path()))?;
@@ -105,23 +105,23 @@ impl Drop for Device {
     }
 }
 
-/// The place of one round.
+/// The place of a round.
 #[derive(Debug)]
 pub struct Site {
-    /// Its kind.
+    /// The medium of the place.
     pub medium: Medium,
-    /// The files beside the image, and the image unless it is on a device.
+    /// The directory of the image, unless that is on a device, and of further files.
     pub files: PathBuf,
-    /// What belongs to the round and not to the place: sockets, redo logs, copies.
+    /// The directory of files that do not depend on the medium: sockets, redo logs, copies.
     pub room: PathBuf,
-    /// The device that the image is on, and another one to move to.
+    /// The device of the image, and another one to which it can move.
     pub devices: Option<(Device, Device)>,
     backings: u32,
     backing: PathBuf,
 }
 
 impl Site {
-    /// A place in new directories.
+    /// Creates a place in new directories.
     pub fn make(medium: Medium, files: PathBuf, room: PathBuf, numbers: (u32, u32)) -> Result<Site, String> {
         for directory in [&files, &room] {
             fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -130,7 +130,7 @@ impl Site {
         Ok(Site { medium, files, room, devices, backings: 0, backing: PathBuf::new() })
     }
 
-    /// Where the image is that is put here first.
+    /// The path of the first image.
     pub fn first_path(&self) -> PathBuf {
         match &self.devices {
             Some((device, _)) => device.path(),
@@ -138,7 +138,7 @@ impl Site {
         }
     }
 
-    /// Puts the bytes of `from` at the place; `false` where this method is of no use here.
+    /// Puts the content of `from` in the place; `false` if this method does not apply here.
     pub fn put(&mut self, method: Method, from: &Path, at: &Path) -> Result<bool, String> {
         match (method, self.devices.is_some()) {
             (Method::InPlace, _) => write_into(from, at)?,
@@ -154,7 +154,7 @@ impl Site {
         Ok(true)
     }
 
-    /// Gives the device's number to a copy of another file.
+    /// Attaches a copy of another file to the device.
     pub fn attach_copy(&mut self, from: &Path) -> Result<(), String> {
         self.backings += 1;
         let backing = self.room.join(format!("backing.{}", self.backings));
@@ -166,7 +166,7 @@ impl Site {
         Ok(())
     }
 
-    /// Detaches the file, and attaches it again; `elsewhere`: as another device. Returns where it is then.
+    /// Detaches the file and attaches it again, with `elsewhere` to another device. Returns the path of the device.
     pub fn attach_again(&mut self, elsewhere: bool) -> Result<PathBuf, String> {
         let (device, other) = self.devices.as_mut().ok_or("there is no device")?;
         device.detach()?;
@@ -178,37 +178,37 @@ impl Site {
     }
 }
 
-/// Whether a path is that of a device.
+/// Whether a path is a device.
 pub fn is_device(path: &Path) -> bool {
     path.parent() == Some(Path::new("/dev"))
 }
 
-/// Copies a file, or what is on a device.
+/// Copies a file or the content of a device.
 pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
     fs::remove_file(to).or_else(ignore_missing).map_err(|error| format!("{}: {error}", to.display()))?;
     File::create_new(to).map_err(|error| format!("{}: {error}", to.display()))?;
     write_into(from, to)
 }
 
-/// Copies a file with its time of modification, which children record.
+/// Copies a file with its modification time, which children record.
 pub fn copy_with_time(from: &Path, to: &Path) -> Result<(), String> {
     copy(from, to)?;
     let set = fs::metadata(from).and_then(|found| {
         let time = Timespec { tv_sec: found.mtime(), tv_nsec: found.mtime_nsec() };
-        // Both: bindfs knows no time that stays as it is.
+        // Both are set, because bindfs does not support UTIME_OMIT.
         let times = Timestamps { last_access: time, last_modification: time };
         Ok(utimensat(CWD, to, &times, AtFlags::empty())?)
     });
     set.map_err(|error| format!("{}: {error}", to.display()))
 }
 
-/// As `cp` does to a file that exists: it is emptied, and keeps its inode.
+/// Overwrites an existing file as `cp` does: it is truncated and keeps its inode.
 fn write_into(from: &Path, to: &Path) -> Result<(), String> {
     let written = || -> std::io::Result<()> {
         let mut bytes = Vec::new();
         File::open(from)?.read_to_end(&mut bytes)?;
         let mut file = File::options().write(true).truncate(true).open(to)?;
-        // Holes stay holes.
+        // Holes are preserved.
         let mut at = 0_u64;
         for piece in bytes.chunks(64 << 10) {
             let len = u64::try_from(piece.len()).unwrap_or(0);
@@ -220,14 +220,14 @@ fn write_into(from: &Path, to: &Path) -> Result<(), String> {
         }
         match file.metadata()?.is_file() {
             true => file.set_len(at),
-            // The next process may read the device itself.
+            // The next process may bypass the page cache.
             false => file.sync_all(),
         }
     };
     written().map_err(|error| format!("{} into {}: {error}", from.display(), to.display()))
 }
 
-/// Removes a file and creates it until the new one has its inode number.
+/// Replaces a file by one with the same inode number, by creating files until one has it.
 fn same_inode(from: &Path, at: &Path) -> Result<bool, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", at.display());
     let wanted = fs::metadata(at).map_err(failed)?.ino();
@@ -242,11 +242,11 @@ fn same_inode(from: &Path, at: &Path) -> Result<bool, String> {
             return write_into(from, at).map(|()| true);
         }
     }
-    // The file system does not give it back: another new file, then.
+    // The file system does not reuse the number, so the file is simply replaced.
     copy(from, at).map(|()| true)
 }
 
-/// Waits until the kernel has ended the last I/O of a killed process, and with it the locks of that.
+/// Waits until the kernel has completed the last I/O of a killed process and released its locks.
 pub fn wait_for_locks(paths: &[&Path]) -> Result<(), String> {
     let begun = Instant::now();
     for path in paths {

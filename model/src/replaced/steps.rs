@@ -1,4 +1,4 @@
-//! How each action is done, and what the image may show then.
+//! Carries out actions, and records what the image may show afterwards.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,30 +9,30 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 use super::action::{Action, Source, Step};
-use super::failure::{Class, Failure};
-use super::image::{Image, Kind, Layer};
+use super::failure::{Failure, FailureClass};
+use super::image::{Image, ImageKind, Layer};
 use super::life::UNITS;
 use super::oracle::Oracle;
 use super::round::Round;
 use super::site::{self, Method};
 use crate::content::{Content, Range, UNIT, bytes_of};
 
-/// Seconds of a year.
+/// Number of seconds of a year.
 const YEAR: i64 = 365 * 24 * 3600;
 
-/// Units by which a disk grows.
+/// Number of units by which a disk grows.
 const GROWTH: u64 = 256;
 
-/// Why an image that others have changed may be held.
+/// The reason why an image changed by another program may be held.
 const FOREIGN: &str = "another program has changed it while its log had something";
-/// Why a copy of it that shares its last durable state may be held.
+/// The reason why a copy that shares its last durable state may be held.
 const SAME_STATE: &str = "a copy in its place has the metadata that its log follows";
 
-/// Bytes of a cluster of the qcow2 images here.
+/// Cluster size of the qcow2 images in bytes.
 const CLUSTER: u64 = 64 << 10;
 
 impl Round<'_> {
-    /// Whether a step makes sense here.
+    /// Whether a step is possible with the current image.
     pub fn is_possible(&self, step: Step) -> bool {
         let image = &self.state.image;
         let (on_device, has_device) = (self.on_device(), self.site.devices.is_some());
@@ -52,7 +52,7 @@ impl Round<'_> {
             Action::QemuCreate | Action::QemuConvert | Action::ConvertForce => true,
             Action::QemuConvertInto => by_qemu && self.is_of_first_size() && image.format != "vhd",
             Action::CreateForce => on_device,
-            // A raw device is larger than the disks here, and so is what stands on it.
+            // A raw device is larger than the disks here, and so are images that are based on it.
             Action::Resize => self.is_of_first_size() && !has_device,
             Action::Flatten | Action::Rebase => has_parents,
             Action::Merge => {
@@ -60,15 +60,15 @@ impl Round<'_> {
             }
             Action::Snapshot => image.parents.len() < 3,
             Action::Compact => image.format != "raw" && !image.is_fixed && !on_device && image.data.is_none(),
-            // QEMU leaves no trace in a VHD that it writes to in place (decision 0054, "Not covered").
-            Action::QemuWrite => by_qemu && !(image.format == "vhd" && self.state.owed),
+            // QEMU leaves no trace when it writes to a VHD in place (decision 0054, "Not covered").
+            Action::QemuWrite => by_qemu && !(image.format == "vhd" && self.state.has_pending_log),
             Action::QemuRepair => image.format == "qcow2" && by_qemu,
             Action::QemuSnapshot => image.format == "qcow2" && by_qemu && image.data.is_none(),
             Action::Truncate => !on_device && image.data.is_none(),
         }
     }
 
-    /// Does a step; false if it does not make sense any more.
+    /// Does a step; false if it turned out to be impossible.
     pub fn apply(&mut self, step: Step) -> Result<bool, Failure> {
         if !self.is_possible(step) {
             return Ok(false);
@@ -118,7 +118,7 @@ impl Round<'_> {
         let time = Timespec { tv_sec: i64::try_from(now).unwrap_or(0) + by, tv_nsec: 0 };
         let times = Timestamps { last_access: time, last_modification: time };
         utimensat(CWD, self.leaf(), &times, AtFlags::empty()).map_err(|errno| failed(self.leaf(), &errno.into()))?;
-        // The node of a parent's device has a new time after each boot.
+        // A parent's device node has a new modification time after each boot.
         for parent in self.state.image.parents.iter().filter(|parent| site::is_device(&parent.leaf)) {
             let parent = &parent.leaf;
             utimensat(CWD, parent, &times, AtFlags::empty()).map_err(|errno| failed(parent, &errno.into()))?;
@@ -136,7 +136,7 @@ impl Round<'_> {
     fn link(&mut self) -> Result<bool, Failure> {
         let to = self.new_name("link");
         match self.on_device() {
-            // The device is the same under each name; later steps use its own.
+            // A device is the same under each name; later steps use its own.
             true => std::os::unix::fs::symlink(self.leaf(), &to).map_err(|error| failed(&to, &error))?,
             false => {
                 fs::hard_link(self.leaf(), &to).map_err(|error| failed(&to, &error))?;
@@ -170,30 +170,30 @@ impl Round<'_> {
         let leaf = self.leaf().to_owned();
         let Some(image) = stored.put(&mut self.site, method, &leaf)? else { return Ok(false) };
         let is_same_file = matches!(method, Method::InPlace | Method::SameNumber);
-        let hold = self.state.owed && is_same_file && matches!(source, Source::Flushed | Source::Atomic);
-        self.tell(&image.name());
-        self.is_replaced(image, Oracle::at_rest(stored.content.clone()));
+        let hold = self.state.has_pending_log && is_same_file && matches!(source, Source::Flushed | Source::Atomic);
+        self.log(&image.name());
+        self.set_replaced(image, Oracle::at_rest(stored.content.clone()));
         self.state.hold = hold.then_some(SAME_STATE);
         Ok(true)
     }
 
-    /// An image of one file in the place of this one.
+    /// An image without parents in the place of this one.
     fn one_file(&self, format: &'static str) -> Image {
         Image { format, leaf: self.leaf().to_owned(), data: None, parents: Vec::new(), units: UNITS, is_fixed: false }
     }
 
-    fn of_qemu(&mut self) -> (&'static str, &'static str, &'static str) {
-        let kinds: &[Kind] = match self.on_device() {
-            true => &[Kind::Qcow2ByQemu, Kind::Qcow2],
-            false => &[Kind::Qcow2ByQemu, Kind::Qcow2, Kind::VhdByQemu, Kind::Raw],
+    fn qemu_names(&mut self) -> (&'static str, &'static str, &'static str) {
+        let kinds: &[ImageKind] = match self.on_device() {
+            true => &[ImageKind::Qcow2ByQemu, ImageKind::Qcow2],
+            false => &[ImageKind::Qcow2ByQemu, ImageKind::Qcow2, ImageKind::VhdByQemu, ImageKind::Raw],
         };
-        let kind = kinds.get(self.random.index(kinds.len())).copied().unwrap_or(Kind::Qcow2);
+        let kind = kinds.get(self.random.index(kinds.len())).copied().unwrap_or(ImageKind::Qcow2);
         let (format, options) = kind.qemu_options().unwrap_or_default();
         (kind.format(), format, options)
     }
 
     fn qemu_create(&mut self) -> Result<bool, Failure> {
-        let (ours, format, options) = self.of_qemu();
+        let (ours, format, options) = self.qemu_names();
         let mut command = Command::new("qemu-img");
         command.args(["create", "-q", "-f", format]);
         if !options.is_empty() {
@@ -201,22 +201,22 @@ impl Round<'_> {
         }
         site::run(command.arg(self.leaf()).arg((UNITS * UNIT).to_string()))?;
         let image = self.one_file(ours);
-        self.is_replaced(image, Oracle::default());
+        self.set_replaced(image, Oracle::default());
         Ok(true)
     }
 
-    /// A sound raw image to be copied, of which this round has the only copy.
-    fn raw(&mut self) -> Result<(PathBuf, Content), Failure> {
+    /// Creates a sound raw image to be copied.
+    fn create_raw(&mut self) -> Result<(PathBuf, Content), Failure> {
         let variant = self.random.below(3);
-        let stored = self.ground.library.image(&self.ground.programs, Kind::Raw, site::Medium::Tmpfs, variant)?;
+        let stored = self.ground.library.image(&self.ground.programs, ImageKind::Raw, site::Medium::Tmpfs, variant)?;
         let copy = self.site.room.join("source");
         site::copy(&stored.leaf, &copy)?;
         Ok((copy, stored.content.clone()))
     }
 
     fn qemu_convert(&mut self) -> Result<bool, Failure> {
-        let (ours, format, options) = self.of_qemu();
-        let (from, content) = self.raw()?;
+        let (ours, format, options) = self.qemu_names();
+        let (from, content) = self.create_raw()?;
         let mut command = Command::new("qemu-img");
         command.args(["convert", "-f", "raw", "-O", format]);
         if !options.is_empty() {
@@ -224,12 +224,12 @@ impl Round<'_> {
         }
         site::run(command.arg(from).arg(self.leaf()).current_dir(&self.site.files))?;
         let image = self.one_file(ours);
-        self.is_replaced(image, Oracle::at_rest(content));
+        self.set_replaced(image, Oracle::at_rest(content));
         Ok(true)
     }
 
     fn qemu_convert_into(&mut self) -> Result<bool, Failure> {
-        let (from, content) = self.raw()?;
+        let (from, content) = self.create_raw()?;
         let mut command = Command::new("qemu-img");
         command.args(["convert", "-n", "-f", "raw", "-O", self.state.image.format]);
         site::run(command.arg(from).arg(self.leaf()).current_dir(&self.site.files))?;
@@ -238,9 +238,9 @@ impl Round<'_> {
         Ok(true)
     }
 
-    /// QEMU has seen what was durable, or later, and has written.
+    /// Records that QEMU has read the durable state or a later one, and has written.
     fn changed_by_others(&mut self) {
-        if self.state.owed {
+        if self.state.has_pending_log {
             self.state.hold = Some(FOREIGN);
         }
     }
@@ -250,7 +250,7 @@ impl Round<'_> {
         let image = self.one_file(format);
         let size = (UNITS * UNIT).to_string();
         self.attempt("create --force", &["image", "create", &image.name(), "--size", &size, "--force"], &[0])?;
-        self.is_replaced(image, Oracle::default());
+        self.set_replaced(image, Oracle::default());
         Ok(true)
     }
 
@@ -258,7 +258,7 @@ impl Round<'_> {
         let name = self.one_file("qcow2").name();
         let said = self.ground.programs.run(&self.site, &["image", "create", &name, "--size", "4M"])?;
         match said.code {
-            Some(0) => Err(Failure::new(Class::Foreign, "create: a file is overwritten".into())),
+            Some(0) => Err(Failure::new(FailureClass::Foreign, "create: a file is overwritten".into())),
             _ => Ok(true),
         }
     }
@@ -267,14 +267,14 @@ impl Round<'_> {
         let formats: &[&str] = if self.on_device() { &["vhd", "qcow2"] } else { &["vhd", "qcow2", "raw"] };
         let format = formats.get(self.random.index(formats.len())).copied().unwrap_or("qcow2");
         let image = self.one_file(format);
-        let (from, content) = self.raw()?;
+        let (from, content) = self.create_raw()?;
         let from = format!("raw:{}", from.display());
         self.attempt("convert --force", &["image", "convert", &from, &image.name(), "--force"], &[0])?;
-        self.is_replaced(image, Oracle::at_rest(content));
+        self.set_replaced(image, Oracle::at_rest(content));
         Ok(true)
     }
 
-    /// A job of ours on the image, which leaves what it shows as it is.
+    /// Runs a job of Tapline on the image that does not change its content.
     fn job(&mut self, by: &str, job: &[&str], more: &[&str], codes: &[i32]) -> Result<bool, Failure> {
         let (name, parents) = (self.state.image.name(), self.state.image.parent_words());
         let has_no_parents = matches!(job, [_, "compact" | "resize"]);
@@ -383,7 +383,7 @@ impl Round<'_> {
         let cut = || -> std::io::Result<()> {
             let file = fs::File::options().write(true).open(path)?;
             let len = file.metadata()?.len();
-            // A cut within a cluster cannot be told from an end that was never written.
+            // At a cluster boundary: a cut within a cluster is indistinguishable from an end that was never written.
             file.set_len(len / 2 / CLUSTER * CLUSTER)
         };
         cut().map_err(|error| failed(path, &error))?;

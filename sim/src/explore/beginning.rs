@@ -1,6 +1,7 @@
-//! Two writes around the beginning of a merge, at every moment of it, and with no space for any one of them.
+//! Two writes around the beginning of a merge, at every time within it, and with each operation failing for lack of
+//! space.
 //!
-//! Knows nothing of how a merge decides; that no other exploration has requests begin at the moments of a step.
+//! Knows nothing about how a merge decides. Only this exploration lets requests begin between the steps of a verb.
 
 use super::{Case, Failure, Outcome, explore, in_threads, start_of};
 use crate::crash::Explorer;
@@ -11,17 +12,17 @@ use crate::schedule::{Pace, Schedule};
 use crate::subject::{Kind, Start, Subject};
 use crate::workload;
 
-/// Two writes to one chunk that no source holds anything of, while a merge begins: the target takes them, or the leaf
-/// does, but never the one and then the other. What begins before the merge must begin at one moment of it, and what
-/// comes behind at another. The target has a place for the first two writes and none for the others; that there is none
-/// the disk's map knows from the read in front of them.
+/// Two writes to one chunk of which no source has data, while a merge begins: either the target takes both or the leaf
+/// does, but never one after the other. To find an error, one write must begin at one time within the merge's beginning
+/// and the other at another. In the first workload the target has the writes' place allocated, in the second it has
+/// not, which the disk's map knows from the preceding read.
 const AROUND_A_BEGINNING: [&str; 2] = ["merge w1+1 w2+1", "r3000+8 merge w3000+1 w3001+1"];
-/// Moments at which a request begins, or something ends, before its turn.
-const MOMENTS: usize = 3;
-/// The same where something fails: the write to the target, above all, for which it has no space.
-const MOMENTS_OF_FAULTS: usize = 1;
+/// Maximum number of events that happen before their turn.
+const DEVIATIONS: usize = 3;
+/// The same for runs with a fault, mostly lack of space for the write to the target.
+const DEVIATIONS_WITH_FAULT: usize = 1;
 
-/// Explores what happens around the beginning of a merge, with requests that begin at any moments of it.
+/// Explores the beginning of a merge, with requests that begin at any times within it.
 pub fn around_a_beginning(
     bug: Option<Planted>,
     threads: usize,
@@ -38,10 +39,10 @@ pub fn around_a_beginning(
         let start = start_of(&subject, Some(&workload))?;
         let mut case = Case::new(subject.plant(bug), workload, Schedule::undisturbed(Pace::Steps));
         case.setup.bug = bug;
-        at_moments(explorer, &start, &case, MOMENTS)?;
+        with_deviations(explorer, &start, &case, DEVIATIONS)?;
         for nth in 1.. {
             case.setup.fault = Some(Fault { kind: FaultKind::NoSpace, nth });
-            if !at_moments(explorer, &start, &case, MOMENTS_OF_FAULTS)? {
+            if !with_deviations(explorer, &start, &case, DEVIATIONS_WITH_FAULT)? {
                 break;
             }
         }
@@ -49,14 +50,14 @@ pub fn around_a_beginning(
     })
 }
 
-/// Explores a case with so many requests at other moments than it says; whether its fault has happened.
-fn at_moments(explorer: &mut Explorer, start: &Start, case: &Case, moments: usize) -> Result<bool, Failure> {
+/// Explores a case with at most `deviations` events at other times than scheduled; returns whether its fault occurred.
+fn with_deviations(explorer: &mut Explorer, start: &Start, case: &Case, deviations: usize) -> Result<bool, Failure> {
     let mut happened = false;
     let mut next = Some(case.schedule.clone());
     while let Some(schedule) = next {
         let mut case = Case { schedule, ..case.clone() };
         happened |= explore(explorer, start, &mut case)?.fault_happened;
-        next = case.schedule.next(moments);
+        next = case.schedule.next(deviations);
     }
     Ok(happened)
 }

@@ -1,29 +1,29 @@
-//! What stands in the place of the disk's aligner, and does less, where storage takes large units.
+//! Faulty aligners in place of the disk's aligner, for storage with large units.
 //!
-//! With no bug chosen it passes everything to the honest one.
+//! Without a planted bug, everything is passed to the correct aligner.
 
 use disk::{Action, Aligner, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
 
 use super::Storage;
 use crate::planted::Planted;
 
-/// Marks what the second aligner has pushed.
+/// Flag in the ids of operations submitted by the second aligner.
 const SECOND: u64 = 1 << 62;
-/// Marks writes that were answered when they were pushed.
+/// Flag in the ids of writes that were answered at submission.
 const GHOST: u64 = 1 << 61;
-/// Marks the names of an aligner's own operations.
+/// Flag in the ids of an aligner's own operations.
 const OURS: u64 = 1 << 63;
 
-/// The aligner's place.
+/// A planted bug in place of the aligner.
 #[derive(Default)]
 pub(super) struct Misaligned {
     bug: Option<Planted>,
-    /// Who does not know what the honest one has under way.
+    /// A second aligner, unaware of the first one's operations in flight.
     second: Aligner,
 }
 
 impl Misaligned {
-    /// Plants a bug, if it is one of these.
+    /// Plants a bug if it belongs here.
     pub fn plant(&mut self, bug: Option<Planted>) {
         self.bug = bug;
     }
@@ -33,7 +33,7 @@ impl Misaligned {
         self.second.add(file, unit, end);
     }
 
-    /// Every other operation goes by the second aligner.
+    /// With the bug, every other operation goes to the second aligner.
     #[allow(clippy::result_large_err, reason = "as `Io::push`")]
     pub fn push(&mut self, op: FileOp, aligner: &mut Aligner, storage: &mut Storage) -> Result<(), FileOp> {
         match self.bug {
@@ -42,7 +42,7 @@ impl Misaligned {
         }
     }
 
-    /// What ends with this.
+    /// The operations that end with this one.
     pub fn settle(&mut self, ended: FileDone, aligner: &mut Aligner, storage: &mut Storage) -> Vec<FileDone> {
         let mut done = Vec::new();
         let FileDone { op, result } = ended;
@@ -69,7 +69,7 @@ impl Misaligned {
     }
 }
 
-/// The storage as the second aligner sees it.
+/// The storage for the second aligner, which marks its operations.
 struct Marked<'a>(&'a mut Storage);
 
 impl Io for Marked<'_> {
@@ -88,10 +88,10 @@ impl Io for Marked<'_> {
     }
 }
 
-/// Storage that has a unit written that was read for it, and does not wait for that.
+/// Storage on which the write of a unit that was read for it is not waited for.
 struct Hasty<'a> {
     storage: &'a mut Storage,
-    /// The operation that has just ended.
+    /// The read that has just ended.
     read: OpId,
     written: Option<FileOp>,
 }

@@ -1,30 +1,30 @@
-//! What splits and merges, between the disk and the rest of the engine, and what is planted there.
+//! Splitting and merging of transfers, between the disk and the rest of the engine, with planted bugs.
 //!
-//! With no bug chosen nothing is done to what the honest one is told.
+//! Without a planted bug, it passes completions through unchanged.
 
 use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
 
 use super::{SimIo, Storage};
 use crate::planted::Planted;
 
-/// Marks the names of operations that are pieces or parts of others.
+/// Flag in the ids of operations that are pieces of split or parts of merged ones.
 const OURS: u64 = 1 << 60;
-/// Marks pieces whose operation was answered without them.
+/// Flag in the ids of pieces whose operation was answered without them.
 const GHOST: u64 = 1 << 59;
 
-/// What does less than it says.
+/// A planted bug in splitting and merging.
 #[derive(Default)]
 pub(super) struct Misshapen {
     bug: Option<Planted>,
 }
 
 impl Misshapen {
-    /// Plants a bug, if it is one of these.
+    /// Plants a bug if it belongs here.
     pub fn plant(&mut self, bug: Option<Planted>) {
         self.bug = bug.filter(|bug| matches!(bug, Planted::SplitAnsweredEarly | Planted::FailedPartHidden));
     }
 
-    /// What the rest of the engine is told has ended with this; `None` for what was told before.
+    /// The completions that are reported for this one; `None` if they were reported before.
     pub fn settle(&mut self, ended: FileDone, storage: &mut Storage) -> Option<Vec<FileDone>> {
         let id = ended.op.id.0;
         if self.bug.is_none() || id & OURS == 0 || id >= OURS << 1 {
@@ -50,19 +50,19 @@ impl Misshapen {
 }
 
 impl SimIo {
-    /// Has go on what is held back. Whether the storage has something to do.
+    /// Submits operations held back; returns whether the storage has something to do.
     pub(super) fn submit(&mut self) -> bool {
         if let Some(mut shape) = self.shape.take() {
             shape.retry(&mut Whole(self));
             shape.submit(&mut Whole(self));
-            // An engine that was full once has room now.
+            // A queue that was full has room now.
             shape.retry(&mut Whole(self));
             self.shape = Some(shape);
         }
         !self.storage.pending.is_empty()
     }
 
-    /// What has ended of the disk's own operations with these.
+    /// The disk's own operations that end with these.
     pub(super) fn settle_shaped(&mut self, ended: Vec<FileDone>) -> Vec<FileDone> {
         let Some(mut shape) = self.shape.take() else { return ended };
         let mut done = Vec::new();
@@ -72,7 +72,7 @@ impl SimIo {
         done
     }
 
-    /// Pushes an operation that is what it will be.
+    /// Submits an operation that is neither split nor merged further.
     pub(super) fn push_whole(&mut self, op: FileOp) -> Result<(), FileOp> {
         let forgets = self.forgets_data && matches!(op.action, Action::SyncData);
         let (data_files, mut below) = self.parts();
@@ -80,7 +80,7 @@ impl SimIo {
     }
 }
 
-/// All below what splits and merges.
+/// All layers below splitting and merging.
 pub(super) struct Whole<'a>(pub &'a mut SimIo);
 
 impl Io for Whole<'_> {

@@ -1,32 +1,32 @@
-//! Sectors of which parts were written: whether what is found there can have come about.
+//! Sectors written in parts: whether a content can have come about.
 //!
 //! Knows the versions of one sector and the parts that each has written. A write reaches all of its parts of a sector
-//! or none: storage writes a sector whole, and what is around such a write is written with it as it is. So what is
-//! found must be what some of the versions leave, each laid over those before it, in an order that the guest could not
-//! have ruled out; none is left out that must be there, unless others hide it.
+//! or none: storage writes a sector atomically, with the unchanged rest. So the content must result from some of the
+//! versions, laid over each other in an order that the responses do not exclude; versions that must be there may only
+//! be missing if others hide them.
 
 use super::{Content, Oracle, Version};
 use crate::sector::{PARTS, Word, Words};
 
-/// Parts of a sector, a bit for each.
+/// A set of parts of a sector, one bit for each.
 pub type Parts = u8;
 
-/// All of them.
+/// The set of all parts of a sector.
 pub const ALL: Parts = 0b1111;
 
-/// The parts of sector `sector` among those from `from` to `to`, which are counted from the disk's first.
+/// The parts of `sector` among those from `from` to `to`, which are counted from the beginning of the disk.
 pub fn parts_of(sector: u64, from: u64, to: u64) -> Parts {
     let is_in = |part: &u64| (from..to).contains(&(sector * PARTS + part));
     (0..PARTS).filter(is_in).fold(0, |parts, part| parts | 1 << part)
 }
 
-/// Whether `found` holds `word(part)` in all of these parts.
+/// Whether `found` equals `word(part)` in all of these parts.
 fn holds(found: Words, parts: Parts, word: impl Fn(usize) -> Word) -> bool {
     found.0.iter().enumerate().all(|(part, found)| parts & 1 << part == 0 || *found == word(part))
 }
 
 impl Oracle {
-    /// Whether these parts of a sector can hold what was found, if every version that `must` be there is.
+    /// Whether these parts of a sector can have this content if every version for which `must` holds is included.
     pub(super) fn explains(
         &self,
         sector: u64,
@@ -48,7 +48,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether some of `versions` can have left what was found in these parts. Looks for the last of them first.
+    /// Whether some of `versions` can have left these parts. Tries each as the last one.
     fn explains(&self, parts: Parts, versions: &[&Version]) -> bool {
         let seen = || versions.iter().copied().filter(|version| version.parts & parts != 0);
         let as_at_first = || holds(self.found, parts, |part| self.base.0[part]);
@@ -56,7 +56,7 @@ impl Search<'_> {
             return true;
         }
         seen().any(|last| {
-            // What was submitted after its answer would lie over it.
+            // A version submitted after its response would lie over it.
             let later = |other: &Version| last.answered.is_some_and(|answered| answered < other.submitted);
             let is_hidden = seen().any(|other| later(other) && (self.must)(other));
             let word = last.content.word(self.sector);
@@ -74,7 +74,7 @@ mod test {
     use super::super::WriteToken;
     use super::*;
 
-    /// Writes a version to some parts of sector 0, and answers it.
+    /// Writes a version to some parts of sector 0 and answers it.
     fn written(oracle: &mut Oracle, number: u32, from: u64, to: u64) {
         let now = oracle.tick();
         oracle.submit_parts(WriteToken(number.into()), now, from..to, Content::Guest(number));
@@ -87,7 +87,7 @@ mod test {
         oracle.flushed(submitted);
     }
 
-    /// Sector 0 with the versions of these numbers in its parts.
+    /// Sector 0 with these versions in its parts.
     fn sector(numbers: [u32; 4]) -> Words {
         Words(numbers.map(|number| if number == 0 { Word::ZERO } else { Word::guest(number, 0) }))
     }
@@ -104,7 +104,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_beside_a_write_stays_as_it_was() {
+    fn data_next_to_a_write_is_unchanged() {
         let mut oracle = Oracle::default();
         written(&mut oracle, 1, 0, 4);
         flush(&mut oracle);
@@ -126,7 +126,7 @@ mod test {
     }
 
     #[test]
-    fn neighbours_that_are_in_flight_together_have_no_order_where_they_overlap() {
+    fn overlapping_neighbours_in_flight_are_unordered() {
         let mut oracle = Oracle::default();
         let now = oracle.tick();
         oracle.submit_parts(WriteToken(1), now, 0..2, Content::Guest(1));
@@ -151,7 +151,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_forgotten_changes_no_verdict_about_parts() {
+    fn dropped_versions_change_no_verdict_about_parts() {
         let mut oracle = Oracle::default();
         written(&mut oracle, 1, 0, 2);
         written(&mut oracle, 2, 0, 4);

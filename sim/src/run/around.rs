@@ -1,7 +1,6 @@
-//! A transport that writes parts of sectors by reading and writing whole ones itself: what two planted bugs do where
-//! the disk does better.
+//! Writes parts of sectors by reading and writing whole ones, as two planted bugs do.
 //!
-//! Knows how a guest's bytes and what is around them become one write. Nothing here runs without such a bug.
+//! Unused without such a bug.
 
 use disk::{DiskOffset, Operation, Request, Span, Status, Token};
 use memory::Segments;
@@ -12,10 +11,10 @@ use crate::saboteur::SabotagedIo;
 use crate::sector::{PART, PARTS, SECTOR};
 use crate::workload::Parts;
 
-/// In the token of a read: it is of what is around the write of that number.
+/// Flag in the token of a read of the sectors around the write with that number.
 const AROUND: u64 = 1 << 62;
 
-/// A write that waits for what is around it.
+/// A partial write that waits for the surrounding data.
 #[derive(Debug)]
 pub(super) struct Around {
     sectors: Span,
@@ -24,7 +23,7 @@ pub(super) struct Around {
 }
 
 impl Run {
-    /// Begins a write of parts as the bug does it; whether there is one that does.
+    /// Begins a partial write as the bug does; returns false without such a bug.
     pub(super) fn writes_around(&mut self, number: u64, parts: Parts, bytes: &Segments, durable: bool) -> bool {
         let bug = self.bug.filter(|bug| matches!(bug, Planted::UnguardedPatch | Planted::EarlyPatchRead));
         let (Some(bug), true) = (bug, parts.at % PARTS != 0 || parts.count % PARTS != 0) else { return false };
@@ -37,7 +36,7 @@ impl Run {
         let memory = Segments::joined(pieces);
         self.ask(Operation::Read, sectors, around, AROUND | number);
         if bug == Planted::EarlyPatchRead {
-            // Nothing overlaps it once it is its turn, and it waits for the read as for everything before it.
+            // Overlapping requests are ordered: it waits for the read as for everything before it.
             self.ask(Operation::Patch { durable }, sectors, memory, number);
         } else {
             self.around.insert(number, Around { sectors, memory, durable });
@@ -45,7 +44,7 @@ impl Run {
         true
     }
 
-    /// Takes an answer in. What is around a write has been read: the write begins, unless it has failed with that.
+    /// Handles the response to such a read: the write begins, unless the read has failed.
     pub(super) fn read_around(&mut self, token: u64, status: Status) -> Option<(u64, Status)> {
         if token & AROUND == 0 {
             return Some((token, status));

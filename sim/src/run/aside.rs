@@ -1,25 +1,24 @@
-//! The storage for a disk of one file beside the guest's, whose operations it tells from that one's by their numbers.
+//! The storage for an auxiliary disk with one file next to the guest's; its operations are distinguished by their ids.
 
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, OpId, Until};
 
 use crate::io::SimIo;
 
-/// The numbers begin here: above all of the guest's disk and of what splits and merges, below those of aligners and of
-/// data files.
+/// The first id: above those of the guest's disk and of splitting and merging, below those of aligners and data files.
 const ASIDE: u64 = 1 << 61;
 
-/// The file, of which the disk beside thinks that it is file 0.
+/// The file, which is file 0 of the auxiliary disk.
 pub(super) struct Aside<'a> {
     pub io: &'a mut SimIo,
     pub file: FileId,
 }
 
-/// Whether an operation is of a disk beside the guest's.
+/// Whether an operation belongs to an auxiliary disk.
 pub(super) fn is_aside(op: &FileOp) -> bool {
     op.id.0 >= ASIDE
 }
 
-/// What has ended, as the disk beside knows it.
+/// Converts a completion to the ids of the auxiliary disk.
 pub(super) fn own(FileDone { op, result }: FileDone) -> FileDone {
     FileDone { op: own_op(op), result }
 }

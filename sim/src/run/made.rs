@@ -1,20 +1,20 @@
-//! A new file of a verb, and what the verb knows of it.
+//! The new file of a verb.
 
 use disk::FileId;
 
 use crate::oracle::Oracle;
 
-/// A new file.
-pub(super) struct New {
+/// A new file and its layers.
+pub(super) struct NewFile {
     pub(super) file: FileId,
-    /// The layers on which it stands.
+    /// The layers below it.
     pub(super) below: Vec<FileId>,
-    /// What a copy is to show.
+    /// The content that a copy must have.
     pub(super) copied: Option<Oracle>,
     pub(super) is_named_durably: bool,
 }
 
-impl New {
+impl NewFile {
     pub(super) fn make_name_durable(&mut self) {
         self.is_named_durably = true;
     }

@@ -1,6 +1,6 @@
-//! How a chain is opened, after another process or none: which files for writing, and which through their logs.
+//! How a chain is opened: which files for writing, and which through their logs.
 //!
-//! Knows nothing of what is in them. Keeps: who only reads opens nothing for writing.
+//! Invariant: a process that only reads opens nothing for writing.
 
 use disk::{Access, FileId};
 
@@ -9,22 +9,22 @@ use crate::logs::Logs;
 /// How a chain is opened.
 #[derive(Clone, Copy)]
 pub enum Opening<'a> {
-    /// The leaf for writing, and those below it that their last process has left something to be written to.
+    /// For writing: the leaf, and layers below it with pending writes of the last process.
     Served {
-        /// By the numbers of their files.
+        /// The files of these layers.
         unsettled: &'a [FileId],
-        /// Whether they are only read, as a planted bug has it.
+        /// Whether they are opened read-only, as a planted bug does.
         only_read: bool,
     },
-    /// Through the logs of all, by somebody who only reads; `blind`: without, as a planted bug has it.
+    /// For reading, through the logs of all layers.
     ToRead {
-        /// Whether nobody looks into the logs.
+        /// Whether the logs are ignored, as a planted bug does.
         blind: bool,
     },
 }
 
 impl Opening<'_> {
-    /// The leaf for writing, on parents of which nothing is left.
+    /// The leaf for writing, on parents without pending writes.
     pub const ALONE: Opening<'static> = Opening::Served { unsettled: &[], only_read: false };
 
     pub fn access(self, file: FileId, depth: usize) -> Access {
@@ -36,8 +36,8 @@ impl Opening<'_> {
         }
     }
 
-    /// Whether a file is opened through its log. That of one that is only read below others has something to say where
-    /// a sync of it has failed.
+    /// Whether a file is opened through its log. A file that others read as a parent needs its log if its sync has
+    /// failed.
     pub fn reads_log(self, file: FileId, access: Access, logs: &Logs) -> bool {
         match self {
             Opening::Served { unsettled, .. } => {

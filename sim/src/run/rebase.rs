@@ -1,11 +1,10 @@
-//! A rebase, a flatten and a relink, which the disk of a guest that asks for nothing carries out, with the plans of the
-//! job.
+//! Rebase, flatten and relink, carried out by the disk of a guest that sends no requests, with the plans of the job.
 //!
-//! Knows how each step is done in the simulator, and that the guest's next process finds the leaf on its new parents:
-//! when the plan is done, nothing needs the old ones, and they are gone. The job copies what the image's format does
-//! not say is the image's own; here that is what shows through a leaf that stands on rubbish.
+//! Carries out each step in the simulator. The guest's next process finds the leaf on its new parents: when the plan is
+//! done, nothing needs the old ones, and they are removed. The job copies what the format reports as not the image's
+//! own; here that is the data that shows through a leaf on stale storage.
 //!
-//! Invariant checked: at every moment before, the chain is the old one or the new one, with the same contents.
+//! Invariant checked: at every time before, the chain is the old one or the new one, with the same contents.
 
 use std::mem::ManuallyDrop;
 
@@ -14,22 +13,22 @@ use disk::{DiskOffset, FileId, Geometry, Image, Operation, Request, Span, Status
 use memory::Segments;
 
 use super::opening::Opening;
-use super::steps::{Ended, Phase, Verb, refused};
+use super::steps::{ActiveVerb, Ended, Phase, refused};
 use super::{Run, Violation};
 use crate::link;
 use crate::media::{Media, Unwritten};
 use crate::reader;
 use crate::saboteur::SabotagedIo;
 use crate::sector::{PART, SECTOR, Sector, Word, Words};
-use crate::subject::{Form, Made, Start, Subject};
+use crate::subject::{Form, LayerType, Start, Subject};
 use crate::workload::{Sectors, Step};
 
-/// The write of what is copied up: no guest's requests are so many.
+/// The token of writes that copy up; requests of the guest have smaller ones.
 pub(super) const COPY: Token = Token(u64::MAX - 1);
-/// Sectors of one read.
+/// Sectors per read.
 const PIECE: usize = 128;
 
-/// A run of sectors that is copied up; nothing, if it shows zeroes.
+/// A run of sectors to copy up; without bytes it is zeroes.
 struct Copy {
     sectors: Sectors,
     bytes: Option<Vec<u8>>,
@@ -46,9 +45,9 @@ impl Run {
         self.disk.layers().first().is_some_and(|leaf| link::can_change(leaf.format.inner()))
     }
 
-    /// Copies up what the leaf would not show on its new parents. Before, the guest's process has made everything
-    /// durable, and ended.
-    pub(super) fn copy_up(&mut self, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+    /// Copies up the data that the leaf would not show on its new parents. The guest's process has made everything
+    /// durable and ended before.
+    pub(super) fn copy_up(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         match verb.phase {
             Phase::CopyingUp(_, failed) => return Ok(if failed { Ended::Badly } else { Ended::Well }),
             Phase::Due if !self.disk.is_clean() => {
@@ -83,16 +82,16 @@ impl Run {
         self.disk.submit(request, &mut SabotagedIo { io: &mut self.io, plot: &self.plot });
     }
 
-    /// A write of what is copied up was answered.
+    /// Handles the response to a write that copies up.
     pub(super) fn copied_up(&mut self, status: Status) {
-        let Some(Verb { phase: Phase::CopyingUp(left, failed), .. }) = &mut self.verb else {
+        let Some(ActiveVerb { phase: Phase::CopyingUp(left, failed), .. }) = &mut self.verb else {
             unreachable!("what is copied up belongs to a verb")
         };
         *left -= 1;
         *failed |= status != Status::Done;
     }
 
-    /// What the leaf shows of its parents and would not show on the new one, if any.
+    /// The data that the leaf shows of its old parents and would not show on the new one, if any.
     fn differences(&self, new: Option<FileId>, subject: &Subject) -> Result<Vec<Copy>, Violation> {
         let (Some(old), geometry) = (self.chains.last(), self.disk.geometry()) else { return Ok(Vec::new()) };
         let Some(leaf) = old.first() else { return Ok(Vec::new()) };
@@ -122,7 +121,7 @@ impl Run {
         Ok(copies)
     }
 
-    /// What a chain shows, sector by sector.
+    /// The content of a chain, sector by sector.
     pub(super) fn shown(&self, chain: &[FileId], subject: &Subject) -> Result<Vec<Words>, Violation> {
         let mut files = self.io.contents(chain);
         let forms: Vec<Form> = chain.iter().map(|file| self.form(Some(*file))).collect();
@@ -130,7 +129,7 @@ impl Run {
         read_all(layers, files)
     }
 
-    /// Which sectors of the disk a leaf has itself.
+    /// The sectors that are allocated in a leaf itself.
     fn own(&self, leaf: FileId, subject: &Subject, geometry: Geometry) -> Result<Vec<bool>, Violation> {
         let start = Start { files: self.io.contents(&[leaf]), forms: vec![self.form(Some(leaf))], ..Start::default() };
         let mut files = start.files;
@@ -144,9 +143,9 @@ impl Run {
         Ok((0..).zip(shows).map(own).collect())
     }
 
-    /// The new parent: a raw file, as large as disks are at first, that holds something; or, if nothing is copied up,
-    /// one that is as large as the old one and shows the same. Who has made it has not made it durable.
-    pub(super) fn new_parent(&mut self, verb: &mut Verb, subject: &Subject) -> Result<FileId, Violation> {
+    /// Creates the new parent: a raw file of the initial size with some data; or, if nothing is copied up, one with the
+    /// size and content of the old parent. It is not durable yet.
+    pub(super) fn new_parent(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<FileId, Violation> {
         if let Some(file) = verb.parent {
             return Ok(file);
         }
@@ -156,29 +155,29 @@ impl Run {
         };
         let sectors = if verb.asked == Step::Relink { self.layer(1).len / SECTOR } else { subject.kind.sectors() };
         let as_a_file = Subject { tail: Unwritten::Zeroes, told: Unwritten::Zeroes, ..*subject };
-        let made = as_a_file.create(Made::Raw, self.forms.len(), None, sectors);
+        let made = as_a_file.create(LayerType::Raw, self.forms.len(), None, sectors);
         let mut media = made.map_err(Violation::Open)?;
-        let given = if verb.asked == Step::Relink { Vec::new() } else { Made::Given.given() };
+        let given = if verb.asked == Step::Relink { Vec::new() } else { LayerType::Given.given() };
         given.into_iter().for_each(|(sector, word)| media.set(sector, Sector::Word(word)));
         for (sector, words) in (0..).zip(holds).filter(|(_, words)| *words != Words::ZERO) {
             media.write(disk::FileOffset(sector * SECTOR), &bytes_of(words));
         }
         let file = self.io.add(&media);
-        self.io.let_write(file, false);
+        self.io.set_writable(file, false);
         self.forms.push(Form::Raw);
         verb.parent = Some(file);
         Ok(file)
     }
 
     /// Makes the new parent durable.
-    pub(super) fn sync_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<(), Violation> {
+    pub(super) fn sync_parents(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<(), Violation> {
         let parent = self.new_parent(verb, subject)?;
         self.io.sync_now(parent);
         Ok(())
     }
 
-    /// Has the leaf record its new parent, or none. Until that is durable both chains are right.
-    pub(super) fn stand_on(&mut self, new: Option<FileId>, subject: &Subject) -> Result<(), Violation> {
+    /// Changes the leaf's parent link. Until that is durable both chains are legal.
+    pub(super) fn set_parent(&mut self, new: Option<FileId>, subject: &Subject) -> Result<(), Violation> {
         let parent = |run: &mut Run, file: FileId| {
             let modified = run.io.modified(file);
             let mut media = run.io.file(file).visible().clone();
@@ -193,14 +192,14 @@ impl Run {
         Ok(())
     }
 
-    /// A verb has come to its end, well or not.
-    pub(super) fn end_verb(&mut self, mut verb: Verb) -> Result<(), Violation> {
+    /// Handles the end of a verb, successful or not.
+    pub(super) fn end_verb(&mut self, mut verb: ActiveVerb) -> Result<(), Violation> {
         if !verb.has_failed {
             verb.check_name()?;
         }
         let is_moved = verb.asked.is_move() && self.chains.len() > 1;
         if is_moved && verb.has_failed {
-            // The leaf stands here or there. The job ends, and with it what this run can follow.
+            // The leaf is on either parent. The job ends, and this run cannot continue.
             self.is_over = true;
         } else if is_moved && !self.disk.is_quiet() {
             verb.phase = Phase::Ending;
@@ -211,7 +210,7 @@ impl Run {
         Ok(())
     }
 
-    /// The guest's next process opens the chain. The old parents are removed.
+    /// Opens the chain in the guest's next process. The old parents are removed.
     fn begin_on_new_parents(&mut self) -> Result<(), Violation> {
         let chain = self.chains.swap_remove(0);
         let (mut io, logs) = (self.io.after_death(&chain, true), self.logs.of_chain(&chain));
@@ -219,14 +218,15 @@ impl Run {
         let forms = chain.iter().map(|file| self.form(Some(*file))).collect();
         let files = (0..).map(FileId).zip(&chain).map(|(file, _)| file).collect();
         let mut run = Run::on(&self.setup, io, (logs, Opening::ALONE), forms, self.oracle.clone(), vec![files])?;
-        (run.next, run.operations, run.told, run.forgets) = (self.next, self.operations, self.told, self.forgets);
+        (run.next, run.operations, run.guest_sectors, run.forgets) =
+            (self.next, self.operations, self.guest_sectors, self.forgets);
         let Run { disk, .. } = std::mem::replace(self, run);
         drop(ManuallyDrop::into_inner(disk));
         Ok(())
     }
 }
 
-/// All that a disk of these layers shows.
+/// The whole content of a disk with these layers.
 fn read_all(layers: Vec<Image>, files: Vec<Media>) -> Result<Vec<Words>, Violation> {
     let end = layers.first().map_or(0, |leaf| disk::Format::geometry(leaf).len / SECTOR);
     let piece = u64::try_from(PIECE).unwrap_or(1);

@@ -1,8 +1,8 @@
-//! What an administrator does to the chain while its guest runs: the plans of the disk process, one at a time, in
-//! steps between which anything may happen.
+//! Carries out the verbs of an administrator while the guest runs: the plans of the disk process, in steps between
+//! which any event may happen.
 //!
-//! Knows how each step is done to a disk and to storage of the simulator, and which chains may be opened after a power
-//! loss meanwhile. The order of the steps is the plan's.
+//! Carries out each step on a disk and on simulated storage, and records which chains may be opened after a power loss
+//! meanwhile. The order of the steps is defined by the plan.
 
 use disk::{
     Access, Action, Disk, DiskOffset, FileDone, FileId, Format, Image, ImageError, ImageErrorKind, MergeState,
@@ -12,7 +12,7 @@ use memory::Segments;
 use plan::{Layer, Merge, Plan};
 
 use super::aside::{self, Aside};
-use super::made::New;
+use super::made::NewFile;
 use super::{Run, Violation, Watch};
 use crate::link;
 use crate::saboteur::{SabotagedIo, Saboteur, order};
@@ -20,65 +20,65 @@ use crate::sector::SECTOR;
 use crate::subject::{Form, Subject};
 use crate::workload::Step;
 
-/// The flush of a verb: no guest's requests are so many.
+/// The token of a verb's flush; requests of the guest have smaller ones.
 pub(super) const FLUSH: Token = Token(u64::MAX);
 
-/// A verb that is being carried out.
-pub(super) struct Verb {
+/// A verb in progress.
+pub(super) struct ActiveVerb {
     pub(super) asked: Step,
     plan: Plan,
     pub(super) phase: Phase,
-    /// The new file.
-    pub(super) new: Option<New>,
-    /// The new parent.
+    /// The new file, if the verb creates one.
+    pub(super) new: Option<NewFile>,
+    /// The new parent, if the verb creates one.
     pub(super) parent: Option<FileId>,
-    /// Layers whose files were opened for writing, and which the disk does not use so yet.
+    /// Layers whose files were opened for writing but are not yet used so by the disk.
     opened: Vec<(usize, FileId)>,
     /// Whether a step has failed.
     pub(super) has_failed: bool,
 }
 
-/// How far a step has come.
+/// The progress of a step.
 pub(super) enum Phase {
-    /// It is to be begun.
+    /// Not begun.
     Due,
-    /// Requests are held; what is in flight ends.
+    /// Requests are held until those in flight have ended.
     Draining,
-    /// A round is under way.
+    /// A round is in progress.
     Syncing,
-    /// A flush is.
+    /// A flush is in progress.
     Flushing,
-    /// It has ended.
+    /// The flush has ended.
     Flushed(Status),
-    /// The parents of the layers from this one of the opened ones on are to be forgotten; that of this one becomes
-    /// durable.
+    /// Parent links of the opened layers are being reset, from the one with this index on; that of this layer is
+    /// becoming durable.
     Forgetting(usize, Box<Disk<Image>>),
-    /// So many writes of what is copied up are under way; whether one has failed.
+    /// This many writes that copy up are in flight; whether one has failed.
     CopyingUp(usize, bool),
-    /// All steps are done, and the disk comes to rest.
+    /// All steps are done, and the disk becomes idle.
     Ending,
 }
 
-/// How a step has ended, if it has.
+/// The result of a step, if it has ended.
 pub(super) enum Ended {
     Well,
     Badly,
     NotYet,
 }
 
-impl Verb {
-    fn new(asked: Step, plan: Plan) -> Verb {
-        Verb { asked, plan, phase: Phase::Due, new: None, parent: None, opened: Vec::new(), has_failed: false }
+impl ActiveVerb {
+    fn new(asked: Step, plan: Plan) -> ActiveVerb {
+        ActiveVerb { asked, plan, phase: Phase::Due, new: None, parent: None, opened: Vec::new(), has_failed: false }
     }
 
-    /// The step that it is at.
+    /// The current step.
     pub(super) fn step(&self) -> Option<plan::Step> {
         self.plan.step()
     }
 }
 
 impl Run {
-    /// Whether a verb can begin: one thing is done at a time, and only a merge can be cancelled.
+    /// Whether a verb can begin: only one is in progress at a time, and only a merge can be cancelled.
     pub(super) fn can_begin(&self, step: Step) -> bool {
         if step.is_offline() {
             return self.verb.is_none() && self.in_flight.is_empty() && self.disk.is_quiet();
@@ -86,25 +86,25 @@ impl Run {
         self.verb.as_ref().is_none_or(|verb| step == Step::Cancel && verb.plan.step() == Some(plan::Step::CopyAll))
     }
 
-    /// Whether the disk is about to become larger.
+    /// Whether the disk is about to grow.
     pub(super) fn is_growing(&self) -> bool {
         self.verb.as_ref().is_some_and(|verb| verb.asked == Step::Grow)
     }
 
-    /// Begins a verb.
+    /// Begins a verb on the chain.
     pub(super) fn begin(&mut self, step: Step, subject: &Subject) {
         if let Some(verb) = self.verb.as_mut().filter(|_| step == Step::Cancel) {
             verb.plan.fail();
             return;
         }
-        // What a merge has left is removed before anything else is done.
+        // Files left by a merge are removed before anything else is done.
         self.chains.truncate(1);
         if step.changes_layers() {
             self.siblings.clear();
         }
         let layers: Vec<Layer> = (0..self.disk.layers().len()).map(|depth| self.layer(depth)).collect();
         let plan = match step {
-            // As by the disk process: a disk that accepts no writes is not changed.
+            // As in the disk process: a disk that accepts no writes is not changed.
             _ if self.disk.is_broken() => None,
             Step::Snapshot => Some(plan::snapshot()),
             Step::Rebase => self.can_relink().then(plan::rebase),
@@ -115,23 +115,23 @@ impl Run {
             Step::Revert => self.is_closed(1).then(|| plan::revert(1)),
             Step::Grow => plan::resize(subject.kind.grown() * SECTOR, &layers).ok(),
             Step::Merge | Step::MergeBelow | Step::MergeAll | Step::Cancel => {
-                // The leaf's file stays, as for an administrator who removes it later.
+                // The leaf's file is kept, as if an administrator removes it later.
                 let merge = |(from, into)| plan::merge(&Merge { from, into, layers: &layers, delete: from > 0 });
                 step.merged(layers.len()).and_then(|merged| merge(merged).ok())
             }
         };
         let plan = plan.map(|plan| order::plant(plan, self.bug));
-        self.verb = plan.map(|plan| Verb::new(step, plan));
+        self.verb = plan.map(|plan| ActiveVerb::new(step, plan));
     }
 
-    /// Removes what a process that has died has left of a merge, which its leaf says has ended.
+    /// Removes the files of a merge by a process that has died, if the leaf records that the merge has ended.
     pub(super) fn finish_merge(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         let plan = order::plant(plan::finish_merge(true), self.bug);
-        self.verb = Some(Verb::new(Step::MergeBelow, plan));
+        self.verb = Some(ActiveVerb::new(Step::MergeBelow, plan));
         self.end_of_verb(subject, watch)
     }
 
-    /// Begins a verb, unless this disk cannot do it, and waits for its end.
+    /// Begins a verb and waits for its end, unless the disk does not support it.
     pub(super) fn do_verb(&mut self, step: Step, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         self.begin(step, subject);
         self.end_of_verb(subject, watch)
@@ -140,8 +140,8 @@ impl Run {
     fn end_of_verb(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         while let Some(verb) = &self.verb {
             let step = verb.plan.step();
-            match self.can_go_on() {
-                true => self.go_on(subject, watch)?,
+            match self.can_proceed() {
+                true => self.proceed(subject, watch)?,
                 false if self.io.pending() > 0 || self.retry() => self.finish(0),
                 false => return Err(Violation::Step(format!("{step:?} never ends, after a process that has died"))),
             }
@@ -165,8 +165,8 @@ impl Run {
         file.and_then(|file| self.forms.get(usize::from(file.0))).copied().unwrap_or(Form::Raw)
     }
 
-    /// Whether the verb can go on.
-    pub(super) fn can_go_on(&self) -> bool {
+    /// Whether the verb can continue.
+    pub(super) fn can_proceed(&self) -> bool {
         let Some(verb) = &self.verb else { return false };
         match (&verb.phase, verb.plan.step()) {
             (Phase::Due, Some(plan::Step::CopyAll)) => self.disk.merge().is_none_or(|merge| !merge.busy),
@@ -180,8 +180,8 @@ impl Run {
         }
     }
 
-    /// Goes on until a step has to wait. `watch` looks after each of them.
-    pub(super) fn go_on(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
+    /// Continues until a step has to wait. `watch` is called after each step.
+    pub(super) fn proceed(&mut self, subject: &Subject, watch: &mut Watch<'_>) -> Result<(), Violation> {
         while let Some(mut verb) = self.verb.take() {
             let Some(step) = verb.plan.step() else { return self.end_verb(verb) };
             match self.carry_out(step, &mut verb, subject)? {
@@ -203,7 +203,7 @@ impl Run {
         Ok(())
     }
 
-    fn carry_out(&mut self, step: plan::Step, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+    fn carry_out(&mut self, step: plan::Step, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         use plan::Step::*;
         match step {
             Hold => return Ok(self.hold(&mut verb.phase, false)),
@@ -220,7 +220,7 @@ impl Run {
             SyncName => verb.new_mut().make_name_durable(),
             RemoveNew => self.remove_new(verb),
             RemoveSources => self.chains.truncate(1),
-            // What the disk would open it is given when the file becomes its leaf.
+            // The disk is given the file when that becomes its leaf.
             OpenChild => {}
             PopTo { depth } => self.pop_to(depth)?,
             SyncParents => self.sync_parents(verb, subject)?,
@@ -234,25 +234,25 @@ impl Run {
             UseWritable => self.use_writable(std::mem::take(&mut verb.opened), subject)?,
             GrowLayer { depth, len } => self.disk.grow_layer(depth, len).map_err(refused)?,
             Lengthen { depth, len } => self.lengthen(depth, len),
-            Announce => self.told = self.disk.geometry().len / SECTOR,
+            Announce => self.guest_sectors = self.disk.geometry().len / SECTOR,
             BeginMerge { from, into } => self.disk.begin_merge(from, into).map_err(refused)?,
             CancelMerge => self.disk.cancel_merge(),
-            // A write that was still under way may have found no space in the target.
+            // A write in flight may have found no space in the target.
             EndMerge if self.has_merge_failed() => return Ok(Ended::Badly),
             EndMerge => self.end_merge()?,
             LinkParent { .. } if verb.asked.is_move() => {
                 let new = self.new_parent(verb, subject)?;
-                self.stand_on(Some(new), subject)?;
+                self.set_parent(Some(new), subject)?;
             }
             LinkParent { child } => self.link_parent(child)?,
-            RemoveParentLink => self.stand_on(None, subject)?,
+            RemoveParentLink => self.set_parent(None, subject)?,
             CreateCopy => verb.new = Some(self.create_copy()),
             ShareBlocks => self.share_blocks(verb),
         }
         Ok(Ended::Well)
     }
 
-    /// Holds requests until nothing is in flight, or everything durable as well.
+    /// Holds requests until nothing is in flight and, with `durable`, until everything is durable.
     fn hold(&mut self, phase: &mut Phase, durable: bool) -> Ended {
         match phase {
             Phase::Due => {
@@ -271,7 +271,7 @@ impl Run {
         }
     }
 
-    /// Makes durable what has changed, by a flush among those of the guest.
+    /// Makes all changes durable by a flush, among those of the guest.
     fn make_durable(&mut self, phase: &mut Phase) -> Ended {
         match phase {
             Phase::Flushed(Status::Done) => Ended::Well,
@@ -287,13 +287,13 @@ impl Run {
         }
     }
 
-    /// That flush was answered.
+    /// Handles the response to that flush.
     pub(super) fn flushed(&mut self, status: Status) {
         let Some(verb) = &mut self.verb else { unreachable!("a flush belongs to a verb") };
         verb.phase = Phase::Flushed(status);
     }
 
-    /// A round makes the layers durable that are closed for writing.
+    /// Waits for a round that makes the layers durable that are closed for writing.
     fn await_closed(&mut self, phase: &mut Phase) -> Ended {
         match phase {
             Phase::Due => {
@@ -301,7 +301,7 @@ impl Run {
                 *phase = Phase::Syncing;
                 Ended::NotYet
             }
-            // One that cannot be made durable stays open for writing.
+            // A layer that cannot be made durable stays open for writing.
             _ if self.are_closed() || self.io.fault_happened() => Ended::Well,
             _ => Ended::Badly,
         }
@@ -312,7 +312,7 @@ impl Run {
         below.filter(|file| self.io.is_writable(**file)).all(|file| self.disk.is_frozen(*file))
     }
 
-    /// What a child records of a layer; the time of its last change if that is final.
+    /// The link that a child records for a layer, with the time of its last change if that is final.
     pub(super) fn parent_of(&mut self, file: Option<FileId>, depth: usize, is_final: bool) -> disk::Link {
         let Some(file) = file else { unreachable!("the chain has no layer {depth}") };
         let Some(layer) = self.disk.layers().get(depth) else { unreachable!("the disk has no layer {depth}") };
@@ -329,27 +329,27 @@ impl Run {
         Ok(())
     }
 
-    fn reopen_read_only(&mut self, verb: &mut Verb) {
-        // Those that the disk does not use were only to be.
+    fn reopen_read_only(&mut self, verb: &mut ActiveVerb) {
+        // Layers that the disk does not use yet were only going to be used.
         for (_, file) in std::mem::take(&mut verb.opened) {
-            self.io.let_write(file, false);
+            self.io.set_writable(file, false);
         }
         for file in self.chains.first().into_iter().flatten().skip(1) {
             if self.io.is_writable(*file) && self.disk.is_frozen(*file) {
-                self.io.let_write(*file, false);
+                self.io.set_writable(*file, false);
                 self.logs.close(*file);
             }
         }
     }
 
-    /// The leaf's parent is not written to any more.
+    /// Records the final time of the leaf's parent, which is no longer written to.
     fn record_parent_time(&mut self) -> Result<(), Violation> {
         let Some(parent) = self.file_at(1).filter(|file| !self.io.is_writable(*file)) else { return Ok(()) };
         let modified = self.io.modified(parent);
         self.relink(0, |link| link.modified.is_none().then_some(disk::Link { modified: Some(modified), ..link }))
     }
 
-    /// Has a layer record something else of its parent, if it has one.
+    /// Changes the parent link of a layer, if it has one.
     fn relink(&mut self, depth: usize, change: impl FnOnce(disk::Link) -> Option<disk::Link>) -> Result<(), Violation> {
         let layer = self.disk.layer_mut(depth).map_err(refused)?;
         link::change(layer.inner_mut(), change).map(drop).map_err(refused)
@@ -360,8 +360,8 @@ impl Run {
         chain.filter(|(_, file)| !self.io.is_writable(*file)).collect()
     }
 
-    /// Has the layers that were opened forget what is about to change of their parents, one after the other.
-    fn forget_parents(&mut self, verb: &mut Verb, subject: &Subject) -> Result<Ended, Violation> {
+    /// Removes from the links of the opened layers, one after the other, what is about to change in their parents.
+    fn forget_parents(&mut self, verb: &mut ActiveVerb, subject: &Subject) -> Result<Ended, Violation> {
         let next = match std::mem::replace(&mut verb.phase, Phase::Due) {
             Phase::Forgetting(_, aside) if !aside.is_clean() => return Ok(Ended::Badly),
             Phase::Forgetting(nth, _) => nth + 1,
@@ -375,7 +375,7 @@ impl Run {
                 continue;
             }
             let mut aside = Disk::new(vec![image], Options::default()).map_err(refused)?;
-            self.io.let_write(file, true);
+            self.io.set_writable(file, true);
             aside.sync(&mut Aside { io: &mut self.io, file });
             verb.phase = Phase::Forgetting(nth, Box::new(aside));
             return Ok(Ended::NotYet);
@@ -383,12 +383,12 @@ impl Run {
         Ok(Ended::Well)
     }
 
-    /// Whether an operation that has ended is of a disk beside the guest's; then that goes on.
+    /// Passes the completion of an auxiliary disk's operation on; returns others.
     pub(super) fn settle_aside(&mut self, done: FileDone) -> Option<FileDone> {
         if !aside::is_aside(&done.op) {
             return Some(done);
         }
-        let Some(Verb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
+        let Some(ActiveVerb { phase: Phase::Forgetting(_, aside), .. }) = &mut self.verb else {
             unreachable!("{:?} belongs to nobody", done.op)
         };
         if done.result.is_err() && matches!(done.op.action, Action::SyncData) {
@@ -399,20 +399,20 @@ impl Run {
         None
     }
 
-    /// Lets a disk beside the guest's push again what was handed back.
+    /// Lets an auxiliary disk resubmit refused operations.
     pub(super) fn retry_aside(&mut self) {
-        let Some(Verb { phase: Phase::Forgetting(nth, aside), opened, .. }) = &mut self.verb else { return };
+        let Some(ActiveVerb { phase: Phase::Forgetting(nth, aside), opened, .. }) = &mut self.verb else { return };
         let Some(&(_, file)) = opened.get(*nth) else { unreachable!("the disk beside is of an opened layer") };
         aside.retry(&mut Aside { io: &mut self.io, file });
     }
 
-    /// The disk uses the files that were opened for writing.
+    /// Lets the disk use the files that were opened for writing.
     fn use_writable(&mut self, opened: Vec<(usize, FileId)>, subject: &Subject) -> Result<(), Violation> {
         for (depth, file) in opened {
             let (image, log) = self.open(file, depth, subject)?;
             self.disk.reopen(depth, image).map_err(refused)?;
             self.disk.set_log(file, log).map_err(refused)?;
-            self.io.let_write(file, true);
+            self.io.set_writable(file, true);
         }
         Ok(())
     }
@@ -420,7 +420,7 @@ impl Run {
     /// Makes the disk larger, once.
     fn grow(&mut self, len: u64) -> Result<Ended, Violation> {
         match self.disk.grow(len) {
-            // Not every format can.
+            // Not every format can grow.
             Err(error) if error.kind == ImageErrorKind::Unsupported => {
                 self.disk.resume(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
                 Ok(Ended::Well)
@@ -429,7 +429,7 @@ impl Run {
         }
     }
 
-    /// A raw file is as long as what it holds, and nobody but who opens it sees to that.
+    /// Extends a raw file, whose length is only adjusted when it is opened.
     fn lengthen(&mut self, depth: usize, len: u64) {
         if let Some(file) = self.file_at(depth).filter(|file| self.form(Some(*file)) == Form::Raw) {
             self.io.extend(file, len);
@@ -451,13 +451,13 @@ impl Run {
         self.disk.merge().is_some_and(|merge| matches!(merge.state, MergeState::Failed(_)))
     }
 
-    /// Takes the sources, which hold nothing any more, off the chain. Their files are still there: both chains are
-    /// right.
+    /// Removes the sources, which hold no data any more, from the chain. Their files still exist, so both chains are
+    /// legal.
     fn end_merge(&mut self) -> Result<(), Violation> {
         let sources = self.disk.end_merge().map_err(refused)?;
         let old = self.chains.swap_remove(0);
         for layer in &sources {
-            self.io.let_write(layer.file, false);
+            self.io.set_writable(layer.file, false);
             self.logs.close(layer.file);
         }
         let rest = old.iter().copied().filter(|file| sources.iter().all(|layer| layer.file != *file)).collect();
@@ -470,7 +470,7 @@ impl Run {
         self.relink(child, |_| Some(target))
     }
 
-    /// Opens a file as it is now for writing, to stand so deep in the chain.
+    /// Opens a file for writing, for a layer at this depth.
     pub(super) fn open(
         &mut self,
         file: FileId,

@@ -1,18 +1,18 @@
-//! The death of a disk's process, whose guest lives: another takes over.
+//! The death of a disk's process while its guest lives, and the takeover by another process.
 //!
-//! Knows what outlives a process: what its writes have brought to the files, the redo logs, and what the guest was
-//! told. Requests that had no answer are as good as not begun, or begun and not ended. What is done here in front of
-//! the disk is what opens an image does: what was left below the leaf is made durable, then the disk is opened.
+//! What outlives a process: writes that have reached the files, the redo logs, and the responses to the guest. Requests
+//! without a response may have been begun or not. Before the disk is opened, pending writes below the leaf are made
+//! durable, as when an image is opened.
 //!
 //! Invariants checked:
 //! - every answered write is read, in every chain that may be opened;
-//! - a flush covers them all: after a power loss from then on they are found;
-//! - nothing that was flushed before is lost by a power loss at any moment meanwhile;
-//! - after a failed sync nothing is durable and no new write is accepted, by another process either;
-//! - without any space all of it is read as well, no flush is answered as if it were durable, and it becomes so when
-//!   there is space;
-//! - one that only reads finds it without writing;
-//! - one that is told to take the images as they are all the same loses nothing that was flushed.
+//! - a flush covers them all: they survive a power loss after it;
+//! - data flushed before survives a power loss at any time meanwhile;
+//! - after a failed sync nothing is durable and no new write is accepted, in the next process as well;
+//! - without any space everything is read as well, no flush succeeds, and everything becomes durable when there is
+//!   space;
+//! - a process that only reads finds it without writing;
+//! - a process that accepts the images after a failed sync loses nothing that was flushed.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -30,39 +30,39 @@ use crate::subject::{Form, Subject};
 use crate::theme::Theme;
 use crate::workload::{Op, Sectors, Step};
 
-/// How a process has died.
+/// The circumstances of a process's death.
 #[derive(Clone, Debug)]
 pub struct Death<'a> {
-    /// The chain that is opened then, leaf first.
+    /// The chain that is opened next, leaf first.
     pub chain: &'a [FileId],
-    /// Another with the same leaf, if there is one: what that records of its parent tells which is right.
+    /// Another chain with the same leaf, if there is one: the leaf's parent link determines which is valid.
     pub other: Option<&'a [FileId]>,
-    /// Whether the writes that were under way have reached the storage.
+    /// Whether pending writes have reached the storage.
     pub reached: bool,
-    /// Where to read.
+    /// The windows to read.
     pub windows: &'a [Range<u64>],
-    /// Whether the next process is to do more than to read and to flush.
+    /// Whether the next process does more than read and flush.
     pub lives_on: bool,
-    /// Whether it takes the images as they are after a failed sync. It makes durable what it finds, and no more: what
-    /// was answered and not flushed may be gone.
+    /// Whether it accepts the images after a failed sync. It makes durable what it finds; answered writes that were not
+    /// flushed may be lost.
     pub accepts: bool,
-    /// What it finds.
+    /// The next process.
     pub next: Next,
 }
 
-/// Who comes after a process that has died.
+/// The process after one that has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Another one that serves the disk.
+    /// A process that serves the disk.
     Serves,
-    /// The same, and there is no space for anything until it has tried to write and to flush in vain.
+    /// The same, without any space until a write and a flush have failed.
     WithoutSpace,
-    /// One that only reads: it writes nothing.
+    /// A process that only reads: it writes nothing.
     OnlyReads,
 }
 
-/// Has another process take over, read and flush; or write, read, flush, write, flush and read. `watch` looks at every
-/// moment of it.
+/// Runs the next process: read and flush; or write, read, flush, write, flush and read. `watch` is called after every
+/// event.
 pub fn take_over(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
     let wrong = |violation| Violation::TakenOver(Box::new(violation));
     live_on(setup, sight, death, watch).map_err(wrong)
@@ -76,7 +76,7 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     let mut logs = sight.logs.of_chain(&files);
     logs.accepts = death.accepts;
     if setup.bug == Some(Planted::FailureBelowForgotten) {
-        // Each log by itself: those below the leaf are written and end before it is opened.
+        // Each log separately: pending writes below the leaf are completed before the leaf is opened.
         let all = (0..).map(FileId).zip(&forms).map(|(file, _)| file);
         let knows = |file: &FileId| *file == FileId(0) && io.file(*file).has_failed();
         all.filter(|file| !knows(file)).for_each(|file| logs.forget_failure(file));
@@ -87,7 +87,7 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
     };
     let chains: Vec<Vec<FileId>> = [death.chain].into_iter().chain(death.other).map(numbered).collect();
     if death.next == Next::OnlyReads {
-        io.let_write(FileId(0), false);
+        io.set_writable(FileId(0), false);
         let opening = Opening::ToRead { blind: setup.bug == Some(Planted::LogNotRead) };
         return Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?.only_read(death, watch);
     }
@@ -102,29 +102,29 @@ fn live_on(setup: &Setup, sight: &Sight<'_>, death: &Death<'_>, watch: &mut Watc
                 watch(&Sight { io, logs, forms: &forms, chains: &chains, siblings: &[], ..*sight })
             };
             let parent = (file, forms[depth]);
-            // Where a write fails, this process ends, and another begins anew.
+            // If a write fails, this process ends, and another one begins.
             if !settle_parent(&setup.subject, &mut io, &mut logs, parent, &mut look)? && !logs.has_failed(file) {
                 settle_parent(&setup.subject, &mut io, &mut logs, parent, &mut look)?;
             }
         }
-        // What has failed below has failed above, whether it is known from the last process or from this one.
+        // A failed sync below also counts above, whether this process or an earlier one has seen it.
         if logs.has_failed(file) && setup.bug != Some(Planted::FailureBelowForgotten) {
             (0..file.0).for_each(|above| logs.fail(FileId(above)));
         }
     }
-    unsettled.iter().for_each(|file| io.let_write(*file, true));
+    unsettled.iter().for_each(|file| io.set_writable(*file, true));
     let only_read = setup.bug == Some(Planted::ParentsDebtOnlyRead);
     let opening = Opening::Served { unsettled: &unsettled, only_read };
     let run = Run::on(setup, io, (logs, opening), forms, sight.oracle.clone(), chains)?;
     if setup.bug == Some(Planted::OwedWithoutSyncs) {
-        // The one between the first batch of what is owed and the second.
+        // The sync between the first and second batch of pending writes.
         run.plot.borrow_mut().syncs.insert(FileId(0), [SyncFate::Honest, SyncFate::Hollow].into());
     }
     let keeps_chain = sight.chains.first().is_some_and(|first| first == death.chain);
     run.follow(setup, death, keeps_chain, watch)
 }
 
-/// Makes durable what the process has left to be written to a file below the leaf; whether it is.
+/// Makes the pending writes of a file below the leaf durable; returns whether that succeeded.
 fn settle_parent(
     subject: &Subject,
     io: &mut SimIo,
@@ -138,7 +138,7 @@ fn settle_parent(
     let image = subject.open_one(&mut log.patched(&mut media), form, Access::ReadWrite).map_err(Violation::Open)?;
     let mut disk = Disk::new(vec![image], Options::default()).map_err(Violation::Open)?;
     disk.set_log(FileId(0), log).map_err(Violation::Open)?;
-    io.let_write(file, true);
+    io.set_writable(file, true);
     disk.sync(&mut Aside { io, file });
     while io.pending() > 0 || retried(&mut disk, io, file) {
         for done in io.finish(0) {
@@ -147,7 +147,7 @@ fn settle_parent(
         disk.retry(&mut Aside { io, file });
         look(io, logs)?;
     }
-    io.let_write(file, false);
+    io.set_writable(file, false);
     if disk.is_clean() {
         logs.close(file);
     } else if !failed && !io.fault_happened() {
@@ -156,7 +156,7 @@ fn settle_parent(
     Ok(disk.is_clean())
 }
 
-/// Whether an engine that was full has got something to do.
+/// Resubmits refused operations; returns whether the engine has something to do.
 fn retried(disk: &mut Disk<Image>, io: &mut SimIo, file: FileId) -> bool {
     disk.retry(&mut Aside { io, file });
     io.pending() > 0
@@ -170,7 +170,7 @@ impl Death<'_> {
 }
 
 impl Run {
-    /// Does what the next process does. `keeps_chain`: its chain is the one that there is to be in the end.
+    /// Does the work of the next process. `keeps_chain`: its chain is the one that must exist in the end.
     fn follow(
         mut self,
         setup: &Setup,
@@ -183,7 +183,7 @@ impl Run {
             drop(ManuallyDrop::into_inner(self.disk));
             return Ok(());
         }
-        // What is left of a rebase is the same as of a merge, but that somebody else removes the old parents.
+        // The files left by a rebase are the same as those of a merge, except that others remove the old parents.
         if death.lives_on && death.other.is_some() && keeps_chain {
             self.finish_merge(&setup.subject, watch)?;
         }
@@ -196,7 +196,7 @@ impl Run {
             self.without_space(&reads, watch)?;
         }
         let parse = |text| crate::workload::parse(text).unwrap_or_default();
-        // A write that comes first finds what is owed not yet durable, and waits for it. So does a merge.
+        // A write, and a merge, must wait until the pending writes are durable.
         let (first, later, again) = match death.lives_on {
             true => (parse("w1026+2"), parse("f w2+1 f"), reads.as_slice()),
             false => (Vec::new(), parse("f"), [].as_slice()),
@@ -204,25 +204,25 @@ impl Run {
         for op in first.iter().chain(&reads).chain(&later).chain(again) {
             self.do_alone(*op, watch)?;
         }
-        // Every request is answered.
+        // Every request was answered, so the disk can be dropped.
         drop(ManuallyDrop::into_inner(self.disk));
         Ok(())
     }
 
-    /// Reads, and nothing else.
+    /// Only reads the windows.
     fn only_read(mut self, death: &Death<'_>, watch: &mut Watch<'_>) -> Result<(), Violation> {
         death.reads().into_iter().try_for_each(|op| self.do_alone(op, watch))?;
         drop(ManuallyDrop::into_inner(self.disk));
         Ok(())
     }
 
-    /// Writes, reads and flushes while nothing finds space. Then there is some, and all becomes durable.
+    /// Writes, reads and flushes without space. Then there is space, and everything must become durable.
     fn without_space(&mut self, reads: &[Op], watch: &mut Watch<'_>) -> Result<(), Violation> {
         self.io.set_full(true);
         let ops = crate::workload::parse("w1026+2 f").unwrap_or_default();
         ops.iter().chain(reads).try_for_each(|op| self.do_alone(*op, watch))?;
         self.io.set_full(false);
-        // Where something goes wrong once, it is tried once more.
+        // With a fault, a failed attempt is repeated once.
         for last in [self.setup.fault.is_none(), true] {
             match self.sync_alone(watch) {
                 Err(_) if self.io.sync_failed() => break,
@@ -233,7 +233,7 @@ impl Run {
         Ok(())
     }
 
-    /// Makes durable what there is.
+    /// Makes everything durable.
     fn sync_alone(&mut self, watch: &mut Watch<'_>) -> Result<(), Violation> {
         self.disk.sync(&mut SabotagedIo { io: &mut self.io, plot: &self.plot });
         while self.io.pending() > 0 || self.retry() {
@@ -246,9 +246,9 @@ impl Run {
         }
     }
 
-    /// Does one operation from its beginning to its end.
+    /// Does one operation and waits for its end.
     fn do_alone(&mut self, op: Op, watch: &mut Watch<'_>) -> Result<(), Violation> {
-        let Some(op) = op.within(self.told) else { return Ok(()) };
+        let Some(op) = op.within(self.guest_sectors) else { return Ok(()) };
         let operation = op.operation().unwrap_or(Operation::Flush);
         self.submit(op, operation);
         while self.io.pending() > 0 || self.retry() {

@@ -1,10 +1,10 @@
-//! Where to read after something has happened: around every place that was touched.
+//! The windows to read after an event: around every place that was touched.
 //!
-//! Knows nothing of what is there.
+//! Knows nothing about their contents.
 
 use std::ops::Range;
 
-/// The sectors around some borders, on a disk of so many, from the first on and each once.
+/// The sectors around some borders on a disk of this size, ascending and without overlaps.
 pub fn around(borders: impl Iterator<Item = u64>, disk: u64) -> Vec<Range<u64>> {
     /// Sectors on each side.
     const AROUND: u64 = 8;

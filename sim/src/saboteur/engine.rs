@@ -1,4 +1,4 @@
-//! An engine that does less than it says, and what the formats with bugs tell it behind the disk's back.
+//! An engine that does less than it reports, and the instructions that formats with bugs give it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -8,40 +8,40 @@ use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileO
 
 use crate::io::SimIo;
 
-/// What becomes of a sync.
+/// The fate of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncFate {
-    /// It does what it says.
+    /// It has its effect.
     Honest,
-    /// It does nothing.
+    /// It has no effect.
     Hollow,
-    /// It does what it says, for all files.
+    /// It has its effect on all files.
     ForAll,
 }
 
-/// What formats and engine agree upon.
+/// Instructions of formats to the engine.
 #[derive(Debug, Default)]
-pub struct Agreed {
-    /// For each file, what becomes of the syncs of the round under way.
+pub struct Instructions {
+    /// For each file, the fates of the syncs of the current round.
     pub syncs: BTreeMap<FileId, VecDeque<SyncFate>>,
-    /// What a merge has forgotten in the leaf, and what was written there since.
+    /// Ranges that a merge has dropped in the leaf.
     pub forgotten: Vec<Span>,
-    /// The same.
+    /// Ranges written there since.
     pub regrown: Vec<Span>,
-    /// The file whose syncs do nothing any more.
+    /// The file whose syncs have no effect any more.
     pub deaf: Option<FileId>,
     /// Files whose logs are dropped as soon as a round is sealed.
     pub dropped: Vec<FileId>,
 }
 
-/// The same, shared by all that are in it.
-pub type Plot = Rc<RefCell<Agreed>>;
+/// The instructions, shared by formats and engine.
+pub type Plot = Rc<RefCell<Instructions>>;
 
-/// An engine that does nothing for some syncs.
+/// An engine whose syncs may have no effect.
 pub struct SabotagedIo<'a> {
-    /// The honest engine.
+    /// The correct engine.
     pub io: &'a mut SimIo,
-    /// Which syncs.
+    /// The fates of the syncs.
     pub plot: &'a Plot,
 }
 

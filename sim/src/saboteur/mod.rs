@@ -1,6 +1,6 @@
-//! A format with a bug, between the disk and the honest format.
+//! A format with a planted bug, between the disk and the correct format.
 //!
-//! With no bug chosen it passes everything through. Which bugs there are is [`crate::planted`]'s affair.
+//! Without a bug it passes everything through. The bugs are listed in [`crate::planted`].
 
 mod engine;
 pub mod order;
@@ -17,16 +17,16 @@ use crate::cluster::{self, CLUSTER};
 use crate::planted::{Layers, Planted};
 use crate::sector::SECTOR;
 use crate::subclusters;
-pub use engine::{Agreed, Plot, SabotagedIo, SyncFate};
+pub use engine::{Instructions, Plot, SabotagedIo, SyncFate};
 use vhd::{BITMAP_LEN, BLOCK_LEN, bitmaps, bits_of, footers, header_in_place, header_last};
 
-/// Part of a block that a request is about.
+/// A part of a block with a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     span: Span,
-    /// Where it lives in the file.
+    /// Its offset in the file.
     at: FileOffset,
-    /// Where the block begins in the file.
+    /// The offset of the block in the file.
     base: FileOffset,
 }
 
@@ -37,28 +37,28 @@ pub struct Saboteur<F> {
     plot: Plot,
     file: FileId,
     depth: usize,
-    /// Committed early; what the disk is told when it commits.
+    /// Writes committed early, with what the disk gets at their commit.
     early: BTreeMap<u64, Option<Committed>>,
     open: BTreeMap<u64, Open>,
-    /// Metadata that the format believes durable and that is still to be written.
+    /// Metadata that the format treats as durable and that is still to be written.
     owed: Vec<Vec<MetaWrite>>,
     in_round: bool,
-    /// Places that are really another's.
+    /// Offsets that were replaced by another block's.
     alias: BTreeMap<FileOffset, FileOffset>,
-    /// Forgotten, and given away for deallocation at once.
+    /// Ranges dropped by a merge, to be deallocated at once.
     leaks: Vec<FileRange>,
     deallocated: Vec<FileOffset>,
-    /// Discarded, and not written since.
+    /// Ranges discarded and not written since.
     discarded: Vec<Open>,
     footer_at: FileOffset,
-    /// Where the disk has ended before it grew.
+    /// The end of the disk before it grew.
     old_end: Option<u64>,
-    /// Records that are handed out when the next ones are asked for.
+    /// Records that are returned with the next ones.
     late: [Records; 2],
 }
 
 impl<F: Format> Saboteur<F> {
-    /// `inner` with `bug`, if any and if it lives so deep in a chain, in this file of `file_len` bytes.
+    /// `inner` with `bug`, if that applies to this depth of a chain, in a file of `file_len` bytes.
     pub fn new(
         inner: F,
         bug: Option<Planted>,
@@ -91,12 +91,12 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
-    /// The format itself.
+    /// The correct format.
     pub fn inner(&self) -> &F {
         &self.inner
     }
 
-    /// The same, to be changed where nothing is planted.
+    /// The correct format, to be changed where nothing is planted.
     pub fn inner_mut(&mut self) -> &mut F {
         &mut self.inner
     }
@@ -105,13 +105,13 @@ impl<F: Format> Saboteur<F> {
         self.bug == Some(bug)
     }
 
-    /// Where a byte of the file really is.
+    /// The actual offset in the file.
     fn aliased(&self, at: FileOffset) -> FileOffset {
         let alias = self.alias.iter().find(|(base, _)| (**base..**base + BLOCK_LEN).contains(&at));
         alias.map_or(at, |(base, other)| *other + (at - *base))
     }
 
-    /// Gives a new block the place of another that is being allocated.
+    /// Gives a new block the space of another one that is being allocated.
     fn crowd(&mut self, base: FileOffset, span: Span) {
         let block = span.at / BLOCK_LEN;
         let other = self.open.values().find(|open| open.span.at / BLOCK_LEN != block && open.base != base);
@@ -154,7 +154,7 @@ impl<F: Format> Saboteur<F> {
         batches
     }
 
-    /// Agrees with the engine on what becomes of the syncs of a round of so many batches.
+    /// Instructs the engine about the fates of the syncs of a round with this many batches.
     fn plot(&self, last: usize) {
         let fate = |sync| match self.bug {
             Some(Planted::EarlyAnswer) if sync == last => SyncFate::Hollow,
@@ -166,13 +166,13 @@ impl<F: Format> Saboteur<F> {
             _ => SyncFate::Honest,
         };
         let mut plot = self.plot.borrow_mut();
-        // That one has been agreed upon before.
+        // The instructions for that one were given before.
         if self.bug != Some(Planted::OwedWithoutSyncs) || !plot.syncs.contains_key(&self.file) {
             plot.syncs.insert(self.file, (0..=last).map(fate).collect());
         }
     }
 
-    /// Takes a place for what was written to the target, and has it say something about it.
+    /// Allocates a range that was written to the target in the leaf as well, and logs that.
     fn grow_leaf(&mut self) {
         for span in std::mem::take(&mut self.plot.borrow_mut().regrown) {
             let reserved = self.inner.reserve(span);
@@ -182,15 +182,15 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
-    /// Has the format believe that all it knows is durable. It is written with the next round.
+    /// Lets the format treat its changes as durable. They are written with the next round.
     fn feign_round(&mut self) {
         let batches = self.inner.seal();
         self.inner.settled(true);
         self.owed.extend(batches);
     }
 
-    /// The clusters of the file that a planted bug deallocates though others refer to them: those in which a compressed
-    /// one stands, or the one that an internal snapshot has too.
+    /// The clusters that a planted bug deallocates although others refer to them: those of a compressed cluster, or the
+    /// one shared with an internal snapshot.
     fn freed_at(&mut self, span: Span) -> Option<FileRange> {
         match (self.bug?, self.inner.map(span)) {
             (Planted::SharedDeallocated, Ok(Mapping::Compressed { at, size, .. })) => {
@@ -204,11 +204,11 @@ impl<F: Format> Saboteur<F> {
         }
     }
 
-    /// The place that another write is giving to the cluster, taken without waiting.
+    /// The space that another write is allocating for the cluster, used without waiting.
     fn not_awaited(&self, ticket: Ticket, span: Span) -> Option<Reserved> {
         let open = self.open.get(&ticket.0)?;
         let left = CLUSTER - span.at % CLUSTER;
-        // It may be in front of what the other write is about.
+        // It may precede the range of the other write.
         let at = FileOffset((open.at.0 + span.at.0).checked_sub(open.span.at.0)?);
         Some(Reserved { at, len: span.len.min(left), ticket: None, fill: None })
     }
@@ -228,12 +228,12 @@ impl<F: Format> Saboteur<F> {
     }
 }
 
-/// Where the block begins, of whose bytes from `span` on the first is at `at`.
+/// The beginning of the block that contains `span`, whose first byte is at `at`.
 fn base_of(at: FileOffset, span: Span) -> FileOffset {
     FileOffset(at.0.saturating_sub(span.at % BLOCK_LEN))
 }
 
-/// Writes new L2 tables no sooner than the L1 entries that refer to them.
+/// Moves new L2 tables after the L1 entries that refer to them.
 fn tables_late(batches: &mut [Vec<MetaWrite>]) {
     let Some((first, later)) = batches.split_first_mut() else { return };
     let (counts, tables) =
@@ -244,7 +244,7 @@ fn tables_late(batches: &mut [Vec<MetaWrite>]) {
     }
 }
 
-/// Writes the refcounts that are written last, because they have become lower, with the first of the round.
+/// Moves decreases of refcounts from the end of a round to its first batch.
 fn lower_early(batches: &mut Vec<Vec<MetaWrite>>) {
     let is_block = |write: &MetaWrite| write.at == cluster::BLOCK_AT;
     match batches.as_mut_slice() {
@@ -257,7 +257,7 @@ fn lower_early(batches: &mut Vec<Vec<MetaWrite>>) {
     batches.retain(|batch| !batch.is_empty());
 }
 
-/// Moves the header in front of everything that it points to.
+/// Moves the header before everything to which it points.
 fn header_first(batches: &mut Vec<Vec<MetaWrite>>) {
     let mut header = Vec::new();
     for batch in batches.iter_mut() {

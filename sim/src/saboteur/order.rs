@@ -1,10 +1,10 @@
-//! Bugs planted in the order of a verb: a step that is left out, or comes too early.
+//! Bugs planted in the order of a verb: a step is omitted or comes too early.
 
 use plan::{Plan, Planned as Step, Step as Do};
 
 use crate::planted::Planted;
 
-/// The plan with the bug, if it is one of its order.
+/// The plan with the bug, if that affects the order.
 pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
     let mut steps: Vec<Step> = plan.into_iter().collect();
     match bug {
@@ -20,7 +20,7 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
             let link = position(&steps, |step| matches!(step, Do::LinkParent { .. }));
             let round = steps.iter().rposition(|step| step.step == Do::HoldDurable);
             if let (Some(link), Some(round)) = (link, round) {
-                // And what needs the disk to stand still.
+                // And the step that needs the disk to be drained.
                 steps.drain(link + 1..=round + 1);
             }
         }
@@ -33,9 +33,11 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
         Some(Planted::ParentNeverForgotten) => steps.retain(|step| step.step != Do::ForgetParent),
         Some(Planted::ParentsNeverForgotten) => steps.retain(|step| step.step != Do::ForgetParents),
         Some(Planted::ParentForgottenLate) => {
-            behind(&mut steps, |step| step == Do::ForgetParent);
+            remove_sync_after(&mut steps, |step| step == Do::ForgetParent);
         }
-        Some(Planted::LayersGrowTogether) => while behind(&mut steps, |step| matches!(step, Do::GrowLayer { .. })) {},
+        Some(Planted::LayersGrowTogether) => {
+            while remove_sync_after(&mut steps, |step| matches!(step, Do::GrowLayer { .. })) {}
+        }
         Some(Planted::LinkedBeforeCopy) => {
             let copy = position(&steps, |step| step == Do::CopyUp);
             if let Some((copy, link)) = copy.zip(position(&steps, is_link)) {
@@ -44,10 +46,10 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
             }
         }
         Some(Planted::LinkedWithCopy) => {
-            behind(&mut steps, |step| step == Do::CopyUp);
+            remove_sync_after(&mut steps, |step| step == Do::CopyUp);
         }
         Some(Planted::MoveNotDurable) => {
-            behind(&mut steps, is_link);
+            remove_sync_after(&mut steps, is_link);
         }
         Some(Planted::ChildNamedEarly | Planted::CopyNamedEarly) => named_early(&mut steps),
         Some(Planted::NameNotDurable) if becomes_leaf(&steps) => steps.retain(|step| step.step != Do::SyncName),
@@ -61,7 +63,7 @@ pub fn plant(plan: Plan, bug: Option<Planted>) -> Plan {
     steps.into_iter().collect()
 }
 
-/// Gives the new file its name before it is durable.
+/// Moves the naming of the new file before its sync.
 fn named_early(steps: &mut [Step]) {
     let sync = position(steps, |step| step == Do::SyncNew);
     if let Some((sync, name)) = sync.zip(position(steps, |step| step == Do::NameNew)) {
@@ -91,8 +93,8 @@ fn position(steps: &[Step], which: impl Fn(Do) -> bool) -> Option<usize> {
     steps.iter().position(|step| which(step.step))
 }
 
-/// Takes out what makes the first such step durable; whether there was something.
-fn behind(steps: &mut Vec<Step>, which: impl Fn(Do) -> bool) -> bool {
+/// Removes the step that makes the first such step durable; returns false if there is none.
+fn remove_sync_after(steps: &mut Vec<Step>, which: impl Fn(Do) -> bool) -> bool {
     let found = steps.windows(2).position(|pair| which(pair[0].step) && pair[1].step == Do::MakeDurable);
     found.map(|at| steps.remove(at + 1)).is_some()
 }

@@ -1,4 +1,4 @@
-//! What stands in the metadata that a VHD is about to write, and how to change it.
+//! Recognizes and changes the metadata that a VHD is about to write.
 
 use disk::{FileOffset, MetaWrite};
 
@@ -6,11 +6,11 @@ use super::Open;
 use crate::sector::SECTOR;
 use crate::theme::BLOCK;
 
-/// The bytes of a bitmap of the blocks that the simulator uses, and of a block.
+/// Sizes in bytes of a bitmap and of a block in the simulator.
 pub(super) const BITMAP_LEN: u64 = 512;
 pub(super) const BLOCK_LEN: u64 = BLOCK * SECTOR;
 
-/// Changes the bits of the sectors of `parts` in a bitmap that is about to be written.
+/// Changes the bits of the sectors of `parts` in a bitmap to be written.
 pub(super) fn bits_of<'a>(write: &mut MetaWrite, parts: impl Iterator<Item = &'a Open>, change: impl Fn(&mut u8, u8)) {
     let at = write.at;
     for part in parts.filter(|part| part.base == at + BITMAP_LEN) {
@@ -22,27 +22,28 @@ pub(super) fn bits_of<'a>(write: &mut MetaWrite, parts: impl Iterator<Item = &'a
     }
 }
 
-/// The first sector of a block allocation table begins with an entry, of a header or footer with a cookie.
+/// Whether a write is a footer: it and a header begin with a cookie, the first sector of a block allocation table with
+/// an entry.
 pub(super) fn is_footer(write: &MetaWrite) -> bool {
     write.bytes.starts_with(b"conectix")
 }
 
-/// The footers at the end of the file among the writes.
+/// The footers at the end of the file.
 pub(super) fn footers(batches: &mut [Vec<MetaWrite>]) -> impl Iterator<Item = &mut MetaWrite> {
     batches.iter_mut().flatten().filter(|write| is_footer(write) && write.at.0 != 0)
 }
 
-/// The bitmaps: what stands right in front of a block, which begins at a multiple of 4 KiB.
+/// The bitmaps, each immediately before a block, which begins at a multiple of 4 KiB.
 pub(super) fn bitmaps(batches: &mut [Vec<MetaWrite>]) -> impl Iterator<Item = &mut MetaWrite> {
     batches.iter_mut().flatten().filter(|write| (write.at + BITMAP_LEN) % 4096 == 0 && !is_footer(write))
 }
 
-/// A whole header, which goes where the next footer leads to.
+/// Whether a write is a header that will be moved to where the next footer points.
 fn is_header(write: &MetaWrite) -> bool {
     write.bytes.starts_with(b"cxsparse") && write.bytes.len() == 1024
 }
 
-/// Has a header that goes elsewhere written over the first one as well.
+/// Writes a header that is meant for another place over the first one as well.
 pub(super) fn header_in_place(batches: &mut [Vec<MetaWrite>]) {
     for batch in batches {
         let header = batch.iter().find(|write| is_header(write)).cloned();
@@ -50,7 +51,7 @@ pub(super) fn header_in_place(batches: &mut [Vec<MetaWrite>]) {
     }
 }
 
-/// Has a header written when the footers lead to it.
+/// Moves a header after the footers that point to it.
 pub(super) fn header_last(batches: &mut Vec<Vec<MetaWrite>>) {
     let mut headers = Vec::new();
     for batch in batches.iter_mut() {

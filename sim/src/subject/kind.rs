@@ -1,16 +1,16 @@
-//! The kinds of images and of chains that are explored: of which layers each is, and what its workloads are about.
+//! The kinds of images and chains to explore: their layers, and the theme of their workloads.
 //!
-//! Knows nothing of how an image is made.
+//! Knows nothing about how an image is created.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Form, Layer, Made};
+use super::{Form, Layer, LayerType};
 use crate::planted::Planted;
 use crate::theme::Theme;
 use crate::workload::{Op, Step};
 
-/// A kind of image, or of chain.
+/// A kind of image or chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// A raw file.
@@ -21,45 +21,45 @@ pub enum Kind {
     Dynamic,
     /// A dynamic VHD whose first and last blocks hold data.
     Used,
-    /// A new differencing VHD on a parent that holds data.
+    /// A new differencing VHD on a parent with data.
     Child,
-    /// The same with some sectors of its own in the first and last blocks.
+    /// A differencing VHD with some sectors of its own in the first and last blocks.
     UsedChild,
-    /// The same as Tapline made them once: opening it for writing mends its header.
+    /// The same as once created by Tapline: opening it for writing corrects its header.
     MisspeltChild,
     /// A raw file that grows.
     GrowingRaw,
     /// A new qcow2 file.
     Qcow2,
-    /// A qcow2 file that holds data, and whose first refcount block is nearly full.
+    /// A qcow2 file with data whose first refcount block is nearly full.
     UsedQcow2,
-    /// A new qcow2 file on a parent that holds data.
+    /// A new qcow2 file on a parent with data.
     ChildQcow2,
-    /// The same with some clusters of its own.
+    /// A qcow2 child with some clusters of its own.
     UsedChildQcow2,
-    /// A qcow2 file with compressed clusters, and one that reads as zero and has a place.
+    /// A qcow2 file with compressed clusters and an allocated zero cluster.
     CompressedQcow2,
-    /// The same on a parent that holds data.
+    /// The same on a parent with data.
     CompressedChildQcow2,
     /// A qcow2 file with an internal snapshot, which shares tables and clusters with the disk.
     SharedQcow2,
-    /// The same on a parent that holds data.
+    /// The same on a parent with data.
     SharedChildQcow2,
-    /// A qcow2 file with extended L2 entries, whose clusters hold something in some of their subclusters.
+    /// A qcow2 file with extended L2 entries, whose clusters have data in some subclusters.
     SubclusterQcow2,
-    /// The same on a parent that holds data.
+    /// The same on a parent with data.
     SubclusterChildQcow2,
-    /// A qcow2 file with an external data file, both of which hold something.
+    /// A qcow2 file with an external data file, both of which contain data.
     DataFileQcow2,
-    /// The same on a parent that holds data.
+    /// The same on a parent with data.
     DataFileChildQcow2,
-    /// A qcow2 file with extended L2 entries and an external data file on a parent that holds data.
+    /// A qcow2 file with extended L2 entries and an external data file on a parent with data.
     SubclusterDataFileQcow2,
-    /// A qcow2 file of version 2 that holds data.
+    /// A qcow2 file of version 2 with data.
     OldQcow2,
-    /// One on a parent that holds data.
+    /// A qcow2 file of version 2 on a parent with data.
     OldChildQcow2,
-    /// One with an internal snapshot.
+    /// A qcow2 file of version 2 with an internal snapshot.
     OldSharedQcow2,
     /// A used qcow2 file on one with an internal snapshot.
     Qcow2OnShared,
@@ -71,7 +71,7 @@ pub enum Kind {
     Qcow2OnDataFile,
     /// A qcow2 file with an external data file on a used one.
     DataFileOnQcow2,
-    /// A VHD on a VHD, both used: to be merged.
+    /// A VHD on a VHD, both with data, to be merged.
     VhdOnVhd,
     /// A new VHD on a used one.
     NewVhdOnVhd,
@@ -97,21 +97,21 @@ pub enum Kind {
     Qcow2OnVhdOnRaw,
 }
 
-const fn layer(made: Made, preparation: &'static str) -> Layer {
+const fn layer(made: LayerType, preparation: &'static str) -> Layer {
     Layer { made, preparation }
 }
 
-/// What the first life of a leaf and of its parent wrote, where the two are to be merged: in the same block and each
-/// alone, and on both sides of a chunk's border.
+/// Preparations of a leaf and its parent that are to be merged: data in the same block and in separate ones, and on
+/// both sides of a chunk's border.
 const IN_SOURCE: &str = "w1+2 w4094+4 w2050+1 f";
 const IN_TARGET: &str = "w0+2 w6+2 w4095+4 w1030+1 f";
-/// The same of a layer below both, with something that neither hides.
+/// The preparation of a layer below both, with data that neither hides.
 const IN_BASE: &str = "w0+9 w1030+2 w4090+10 f";
 
 impl Kind {
-    /// Whether a bug is looked for in images of this kind. What is about shared clusters would be found elsewhere by
-    /// what else is wrong with it, or not at all; and all others need not be looked for in such images as well.
-    pub fn is_sought(self, bug: Planted) -> bool {
+    /// Whether a bug is searched for in images of this kind. A bug with shared clusters would be found elsewhere by its
+    /// side effects, or not at all; all others need not be searched for in such images as well.
+    pub fn is_searched_for(self, bug: Planted) -> bool {
         match bug {
             Planted::SharedOverwritten | Planted::EntryWithCopy => self.with_snapshot().is_some(),
             Planted::LoweredEarly | Planted::SnapshotDeallocated => self.with_snapshot().is_some(),
@@ -123,7 +123,7 @@ impl Kind {
         }
     }
 
-    /// Those of a format.
+    /// All kinds of a format.
     pub fn of_format(format: &str) -> Option<&'static [Kind]> {
         match format {
             "raw" => Some(&[Kind::Raw, Kind::GrowingRaw]),
@@ -167,7 +167,7 @@ impl Kind {
         }
     }
 
-    /// The format's name.
+    /// The name of the format.
     pub fn format(self) -> &'static str {
         match self {
             Kind::Raw | Kind::GrowingRaw => "raw",
@@ -186,44 +186,45 @@ impl Kind {
         }
     }
 
-    /// Whether its layers are of VHD and of qcow2.
+    /// Whether its layers are both VHD and qcow2.
     pub fn is_mixed(self) -> bool {
         let forms: Vec<Form> = self.layers().iter().map(|layer| layer.made.form()).collect();
         self.theme() == Theme::Chain && forms.contains(&Form::Vhd) && forms.contains(&Form::Qcow2)
     }
 
-    /// Whether some layer has compressed clusters.
+    /// Whether a layer has compressed clusters.
     pub fn is_packed(self) -> bool {
-        self.layers().iter().any(|layer| layer.made == Made::CompressedQcow2)
+        self.layers().iter().any(|layer| layer.made == LayerType::CompressedQcow2)
     }
 
-    /// The version of the layer that has an internal snapshot, if one has.
+    /// The version of the layer with an internal snapshot, if there is one.
     pub fn with_snapshot(self) -> Option<u32> {
         self.layers().iter().find_map(|layer| match layer.made {
-            Made::SharedQcow2 => Some(3),
-            Made::OldSharedQcow2 => Some(2),
+            LayerType::SharedQcow2 => Some(3),
+            LayerType::OldSharedQcow2 => Some(2),
             _ => None,
         })
     }
 
     /// Whether it is of version 2, or has an internal snapshot, subclusters or a data file.
     pub fn is_of_others(self) -> bool {
-        let foreign = [Made::SharedQcow2, Made::OldQcow2, Made::OldSharedQcow2, Made::SubclusterQcow2];
+        let foreign =
+            [LayerType::SharedQcow2, LayerType::OldQcow2, LayerType::OldSharedQcow2, LayerType::SubclusterQcow2];
         self.has_data_file() || self.layers().iter().any(|layer| foreign.contains(&layer.made))
     }
 
-    /// Whether some layer has a data file.
+    /// Whether a layer has a data file.
     pub fn has_data_file(self) -> bool {
-        let made = [Made::DataFileQcow2, Made::SubclusterDataFileQcow2];
+        let made = [LayerType::DataFileQcow2, LayerType::SubclusterDataFileQcow2];
         self.layers().iter().any(|layer| made.contains(&layer.made))
     }
 
-    /// Whether its leaf has room to record another parent: another qcow2 file's clusters are too small.
+    /// Whether its leaf has room to record another parent; clusters of most qcow2 files here are too small.
     fn can_be_moved(self) -> bool {
         self.is_of_subclusters() && self.leaf() == Form::Qcow2 || self.leaf() == Form::Vhd
     }
 
-    /// All workloads of exactly `len` operations that are about it.
+    /// All workloads of exactly `len` operations about its theme.
     pub fn every(self, len: u32) -> impl Iterator<Item = Vec<Op>> {
         let copies = |ops: &[Op]| ops.contains(&Op::Chain(Step::Copy));
         let can = move |ops: &Vec<Op>| {
@@ -236,9 +237,9 @@ impl Kind {
         self.layers().first().map_or(Form::Raw, |leaf| leaf.made.form())
     }
 
-    /// Whether it has subclusters.
+    /// Whether a layer has subclusters.
     pub fn is_of_subclusters(self) -> bool {
-        let made = [Made::SubclusterQcow2, Made::SubclusterDataFileQcow2];
+        let made = [LayerType::SubclusterQcow2, LayerType::SubclusterDataFileQcow2];
         self.layers().iter().any(|layer| made.contains(&layer.made))
     }
 
@@ -247,26 +248,26 @@ impl Kind {
         self.is_mixed() || self.is_packed() || self.is_of_others()
     }
 
-    /// Whether it is a chain of so many layers that all of its workloads are too many.
+    /// Whether its chain has so many layers that exploring all workloads would take too long.
     pub fn is_deep(self) -> bool {
         self.layers().len() > 2
     }
 
-    /// How a new leaf is made on top of a layer of such a form: alike or, in a mixed chain, by turns.
-    pub fn leaf_on(self, below: Form) -> Made {
+    /// How a new leaf is created on a layer of this format: with the same format or, in a mixed chain, the other one.
+    pub fn leaf_on(self, below: Form) -> LayerType {
         match (below, self.is_mixed()) {
-            (Form::Raw | Form::Vhd, false) | (Form::Raw | Form::Qcow2, true) => Made::Vhd,
-            (Form::Qcow2, false) | (Form::Vhd, true) => Made::Qcow2,
+            (Form::Raw | Form::Vhd, false) | (Form::Raw | Form::Qcow2, true) => LayerType::Vhd,
+            (Form::Qcow2, false) | (Form::Vhd, true) => LayerType::Qcow2,
         }
     }
 
-    /// What its workloads are about.
+    /// The theme of its workloads.
     pub fn theme(self) -> Theme {
         match self.format() {
             "chain" => Theme::Chain,
-            // A snapshot of version 2 would take the new size for its own.
+            // A snapshot of version 2 has no size of its own, and would take the new one.
             "qcow2" if self == Kind::OldSharedQcow2 => Theme::Image,
-            // Their clusters are large: only a whole block is freed as more than a part of one.
+            // Their clusters are large: only a whole block exceeds a part of a cluster.
             "qcow2" if self.is_of_subclusters() => Theme::Image,
             "qcow2" => Theme::Growing,
             "raw" if self == Kind::GrowingRaw => Theme::Growing,
@@ -274,12 +275,12 @@ impl Kind {
         }
     }
 
-    /// Sectors of its disk.
+    /// Size of its disk in sectors.
     pub fn sectors(self) -> u64 {
         self.theme().sectors()
     }
 
-    /// Sectors of its disk when it has been made larger.
+    /// Size of its disk in sectors after it has grown.
     pub fn grown(self) -> u64 {
         self.theme().grown()
     }
@@ -287,52 +288,62 @@ impl Kind {
     /// Its layers, leaf first.
     pub fn layers(self) -> Vec<Layer> {
         match self {
-            Kind::Raw | Kind::GrowingRaw => vec![layer(Made::Raw, "")],
-            Kind::Fixed => vec![layer(Made::Fixed, "")],
-            Kind::Dynamic => vec![layer(Made::Vhd, "")],
-            Kind::Used => vec![layer(Made::Vhd, "w0+6 w2050+2 f")],
-            Kind::Child => vec![layer(Made::Vhd, ""), layer(Made::Given, "")],
-            Kind::UsedChild => vec![layer(Made::Vhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
+            Kind::Raw | Kind::GrowingRaw => vec![layer(LayerType::Raw, "")],
+            Kind::Fixed => vec![layer(LayerType::Fixed, "")],
+            Kind::Dynamic => vec![layer(LayerType::Vhd, "")],
+            Kind::Used => vec![layer(LayerType::Vhd, "w0+6 w2050+2 f")],
+            Kind::Child => vec![layer(LayerType::Vhd, ""), layer(LayerType::Given, "")],
+            Kind::UsedChild => vec![layer(LayerType::Vhd, "w1+2 w5+1 w2049+1 f"), layer(LayerType::Given, "")],
             Kind::MisspeltChild => {
-                vec![layer(Made::MisspeltVhd, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+                vec![layer(LayerType::MisspeltVhd, "w1+2 w5+1 w2049+1 f"), layer(LayerType::Given, "")]
             }
-            Kind::Qcow2 => vec![layer(Made::Qcow2, "")],
-            Kind::UsedQcow2 => vec![layer(Made::FullQcow2, "w0+6 w2050+2 f")],
-            Kind::ChildQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Given, "")],
-            Kind::UsedChildQcow2 => vec![layer(Made::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
-            Kind::CompressedQcow2 => vec![layer(Made::CompressedQcow2, "")],
-            Kind::CompressedChildQcow2 => vec![layer(Made::CompressedQcow2, "w5+1 w2049+1 f"), layer(Made::Given, "")],
-            Kind::SharedQcow2 => vec![layer(Made::SharedQcow2, "")],
-            Kind::SharedChildQcow2 => vec![layer(Made::SharedQcow2, ""), layer(Made::Given, "")],
-            Kind::SubclusterQcow2 => vec![layer(Made::SubclusterQcow2, "")],
-            Kind::SubclusterChildQcow2 => vec![layer(Made::SubclusterQcow2, ""), layer(Made::Given, "")],
-            Kind::DataFileQcow2 => vec![layer(Made::DataFileQcow2, "w0+6 w2050+2 f")],
+            Kind::Qcow2 => vec![layer(LayerType::Qcow2, "")],
+            Kind::UsedQcow2 => vec![layer(LayerType::FullQcow2, "w0+6 w2050+2 f")],
+            Kind::ChildQcow2 => vec![layer(LayerType::Qcow2, ""), layer(LayerType::Given, "")],
+            Kind::UsedChildQcow2 => vec![layer(LayerType::Qcow2, "w1+2 w5+1 w2049+1 f"), layer(LayerType::Given, "")],
+            Kind::CompressedQcow2 => vec![layer(LayerType::CompressedQcow2, "")],
+            Kind::CompressedChildQcow2 => {
+                vec![layer(LayerType::CompressedQcow2, "w5+1 w2049+1 f"), layer(LayerType::Given, "")]
+            }
+            Kind::SharedQcow2 => vec![layer(LayerType::SharedQcow2, "")],
+            Kind::SharedChildQcow2 => vec![layer(LayerType::SharedQcow2, ""), layer(LayerType::Given, "")],
+            Kind::SubclusterQcow2 => vec![layer(LayerType::SubclusterQcow2, "")],
+            Kind::SubclusterChildQcow2 => vec![layer(LayerType::SubclusterQcow2, ""), layer(LayerType::Given, "")],
+            Kind::DataFileQcow2 => vec![layer(LayerType::DataFileQcow2, "w0+6 w2050+2 f")],
             Kind::DataFileChildQcow2 => {
-                vec![layer(Made::DataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+                vec![layer(LayerType::DataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(LayerType::Given, "")]
             }
             Kind::SubclusterDataFileQcow2 => {
-                vec![layer(Made::SubclusterDataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")]
+                vec![layer(LayerType::SubclusterDataFileQcow2, "w1+2 w5+1 w2049+1 f"), layer(LayerType::Given, "")]
             }
-            Kind::OldQcow2 => vec![layer(Made::OldQcow2, "w0+6 w2050+2 f")],
-            Kind::OldChildQcow2 => vec![layer(Made::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(Made::Given, "")],
-            Kind::OldSharedQcow2 => vec![layer(Made::OldSharedQcow2, "")],
-            Kind::Qcow2OnShared => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SharedQcow2, "")],
-            Kind::Qcow2OnSubclusters => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::SubclusterQcow2, "")],
-            Kind::SubclustersOnQcow2 => vec![layer(Made::SubclusterQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
-            Kind::Qcow2OnDataFile => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::DataFileQcow2, IN_TARGET)],
-            Kind::DataFileOnQcow2 => vec![layer(Made::DataFileQcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
-            Kind::CompressedOnQcow2 => vec![layer(Made::CompressedQcow2, "w2050+1 f"), layer(Made::Qcow2, IN_TARGET)],
-            Kind::Qcow2OnCompressed => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::CompressedQcow2, "")],
-            Kind::VhdOnVhd => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
-            Kind::NewVhdOnVhd => vec![layer(Made::Vhd, ""), layer(Made::Vhd, IN_TARGET)],
-            Kind::NewQcow2OnQcow2 => vec![layer(Made::Qcow2, ""), layer(Made::Qcow2, IN_TARGET)],
-            Kind::VhdOnRaw => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
-            Kind::Qcow2OnQcow2 => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
-            Kind::Qcow2OnRaw => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Raw, IN_TARGET)],
-            Kind::VhdOnQcow2 => vec![layer(Made::Vhd, IN_SOURCE), layer(Made::Qcow2, IN_TARGET)],
-            Kind::Qcow2OnVhd => vec![layer(Made::Qcow2, IN_SOURCE), layer(Made::Vhd, IN_TARGET)],
-            Kind::VhdOnQcow2OnRaw => [Kind::VhdOnQcow2.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
-            Kind::Qcow2OnVhdOnRaw => [Kind::Qcow2OnVhd.layers(), vec![layer(Made::Raw, IN_BASE)]].concat(),
+            Kind::OldQcow2 => vec![layer(LayerType::OldQcow2, "w0+6 w2050+2 f")],
+            Kind::OldChildQcow2 => vec![layer(LayerType::OldQcow2, "w1+2 w5+1 w2049+1 f"), layer(LayerType::Given, "")],
+            Kind::OldSharedQcow2 => vec![layer(LayerType::OldSharedQcow2, "")],
+            Kind::Qcow2OnShared => vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::SharedQcow2, "")],
+            Kind::Qcow2OnSubclusters => vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::SubclusterQcow2, "")],
+            Kind::SubclustersOnQcow2 => {
+                vec![layer(LayerType::SubclusterQcow2, "w2050+1 f"), layer(LayerType::Qcow2, IN_TARGET)]
+            }
+            Kind::Qcow2OnDataFile => {
+                vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::DataFileQcow2, IN_TARGET)]
+            }
+            Kind::DataFileOnQcow2 => {
+                vec![layer(LayerType::DataFileQcow2, IN_SOURCE), layer(LayerType::Qcow2, IN_TARGET)]
+            }
+            Kind::CompressedOnQcow2 => {
+                vec![layer(LayerType::CompressedQcow2, "w2050+1 f"), layer(LayerType::Qcow2, IN_TARGET)]
+            }
+            Kind::Qcow2OnCompressed => vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::CompressedQcow2, "")],
+            Kind::VhdOnVhd => vec![layer(LayerType::Vhd, IN_SOURCE), layer(LayerType::Vhd, IN_TARGET)],
+            Kind::NewVhdOnVhd => vec![layer(LayerType::Vhd, ""), layer(LayerType::Vhd, IN_TARGET)],
+            Kind::NewQcow2OnQcow2 => vec![layer(LayerType::Qcow2, ""), layer(LayerType::Qcow2, IN_TARGET)],
+            Kind::VhdOnRaw => vec![layer(LayerType::Vhd, IN_SOURCE), layer(LayerType::Raw, IN_TARGET)],
+            Kind::Qcow2OnQcow2 => vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnRaw => vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::Raw, IN_TARGET)],
+            Kind::VhdOnQcow2 => vec![layer(LayerType::Vhd, IN_SOURCE), layer(LayerType::Qcow2, IN_TARGET)],
+            Kind::Qcow2OnVhd => vec![layer(LayerType::Qcow2, IN_SOURCE), layer(LayerType::Vhd, IN_TARGET)],
+            Kind::VhdOnQcow2OnRaw => [Kind::VhdOnQcow2.layers(), vec![layer(LayerType::Raw, IN_BASE)]].concat(),
+            Kind::Qcow2OnVhdOnRaw => [Kind::Qcow2OnVhd.layers(), vec![layer(LayerType::Raw, IN_BASE)]].concat(),
         }
     }
 }

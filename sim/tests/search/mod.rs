@@ -1,7 +1,7 @@
-//! What the tests of every format demand of a search: that it looks at something and finds nothing. That it finds what
-//! is planted is a step of the gate of its own.
+//! Requirements that the tests of every format share: a search examines something and finds nothing. That it finds
+//! planted bugs is tested by a separate step of the gate.
 //!
-//! Knows nothing of what the formats' workloads are about; each format's own file says that.
+//! Knows nothing about the workloads of the formats; each format's own file defines them.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use sim::schedule::{Pace, Schedule};
 use sim::subject::{Kind, Subject};
 use sim::workload;
 
-/// Whether all is to be explored, as `make test-long` does in a night; others explore a part.
+/// Whether everything is to be explored, as by `make test-long` at night; otherwise a part.
 fn is_night() -> bool {
     std::env::var_os("TAPLINE_NIGHT").is_some()
 }
@@ -23,7 +23,8 @@ pub fn seeds(night: u64) -> Range<u64> {
     0..if is_night() { night } else { night / 3 }
 }
 
-/// Images: all of a night's, or one of every four, on each kind of storage in turn: the two of an image are neighbours.
+/// Images: all of a night's, or one of every four. Neighbours are one image on two kinds of storage; the selection
+/// alternates between these.
 pub fn some(night: Vec<Subject>) -> Vec<Subject> {
     if is_night() {
         return night;
@@ -37,7 +38,7 @@ pub fn subjects_of(format: &str) -> Vec<Subject> {
     explore::subjects(Kind::of_format(format).expect("there is such a format"))
 }
 
-/// A search that has looked at something found nothing.
+/// Checks that a search has examined something and found nothing.
 pub fn assert_nothing_found(outcome: Outcome) {
     if let Some(failure) = outcome.failure {
         panic!("{failure}\nagain: cargo xtask simulate {}", failure.case);
@@ -45,12 +46,12 @@ pub fn assert_nothing_found(outcome: Outcome) {
     assert!(outcome.counts.states > 100, "hardly anything was looked at: {:?}", outcome.counts);
 }
 
-/// One workload loses nothing at this pace, with this fault.
+/// Checks that a workload is sound at this pace, with this fault.
 pub fn assert_sound(subject: Subject, text: &str, pace: Pace, fault: Option<Fault>) {
     assert_sound_with(subject, text, pace, |setup| setup.fault = fault);
 }
 
-/// One workload loses nothing at this pace, in a setup that is changed in this way.
+/// Checks that a workload is sound at this pace, with a changed setup.
 pub fn assert_sound_with(subject: Subject, text: &str, pace: Pace, change: impl FnOnce(&mut Setup)) {
     let ops = workload::parse(text).expect("it is a workload");
     let start = explore::prepare(&subject).expect("it opens");

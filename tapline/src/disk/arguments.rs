@@ -1,6 +1,6 @@
 //! The arguments of `disk`: requests to a disk that is being served.
 //!
-//! Invariant: each verb of crate `control` that people may need has its word here. One that lacks it does not compile.
+//! Invariant: each verb of crate `control` for users has a command here; a missing one is a compile error.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use control::limits::Limits;
 use control::size::Size;
 use control::{Ask, Error, ImageName, POLLING_MAX_US, SizeRule, THREADS_MAX, with_verbs};
 
-use super::{Target, human, tell, whole};
+use super::{Target, execute, human, whole};
 use crate::failure::Failure;
 use crate::hand_over::disk_program;
 
-/// `disk`.
+/// Arguments of `disk`.
 #[derive(Debug, Args)]
 pub struct Disk {
     /// The disk's control socket (`serve --control`)
@@ -27,15 +27,15 @@ pub struct Disk {
     pub verb: DiskVerb,
 }
 
-/// A verb as it is said on the command line.
-pub trait Said: Ask {
-    /// Its arguments.
+/// A verb of the control socket as a command.
+pub trait DiskRequest: Ask {
+    /// The arguments of the command.
     type Arguments: Args + Debug;
 
-    /// The request.
+    /// Builds the request from the arguments.
     fn of(arguments: &Self::Arguments) -> Result<Self, Error>;
 
-    /// The answer, as lines for people.
+    /// Formats the reply as lines for users.
     fn shown(answer: &Self::Answer) -> Vec<String>;
 }
 
@@ -47,14 +47,14 @@ macro_rules! words {
         /// The verbs. Layers are numbered from the leaf, 0, downwards.
         #[derive(Debug, Subcommand)]
         pub enum DiskVerb {
-            $($(#[$doc])* #[command(name = $word)] $verb(<ask::$verb as Said>::Arguments),)*
+            $($(#[$doc])* #[command(name = $word)] $verb(<ask::$verb as DiskRequest>::Arguments),)*
         }
 
         impl DiskVerb {
-            /// Asks a disk for it.
-            pub(super) fn tell(&self, disk: &Target<'_>) -> Result<(), Failure> {
+            /// Sends the verb to a disk and prints the reply.
+            pub(super) fn execute(&self, disk: &Target<'_>) -> Result<(), Failure> {
                 match self {
-                    $(DiskVerb::$verb(arguments) => tell::<ask::$verb>(disk, arguments),)*
+                    $(DiskVerb::$verb(arguments) => execute::<ask::$verb>(disk, arguments),)*
                 }
             }
         }
@@ -64,15 +64,15 @@ macro_rules! words {
 with_verbs!(words);
 
 #[derive(Debug, Args)]
-pub struct Nothing {}
+pub struct NoArguments {}
 
-/// Verbs without arguments.
-macro_rules! alone {
+/// Implements [`DiskRequest`] for verbs without arguments.
+macro_rules! without_arguments {
     ($($verb:ident $shown:ident;)*) => {
-        $(impl Said for ask::$verb {
-            type Arguments = Nothing;
+        $(impl DiskRequest for ask::$verb {
+            type Arguments = NoArguments;
 
-            fn of(_: &Nothing) -> Result<ask::$verb, Error> {
+            fn of(_: &NoArguments) -> Result<ask::$verb, Error> {
                 Ok(ask::$verb {})
             }
 
@@ -83,7 +83,7 @@ macro_rules! alone {
     };
 }
 
-alone! {
+without_arguments! {
     Version version;
     Layers layers;
     Stats stats;
@@ -106,16 +106,16 @@ pub struct Snapshot {
     pub method: SnapshotMethod,
 }
 
-impl Said for ask::Snapshot {
+impl DiskRequest for ask::Snapshot {
     type Arguments = Snapshot;
 
-    fn of(said: &Snapshot) -> Result<ask::Snapshot, Error> {
-        let method = match said.method {
+    fn of(given: &Snapshot) -> Result<ask::Snapshot, Error> {
+        let method = match given.method {
             SnapshotMethod::Auto => Method::Auto,
             SnapshotMethod::Reflink => Method::Reflink,
             SnapshotMethod::Chain => Method::Chain,
         };
-        Ok(ask::Snapshot { to: whole(&said.to)?, method })
+        Ok(ask::Snapshot { to: whole(&given.to)?, method })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -145,11 +145,11 @@ pub struct Merge {
     pub expect: Vec<ImageName>,
 }
 
-impl Said for ask::Merge {
+impl DiskRequest for ask::Merge {
     type Arguments = Merge;
 
-    fn of(said: &Merge) -> Result<ask::Merge, Error> {
-        let Merge { from, into, rate, detach, delete, ref expect } = *said;
+    fn of(given: &Merge) -> Result<ask::Merge, Error> {
+        let Merge { from, into, rate, detach, delete, ref expect } = *given;
         let expect = expect.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
         let expect = (!expect.is_empty()).then_some(expect);
         Ok(ask::Merge { from, into, rate: rate.map(|rate| rate.0), follow: !detach, delete, expect })
@@ -170,11 +170,11 @@ pub struct Revert {
     pub leaf: ImageName,
 }
 
-impl Said for ask::Revert {
+impl DiskRequest for ask::Revert {
     type Arguments = Revert;
 
-    fn of(said: &Revert) -> Result<ask::Revert, Error> {
-        Ok(ask::Revert { to: said.to, leaf: whole(&said.leaf)? })
+    fn of(given: &Revert) -> Result<ask::Revert, Error> {
+        Ok(ask::Revert { to: given.to, leaf: whole(&given.leaf)? })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -192,11 +192,11 @@ pub struct Clone {
     pub to: ImageName,
 }
 
-impl Said for ask::Clone {
+impl DiskRequest for ask::Clone {
     type Arguments = Clone;
 
-    fn of(said: &Clone) -> Result<ask::Clone, Error> {
-        Ok(ask::Clone { of: said.of, to: whole(&said.to)? })
+    fn of(given: &Clone) -> Result<ask::Clone, Error> {
+        Ok(ask::Clone { of: given.of, to: whole(&given.to)? })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -211,11 +211,11 @@ pub struct Resize {
     pub size: Size,
 }
 
-impl Said for ask::Resize {
+impl DiskRequest for ask::Resize {
     type Arguments = Resize;
 
-    fn of(said: &Resize) -> Result<ask::Resize, Error> {
-        Ok(ask::Resize { size: said.size.0, recorded: false })
+    fn of(given: &Resize) -> Result<ask::Resize, Error> {
+        Ok(ask::Resize { size: given.size.0, recorded: false })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -225,7 +225,7 @@ impl Said for ask::Resize {
 
 #[derive(Debug, Args)]
 pub struct Limit {
-    /// The limits: all of them, since what is not given is not limited any more.
+    /// All limits; those not given are removed.
     #[command(flatten)]
     pub words: LimitWords,
     /// Remove all limits
@@ -233,11 +233,11 @@ pub struct Limit {
     pub none: bool,
 }
 
-impl Said for ask::Limit {
+impl DiskRequest for ask::Limit {
     type Arguments = Limit;
 
-    fn of(said: &Limit) -> Result<ask::Limit, Error> {
-        let limits = if said.none { Some(Limits::default()) } else { said.words.limits()? };
+    fn of(given: &Limit) -> Result<ask::Limit, Error> {
+        let limits = if given.none { Some(Limits::default()) } else { given.words.limits()? };
         Ok(ask::Limit { limits, recorded: false })
     }
 
@@ -253,12 +253,12 @@ pub struct Share {
     pub weight: Option<u32>,
 }
 
-impl Said for ask::Share {
+impl DiskRequest for ask::Share {
     type Arguments = Share;
 
-    fn of(said: &Share) -> Result<ask::Share, Error> {
-        said.weight.map_or(Ok(()), control::share::check_weight)?;
-        Ok(ask::Share { weight: said.weight, ..ask::Share::default() })
+    fn of(given: &Share) -> Result<ask::Share, Error> {
+        given.weight.map_or(Ok(()), control::share::check_weight)?;
+        Ok(ask::Share { weight: given.weight, ..ask::Share::default() })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -276,13 +276,13 @@ pub struct Upgrade {
     pub pause_max: u64,
 }
 
-impl Said for ask::Upgrade {
+impl DiskRequest for ask::Upgrade {
     type Arguments = Upgrade;
 
-    fn of(said: &Upgrade) -> Result<ask::Upgrade, Error> {
-        let program = said.program.as_deref().map_or_else(disk_program, std::path::absolute);
+    fn of(given: &Upgrade) -> Result<ask::Upgrade, Error> {
+        let program = given.program.as_deref().map_or_else(disk_program, std::path::absolute);
         let program = program.map_err(|error| Error::cannot("find the program to start", error))?;
-        let pause_max = Some(said.pause_max.saturating_mul(1000));
+        let pause_max = Some(given.pause_max.saturating_mul(1000));
         Ok(ask::Upgrade { program: Some(program), successor: false, pause_max })
     }
 
@@ -301,11 +301,11 @@ pub struct Polling {
     pub max: Option<u64>,
 }
 
-impl Said for ask::Polling {
+impl DiskRequest for ask::Polling {
     type Arguments = Polling;
 
-    fn of(said: &Polling) -> Result<ask::Polling, Error> {
-        Ok(ask::Polling { mode: said.mode.map(Into::into), max_us: said.max })
+    fn of(given: &Polling) -> Result<ask::Polling, Error> {
+        Ok(ask::Polling { mode: given.mode.map(Into::into), max_us: given.max })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -323,11 +323,11 @@ pub struct Shape {
     pub merge: Option<SizeRule>,
 }
 
-impl Said for ask::Shape {
+impl DiskRequest for ask::Shape {
     type Arguments = Shape;
 
-    fn of(said: &Shape) -> Result<ask::Shape, Error> {
-        Ok(ask::Shape { split: said.split, merge: said.merge, ..ask::Shape::default() })
+    fn of(given: &Shape) -> Result<ask::Shape, Error> {
+        Ok(ask::Shape { split: given.split, merge: given.merge, ..ask::Shape::default() })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -342,11 +342,11 @@ pub struct Threads {
     pub most: Option<usize>,
 }
 
-impl Said for ask::Threads {
+impl DiskRequest for ask::Threads {
     type Arguments = Threads;
 
-    fn of(said: &Threads) -> Result<ask::Threads, Error> {
-        Ok(ask::Threads { most: said.most })
+    fn of(given: &Threads) -> Result<ask::Threads, Error> {
+        Ok(ask::Threads { most: given.most })
     }
 
     fn shown(answer: &Self::Answer) -> Vec<String> {
@@ -392,7 +392,7 @@ mod test {
     #[test]
     fn limits_replace_each_other_and_none_stands_alone() {
         let limits = |line: &str| match parse(line).unwrap().verb {
-            DiskVerb::Limit(said) => ask::Limit::of(&said).map(|limit| limit.limits),
+            DiskVerb::Limit(given) => ask::Limit::of(&given).map(|limit| limit.limits),
             other => panic!("{other:?}"),
         };
         assert_eq!(limits("disk /s limit"), Ok(None), "they are shown");
@@ -404,9 +404,9 @@ mod test {
     }
 
     #[test]
-    fn a_weight_is_checked_before_the_disk_is_asked() {
+    fn a_weight_is_checked_before_the_request_is_sent() {
         let share = |line: &str| match parse(line).unwrap().verb {
-            DiskVerb::Share(said) => ask::Share::of(&said).map(|share| share.weight),
+            DiskVerb::Share(given) => ask::Share::of(&given).map(|share| share.weight),
             other => panic!("{other:?}"),
         };
         assert_eq!((share("disk /s share"), share("disk /s share --weight 300")), (Ok(None), Ok(Some(300))));

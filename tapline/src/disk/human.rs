@@ -1,4 +1,4 @@
-//! A disk's answers, for people, in lines. What is missing is left out.
+//! Formats a disk's replies as lines for users. Fields that are missing are left out.
 
 use control::answer::{
     Clone, Condition, InFlight, IoEngine, Layer, Layers, Limited, Merge, MergeLayers, MergeState, Pause, Paused,
@@ -7,7 +7,7 @@ use control::answer::{
 use control::size::readable;
 use control::{SizeRule, printable};
 
-/// `snapshot`.
+/// Lines for `snapshot`.
 pub fn snapshot(answer: &Snapshot) -> Vec<String> {
     let leaf = printable(&answer.leaf);
     let first = match &answer.copy {
@@ -17,7 +17,7 @@ pub fn snapshot(answer: &Snapshot) -> Vec<String> {
     vec![with_pause(first, answer.pause)]
 }
 
-/// `merge`, and the verbs about one.
+/// Lines for `merge` and its status, pause, resume and cancel.
 pub fn merge(answer: &Merge) -> Vec<String> {
     let MergeLayers { from, into } = answer.layers.unwrap_or(MergeLayers { from: 0, into: 0 });
     let state = match (answer.state, &answer.merged) {
@@ -50,7 +50,7 @@ fn not_merged(answer: &Merge) -> Vec<String> {
     std::iter::once(first).chain(advice.map(|advice| format!("  {}", printable(advice)))).collect()
 }
 
-/// `shape`.
+/// Lines for `shape`.
 pub fn shape(answer: &Shape) -> Vec<String> {
     let auto = |rule| if rule == SizeRule::Auto { " (auto)" } else { "" };
     let split = answer.split_bytes.map_or_else(|| "none".into(), |bytes| format!("pieces of {}", readable(bytes)));
@@ -69,14 +69,14 @@ pub fn shape(answer: &Shape) -> Vec<String> {
     lines
 }
 
-/// `polling`.
+/// Lines for `polling`.
 pub fn polling(answer: &Polling) -> Vec<String> {
     let Polling { mode, max_us, hits, misses, polled_ns } = *answer;
     let polled = format!("{hits} polls found something, {misses} did not; {} in all", time(polled_ns / 1000));
     vec![format!("polling is {mode}, for at most {max_us} microseconds"), polled]
 }
 
-/// `threads`.
+/// Lines for `threads`.
 pub fn threads(answer: &Threads) -> Vec<String> {
     let Threads { most, lanes } = answer;
     let first = match most {
@@ -86,19 +86,19 @@ pub fn threads(answer: &Threads) -> Vec<String> {
     std::iter::once(first).chain(of_lanes(lanes)).collect()
 }
 
-/// What lanes have done.
+/// The number of operations of each lane, if there are any.
 fn of_lanes(lanes: &[u64]) -> Option<String> {
     let each: Vec<String> = lanes.iter().map(u64::to_string).collect();
     (!lanes.is_empty()).then(|| format!("operations of its lanes: {}", each.join(", ")))
 }
 
-/// `revert`.
+/// Lines for `revert`.
 pub fn revert(answer: &Revert) -> Vec<String> {
     let unused = answer.unused.iter().map(|file| format!("  no longer used: {}", printable(file)));
     std::iter::once(format!("{} is now the leaf", printable(&answer.leaf))).chain(unused).collect()
 }
 
-/// `clone`.
+/// Lines for `clone`.
 pub fn clone(answer: &Clone) -> Vec<String> {
     let (work, sync) = (time(answer.took.work_us), time(answer.took.sync_us));
     let parents: String = answer.parents.iter().map(|parent| format!(" --parent {}", printable(parent))).collect();
@@ -108,12 +108,12 @@ pub fn clone(answer: &Clone) -> Vec<String> {
     ]
 }
 
-/// `resize`.
+/// Lines for `resize`.
 pub fn resize(answer: &Resize) -> Vec<String> {
     vec![with_pause(format!("the disk now has {}", readable(answer.size)), answer.pause)]
 }
 
-/// `space`.
+/// Lines for `space`.
 pub fn space(answer: &Condition) -> Vec<String> {
     vec![match answer.waiting {
         0 => "no requests are waiting for space".into(),
@@ -121,7 +121,7 @@ pub fn space(answer: &Condition) -> Vec<String> {
     }]
 }
 
-/// `limit`.
+/// Lines for `limit`.
 pub fn limited(answer: &Limited) -> Vec<String> {
     let mut lines = vec![match answer.limits.is_none() {
         true => "the disk has no limits".into(),
@@ -137,7 +137,7 @@ pub fn limited(answer: &Limited) -> Vec<String> {
     lines
 }
 
-/// `share`.
+/// Lines for `share`.
 pub fn shared(answer: &Shared) -> Vec<String> {
     if !answer.shared {
         return vec!["the disk shares its storage with no other disk of Tapline".into()];
@@ -158,7 +158,7 @@ pub fn shared(answer: &Shared) -> Vec<String> {
     lines
 }
 
-/// `pause` and `resume`.
+/// Lines for `pause` and `resume`.
 pub fn paused(answer: &Paused) -> Vec<String> {
     vec![match answer.paused {
         true => "the disk is paused; `resume` continues it".into(),
@@ -166,13 +166,13 @@ pub fn paused(answer: &Paused) -> Vec<String> {
     }]
 }
 
-/// `upgrade`.
+/// Lines for `upgrade`.
 pub fn upgrade(answer: &Upgrade) -> Vec<String> {
     let (pid, program, pause) = (answer.pid, or(answer.program.as_deref()), answer.pause_us);
     vec![format!("process {pid} now serves the disk, version {program}; the guest's requests waited {pause} µs")]
 }
 
-/// `layers`.
+/// Lines for `layers`.
 pub fn layers(answer: &Layers) -> Vec<String> {
     let engine = match answer.engine {
         Some(IoEngine::Uring) => ", by io_uring",
@@ -201,7 +201,7 @@ fn layer(layer: &Layer) -> String {
     format!("{:>3}  {name}  {size}, {allocated} allocated, {writable}", layer.layer)
 }
 
-/// `stats`.
+/// Lines for `stats`.
 pub fn stats(answer: &Stats) -> Vec<String> {
     let Stats { reads, writes, flushes, discards, .. } = answer;
     let kinds = [("reads", reads), ("writes", writes), ("flushes", flushes), ("discards", discards)];
@@ -213,7 +213,7 @@ pub fn stats(answer: &Stats) -> Vec<String> {
     kinds.into_iter().map(line).chain(of_lanes(&answer.lanes)).collect()
 }
 
-/// `version`.
+/// Lines for `version`.
 pub fn version(answer: &Version) -> Vec<String> {
     vec![format!("protocol version {}", answer.version)]
 }

@@ -1,6 +1,6 @@
-//! What keeps machines of libvirt from opening our disks: the socket's permissions, AppArmor, SELinux, and the hook.
+//! Checks what may keep libvirt's machines from opening disks: socket permissions, AppArmor, SELinux, and the hook.
 //!
-//! It reads settings of libvirt and the permissions of sockets, and calls neither libvirt nor the daemon. Invariant: a
+//! It reads libvirt's settings and the permissions of sockets, and calls neither libvirt nor the daemon. Invariant: a
 //! host without libvirt gets no line.
 
 use std::collections::BTreeSet;
@@ -16,11 +16,11 @@ const QEMU_CONF: &str = "etc/libvirt/qemu.conf";
 /// The users that QEMU runs as by default: Debian's and Ubuntu's, then Fedora's and others'.
 const QEMU_USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 
-/// The abstraction of AppArmor that each domain's profile includes, and the file with our rules that it is to include.
+/// The AppArmor abstraction that each domain's profile includes, and the file with our rules that it must include.
 const ABSTRACTION: &str = "etc/apparmor.d/abstractions/libvirt-qemu";
 const RULES: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/tapline";
 
-/// The administrator's additions to the abstraction, which Debian 12 includes instead of a directory.
+/// The administrator's additions to the abstraction. Debian 12 includes this file, not the directory.
 const ADDITIONS: &str = "etc/apparmor.d/local/abstractions/libvirt-qemu";
 
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/tapline";
@@ -33,7 +33,7 @@ struct QemuUser {
 }
 
 impl Host {
-    /// The checks for machines of libvirt; none where libvirt's QEMU driver is not installed.
+    /// All checks for libvirt's machines; none where libvirt's QEMU driver is not installed.
     pub(super) fn libvirt(&self) -> Vec<Check> {
         let Some(settings) = self.read(QEMU_CONF).or_else(|| self.has_qemu_driver().then(String::new)) else {
             return Vec::new();
@@ -53,7 +53,7 @@ impl Host {
         [QEMU_CONF, "usr/sbin/virtqemud", "usr/sbin/libvirtd"].iter().any(|path| self.root.join(path).exists())
     }
 
-    /// Whether QEMU's user may open the sockets of plugged disks.
+    /// Checks whether QEMU's user may open the sockets of plugged disks.
     fn sockets(&self, settings: &str) -> Check {
         let Some(user) = self.qemu_user(settings) else {
             return unknown("libvirt: user that QEMU runs as is not known: see 'user' in /etc/libvirt/qemu.conf");
@@ -90,8 +90,8 @@ impl Host {
         format!("/{}", path.strip_prefix(&self.root).unwrap_or(path).display())
     }
 
-    /// The sockets of plugged disks for machines that are managed elsewhere. Those of VMs of the daemon belong to the
-    /// VMs' own users.
+    /// The sockets of plugged disks for machines that are managed elsewhere. Sockets for VMs of the daemon belong to
+    /// the VMs' own users.
     fn disk_sockets(&self) -> std::io::Result<Vec<PathBuf>> {
         let places = match fs::read_dir(self.directories_of_disks()) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -121,7 +121,7 @@ impl Host {
         let passwd = self.read("etc/passwd")?;
         let group = self.read("etc/group").unwrap_or_default();
         let entry = |name: &str| {
-            // A number has a plus sign, or is no user's name.
+            // With a plus sign it is a number, not a name.
             let wanted = name.trim_start_matches('+');
             passwd.lines().find_map(|line| {
                 let fields: Vec<&str> = line.split(':').collect();
@@ -144,7 +144,7 @@ impl Host {
         Some(QemuUser { name, uid, groups })
     }
 
-    /// The name of a group of QEMU's user: the one that is called like it, or any other.
+    /// The name of a group of QEMU's user: its group of the same name, or any other.
     fn group_name(&self, user: &QemuUser) -> Option<String> {
         let text = self.read("etc/group")?;
         if group_of(&text, &user.name).is_some_and(|gid| user.groups.contains(&gid)) {
@@ -210,14 +210,14 @@ impl Host {
 }
 
 impl QemuUser {
-    /// Whether it may connect to a socket: write to it, and search the directories below `root` that lead to it.
+    /// Whether the user may connect to a socket: write to it, and search the directories from `root` to it.
     fn may_open(&self, root: &Path, socket: &Path) -> bool {
         let directories = socket.ancestors().skip(1).take_while(|directory| directory.starts_with(root));
         let mut directories = directories.filter(|directory| *directory != root);
         self.may(socket, 0o2) && directories.all(|directory| self.may(directory, 0o1))
     }
 
-    /// Whether the mode of a file gives it one of the rights of its class: 2 to write, 1 to search.
+    /// Whether a file's mode gives the user this right: 2 to write, 1 to search.
     fn may(&self, path: &Path, right: u32) -> bool {
         let Ok(file) = fs::metadata(path) else { return false };
         let shift = match (file.uid() == self.uid, self.groups.contains(&file.gid())) {
@@ -229,14 +229,14 @@ impl QemuUser {
     }
 }
 
-/// The directory with the files for libvirt: that of this program's installation.
+/// The directory of this installation with the files for libvirt.
 fn installed() -> String {
     let program = std::env::current_exe().unwrap_or_default();
     let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/usr/local"));
     prefix.join("share/tapline/libvirt").display().to_string()
 }
 
-/// The value of a setting of libvirt's: `name = "value"`, or a list, which is returned as text.
+/// The value of a libvirt setting `name = "value"`; a list is returned as text.
 fn setting(text: &str, name: &str) -> Option<String> {
     let mut values = text.lines().filter_map(|line| {
         let (found, value) = line.split_once('=')?;
@@ -256,7 +256,7 @@ fn group_of(text: &str, name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod test {
-    use super::super::State;
+    use super::super::CheckState;
     use super::super::test::host;
     use super::*;
 
@@ -264,7 +264,7 @@ mod test {
     const GROUP: &str = "root:x:0:\nkvm:x:107:\nlibvirt-qemu:x:64055:libvirt-qemu\n";
     const INCLUDE: &str = "  include if exists <abstractions/libvirt-qemu.d>\n";
 
-    fn states(host: &Host) -> Vec<State> {
+    fn states(host: &Host) -> Vec<CheckState> {
         host.libvirt().iter().map(|check| check.state).collect()
     }
 
@@ -284,7 +284,7 @@ mod test {
         assert!(host.qemu_user("user = \"gone\"\n").is_none());
     }
 
-    /// Only root may give a socket to another user.
+    /// Needs root, because only root may give a socket to another user.
     #[test]
     fn a_socket_is_closed_unless_all_modes_allow_it() {
         let socket = "run/tapline/vbd/1/vhost.sock";
@@ -297,14 +297,14 @@ mod test {
         }
         mode(socket, 0o600);
         let check = &host.libvirt()[0];
-        assert!(check.state == State::Bad && check.text.contains("may not open /run/tapline/vbd/1/vhost.sock"));
+        assert!(check.state == CheckState::Bad && check.text.contains("may not open /run/tapline/vbd/1/vhost.sock"));
         assert!(check.mend.as_ref().unwrap().contains("socket-group = \"libvirt-qemu\""), "{check:?}");
         mode(socket, 0o660);
         let group = Some(64_055);
         std::os::unix::fs::chown(room.path().join(socket), None, group).unwrap();
-        assert_eq!(states(&host)[0], State::Good);
+        assert_eq!(states(&host)[0], CheckState::Good);
         mode("run/tapline/vbd/1", 0o700);
-        assert_eq!(states(&host)[0], State::Bad);
+        assert_eq!(states(&host)[0], CheckState::Bad);
     }
 
     #[test]
@@ -315,14 +315,14 @@ mod test {
             host.apparmor().map(|check| check.state)
         };
         assert_eq!(check(&[]), None);
-        assert_eq!(check(&[(ABSTRACTION, INCLUDE)]), Some(State::Bad));
-        assert_eq!(check(&[(ABSTRACTION, ""), (RULES, "rules")]), Some(State::Bad));
+        assert_eq!(check(&[(ABSTRACTION, INCLUDE)]), Some(CheckState::Bad));
+        assert_eq!(check(&[(ABSTRACTION, ""), (RULES, "rules")]), Some(CheckState::Bad));
         assert_eq!(
             check(&[(ABSTRACTION, ""), (RULES, "rules"), (ADDITIONS, "# include <abstractions/libvirt-qemu.d>")]),
-            Some(State::Bad)
+            Some(CheckState::Bad)
         );
-        assert_eq!(check(&[(ABSTRACTION, ""), (RULES, "rules"), (ADDITIONS, INCLUDE)]), Some(State::Good));
-        assert_eq!(check(&[(ABSTRACTION, INCLUDE), (RULES, "rules")]), Some(State::Good));
+        assert_eq!(check(&[(ABSTRACTION, ""), (RULES, "rules"), (ADDITIONS, INCLUDE)]), Some(CheckState::Good));
+        assert_eq!(check(&[(ABSTRACTION, INCLUDE), (RULES, "rules")]), Some(CheckState::Good));
     }
 
     #[test]
@@ -333,11 +333,11 @@ mod test {
         };
         let module = "var/lib/selinux/targeted/active/modules/400/tapline/cil";
         assert_eq!(check(&[("sys/fs/selinux/enforce", "0")]), None);
-        assert_eq!(check(&[("sys/fs/selinux/enforce", "1")]), Some(State::Unknown));
+        assert_eq!(check(&[("sys/fs/selinux/enforce", "1")]), Some(CheckState::Unknown));
         assert_eq!(
             check(&[("sys/fs/selinux/enforce", "1"), ("var/lib/selinux/targeted/active/modules/100/base/cil", "")]),
-            Some(State::Bad)
+            Some(CheckState::Bad)
         );
-        assert_eq!(check(&[("sys/fs/selinux/enforce", "1"), (module, "")]), Some(State::Good));
+        assert_eq!(check(&[("sys/fs/selinux/enforce", "1"), (module, "")]), Some(CheckState::Good));
     }
 }

@@ -1,6 +1,6 @@
-//! What bounds a disk, from two readings of its statistics page.
+//! Finds what limits a disk, from two readings of its statistics page.
 //!
-//! Invariant: each sentence comes with the figures that it follows from.
+//! Invariant: each sentence comes with the figures that support it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use stats::{Count, Kind as Operation, KindCounts, Snapshot, Stage, float};
 use super::Finding;
 use crate::unit::time;
 
-/// A request in flight that is older is reported, in nanoseconds.
+/// Age in nanoseconds from which a request in flight is reported.
 const OLD: u64 = 1_000_000_000;
 
 /// With fewer requests in flight on average, the guest spends much of its time elsewhere.
@@ -18,12 +18,12 @@ const MOSTLY_HERE: f64 = 0.7;
 const ONLY_THE_GUEST_KNOWS: &str = "which of both cannot be seen from the host: with tapline-guest in the guest, \
                                     tapline top shows its CPUs and queues (docs/statistics.md)";
 
-/// What was counted in an interval.
+/// Counts of an interval.
 #[derive(Clone, Debug, Default)]
 pub struct Interval {
-    /// How long that was, in nanoseconds.
+    /// Length of the interval in nanoseconds.
     ns: u64,
-    /// Requests of all kinds together.
+    /// Counts of all kinds together.
     counts: KindCounts,
     reads: u64,
     writes: u64,
@@ -32,11 +32,11 @@ pub struct Interval {
     /// The age of the oldest request, in nanoseconds.
     oldest: Option<u64>,
     errors: u64,
-    /// Requests that a limit has held back, and for how many nanoseconds.
+    /// Number of requests held back by a limit, and the nanoseconds that they waited.
     throttled: (u64, u64),
-    /// Those that have waited for the disk's share of its storage.
+    /// The same for the disk's share of its storage.
     shared: (u64, u64),
-    /// The share of a CPU that the process took; `None` where that cannot be seen.
+    /// CPU time of the process as a share of the interval; `None` if unknown.
     cpu: Option<f64>,
     slow_clock: bool,
 }
@@ -64,19 +64,18 @@ impl Interval {
         }
     }
 
-    /// The average number of requests in these stages.
+    /// Average number of requests in these stages.
     fn queue(&self, stages: &[Stage]) -> f64 {
         stages.iter().map(|stage| float(self.counts.sum(*stage))).sum::<f64>() / float(self.ns).max(1.0)
     }
 
-    /// The share of a request's time that is spent in these stages.
+    /// Share of a request's time spent in these stages.
     fn share(&self, stages: &[Stage]) -> f64 {
         let sum = stages.iter().map(|stage| float(self.counts.sum(*stage))).sum::<f64>();
         sum / float(self.counts.sum_of_all()).max(1.0)
     }
 
-    /// What requests that were held back have waited, if that bounds the disk. They wait in the ring, as far as the
-    /// stages know.
+    /// Describes how long requests were held back, if that limits the disk. The stages count this time as `ring`.
     fn held_back(&self, (waited, held): (u64, u64)) -> Option<String> {
         let share = float(waited) / float(self.counts.count()).max(1.0);
         let mean = time(float(held) / float(waited).max(1.0));
@@ -85,13 +84,13 @@ impl Interval {
         is_much.then(|| format!("{of_all} % of the requests have waited for it, {mean} each"))
     }
 
-    /// How long a request takes, in nanoseconds.
+    /// Mean duration of a request in nanoseconds.
     fn mean(&self) -> f64 {
         float(self.counts.sum_of_all()) / float(self.counts.count()).max(1.0)
     }
 }
 
-/// What bounds the disk, the most important first.
+/// The limiting factors of the disk, the most important first.
 pub fn judge(seen: &Interval) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |bound, text, advice: Option<&'static str>| {
@@ -131,7 +130,7 @@ pub fn judge(seen: &Interval) -> Vec<Finding> {
     findings
 }
 
-/// Requests in flight, the oldest of which is old.
+/// Describes the requests in flight, the oldest of which is `oldest` nanoseconds old.
 pub fn in_flight(count: u64, oldest: u64) -> String {
     let age = time(float(oldest));
     match count {
@@ -140,7 +139,7 @@ pub fn in_flight(count: u64, oldest: u64) -> String {
     }
 }
 
-/// How much of the guest's time is not spent here, with fewer than one request in flight on average.
+/// Describes how much of its time the guest spends outside of this disk, with `whole` requests in flight on average.
 fn elsewhere(whole: f64) -> String {
     format!(
         "The guest spends at most {} % of its time waiting for this disk ({whole:.2} requests in flight on average). \
@@ -212,7 +211,7 @@ fn bound_by(seen: &Interval, find: &mut impl FnMut(&'static str, String, Option<
     find("balanced", "Nothing stands out.".to_owned(), None);
 }
 
-/// The CPU time that a process has taken (proc_pid_stat(5), fields 14 and 15).
+/// CPU time that a process has used (proc_pid_stat(5), fields 14 and 15).
 pub fn cpu_time(pid: u32) -> Option<Duration> {
     let status = stats::process_status(pid)?;
     let mut ticks = status.split_whitespace().skip(11).map(|ticks| ticks.parse::<u64>().ok());
@@ -231,7 +230,7 @@ mod test {
 
     use super::*;
 
-    /// A disk that has served `count` reads in a second, each with these stages, in nanoseconds.
+    /// Findings for a disk that has served `count` reads in a second, each with these nanoseconds in its stages.
     fn served(count: u64, [ring, map, storage, completion]: [u64; 4], change: impl FnOnce(&mut Page)) -> Vec<Finding> {
         let file = tempfile::tempfile().unwrap();
         let mut page = Page::begin(file.try_clone().unwrap(), Source::Counter, "{}").unwrap();
@@ -249,7 +248,7 @@ mod test {
         change(&mut page);
         let now = reader.snapshot().unwrap();
         let seen = Interval::between(&before, &now, Some(Duration::from_millis(100)));
-        // A second, whatever the machine does.
+        // Exactly a second, however slow the machine is.
         judge(&Interval { ns: 1_000_000_000, cpu: Some(0.1), ..seen })
     }
 
@@ -258,7 +257,7 @@ mod test {
     }
 
     #[test]
-    fn what_bounds_a_disk_is_found_in_its_stages() {
+    fn the_limiting_stage_is_found() {
         let nothing = |_: &mut Page| ();
         assert_eq!(bounds(&served(0, [0; 4], nothing)), ["idle"]);
         assert_eq!(bounds(&served(9000, [1000, 2000, 100_000, 1000], nothing)), ["guest", "figures"]);

@@ -1,4 +1,4 @@
-//! Which sizes the transfers of a disk have, and why.
+//! Describes how the transfers of a disk are split and merged, and why.
 
 use control::answer::{self, NOT_FOLLOWED, PolicyNote};
 use control::size::readable;
@@ -6,7 +6,7 @@ use control::{SizeRule, printable};
 
 use super::Finding;
 
-/// Which sizes the disk's transfers have, and why.
+/// Describes the sizes of a disk's transfers and the reason for them.
 pub fn shaped(shape: &answer::Shape) -> Finding {
     let split = shape.split_bytes.map(|bytes| format!("split into pieces of {}", readable(bytes)));
     let merge = shape.merge_bytes.map(|bytes| format!("merged up to {}", readable(bytes)));
@@ -48,7 +48,7 @@ mod test {
         assert_eq!(shaped(&split).text, "Transfers are split into pieces of 16 KiB, as requested.");
         let auto = shaped(&answer::Shape { split: SizeRule::Auto, policy: Some(policy.clone()), ..split.clone() });
         assert!(auto.text.contains("by the policy /p") && auto.text.contains("it gained"), "{auto:?}");
-        // A disk of the daemon has the policy of its repository, which may be of other storage.
+        // A disk of the daemon has its repository's policy, which may have been measured on other storage.
         let recorded = PolicyNote { file: String::new(), repository: Some("7d0f".into()), ..policy.clone() };
         let auto = answer::Shape { split: SizeRule::Auto, policy: Some(recorded.clone()), ..split.clone() };
         assert!(shaped(&auto).text.contains("by the policy of repository 7d0f"), "{auto:?}");

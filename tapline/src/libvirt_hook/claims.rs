@@ -1,8 +1,9 @@
-//! The domain that each VBD is plugged for, kept in the run directory: a reboot, which ends all domains, empties it.
+//! Records which domain each VBD is plugged for. The records are in the run directory, which a reboot empties, as it
+//! ends all domains.
 //!
 //! `libvirt/VBD` contains the domain's UUID and name, `libvirt/DOMAIN.started` exists while the domain is running. A
-//! claim on a VBD that is not plugged is void. Invariant: claims are only changed under a lock, since libvirt starts
-//! domains in parallel.
+//! claim on an unplugged VBD is void. Invariant: claims are changed only under a lock, because libvirt starts domains
+//! in parallel.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -16,19 +17,19 @@ use uuid::Uuid;
 
 use super::domain::Domain;
 
-/// How long another hook may keep the lock. It asks the daemon meanwhile.
+/// How long to wait for the lock; its holder may be waiting for the daemon.
 const LOCKED_MAX: Duration = Duration::from_secs(60);
 
-/// The interval for trying to get the lock.
+/// Interval between attempts to get the lock.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
-/// The claims of a run directory.
+/// The claims in a run directory.
 #[derive(Debug)]
 pub struct Claims {
     directory: PathBuf,
 }
 
-/// The right to change claims, until it is dropped.
+/// A lock on the claims, which may be changed until it is dropped.
 #[derive(Debug)]
 pub struct Locked<'a> {
     claims: &'a Claims,
@@ -40,17 +41,17 @@ pub struct Locked<'a> {
 pub struct Claimant {
     /// The domain.
     pub uuid: Uuid,
-    /// Its name when it was started.
+    /// Its name at the time of its start.
     pub name: String,
 }
 
 impl Claims {
-    /// Those of the daemon with this run directory.
+    /// Returns the claims in the daemon's run directory.
     pub fn of(run_directory: &Path) -> Claims {
         Claims { directory: run_directory.join("libvirt") }
     }
 
-    /// Waits for the right to change claims.
+    /// Waits for the lock.
     pub fn lock(&self) -> Result<Locked<'_>, Problem> {
         match DirBuilder::new().mode(0o700).create(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -108,12 +109,12 @@ impl Claims {
         File::create(self.started(domain)).map(drop).map_err(|error| self.failed("write", error))
     }
 
-    /// Returns true if a domain was recorded as running.
+    /// Whether a domain was recorded as running.
     pub fn has_started(&self, domain: Uuid) -> bool {
         self.started(domain).exists()
     }
 
-    /// Claims all disks of a domain that is running already and records that it is.
+    /// Claims all disks of a running domain that are not claimed, and records that it is running.
     pub fn adopt(&self, domain: &Domain) -> Result<(), Problem> {
         {
             let locked = self.lock()?;
@@ -137,10 +138,10 @@ impl Claims {
 }
 
 impl Locked<'_> {
-    /// Claims a VBD for a domain, in place of an earlier claim.
+    /// Claims a VBD for a domain, replacing an earlier claim.
     pub fn claim(&self, vbd: Uuid, domain: &Domain) -> Result<(), Problem> {
         let path = self.claims.directory.join(vbd.to_string());
-        // Complete or not at all: a hook may be killed.
+        // Atomic, because a hook may be killed.
         let incomplete = path.with_extension("new");
         let written = fs::write(&incomplete, format!("{} {}", domain.uuid, domain.name))
             .and_then(|()| fs::set_permissions(&incomplete, Permissions::from_mode(0o600)))
@@ -148,8 +149,8 @@ impl Locked<'_> {
         written.map_err(|error| self.claims.failed("write", error))
     }
 
-    /// Removes the claim of a domain on a VBD, unless another has claimed it since.
-    pub fn disclaim(&self, vbd: Uuid, domain: Uuid) -> Result<(), Problem> {
+    /// Removes a domain's claim on a VBD, unless another domain has claimed it since.
+    pub fn release(&self, vbd: Uuid, domain: Uuid) -> Result<(), Problem> {
         if self.claims.claimant(vbd)?.is_none_or(|claimant| claimant.uuid != domain) {
             return Ok(());
         }
@@ -185,11 +186,11 @@ mod test {
         assert!(claims.of_domain(web.uuid).unwrap().is_empty());
         let locked = claims.lock().unwrap();
         locked.claim(vbd, &web).unwrap();
-        locked.disclaim(vbd, other.uuid).unwrap();
+        locked.release(vbd, other.uuid).unwrap();
         let claimant = Claimant { uuid: web.uuid, name: "web server".to_owned() };
         assert_eq!(claims.claimant(vbd).unwrap(), Some(claimant));
         assert_eq!((claims.of_domain(web.uuid).unwrap(), claims.of_domain(other.uuid).unwrap()), (vec![vbd], vec![]));
-        locked.disclaim(vbd, web.uuid).unwrap();
+        locked.release(vbd, web.uuid).unwrap();
         assert_eq!(claims.claimant(vbd).unwrap(), None);
     }
 

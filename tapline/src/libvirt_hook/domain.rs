@@ -1,20 +1,20 @@
-//! The part of a libvirt domain's XML that names our disks.
+//! Parses a libvirt domain's XML for its Tapline disks.
 //!
-//! A disk is ours if its socket is in the daemon's run directory, where the path contains the VBD's UUID. Names and
-//! targets are not used: libvirt lets people change them. Invariant: each VBD is listed once.
+//! A disk is ours if its socket is in the daemon's run directory; the path contains the VBD's UUID. Names and targets
+//! are not used, because users can change them in libvirt. Invariant: each VBD is listed once.
 
 use std::path::{Path, PathBuf};
 
 use roxmltree::{Document, Node};
 use uuid::Uuid;
 
-/// The names of sockets that guests connect to.
+/// File names of sockets that guests connect to.
 const SOCKETS: [&str; 2] = ["vhost.sock", "nbd.sock"];
 
-/// A domain.
+/// A libvirt domain and its Tapline disks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// Its identity, which stays when it is renamed.
+    /// Its UUID, which does not change when it is renamed.
     pub uuid: Uuid,
     /// Its name, for messages.
     pub name: String,
@@ -32,7 +32,8 @@ pub struct DomainDisk {
 }
 
 impl Domain {
-    /// Parses a domain's XML. Disks with sockets elsewhere than below `run_directory` belong to other programs.
+    /// Parses a domain's XML. Disks whose sockets are not below `run_directory` are ignored: they belong to other
+    /// programs.
     pub fn parse(xml: &str, run_directory: &Path) -> Result<Domain, String> {
         let document = Document::parse(xml).map_err(|error| error.to_string())?;
         let root = document.root_element();
@@ -59,7 +60,7 @@ fn child<'a>(node: Node<'a, 'a>, tag: &str) -> Option<Node<'a, 'a>> {
     node.children().find(|child| child.has_tag_name(tag))
 }
 
-/// The socket that a device connects to, if it is a vhost-user disk, or an NBD disk at a Unix socket.
+/// The socket that a device connects to, if it is a vhost-user disk or an NBD disk at a Unix socket.
 fn socket_of(device: Node<'_, '_>) -> Option<PathBuf> {
     if !device.has_tag_name("disk") {
         return None;
@@ -75,16 +76,16 @@ fn socket_of(device: Node<'_, '_>) -> Option<PathBuf> {
     }
 }
 
-/// The VBD whose socket it is: `RUN-DIRECTORY/vbd/UUID/vhost.sock`.
+/// The VBD of a socket `RUN-DIRECTORY/vbd/UUID/vhost.sock`.
 fn vbd_of(socket: &Path, run_directory: &Path) -> Option<Uuid> {
-    let below = of_run(socket).strip_prefix(of_run(run_directory).join("vbd")).ok()?.to_owned();
+    let below = canonical(socket).strip_prefix(canonical(run_directory).join("vbd")).ok()?.to_owned();
     let mut parts = below.iter().map(|part| part.to_str());
     let (Some(Some(uuid)), Some(Some(name)), None) = (parts.next(), parts.next(), parts.next()) else { return None };
     SOCKETS.contains(&name).then(|| uuid.parse().ok())?
 }
 
-/// The path below /run of one below /var/run, which is a link to it.
-pub fn of_run(path: &Path) -> PathBuf {
+/// Replaces /var/run, a link to /run, at the beginning of a path.
+pub fn canonical(path: &Path) -> PathBuf {
     path.strip_prefix("/var/run").map_or_else(|_| path.to_owned(), |rest| Path::new("/run").join(rest))
 }
 

@@ -1,7 +1,7 @@
 //! Plugs and unplugs the VBDs of a domain through the daemon.
 //!
-//! A start either has all its disks plugged and claimed, or leaves everything as it was. A stop unplugs without force:
-//! QEMU has exited, so no client is connected, unless the disk is used by something else, which then keeps it.
+//! A start either plugs and claims all disks, or leaves everything unchanged. A stop unplugs without force: QEMU has
+//! exited, so no client is connected unless another program uses the disk, which then stays plugged.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::claims::Claims;
-use super::domain::{Domain, DomainDisk, of_run};
+use super::domain::{Domain, DomainDisk, canonical};
 use crate::disk::ask_once;
 use crate::output::say;
 use crate::session::Session;
 use crate::{wait, word};
 
-/// How long a disk may take to be plugged: `virsh start` waits for it.
+/// Timeout for plugging a disk; `virsh start` waits for it.
 const PLUG_MAX: Duration = Duration::from_secs(120);
 
-/// How long a disk may take to be unplugged: the domain cannot be started meanwhile.
+/// Timeout for unplugging a disk; the domain cannot be started meanwhile.
 const UNPLUG_MAX: Duration = Duration::from_secs(30);
 
-/// The interval for looking at a disk that another operation is plugging or unplugging.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Polling interval while another operation plugs or unplugs the disk.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Seconds of one request for the state of a task.
+/// Duration of a long-poll request for a task's state, in seconds.
 const STEP: u32 = 1;
 
-/// The VBDs of a domain's disks, all of which must exist here and belong to no VM of the daemon.
+/// Finds the VBDs of a domain's disks; fails if one does not exist or belongs to a VM of the daemon.
 pub async fn find(session: &Session, domain: &Domain) -> Result<Vec<Vbd>, Problem> {
     let mut vbds = Vec::new();
     for disk in &domain.disks {
@@ -64,7 +64,7 @@ pub async fn plug(session: &Session, claims: &Claims, domain: &Domain) -> Result
         let locked = claims.lock()?;
         let vbds = find(session, domain).await?;
         for vbd in &vbds {
-            may_be_claimed(claims, domain, vbd)?;
+            check_claimable(claims, domain, vbd)?;
         }
         for vbd in &vbds {
             locked.claim(vbd.uuid, domain)?;
@@ -84,8 +84,8 @@ pub async fn plug(session: &Session, claims: &Claims, domain: &Domain) -> Result
     Ok(())
 }
 
-/// Refuses a VBD that is in use by another domain or another client.
-fn may_be_claimed(claims: &Claims, domain: &Domain, vbd: &Vbd) -> Result<(), Problem> {
+/// Refuses a VBD in use by another domain or client.
+fn check_claimable(claims: &Claims, domain: &Domain, vbd: &Vbd) -> Result<(), Problem> {
     if vbd.state == VbdState::Unplugged {
         return Ok(());
     }
@@ -106,13 +106,13 @@ fn may_be_claimed(claims: &Claims, domain: &Domain, vbd: &Vbd) -> Result<(), Pro
     Ok(())
 }
 
-/// Number of clients of a disk; `None` if that is unknown.
+/// Number of clients connected to a disk; `None` if unknown.
 fn clients(vbd: &Vbd) -> Option<usize> {
     let control = vbd.socket.as_ref()?.as_path().with_file_name("control.sock");
     ask_once(&control, ask::Layers {}).ok()?.peers
 }
 
-/// Plugs a disk. Returns true if it was not plugged before.
+/// Plugs a disk; returns true if it was unplugged before.
 async fn plug_one(session: &Session, disk: &DomainDisk) -> Result<bool, Problem> {
     let deadline = Instant::now() + PLUG_MAX;
     let vbd = settled(session, disk.vbd, deadline).await?;
@@ -121,7 +121,7 @@ async fn plug_one(session: &Session, disk: &DomainDisk) -> Result<bool, Problem>
         finish(session, session.client.vbd_plug(disk.vbd).await?, deadline).await?;
     }
     let vbd = session.client.vbd(disk.vbd).await?;
-    if vbd.socket.as_ref().is_some_and(|socket| of_run(socket.as_path()) == of_run(&disk.socket)) {
+    if vbd.socket.as_ref().is_some_and(|socket| canonical(socket.as_path()) == canonical(&disk.socket)) {
         return Ok(is_new);
     }
     if is_new {
@@ -134,14 +134,14 @@ async fn plug_one(session: &Session, disk: &DomainDisk) -> Result<bool, Problem>
         .advise(format!("change the domain as shown by: tapline vbd connect {} --for libvirt", disk.vbd)))
 }
 
-/// The VBD when no plug, unplug or restart of it is under way.
+/// Waits until no plug, unplug or restart of a VBD is in progress; returns its state.
 async fn settled(session: &Session, vbd: Uuid, deadline: Instant) -> Result<Vbd, Problem> {
     loop {
         let now = session.client.vbd(vbd).await?;
         match now.state {
             VbdState::Unplugged | VbdState::Plugged => return Ok(now),
             VbdState::Plugging | VbdState::Restarting | VbdState::Unplugging if Instant::now() < deadline => {
-                sleep(LOOK_AGAIN).await;
+                sleep(SETTLE_INTERVAL).await;
             }
             state => {
                 let what = format!("VBD {vbd} has been {} for too long", word::of(&state));
@@ -151,7 +151,7 @@ async fn settled(session: &Session, vbd: Uuid, deadline: Instant) -> Result<Vbd,
     }
 }
 
-/// Waits for an operation, and cancels it at the deadline.
+/// Waits for an operation and cancels it at the deadline.
 async fn finish<T: Serialize>(session: &Session, answer: Answer<T>, deadline: Instant) -> Result<(), Problem> {
     let Answer::Begun(task) = answer else { return Ok(()) };
     let mut task: Task = *task;
@@ -167,7 +167,7 @@ async fn finish<T: Serialize>(session: &Session, answer: Answer<T>, deadline: In
         TaskState::Done => Ok(()),
         _ if is_cancelled => Err(Problem::new(Code::Timeout, format!("{} took too long and was cancelled", task.verb))
             .advise("see: tapline vbd list; tapline sr list")),
-        _ => Err(wait::why(&task)),
+        _ => Err(wait::failure(&task)),
     }
 }
 
@@ -180,14 +180,15 @@ async fn unplug_one(session: &Session, vbd: Uuid) -> Result<(), Problem> {
     finish(session, answer, deadline).await
 }
 
-/// Unplugs what a failed start has plugged, and removes its claims. What fails is reported; the claims of those stay.
+/// Unplugs the disks that a failed start has plugged and removes its claims. Failures are reported; the claims on those
+/// disks stay.
 async fn undo(session: &Session, claims: &Claims, domain: &Domain, plugged: &[Uuid]) {
     for vbd in domain.disks.iter().map(|disk| disk.vbd) {
         let undone = async {
             if plugged.contains(&vbd) {
                 unplug_one(session, vbd).await?;
             }
-            claims.lock()?.disclaim(vbd, domain.uuid)
+            claims.lock()?.release(vbd, domain.uuid)
         };
         if let Err(problem) = undone.await {
             say(&format!("tapline: VBD {vbd} of domain {} stays plugged: {problem}\n", domain.name));
@@ -195,7 +196,7 @@ async fn undo(session: &Session, claims: &Claims, domain: &Domain, plugged: &[Uu
     }
 }
 
-/// Unplugs the disks of a domain that has stopped: those claimed for it, and those it got by hot-plug.
+/// Unplugs the disks of a stopped domain: those claimed for it, and those hot-plugged into it.
 pub async fn unplug(session: &Session, claims: &Claims, domain: &Domain) -> Result<(), Problem> {
     let mut to_unplug = claims.of_domain(domain.uuid)?;
     if claims.has_started(domain.uuid) {
@@ -212,7 +213,7 @@ pub async fn unplug(session: &Session, claims: &Claims, domain: &Domain) -> Resu
             done => done,
         };
         match done {
-            Ok(()) => claims.lock()?.disclaim(vbd, domain.uuid)?,
+            Ok(()) => claims.lock()?.release(vbd, domain.uuid)?,
             Err(problem) => failed = Some(problem),
         }
     }
@@ -220,7 +221,7 @@ pub async fn unplug(session: &Session, claims: &Claims, domain: &Domain) -> Resu
     failed.map_or(Ok(()), Err)
 }
 
-/// Returns true if a VBD is plugged and no client is connected to it.
+/// Whether a VBD is plugged with no client connected.
 async fn is_unused(session: &Session, vbd: Uuid) -> Result<bool, Problem> {
     match session.client.vbd(vbd).await {
         Ok(vbd) => Ok(vbd.state == VbdState::Plugged && vbd.vm.is_none() && clients(&vbd) == Some(0)),

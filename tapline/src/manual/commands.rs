@@ -7,7 +7,7 @@ const HEAD: &str = "# Commands\n\nWhat each command does; its link leads to its 
                     `qcow2`, or `vmdk` or `vhdx` for an image that is only read. The\nformat is always named and \
                     never guessed, and a parent that is named inside an image is shown, never followed.\n";
 
-/// The page: a table of the commands without verbs, and one for the verbs of each other command.
+/// The page: a table of the commands without verbs, and one of the verbs of each other command.
 pub fn page<'a>(commands: impl Iterator<Item = &'a clap::Command>) -> String {
     let (nouns, alone): (Vec<_>, Vec<_>) = commands.partition(|command| command.has_subcommands());
     let mut page = HEAD.to_owned();

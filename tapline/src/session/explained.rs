@@ -1,5 +1,5 @@
-//! Problems as people read them: objects by the names that the user has given, block devices by machine and disk, and
-//! the versions of this program and of the daemon where these may be the cause.
+//! Makes problems readable for users: objects by the names that the user has given, block devices by machine and disk,
+//! and the versions of this program and of the daemon if they may be the cause.
 
 use api::{ObjectKind, Problem};
 use arguments::mistyped;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::Session;
 
 impl Session {
-    /// Carries out `work`; its problem is [`Session::explained`].
+    /// Runs `work`; a problem is explained with [`Session::explained`].
     pub async fn explaining<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         match work.await {
             Ok(done) => Ok(done),
@@ -16,8 +16,8 @@ impl Session {
         }
     }
 
-    /// A problem in which objects go by the names that the user has given for them, and block devices by their machine
-    /// and disk. Programs get the daemon's words.
+    /// Replaces UUIDs in a problem by the names that the user has given, and block devices by their machine and disk.
+    /// With `--json` it is left unchanged.
     async fn explained(&self, problem: Problem) -> Problem {
         if self.json {
             return problem;
@@ -30,7 +30,7 @@ impl Session {
         }
     }
 
-    /// A problem that may come from a daemon of another version, with both versions.
+    /// Adds both versions to a problem that a daemon of another version may cause.
     async fn with_versions(&self, problem: Problem) -> Problem {
         let unreadable = ["cannot read the response", "unknown field", "there is no path"];
         if !unreadable.iter().any(|text| problem.detail.contains(text)) {
@@ -49,7 +49,7 @@ impl Session {
     }
 
     fn with_names(&self, problem: Problem) -> Problem {
-        let called = self.called.borrow();
+        let called = self.named_objects.borrow();
         let explain = |text: String| {
             let pairs = called.iter().flat_map(|called| called.nouns.iter().map(move |noun| (called, noun)));
             pairs.fold(text, |text, (called, noun)| text.replace(&format!("{noun} {}", called.uuid), &called.shown))
@@ -57,7 +57,7 @@ impl Session {
         Problem { detail: explain(problem.detail), advice: problem.advice.map(explain), ..problem }
     }
 
-    /// A problem about a name that no object of the kind has, with similar names, or with the kind that has the name.
+    /// Adds similar names, or the kind that has the name, to a problem about an unknown name.
     async fn with_similar_names(&self, problem: Problem) -> Problem {
         let Some((noun, name)) = unknown_name(&problem.detail) else { return problem };
         let kinds = [("sr", ObjectKind::Sr), ("vdi", ObjectKind::Vdi), ("vm", ObjectKind::Vm)];
@@ -81,7 +81,7 @@ impl Session {
         Problem { advice: Some(format!("{}{advice}", similar.join(", "))), ..problem }
     }
 
-    /// A problem in which a block device goes by its machine and disk, or as it was if these cannot be found.
+    /// Describes a block device by its machine and disk, if they can be found.
     async fn with_vbd_named(&self, problem: Problem, uuid: Uuid) -> Problem {
         let Ok(vbd) = self.client.vbd(uuid).await else { return problem };
         let Ok(vdi) = self.client.vdi(vbd.vdi).await else { return problem };
@@ -104,16 +104,16 @@ impl Session {
     }
 }
 
-/// How many similar names are listed.
+/// Maximum number of similar names that are listed.
 const SIMILAR_MAX: usize = 3;
 
-/// The kind and the name, if that is what a text says is unknown.
+/// The kind and the name in a message about an unknown name.
 fn unknown_name(text: &str) -> Option<(String, String)> {
     let (noun, name) = text.strip_prefix("no ")?.split_once(" named '")?;
     Some((noun.to_owned(), name.strip_suffix('\'')?.to_owned()))
 }
 
-/// The block device that a text names by its UUID only.
+/// The UUID of a block device in a message that does not name it otherwise.
 fn unnamed_vbd(text: &str) -> Option<Uuid> {
     let (_, behind) = text.split_once("VBD ")?;
     behind.get(..36)?.parse().ok()

@@ -1,4 +1,4 @@
-//! `tapline sr calibrate`: which sizes of transfers suit a repository's storage.
+//! `tapline sr calibrate`: measures the I/O sizes that suit a repository's storage.
 
 use api::{Problem, SrCalibrate, SrCalibrated, SrPolicy};
 use arguments::number;
@@ -6,7 +6,7 @@ use control::size::readable;
 
 use crate::session::{Outcome, Session, Waiting, print};
 
-/// Calibrates a repository.
+/// Arguments of `sr calibrate`.
 #[derive(clap::Args)]
 pub struct Calibrate {
     /// Name or UUID prefix
@@ -29,31 +29,31 @@ pub struct Calibrate {
 }
 
 impl Calibrate {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Calibrate { sr, read_only, vdi, seconds, forget, waiting } = self;
         let uuid = session.sr(&sr).await?;
         if forget {
-            return session.did(session.client.sr_policy_forget(uuid).await?, waiting).await;
+            return session.complete(session.client.sr_policy_forget(uuid).await?, waiting).await;
         }
         let vdi = match vdi {
             Some(vdi) => Some(session.vdi(&vdi).await?),
             None => None,
         };
-        let asked = SrCalibrate { read_only, vdi, seconds };
-        match session.outcome(session.client.sr_calibrate(uuid, &asked).await?, waiting).await? {
+        let request = SrCalibrate { read_only, vdi, seconds };
+        match session.outcome(session.client.sr_calibrate(uuid, &request).await?, waiting).await? {
             Outcome::Done(found) => {
                 let found: SrCalibrated = serde_json::from_value(found)
                     .map_err(|error| Problem::failed("parse the calibration's result", error))?;
-                print(&api::visible(&format!("{}\n", told(&found.policy))))
+                print(&api::visible(&format!("{}\n", summary(&found.policy))))
             }
-            Outcome::Told => Ok(()),
+            Outcome::Printed => Ok(()),
         }
     }
 }
 
-/// A policy, and why it is that.
-pub fn told(policy: &SrPolicy) -> String {
+/// Formats a policy and its reason.
+pub fn summary(policy: &SrPolicy) -> String {
     let split = policy.split.map_or_else(|| "none".to_owned(), readable);
     let merge = policy.merge.map_or_else(|| "none".to_owned(), readable);
     let SrPolicy { device, measured, why, .. } = policy;

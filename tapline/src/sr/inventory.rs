@@ -7,33 +7,35 @@ use crate::column::{Column, Layout, table};
 use crate::session::{Session, print};
 use crate::word;
 
-type Shown = Column<Line>;
+type InventoryColumn = Column<InventoryRow>;
 
-/// A VDI with its image, or an image without a VDI.
-struct Line {
+/// A row: a VDI with its image, or an image without a VDI.
+struct InventoryRow {
     vdi: Option<InventoryVdi>,
     image: api::InventoryImage,
     parent: Option<String>,
 }
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |line, uuids| line.vdi.as_ref().map(|vdi| uuids.show(vdi.uuid)).unwrap_or_default()),
-    Shown::new("name", |line, _| line.vdi.as_ref().map_or_else(hidden, |vdi| vdi.name.to_string())),
-    Shown::new("size", |line, _| readable(line.image.size)).right(),
-    Shown::new("read-only", |line, _| line.vdi.as_ref().map(|vdi| vdi.read_only.to_string()).unwrap_or_default()),
-    Shown::new("snapshot-of", |line, uuids| {
+const COLUMNS: &[InventoryColumn] = &[
+    InventoryColumn::new("uuid", |line, uuids| line.vdi.as_ref().map(|vdi| uuids.show(vdi.uuid)).unwrap_or_default()),
+    InventoryColumn::new("name", |line, _| line.vdi.as_ref().map_or_else(hidden, |vdi| vdi.name.to_string())),
+    InventoryColumn::new("size", |line, _| readable(line.image.size)).right(),
+    InventoryColumn::new("read-only", |line, _| {
+        line.vdi.as_ref().map(|vdi| vdi.read_only.to_string()).unwrap_or_default()
+    }),
+    InventoryColumn::new("snapshot-of", |line, uuids| {
         let of = line.vdi.as_ref().and_then(|vdi| vdi.snapshot_of);
         of.map(|of| uuids.show(of)).unwrap_or_default()
     }),
-    Shown::new("file", |line, _| line.image.file.clone()),
-    Shown::new("parent", |line, _| line.parent.clone().unwrap_or_default()),
+    InventoryColumn::new("file", |line, _| line.image.file.clone()),
+    InventoryColumn::new("parent", |line, _| line.parent.clone().unwrap_or_default()),
 ];
 
 fn hidden() -> String {
     "(backs other images)".into()
 }
 
-/// Shows the inventory of an attached repository, or of a directory.
+/// Shows the inventory of an attached repository or of a directory.
 pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
     let inventory = if which.contains('/') {
         let path = word::path(which).map_err(|why| Problem::failed("parse the directory's path", why))?;
@@ -48,9 +50,9 @@ pub async fn show(session: &Session, which: &str) -> Result<(), Problem> {
     let Inventory { sr, name, generation, images, vdis, .. } = inventory;
     print(&api::visible(&format!("sr '{name}' ({sr}), generation {generation}\n")))?;
     let file_of = |uuid| images.iter().find(|image| image.uuid == uuid).map(|image| image.file.clone());
-    let mut lines: Vec<Line> = images
+    let mut lines: Vec<InventoryRow> = images
         .iter()
-        .map(|image| Line {
+        .map(|image| InventoryRow {
             vdi: vdis.iter().find(|vdi| vdi.image == image.uuid).cloned(),
             image: image.clone(),
             parent: image.parent.and_then(file_of),

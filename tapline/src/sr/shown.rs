@@ -1,4 +1,4 @@
-//! How repositories, the results of a probe and the results of a scan are shown.
+//! Formats repositories, and the results of probes and scans.
 
 use std::fmt::Write;
 
@@ -6,80 +6,85 @@ use api::{HealthState, Problem, Scan, SizeRule, Space, Sr, SrFound, SrSource, Vd
 use control::size::readable;
 use jiff::Timestamp;
 
-use super::calibrate::told;
+use super::calibrate::summary;
 use crate::column::Column;
 use crate::health;
 use crate::label;
 use crate::word;
 
-type Shown = Column<Sr>;
-type Found = Column<SrFound>;
+type SrColumn = Column<Sr>;
+type ProbeColumn = Column<SrFound>;
 
 /// Columns of a repository.
-pub const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
-    Shown::new("name", |sr, _| sr.name.to_string()),
-    Shown::new("state", |sr, _| health::instead_of(word::of(&sr.state), &sr.health)),
-    Shown::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation))).right().if_room(),
-    Shown::new("used", |sr, _| of_space_now(sr, |space| readable(space.physical_utilisation))).right().if_room(),
-    Shown::new("free", |sr, _| of_space_now(sr, |space| readable(space.free))).right(),
-    Shown::new("overcommit", |sr, _| of_space(sr, overcommit)).right().if_room(),
-    Shown::new("full in", |sr, _| of_space(sr, |space| full_in(space, Timestamp::now()))).right().if_room(),
-    Shown::new("size", |sr, _| of_space(sr, |space| readable(space.physical_size))).right().if_room(),
-    Shown::new("location", |sr, _| location(&sr.source)).if_room(),
-    Shown::new("full", |sr, _| of_space(sr, full)).alone(),
-    Shown::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
-    Shown::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
-    Shown::new("share depth", |sr, _| sr.share_depth.to_string()).right().wide(),
-    Shown::new("split", |sr, _| rule(sr.split)).right().wide(),
-    Shown::new("merge", |sr, _| rule(sr.merge)).right().wide(),
-    Shown::new("policy", |sr, _| sr.policy.as_ref().map(told).unwrap_or_default()).alone(),
-    Shown::new("policy problem", |sr, _| {
+pub const COLUMNS: &[SrColumn] = &[
+    SrColumn::new("uuid", |sr, uuids| uuids.show(sr.uuid)),
+    SrColumn::new("name", |sr, _| sr.name.to_string()),
+    SrColumn::new("state", |sr, _| health::instead_of(word::of(&sr.state), &sr.health)),
+    SrColumn::new("virtual", |sr, _| of_space(sr, |space| readable(space.virtual_allocation))).right().if_room(),
+    SrColumn::new("used", |sr, _| of_space_now(sr, |space| readable(space.physical_utilisation))).right().if_room(),
+    SrColumn::new("free", |sr, _| of_space_now(sr, |space| readable(space.free))).right(),
+    SrColumn::new("overcommit", |sr, _| of_space(sr, overcommit)).right().if_room(),
+    SrColumn::new("full in", |sr, _| of_space(sr, |space| full_in(space, Timestamp::now()))).right().if_room(),
+    SrColumn::new("size", |sr, _| of_space(sr, |space| readable(space.physical_size))).right().if_room(),
+    SrColumn::new("location", |sr, _| location(&sr.source)).if_room(),
+    SrColumn::new("full", |sr, _| of_space(sr, full)).alone(),
+    SrColumn::new("images", |sr, _| of_space(sr, |space| readable(space.images))).right().wide(),
+    SrColumn::new("reserve", |sr, _| readable(sr.reserve)).right().wide(),
+    SrColumn::new("share depth", |sr, _| sr.share_depth.to_string()).right().wide(),
+    SrColumn::new("split", |sr, _| rule(sr.split)).right().wide(),
+    SrColumn::new("merge", |sr, _| rule(sr.merge)).right().wide(),
+    SrColumn::new("policy", |sr, _| sr.policy.as_ref().map(summary).unwrap_or_default()).alone(),
+    SrColumn::new("policy problem", |sr, _| {
         sr.policy_in_force().err().map(|problem| in_words(&problem)).unwrap_or_default()
     })
     .alone(),
-    Shown::new("device", |sr, _| {
+    SrColumn::new("device", |sr, _| {
         let device = sr.variant.as_ref().and_then(|variant| variant.device.as_ref());
         device.map(|device| device.name.clone()).unwrap_or_default()
     })
     .alone(),
-    Shown::new("filesystem", |sr, _| sr.variant.as_ref().map(|variant| variant.filesystem.clone()).unwrap_or_default())
+    SrColumn::new("filesystem", |sr, _| {
+        sr.variant.as_ref().map(|variant| variant.filesystem.clone()).unwrap_or_default()
+    })
+    .wide(),
+    SrColumn::new("versions", |sr, _| {
+        sr.variant.as_ref().map(|variant| word::of(&variant.versions)).unwrap_or_default()
+    })
+    .wide(),
+    SrColumn::new("format", |sr, _| sr.variant.as_ref().map(|variant| variant.format.to_string()).unwrap_or_default())
         .wide(),
-    Shown::new("versions", |sr, _| sr.variant.as_ref().map(|variant| word::of(&variant.versions)).unwrap_or_default())
-        .wide(),
-    Shown::new("format", |sr, _| sr.variant.as_ref().map(|variant| variant.format.to_string()).unwrap_or_default())
-        .wide(),
-    Shown::new("formats", |sr, _| {
+    SrColumn::new("formats", |sr, _| {
         let formats = sr.variant.iter().flat_map(|variant| &variant.formats).map(ToString::to_string);
         formats.collect::<Vec<_>>().join(", ")
     })
     .alone(),
-    Shown::new("tags", |sr, _| label::shown(&sr.tags)).wide(),
-    Shown::new("other config", |sr, _| label::lines(&sr.other_config)).alone(),
-    Shown::new("read-only", |sr, _| {
+    SrColumn::new("tags", |sr, _| label::shown(&sr.tags)).wide(),
+    SrColumn::new("other config", |sr, _| label::lines(&sr.other_config)).alone(),
+    SrColumn::new("read-only", |sr, _| {
         sr.variant.as_ref().map(|variant| variant.read_only.to_string()).unwrap_or_default()
     })
     .alone(),
-    Shown::new("path", |sr, _| sr.variant.as_ref().map(|variant| variant.path.to_string()).unwrap_or_default()).alone(),
-    Shown::new("notes", |sr, _| sr.variant.as_ref().map(|variant| variant.notes.join("\n")).unwrap_or_default())
+    SrColumn::new("path", |sr, _| sr.variant.as_ref().map(|variant| variant.path.to_string()).unwrap_or_default())
         .alone(),
-    Shown::new("measured", |sr, _| of_space(sr, |space| format!("{:.0}", space.measured))).alone(),
-    Shown::new("health", |sr, _| health::in_words(&sr.health, Timestamp::now())).alone(),
-    Shown::new("reason", |sr, _| sr.health.reason.clone().unwrap_or_default()).alone(),
-    Shown::new("advice", |sr, _| sr.health.advice.clone().unwrap_or_default()).alone(),
-    Shown::new("created", |sr, _| format!("{:.0}", sr.created)).alone(),
-    Shown::new("description", |sr, _| sr.description.to_string()).alone(),
+    SrColumn::new("notes", |sr, _| sr.variant.as_ref().map(|variant| variant.notes.join("\n")).unwrap_or_default())
+        .alone(),
+    SrColumn::new("measured", |sr, _| of_space(sr, |space| format!("{:.0}", space.measured))).alone(),
+    SrColumn::new("health", |sr, _| health::in_words(&sr.health, Timestamp::now())).alone(),
+    SrColumn::new("reason", |sr, _| sr.health.reason.clone().unwrap_or_default()).alone(),
+    SrColumn::new("advice", |sr, _| sr.health.advice.clone().unwrap_or_default()).alone(),
+    SrColumn::new("created", |sr, _| format!("{:.0}", sr.created)).alone(),
+    SrColumn::new("description", |sr, _| sr.description.to_string()).alone(),
 ];
 
 /// Columns of a repository found by a probe.
-pub const FOUND: &[Found] = &[
-    Found::new("uuid", |found, uuids| uuids.show(found.uuid)),
-    Found::new("name", |found, _| found.name.to_string()),
-    Found::new("known", |found, _| found.known.to_string()),
-    Found::new("images", |found, _| found.images.to_string()).right(),
+pub const FOUND: &[ProbeColumn] = &[
+    ProbeColumn::new("uuid", |found, uuids| uuids.show(found.uuid)),
+    ProbeColumn::new("name", |found, _| found.name.to_string()),
+    ProbeColumn::new("known", |found, _| found.known.to_string()),
+    ProbeColumn::new("images", |found, _| found.images.to_string()).right(),
 ];
 
-/// A rule for sizes, and those in units.
+/// Formats a rule for sizes.
 fn rule(rule: SizeRule) -> String {
     match rule {
         SizeRule::Bytes(bytes) => readable(bytes),
@@ -94,12 +99,12 @@ fn in_words(problem: &Problem) -> String {
     }
 }
 
-/// A property of the measured space; empty if it has not been measured.
+/// Formats a property of the measured space; empty if it was never measured.
 fn of_space(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
     sr.space.as_ref().map(show).unwrap_or_default()
 }
 
-/// The same of what changes all the time: unknown while the storage is missing or does not respond.
+/// As [`of_space`], for values that change constantly: unknown while the storage is missing or does not respond.
 fn of_space_now(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
     match sr.health.state {
         HealthState::Unreachable | HealthState::Stuck => "unknown".to_owned(),
@@ -107,13 +112,13 @@ fn of_space_now(sr: &Sr, show: impl Fn(&Space) -> String) -> String {
     }
 }
 
-/// How often the space would be used if all disks were full.
+/// The size of all disks as a multiple of the repository's size.
 fn overcommit(space: &Space) -> String {
     let tenths = (u128::from(space.virtual_allocation) * 10).checked_div(space.physical_size.into());
     tenths.map(|tenths| format!("{}.{}x", tenths / 10, tenths % 10)).unwrap_or_default()
 }
 
-/// How long the space lasts at the current rate.
+/// The time until the space is used up at the current rate.
 fn full_in(space: &Space, now: Timestamp) -> String {
     if space.full {
         return "now".into();
@@ -128,7 +133,7 @@ fn full_in(space: &Space, now: Timestamp) -> String {
     }
 }
 
-/// Whether the repository is full, or when it is expected to be.
+/// Whether the repository is full, or when it will be at the current rate.
 fn full(space: &Space) -> String {
     match (space.full, &space.forecast) {
         (true, _) => "now; guests are waiting".into(),
@@ -137,7 +142,7 @@ fn full(space: &Space) -> String {
     }
 }
 
-/// The storage in command-line syntax.
+/// The location in command-line syntax.
 pub fn location(source: &SrSource) -> String {
     match source {
         SrSource::Dir { path } => path.to_string(),
@@ -147,7 +152,7 @@ pub fn location(source: &SrSource) -> String {
     }
 }
 
-/// One line per finding of a scan, then a summary line.
+/// Formats the result of a scan: one line per finding, then a summary.
 pub fn scanned(scan: &Scan, vdis: &[Vdi]) -> String {
     let mut text = String::new();
     let mut line = |head: &str, what: String| {

@@ -5,9 +5,8 @@ use api::{Code, Problem, SrSource};
 use crate::session::Session;
 use crate::word::{self, HostPath, Share};
 
-/// A location with its options. `requires` is not enough to reject an option that is combined with another location,
-/// because clap does not enforce it if the required option conflicts with one that is present; hence the explicit
-/// conflicts.
+/// A location with its options. The conflicts are explicit because clap does not enforce `requires` if the required
+/// option conflicts with one that is given.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Source {
     #[command(flatten)]
@@ -39,7 +38,7 @@ struct Location {
 }
 
 impl Source {
-    /// The API's form of the storage.
+    /// Converts the options to the API's type.
     pub fn resolve(self, session: &Session) -> Result<SrSource, Problem> {
         let Source { location, nfs_version, credentials } = self;
         match (location.dir, location.nfs, location.smb.zip(credentials), location.iso) {
@@ -51,7 +50,7 @@ impl Source {
                 Ok(SrSource::Smb { server, share, credentials: session.path(credentials)? })
             }
             (.., Some(path)) => Ok(SrSource::Iso { path: session.path(path)? }),
-            // clap rejects this case; if it ever does not, nothing is guessed.
+            // clap rejects this case; if it does not, nothing is guessed.
             _ => {
                 Err(Problem::new(Code::Invalid, "no storage given").advise("give one of --dir, --nfs, --smb or --iso"))
             }

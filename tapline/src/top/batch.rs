@@ -1,6 +1,6 @@
 //! `tapline top --batch`: samples as text, as JSON or as xsiostat prints them.
 //!
-//! It needs no terminal. It knows rows and how they are written. Invariant: of JSON, each sample is one line.
+//! It needs no terminal. Invariant: in JSON, each sample is one line.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -18,51 +18,51 @@ use super::names::Names;
 use super::pages::{Disk, Pages};
 use super::rates::{KindRates, Layer};
 use super::rows::Row;
-use super::{Wanted, notes, text};
+use super::{DiskSelection, notes, text};
 use crate::{output, session};
 
-/// How samples are written.
+/// The format of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A table each.
+    /// A table for each sample.
     Text,
-    /// A line of JSON each.
+    /// A line of JSON for each sample.
     Json,
-    /// As xsiostat does.
+    /// The format of xsiostat.
     Xsiostat,
 }
 
-/// What is written, how often.
+/// The format, number and interval of samples.
 #[derive(Debug)]
 pub struct Batch {
-    /// How.
+    /// The format of the samples.
     pub form: Form,
     /// Time between two samples.
     pub interval: Duration,
-    /// How many; until interrupted if not given.
+    /// Number of samples; `None`: until interrupted.
     pub count: Option<u64>,
     /// The column by which rows are sorted.
     pub sort: usize,
 }
 
-/// How long is waited for what is around the disks.
+/// How long to wait for the layers around the disks.
 const LAYERS_WAITED: Duration = Duration::from_secs(3);
 
-/// What samples are made of.
+/// The sources of samples.
 pub struct Sources<'a> {
-    /// The pages.
+    /// The statistics pages.
     pub pages: &'a mut Pages,
-    /// What the daemon calls their disks.
+    /// The daemon's names of their disks.
     pub names: &'a mut Names,
-    /// What is around these.
+    /// The layers around the disks.
     pub layers: &'a mut Layers,
 }
 
 /// Writes samples until there are enough, or their reader is gone.
-pub fn run(batch: &Batch, wanted: &Wanted, from: Sources<'_>) -> Result<(), Problem> {
+pub fn run(batch: &Batch, wanted: &DiskSelection, from: Sources<'_>) -> Result<(), Problem> {
     let Sources { pages, names, layers } = from;
-    let mut said = BTreeSet::new();
-    // What the first sample is compared with.
+    let mut noted = BTreeSet::new();
+    // The baseline for the first sample.
     pages.round();
     let mut rows = wanted.rows(pages, names);
     rows.iter_mut().for_each(|row| row.read_latency(pages));
@@ -71,7 +71,7 @@ pub fn run(batch: &Batch, wanted: &Wanted, from: Sources<'_>) -> Result<(), Prob
     let mut written = 0;
     while batch.count.is_none_or(|count| written < count) {
         for note in notes(pages) {
-            if said.insert(note.clone()) {
+            if noted.insert(note.clone()) {
                 output::say(&format!("tapline: {note}\n"));
             }
         }
@@ -88,7 +88,7 @@ pub fn run(batch: &Batch, wanted: &Wanted, from: Sources<'_>) -> Result<(), Prob
             Form::Json => format!("{}\n", sample(&rows, pages, layers)),
             Form::Xsiostat => xsiostat(&rows, pages),
         };
-        if session::print_on(&text)? == ControlFlow::Break(()) {
+        if session::print_while_read(&text)? == ControlFlow::Break(()) {
             return Ok(());
         }
         written += 1;
@@ -96,10 +96,10 @@ pub fn run(batch: &Batch, wanted: &Wanted, from: Sources<'_>) -> Result<(), Prob
     Ok(())
 }
 
-/// Only JSON has them.
+/// Reads the layers around the disks, which only JSON has.
 fn read_layers(form: Form, rows: &[Row], pages: &Pages, layers: &mut Layers) {
     let single: Vec<_> = rows.iter().filter(|row| !row.is_sum).flat_map(|row| row.pages.clone()).collect();
-    // One that came too late for its sample is of no use for this one.
+    // A reply that was too late for its own sample is not used for this one.
     layers.take();
     if form == Form::Json && !single.is_empty() && layers.ask(pages, &single) {
         layers.wait(LAYERS_WAITED);
@@ -114,7 +114,7 @@ fn table(rows: &[Row]) -> String {
     format!("{:.0}\n{heads}{}\n", Timestamp::now(), rows.collect::<String>())
 }
 
-/// A sample. The numbers of a row are documented in docs/statistics.md.
+/// A sample as JSON. The fields of a row are documented in docs/statistics.md.
 fn sample(rows: &[Row], pages: &Pages, layers: &Layers) -> Value {
     let unread = pages.unread.iter().map(|(path, unread)| json!({ "path": path, "why": unread.why }));
     json!({
@@ -124,7 +124,7 @@ fn sample(rows: &[Row], pages: &Pages, layers: &Layers) -> Value {
     })
 }
 
-/// A row as JSON.
+/// Formats a row as JSON.
 pub fn object(row: &Row, pages: &Pages, layers: &Layers) -> Value {
     let mut fields = Map::new();
     let mut add = |name: &str, value: Value| drop(fields.insert(name.into(), value));
@@ -161,7 +161,7 @@ pub fn object(row: &Row, pages: &Pages, layers: &Layers) -> Value {
     Value::Object(fields)
 }
 
-/// What only a single disk has.
+/// Adds the fields that only a single disk has.
 fn add_disk(fields: &mut Map<String, Value>, row: &Row, disk: &Disk) {
     let known = row.known.as_ref();
     let identity = &disk.identity;
@@ -204,7 +204,7 @@ fn of_kind(kind: Kind, rates: Option<KindRates>, disk: &Disk) -> Value {
     })
 }
 
-/// As xsiostat prints it. A disk of another guest than one of Xen has no domain: it is named by its page instead.
+/// Formats a sample as xsiostat does. A disk that is not Xen's has no domain; it is named by its page.
 fn xsiostat(rows: &[Row], pages: &Pages) -> String {
     let mut text = format!("{}\n  DOM   VBD         r/s        w/s    rMB/s    wMB/s rAvgQs wAvgQs\n", "-".repeat(70));
     for row in rows {
@@ -212,7 +212,7 @@ fn xsiostat(rows: &[Row], pages: &Pages) -> String {
         let (domain, device) = disk.map_or_else(|| ("-".into(), row.name.clone()), |disk| place(row, disk));
         let of = |kind| row.rates.as_ref().map(|rates| rates.kind(kind)).unwrap_or_default();
         let (reads, writes) = (of(Kind::Read), of(Kind::Write));
-        // Its megabytes have 2^20 bytes.
+        // xsiostat's megabytes have 2^20 bytes.
         let megabytes = |rates: KindRates| rates.bytes_per_second / f64::from(1 << 20);
         text.push_str(&format!(
             "{domain:>5},{device:>5}: {:10.2} {:10.2} {:8.2} {:8.2} {:6.2} {:6.2}\n",
@@ -227,7 +227,7 @@ fn xsiostat(rows: &[Row], pages: &Pages) -> String {
     text + "\n"
 }
 
-/// The domain and the number of the device, as far as there are any.
+/// The Xen domain and the device number, or `-` and the disk's name.
 fn place(row: &Row, disk: &Disk) -> (String, String) {
     let xen = || {
         let (domain, vdev) = disk.identity.at.rsplit_once('/')?;

@@ -1,6 +1,6 @@
-//! The columns of the table: what each shows, by what it sorts, and which ones fit.
+//! The columns of the table: contents, sort order, and which ones fit.
 //!
-//! It knows rows and widths, and neither terminals nor keys. Invariant: a line is never wider than what was asked for.
+//! Invariant: a line is never wider than the requested width.
 
 use std::cmp::Ordering;
 
@@ -13,49 +13,49 @@ use super::rows::Row;
 use super::text;
 use crate::column::shortened;
 
-/// The name has at least this width.
+/// Minimum width of the name.
 const NAME_MIN: usize = 14;
-/// And at most this one.
+/// Maximum width of the name.
 const NAME_MAX: usize = 48;
-/// A request in flight for longer than this, in nanoseconds, is marked.
+/// Age in nanoseconds from which a request in flight is marked.
 pub const OLD: u64 = 1_000_000_000;
 
-/// What a column shows.
+/// The contents of a column.
 #[derive(Clone, Copy)]
-enum What {
-    /// A text, to the left.
+enum CellKind {
+    /// A text, aligned left.
     Text(fn(&Row) -> &str),
-    /// A number, to the right, and how it is written.
+    /// A number, aligned right, and its formatter.
     Number(fn(&Row) -> Option<f64>, fn(f64) -> String),
 }
 
-/// A column.
+/// A column of the table.
 #[derive(Clone, Copy)]
 pub struct Column {
-    /// Its heading.
+    /// The heading, by which the column is found.
     pub head: &'static str,
-    /// What it shows, for the help.
+    /// A description, for the help.
     pub help: &'static str,
     width: usize,
-    /// The higher, the earlier it is left out.
+    /// Columns with greater values are left out first.
     priority: u8,
-    what: What,
+    what: CellKind,
 }
 
 const fn number(head: &'static str, priority: u8, value: fn(&Row) -> Option<f64>, help: &'static str) -> Column {
-    Column { head, help, width: text::WIDTH, priority, what: What::Number(value, text::number) }
+    Column { head, help, width: text::WIDTH, priority, what: CellKind::Number(value, text::number) }
 }
 
 const fn duration(head: &'static str, priority: u8, value: fn(&Row) -> Option<f64>, help: &'static str) -> Column {
-    Column { head, help, width: text::WIDTH, priority, what: What::Number(value, text::duration) }
+    Column { head, help, width: text::WIDTH, priority, what: CellKind::Number(value, text::duration) }
 }
 
 const fn count(head: &'static str, priority: u8, value: fn(&Row) -> Option<f64>, help: &'static str) -> Column {
-    Column { head, help, width: text::WIDTH, priority, what: What::Number(value, text::count) }
+    Column { head, help, width: text::WIDTH, priority, what: CellKind::Number(value, text::count) }
 }
 
 const fn words(head: &'static str, width: usize, priority: u8, text: fn(&Row) -> &str, help: &'static str) -> Column {
-    Column { head, help, width, priority, what: What::Text(text) }
+    Column { head, help, width, priority, what: CellKind::Text(text) }
 }
 
 /// All columns, in the order in which they are shown.
@@ -119,7 +119,7 @@ pub fn find(head: &str) -> Option<usize> {
     COLUMNS.iter().position(|column| column.head.eq_ignore_ascii_case(head))
 }
 
-/// Which of columns with these widths and priorities fit, with a space between them.
+/// Selects the columns that fit into a width, by their widths and priorities, with a space between columns.
 pub fn fitting(columns: impl Iterator<Item = (usize, u8)>, width: usize) -> Vec<usize> {
     let mut by_priority: Vec<(usize, usize, u8)> =
         columns.enumerate().map(|(at, (width, priority))| (at, width, priority)).collect();
@@ -127,7 +127,7 @@ pub fn fitting(columns: impl Iterator<Item = (usize, u8)>, width: usize) -> Vec<
     let mut left = width + 1;
     let mut chosen = Vec::new();
     for (at, width, _) in by_priority {
-        // One that does not fit is the last: a narrow one of less use does not take its place.
+        // Stop at the first that does not fit: a narrow one of lower priority does not take its place.
         let Some(rest) = left.checked_sub(width + 1) else { break };
         left = rest;
         chosen.push(at);
@@ -136,7 +136,7 @@ pub fn fitting(columns: impl Iterator<Item = (usize, u8)>, width: usize) -> Vec<
     chosen
 }
 
-/// A table of so many columns of text.
+/// The columns that fit a width.
 #[derive(Debug)]
 pub struct Table {
     shown: Vec<usize>,
@@ -144,16 +144,16 @@ pub struct Table {
 }
 
 impl Table {
-    /// The columns that fit; without a width, all.
+    /// Selects the columns that fit; all if no width is given.
     pub fn new(rows: &[Row], width: Option<usize>) -> Table {
         let has_names = rows.iter().any(|row| row.known.is_some());
-        // Without a daemon there is nothing in these two.
+        // Without a daemon these two are empty.
         let needed = |column: &Column| has_names || !["VDI", "SR"].contains(&column.head);
         let longest = rows.iter().map(|row| row.name.width()).max().unwrap_or(0).clamp(NAME_MIN, NAME_MAX);
         let width = width.unwrap_or(usize::MAX / 2);
         let usable: Vec<usize> =
             COLUMNS.iter().enumerate().filter(|(_, column)| needed(column)).map(|(at, _)| at).collect();
-        // A longer name is of more use than the last columns.
+        // A longer name takes precedence over the last columns.
         let named = longest.min(width / 4).max(NAME_MIN);
         let sizes = usable.iter().filter_map(|at| COLUMNS.get(*at)).map(|column| (column.width, column.priority));
         let sizes = sizes.enumerate().map(|(at, (width, priority))| (if at == 0 { named } else { width }, priority));
@@ -167,13 +167,13 @@ impl Table {
         if at == 0 { self.name } else { COLUMNS.get(at).map_or(0, |column| column.width) }
     }
 
-    /// The headings, each with its number among all columns.
+    /// The headings, each with its index in [`COLUMNS`].
     pub fn heads(&self) -> Vec<(usize, String)> {
         let columns = self.shown.iter().filter_map(|at| COLUMNS.get(*at).map(|column| (*at, column)));
         columns.map(|(at, column)| (at, padded(column, column.head.to_owned(), self.width(at)))).collect()
     }
 
-    /// The cells of a row, in the order of the headings, and whether each is to be marked.
+    /// The cells of a row, in the order of the headings, each with whether it is marked.
     pub fn cells(&self, row: &Row) -> Vec<(String, bool)> {
         let columns = self.shown.iter().filter_map(|at| COLUMNS.get(*at).map(|column| (*at, column)));
         columns
@@ -192,11 +192,11 @@ impl Table {
 
 fn cell(column: &Column, row: &Row) -> String {
     match column.what {
-        What::Text(text) => text(row).to_owned(),
-        What::Number(..) if row.ended && column.head == "r/s" => "ended".into(),
-        What::Number(value, write) => {
+        CellKind::Text(text) => text(row).to_owned(),
+        CellKind::Number(..) if row.ended && column.head == "r/s" => "ended".into(),
+        CellKind::Number(value, write) => {
             let text = value(row).map_or_else(|| "-".into(), write);
-            // Also where there is no colour.
+            // Needed where there is no colour.
             let mark = match column.head {
                 "oldest" if row.oldest.is_some_and(|age| age > OLD) => "!",
                 "oldest" => " ",
@@ -210,17 +210,17 @@ fn cell(column: &Column, row: &Row) -> String {
 fn padded(column: &Column, text: String, width: usize) -> String {
     let text = shortened(text::in_one_line(&text), Some(width));
     let space = " ".repeat(width.saturating_sub(text.width()));
-    if matches!(column.what, What::Text(_)) { text + &space } else { space + &text }
+    if matches!(column.what, CellKind::Text(_)) { text + &space } else { space + &text }
 }
 
-/// Sorts rows by a column: numbers from the greatest down, texts from the first up.
+/// Sorts rows by a column: numbers in descending, texts in ascending order.
 pub fn sort(rows: &mut [Row], at: usize, reverse: bool) {
     let Some(column) = COLUMNS.get(at) else { return };
     let by_name = |one: &Row, other: &Row| (&one.name, &one.pages).cmp(&(&other.name, &other.pages));
     rows.sort_by(|one, other| {
         let order = match column.what {
-            What::Text(text) => text(one).cmp(text(other)),
-            What::Number(value, _) => {
+            CellKind::Text(text) => text(one).cmp(text(other)),
+            CellKind::Number(value, _) => {
                 let number = |row| value(row).filter(|value| !value.is_nan()).unwrap_or(-1.0);
                 number(other).total_cmp(&number(one))
             }
@@ -230,7 +230,7 @@ pub fn sort(rows: &mut [Row], at: usize, reverse: bool) {
     });
 }
 
-/// Whether sorting by this column needs the histograms of all rows.
+/// Whether this column needs the histograms of all rows for sorting.
 pub fn needs_latency(at: usize) -> bool {
     COLUMNS.get(at).is_some_and(|column| ["p50", "p99", "p99.9"].contains(&column.head))
 }

@@ -1,6 +1,6 @@
-//! The view of one disk: its stages, Little's law, what is in flight, and what the last intervals were like.
+//! The view of one disk: stages, Little's law, requests in flight, and the history of the last intervals.
 //!
-//! It knows a disk and a width, and neither keys nor terminals.
+//! It formats lines and knows neither keys nor terminals.
 
 use api::HealthState;
 use jiff::Timestamp;
@@ -15,17 +15,17 @@ use crate::wrap::wrapped;
 
 use super::columns::{OLD, fitting};
 use super::layer_table;
-use super::layers::Around;
+use super::layers::DiskLayers;
 use super::names::Name;
 use super::pages::{Disk, Histograms};
 use super::rates::KindRates;
 use super::rows;
 use super::text::{self, duration, number};
 
-/// Requests in flight that are listed.
+/// Maximum number of requests in flight that are listed.
 const LISTED: usize = 64;
 
-/// The columns of the table of stages: their headings, widths, and priorities.
+/// Columns of the table of stages: heading, width, and priority.
 const STAGE_COLUMNS: [(&str, usize, u8); 9] = [
     ("STAGE", 10, 0),
     ("sum", text::WIDTH, 6),
@@ -38,32 +38,37 @@ const STAGE_COLUMNS: [(&str, usize, u8); 9] = [
     ("rate*lat", 9, 3),
 ];
 
-/// What a line of the table of stages is made of.
-struct OfStage {
+/// A row of the table of stages.
+struct StageRow {
     name: &'static str,
     ended: f64,
     sum: f64,
     histogram: Option<Histogram>,
-    /// The longest, where it is known exactly.
+    /// The longest duration, if known exactly.
     longest: Option<f64>,
-    /// The measured queue, and requests per second; not since the page was begun.
+    /// The measured queue and the requests per second; `None` since the beginning of the page.
     queue: Option<(f64, f64)>,
 }
 
-/// How a disk is shown.
+/// Options of the view.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
-    /// In so many columns.
+pub struct ViewOptions {
+    /// The width in columns of the terminal.
     pub width: usize,
-    /// Since its page was begun, and not in the last interval.
+    /// Show figures since the beginning of the page, not those of the last interval.
     pub all_time: bool,
-    /// With colours.
+    /// Use colours.
     pub colour: bool,
 }
 
-/// The lines that show a disk. Its histograms must have been read in this round.
-pub fn lines(disk: &mut Disk, name: Option<&Name>, around: Option<&Around>, look: Look) -> Vec<Line<'static>> {
-    let Look { width, all_time, colour } = look;
+/// The lines of the view. The disk's histograms must have been read in this round.
+pub fn lines(
+    disk: &mut Disk,
+    name: Option<&Name>,
+    around: Option<&DiskLayers>,
+    look: ViewOptions,
+) -> Vec<Line<'static>> {
+    let ViewOptions { width, all_time, colour } = look;
     let since = disk.stages().cloned();
     let layers = layer_table::lines(disk, since.as_ref(), around, width, colour);
     let histograms = if all_time { disk.stages_of_all_time().cloned() } else { since };
@@ -109,7 +114,7 @@ fn head(disk: &Disk, name: Option<&Name>, width: usize) -> Vec<Line<'static>> {
     lines.into_iter().map(|line| Line::raw(shortened(line, Some(width)))).collect()
 }
 
-/// The health of the disk; if it is not healthy, why, and what to do.
+/// The health of the disk, with reason and advice unless it is healthy.
 fn health(disk: &Disk, name: Option<&Name>, width: usize, colour: bool) -> Vec<Line<'static>> {
     let health = rows::health(disk, name);
     let is_bad = health.state > HealthState::Unmanaged;
@@ -134,7 +139,7 @@ fn history(disk: &Disk, width: usize) -> Vec<Line<'static>> {
     ]
 }
 
-/// A bar for each value.
+/// Draws a bar for each value, relative to `most`.
 fn sparkline(values: &[f64], most: f64) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let bar = |value: &f64| {
@@ -147,27 +152,27 @@ fn sparkline(values: &[f64], most: f64) -> String {
 
 fn warnings(disk: &Disk) -> Vec<Line<'static>> {
     let now = &disk.now;
-    let mut said = Vec::new();
+    let mut warnings = Vec::new();
     if now.slow_clock {
-        said.push("the CPU's counter is no clock here: each time costs a call of the kernel".to_owned());
+        warnings.push("the CPU's counter is no clock here: each time costs a call of the kernel".to_owned());
     }
     if now.torn {
-        said.push("the counters were read while they were written, and may be of two moments".to_owned());
+        warnings.push("the counters were read while they were written, and may be of two moments".to_owned());
     }
     for (count, what) in [
         (Count::NotInSlot, "requests in flight cannot be seen: there are too many"),
         (Count::NotInHistogram, "durations are in no histogram: the file system of the page was full"),
     ] {
         if now.count(count) > 0 {
-            said.push(format!("{} {what}", now.count(count)));
+            warnings.push(format!("{} {what}", now.count(count)));
         }
     }
-    said.extend(limited(disk));
-    said.extend(shared(disk));
-    said.into_iter().map(Line::raw).collect()
+    warnings.extend(limited(disk));
+    warnings.extend(shared(disk));
+    warnings.into_iter().map(Line::raw).collect()
 }
 
-/// What a limit of the disk has held back.
+/// Requests held back by a limit of the disk.
 fn limited(disk: &Disk) -> Option<String> {
     let (throttled, held) = (disk.now.count(Count::Throttled), disk.now.count(Count::ThrottledNs));
     let mean = float(held) / float(throttled).max(1.0);
@@ -175,7 +180,7 @@ fn limited(disk: &Disk) -> Option<String> {
     (throttled > 0).then_some(text)
 }
 
-/// What has waited for the disk's share of its storage.
+/// Requests that have waited for the disk's share of its storage.
 fn shared(disk: &Disk) -> Option<String> {
     let (waited, held) = (disk.now.count(Count::Shared), disk.now.count(Count::SharedNs));
     let mean = float(held) / float(waited).max(1.0);
@@ -216,7 +221,7 @@ fn stages(
             None => sums.iter().sum(),
         };
         let queue = |rates: KindRates| (stage.map_or(rates.queue, |stage| rates.stage(stage)), rates.per_second);
-        OfStage {
+        StageRow {
             name: stage.map_or("whole", Stage::name),
             ended,
             sum,
@@ -233,13 +238,13 @@ fn stages(
     lines
 }
 
-/// The first column is to the left.
+/// A cell; the first column is aligned left.
 fn cell(text: &str, width: usize) -> String {
     let space = " ".repeat(width.saturating_sub(text.width()));
     if width == STAGE_COLUMNS[0].1 { format!("{text}{space}") } else { format!("{space}{text}") }
 }
 
-impl OfStage {
+impl StageRow {
     fn line(&self, shown: &[usize], colour: bool) -> Line<'static> {
         let time = |ns: Option<f64>| ns.map_or_else(|| "-".into(), duration);
         let quantile = |q| time(self.histogram.as_ref().and_then(|histogram| histogram.quantile(q)).map(float));
@@ -268,7 +273,7 @@ impl OfStage {
     }
 
     /// Rate times latency, and whether the measured queue differs from it. The latency is the mean of the histogram,
-    /// which is counted apart from the sums that the queue is made of.
+    /// which is counted independently of the sums that yield the queue.
     fn little(&self) -> Option<(f64, bool)> {
         let (queue, per_second) = self.queue?;
         let product = per_second * mean(self.histogram.as_ref()?) / 1e9;
@@ -276,20 +281,20 @@ impl OfStage {
     }
 }
 
-/// A histogram together with the requests that have spent no time in its stage, which are not counted in it. If others
-/// are missing as well, it is left as it is.
+/// Adds the requests that spent no time in a stage to its histogram, which does not count them. If others are missing
+/// as well, the histogram is returned unchanged.
 fn with_zeroes(histogram: &Histogram, ended: f64, is_complete: bool) -> Histogram {
     let counted = float(histogram.count());
     if !is_complete || counted >= ended {
         return histogram.clone();
     }
-    // Both are whole numbers, and the larger one is that of a counter.
+    // Both are whole numbers, and the greater one comes from a counter.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let zeroes = (ended - counted) as u64;
     histogram.with(&Histogram::of([(0, zeroes)]))
 }
 
-/// Rate times latency of a kind of requests in a stage, or in all, with the mean of this histogram as the latency.
+/// Rate times latency of a kind of requests in a stage or in all, with the mean of `histogram` as the latency.
 pub fn product(disk: &Disk, rates: &KindRates, histogram: Option<&Histogram>) -> f64 {
     let is_complete = disk.now.count(Count::NotInHistogram) == 0;
     histogram.map_or(0.0, |found| rates.per_second * mean(&with_zeroes(found, rates.ended, is_complete)) / 1e9)
@@ -299,7 +304,7 @@ fn mean(histogram: &Histogram) -> f64 {
     let count = histogram.count();
     let sum = histogram.buckets().iter().map(|(bucket, count)| {
         let (from, to) = bucket_bounds(*bucket);
-        // A bucket of a nanosecond has only the one.
+        // A bucket of one nanosecond has this value exactly.
         float(from + (to - from) / 2) * float(*count)
     });
     if count == 0 { 0.0 } else { sum.sum::<f64>() / float(count) }
@@ -325,7 +330,7 @@ fn in_flight(disk: &Disk, colour: bool) -> Vec<Line<'static>> {
     lines
 }
 
-/// The title of the view.
+/// The title of the view: the name of the disk.
 pub fn title(disk: &Disk, name: Option<&Name>) -> String {
     rows::name(disk, name)
 }

@@ -1,4 +1,4 @@
-//! Pages for tests, with requests whose times are given.
+//! Statistics pages for tests, with requests of given durations.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// A page and its writer.
 pub struct Written {
-    /// Where it is.
+    /// The path of the page.
     pub path: PathBuf,
-    /// Its writer.
+    /// The writer of the page.
     pub page: Page,
 }
 
 impl Written {
-    /// A page at this path, whose directories are made.
+    /// Creates a page at this path, including its directories.
     pub fn at(path: PathBuf, image: &str) -> Written {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let identity = serde_json::json!({
@@ -33,7 +33,7 @@ impl Written {
         Written { path, page }
     }
 
-    /// Requests that took a millisecond before they were submitted, and so long with the storage.
+    /// Records requests that took a millisecond before they were submitted, and `storage` nanoseconds with the storage.
     pub fn ended(&mut self, kind: Kind, count: u64, bytes: u64, storage: u64) {
         for _ in 0..count {
             let slot = self.page.came(kind, SECOND, 0, bytes);
@@ -49,7 +49,7 @@ impl Written {
         }
     }
 
-    /// Its counters, as read at this time.
+    /// The page's counters, as if read at this time.
     pub fn read_at(&self, read: u64) -> Snapshot {
         let mut snapshot = Reader::open(&self.path).unwrap().snapshot().unwrap();
         snapshot.read = read;
@@ -57,7 +57,7 @@ impl Written {
     }
 }
 
-/// Opens a page for its writer.
+/// Opens or creates a page's file for its writer.
 pub fn open(path: &Path) -> File {
     File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }

@@ -1,7 +1,6 @@
-//! The layers of a disk in one table: its guest's figures, ours, the storage's, and those of the host's device.
+//! The table of a disk's layers: the figures of its guest, of Tapline, of the storage, and of the host's device.
 //!
-//! It knows what each layer counts, and how that is shown in lines and as JSON. Invariant: what is not known says so
-//! and why, and has no figure.
+//! It formats them as lines and as JSON. Invariant: an unknown layer has a reason instead of figures.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -11,12 +10,12 @@ use unicode_width::UnicodeWidthStr;
 
 use super::columns::fitting;
 use super::detail::product;
-use super::layers::{Around, Device};
+use super::layers::{Device, DiskLayers};
 use super::pages::{Disk, Histograms};
 use super::text::{self, duration, number};
 use crate::column::shortened;
 
-/// The columns: their headings, widths, and priorities.
+/// The columns: heading, width, and priority.
 const COLUMNS: [(&str, usize, u8); 8] = [
     ("LAYER", 24, 0),
     ("r/s", text::WIDTH, 2),
@@ -28,7 +27,7 @@ const COLUMNS: [(&str, usize, u8); 8] = [
     ("rate*lat", 9, 1),
 ];
 
-/// The figures of a layer; `None` where there are none yet.
+/// The figures of a layer; `None` if not known yet.
 struct Figures {
     reads: Option<f64>,
     writes: Option<f64>,
@@ -36,15 +35,15 @@ struct Figures {
     write_bytes: Option<f64>,
     latency_ns: Option<f64>,
     queue: Option<f64>,
-    /// Rate times latency, and whether the queue is something else.
+    /// Rate times latency, and whether the queue differs from it.
     little: Option<(f64, bool)>,
 }
 
-/// The table of a disk; what is around it is known unless it was asked about just now.
+/// The lines of the table. `around` is `None` until the first reply about the disk.
 pub fn lines(
     disk: &Disk,
     histograms: Option<&Histograms>,
-    around: Option<&Around>,
+    around: Option<&DiskLayers>,
     width: usize,
     colour: bool,
 ) -> Vec<Line<'static>> {
@@ -59,14 +58,14 @@ pub fn lines(
         let text = format!("{layer:<8} unknown: {}", text::in_one_line(why));
         Line::raw(shortened(text, Some(width)))
     };
-    const ASKED: &str = "not answered yet";
-    match around.map_or_else(|| Err(ASKED.to_owned()), |around| around.guest.clone()) {
+    const UNANSWERED: &str = "not answered yet";
+    match around.map_or_else(|| Err(UNANSWERED.to_owned()), |around| around.guest.clone()) {
         Ok(device) => lines.push(of_device(&device).line(&named("guest", &device.name), &shown, colour)),
         Err(why) => lines.push(unknown("guest", &why)),
     }
     lines.push(ours(disk, histograms, None).line("tapline", &shown, colour));
     lines.push(ours(disk, histograms, Some(Stage::Storage)).line("storage", &shown, colour));
-    match around.map_or_else(|| Err(ASKED.to_owned()), |around| around.host.clone()) {
+    match around.map_or_else(|| Err(UNANSWERED.to_owned()), |around| around.host.clone()) {
         Ok(devices) => {
             for (depth, device) in devices.iter().enumerate() {
                 let whole = if depth == 0 { "" } else { " (whole)" };
@@ -88,7 +87,7 @@ fn named(layer: &str, name: &str) -> String {
     format!("{layer:<8} {}", text::in_one_line(name))
 }
 
-/// The first column is to the left.
+/// A cell; the first column is aligned left.
 fn cell(text: &str, width: usize) -> String {
     let space = " ".repeat(width.saturating_sub(text.width()));
     if width == COLUMNS[0].1 { format!("{text}{space}") } else { format!("{space}{text}") }
@@ -107,7 +106,7 @@ fn of_device(device: &Device) -> Figures {
     }
 }
 
-/// What we count: of a stage, or of the whole time.
+/// Tapline's figures: of one stage, or of the whole time.
 fn ours(disk: &Disk, histograms: Option<&Histograms>, stage: Option<Stage>) -> Figures {
     let rates = disk.rates.as_ref().filter(|_| disk.ended.is_none());
     let all = rates.map(super::rates::Rates::all);
@@ -158,7 +157,7 @@ impl Figures {
 }
 
 /// The guest's layer as JSON.
-pub fn guest(around: Option<&Around>) -> Value {
+pub fn guest(around: Option<&DiskLayers>) -> Value {
     match around.map(|around| &around.guest) {
         Some(Ok(device)) => object(device),
         Some(Err(why)) => json!({ "unknown": why }),
@@ -167,7 +166,7 @@ pub fn guest(around: Option<&Around>) -> Value {
 }
 
 /// The host's layer as JSON.
-pub fn host(around: Option<&Around>) -> Value {
+pub fn host(around: Option<&DiskLayers>) -> Value {
     match around.map(|around| (&around.host, around.shared_by)) {
         Some((Ok(devices), shared_by)) => {
             let devices: Vec<Value> = devices.iter().map(object).collect();

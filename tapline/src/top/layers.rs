@@ -1,8 +1,7 @@
-//! The layers around a disk: what its guest's kernel counts for it, and the host's block device beneath its image.
+//! The layers around a disk: the figures of its guest's kernel, and of the host's block device beneath its image.
 //!
-//! Both are read in a thread of their own, when the screen or a sample shows them, so that neither a guest nor storage
-//! that does not answer keeps the screen waiting. It knows where figures come from, and not how they are shown.
-//! Invariant: what is not known has a reason in its place.
+//! Both are read in a separate thread when the screen or a sample shows them, so that neither a guest nor storage that
+//! does not respond delays the screen. Invariant: an unknown layer has a reason instead of figures.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -17,102 +16,102 @@ use vm::guest_port::GuestPort;
 
 use super::pages::{Disk, Pages};
 
-/// The file system of an image is waited for so long before others are looked at.
+/// How long to wait for the file system of an image before the next image is looked up.
 const FILESYSTEM_WAITED: Duration = Duration::from_millis(500);
 
-/// What a kernel has counted for a device by some moment of its clock.
+/// Counters that a kernel has for a device at some time of its clock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// What that kernel calls it.
+    /// The kernel's name of the device.
     pub name: String,
-    /// What it has counted.
+    /// The counters since the device appeared.
     pub counts: DeviceCounts,
-    /// What has come since the reading before, if there was one and nothing went back.
+    /// Rates since the previous reading, if there was one and no counter fell.
     pub rates: Option<DeviceRates>,
     clock_ns: u64,
 }
 
 /// The layers around a disk.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Around {
-    /// The guest's device, or why it is not known.
+pub struct DiskLayers {
+    /// The guest's device, or why it is unknown.
     pub guest: Result<Device, String>,
-    /// The device beneath its image and, where that is a partition, the whole disk; or why they are not known.
+    /// The device beneath the image and, if that is a partition, the whole disk; or why they are unknown.
     pub host: Result<Vec<Device>, String>,
-    /// How many disks that have a page here are on it.
+    /// Number of disks with a page here that are on the device.
     pub shared_by: usize,
 }
 
-/// What the thread is asked.
+/// A request to the thread.
 #[derive(Debug, Default)]
-struct Question {
-    /// All images, by their pages: they may share a device.
+struct LayerRequest {
+    /// The images of all disks, by page, because they may share a device.
     images: Vec<(PathBuf, PathBuf)>,
-    /// Those that are shown, by their pages: the VBD, and the serial number.
+    /// The disks to describe: page, VBD, and serial number.
     wanted: Vec<(PathBuf, Option<Uuid>, Option<String>)>,
 }
 
-type Answer = Vec<(PathBuf, Around)>;
+type LayerReply = Vec<(PathBuf, DiskLayers)>;
 
-/// What is known by now.
+/// The latest readings, by page.
 #[derive(Debug, Default)]
 pub struct Layers {
-    known: BTreeMap<PathBuf, Around>,
-    channels: Option<(SyncSender<Question>, Receiver<Answer>)>,
+    known: BTreeMap<PathBuf, DiskLayers>,
+    channels: Option<(SyncSender<LayerRequest>, Receiver<LayerReply>)>,
 }
 
 impl Layers {
-    /// Asks the daemon for the guests of its disks, and what listens in other guests at these sockets.
+    /// Starts the thread. It queries the daemon for the guests of its disks, and other guests at these sockets.
     pub fn new(daemon: Option<Client>, sockets: &[PathBuf]) -> Layers {
-        let (questions, asked) = sync_channel(1);
-        let (told, answers) = sync_channel(1);
-        let mut teller = Teller::new(daemon, sockets);
-        // It ends with the process, or when nobody takes its answers.
+        let (requests, pending) = sync_channel(1);
+        let (replies, answers) = sync_channel(1);
+        let mut reader = LayerReader::new(daemon, sockets);
+        // The thread ends with the process, or when the receiver is dropped.
         let begun = std::thread::Builder::new().name("layers".into()).spawn(move || {
-            while let Ok(question) = asked.recv() {
-                if told.send(teller.tell(&question)).is_err() {
+            while let Ok(question) = pending.recv() {
+                if replies.send(reader.read(&question)).is_err() {
                     return;
                 }
             }
         });
-        let channels = begun.is_ok().then_some((questions, answers));
+        let channels = begun.is_ok().then_some((requests, answers));
         Layers { known: BTreeMap::new(), channels }
     }
 
-    /// Asks about these disks, unless an earlier question is still open. Whether it was asked.
+    /// Requests the layers of these disks, unless an earlier request is pending. Returns true if it was sent.
     pub fn ask(&mut self, pages: &Pages, wanted: &[PathBuf]) -> bool {
         let image = |disk: &Disk| (disk.path.clone(), image_of(&disk.identity.image).to_owned());
         let wanted = wanted.iter().filter_map(|path| pages.disks.get(path));
-        let question = Question {
+        let question = LayerRequest {
             images: pages.disks.values().map(image).collect(),
             wanted: wanted.map(|disk| (disk.path.clone(), disk.vbd, disk.identity.serial.clone())).collect(),
         };
-        let Some((questions, _)) = &self.channels else { return false };
-        questions.try_send(question).is_ok()
+        let Some((requests, _)) = &self.channels else { return false };
+        requests.try_send(question).is_ok()
     }
 
-    /// Waits for the answer, at most so long.
+    /// Waits for the reply for at most this time.
     pub fn wait(&mut self, at_most: Duration) {
         if let Some(Ok(answer)) = self.channels.as_ref().map(|(_, answers)| answers.recv_timeout(at_most)) {
-            self.put(answer);
+            self.store(answer);
         }
     }
 
-    /// Takes what has come; whether something has.
+    /// Takes a reply if there is one; returns true if so.
     pub fn take(&mut self) -> bool {
         let Some(Ok(answer)) = self.channels.as_ref().map(|(_, answers)| answers.try_recv()) else { return false };
-        self.put(answer);
+        self.store(answer);
         true
     }
 
     /// The layers around the disk with this page.
-    pub fn of(&self, page: &Path) -> Option<&Around> {
+    pub fn of(&self, page: &Path) -> Option<&DiskLayers> {
         self.known.get(page)
     }
 
-    /// Takes the next reading of each disk. Disks that were not asked about have none: the last one would be too long
-    /// ago.
-    fn put(&mut self, answer: Answer) {
+    /// Stores the next reading of each disk. Disks that are not in it are removed: their next rates would cover too
+    /// long an interval.
+    fn store(&mut self, answer: LayerReply) {
         let before = std::mem::take(&mut self.known);
         for (page, mut now) in answer {
             if let Some(before) = before.get(&page) {
@@ -122,17 +121,17 @@ impl Layers {
         }
     }
 
-    /// Two readings that are known from elsewhere, one after the other.
+    /// Layers from two successive readings.
     #[cfg(test)]
-    pub fn of_known(readings: [Answer; 2]) -> Layers {
+    pub fn of_known(readings: [LayerReply; 2]) -> Layers {
         let mut layers = Layers::default();
-        readings.into_iter().for_each(|reading| layers.put(reading));
+        readings.into_iter().for_each(|reading| layers.store(reading));
         layers
     }
 }
 
-impl Around {
-    fn follow(&mut self, before: &Around) {
+impl DiskLayers {
+    fn follow(&mut self, before: &DiskLayers) {
         if let (Ok(now), Ok(before)) = (&mut self.guest, &before.guest) {
             now.follow(before);
         }
@@ -143,7 +142,7 @@ impl Around {
 }
 
 impl Device {
-    /// A reading by itself.
+    /// A first reading, without rates.
     pub fn new(name: &str, counts: DeviceCounts, clock_ns: u64) -> Device {
         Device { name: name.to_owned(), counts, rates: None, clock_ns }
     }
@@ -175,31 +174,35 @@ impl Device {
     }
 }
 
-/// The path in an image's name.
+/// The path in the name of an image.
 fn image_of(name: &str) -> &Path {
     Path::new(name.split_once(':').map_or(name, |(_, path)| path))
 }
 
-/// What is done in the thread.
-struct Teller {
+/// Reads the layers; owned by the thread.
+struct LayerReader {
     daemon: Option<(Client, tokio::runtime::Runtime)>,
     sockets: Vec<GuestPort>,
-    /// The devices beneath images, as far as their file systems have answered.
-    beneath: HashMap<PathBuf, Beneath>,
+    /// The devices beneath images, by image.
+    beneath: HashMap<PathBuf, DeviceLookup>,
 }
 
-enum Beneath {
+enum DeviceLookup {
     Known(Result<DeviceNumber, String>),
-    Asked(Receiver<Result<DeviceNumber, String>>),
+    Pending(Receiver<Result<DeviceNumber, String>>),
 }
 
-impl Teller {
-    fn new(daemon: Option<Client>, sockets: &[PathBuf]) -> Teller {
+impl LayerReader {
+    fn new(daemon: Option<Client>, sockets: &[PathBuf]) -> LayerReader {
         let daemon = daemon.and_then(|client| Some((client, crate::session::runtime().ok()?)));
-        Teller { daemon, sockets: sockets.iter().map(|path| GuestPort::new(path)).collect(), beneath: HashMap::new() }
+        LayerReader {
+            daemon,
+            sockets: sockets.iter().map(|path| GuestPort::new(path)).collect(),
+            beneath: HashMap::new(),
+        }
     }
 
-    fn tell(&mut self, question: &Question) -> Answer {
+    fn read(&mut self, question: &LayerRequest) -> LayerReply {
         let of_daemon = self.ask_daemon(question);
         let inside: Vec<_> = self.sockets.iter_mut().map(GuestPort::ask).collect();
         let devices = HostDevices::read().map_err(|error| format!("cannot read /proc/diskstats: {error}"));
@@ -213,25 +216,25 @@ impl Teller {
             let by_daemon = vbd.map(|vbd| of_daemon.get(&vbd).cloned().unwrap_or_else(silent));
             let guest = match by_daemon {
                 Some(Ok(device)) => Ok(device),
-                // Another program may run the guest of a VBD.
+                // The guest of a VBD may be run by another program.
                 Some(Err(why)) if inside.is_empty() => Err(why),
                 _ => find(&inside, serial.as_deref()),
             };
-            (page.clone(), Around { guest, host, shared_by })
+            (page.clone(), DiskLayers { guest, host, shared_by })
         });
         answer.collect()
     }
 
-    /// What the daemon's guests say.
-    fn ask_daemon(&self, question: &Question) -> HashMap<Uuid, Result<Device, String>> {
+    /// The layers of the daemon's guests, by VBD.
+    fn ask_daemon(&self, question: &LayerRequest) -> HashMap<Uuid, Result<Device, String>> {
         let vbds: Vec<Uuid> = question.wanted.iter().filter_map(|(_, vbd, _)| *vbd).collect();
         let Some((client, runtime)) = self.daemon.as_ref().filter(|_| !vbds.is_empty()) else { return HashMap::new() };
-        let told = match vbds.as_slice() {
+        let statistics = match vbds.as_slice() {
             [vbd] => runtime.block_on(client.vbd_statistics(*vbd)).map(|one| vec![one]),
             _ => runtime.block_on(client.statistics(true)),
         };
-        let none = "the daemon is of a version that asks no guests";
-        match told {
+        let none = "this version of the daemon does not query guests";
+        match statistics {
             Ok(disks) => disks
                 .into_iter()
                 .map(|disk| {
@@ -246,24 +249,24 @@ impl Teller {
         }
     }
 
-    /// The device beneath an image. A file system that does not answer is asked once.
+    /// The device beneath an image. A file system that does not respond is queried only once.
     fn beneath(&mut self, image: &Path) -> Result<DeviceNumber, String> {
         let entry = self.beneath.entry(image.to_owned()).or_insert_with(|| {
             let (sender, answer) = sync_channel(1);
             let image = image.to_owned();
             std::thread::spawn(move || sender.send(stats::beneath(&image)).unwrap_or_default());
             match answer.recv_timeout(FILESYSTEM_WAITED) {
-                Ok(known) => Beneath::Known(known),
-                Err(_) => Beneath::Asked(answer),
+                Ok(known) => DeviceLookup::Known(known),
+                Err(_) => DeviceLookup::Pending(answer),
             }
         });
-        if let Beneath::Asked(answer) = entry {
+        if let DeviceLookup::Pending(answer) = entry {
             let Ok(known) = answer.try_recv() else { return Err("its file system does not answer".into()) };
-            *entry = Beneath::Known(known);
+            *entry = DeviceLookup::Known(known);
         }
         match entry {
-            Beneath::Known(known) => known.clone(),
-            Beneath::Asked(_) => Err("its file system does not answer".into()),
+            DeviceLookup::Known(known) => known.clone(),
+            DeviceLookup::Pending(_) => Err("its file system does not answer".into()),
         }
     }
 }
@@ -277,7 +280,7 @@ fn host(devices: &HostDevices, number: DeviceNumber) -> Result<Vec<Device>, Stri
 fn find(guests: &[Result<GuestAnswer, String>], serial: Option<&str>) -> Result<Device, String> {
     let serial = serial.ok_or("its guest does not know it by a serial number")?;
     if guests.is_empty() {
-        return Err("no guest is asked: give the socket of its port (--guest)".into());
+        return Err("no guest is queried: give the socket of its port (--guest)".into());
     }
     let mut found = Vec::new();
     for answer in guests.iter().flatten() {

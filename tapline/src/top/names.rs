@@ -1,7 +1,7 @@
 //! Names of VMs, devices, VDIs and SRs, and the health of VBDs, from the daemon if there is one.
 //!
-//! It is asked in a thread of its own every second, so that nothing waits for it. It knows neither pages nor
-//! screens. Invariant: without a daemon there are no names, and everything else goes on.
+//! A separate thread requests them from the daemon every second, so that nothing waits for it. Invariant: without a
+//! daemon there are no names, and everything else works.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,58 +11,58 @@ use api::client::Client;
 use api::{Health, Problem, Transport, Vbd};
 use uuid::Uuid;
 
-/// Time between two requests: a disk's health is shown within two seconds.
-const ASKED: Duration = Duration::from_secs(1);
-/// Requests after which names that are known are requested again: they may have changed.
-const ANEW: u32 = 60;
+/// Interval between requests: a disk's health is shown within two seconds.
+const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of requests after which known names are requested again, because they may have changed.
+const REFRESH_ROUNDS: u32 = 60;
 
-/// What the daemon calls the disk of a VBD.
+/// The daemon's names for the disk of a VBD.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Name {
-    /// Its machine.
+    /// The name of its machine.
     pub vm: Option<String>,
-    /// What its guest calls it.
+    /// Its usual name in the guest.
     pub device: String,
-    /// The VDI.
+    /// The name of the VDI.
     pub vdi: String,
     /// The VDI's UUID.
     pub vdi_uuid: Uuid,
-    /// The repository of the VDI.
+    /// The name of the VDI's repository.
     pub sr: String,
-    /// The health of the VBD, as the daemon last had it.
+    /// The health of the VBD in the latest reply.
     pub health: Health,
 }
 
 /// Names by the UUIDs of VBDs.
-pub type Known = HashMap<Uuid, Name>;
+pub type NamesByVbd = HashMap<Uuid, Name>;
 
-/// The names that are known by now.
+/// The latest names from the daemon, if there is one.
 #[derive(Debug, Default)]
 pub struct Names {
-    known: Known,
-    answers: Option<Receiver<Option<Known>>>,
+    known: NamesByVbd,
+    answers: Option<Receiver<Option<NamesByVbd>>>,
 }
 
 impl Names {
-    /// Asks this daemon from now on.
+    /// Starts a thread that requests the names from this daemon.
     pub fn from_daemon(client: Client) -> Names {
         let (sender, answers) = sync_channel(1);
-        // It ends with the process, or when nobody takes its answers.
-        let begun = std::thread::Builder::new().name("names".into()).spawn(move || ask(&client, &sender));
-        Names { known: Known::new(), answers: begun.is_ok().then_some(answers) }
+        // The thread ends with the process, or when the receiver is dropped.
+        let begun = std::thread::Builder::new().name("names".into()).spawn(move || request_names(&client, &sender));
+        Names { known: NamesByVbd::new(), answers: begun.is_ok().then_some(answers) }
     }
 
-    /// Waits for the first answer, at most so long.
+    /// Waits for the first reply for at most this time.
     pub fn wait(&mut self, at_most: Duration) {
         if let Some(Ok(Some(known))) = self.answers.as_ref().map(|answers| answers.recv_timeout(at_most)) {
             self.known = known;
         }
     }
 
-    /// Takes what has come.
+    /// Takes replies that have arrived.
     pub fn take(&mut self) {
         while let Some(Ok(answer)) = self.answers.as_ref().map(Receiver::try_recv) {
-            // Names of a daemon that is gone, or slow, stay.
+            // If the daemon is gone or slow, the known names stay.
             self.known = answer.unwrap_or_else(|| std::mem::take(&mut self.known));
         }
     }
@@ -72,40 +72,40 @@ impl Names {
         self.known.get(&vbd?)
     }
 
-    /// Names that are known from elsewhere.
+    /// Names for tests, without a daemon.
     #[cfg(test)]
-    pub fn of_known(known: Known) -> Names {
+    pub fn of_known(known: NamesByVbd) -> Names {
         Names { known, answers: None }
     }
 }
 
-/// Sends what is known, or that there is no answer.
-fn ask(client: &Client, answers: &SyncSender<Option<Known>>) {
+/// Requests names periodically; sends `None` if the daemon does not respond.
+fn request_names(client: &Client, answers: &SyncSender<Option<NamesByVbd>>) {
     let Ok(runtime) = crate::session::runtime() else { return };
-    let mut book = Book::default();
+    let mut cache = NameCache::default();
     for round in 0u32.. {
-        if round % ANEW == 0 {
-            book = Book::default();
+        if round % REFRESH_ROUNDS == 0 {
+            cache = NameCache::default();
         }
-        // A daemon that does not answer is asked again later.
-        if answers.send(runtime.block_on(book.known(client)).ok()).is_err() {
+        // A failed request is repeated in the next round.
+        if answers.send(runtime.block_on(cache.known(client)).ok()).is_err() {
             return;
         }
-        std::thread::sleep(ASKED);
+        std::thread::sleep(REQUEST_INTERVAL);
     }
 }
 
-/// Names of objects.
+/// Names of objects, kept between requests.
 #[derive(Debug, Default)]
-struct Book {
+struct NameCache {
     vms: HashMap<Uuid, String>,
     vdis: HashMap<Uuid, (String, Uuid)>,
     srs: HashMap<Uuid, String>,
 }
 
-impl Book {
-    /// The names of all VBDs. Other objects are asked for only if one of them is not known.
-    async fn known(&mut self, client: &Client) -> Result<Known, Problem> {
+impl NameCache {
+    /// The names of all VBDs. Other objects are requested only if one of them is unknown.
+    async fn known(&mut self, client: &Client) -> Result<NamesByVbd, Problem> {
         let vbds = client.vbds(None, None, None).await?;
         if vbds.iter().filter_map(|vbd| vbd.vm).any(|vm| !self.vms.contains_key(&vm)) {
             let vms = client.vms(None).await?;
@@ -133,7 +133,7 @@ impl Book {
     }
 }
 
-/// What a guest usually calls the disk: `vda`, or `xvda` under Xen.
+/// The usual name of a disk in its guest: `vda`, or `xvda` under Xen.
 fn device(vbd: &Vbd) -> String {
     let prefix = if vbd.transport == Transport::Blkif { "xvd" } else { "vd" };
     let mut letters = Vec::new();

@@ -1,13 +1,13 @@
-//! What a disk has done between two readings of its page: rates and queue sizes.
+//! Rates and queue sizes of a disk between two readings of its page.
 //!
-//! It knows counters, and neither files nor names. The time that requests spend is that of those that have ended and of
-//! those in flight: up to a moment t it is the sum of all durations plus the ages of what is in flight at t. Its growth
-//! between two readings, divided by the time between them, is the average queue size (Little's law), also while a
-//! request is stuck, and no more than that when it ends. Invariant: no rate is negative, whatever the page says.
+//! The time that requests spend includes that of requests in flight: up to a time t it is the sum of all durations plus
+//! the ages at t of the requests in flight. Its growth between two readings, divided by the time between them, is the
+//! average queue size (Little's law), also while a request is stuck; and it does not jump when that ends. Invariant: no
+//! rate is negative, whatever the page contains.
 
 use stats::{Count, Kind, STAGES, Snapshot, Stage, float};
 
-/// Kinds of requests.
+/// Number of kinds of requests.
 pub const KINDS: usize = Kind::ALL.len();
 
 /// The layers in which a request can be, from the guest down to the storage.
@@ -21,38 +21,37 @@ pub enum Layer {
     Storage,
 }
 
-/// What requests of one kind have done in an interval.
+/// Figures of the requests of one kind in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KindRates {
-    /// Requests that ended.
+    /// Number of requests that ended.
     pub ended: f64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub bytes: f64,
-    /// Those that failed.
+    /// Number of these requests that failed.
     pub errors: f64,
-    /// Requests that ended, per second.
+    /// Requests that ended per second.
     pub per_second: f64,
     /// Bytes per second.
     pub bytes_per_second: f64,
-    /// Average number of requests.
+    /// Average number of requests in flight.
     pub queue: f64,
     /// Average number of requests in each stage.
     pub stages: [f64; STAGES],
-    /// How long the requests that ended were in each stage, in nanoseconds.
+    /// Time that the requests that ended have spent in each stage, in nanoseconds.
     pub sums: [f64; STAGES],
 }
 
-/// What a disk, or several together, have done in an interval.
+/// Figures of one or several disks in an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// The length of the interval, as it was measured.
+    /// The measured length of the interval.
     pub seconds: f64,
-    /// By kind.
+    /// Figures by kind, in the order of `Kind`.
     pub kinds: [KindRates; KINDS],
 }
 
-/// What happened between two readings; `None` if the page was begun anew between them, so that they have nothing in
-/// common.
+/// Rates between two readings; `None` if the page was restarted between them, so that its counters cannot be compared.
 pub fn between(before: &Snapshot, now: &Snapshot) -> Option<Rates> {
     let ns = now.read.checked_sub(before.read).filter(|ns| *ns > 0)?;
     if now.created != before.created
@@ -77,16 +76,16 @@ fn of_one_kind(kind: Kind, before: &Snapshot, now: &Snapshot, ns: u64) -> KindRa
     let counts = now.kind(kind).since(&before.kind(kind));
     let (seconds, interval) = (float(ns) / 1e9, float(ns));
     let ages = ages(now, kind);
-    // What a process before this one had in flight is never summed: its successor takes it anew.
-    let old_ages = if now.incarnation == before.incarnation { self::ages(before, kind) } else { [0.0; STAGES] };
+    // Requests in flight of an earlier process are never summed: its successor accepts them again.
+    let ages_before = if now.incarnation == before.incarnation { self::ages(before, kind) } else { [0.0; STAGES] };
     let mut stages = [0.0; STAGES];
     for (stage, queue) in Stage::ALL.into_iter().zip(&mut stages) {
         let at = stage as usize;
-        let age = ages.get(at).copied().unwrap_or(0.0) - old_ages.get(at).copied().unwrap_or(0.0);
+        let age = ages.get(at).copied().unwrap_or(0.0) - ages_before.get(at).copied().unwrap_or(0.0);
         *queue = (float(counts.sum(stage)) + age) / interval;
     }
-    // A request that the page's writer moved from one list to the other while it was read is in none, and its whole age
-    // is missing or too much. There were never more at once than have ended or are left.
+    // A request that the writer moved between lists during the reading may be missing or counted twice, and so its age.
+    // The number of requests at any time is at most that of those that have ended or are left.
     let unseen = now.count(Count::NotInSlot);
     let at_most = float(counts.count().saturating_add(now.in_flight(kind)).saturating_add(unseen));
     let queue = stages.iter().sum::<f64>().clamp(0.0, at_most);
@@ -104,7 +103,7 @@ fn of_one_kind(kind: Kind, before: &Snapshot, now: &Snapshot, ns: u64) -> KindRa
     }
 }
 
-/// How long requests of a kind that are in flight have been in each stage, in nanoseconds.
+/// Ages of the requests of a kind in flight, by stage, in nanoseconds.
 fn ages(snapshot: &Snapshot, kind: Kind) -> [f64; STAGES] {
     let mut ages = [0.0; STAGES];
     for request in snapshot.in_flight.iter().filter(|request| request.kind == kind) {
@@ -125,7 +124,7 @@ impl KindRates {
         self.stages.get(stage as usize).copied().unwrap_or(0.0)
     }
 
-    /// How long the requests that ended were in a stage, in nanoseconds.
+    /// Time that the requests that ended have spent in a stage, in nanoseconds.
     pub fn sum(&self, stage: Stage) -> f64 {
         self.sums.get(stage as usize).copied().unwrap_or(0.0)
     }
@@ -155,12 +154,12 @@ impl KindRates {
 }
 
 impl Rates {
-    /// Those of a kind.
+    /// The rates of a kind.
     pub fn kind(&self, kind: Kind) -> KindRates {
         self.kinds.get(kind as usize).copied().unwrap_or_default()
     }
 
-    /// Those of all kinds together.
+    /// The sum of the rates of all kinds.
     pub fn all(&self) -> KindRates {
         self.kinds.iter().fold(KindRates::default(), |mut sum, kind| {
             sum.add(kind);
@@ -175,7 +174,7 @@ impl Rates {
         (count > 0.0).then(|| (reads.bytes_per_second + writes.bytes_per_second) / count)
     }
 
-    /// Adds those of another disk in the same interval.
+    /// Adds the rates of another disk in the same interval.
     pub fn add(&mut self, other: &Rates) {
         self.seconds = self.seconds.max(other.seconds);
         self.kinds.iter_mut().zip(&other.kinds).for_each(|(kind, more)| kind.add(more));

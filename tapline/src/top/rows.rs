@@ -1,4 +1,4 @@
-//! Rows: a disk each, or the disks of a VM or a repository together.
+//! The rows of the table: one per disk, VM or repository.
 //!
 //! It knows pages and names, and neither columns nor screens.
 
@@ -14,9 +14,9 @@ use super::rates::Rates;
 use super::text::in_one_line;
 use crate::health::{with_daemon, without_daemon};
 
-/// What a row is about.
+/// How disks are grouped into rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum By {
+pub enum GroupBy {
     /// A disk.
     #[default]
     Disk,
@@ -26,37 +26,37 @@ pub enum By {
     Sr,
 }
 
-/// A row.
+/// A row of the table.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// The pages of its disks.
+    /// The statistics pages of its disks.
     pub pages: Vec<PathBuf>,
-    /// Its name.
+    /// The name shown in the row.
     pub name: String,
-    /// Names of its disk.
+    /// The daemon's names, for a single disk.
     pub known: Option<Name>,
-    /// What happened in the last interval; `None` if there was none yet.
+    /// Rates in the last interval; `None` before the end of the first.
     pub rates: Option<Rates>,
-    /// Requests in flight now.
+    /// Number of requests in flight.
     pub in_flight: u64,
     /// Age of the oldest of them, in nanoseconds.
     pub oldest: Option<u64>,
-    /// Requests that have failed since the page was begun.
+    /// Requests that have failed since the beginning of the page.
     pub errors: u64,
-    /// Durations of what ended in the last interval, if they were asked for.
+    /// Durations of the requests that ended in the last interval, if they were read.
     pub latency: Option<Histogram>,
-    /// The health of its disk, or the worst of them.
+    /// The health of its disk, or the worst one of its disks.
     pub health: Health,
-    /// Its process is gone.
+    /// Whether its process has ended.
     pub ended: bool,
-    /// Its image.
+    /// The name of its image.
     pub image: String,
-    /// It is of several disks, or may be.
+    /// Whether it is a group, even of a single disk.
     pub is_sum: bool,
 }
 
-/// A word of the command line by which a disk is chosen: does it mean this disk?
-pub fn is_meant(word: &str, disk: &Disk, name: Option<&Name>) -> bool {
+/// Whether a word of the command line selects this disk.
+pub fn selects(word: &str, disk: &Disk, name: Option<&Name>) -> bool {
     if Path::new(word) == disk.path || std::path::absolute(word).is_ok_and(|path| path == disk.path) {
         return true;
     }
@@ -77,7 +77,7 @@ pub fn file_name(image: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The name of a disk, from the daemon or from its page.
+/// The name of a disk: the daemon's, or one from its page.
 pub fn name(disk: &Disk, known: Option<&Name>) -> String {
     let own = || match (file_name(&disk.identity.image), disk.vbd) {
         ("", None) => file_name(&disk.path.to_string_lossy()).to_owned(),
@@ -92,18 +92,18 @@ pub fn name(disk: &Disk, known: Option<&Name>) -> String {
     in_one_line(&text)
 }
 
-/// The rows, each with the names that are known.
-pub fn rows(pages: &Pages, names: &Names, by: By, is_wanted: impl Fn(&Disk, Option<&Name>) -> bool) -> Vec<Row> {
+/// The rows of the selected disks, with their names where known.
+pub fn rows(pages: &Pages, names: &Names, by: GroupBy, is_wanted: impl Fn(&Disk, Option<&Name>) -> bool) -> Vec<Row> {
     let disks =
         pages.disks.values().map(|disk| (disk, names.of(disk.vbd))).filter(|(disk, name)| is_wanted(disk, *name));
-    if by == By::Disk {
+    if by == GroupBy::Disk {
         return disks.map(|(disk, name)| row(disk, name, false)).collect();
     }
     let mut groups: BTreeMap<String, Row> = BTreeMap::new();
     for (disk, known) in disks {
         let group = match by {
-            By::Vm => known.and_then(|known| known.vm.clone()).unwrap_or_else(|| "(no VM known)".into()),
-            By::Sr | By::Disk => {
+            GroupBy::Vm => known.and_then(|known| known.vm.clone()).unwrap_or_else(|| "(no VM known)".into()),
+            GroupBy::Sr | GroupBy::Disk => {
                 let sr = known.map(|known| known.sr.clone()).filter(|sr| !sr.is_empty());
                 sr.unwrap_or_else(|| "(no SR known)".into())
             }
@@ -118,7 +118,7 @@ pub fn rows(pages: &Pages, names: &Names, by: By, is_wanted: impl Fn(&Disk, Opti
     groups.into_values().collect()
 }
 
-/// The health of a disk: that which the daemon knows, or what can be seen here.
+/// The health of a disk: that from the daemon combined with what is observed here.
 pub fn health(disk: &Disk, known: Option<&Name>) -> Health {
     let socket = || disk.identity.control.clone().unwrap_or_else(|| disk.path.display().to_string());
     match (disk.vbd, known) {
@@ -152,7 +152,7 @@ fn row(disk: &Disk, names: Option<&Name>, is_sum: bool) -> Row {
 }
 
 impl Row {
-    /// Adds another disk.
+    /// Adds another disk to the sums of the row.
     fn add(&mut self, other: Row) {
         self.pages.extend(other.pages);
         self.rates = match (self.rates.take(), other.rates) {
@@ -171,7 +171,7 @@ impl Row {
         self.ended &= other.ended;
     }
 
-    /// Reads the durations of its requests.
+    /// Reads the durations of the row's requests.
     pub fn read_latency(&mut self, pages: &mut Pages) {
         let mut sum: Option<Histogram> = None;
         for path in &self.pages {

@@ -1,7 +1,7 @@
-//! The screen: what it shows at a size, and what keys do to it.
+//! The screen: its contents at each size, and the effects of keys.
 //!
-//! It draws on a frame, and knows nothing about the terminal. Invariant: a row is a line, which is never wrapped;
-//! columns that do not fit are left out.
+//! It draws on a frame and does not access the terminal. Invariant: a row is a line, which is never wrapped; columns
+//! that do not fit are left out.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Wrap};
 
 use super::columns::{self, COLUMNS, Table};
-use super::detail::Look;
+use super::detail::ViewOptions;
 use super::layers::Layers;
 use super::names::Names;
 use super::pages::Pages;
-use super::rows::{By, Row};
-use super::{Wanted, detail, notes};
+use super::rows::{GroupBy, Row};
+use super::{DiskSelection, detail, notes};
 
-/// The smallest terminal.
+/// Width and height of the smallest terminal.
 const SIZE_MIN: (u16, u16) = (60, 8);
 
-/// What is shown.
+/// The view that is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum View {
     /// All rows.
@@ -36,7 +36,7 @@ enum View {
 /// The state of the screen.
 #[derive(Debug)]
 pub struct Screen {
-    wanted: Wanted,
+    wanted: DiskSelection,
     interval: Duration,
     view: View,
     help: bool,
@@ -47,7 +47,7 @@ pub struct Screen {
     frozen: bool,
     all_time: bool,
     colour: bool,
-    /// The name and the first page of the row that is chosen, and where it was last.
+    /// The selected row, by its name and first page, and its last index.
     chosen: Option<(String, Option<PathBuf>)>,
     at: usize,
     scroll: u16,
@@ -56,16 +56,16 @@ pub struct Screen {
     page: usize,
 }
 
-/// What a key asks for beyond the screen.
+/// What the caller must do after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// To be drawn.
+pub enum KeyResult {
+    /// Draw the screen again.
     Draw,
-    /// To end.
+    /// Leave the program.
     Quit,
 }
 
-/// The style of what is to be seen at a glance. Without colours it is bold.
+/// The style of a marked text: bold, and coloured where there are colours.
 pub fn mark(marked: bool, colour: bool, of: Color) -> Style {
     match (marked, colour) {
         (false, _) => Style::new(),
@@ -75,8 +75,8 @@ pub fn mark(marked: bool, colour: bool, of: Color) -> Style {
 }
 
 impl Screen {
-    /// A screen of these rows.
-    pub fn new(wanted: Wanted, interval: Duration, sort: usize, colour: bool) -> Screen {
+    /// Creates the screen, showing the list.
+    pub fn new(wanted: DiskSelection, interval: Duration, sort: usize, colour: bool) -> Screen {
         Screen {
             wanted,
             interval,
@@ -97,12 +97,12 @@ impl Screen {
         }
     }
 
-    /// Whether nothing is to be read.
+    /// Whether readings are suspended.
     pub fn is_frozen(&self) -> bool {
         self.frozen
     }
 
-    /// The page of the disk that is looked at alone.
+    /// The page of the disk in the detail view.
     pub fn disk(&self) -> Option<&PathBuf> {
         match &self.view {
             View::Detail(page) => Some(page),
@@ -110,13 +110,13 @@ impl Screen {
         }
     }
 
-    /// Does what a key means.
-    pub fn key(&mut self, key: KeyEvent) -> Asked {
+    /// Handles a pressed key.
+    pub fn key(&mut self, key: KeyEvent) -> KeyResult {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
-            KeyCode::Char('c' | 'd') if control => return Asked::Quit,
+            KeyCode::Char('c' | 'd') if control => return KeyResult::Quit,
             _ if self.typing => self.type_in(key.code),
-            KeyCode::Char('q') => return Asked::Quit,
+            KeyCode::Char('q') => return KeyResult::Quit,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => {
                 self.help = !self.help;
                 self.scroll = 0;
@@ -127,7 +127,7 @@ impl Screen {
             code if self.view == View::List => self.list_key(code),
             code => self.detail_key(code),
         }
-        Asked::Draw
+        KeyResult::Draw
     }
 
     fn type_in(&mut self, code: KeyCode) {
@@ -155,9 +155,9 @@ impl Screen {
             }
             KeyCode::Char('b') => {
                 self.wanted.by = match self.wanted.by {
-                    By::Disk => By::Vm,
-                    By::Vm => By::Sr,
-                    By::Sr => By::Disk,
+                    GroupBy::Disk => GroupBy::Vm,
+                    GroupBy::Vm => GroupBy::Sr,
+                    GroupBy::Sr => GroupBy::Disk,
                 };
             }
             KeyCode::Down | KeyCode::Char('j') => self.choose((self.at + 1).min(last)),
@@ -195,23 +195,23 @@ impl Screen {
         self.chosen = self.shown.get(at).map(key_of);
     }
 
-    /// Shows the disk that is chosen, or the disks of the sum that is chosen.
+    /// Shows the details of the selected disk, or the disks of the selected group.
     fn enter(&mut self) {
         let Some(row) = self.shown.get(self.at) else { return };
         match (self.wanted.by, row.pages.first()) {
-            (By::Disk, Some(page)) => {
+            (GroupBy::Disk, Some(page)) => {
                 self.view = View::Detail(page.clone());
                 self.scroll = 0;
             }
             _ if !row.name.starts_with('(') => {
                 self.filter.clone_from(&row.name);
-                self.wanted.by = By::Disk;
+                self.wanted.by = GroupBy::Disk;
             }
             _ => {}
         }
     }
 
-    /// Draws everything.
+    /// Draws the current view.
     pub fn draw(&mut self, frame: &mut Frame<'_>, pages: &mut Pages, names: &Names, layers: &Layers) {
         let area = frame.area();
         if (area.width, area.height) < SIZE_MIN || area.width < SIZE_MIN.0 || area.height < SIZE_MIN.1 {
@@ -229,7 +229,7 @@ impl Screen {
             let detail = match &self.view {
                 View::Detail(page) => pages.disks.get_mut(page).map(|disk| {
                     let name = names.of(disk.vbd);
-                    let look = Look { width: area.width.into(), all_time: self.all_time, colour: self.colour };
+                    let look = ViewOptions { width: area.width.into(), all_time: self.all_time, colour: self.colour };
                     (detail::title(disk, name), detail::lines(disk, name, layers.of(page), look))
                 }),
                 View::List => None,
@@ -237,7 +237,7 @@ impl Screen {
             match detail {
                 Some(detail) => self.detail(detail, area),
                 None => {
-                    // The disk may have gone while it was looked at.
+                    // The disk may have disappeared while it was shown.
                     self.view = View::List;
                     self.list(pages, names, area)
                 }
@@ -296,12 +296,12 @@ impl Screen {
 
     fn title(&self, all: usize, shown: usize) -> Line<'static> {
         let what = match (self.wanted.by, all) {
-            (By::Disk, 1) => "disk",
-            (By::Disk, _) => "disks",
-            (By::Vm, 1) => "VM",
-            (By::Vm, _) => "VMs",
-            (By::Sr, 1) => "repository",
-            (By::Sr, _) => "repositories",
+            (GroupBy::Disk, 1) => "disk",
+            (GroupBy::Disk, _) => "disks",
+            (GroupBy::Vm, 1) => "VM",
+            (GroupBy::Vm, _) => "VMs",
+            (GroupBy::Sr, 1) => "repository",
+            (GroupBy::Sr, _) => "repositories",
         };
         let count = if all == shown { format!("{all} {what}") } else { format!("{shown} of {all} {what}") };
         let every = self.interval.as_secs_f64();
@@ -352,7 +352,7 @@ impl Screen {
 fn key_of(row: &Row) -> (String, Option<PathBuf>) {
     match row.is_sum {
         true => (row.name.clone(), None),
-        // The name may come later than the disk.
+        // Without the name, which may arrive later than the disk.
         false => (String::new(), row.pages.first().cloned()),
     }
 }
@@ -365,7 +365,7 @@ fn help() -> Vec<Line<'static>> {
         ("r", "reverse the order"),
         ("/", "filter by text; Esc shows all"),
         ("b", "a row for each disk, VM, or repository"),
-        ("Space or f", "freeze, and go on"),
+        ("Space or f", "freeze, and continue"),
         ("t", "in a disk: the last interval, or all time"),
         ("q or Ctrl-C", "quit"),
     ];

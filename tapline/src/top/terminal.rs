@@ -1,7 +1,6 @@
-//! The terminal of `tapline top`: set up, and restored however the process ends.
+//! Sets up the terminal for `tapline top`, and restores it however the process ends.
 //!
-//! It knows terminals and signals, and nothing about what is shown. Invariant: the terminal is as it was after q, after
-//! SIGINT, SIGTERM and SIGHUP, after an error, and after a panic.
+//! Invariant: the terminal is restored after q, SIGINT, SIGTERM, SIGHUP, an error, and a panic.
 
 use std::io::{self, Stdout};
 use std::sync::Arc;
@@ -17,29 +16,29 @@ use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
 use ratatui::crossterm::{cursor, execute};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use super::Wanted;
+use super::DiskSelection;
 use super::layers::Layers;
 use super::names::Names;
 use super::pages::Pages;
-use super::screen::{Asked, Screen};
+use super::screen::{KeyResult, Screen};
 
-/// After how long signals and names that have come are looked for.
-const LOOKED: Duration = Duration::from_millis(100);
-/// The first interval is shorter: so long nothing is known but what is in flight.
-const FIRST: Duration = Duration::from_millis(500);
+/// Interval at which signals and replies are checked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Length of the first interval, before which only requests in flight can be shown.
+const FIRST_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The terminal's settings before it was changed.
+/// The terminal's settings before the change.
 static BEFORE: OnceLock<Termios> = OnceLock::new();
-/// Whether it is changed now.
+/// Whether the terminal is changed now.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// Restores the terminal, if it is changed. It takes no lock, since a panic may hold any; that is why it is not done
-/// with the library that has made the changes.
+/// Restores the terminal if it is changed. Takes no lock, because a panic may hold any; hence the library that has
+/// changed the terminal is not used.
 pub fn restore() {
     if !CHANGED.swap(false, Ordering::SeqCst) {
         return;
     }
-    // The alternate screen is left, and the cursor shown. If that fails, there is no terminal any more.
+    // Leaves the alternate screen and shows the cursor. If that fails, the terminal is gone.
     rustix::io::write(rustix::stdio::stdout(), b"\x1b[?1049l\x1b[?25h\x1b[0m").map(drop).unwrap_or_default();
     if let Some(before) = BEFORE.get() {
         tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, before).unwrap_or_default();
@@ -47,17 +46,17 @@ pub fn restore() {
 }
 
 /// Restores the terminal when it is dropped.
-struct Restored;
+struct RestoreOnDrop;
 
-impl Drop for Restored {
+impl Drop for RestoreOnDrop {
     fn drop(&mut self) {
         restore();
     }
 }
 
-/// Shows the screen until somebody quits.
+/// Shows the screen until the user quits or a signal arrives.
 pub fn run(
-    wanted: Wanted,
+    wanted: DiskSelection,
     interval: Duration,
     sort: usize,
     pages: &mut Pages,
@@ -71,9 +70,9 @@ pub fn run(
     }
     let colour = std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let mut screen = Screen::new(wanted, interval, sort, colour);
-    let _restored = Restored;
-    let mut terminal = change().map_err(failed)?;
-    let mut next = Instant::now() + interval.min(FIRST);
+    let _restore = RestoreOnDrop;
+    let mut terminal = set_up().map_err(failed)?;
+    let mut next = Instant::now() + interval.min(FIRST_INTERVAL);
     let mut draw = true;
     while !stop.load(Ordering::Relaxed) {
         if Instant::now() >= next {
@@ -92,13 +91,13 @@ pub fn run(
             terminal.draw(|frame| screen.draw(frame, pages, names, layers)).map_err(failed)?;
             draw = false;
         }
-        if !event::poll(next.saturating_duration_since(Instant::now()).min(LOOKED)).map_err(failed)? {
+        if !event::poll(next.saturating_duration_since(Instant::now()).min(POLL_INTERVAL)).map_err(failed)? {
             continue;
         }
         match event::read().map_err(failed)? {
             Event::Key(key) if key.kind != KeyEventKind::Release => match screen.key(key) {
-                Asked::Quit => return Ok(()),
-                Asked::Draw => draw = true,
+                KeyResult::Quit => return Ok(()),
+                KeyResult::Draw => draw = true,
             },
             Event::Resize(..) => draw = true,
             _ => {}
@@ -107,7 +106,7 @@ pub fn run(
     Ok(())
 }
 
-fn change() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
+fn set_up() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
     let before = tcgetattr(rustix::stdio::stdin())?;
     BEFORE.get_or_init(|| before);
     CHANGED.store(true, Ordering::SeqCst);
@@ -141,14 +140,14 @@ mod test {
         assert_eq!(file("before"), file("after"));
     }
 
-    /// The part of the other test that runs in a child process, in a terminal; does nothing in this one.
+    /// Panics in the child process of the other test, in a terminal; does nothing otherwise.
     #[test]
     fn inside() {
         if std::env::var_os(ENVIRONMENT).is_none() {
             return;
         }
         crate::panics::abort_on_panic(restore);
-        let _terminal = change().unwrap();
+        let _terminal = set_up().unwrap();
         panic!("while the screen is shown");
     }
 }

@@ -1,18 +1,18 @@
-//! Numbers and times in few characters, and texts in one line.
+//! Formats numbers and times in few characters, and texts in one line.
 //!
-//! It knows no columns. Invariant: no number and no time is wider than [`WIDTH`], whatever it is.
+//! Invariant: no number or time is wider than [`WIDTH`].
 
-/// A text from elsewhere in one line, in which nothing moves the cursor or is invisible.
+/// Puts a text from outside on one line, with invisible and control characters made visible.
 pub fn in_one_line(text: &str) -> String {
     api::visible(&text.replace(['\n', '\t'], " ")).into_owned()
 }
 
-/// The width of the widest number or time.
+/// The maximum width of a number or time.
 pub const WIDTH: usize = 6;
 
 const SECOND: f64 = 1e9;
 
-/// A number that is not negative: `0.25`, `12.5`, `9999`, `123k`.
+/// Formats a non-negative number: `0.25`, `12.5`, `9999`, `123k`.
 pub fn number(value: f64) -> String {
     match value {
         _ if value.is_nan() => "-".into(),
@@ -32,12 +32,12 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A count: a whole number as far as it fits.
+/// Formats a count as a whole number if it fits.
 pub fn count(value: f64) -> String {
     if value < 9_999.5 { format!("{value:.0}") } else { number(value) }
 }
 
-/// A duration in nanoseconds: `850ns`, `12.5µs`, `1.25ms`, `3.20s`, `4m10s`, `2h05m`, `12d`.
+/// Formats a duration in nanoseconds: `850ns`, `12.5µs`, `1.25ms`, `3.20s`, `4m10s`, `2h05m`, `12d`.
 pub fn duration(ns: f64) -> String {
     let seconds = ns / SECOND;
     match ns {

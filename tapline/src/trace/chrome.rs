@@ -1,4 +1,4 @@
-//! Each request with its stages as a Chrome trace: the JSON that chrome://tracing and Perfetto read ("Trace Event
+//! Writes requests and their stages as a Chrome trace: the JSON that chrome://tracing and Perfetto read ("Trace Event
 //! Format").
 
 use std::io::{self, Write};
@@ -6,12 +6,12 @@ use std::io::{self, Write};
 use serde_json::json;
 use stats::{Record, Stage, float};
 
-/// Writes the requests. Those that overlap are on lanes of their own.
+/// Writes the requests. Overlapping requests are put on different lanes.
 pub fn write(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let mut all: Vec<&Record> = records.iter().collect();
     all.sort_by_key(|record| record.seen);
     let begun = all.first().map_or(0, |record| record.seen);
-    // When each lane is free again.
+    // Times at which the lanes are free again.
     let mut lanes: Vec<u64> = Vec::new();
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let mut first = true;

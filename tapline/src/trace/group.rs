@@ -1,4 +1,4 @@
-//! Requests of one kind and size, and what is typical of them.
+//! Groups requests by kind and size, and computes typical durations.
 //!
 //! It knows nothing about how that is shown.
 
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use stats::{Kind, Outcome, Record, STAGES, float};
 
-/// Of a hundred requests so many of the fastest and so many of the slowest are left out of the typical means.
+/// Percentage of requests that are left out of the typical means at each end: the fastest and the slowest.
 const DROPPED: usize = 20;
 
 /// Requests of one kind and size.
@@ -16,9 +16,9 @@ pub struct Group {
     pub len: u64,
     pub count: usize,
     pub failed: usize,
-    /// The mean of each stage, of all but the fastest and slowest requests, in nanoseconds.
+    /// Mean time in each stage in nanoseconds, without the fastest and slowest requests.
     pub stages: [f64; STAGES],
-    /// The mean of all durations.
+    /// Mean duration of all requests in nanoseconds.
     pub mean: f64,
     pub p50: u64,
     pub p99: u64,
@@ -26,7 +26,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// The groups of these requests, by kind and size.
+    /// Groups requests by kind and size.
     pub fn of<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<Group> {
         let mut groups: BTreeMap<(Kind, u64), Vec<&Record>> = BTreeMap::new();
         records.for_each(|record| groups.entry((record.kind, record.len)).or_default().push(record));
@@ -63,7 +63,7 @@ impl Group {
         }
     }
 
-    /// The typical duration, which is the sum of its stages.
+    /// The typical duration: the sum of the stages.
     pub fn typical(&self) -> f64 {
         self.stages.iter().sum()
     }

@@ -1,6 +1,6 @@
-//! The stages of each kind and size of request as bars, in SVG.
+//! Draws the stages of each kind and size of request as bars, in SVG.
 //!
-//! Nothing in it comes from outside but numbers.
+//! The only input from outside is numbers, so nothing needs escaping.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use stats::Stage;
 
 use super::group::Group;
 
-/// Colours that people who confuse red and green can tell apart (Okabe and Ito).
+/// Colours that colour-blind people can tell apart (Okabe and Ito).
 const COLOURS: [&str; 7] = ["#E69F00", "#56B4E9", "#999999", "#F0E442", "#0072B2", "#009E73", "#CC79A7"];
 
 const WIDTH: f64 = 900.0;
@@ -17,7 +17,7 @@ const LEFT: f64 = 170.0;
 const ROW: f64 = 28.0;
 const TOP: f64 = 60.0;
 
-/// Draws the groups.
+/// Writes the drawing of the groups.
 pub fn write(out: &mut dyn Write, groups: &[Group]) -> io::Result<()> {
     let longest = groups.iter().map(Group::typical).fold(1.0, f64::max);
     let rows = u32::try_from(groups.len()).unwrap_or(u32::MAX);

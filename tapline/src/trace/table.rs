@@ -1,4 +1,4 @@
-//! What was traced, as a table for people and as JSON.
+//! Formats a trace as tables for users and as JSON.
 
 use control::size::readable;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::wrap::wrapped;
 /// The width of the tables.
 const WIDTH: usize = 80;
 
-/// Two tables of at most 80 columns: the stages of each kind and size of request, and their durations.
+/// Formats two tables of at most 80 columns: the stages of each kind and size of request, and their durations.
 pub fn text(groups: &[Group], warm_up: &[&Record], lost: u64) -> String {
     let mut out = String::new();
     if groups.is_empty() {
@@ -59,7 +59,7 @@ fn line(out: &mut String, text: String) {
     out.push('\n');
 }
 
-/// The name of a stage in a column of seven characters.
+/// The heading of a stage, at most seven characters.
 fn head(stage: Stage) -> &'static str {
     if stage == Stage::Completion { "complet" } else { stage.name() }
 }

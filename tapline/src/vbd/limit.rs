@@ -1,4 +1,4 @@
-//! `tapline vbd limit`.
+//! `tapline vbd limit`: limits the requests and bytes per second of a disk.
 
 use api::{Code, DiskLimits, Problem};
 use arguments::LimitWords;
@@ -7,13 +7,13 @@ use control::limits::Limits;
 use crate::output::say;
 use crate::session::Session;
 
-/// Limits the disk of a block device.
+/// Arguments of `vbd limit`.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true).args(arguments::LIMITS).arg("none"))]
 pub struct Limit {
     /// UUID prefix, VM/vda, or the disk's name
     vbd: String,
-    /// The limits: all of them, since what is not given is not limited any more.
+    /// All limits; those not given are removed.
     #[command(flatten)]
     words: LimitWords,
     /// Remove all limits
@@ -22,7 +22,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let limits = of_words(&self.words)?.unwrap_or_default();
         let vbd = session.client.vbd_limit(session.vbd(&self.vbd).await?, &limits).await?;
@@ -37,7 +37,7 @@ impl Limit {
     }
 }
 
-/// The limits that were given, if any.
+/// The limits in the API's type; `None` if none are given.
 pub fn of_words(words: &LimitWords) -> Result<Option<DiskLimits>, Problem> {
     let limits = words
         .limits()
@@ -48,7 +48,7 @@ pub fn of_words(words: &LimitWords) -> Result<Option<DiskLimits>, Problem> {
     }))
 }
 
-/// For people.
+/// Formats limits for users.
 pub fn shown(limits: &DiskLimits) -> String {
     let DiskLimits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms } = *limits;
     Limits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms }.shown()

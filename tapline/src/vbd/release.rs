@@ -1,5 +1,5 @@
-//! Before disks are taken from running guests: confirms it for a boot disk, and names the guest that the command waits
-//! for.
+//! Prepares to take disks from running guests: requests confirmation if it is the boot disk, and names the guest that
+//! the command waits for.
 
 use api::{Power, Problem, Vbd, VbdState};
 
@@ -7,7 +7,7 @@ use crate::confirm::Confirm;
 use crate::output::say;
 use crate::session::Session;
 
-/// Confirms that a running machine loses the disk it booted from, and names the guests that must release a disk.
+/// Requests confirmation before a running machine loses its boot disk, and names the guests that must release a disk.
 pub async fn prepare(session: &Session, vbds: &[Vbd], force: bool, confirm: Confirm) -> Result<(), Problem> {
     let plugged = vbds.iter().filter(|vbd| vbd.state == VbdState::Plugged);
     for (vbd, vm) in plugged.filter_map(|vbd| Some((vbd, vbd.vm?))) {

@@ -1,4 +1,4 @@
-//! `tapline vbd share`.
+//! `tapline vbd share`: sets a disk's share of its storage.
 
 use api::{DiskShare, Problem};
 use arguments::number;
@@ -6,7 +6,7 @@ use arguments::number;
 use crate::output::say;
 use crate::session::Session;
 
-/// Sets the weight of the disk of a block device.
+/// Arguments of `vbd share`.
 #[derive(clap::Args)]
 pub struct Share {
     /// UUID prefix, VM/vda, or the disk's name
@@ -18,10 +18,10 @@ pub struct Share {
 }
 
 impl Share {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
-        let asked = DiskShare { weight: self.weight };
-        let vbd = session.client.vbd_share(session.vbd(&self.vbd).await?, &asked).await?;
+        let request = DiskShare { weight: self.weight };
+        let vbd = session.client.vbd_share(session.vbd(&self.vbd).await?, &request).await?;
         if session.json() {
             return session.value(&vbd);
         }

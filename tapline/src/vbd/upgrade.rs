@@ -1,6 +1,6 @@
-//! `tapline vbd upgrade`: one task per block device, all begun together, with their results in one table.
+//! `tapline vbd upgrade`: one task per block device, all started together, with their results in one table.
 //!
-//! The daemon runs a few at a time. A failed upgrade does not stop the others.
+//! The daemon runs a few at a time. A failed upgrade does not affect the others.
 
 use api::client::{Answer, Client};
 use api::{Code, Problem, Task, TaskState, VbdState, VbdUpgraded};
@@ -13,14 +13,14 @@ use crate::output::say;
 use crate::session::{Listing, Session, print};
 use crate::wait;
 
-/// Seconds of each long-poll request for a task's end.
+/// Duration of a long-poll request for a task's end, in seconds.
 const STEP: u32 = 10;
 
-/// Replaces the processes of block devices.
+/// Arguments of `vbd upgrade`.
 #[derive(clap::Args)]
 pub struct Upgrade {
     #[command(flatten)]
-    which: Which,
+    which: UpgradeSelection,
     /// Return as soon as all tasks have begun, and print their UUIDs
     #[arg(long)]
     no_wait: bool,
@@ -28,10 +28,10 @@ pub struct Upgrade {
     listing: Listing,
 }
 
-/// Some block devices, or all.
+/// Some block devices, or all plugged ones.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
-struct Which {
+struct UpgradeSelection {
     /// UUID prefix; if several are given, a failure does not stop the others
     vbd: Vec<String>,
     /// All plugged block devices, a few at a time
@@ -39,9 +39,9 @@ struct Which {
     all: bool,
 }
 
-/// The result of one upgrade, once it is known.
+/// A block device, and the result of its upgrade when known.
 #[derive(Debug, Serialize)]
-struct Row {
+struct UpgradeRow {
     vbd: Uuid,
     #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<Task>,
@@ -53,22 +53,24 @@ struct Row {
     problem: Option<Problem>,
 }
 
-type Shown = Column<Row>;
+type UpgradeColumn = Column<UpgradeRow>;
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |row, uuids| uuids.show(row.vbd)),
-    Shown::new("pause", |row, _| row.upgraded.as_ref().and_then(|done| done.pause_us).map(pause).unwrap_or_default())
-        .right(),
-    Shown::new("pid", |row, _| number(row, |done| done.vbd.pid)).right(),
-    Shown::new("replaced", |row, _| number(row, |done| Some(done.replaced))).right(),
-    Shown::new("note", note),
+const COLUMNS: &[UpgradeColumn] = &[
+    UpgradeColumn::new("uuid", |row, uuids| uuids.show(row.vbd)),
+    UpgradeColumn::new("pause", |row, _| {
+        row.upgraded.as_ref().and_then(|done| done.pause_us).map(pause).unwrap_or_default()
+    })
+    .right(),
+    UpgradeColumn::new("pid", |row, _| number(row, |done| done.vbd.pid)).right(),
+    UpgradeColumn::new("replaced", |row, _| number(row, |done| Some(done.replaced))).right(),
+    UpgradeColumn::new("note", note),
 ];
 
-fn number(row: &Row, of: impl Fn(&VbdUpgraded) -> Option<u32>) -> String {
+fn number(row: &UpgradeRow, of: impl Fn(&VbdUpgraded) -> Option<u32>) -> String {
     row.upgraded.as_ref().and_then(of).map(|number| number.to_string()).unwrap_or_default()
 }
 
-fn note(row: &Row, _: Uuids) -> String {
+fn note(row: &UpgradeRow, _: Uuids) -> String {
     match (&row.problem, &row.upgraded) {
         (Some(problem), _) => format!("failed: {problem}"),
         (None, Some(upgraded)) => upgraded.note.clone().unwrap_or_default(),
@@ -76,13 +78,13 @@ fn note(row: &Row, _: Uuids) -> String {
     }
 }
 
-/// Formats microseconds for people.
+/// Formats microseconds as milliseconds.
 fn pause(us: u64) -> String {
     format!("{}.{} ms", us / 1000, us % 1000 / 100)
 }
 
 impl Upgrade {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vbds = self.which.find(session).await?;
         if vbds.is_empty() && !session.json() {
@@ -103,9 +105,9 @@ impl Upgrade {
             }
             return outcome(&rows);
         }
-        see_to_end(&session.client, &mut rows).await?;
-        // If the only upgrade failed, its error message is enough.
-        let is_only_a_problem = matches!(rows.as_slice(), [Row { problem: Some(_), .. }]);
+        wait_for_all(&session.client, &mut rows).await?;
+        // If there was only one upgrade and it failed, the error message suffices.
+        let is_only_a_problem = matches!(rows.as_slice(), [UpgradeRow { problem: Some(_), .. }]);
         if session.json() || !is_only_a_problem {
             session.list(&rows, COLUMNS, &self.listing)?;
         }
@@ -113,7 +115,7 @@ impl Upgrade {
     }
 }
 
-impl Which {
+impl UpgradeSelection {
     async fn find(&self, session: &Session) -> Result<Vec<Uuid>, Problem> {
         let mut vbds = Vec::new();
         if self.all {
@@ -130,8 +132,8 @@ impl Which {
     }
 }
 
-async fn begin(client: &Client, vbd: Uuid) -> Row {
-    let mut row = Row { vbd, task: None, upgraded: None, problem: None };
+async fn begin(client: &Client, vbd: Uuid) -> UpgradeRow {
+    let mut row = UpgradeRow { vbd, task: None, upgraded: None, problem: None };
     match client.vbd_upgrade(vbd).await {
         Ok(Answer::Begun(task)) => row.take(*task),
         Ok(Answer::Done(upgraded)) => row.upgraded = Some(upgraded),
@@ -140,13 +142,13 @@ async fn begin(client: &Client, vbd: Uuid) -> Row {
     row
 }
 
-/// Waits for all tasks. The first interrupt cancels those that can be cancelled, the second one stops waiting.
-async fn see_to_end(client: &Client, rows: &mut [Row]) -> Result<(), Problem> {
+/// Waits for all tasks. The first interrupt cancels tasks that can be cancelled, the second one stops the wait.
+async fn wait_for_all(client: &Client, rows: &mut [UpgradeRow]) -> Result<(), Problem> {
     let interrupts = signal(SignalKind::interrupt());
     let mut interrupts = interrupts.map_err(|error| Problem::failed("handle an interrupt", error))?;
     let mut interrupted = false;
     for at in 0..rows.len() {
-        while let Some(open) = rows.get(at).and_then(Row::open) {
+        while let Some(open) = rows.get(at).and_then(UpgradeRow::open) {
             match next(client, open, &mut interrupts).await? {
                 Some(task) => rows.iter_mut().skip(at).take(1).for_each(|row| row.take(task.clone())),
                 None if interrupted => {
@@ -166,7 +168,7 @@ async fn see_to_end(client: &Client, rows: &mut [Row]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// A task's state after a while; `None` if interrupted.
+/// Waits for a change of a task; `None` if interrupted.
 async fn next(client: &Client, task: Uuid, interrupts: &mut Signal) -> Result<Option<Task>, Problem> {
     tokio::select! {
         now = client.task_wait(task, STEP) => now.map(Some),
@@ -174,15 +176,15 @@ async fn next(client: &Client, task: Uuid, interrupts: &mut Signal) -> Result<Op
     }
 }
 
-async fn cancel(client: &Client, row: &Row) {
+async fn cancel(client: &Client, row: &UpgradeRow) {
     let Some(task) = row.open() else { return };
     if let Err(problem) = client.task_cancel(task).await {
         say(&format!("tapline: {} continues: {problem}\n", row.vbd));
     }
 }
 
-impl Row {
-    /// The row's task, unless it has ended.
+impl UpgradeRow {
+    /// The row's task if it has not ended.
     fn open(&self) -> Option<Uuid> {
         self.task.as_ref().filter(|task| !task.state.is_over()).map(|task| task.uuid)
     }
@@ -193,15 +195,15 @@ impl Row {
             TaskState::Done => {
                 self.upgraded = task.result.clone().and_then(|result| serde_json::from_value(result).ok());
             }
-            state if state.is_over() => self.problem = Some(wait::why(&task)),
+            state if state.is_over() => self.problem = Some(wait::failure(&task)),
             _ => {}
         }
         self.task = Some(task);
     }
 }
 
-/// An error unless all upgrades succeeded.
-fn outcome(rows: &[Row]) -> Result<(), Problem> {
+/// Returns an error unless all upgrades succeeded.
+fn outcome(rows: &[UpgradeRow]) -> Result<(), Problem> {
     let failed: Vec<&Problem> = rows.iter().filter_map(|row| row.problem.as_ref()).collect();
     match failed.as_slice() {
         [] => Ok(()),

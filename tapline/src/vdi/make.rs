@@ -1,4 +1,4 @@
-//! The verbs that create a disk. Each prints the UUID of the new disk.
+//! The verbs that create a disk and print its UUID.
 
 use api::{
     Description, ImageFormat, LogicalBlockSize, Name, Problem, Size, SourceFormat, VdiClone, VdiCopy, VdiCreate,
@@ -11,7 +11,7 @@ use crate::label::NewLabels;
 use crate::session::{Session, Waiting};
 use crate::word::{self, HostPath};
 
-/// Creates an empty disk.
+/// Arguments of `vdi create`.
 #[derive(clap::Args)]
 pub struct Create {
     /// Name of the disk
@@ -43,7 +43,7 @@ pub struct Create {
     waiting: Waiting,
 }
 
-/// Snapshots or clones a disk.
+/// Arguments of `vdi snapshot` and `vdi clone`.
 #[derive(clap::Args)]
 pub struct Branch {
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct Branch {
     waiting: Waiting,
 }
 
-/// Copies a disk.
+/// Arguments of `vdi copy`.
 #[derive(clap::Args)]
 pub struct Copy {
     /// Name or UUID prefix
@@ -80,7 +80,7 @@ pub struct Copy {
     waiting: Waiting,
 }
 
-/// Creates a disk from a file.
+/// Arguments of `vdi import`.
 #[derive(clap::Args)]
 pub struct Import {
     /// Name of the disk
@@ -116,7 +116,7 @@ pub struct Import {
 }
 
 impl Create {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Create {
             name,
@@ -130,9 +130,9 @@ impl Create {
             labels,
             waiting,
         } = self;
-        let (tags, other_config) = labels.given()?;
+        let (tags, other_config) = labels.values()?;
         let sr = session.sr_or_only(sr.as_deref()).await?;
-        let asked = VdiCreate {
+        let request = VdiCreate {
             uuid: None,
             sr,
             name,
@@ -144,7 +144,7 @@ impl Create {
             tags,
             other_config,
         };
-        session.made(session.client.vdi_create(&asked).await?, waiting).await
+        session.print_created(session.client.vdi_create(&request).await?, waiting).await
     }
 }
 
@@ -152,39 +152,39 @@ impl Branch {
     /// Takes a read-only snapshot.
     pub async fn snapshot(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, labels, waiting } = self;
-        let (tags, other_config) = labels.given()?;
+        let (tags, other_config) = labels.values()?;
         let vdi = vdi.find(session).await?;
-        let asked = VdiSnapshot { uuid: None, name, description, tags, other_config };
-        session.made(session.client.vdi_snapshot(vdi, &asked).await?, waiting).await
+        let request = VdiSnapshot { uuid: None, name, description, tags, other_config };
+        session.print_created(session.client.vdi_snapshot(vdi, &request).await?, waiting).await
     }
 
     /// Creates a writable clone.
     pub async fn clone(self, session: &Session) -> Result<(), Problem> {
         let Branch { vdi, name, description, labels, waiting } = self;
-        let (tags, other_config) = labels.given()?;
+        let (tags, other_config) = labels.values()?;
         let vdi = vdi.find(session).await?;
-        let asked = VdiClone { uuid: None, name, description, tags, other_config };
-        session.made(session.client.vdi_clone(vdi, &asked).await?, waiting).await
+        let request = VdiClone { uuid: None, name, description, tags, other_config };
+        session.print_created(session.client.vdi_clone(vdi, &request).await?, waiting).await
     }
 }
 
 impl Copy {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Copy { vdi, sr, name, format, labels, waiting } = self;
-        let (tags, other_config) = labels.given()?;
+        let (tags, other_config) = labels.values()?;
         let vdi = session.vdi(&vdi).await?;
         let sr = match sr {
             Some(sr) => session.sr(&sr).await?,
             None => session.client.vdi(vdi).await?.sr,
         };
-        let asked = VdiCopy { uuid: None, sr, name, format, tags, other_config };
-        session.made(session.client.vdi_copy(vdi, &asked).await?, waiting).await
+        let request = VdiCopy { uuid: None, sr, name, format, tags, other_config };
+        session.print_created(session.client.vdi_copy(vdi, &request).await?, waiting).await
     }
 }
 
 impl Import {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Import {
             name,
@@ -199,10 +199,10 @@ impl Import {
             labels,
             waiting,
         } = self;
-        let (tags, other_config) = labels.given()?;
+        let (tags, other_config) = labels.values()?;
         let source_format = source_format::required(source_format, name.as_str(), &path)?;
         let (path, sr) = (session.path(path)?, session.sr_or_only(sr.as_deref()).await?);
-        let asked = VdiImport {
+        let request = VdiImport {
             uuid: None,
             sr,
             name,
@@ -217,6 +217,6 @@ impl Import {
             tags,
             other_config,
         };
-        session.made(session.client.vdi_import(&asked).await?, waiting).await
+        session.print_created(session.client.vdi_import(&request).await?, waiting).await
     }
 }

@@ -1,4 +1,4 @@
-//! `vdi schedule` and `vdi pin`: the schedule of a disk's snapshots, and snapshots that it must not destroy.
+//! `vdi schedule` and `vdi pin`: sets the schedule of a disk's snapshots, and protects snapshots from it.
 
 use api::{Problem, VdiPatch};
 
@@ -6,7 +6,7 @@ use super::Disk;
 use crate::schedule::Retained;
 use crate::session::Session;
 
-/// Sets or ends a schedule.
+/// Arguments of `vdi schedule`.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("schedule").required(true).multiple(true))]
 #[group(skip)]
@@ -17,7 +17,7 @@ pub struct Schedule {
     retained: Retained,
 }
 
-/// Protects a snapshot from the schedule that has taken it.
+/// Arguments of `vdi pin`.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Pin {
@@ -26,7 +26,7 @@ pub struct Pin {
 }
 
 impl Schedule {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let patch = VdiPatch { retention: Some(self.retained.retention()?), ..VdiPatch::default() };
         patch_vdi(session, &self.vdi, &patch).await
@@ -34,7 +34,7 @@ impl Schedule {
 }
 
 impl Pin {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         patch_vdi(session, &self.snapshot, &VdiPatch { scheduled: Some(false), ..VdiPatch::default() }).await
     }

@@ -1,4 +1,4 @@
-//! How a disk is shown.
+//! Formats disks.
 
 use api::{Vdi, VdiState};
 use control::size::readable;
@@ -7,44 +7,45 @@ use jiff::Timestamp;
 use crate::column::{Column, Uuids};
 use crate::health;
 use crate::label;
-use crate::schedule::why_none_is_taken;
+use crate::schedule::missed_snapshot;
 use crate::word;
 
-type Shown = Column<Vdi>;
+type VdiColumn = Column<Vdi>;
 
 /// Columns of a disk.
-pub const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
-    Shown::new("name", |vdi, _| vdi.name.to_string()),
-    Shown::new("virtual", |vdi, _| readable(vdi.size)).right(),
-    Shown::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
-    Shown::new("state", |vdi, _| state(vdi)).if_room(),
-    Shown::new("format", |vdi, _| vdi.format.to_string()).if_room(),
-    Shown::new("sr", |vdi, uuids| uuids.named(vdi.sr)).if_room(),
-    Shown::new("snapshot of", |vdi, uuids| vdi.snapshot_of.map(|of| uuids.named(of)).unwrap_or_default()).if_room(),
-    Shown::new("depth", |vdi, _| vdi.depth.to_string()).right().wide(),
-    Shown::new("file", |vdi, _| vdi.file.clone()).wide(),
-    Shown::new("used by", used_by).wide(),
-    Shown::new("tags", |vdi, _| label::shown(&vdi.tags)).wide(),
-    Shown::new("other config", |vdi, _| label::lines(&vdi.other_config)).alone(),
-    Shown::new("sectors", |vdi, _| match vdi.logical_block_size {
+pub const COLUMNS: &[VdiColumn] = &[
+    VdiColumn::new("uuid", |vdi, uuids| uuids.show(vdi.uuid)),
+    VdiColumn::new("name", |vdi, _| vdi.name.to_string()),
+    VdiColumn::new("virtual", |vdi, _| readable(vdi.size)).right(),
+    VdiColumn::new("used", |vdi, _| readable(vdi.physical_utilisation)).right().if_room(),
+    VdiColumn::new("state", |vdi, _| state(vdi)).if_room(),
+    VdiColumn::new("format", |vdi, _| vdi.format.to_string()).if_room(),
+    VdiColumn::new("sr", |vdi, uuids| uuids.named(vdi.sr)).if_room(),
+    VdiColumn::new("snapshot of", |vdi, uuids| vdi.snapshot_of.map(|of| uuids.named(of)).unwrap_or_default()).if_room(),
+    VdiColumn::new("depth", |vdi, _| vdi.depth.to_string()).right().wide(),
+    VdiColumn::new("file", |vdi, _| vdi.file.clone()).wide(),
+    VdiColumn::new("used by", used_by).wide(),
+    VdiColumn::new("tags", |vdi, _| label::shown(&vdi.tags)).wide(),
+    VdiColumn::new("other config", |vdi, _| label::lines(&vdi.other_config)).alone(),
+    VdiColumn::new("sectors", |vdi, _| match vdi.logical_block_size {
         Some(size) => format!("{size} bytes"),
         None => "the storage decides".into(),
     })
     .alone(),
-    Shown::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
-    Shown::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default()).alone(),
-    Shown::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
-    Shown::new("not kept", |vdi, _| why_none_is_taken(vdi.retention_problem.as_ref())).alone(),
-    Shown::new("taken by", |vdi, _| if vdi.scheduled { "its schedule".into() } else { String::new() }).alone(),
-    Shown::new("health", |vdi, _| health::in_words(&vdi.health, Timestamp::now())).alone(),
-    Shown::new("reason", |vdi, _| vdi.health.reason.clone().unwrap_or_default()).alone(),
-    Shown::new("advice", |vdi, _| vdi.health.advice.clone().unwrap_or_default()).alone(),
-    Shown::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),
-    Shown::new("description", |vdi, _| vdi.description.to_string()).alone(),
+    VdiColumn::new("read-only", |vdi, _| vdi.read_only.to_string()).alone(),
+    VdiColumn::new("snapshot time", |vdi, _| vdi.snapshot_time.map(|at| format!("{at:.0}")).unwrap_or_default())
+        .alone(),
+    VdiColumn::new("keeps", |vdi, _| vdi.retention.map(|schedule| schedule.to_string()).unwrap_or_default()).alone(),
+    VdiColumn::new("not kept", |vdi, _| missed_snapshot(vdi.retention_problem.as_ref())).alone(),
+    VdiColumn::new("taken by", |vdi, _| if vdi.scheduled { "its schedule".into() } else { String::new() }).alone(),
+    VdiColumn::new("health", |vdi, _| health::in_words(&vdi.health, Timestamp::now())).alone(),
+    VdiColumn::new("reason", |vdi, _| vdi.health.reason.clone().unwrap_or_default()).alone(),
+    VdiColumn::new("advice", |vdi, _| vdi.health.advice.clone().unwrap_or_default()).alone(),
+    VdiColumn::new("created", |vdi, _| format!("{:.0}", vdi.created)).alone(),
+    VdiColumn::new("description", |vdi, _| vdi.description.to_string()).alone(),
 ];
 
-/// One word: the health of the disk, or if that is good, how it is used.
+/// The health of the disk in one word or, if it is healthy, how the disk is used.
 pub fn state(vdi: &Vdi) -> String {
     let state = match (vdi.state, vdi.users.is_empty()) {
         (VdiState::Ready, false) => "in use".into(),

@@ -1,4 +1,4 @@
-//! The format of an imported file, which is never guessed; what to type if it was not given.
+//! The format of an imported file. It is never guessed; if it is missing, the error shows the command to type.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::word::{self, HostPath};
 /// Extensions of compressed files, and the command that unpacks them.
 const COMPRESSED: [(&str, &str); 4] = [("gz", "gzip -dk"), ("xz", "xz -dk"), ("zst", "zstd -dk"), ("bz2", "bzip2 -dk")];
 
-/// Extensions of image files, and the format that they usually have.
+/// Extensions of image files, and their usual formats.
 const EXTENSIONS: [(&str, &str); 8] = [
     ("qcow2", "qcow2"),
     ("qcow", "qcow2"),
@@ -21,7 +21,7 @@ const EXTENSIONS: [(&str, &str); 8] = [
     ("img", "raw"),
 ];
 
-/// The format that was given, or what to do to give one.
+/// The given format, or an error with the command to type.
 pub fn required(given: Option<SourceFormat>, name: &str, path: &HostPath) -> Result<SourceFormat, Problem> {
     let extension = extension(&path.typed);
     match (given, extension.as_str()) {
@@ -31,7 +31,7 @@ pub fn required(given: Option<SourceFormat>, name: &str, path: &HostPath) -> Res
     }
 }
 
-/// An OVA is an archive of a description (OVF) and of disks in VMDK.
+/// The error for an OVA: an archive of a description (OVF) and of VMDK disks.
 fn archive(name: &str, path: &str) -> Problem {
     Problem::new(Code::Invalid, format!("cannot import {path}: it is an archive with disks in it, not a disk")).advise(
         format!(
@@ -44,13 +44,13 @@ fn archive(name: &str, path: &str) -> Problem {
 fn missing(name: &str, path: &str, extension: &str) -> Problem {
     if let Some((_, unpack)) = COMPRESSED.iter().find(|(known, _)| *known == extension) {
         let unpacked = path.rsplit_once('.').map_or(path, |(stem, _)| stem);
-        let format = usual(&self::extension(unpacked)).unwrap_or("FORMAT");
+        let format = usual_format(&self::extension(unpacked)).unwrap_or("FORMAT");
         return Problem::new(Code::Invalid, format!("cannot import {path}: it is a compressed file")).advise(format!(
             "unpack it: {unpack} {path}; then: tapline vdi import {name} {unpacked} --source-format {format}"
         ));
     }
     let what = format!("cannot import {path}: its format was not given, and is never guessed");
-    let advice = match usual(extension) {
+    let advice = match usual_format(extension) {
         Some(format) => {
             format!("if it is what its name says: tapline vdi import {name} {path} --source-format {format}")
         }
@@ -59,7 +59,7 @@ fn missing(name: &str, path: &str, extension: &str) -> Problem {
     Problem::new(Code::Invalid, what).advise(advice)
 }
 
-fn usual(extension: &str) -> Option<&'static str> {
+fn usual_format(extension: &str) -> Option<&'static str> {
     EXTENSIONS.iter().find(|(known, _)| *known == extension).map(|(_, format)| *format)
 }
 

@@ -1,8 +1,8 @@
-//! `vdi tree`: disks with their snapshots and clones.
+//! `vdi tree`: shows disks with their snapshots and clones.
 //!
-//! A snapshot is below its disk. A clone is below the snapshot whose image its own is based on, or else below the
-//! oldest disk that shares an image with it. The images are in the repository's inventory; while that cannot be read,
-//! only snapshots are below their disks. A file that shares blocks (reflink) has no parent, and its clone stands alone.
+//! A snapshot is below its disk. A clone is below the snapshot whose image backs it, otherwise below the oldest disk
+//! that shares an image with it. The images are in the repository's inventory; if that cannot be read, only snapshots
+//! are below their disks. A file that shares blocks by reflink has no parent, so such a clone is a root.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ use super::shown::state;
 use crate::column::{Column, Names};
 use crate::session::Session;
 
-/// Lists disks as a tree.
+/// Arguments of `vdi tree`.
 #[derive(clap::Args)]
 pub struct Tree {
     /// Only this disk and what is below it: its name or UUID prefix
@@ -25,7 +25,7 @@ pub struct Tree {
     sr: Option<String>,
 }
 
-/// A disk, and what is below it.
+/// A disk, and the disks below it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Node {
     #[serde(flatten)]
@@ -33,37 +33,37 @@ struct Node {
     children: Vec<Node>,
 }
 
-/// A line of the table.
-struct Row {
+/// A row of the table: a disk with its branch of the tree.
+struct TreeRow {
     branch: String,
     vdi: Vdi,
 }
 
-type Shown = Column<Row>;
+type TreeColumn = Column<TreeRow>;
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("name", |row, _| format!("{}{}", row.branch, row.vdi.name)),
-    Shown::new("virtual", |row, _| readable(row.vdi.size)).right(),
-    Shown::new("own", |row, _| readable(row.vdi.physical_utilisation)).right(),
-    Shown::new("created", |row, _| format!("{:.0}", row.vdi.created)).if_room(),
-    Shown::new("state", |row, _| state(&row.vdi)).if_room(),
-    Shown::new("uuid", |row, uuids| uuids.show(row.vdi.uuid)).if_room(),
-    Shown::new("sr", |row, uuids| uuids.named(row.vdi.sr)).if_room(),
+const COLUMNS: &[TreeColumn] = &[
+    TreeColumn::new("name", |row, _| format!("{}{}", row.branch, row.vdi.name)),
+    TreeColumn::new("virtual", |row, _| readable(row.vdi.size)).right(),
+    TreeColumn::new("own", |row, _| readable(row.vdi.physical_utilisation)).right(),
+    TreeColumn::new("created", |row, _| format!("{:.0}", row.vdi.created)).if_room(),
+    TreeColumn::new("state", |row, _| state(&row.vdi)).if_room(),
+    TreeColumn::new("uuid", |row, uuids| uuids.show(row.vdi.uuid)).if_room(),
+    TreeColumn::new("sr", |row, uuids| uuids.named(row.vdi.sr)).if_room(),
 ];
 
-/// The lines of a tree.
+/// The characters for the lines of a tree.
 #[derive(Clone, Copy, Debug)]
-struct Lines {
+struct LineStyle {
     child: &'static str,
     last: &'static str,
     pass: &'static str,
 }
 
-const UNICODE: Lines = Lines { child: "├─ ", last: "└─ ", pass: "│  " };
-const ASCII: Lines = Lines { child: "|- ", last: "`- ", pass: "|  " };
+const UNICODE: LineStyle = LineStyle { child: "├─ ", last: "└─ ", pass: "│  " };
+const ASCII: LineStyle = LineStyle { child: "|- ", last: "`- ", pass: "|  " };
 
 impl Tree {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let sr = session.sr_if(self.sr.as_deref()).await?;
         let only = match &self.vdi {
@@ -75,13 +75,13 @@ impl Tree {
         let srs = session.client.srs(None).await?;
         let mut images = Images::default();
         for sr in srs.iter().filter(|sr| has_images(sr) && vdis.iter().any(|vdi| vdi.sr == sr.uuid)) {
-            // Without it the tree is flatter, which is better than none.
+            // Without the inventory the tree is only flatter.
             if let Ok(inventory) = session.client.sr_inventory(sr.uuid).await {
                 images.add(&inventory);
             }
         }
         let parents = images.parents(&vdis);
-        let nodes = grown(&vdis, &parents, only.as_ref().map(|vdi| vdi.uuid));
+        let nodes = build_trees(&vdis, &parents, only.as_ref().map(|vdi| vdi.uuid));
         if session.json() {
             return session.value(&nodes);
         }
@@ -98,13 +98,13 @@ fn has_images(sr: &Sr) -> bool {
     sr.state == SrState::Attached && !matches!(sr.source, SrSource::Iso { .. })
 }
 
-/// Whether the locale's characters are UTF-8 (locale(7)).
+/// Whether the locale's encoding is UTF-8 (locale(7)).
 fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let set = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
     set.is_some_and(|locale| locale.to_ascii_lowercase().replace('-', "").contains("utf8"))
 }
 
-/// Which images disks are made of.
+/// The images of disks and their parents.
 #[derive(Debug, Default)]
 struct Images {
     parents: HashMap<Uuid, Uuid>,
@@ -130,7 +130,7 @@ impl Images {
         below
     }
 
-    /// The disk below which each one is listed.
+    /// The parent of each disk in the tree.
     fn parents(&self, vdis: &[Vdi]) -> HashMap<Uuid, Uuid> {
         let by_uuid: HashMap<Uuid, &Vdi> = vdis.iter().map(|vdi| (vdi.uuid, vdi)).collect();
         let shown_by: HashMap<Uuid, &Vdi> =
@@ -161,35 +161,36 @@ impl Images {
     }
 }
 
-/// The trees, or the one of a disk. Each disk is in them once, whatever a repository says of it.
-fn grown(vdis: &[Vdi], parents: &HashMap<Uuid, Uuid>, only: Option<Uuid>) -> Vec<Node> {
+/// Builds the trees of all disks, or the one of a disk. Each disk is in them once, even if the inventory is
+/// inconsistent.
+fn build_trees(vdis: &[Vdi], parents: &HashMap<Uuid, Uuid>, only: Option<Uuid>) -> Vec<Node> {
     let mut left: HashSet<Uuid> = vdis.iter().map(|vdi| vdi.uuid).collect();
     let roots = vdis.iter().filter(|vdi| match only {
         Some(only) => vdi.uuid == only,
         None => parents.get(&vdi.uuid).is_none_or(|parent| !left.contains(parent)),
     });
     let roots: Vec<&Vdi> = roots.collect();
-    let mut nodes: Vec<Node> = roots.into_iter().filter_map(|vdi| grow(vdi, vdis, parents, &mut left)).collect();
+    let mut nodes: Vec<Node> = roots.into_iter().filter_map(|vdi| build_tree(vdi, vdis, parents, &mut left)).collect();
     if only.is_none() {
-        // What goes round in a circle has no root.
-        nodes.extend(vdis.iter().filter_map(|vdi| grow(vdi, vdis, parents, &mut left)));
+        // Disks in a cycle have no root.
+        nodes.extend(vdis.iter().filter_map(|vdi| build_tree(vdi, vdis, parents, &mut left)));
     }
     nodes
 }
 
-fn grow(vdi: &Vdi, vdis: &[Vdi], parents: &HashMap<Uuid, Uuid>, left: &mut HashSet<Uuid>) -> Option<Node> {
+fn build_tree(vdi: &Vdi, vdis: &[Vdi], parents: &HashMap<Uuid, Uuid>, left: &mut HashSet<Uuid>) -> Option<Node> {
     if !left.remove(&vdi.uuid) {
         return None;
     }
     let mut below: Vec<&Vdi> = vdis.iter().filter(|other| parents.get(&other.uuid) == Some(&vdi.uuid)).collect();
     below.sort_by_key(|other| (other.snapshot_time.unwrap_or(other.created), other.uuid));
-    let children = below.into_iter().filter_map(|other| grow(other, vdis, parents, left)).collect();
+    let children = below.into_iter().filter_map(|other| build_tree(other, vdis, parents, left)).collect();
     Some(Node { vdi: vdi.clone(), children })
 }
 
-/// Adds the lines of a tree. `indent` stands in front of what is below, `branch` in front of the disk itself.
-fn draw(node: &Node, branch: &str, indent: &str, lines: Lines, rows: &mut Vec<Row>) {
-    rows.push(Row { branch: branch.to_owned(), vdi: node.vdi.clone() });
+/// Adds the rows of a tree. `branch` precedes the disk itself, `indent` the disks below it.
+fn draw(node: &Node, branch: &str, indent: &str, lines: LineStyle, rows: &mut Vec<TreeRow>) {
+    rows.push(TreeRow { branch: branch.to_owned(), vdi: node.vdi.clone() });
     let last = node.children.len().saturating_sub(1);
     for (at, child) in node.children.iter().enumerate() {
         let (mark, pass) = if at == last { (lines.last, "   ") } else { (lines.child, lines.pass) };
@@ -214,7 +215,7 @@ mod test {
         serde_json::from_value(shown).unwrap()
     }
 
-    /// Disks on images of their own numbers, but those that are named here.
+    /// Images of disks, with the disk's own number unless `of_vdis` has another one.
     fn images(parents: &[(u128, u128)], of_vdis: &[(u128, u128)]) -> Images {
         let pairs = |pairs: &[(u128, u128)]| {
             pairs.iter().map(|(one, other)| (Uuid::from_u128(*one), Uuid::from_u128(*other))).collect()
@@ -223,7 +224,7 @@ mod test {
     }
 
     fn drawn(vdis: &[Vdi], images: &Images, only: Option<u128>) -> String {
-        let nodes = grown(vdis, &images.parents(vdis), only.map(Uuid::from_u128));
+        let nodes = build_trees(vdis, &images.parents(vdis), only.map(Uuid::from_u128));
         let mut rows = Vec::new();
         nodes.iter().for_each(|node| draw(node, "", "", UNICODE, &mut rows));
         rows.iter().map(|row| format!("{}{}\n", row.branch, row.vdi.name)).collect()
@@ -274,7 +275,7 @@ mod test {
     }
 
     #[test]
-    fn the_locale_decides_on_the_lines() {
+    fn lines_are_ascii_unless_the_locale_is_utf8() {
         let with = |set: &'static [(&str, &str)]| {
             is_utf8(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
         };

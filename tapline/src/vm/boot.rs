@@ -5,7 +5,7 @@ use api::{Description, Problem};
 use crate::session::Session;
 use crate::word::{self, HostPath};
 
-/// A kernel on the host, or none.
+/// Options of a kernel on the host; none: boot from disk.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct Boot {
@@ -30,7 +30,7 @@ impl Boot {
     }
 }
 
-/// The boot source as shown to people.
+/// Formats the boot source.
 pub fn shown(boot: &api::Boot) -> String {
     match boot {
         api::Boot::Disk => "its first bootable disk".into(),

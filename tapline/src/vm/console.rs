@@ -1,7 +1,7 @@
-//! `vm console`: a machine's serial port at this terminal.
+//! `vm console`: connects a machine's serial port with this terminal.
 //!
-//! The terminal passes on every key, and is set back whatever ends the command, a signal as well. A daemon that
-//! restarts meanwhile is waited for.
+//! Every key is sent to the guest, and the terminal is restored however the command ends, also by a signal. It waits
+//! for a daemon that restarts.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::thread;
@@ -20,18 +20,18 @@ use uuid::Uuid;
 use crate::output::say;
 use crate::session::Session;
 
-/// Ctrl-], which no guest needs and telnet and virsh have as well.
+/// Ctrl-], which no guest needs; telnet and virsh use it as well.
 const LEAVE: u8 = 0x1d;
 
-/// Bytes that are passed on at once.
-const PIECE: usize = 16 << 10;
+/// Maximum number of bytes that are transferred at once.
+const CHUNK_MAX: usize = 16 << 10;
 
-/// How long a daemon that has closed the console may take to come back, and a machine to be halted.
-const TO_COME_BACK: Duration = Duration::from_secs(30);
-/// Pause between two looks.
-const REST: Duration = Duration::from_millis(250);
+/// How long to wait for a daemon that has closed the console, or for a machine to be halted.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Polling interval while waiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// `vm console`.
+/// Arguments of `vm console`.
 #[derive(clap::Args)]
 pub struct Open {
     /// Name or UUID prefix
@@ -41,17 +41,17 @@ pub struct Open {
     log: bool,
 }
 
-/// Why a console was left.
+/// The reason why a console session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
-    /// The user has left it, or a signal has ended the command.
+pub enum ConsoleEnd {
+    /// The user has left it, or a signal has arrived.
     ByUser,
-    /// The machine has ended.
+    /// The machine has stopped.
     Ended,
 }
 
 impl Open {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         match self.log {
@@ -61,52 +61,53 @@ impl Open {
     }
 }
 
-/// Connects this terminal with a machine's console, until the user leaves it or the machine ends.
-pub async fn attach(session: &Session, vm: Uuid) -> Result<Left, Problem> {
+/// Connects this terminal with a machine's console until the user leaves it or the machine stops.
+pub async fn attach(session: &Session, vm: Uuid) -> Result<ConsoleEnd, Problem> {
     let name = session.client.vm(vm).await?.name;
     let mut daemon = session.client.host().await?.started;
     let mut stream = session.client.vm_console(vm, None).await?;
-    let mut ends = Ends::new()?;
+    let mut ends = EndSignals::new()?;
     let mut keys = keys();
     let terminal = io::stdin().is_terminal();
     if terminal {
         say(&format!("tapline: connected to the console of '{name}'; press Ctrl-] to leave\n"));
     }
-    let raw = terminal.then(Raw::enter).transpose()?;
+    let raw = terminal.then(RawTerminal::enter).transpose()?;
     let left = loop {
-        if pass_on(stream, &mut keys, terminal.then_some(LEAVE), &mut ends).await? {
-            break Left::ByUser;
+        if relay(stream, &mut keys, terminal.then_some(LEAVE), &mut ends).await? {
+            break ConsoleEnd::ByUser;
         }
-        // The machine has ended, or the daemon has.
-        match again(session, vm, &mut daemon).await? {
+        // Either the machine has stopped, or the daemon has.
+        match wait_reconnect(session, vm, &mut daemon).await? {
             Some(again) => stream = again,
-            None => break Left::Ended,
+            None => break ConsoleEnd::Ended,
         }
     };
     drop(raw);
     if terminal {
-        let why = if left == Left::Ended { "the machine has ended" } else { "left the console" };
+        let why = if left == ConsoleEnd::Ended { "the machine has ended" } else { "left the console" };
         say(&format!("\ntapline: {why}\n"));
     }
     Ok(left)
 }
 
-/// Passes on output and keys until the user leaves, at a terminal by a key; false if the console was closed.
-async fn pass_on(
+/// Relays output and keys. Returns true when the user leaves, by the `leave` key or a signal, and false if the console
+/// was closed.
+async fn relay(
     stream: Stream,
     keys: &mut mpsc::Receiver<Vec<u8>>,
     leave: Option<u8>,
-    ends: &mut Ends,
+    ends: &mut EndSignals,
 ) -> Result<bool, Problem> {
     let (mut from, mut to) = tokio::io::split(stream);
-    let mut piece = vec![0; PIECE];
+    let mut chunk = vec![0; CHUNK_MAX];
     let mut typing = true;
     loop {
         tokio::select! {
-            len = from.read(&mut piece) => match len {
-                // A connection that breaks is looked into as well.
+            len = from.read(&mut chunk) => match len {
+                // The caller finds out why.
                 Ok(0) | Err(_) => return Ok(false),
-                Ok(len) => write(&piece[..len])?,
+                Ok(len) => write(&chunk[..len])?,
             },
             typed = keys.recv(), if typing => match typed {
                 Some(typed) => {
@@ -120,7 +121,7 @@ async fn pass_on(
                         return Ok(true);
                     }
                 }
-                // The end of a file that is typed: what the guest answers is still shown.
+                // End of piped input: the guest's output is still shown.
                 None => typing = false,
             },
             () = ends.any() => return Ok(true),
@@ -128,11 +129,12 @@ async fn pass_on(
     }
 }
 
-/// Connects again, if the machine runs. `daemon` is when the daemon was started that this terminal was connected to.
-async fn again(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Result<Option<Stream>, Problem> {
+/// Waits until the console can be connected again; `None` if the machine has stopped. `daemon` is the start time of the
+/// daemon that closed it.
+async fn wait_reconnect(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Result<Option<Stream>, Problem> {
     let begun = Instant::now();
     loop {
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let found = match session.client.vm(vm).await {
             Ok(now) if now.power == Power::Halted => return Ok(None),
             Ok(_) => reconnect(session, vm, daemon).await,
@@ -144,15 +146,14 @@ async fn again(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Result<Op
             Err(problem) if ![Code::State, Code::Unreachable].contains(&problem.code) => return Err(problem),
             Err(_) => {}
         }
-        if begun.elapsed() > TO_COME_BACK {
+        if begun.elapsed() > RECONNECT_TIMEOUT {
             let what = "the console was closed, and cannot be opened again".to_owned();
             return Err(Problem::new(Code::Unreachable, what).advise("check taplined: systemctl status taplined"));
         }
     }
 }
 
-/// Connects again, with what the guest has written meanwhile: all that a new daemon has, of which nothing was shown
-/// here.
+/// Connects again, with the output since then: a restarted daemon sends all it has, of which nothing was shown here.
 async fn reconnect(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Result<Stream, Problem> {
     let now = session.client.host().await?.started;
     let recent = (now == *daemon).then_some(0);
@@ -161,13 +162,13 @@ async fn reconnect(session: &Session, vm: Uuid, daemon: &mut Timestamp) -> Resul
     Ok(stream)
 }
 
-/// What is typed, read by a thread that nothing waits for at the end.
+/// Reads keys in a thread that is not joined at the end, because it may be blocked.
 fn keys() -> mpsc::Receiver<Vec<u8>> {
     let (pressed, keys) = mpsc::channel(1);
     thread::spawn(move || {
-        let mut piece = vec![0; PIECE];
-        while let Ok(len @ 1..) = io::stdin().read(&mut piece) {
-            if pressed.blocking_send(piece[..len].to_vec()).is_err() {
+        let mut chunk = vec![0; CHUNK_MAX];
+        while let Ok(len @ 1..) = io::stdin().read(&mut chunk) {
+            if pressed.blocking_send(chunk[..len].to_vec()).is_err() {
                 break;
             }
         }
@@ -180,39 +181,39 @@ fn write(bytes: &[u8]) -> Result<(), Problem> {
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| Problem::failed("write to stdout", error))
 }
 
-/// A terminal that passes on every key, until this is dropped.
-struct Raw(Termios);
+/// Raw mode of the terminal on stdin; dropping this restores the terminal.
+struct RawTerminal(Termios);
 
-impl Raw {
-    /// For the terminal that stdin is.
-    fn enter() -> Result<Raw, Problem> {
+impl RawTerminal {
+    /// Saves the terminal's settings and sets raw mode.
+    fn enter() -> Result<RawTerminal, Problem> {
         let set = || {
             let before = tcgetattr(io::stdin())?;
             let mut raw = before.clone();
             raw.make_raw();
             tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
-            Ok::<_, io::Error>(Raw(before))
+            Ok::<_, io::Error>(RawTerminal(before))
         };
         set().map_err(|error| Problem::failed("set the terminal to pass on every key", error))
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // If this fails, the terminal is gone.
         tcsetattr(io::stdin(), OptionalActions::Now, &self.0).unwrap_or_default();
     }
 }
 
-/// Signals that end the command, by which a terminal would be left as it is.
-struct Ends([Signal; 3]);
+/// Signals that end the command; handled so that the terminal is restored.
+struct EndSignals([Signal; 3]);
 
-impl Ends {
-    fn new() -> Result<Ends, Problem> {
+impl EndSignals {
+    fn new() -> Result<EndSignals, Problem> {
         let handle = |kind| signal(kind).map_err(|error| Problem::failed("handle signals", error));
         let [interrupt, terminate, hangup] =
             [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(handle);
-        Ok(Ends([interrupt?, terminate?, hangup?]))
+        Ok(EndSignals([interrupt?, terminate?, hangup?]))
     }
 
     async fn any(&mut self) {

@@ -1,4 +1,4 @@
-//! `vm create`: a machine with its disks, or nothing.
+//! `vm create`: creates a machine with its disks, or nothing.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use super::boot::Boot;
 use super::console;
 use super::devices::Devices;
 use super::seed::SeedFiles;
-use crate::attach::{self, give, import, make};
+use crate::attach::{self, ensure_vbd, import, make};
 use crate::label::NewLabels;
 use crate::output::say;
 use crate::session::{Session, print};
 use crate::word::{self, HostPath};
 
-/// Creates a machine.
+/// Arguments of `vm create`.
 #[derive(clap::Args)]
 pub struct Create {
     /// Name of the machine
@@ -33,8 +33,8 @@ pub struct Create {
     autostart: Option<Autostart>,
     /// A disk, in the order in which the guest finds them: the name or UUID prefix of one that exists, NAME=SIZE for a
     /// new one, or NAME=FORMAT:FILE for a new one with the contents of an image file; may be given several times
-    #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE]", value_parser = wanted)]
-    disk: Vec<Wanted>,
+    #[arg(long, value_name = "NAME[=SIZE|=FORMAT:FILE]", value_parser = disk_spec)]
+    disk: Vec<DiskSpec>,
     /// The repository of new disks [default: the only attached one, ISO libraries aside]
     #[arg(long, requires = "disk")]
     sr: Option<String>,
@@ -46,12 +46,12 @@ pub struct Create {
     console: bool,
     #[command(flatten)]
     labels: NewLabels,
-    // Last: the heading of the devices applies to all that follows.
+    // Last, because the heading of the devices applies to all following options.
     #[command(flatten)]
     hardware: Hardware,
 }
 
-/// What a machine has, and what it boots.
+/// The hardware of a machine and its boot source.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Hardware {
@@ -77,7 +77,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Asks for such a machine.
+    /// Builds the request to create a machine with this hardware.
     pub fn machine(self, session: &Session, name: Name) -> Result<VmCreate, Problem> {
         let Hardware { memory, vcpus, driver, boot, platform: keys, devices, files } = self;
         let mut platform: BTreeMap<String, String> = devices.platform(session)?;
@@ -102,28 +102,28 @@ impl Hardware {
 
 /// A disk of a new machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Wanted {
+struct DiskSpec {
     name: String,
-    from: From,
+    from: DiskSource,
 }
 
-/// Where a disk comes from.
+/// The source of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum From {
-    /// It exists.
+enum DiskSource {
+    /// An existing disk.
     Known,
-    /// It is to be made, and empty.
+    /// A new, empty disk of this size.
     Empty(Size),
-    /// It is to be made of an image file.
+    /// A new disk with the contents of an image file.
     File(SourceFormat, HostPath),
 }
 
 /// Parses `NAME`, `NAME=SIZE` or `NAME=FORMAT:FILE`.
-fn wanted(word: &str) -> Result<Wanted, String> {
+fn disk_spec(word: &str) -> Result<DiskSpec, String> {
     let Some((name, from)) = word.split_once('=') else {
         return match word.contains('/') {
             true => Err(format!("'{word}' is a file: use NAME=FORMAT:FILE, as in web=qcow2:{word}")),
-            false => Ok(Wanted { name: word.into(), from: From::Known }),
+            false => Ok(DiskSpec { name: word.into(), from: DiskSource::Known }),
         };
     };
     if from.contains('/') && !from.contains(':') {
@@ -133,32 +133,32 @@ fn wanted(word: &str) -> Result<Wanted, String> {
         Some((format, path)) => {
             let known = serde_json::from_value(json!(format));
             let format = known.map_err(|_| format!("'{format}' is not a format; use raw, vhd, qcow2, vmdk or vhdx"))?;
-            From::File(format, word::path(path)?)
+            DiskSource::File(format, word::path(path)?)
         }
-        None => From::Empty(word::size(from)?),
+        None => DiskSource::Empty(word::size(from)?),
     };
-    Ok(Wanted { name: name.into(), from })
+    Ok(DiskSpec { name: name.into(), from })
 }
 
-/// What has been made so far, and goes again if the rest fails.
+/// Objects created so far, which are removed if a later step fails.
 #[derive(Default)]
-pub struct Made {
-    /// The machine.
+pub struct CreatedVm {
+    /// The new machine.
     pub vm: Option<Uuid>,
-    /// The disks.
+    /// The new disks.
     pub vdis: Vec<Uuid>,
 }
 
 impl Create {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let (start, console) = (self.start, self.console);
-        let mut made = Made::default();
+        let mut made = CreatedVm::default();
         let vm = match self.make(session, &mut made).await {
             Ok(vm) => vm,
-            Err(problem) => return Err(made.unmake_for(session, problem).await),
+            Err(problem) => return Err(made.roll_back(session, problem).await),
         };
-        // A machine that does not start is there nevertheless, to be looked at: also one whose start is refused.
+        // A machine whose start fails or is refused is kept, so that the user can find out why.
         let started = match start {
             true => async { session.finish(session.client.vm_start(vm).await?).await.map(drop) }.await,
             false => Ok(()),
@@ -174,46 +174,46 @@ impl Create {
         if console { console::attach(session, vm).await.map(drop) } else { Ok(()) }
     }
 
-    async fn make(self, session: &Session, made: &mut Made) -> Result<Uuid, Problem> {
+    async fn make(self, session: &Session, made: &mut CreatedVm) -> Result<Uuid, Problem> {
         let Create { name, hardware, description, autostart, disk, sr, labels, .. } = self;
-        let (tags, other_config) = labels.given()?;
-        let asked = VmCreate { description, autostart, tags, other_config, ..hardware.machine(session, name)? };
-        let vm = attach::uuid(&session.finish(session.client.vm_create(&asked).await?).await?)?;
+        let (tags, other_config) = labels.values()?;
+        let request = VmCreate { description, autostart, tags, other_config, ..hardware.machine(session, name)? };
+        let vm = attach::uuid(&session.finish(session.client.vm_create(&request).await?).await?)?;
         made.vm = Some(vm);
-        for Wanted { name, from } in disk {
+        for DiskSpec { name, from } in disk {
             let new = match from {
-                From::Known => None,
-                From::Empty(size) => Some(make(session, &name, size, sr.as_deref(), None).await?),
-                From::File(format, path) => Some(import(session, &name, format, path, sr.as_deref()).await?),
+                DiskSource::Known => None,
+                DiskSource::Empty(size) => Some(make(session, &name, size, sr.as_deref(), None).await?),
+                DiskSource::File(format, path) => Some(import(session, &name, format, path, sr.as_deref()).await?),
             };
             made.vdis.extend(new);
             let vdi = match new {
                 Some(vdi) => vdi,
                 None => session.vdi(&name).await?,
             };
-            give(session, vdi, Some(vm), None).await?;
+            ensure_vbd(session, vdi, Some(vm), None).await?;
         }
         Ok(vm)
     }
 }
 
-impl Made {
-    /// Removes it because of a problem.
-    pub async fn unmake_for(self, session: &Session, problem: Problem) -> Problem {
-        match self.unmake(session).await {
+impl CreatedVm {
+    /// Removes the objects after a failure, and returns its problem.
+    pub async fn roll_back(self, session: &Session, problem: Problem) -> Problem {
+        match self.remove(session).await {
             Ok(()) => problem,
             Err(also) => problem.advise(format!("what was created until then is still there: {also}")),
         }
     }
 
-    /// Removes it: the machine, which is stopped, with its block devices, and then the new disks.
-    pub async fn unmake(self, session: &Session) -> Result<(), Problem> {
+    /// Removes the objects: the machine, which is stopped first, with its block devices, then the new disks.
+    pub async fn remove(self, session: &Session) -> Result<(), Problem> {
         let client = &session.client;
         if let Some(vm) = self.vm {
             if client.vm(vm).await?.power != Power::Halted {
-                let asked = VmShutdown { force: true, force_after: None };
-                match session.finish(client.vm_shutdown(vm, &asked).await?).await {
-                    // It has just ended by itself.
+                let request = VmShutdown { force: true, force_after: None };
+                match session.finish(client.vm_shutdown(vm, &request).await?).await {
+                    // It has just stopped.
                     Err(problem) if problem.code == Code::State => {}
                     ended => drop(ended?),
                 }
@@ -233,13 +233,13 @@ mod test {
 
     #[test]
     fn a_disk_is_a_name_with_or_without_what_it_is_made_of() {
-        assert_eq!(wanted("root"), Ok(Wanted { name: "root".into(), from: From::Known }));
-        assert_eq!(wanted("data=10G").unwrap().from, From::Empty(word::size("10G").unwrap()));
-        assert!(wanted("/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
-        assert!(wanted("web=/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
-        assert!(wanted("data=much").is_err() && wanted("data=0").is_err());
-        let file = From::File(SourceFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
-        assert_eq!(wanted("root=qcow2:/srv/a=b.qcow2"), Ok(Wanted { name: "root".into(), from: file }));
-        assert!(wanted("root=qed:/a").unwrap_err().contains("'qed' is not a format"));
+        assert_eq!(disk_spec("root"), Ok(DiskSpec { name: "root".into(), from: DiskSource::Known }));
+        assert_eq!(disk_spec("data=10G").unwrap().from, DiskSource::Empty(word::size("10G").unwrap()));
+        assert!(disk_spec("/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
+        assert!(disk_spec("web=/srv/a.qcow2").unwrap_err().contains("web=qcow2:/srv/a.qcow2"));
+        assert!(disk_spec("data=much").is_err() && disk_spec("data=0").is_err());
+        let file = DiskSource::File(SourceFormat::Qcow2, word::path("/srv/a=b.qcow2").unwrap());
+        assert_eq!(disk_spec("root=qcow2:/srv/a=b.qcow2"), Ok(DiskSpec { name: "root".into(), from: file }));
+        assert!(disk_spec("root=qed:/a").unwrap_err().contains("'qed' is not a format"));
     }
 }

@@ -1,4 +1,4 @@
-//! Options for a guest's devices. Each is a platform key of the API, spelled as options.
+//! Options for a guest's devices. Each sets a platform key of the API.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use api::Problem;
 use crate::session::Session;
 use crate::word::{self, HostPath};
 
-/// The devices; none is there unless it is asked for.
+/// Options of the devices; a guest has none by default.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "Devices")]
@@ -33,7 +33,7 @@ pub struct Devices {
     tablet: bool,
 }
 
-/// Parses a network card; the result is the value of the platform key, which is accepted as well.
+/// Parses a network card into the value of the platform key; that value itself is accepted as well.
 fn nic(word: &str) -> Result<String, String> {
     let (network, mac) = match word.split_once(",mac=") {
         Some((network, mac)) => (network, Some(mac)),
@@ -61,7 +61,7 @@ fn nic(word: &str) -> Result<String, String> {
 }
 
 impl Devices {
-    /// The platform keys.
+    /// The platform keys of the options.
     pub fn platform(self, session: &Session) -> Result<BTreeMap<String, String>, Problem> {
         let Devices { cdrom, nic, vga, vnc, serial, tablet } = self;
         let path = |kind: &str, path: Option<HostPath>| {

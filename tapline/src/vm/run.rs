@@ -1,15 +1,15 @@
-//! `vm run`: a machine on a thin clone of a disk, with its console here; both are gone at the end unless they are kept.
+//! `vm run`: boots a thin clone of a disk with its console here; machine and clone are removed at the end unless kept.
 
 use api::{Name, Problem, VdiClone};
 use uuid::Uuid;
 
-use super::console::{self, Left};
-use super::create::{Hardware, Made};
-use crate::attach::{give, uuid};
+use super::console::{self, ConsoleEnd};
+use super::create::{CreatedVm, Hardware};
+use crate::attach::{ensure_vbd, uuid};
 use crate::output::say;
 use crate::session::{Session, print};
 
-/// Boots a thin clone of a disk.
+/// Arguments of `vm run`.
 #[derive(clap::Args)]
 pub struct Run {
     /// The disk to clone, for example a template or a snapshot: its name or UUID prefix
@@ -25,13 +25,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let keep = self.keep;
-        let mut made = Made::default();
+        let mut made = CreatedVm::default();
         let vm = match self.start(session, &mut made).await {
             Ok(vm) => vm,
-            Err(problem) => return Err(made.unmake_for(session, problem).await),
+            Err(problem) => return Err(made.roll_back(session, problem).await),
         };
         let left = console::attach(session, vm).await;
         if keep {
@@ -39,24 +39,24 @@ impl Run {
             return left.map(drop);
         }
         match left {
-            Ok(Left::ByUser) => {
+            Ok(ConsoleEnd::ByUser) => {
                 say("tapline: stopping the machine and removing it and its disk; --keep would have kept them\n");
-                made.unmake(session).await
+                made.remove(session).await
             }
-            Ok(Left::Ended) => made.unmake(session).await,
-            Err(problem) => Err(made.unmake_for(session, problem).await),
+            Ok(ConsoleEnd::Ended) => made.remove(session).await,
+            Err(problem) => Err(made.roll_back(session, problem).await),
         }
     }
 
-    /// Makes the machine and starts it.
-    async fn start(self, session: &Session, made: &mut Made) -> Result<Uuid, Problem> {
+    /// Creates the machine and starts it.
+    async fn start(self, session: &Session, made: &mut CreatedVm) -> Result<Uuid, Problem> {
         let Run { image, name, hardware, .. } = self;
         let client = &session.client;
         let from = client.vdi(session.vdi(&image).await?).await?;
         let name = match name {
             Some(name) => name,
             None => {
-                // As many digits as are shown of a UUID, so that it hardly ever is taken.
+                // As many digits as of a displayed UUID, so that a collision is unlikely.
                 let number = &Uuid::new_v4().simple().to_string()[..8];
                 format!("{}-{number}", from.name)
                     .parse()
@@ -64,13 +64,13 @@ impl Run {
                     .map_err(|why: String| Problem::failed("make a name for the machine", why))?
             }
         };
-        let asked = VdiClone { name: Some(name.clone()), ..VdiClone::default() };
-        let vdi = uuid(&session.finish(client.vdi_clone(from.uuid, &asked).await?).await?)?;
+        let request = VdiClone { name: Some(name.clone()), ..VdiClone::default() };
+        let vdi = uuid(&session.finish(client.vdi_clone(from.uuid, &request).await?).await?)?;
         made.vdis.push(vdi);
         let machine = hardware.machine(session, name)?;
         let vm = uuid(&session.finish(client.vm_create(&machine).await?).await?)?;
         made.vm = Some(vm);
-        give(session, vdi, Some(vm), None).await?;
+        ensure_vbd(session, vdi, Some(vm), None).await?;
         session.finish(client.vm_start(vm).await?).await?;
         Ok(vm)
     }

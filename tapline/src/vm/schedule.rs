@@ -1,5 +1,4 @@
-//! `vm schedule` and `vm pin`: the schedule of snapshots of all disks of a machine, and snapshots that it must not
-//! destroy.
+//! `vm schedule` and `vm pin`: sets the schedule of snapshots of a machine's disks, and protects snapshots from it.
 
 use api::{Problem, VmPatch, VmSnapshotPatch};
 
@@ -7,7 +6,7 @@ use super::snapshot;
 use crate::schedule::Retained;
 use crate::session::Session;
 
-/// Sets or ends a schedule.
+/// Arguments of `vm schedule`.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("schedule").required(true).multiple(true))]
 #[group(skip)]
@@ -18,7 +17,7 @@ pub struct Schedule {
     retained: Retained,
 }
 
-/// Protects a snapshot from the schedule that has taken it.
+/// Arguments of `vm pin`.
 #[derive(clap::Args)]
 pub struct Pin {
     /// Name or UUID prefix of the machine
@@ -29,7 +28,7 @@ pub struct Pin {
 }
 
 impl Schedule {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         let patch = VmPatch { retention: Some(self.retained.retention()?), ..VmPatch::default() };
@@ -39,7 +38,7 @@ impl Schedule {
 }
 
 impl Pin {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         let snapshot = snapshot::find(session, vm, &self.vm, &self.snapshot).await?.uuid;

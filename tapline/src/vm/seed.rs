@@ -1,10 +1,10 @@
-//! Options for a machine's cloud-init seed: files here, whose texts the daemon keeps.
+//! Options for a machine's cloud-init seed. The files are read here, and the daemon keeps their contents.
 
 use std::path::{Path, PathBuf};
 
 use api::{Code, Problem, Seed, SeedText};
 
-/// The files of a seed, or none.
+/// The files of a seed; none: no seed.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "cloud-init")]
@@ -21,7 +21,7 @@ pub struct SeedFiles {
 }
 
 impl SeedFiles {
-    /// The seed, if there is to be one.
+    /// Reads the seed; `None` if no user data is given.
     pub fn seed(self) -> Result<Option<Seed>, Problem> {
         let SeedFiles { user_data, meta_data, network_config } = self;
         let optional = |file: Option<PathBuf>| file.map(|file| read(&file)).transpose();

@@ -11,7 +11,7 @@ use crate::output::say;
 use crate::session::{Listing, Outcome, Session, Waiting, named, print};
 use crate::word;
 
-/// Takes one.
+/// Arguments of `vm snapshot`.
 #[derive(clap::Args)]
 pub struct Take {
     /// Name or UUID prefix of the machine
@@ -26,7 +26,7 @@ pub struct Take {
     waiting: Waiting,
 }
 
-/// Lists them.
+/// Arguments of `vm snapshots`.
 #[derive(clap::Args)]
 pub struct List {
     /// Name or UUID prefix of the machine
@@ -35,7 +35,7 @@ pub struct List {
     listing: Listing,
 }
 
-/// Destroys one.
+/// Arguments of `vm snapshot-destroy`.
 #[derive(clap::Args)]
 pub struct Destroy {
     /// Name or UUID prefix of the machine
@@ -49,7 +49,7 @@ pub struct Destroy {
     waiting: Waiting,
 }
 
-/// Reverts a machine's disks to one.
+/// Arguments of `vm revert`.
 #[derive(clap::Args)]
 pub struct Revert {
     /// Name or UUID prefix of the machine, which must be halted
@@ -63,7 +63,7 @@ pub struct Revert {
     waiting: Waiting,
 }
 
-/// Clones a machine.
+/// Arguments of `vm clone`.
 #[derive(clap::Args)]
 pub struct Clone {
     /// Name or UUID prefix of the machine
@@ -80,20 +80,26 @@ pub struct Clone {
     waiting: Waiting,
 }
 
-type Shown = Column<VmSnapshot>;
+type SnapshotColumn = Column<VmSnapshot>;
 
-const COLUMNS: &[Shown] = &[
-    Shown::new("uuid", |snapshot, uuids| uuids.show(snapshot.uuid)),
-    Shown::new("name", |snapshot, _| snapshot.name.to_string()),
-    Shown::new("created", |snapshot, _| format!("{:.0}", snapshot.created)),
-    Shown::new("disks", |snapshot, _| snapshot.disks.iter().filter(|disk| disk.snapshot.is_some()).count().to_string())
-        .right(),
-    Shown::new("memory", |snapshot, _| readable(snapshot.hardware.memory)).right().if_room(),
-    Shown::new("vcpus", |snapshot, _| snapshot.hardware.vcpus.to_string()).right().if_room(),
-    Shown::new("description", |snapshot, _| snapshot.description.to_string()).if_room(),
-    Shown::new("taken by", |snapshot, _| if snapshot.scheduled { "its schedule".into() } else { String::new() }).wide(),
-    Shown::new("driver", |snapshot, _| word::of(&snapshot.hardware.driver)).wide(),
-    Shown::new("snapshots", |snapshot, uuids| {
+const COLUMNS: &[SnapshotColumn] = &[
+    SnapshotColumn::new("uuid", |snapshot, uuids| uuids.show(snapshot.uuid)),
+    SnapshotColumn::new("name", |snapshot, _| snapshot.name.to_string()),
+    SnapshotColumn::new("created", |snapshot, _| format!("{:.0}", snapshot.created)),
+    SnapshotColumn::new("disks", |snapshot, _| {
+        snapshot.disks.iter().filter(|disk| disk.snapshot.is_some()).count().to_string()
+    })
+    .right(),
+    SnapshotColumn::new("memory", |snapshot, _| readable(snapshot.hardware.memory)).right().if_room(),
+    SnapshotColumn::new("vcpus", |snapshot, _| snapshot.hardware.vcpus.to_string()).right().if_room(),
+    SnapshotColumn::new("description", |snapshot, _| snapshot.description.to_string()).if_room(),
+    SnapshotColumn::new(
+        "taken by",
+        |snapshot, _| if snapshot.scheduled { "its schedule".into() } else { String::new() },
+    )
+    .wide(),
+    SnapshotColumn::new("driver", |snapshot, _| word::of(&snapshot.hardware.driver)).wide(),
+    SnapshotColumn::new("snapshots", |snapshot, uuids| {
         let of_disks = snapshot.disks.iter().filter(|disk| disk.mode == Mode::ReadWrite);
         of_disks.filter_map(|disk| disk.snapshot).map(|vdi| uuids.show(vdi)).collect::<Vec<_>>().join(", ")
     })
@@ -101,17 +107,17 @@ const COLUMNS: &[Shown] = &[
 ];
 
 impl Take {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Take { vm, name, description, waiting } = self;
         let vm = session.vm(&vm).await?;
-        let asked = VmSnapshotCreate { uuid: None, name, description };
-        session.made(session.client.vm_snapshot(vm, &asked).await?, waiting).await
+        let request = VmSnapshotCreate { uuid: None, name, description };
+        session.print_created(session.client.vm_snapshot(vm, &request).await?, waiting).await
     }
 }
 
 impl List {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         session.list(&session.client.vm_snapshots(vm, None).await?, COLUMNS, &self.listing)
@@ -119,18 +125,18 @@ impl List {
 }
 
 impl Destroy {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.vm(&self.vm).await?;
         let snapshot = find(session, vm, &self.vm, &self.snapshot).await?;
         let shown = named("snapshot", snapshot.name.as_str(), snapshot.uuid);
         self.confirm.ask(&format!("destroy {shown} with the snapshots of its {} disks", snapshot.disks.len()))?;
-        session.did(session.client.vm_snapshot_destroy(vm, snapshot.uuid).await?, self.waiting).await
+        session.complete(session.client.vm_snapshot_destroy(vm, snapshot.uuid).await?, self.waiting).await
     }
 }
 
 impl Revert {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let vm = session.client.vm(session.vm(&self.vm).await?).await?;
         let snapshot = find(session, vm.uuid, &self.vm, &self.snapshot).await?;
@@ -139,13 +145,13 @@ impl Revert {
             named("vm", vm.name.as_str(), vm.uuid),
             named("snapshot", snapshot.name.as_str(), snapshot.uuid)
         ))?;
-        let asked = VmRevert { snapshot: snapshot.uuid };
-        session.did(session.client.vm_revert(vm.uuid, &asked).await?, self.waiting).await
+        let request = VmRevert { snapshot: snapshot.uuid };
+        session.complete(session.client.vm_revert(vm.uuid, &request).await?, self.waiting).await
     }
 }
 
 impl Clone {
-    /// Runs the verb.
+    /// Runs the verb and prints its output.
     pub async fn run(self, session: &Session) -> Result<(), Problem> {
         let Clone { vm: text, name, snapshot, description, waiting } = self;
         let vm = session.vm(&text).await?;
@@ -153,20 +159,20 @@ impl Clone {
             Some(snapshot) => Some(find(session, vm, &text, &snapshot).await?.uuid),
             None => None,
         };
-        let asked = VmClone { uuid: None, name, description, snapshot };
-        match session.outcome(session.client.vm_clone(vm, &asked).await?, waiting).await? {
+        let request = VmClone { uuid: None, name, description, snapshot };
+        match session.outcome(session.client.vm_clone(vm, &request).await?, waiting).await? {
             Outcome::Done(result) => {
                 if let Some(note) = result.get("note").and_then(serde_json::Value::as_str) {
                     say(&format!("tapline: {note}\n"));
                 }
                 print(&format!("{}\n", crate::attach::uuid(&result)?))
             }
-            Outcome::Told => Ok(()),
+            Outcome::Printed => Ok(()),
         }
     }
 }
 
-/// A snapshot of a machine, by its name or UUID prefix.
+/// Finds a snapshot of a machine by its name or UUID prefix. `of` is the machine as named by the user.
 pub async fn find(session: &Session, vm: Uuid, of: &str, text: &str) -> Result<VmSnapshot, Problem> {
     let mut found = session.client.vm_snapshots(vm, Some(text)).await?;
     if found.len() > 1 {

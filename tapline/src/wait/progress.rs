@@ -1,4 +1,4 @@
-//! A task's progress on stderr: a bar on a terminal, otherwise one line per step.
+//! Shows a task's progress on stderr: a bar on a terminal, otherwise one line per step.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -11,29 +11,29 @@ use crate::word;
 
 /// The bar's total number of units.
 const WHOLE: u32 = 1000;
-/// How often the bar is redrawn to show that it is alive.
+/// Interval at which the bar is redrawn, so that its clock advances.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What ends before this is over shows no bar: it would only flash.
+/// Tasks that end sooner than this show no bar, which would only flash.
 const QUICK: Duration = Duration::from_millis(500);
 
 /// The progress of a task.
 pub enum Progress {
-    /// A bar on a terminal that is not drawn yet.
+    /// A bar on a terminal, not drawn yet.
     Soon(Instant),
     /// A bar on a terminal.
     Bar(ProgressBar),
-    /// Lines for a log, with the last line printed.
+    /// Lines for a log; the last line that was printed.
     Lines(String),
 }
 
 impl Progress {
-    /// Starts with nothing shown.
+    /// Creates the progress; nothing is shown yet.
     pub fn new() -> Progress {
         if std::io::stderr().is_terminal() { Progress::Soon(Instant::now()) } else { Progress::Lines(String::new()) }
     }
 
-    /// A bar whose first drawing shows this: one that follows at once may be left out.
+    /// Creates the bar with its first values: an update right after the first drawing might be skipped.
     fn bar(line: String, share: f64) -> Progress {
         let bar = ProgressBar::new(WHOLE.into()).with_message(line).with_position(parts(share));
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3} % {elapsed}") {
@@ -43,7 +43,7 @@ impl Progress {
         Progress::Bar(bar)
     }
 
-    /// Shows the task's progress.
+    /// Shows the progress of a task.
     pub fn show(&mut self, task: &Task) {
         if task.state.is_over() && !matches!(self, Progress::Lines(_)) {
             return self.finish();
@@ -51,7 +51,7 @@ impl Progress {
         self.show_share(line(task), task.progress);
     }
 
-    /// Shows what is being done, and the share of it that is done.
+    /// Shows a description and the completed share, from 0 to 1.
     pub fn show_share(&mut self, line: String, share: f64) {
         match self {
             Progress::Soon(begun) if begun.elapsed() > QUICK => *self = Progress::bar(line, share),
@@ -69,7 +69,7 @@ impl Progress {
         }
     }
 
-    /// Nothing more is shown; the bar disappears.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Progress::Bar(bar) = self {
             bar.finish_and_clear();
@@ -96,9 +96,9 @@ fn line(task: &Task) -> String {
     }
 }
 
-/// Progress in units of [`WHOLE`]. Values outside of 0 to 1 are clamped; NaN counts as 0.
+/// Converts progress to units of [`WHOLE`]. Values outside of 0 to 1 are clamped; NaN counts as 0.
 fn parts(progress: f64) -> u64 {
-    // There is no other conversion from a float to an integer that defines what happens to out-of-range values.
+    // The only conversion from a float to an integer that is defined for all values.
     format!("{:.0}", progress.clamp(0.0, 1.0) * f64::from(WHOLE)).parse().unwrap_or(0)
 }
 

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use control::ImageName;
 use vm::xen::vdev::Vdev;
 
-/// `xen`.
+/// Arguments of `xen`.
 #[derive(Debug, Args)]
 pub struct Xen {
     /// What to do
@@ -16,7 +16,7 @@ pub struct Xen {
     pub verb: XenVerb,
 }
 
-/// The verbs.
+/// The verbs of `xen`.
 #[derive(Debug, Subcommand)]
 pub enum XenVerb {
     /// Attach a disk to a guest, which may be running
@@ -39,7 +39,7 @@ pub enum XenVerb {
     },
 }
 
-/// `xen attach`.
+/// Arguments of `xen attach`.
 #[derive(Debug, Args)]
 pub struct Attach {
     /// The guest
@@ -82,7 +82,7 @@ pub struct Attach {
     pub log: Option<PathBuf>,
 }
 
-/// `xen detach`.
+/// Arguments of `xen detach`.
 #[derive(Debug, Args)]
 pub struct Detach {
     /// The guest
@@ -99,7 +99,7 @@ pub struct Detach {
     pub timeout: Duration,
 }
 
-/// `xen upgrade`.
+/// Arguments of `xen upgrade`.
 #[derive(Debug, Args)]
 pub struct Upgrade {
     /// The guest
@@ -123,7 +123,7 @@ pub enum Mode {
     W,
 }
 
-/// Why xl calls a block script.
+/// The reason why xl runs the block script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ScriptAction {
     /// A disk is being added.
@@ -132,7 +132,7 @@ pub enum ScriptAction {
     Remove,
 }
 
-/// At most a day: longer than anybody waits, and far from any overflow of the clock.
+/// Parses a timeout. At most a day: longer than any user waits, and no overflow of the clock.
 fn seconds(word: &str) -> Result<Duration, String> {
     let seconds = word.parse().ok().filter(|&seconds| seconds <= 86_400);
     seconds.map(Duration::from_secs).ok_or_else(|| "give whole seconds, at most 86400".to_owned())

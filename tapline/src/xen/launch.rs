@@ -1,7 +1,7 @@
-//! Starts the process of a guest's disk in the background, and waits until it serves.
+//! Starts a disk process in the background and waits until it serves.
 //!
-//! It knows nothing about what the process does. Invariant: if a process exits instead of serving, its last output is
-//! reported, and one that did not start serving in time is not left behind.
+//! Invariant: if a process exits instead of serving, its last output is reported; one that does not start serving in
+//! time is stopped.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -19,11 +19,11 @@ use xen::Store;
 use vm::xen::device::{Device, State, text};
 use vm::xen::wait::{self, Wait};
 
-/// Maximum bytes of its last output that are shown.
-const WORDS_MAX: u64 = 4096;
+/// Maximum number of bytes of its output that are shown.
+const OUTPUT_MAX: u64 = 4096;
 
-/// How long a discarded process may take to exit by itself.
-const TO_END: Duration = Duration::from_secs(5);
+/// How long a process that is stopped may take to exit before it is killed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The process to start.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ pub struct Launch {
     pub program: PathBuf,
     /// Its arguments.
     pub words: Vec<OsString>,
-    /// Its working directory; ours if none is given.
+    /// Its working directory; `None`: ours.
     pub directory: Option<PathBuf>,
-    /// Where its standard error goes.
+    /// The file to which its standard error is appended.
     pub log: PathBuf,
 }
 
@@ -44,12 +44,12 @@ pub struct Launched {
     child: Child,
     process: OwnedFd,
     log: PathBuf,
-    /// The offset of its output in the log.
+    /// Offset in the log at which its output begins.
     from: u64,
 }
 
 impl Launch {
-    /// Starts it. It outlives us and our terminal.
+    /// Starts the process, which outlives us and our terminal.
     pub fn start(&self) -> Result<Launched, Error> {
         let log_failed = |error: io::Error| Error::cannot(format!("write the log {}", self.log.display()), error);
         if let Some(directory) = self.log.parent().filter(|directory| !directory.as_os_str().is_empty()) {
@@ -77,15 +77,15 @@ impl Launch {
 }
 
 impl Launched {
-    /// Waits until the backend's node says that it is served. Otherwise the process has been stopped on return.
+    /// Waits until the backend's node shows that the disk is served. On failure the process has been stopped.
     pub fn wait_serving(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Error> {
         self.wait(store, device, patience, |store| {
             Ok(device.states(store, None)?.0.is_some_and(|state| state != State::INITIALISING))
         })
     }
 
-    /// Waits until the backend's node contains this process's pid after another has served it. Otherwise the process
-    /// has been stopped on return.
+    /// Waits until the backend's node contains this process's pid, in place of its predecessor's. On failure the
+    /// process has been stopped.
     pub fn wait_taken_over(&mut self, store: &mut dyn Store, device: &Device, patience: Duration) -> Result<(), Error> {
         let pid = self.pid().to_string();
         self.wait(store, device, patience, |store| {
@@ -117,44 +117,44 @@ impl Launched {
         };
         self.end()?;
         Err(what.unwrap_or_else(|| {
-            let words = self.last_words();
+            let words = self.last_output();
             let words = if words.is_empty() { String::new() } else { format!("; it printed:\n{words}") };
             Error::cannot(format!("serve {device}"), format!("{why}{words}"))
                 .advise(format!("its log is {}", self.log.display()))
         }))
     }
 
-    /// The process's number.
+    /// The pid of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Stops it: it was started by us and serves no guest.
+    /// Stops the process, which does not serve the guest yet.
     fn end(&mut self) -> Result<(), Error> {
         let failed = |error: io::Error| Error::cannot("stop the disk's process", error);
         if self.child.try_wait().map_err(failed)?.is_some() {
             return Ok(());
         }
         pidfd_send_signal(&self.process, Signal::TERM).map_err(|errno| failed(errno.into()))?;
-        if !wait::readable(&self.process, TO_END)? {
+        if !wait::readable(&self.process, EXIT_TIMEOUT)? {
             self.child.kill().map_err(failed)?;
         }
         self.child.wait().map(drop).map_err(failed)
     }
 
-    fn last_words(&self) -> String {
+    fn last_output(&self) -> String {
         let words = read_from(&self.log, self.from).unwrap_or_default();
         words.lines().map(|line| format!("    {}", printable(line))).collect::<Vec<String>>().join("\n")
     }
 }
 
-/// The rest of a file from `from` on.
+/// Reads a file from an offset to its end, at most the last [`OUTPUT_MAX`] bytes.
 fn read_from(path: &Path, from: u64) -> io::Result<String> {
     let mut file = File::open(path)?;
     let end = file.seek(SeekFrom::End(0))?;
-    file.seek(SeekFrom::Start(from.max(end.saturating_sub(WORDS_MAX))))?;
+    file.seek(SeekFrom::Start(from.max(end.saturating_sub(OUTPUT_MAX))))?;
     let mut bytes = Vec::new();
-    file.take(WORDS_MAX).read_to_end(&mut bytes)?;
+    file.take(OUTPUT_MAX).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

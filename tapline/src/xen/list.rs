@@ -10,21 +10,21 @@ use xen::{DomId, Store};
 use vm::xen::device::{Device, children, described, text};
 use vm::xen::domain;
 
-/// One disk. Names and meanings are part of the interface.
+/// A disk. Names and meanings of the fields are part of the JSON interface.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Listed {
+pub struct ListedDisk {
     domain: u16,
-    /// Nothing if the domain is gone.
+    /// `None` if the domain no longer exists.
     name: Option<String>,
     vdev: String,
     number: u32,
-    /// The backend's name in the store.
+    /// The backend's name in xenstore.
     kind: String,
     mode: Option<String>,
     /// `Connected`, `Closed`, …, or `gone`.
     backend_state: String,
     guest_state: String,
-    /// The value that Tapline's disk process has left in xenstore; `None` for another program's backend.
+    /// Written by Tapline's disk process, as are the next two; `None` for another program's backend.
     image: Option<String>,
     control: Option<String>,
     pid: Option<u32>,
@@ -32,8 +32,8 @@ pub struct Listed {
     error: Option<String>,
 }
 
-/// All disks, or those of one guest, whichever program serves them here.
-pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<Listed>, Error> {
+/// All disks, or those of one guest, whichever program serves them.
+pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec<ListedDisk>, Error> {
     let mut all = Vec::new();
     for kind in children(store, None, &format!("/local/domain/{own}/backend"))? {
         for guest in children(store, None, &format!("/local/domain/{own}/backend/{kind}"))? {
@@ -53,8 +53,8 @@ pub fn all(store: &mut dyn Store, own: DomId, only: Option<DomId>) -> Result<Vec
     Ok(all)
 }
 
-/// The device, if it is a disk.
-fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Error> {
+/// Describes a device; `None` if it is not a disk.
+fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<ListedDisk>, Error> {
     let node = device.backend();
     let mut value = |key: &str| {
         let value = text(store, None, &format!("{node}/{key}"));
@@ -67,7 +67,7 @@ fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Er
     let pid = value("tapline/pid")?.and_then(|pid| pid.parse().ok());
     let error = text(store, None, &format!("{}/error", device.complaint()))?.map(|error| printable(&error));
     let (backend, guest) = device.states(store, None)?;
-    Ok(Some(Listed {
+    Ok(Some(ListedDisk {
         domain: device.guest.0,
         name: domain::name(store, device.guest)?.map(|name| printable(&name)),
         vdev: device.vdev.to_string(),
@@ -83,8 +83,8 @@ fn describe(store: &mut dyn Store, device: &Device) -> Result<Option<Listed>, Er
     }))
 }
 
-/// For people: a line each, in columns, and under it what is wrong.
-pub fn table(all: &[Listed]) -> String {
+/// Formats disks as a table, with the error of a disk below its row.
+pub fn table(all: &[ListedDisk]) -> String {
     let heading = ["DOMAIN", "NAME", "VDEV", "MODE", "BACKEND", "STATE", "GUEST", "IMAGE", "CONTROL"];
     let mut rows = vec![heading.map(str::to_owned)];
     for disk in all {
@@ -112,7 +112,7 @@ pub fn table(all: &[Listed]) -> String {
         format!("{}\n", cells.collect::<Vec<String>>().join("  ").trim_end())
     };
     let error =
-        |disk: &Listed| disk.error.as_ref().map(|error| format!("  {}: {error}\n", disk.vdev)).unwrap_or_default();
+        |disk: &ListedDisk| disk.error.as_ref().map(|error| format!("  {}: {error}\n", disk.vdev)).unwrap_or_default();
     let errors = std::iter::once(String::new()).chain(all.iter().map(error));
     rows.iter().map(line).zip(errors).map(|(line, error)| line + &error).collect()
 }

@@ -1,9 +1,9 @@
-//! Replaces a disk's process with a new one, while its guest runs.
+//! Replaces a disk's process while its guest runs.
 //!
 //! The old process completes the requests that it has accepted and exits; the new one has its arguments, finds the
-//! guest connected and takes over its rings. Meanwhile the guest waits. It knows nothing about rings. Invariant: the
-//! new process has the old one's last chain of layers, whatever that was started with; and nothing is begun that cannot
-//! be finished, so an unknown image or command line leaves the old process untouched.
+//! guest connected and takes over its rings. Meanwhile the guest waits. Invariants: the new process gets the current
+//! chain of layers, whatever the old one was started with; and the old process is only stopped if the new one can be
+//! started, so an unknown image or command line leaves it untouched.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -27,15 +27,15 @@ use vm::xen::{domain, take};
 use super::arguments::Upgrade;
 use super::say;
 
-/// A disk process, as it was started.
-struct Process {
+/// A running disk process: its arguments and files.
+struct RunningProcess {
     words: Vec<OsString>,
     serve: Serve,
     directory: PathBuf,
     log: PathBuf,
 }
 
-/// `upgrade`.
+/// Runs `xen upgrade`.
 pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Result<(), Error> {
     let own = domain::own(store)?;
     let guest = domain::find(store, &words.domain)?;
@@ -48,30 +48,30 @@ pub fn upgrade(store: &mut dyn Store, places: &Places, words: &Upgrade) -> Resul
             device.vdev, device.kind
         )));
     };
-    let process = Process::of(holder.pid, places, &device)?;
+    let process = RunningProcess::of(holder.pid, places, &device)?;
     let chain = process.chain(words)?;
-    let words_anew = process.words_for(&chain)?;
+    let new_words = process.words_for(&chain)?;
     let program = super::program()?;
     let launch =
-        Launch { program, words: words_anew, directory: Some(process.directory.clone()), log: process.log.clone() };
+        Launch { program, words: new_words, directory: Some(process.directory.clone()), log: process.log.clone() };
 
     let pid = holder.pid.as_raw_nonzero();
     if !holder.end(Signal::USR2, words.timeout)? {
         let why = format!("process {pid} has not exited in {} s", words.timeout.as_secs());
         return Err(Error::cannot(tried(), why).advise(format!(
             "it will exit when its storage responds; then serve the disk again: {}",
-            by_hand(&launch)
+            manual_command(&launch)
         )));
     }
-    let mut launched = launch.start().map_err(|failure| waits(failure, &launch))?;
-    launched.wait_taken_over(store, &device, words.timeout).map_err(|failure| waits(failure, &launch))?;
+    let mut launched = launch.start().map_err(|failure| with_manual_start(failure, &launch))?;
+    launched.wait_taken_over(store, &device, words.timeout).map_err(|failure| with_manual_start(failure, &launch))?;
     say(format_args!("{device} is now served by process {}, which replaced process {pid}", launched.pid()));
     say(format_args!("its log is {}", process.log.display()));
     Ok(())
 }
 
-impl Process {
-    fn of(pid: Pid, places: &Places, device: &Device) -> Result<Process, Error> {
+impl RunningProcess {
+    fn of(pid: Pid, places: &Places, device: &Device) -> Result<RunningProcess, Error> {
         let place = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
         let failed = |what: &str| {
             let tried = format!("read {what} of process {}, which serves {device}", pid.as_raw_nonzero());
@@ -79,19 +79,20 @@ impl Process {
         };
         let line = fs::read(place.join("cmdline")).map_err(failed("the command line"))?;
         let directory = fs::read_link(place.join("cwd")).map_err(failed("the working directory"))?;
-        let said_to = fs::read_link(place.join("fd/2")).map_err(failed("the log"))?;
-        let log = match said_to.is_file() {
-            true => said_to,
+        let stderr = fs::read_link(place.join("fd/2")).map_err(failed("the log"))?;
+        let log = match stderr.is_file() {
+            true => stderr,
             false => places.log(device),
         };
-        let (words, serve) = understood(&line).ok_or_else(|| {
+        let (words, serve) = parse_command_line(&line).ok_or_else(|| {
             let why = format!("process {} was not started by `tapline serve … --xen`", pid.as_raw_nonzero());
             Error::cannot(format!("replace the process of {device}"), why)
         })?;
-        Ok(Process { words, serve, directory, log })
+        Ok(RunningProcess { words, serve, directory, log })
     }
 
-    /// The layers that it has now: snapshots and merges may have changed them. Without a control socket nothing can.
+    /// The current layers: snapshots and merges may have changed them. Without a control socket they cannot have
+    /// changed.
     fn chain(&self, words: &Upgrade) -> Result<Vec<ImageName>, Error> {
         match &self.serve.control {
             Some(control) => disk::layers(&self.directory.join(control), words.timeout),
@@ -108,14 +109,14 @@ impl Process {
         })
     }
 
-    /// Its arguments, adapted to that chain.
+    /// Its arguments, with the layers replaced by this chain.
     fn words_for(&self, chain: &[ImageName]) -> Result<Vec<OsString>, Error> {
         if self.named().eq(chain.iter().cloned()) {
             return Ok(self.words.clone());
         }
-        let words = renamed(&self.words, &self.serve.image, chain);
-        // The arguments were written by somebody else: after the change they must mean what is intended.
-        let means = words.as_deref().and_then(meant).filter(|serve| {
+        let words = with_chain(&self.words, &self.serve.image, chain);
+        // The arguments are not ours: check that the changed ones have the intended meaning.
+        let means = words.as_deref().and_then(parse_serve).filter(|serve| {
             std::iter::once(&serve.image).chain(&serve.parents.names).eq(chain) && serve.xen == self.serve.xen
         });
         words.filter(|_| means.is_some()).ok_or_else(|| {
@@ -126,16 +127,17 @@ impl Process {
     }
 }
 
-/// The arguments after the program's name, and their meaning; `None` if they do not serve a Xen guest.
-fn understood(line: &[u8]) -> Option<(Vec<OsString>, Serve)> {
+/// Parses a command line into the arguments after the program's name and their meaning; `None` if it does not serve a
+/// Xen guest.
+fn parse_command_line(line: &[u8]) -> Option<(Vec<OsString>, Serve)> {
     let line = line.strip_suffix(b"\0").unwrap_or(line);
     let words: Vec<OsString> =
         line.split(|&byte| byte == 0).skip(1).map(|word| OsStr::from_bytes(word).into()).collect();
-    let serve = meant(&words).filter(|serve| serve.xen.is_some())?;
+    let serve = parse_serve(&words).filter(|serve| serve.xen.is_some())?;
     Some((words, serve))
 }
 
-fn meant(words: &[OsString]) -> Option<Serve> {
+fn parse_serve(words: &[OsString]) -> Option<Serve> {
     let all = std::iter::once(OsString::from("tapline")).chain(words.iter().cloned());
     match Arguments::try_parse_from(all).ok()?.command {
         Command::Serve(serve) => Some(serve),
@@ -143,8 +145,8 @@ fn meant(words: &[OsString]) -> Option<Serve> {
     }
 }
 
-/// The arguments, with other layers in place of the image.
-fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option<Vec<OsString>> {
+/// Replaces the image and its parents in the arguments by the layers of `chain`.
+fn with_chain(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option<Vec<OsString>> {
     let (leaf, parents) = chain.split_first()?;
     let mut result = Vec::new();
     let mut rest = words.iter();
@@ -152,7 +154,7 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
         if word == "--parent" {
             rest.next()?;
         } else if word.as_bytes().starts_with(b"--parent=") {
-            // It is a layer that is no longer part of the chain, or that has moved.
+            // Omitted: the layer is no longer part of the chain, or has moved.
         } else if *word == image.word() {
             result.push(leaf.word());
             result.extend(parents.iter().flat_map(|parent| [OsString::from("--parent"), parent.word()]));
@@ -163,14 +165,14 @@ fn renamed(words: &[OsString], image: &ImageName, chain: &[ImageName]) -> Option
     Some(result)
 }
 
-/// Adds to a failure that the guest's I/O waits for another process.
-fn waits(failure: Error, launch: &Launch) -> Error {
-    let advice = format!("the guest's I/O waits until its disk is served again: {}", by_hand(launch));
+/// Adds to a failure that the guest's I/O waits, and the command that continues it.
+fn with_manual_start(failure: Error, launch: &Launch) -> Error {
+    let advice = format!("the guest's I/O waits until its disk is served again: {}", manual_command(launch));
     failure.advise(advice)
 }
 
-/// A command to be pasted.
-fn by_hand(launch: &Launch) -> String {
+/// The shell command that starts the process by hand.
+fn manual_command(launch: &Launch) -> String {
     let quoted = |word: &OsStr| {
         let word = word.to_string_lossy();
         let plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:=,+".contains(&byte));
@@ -186,9 +188,9 @@ fn by_hand(launch: &Launch) -> String {
 mod test {
     use super::*;
 
-    fn process(line: &str) -> Process {
-        let (words, serve) = understood(line.replace(' ', "\0").as_bytes()).unwrap();
-        Process { words, serve, directory: "/srv".into(), log: "/x.log".into() }
+    fn process(line: &str) -> RunningProcess {
+        let (words, serve) = parse_command_line(line.replace(' ', "\0").as_bytes()).unwrap();
+        RunningProcess { words, serve, directory: "/srv".into(), log: "/x.log".into() }
     }
 
     fn chain(names: &[&str]) -> Vec<ImageName> {
@@ -231,7 +233,7 @@ mod test {
     #[test]
     fn a_process_without_xen_guest_is_refused() {
         for line in ["sleep 1000", "t serve raw:/a --nbd s", "t image info raw:/a", ""] {
-            assert!(understood(line.replace(' ', "\0").as_bytes()).is_none(), "{line}");
+            assert!(parse_command_line(line.replace(' ', "\0").as_bytes()).is_none(), "{line}");
         }
     }
 
@@ -239,6 +241,6 @@ mod test {
     fn pasted_commands_are_quoted_per_argument() {
         let words = vec![OsString::from("serve"), "raw:/my disk's".into()];
         let launch = Launch { program: "/t".into(), words, directory: None, log: "/l".into() };
-        assert_eq!(by_hand(&launch), r"(cd . && setsid /t serve 'raw:/my disk'\''s' </dev/null 2>>/l &)");
+        assert_eq!(manual_command(&launch), r"(cd . && setsid /t serve 'raw:/my disk'\''s' </dev/null 2>>/l &)");
     }
 }

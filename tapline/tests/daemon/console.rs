@@ -1,5 +1,5 @@
-//! A machine's console, with `taplined`, QEMU and a guest that answers at its serial port. The terminal is that of
-//! script(1).
+//! Tests of a machine's console, with `taplined`, QEMU and a guest that answers at its serial port. The terminal is
+//! that of script(1).
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -35,7 +35,7 @@ fn names(daemon: &Daemon, noun: &str) -> String {
     ask(daemon, &format!("{noun} list -o name"))
 }
 
-/// A command at a terminal of its own.
+/// A command in a terminal of its own.
 struct Terminal {
     process: Child,
     keys: ChildStdin,
@@ -50,7 +50,7 @@ impl Terminal {
         Terminal { process, keys, screen, seen: String::new() }
     }
 
-    /// Waits until this is seen, and forgets everything before.
+    /// Waits until this text is printed, and drops all output up to it.
     #[track_caller]
     fn see(&mut self, text: &str) {
         let mut byte = [0];
@@ -65,7 +65,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits for its end; what it has printed at last.
+    /// Waits for the command to exit; returns its remaining output.
     #[track_caller]
     fn end(mut self) -> String {
         self.screen.read_to_string(&mut self.seen).unwrap();
@@ -81,7 +81,7 @@ fn a_machine_that_is_run_is_removed_when_it_powers_off() {
     terminal.see("connected to the console of 'try'; press Ctrl-] to leave\r\n");
     terminal.see("ready\r\n");
     assert_eq!((names(&daemon, "vm").as_str(), names(&daemon, "vdi").as_str()), ("try\n", "boot\ntry\n"));
-    // An interrupt is the guest's, too.
+    // An interrupt goes to the guest as well.
     terminal.press("a\u{3}b");
     terminal.see("a\u{3}b");
     terminal.press("q");
@@ -125,14 +125,14 @@ fn a_console_outlives_the_daemon_and_ends_with_the_machine() {
     first.see("1");
     second.see("1");
     daemon.restart();
-    // What is typed while there is no daemon is lost; so it is typed until it is answered.
+    // Keys are lost while there is no daemon, so they are repeated until there is an answer.
     while !ask(&daemon, "vm console web --log").contains('2') {
         first.press("2");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     first.see("2");
     second.see("2");
-    // From a pipe: typed as it is, and what is answered is printed.
+    // From a pipe all input is sent unchanged, and the answer is printed.
     let mut piped = Command::new(env!("CARGO_BIN_EXE_tapline"));
     piped.args(["vm", "console", "web"]).env("TAPLINE_SOCKET", daemon.socket());
     let mut piped = piped.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -155,7 +155,7 @@ fn a_machine_with_an_empty_disk_boots_from_its_dvd() {
     terminal.see("ready\r\n");
     terminal.press("q");
     assert!(terminal.end().contains("the machine has ended"));
-    // Without it there is no start, and that is said before anything is.
+    // Without the ISO image the start is refused before anything is plugged.
     std::fs::remove_file(&iso).unwrap();
     let refused = run(&daemon.socket(), &["vm", "start", "web"]);
     assert!(err(&refused).contains("cannot read") && err(&refused).contains("installer.iso"), "{}", err(&refused));

@@ -1,4 +1,4 @@
-//! Following events: after a broken connection, and with events that may be lost then.
+//! Tests of following events across broken connections, after which events may be lost.
 
 use api::client::{Client, StreamItem};
 use api::{Change, Event, ObjectKind};
@@ -19,7 +19,7 @@ fn event(seq: u64) -> Event {
     }
 }
 
-/// A stream with one change, which then ends.
+/// A stream with one change that then ends.
 fn stream(seq: u64) -> Vec<u8> {
     let data = serde_json::to_string(&event(seq)).unwrap();
     format!(": hello\n\nevent: change\nid: {seq}\ndata: {data}\n\nevent: unheard-of\ndata: 1\n\n").into_bytes()
@@ -49,7 +49,7 @@ async fn a_follower_continues_after_its_last_event() {
     assert_eq!(events.next().await, StreamItem::Reset);
     assert!(is_lost(&events.next().await));
     assert_eq!(events.next().await, StreamItem::Change(Box::new(event(41))));
-    let behind: Vec<_> = played.asked().into_iter().map(|asked| asked.last_event_id.unwrap()).collect();
+    let behind: Vec<_> = played.received().into_iter().map(|asked| asked.last_event_id.unwrap()).collect();
     assert_eq!(behind, ["6", "7", "7", "8", "40"]);
 }
 
@@ -60,7 +60,7 @@ async fn missed_events_without_a_number_are_reported() {
     assert!(is_lost(&events.next().await));
     assert_eq!(events.next().await, StreamItem::Reset);
     assert_eq!(events.next().await, StreamItem::Change(Box::new(event(9))));
-    assert_eq!(played.asked()[1].last_event_id, None);
+    assert_eq!(played.received()[1].last_event_id, None);
 }
 
 #[tokio::test]

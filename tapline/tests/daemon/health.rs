@@ -1,4 +1,4 @@
-//! States of health are provoked with a real daemon and real disk processes, and each must be shown alike by all views.
+//! Provokes each state of health with a real daemon and disk processes, and checks that all views show it alike.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +28,7 @@ struct Bed {
     vbd: String,
 }
 
-/// A file system in memory that is unmounted with this value.
+/// A small tmpfs, unmounted on drop.
 struct Small(PathBuf);
 
 impl Small {
@@ -45,7 +45,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // Lazily: a disk may still have files open.
+        // Lazily, because a disk may still have files open.
         Command::new("umount").arg("-l").arg(&self.0).status().unwrap();
     }
 }
@@ -95,7 +95,7 @@ impl Bed {
         self.vbd()["health"]["advice"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Types the commands of an advice into a shell, as they are printed.
+    /// Types the commands of an advice into a shell, as printed.
     fn type_commands_of(&self, advice: &str) {
         let commands = advice.split("; ").filter_map(|part| part.rsplit(": ").next());
         let commands: Vec<&str> = commands
@@ -105,14 +105,14 @@ impl Bed {
         let programs = Path::new(env!("CARGO_BIN_EXE_tapline")).parent().unwrap();
         let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
         let mut shell = Command::new("sh");
-        // At a terminal a person confirms that.
+        // At a terminal the user would confirm this.
         let commands = commands.join("\n").replace("--believe catalogue", "--believe catalogue --yes");
         shell.args(["-exc", &commands]).env("PATH", path).env("TAPLINE_SOCKET", self.daemon.socket());
         let ended = shell.output().unwrap();
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 
-    /// What a command that must fail, and at once, prints on stderr.
+    /// Runs a command that must fail at once; returns its stderr.
     fn refused(&self, words: &[&str]) -> String {
         let begun = Instant::now();
         let ended = run(&self.daemon.socket(), words);
@@ -129,7 +129,7 @@ impl Bed {
         text
     }
 
-    /// The state of a series `tapline_health` of this kind and name.
+    /// The state of the series `tapline_health` of this kind and name.
     fn metric(&self, kind: &str, name: &str) -> String {
         let text = self.metrics();
         let is_its = |line: &&str| {
@@ -142,18 +142,18 @@ impl Bed {
         state.unwrap_or("absent").to_owned()
     }
 
-    /// The word of the health in the row of a table, which has none if it is healthy.
+    /// The word of the health in a table's row; a healthy object has none.
     fn listed(&self, noun: &str, name: &str) -> String {
         let table = self.out(&[noun, "list", "--columns", "uuid,state"]);
         let uuid = self.shown(noun, name)["uuid"].as_str().unwrap()[..8].to_owned();
         let row = table.lines().find(|line| line.starts_with(&uuid)).unwrap_or_else(|| panic!("{table}")).to_owned();
-        // A state that is called as the health is not repeated.
+        // A state with the same name as the health is not repeated.
         let word = row.rsplit([' ', ',']).find(|word| !word.is_empty()).unwrap_or_default();
         let is_health = HealthState::ALL.iter().any(|state| state.name() == word);
         if is_health { word.to_owned() } else { "healthy".to_owned() }
     }
 
-    /// What each view says of the disk's health.
+    /// The disk's health in each view.
     fn of_disk(&self) -> BTreeMap<&'static str, String> {
         let of = |value: &Value| value["health"]["state"].as_str().unwrap_or_default().to_owned();
         let pages = self.daemon.directory().join("run/vbd");
@@ -167,7 +167,7 @@ impl Bed {
             ("vdi show", of(&self.shown("vdi", DISK))),
             ("vbd list", self.listed("vbd", &self.vbd)),
             ("vdi list", self.listed("vdi", DISK)),
-            // A disk without a process is in no row of it.
+            // It has no row for a disk without a process.
             ("top", top["disks"].get(0).map_or_else(|| of(&self.vbd()), of)),
             ("explain", of(&explained)),
             ("doctor", word.unwrap_or("healthy").to_owned()),
@@ -189,7 +189,7 @@ impl Bed {
     }
 }
 
-/// Waits until all views say so.
+/// Waits until all views show the expected state.
 #[track_caller]
 fn all_say(expected: &str, views: impl Fn() -> BTreeMap<&'static str, String>) {
     let begun = Instant::now();
@@ -217,7 +217,7 @@ fn a_stopped_disk_is_stuck_in_all_views_until_it_continues() {
     kill_process(pid, Signal::STOP).unwrap();
     let stopped = Instant::now();
     let explained = bed.out(&["explain", &bed.vbd]);
-    // Also before the daemon has noticed; a machine that builds meanwhile gets more than two seconds.
+    // Also before the daemon has noticed; more than two seconds on a machine that compiles meanwhile.
     assert!(stopped.elapsed() < SOON && explained.starts_with("The disk is stuck"), "{explained}");
     let number = pid.as_raw_nonzero();
     assert!(explained.replace('\n', " ").contains(&format!("process {number} is stopped")), "{explained}");
@@ -237,7 +237,7 @@ fn a_process_that_cannot_be_restarted_is_restarting_and_then_healthy() {
     let bed = bed();
     let file = bed.shown("vdi", DISK)["file"].as_str().unwrap().to_owned();
     let (file, aside) = (bed.daemon.directory().join("images").join(&file), bed.daemon.directory().join("aside"));
-    // Stopped, it cannot say that its file is gone, which would be shown instead.
+    // While stopped it cannot report that its file is gone, which would be shown instead.
     kill_process(bed.pid(), Signal::STOP).unwrap();
     fs::rename(&file, &aside).unwrap();
     kill_process(bed.pid(), Signal::KILL).unwrap();
@@ -272,7 +272,8 @@ fn a_disk_without_space_is_full_and_so_is_its_repository() {
     drop(bed);
 }
 
-/// The daemon may take what was free when it measured for what was not enough, and then never tells the disk.
+/// The daemon may consider the space that was free at its last measurement insufficient, and then never notifies the
+/// disk.
 #[test]
 fn a_disk_that_waits_for_space_finds_it_without_the_daemon() {
     let daemon = Daemon::start_with("[storage]\nmeasure-interval = 3600\nfull-interval = 3600");
@@ -288,7 +289,7 @@ fn a_disk_that_waits_for_space_finds_it_without_the_daemon() {
     fs::write(&filler, "").unwrap();
     let freed = Instant::now();
     (0..16).for_each(|_| drop(client.answer(0).unwrap()));
-    // It tries every 5 s; a machine that builds meanwhile gets more.
+    // The disk retries every 5 s; more time for a machine that compiles meanwhile.
     assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
     all_say("healthy", || bed.of_disk());
     drop(client);
@@ -310,7 +311,7 @@ fn a_repository_with_nothing_but_its_reserve_left_is_full() {
 
 #[test]
 fn a_repository_whose_directory_is_gone_is_unreachable_with_its_disks() {
-    // It is not the measuring that finds out.
+    // The directory's absence is not found by the measuring of space.
     let daemon = Daemon::start_with("[storage]\nmeasure-interval = 3600\nlost-interval = 1");
     let directory = daemon.directory().join("images");
     let bed = Bed::of(daemon, &directory);
@@ -334,7 +335,7 @@ fn a_removed_image_of_a_running_disk_is_saved_as_advised() {
     let mut client = bed.client();
     client.write(0, &[7; 4096]).unwrap();
     let (image, other) = (bed.image(), bed.daemon.directory().join("aside"));
-    // One that was moved is moved back.
+    // A moved image is moved back.
     fs::rename(&image, &other).unwrap();
     all_say("diverged", || bed.of_disk());
     fs::rename(&other, &image).unwrap();
@@ -348,7 +349,7 @@ fn a_removed_image_of_a_running_disk_is_saved_as_advised() {
         all_say("diverged", || bed.of_disk());
         let reason = bed.vbd()["health"]["reason"].as_str().unwrap().to_owned();
         assert!(reason.contains("the data is lost when process"), "{reason}");
-        // Its guest continues.
+        // The guest continues.
         client.write(4096, &[8 + u8::from(replaced); 4096]).unwrap();
         bed.type_commands_of(&bed.advice());
         all_say("healthy", || bed.of_disk());
@@ -359,7 +360,7 @@ fn a_removed_image_of_a_running_disk_is_saved_as_advised() {
 }
 
 #[test]
-fn a_disk_whose_process_died_without_its_image_is_served_from_a_backup_as_advised() {
+fn a_disk_that_lost_its_image_is_served_from_a_backup_as_advised() {
     let bed = bed();
     let (image, backup) = (bed.image(), bed.daemon.directory().join("backup"));
     fs::copy(&image, &backup).unwrap();
@@ -374,7 +375,7 @@ fn a_disk_whose_process_died_without_its_image_is_served_from_a_backup_as_advise
     let reason = bed.vbd()["health"]["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("(restarts since it was plugged: "), "{reason}");
     all_say("diverged", || bed.of_disk());
-    // It may have the number of the file that is gone, and is not served before somebody has decided that.
+    // The backup may get the inode number of the missing file, and is not served without the user's decision.
     fs::copy(&backup, &image).unwrap();
     let restarts = bed.vbd()["restarts"].as_u64().unwrap();
     while bed.vbd()["restarts"].as_u64().unwrap() < restarts + 2 {
@@ -387,11 +388,11 @@ fn a_disk_whose_process_died_without_its_image_is_served_from_a_backup_as_advise
 }
 
 #[test]
-fn a_file_put_in_place_of_an_image_just_before_the_death_of_its_process_is_not_served() {
+fn a_replaced_image_is_not_served_after_the_death_of_its_process() {
     let bed = bed();
     let (image, backup) = (bed.image(), bed.daemon.directory().join("backup"));
     fs::copy(&image, &backup).unwrap();
-    // It would get the number of the one that is gone, if nothing held that.
+    // It would get the inode number of the removed file if nothing held that.
     let pid = bed.pid();
     fs::remove_file(&image).unwrap();
     fs::copy(&backup, &image).unwrap();
@@ -407,11 +408,11 @@ fn a_file_put_in_place_of_an_image_just_before_the_death_of_its_process_is_not_s
 }
 
 #[test]
-fn verbs_on_a_stuck_disk_are_refused_at_once_and_never_carried_out() {
+fn verbs_on_a_stuck_disk_are_refused_and_never_executed() {
     let bed = bed();
     let pid = bed.pid();
     kill_process(pid, Signal::STOP).unwrap();
-    // Before the daemon has noticed, and after.
+    // Before and after the daemon has noticed.
     for _ in 0..2 {
         for verb in [vec!["vdi", "snapshot", DISK], vec!["vdi", "resize", DISK, "128M"], vec!["vdi", "clone", DISK]] {
             let refused = bed.refused(&verb);
@@ -424,7 +425,7 @@ fn verbs_on_a_stuck_disk_are_refused_at_once_and_never_carried_out() {
     assert!(refused.contains("is stuck"), "{refused}");
     kill_process(pid, Signal::CONT).unwrap();
     all_say("healthy", || bed.of_disk());
-    // The next verb comes after all that its process was sent.
+    // The next verb is processed after everything that was sent to the process.
     bed.out(&["vdi", "resize", DISK, "96M"]);
     assert_eq!(bed.shown("vdi", DISK)["size"], 96 << 20);
     assert_eq!(bed.json(&["vdi", "list"]).as_array().unwrap().len(), 1);
@@ -442,7 +443,7 @@ fn a_death_is_one_line_and_two_events_that_name_the_disk() {
     let died = bed.vbd()["problem"]["detail"].as_str().unwrap().to_owned();
     assert!(!died.contains('\n') && died.contains(".log") && died.contains("SIGKILL"), "{died}");
     assert!(!died.contains("serving"), "what a process announces is no error: {died}");
-    // All events since the daemon was started for the first time.
+    // All events since the first start of the daemon.
     let mut follow = Command::new(env!("CARGO_BIN_EXE_tapline"));
     follow.args(["event", "follow", "--kind", "vbd", "--after", &(1_u64 << 32).to_string()]);
     let mut follow = follow.env("TAPLINE_SOCKET", bed.daemon.socket()).stdout(Stdio::piped()).spawn().unwrap();
@@ -471,7 +472,7 @@ fn a_failed_plug_is_forgotten_with_an_unplug_or_a_plug_that_succeeds() {
     }
 }
 
-/// A disk that is served without the daemon, until this is dropped.
+/// A disk served without the daemon until this is dropped.
 struct Served(Child);
 
 impl Drop for Served {
@@ -500,7 +501,7 @@ fn a_disk_without_the_daemon_is_unmanaged_and_stuck_when_stopped() {
         serde_json::from_str(&out(&run(&nowhere, &words))).unwrap()
     };
     assert_eq!(explained()["health"]["state"], "unmanaged");
-    // `tapline serve` becomes the disk process.
+    // `tapline serve` is replaced by the disk process.
     let pid = Pid::from_raw(i32::try_from(served.0.id()).unwrap()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Tags and strings of programs on the command line.
+//! Tests of tags and `other_config` strings on the command line.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn tags(tags: &[&str]) -> api::Tags {
 }
 
 #[test]
-fn lists_ask_for_objects_with_all_tags() {
+fn lists_request_objects_with_all_tags() {
     let query = "tag=prod&tag=db";
     let played = Played::new([
         ok("GET", &format!("srs?{query}"), &[sr(1, "fast")]),
@@ -27,7 +27,7 @@ fn lists_ask_for_objects_with_all_tags() {
         let words = [words, &["--tag", "prod", "--tag", "db", "--output", "uuid"]].concat();
         assert!(out(&played.run(&words)).ends_with("0001\n"), "{words:?}");
     }
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn wide_tables_and_show_have_the_tags() {
 }
 
 #[test]
-fn set_changes_single_tags_and_keys_of_what_the_object_has() {
+fn set_changes_single_tags_and_keys_of_an_object() {
     let labelled = tags(&["a", "b"]);
     let other_config: api::OtherConfig = serde_json::from_value(json!({ "k": "1" })).unwrap();
     let vdi = api::Vdi { tags: labelled.clone(), other_config: other_config.clone(), ..vdi(1, "web") };
@@ -58,14 +58,14 @@ fn set_changes_single_tags_and_keys_of_what_the_object_has() {
         let played = Played::new([twice(path.clone(), object.clone()), twice(path, object)].into_iter().flatten());
         assert_eq!(out(&played.run(&[noun, "set", uuid, "--tag", "c", "--no-tag", "a"])), "");
         assert_eq!(out(&played.run(&[noun, "set", uuid, "--config", "x=a=b", "--no-config", "k"])), "");
-        let asked = played.asked();
+        let asked = played.received();
         assert_eq!(asked[1].body, json!({ "tags": ["b", "c"] }), "{noun}");
         assert_eq!(asked[3].body, json!({ "other_config": { "x": "a=b" } }), "{noun}");
     }
 }
 
 #[test]
-fn what_is_created_has_the_labels_that_are_given() {
+fn new_objects_have_the_given_labels() {
     let made = |target: &str, object: Value| ok("POST", target, &object);
     let played = Played::new([
         made("srs", json!(sr(1, "fast"))),
@@ -84,7 +84,7 @@ fn what_is_created_has_the_labels_that_are_given() {
     for words in words {
         out(&played.run(&[words, &["--tag", "b", "--tag", "a", "--config", "k=v"]].concat()));
     }
-    for asked in played.asked() {
+    for asked in played.received() {
         let labels = (&asked.body["tags"], &asked.body["other_config"]);
         assert_eq!(labels, (&json!(["a", "b"]), &json!({ "k": "v" })), "{}", asked.what);
     }
@@ -96,5 +96,5 @@ fn invalid_tags_are_refused_before_any_request() {
     for words in [["vm", "list", "--tag", "a b"], ["vdi", "list", "--tag", ""], ["sr", "list", "--tag", "a,b"]] {
         assert_eq!(played.run(&words).status.code(), Some(64), "{words:?}");
     }
-    assert!(played.asked().is_empty());
+    assert!(played.received().is_empty());
 }

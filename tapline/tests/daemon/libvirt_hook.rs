@@ -1,4 +1,4 @@
-//! `tapline libvirt-hook` with `taplined` itself, as libvirt calls it. With libvirt: `testbed/libvirt/run`.
+//! Tests of `tapline libvirt-hook` with `taplined` itself. With libvirt: `testbed/libvirt/run`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::taplined::Daemon;
 const WEB: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
 const OTHER: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa1";
 
-/// A daemon with a repository and the socket of a disk in it, which is not plugged.
+/// A daemon with a repository, and the socket of an unplugged disk in it.
 fn daemon_with_disk() -> (Daemon, PathBuf) {
     let daemon = Daemon::start_with("");
     let disks = daemon.directory().join("disks");
@@ -27,7 +27,7 @@ fn ok(output: &Output) {
     assert!(output.status.success(), "{}", err(output));
 }
 
-/// Creates and plugs a disk; its socket.
+/// Creates and plugs a disk; returns its socket.
 fn attach(daemon: &Daemon, name: &str) -> PathBuf {
     ok(&run(&daemon.socket(), &["vdi", "attach", name, "--new", "16M"]));
     vbd(daemon, name)["socket"].as_str().unwrap().into()
@@ -41,7 +41,7 @@ fn state(daemon: &Daemon, name: &str) -> String {
     vbd(daemon, name)["state"].as_str().unwrap().to_owned()
 }
 
-/// Calls the hook for a step in the life of a domain with disks at these sockets.
+/// Runs the hook for a step in the life of a domain with disks at these sockets.
 fn hook(daemon: &Daemon, step: &str, domain: &str, sockets: &[&Path]) -> Output {
     let disks: String = sockets
         .iter()
@@ -64,7 +64,7 @@ fn a_start_plugs_and_a_stop_unplugs() {
     assert_eq!(state(&daemon, "web"), "plugged");
     ok(&hook(&daemon, "started", WEB, &[&web]));
     let hot = attach(&daemon, "data");
-    // The first disk was taken out of the domain meanwhile, and is its own still.
+    // The first disk was removed from the domain meanwhile, but is still claimed for it.
     ok(&hook(&daemon, "release", WEB, &[&hot]));
     assert_eq!((state(&daemon, "web"), state(&daemon, "data")), ("unplugged".to_owned(), "unplugged".to_owned()));
 }
@@ -79,7 +79,7 @@ fn a_disk_of_another_domain_is_refused_and_stays() {
     ok(&hook(&daemon, "release", OTHER, &[&web]));
     assert_eq!(state(&daemon, "web"), "plugged");
     ok(&run(&daemon.socket(), &["vbd", "unplug", "web"]));
-    // A claim on a disk that is not plugged is void.
+    // A claim on an unplugged disk is void.
     ok(&hook(&daemon, "prepare", OTHER, &[&web]));
 }
 
@@ -113,7 +113,7 @@ fn running_domains_and_those_without_our_disks_need_no_daemon() {
     let (mut daemon, web) = daemon_with_disk();
     daemon.stop();
     ok(&hook(&daemon, "prepare", OTHER, &[Path::new("/run/spdk/vhost.0")]));
-    // A failure would end the domain.
+    // A failure would kill the domain.
     ok(&hook(&daemon, "reconnect", WEB, &[&web]));
     ok(&hook(&daemon, "stopped", WEB, &[&web]));
     let refused = hook(&daemon, "prepare", WEB, &[&web]);

@@ -1,4 +1,4 @@
-//! `tapline` and the API client: with a daemon that plays recorded responses, and with `taplined` itself.
+//! Tests of `tapline` and the API client, with a daemon that plays recorded responses and with `taplined` itself.
 
 mod console;
 mod follow;

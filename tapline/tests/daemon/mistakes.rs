@@ -1,8 +1,8 @@
-//! Mistakes that users make, each with the message it gets and its exit code, as `mistakes.txt` has them: with
-//! `taplined` and the disk program, in the order of the file. No mistake may change anything.
+//! Makes the mistakes in `mistakes.txt` with `taplined` and the disk program, in the order of the file, and compares
+//! messages and exit codes. No mistake may change anything.
 //!
-//! `WRITE_MISTAKES=1` writes the file anew from the commands in it, to be reviewed: does each message say what was
-//! tried, on what, why not, and what to do now?
+//! `WRITE_MISTAKES=1` rewrites the file from the commands in it. To be reviewed: does each message contain what was
+//! tried, on what, why it failed, and what to do now?
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use control::size::readable;
 use crate::play::{out, run};
 use crate::taplined::Daemon;
 
-/// What the file has: `$ COMMAND`, the output behind bars, `exit CODE`. Other lines are headings.
+/// The file: `$ COMMAND`, its output behind bars, `exit CODE`. Other lines are headings.
 const MISTAKES: &str = include_str!("mistakes.txt");
 
-/// How each line of output begins in the file.
+/// The beginning of each line of output in the file.
 const INDENT: &str = "| ";
 
-/// Where the commands are run, in the file.
+/// The working directory of the commands, in the file.
 const HERE: &str = "/here";
 
-/// What there is before anything goes wrong.
+/// Commands that set up the objects.
 const BEFORE: &[&str] = &[
     "sr create local --dir /here/sr --format vhd --description disks",
     "sr create other --dir /here/other --format qcow2",
@@ -59,17 +59,17 @@ impl Bed {
         self.daemon.directory().to_owned()
     }
 
-    /// The words of a command of the file.
+    /// Splits a command of the file into words.
     fn words(&self, command: &str) -> Vec<String> {
         split(&command.replace(HERE, &self.here().display().to_string()))
     }
 
-    /// What a command prints, and its exit code, as the file has them.
+    /// The output of a command and its exit code, in the format of the file.
     fn result(&self, command: &str) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_tapline"))
             .args(self.words(command))
             .env("TAPLINE_SOCKET", self.daemon.socket())
-            // A log that a killed process has left on this host may be called after the inode of a file of this test.
+            // A log that a killed process has left on this host may have the name of a file of this test.
             .env("TAPLINE_REDO_DIR", self.here().join("run/redo"))
             .env_remove("COLUMNS")
             .current_dir(self.here())
@@ -86,7 +86,7 @@ impl Bed {
         shown
     }
 
-    /// Without what differs between two runs.
+    /// Replaces text that differs between runs.
     fn normal(&self, text: &str) -> String {
         let text = text.replace(&self.here().display().to_string(), HERE);
         let mut normal = String::new();
@@ -109,7 +109,7 @@ impl Bed {
         words.collect()
     }
 
-    /// Everything that a mistake could have changed.
+    /// The state of everything that a mistake could have changed.
     fn all(&self) -> String {
         let lists = ["sr", "vdi", "vbd", "vm", "token"].map(|noun| {
             let mut values: serde_json::Value =
@@ -121,14 +121,14 @@ impl Bed {
     }
 }
 
-/// Free space and the like is measured again and again.
+/// Removes values that are measured repeatedly, such as free space.
 fn without_measurements(object: &mut serde_json::Value) {
     if let Some(fields) = object.as_object_mut() {
         fields.retain(|_, value| value.is_string() || value.is_boolean());
     }
 }
 
-/// All files and their lengths, but those that the daemon writes for itself.
+/// All files and their lengths, except those that the daemon writes for itself.
 fn files(directory: &Path) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut left = vec![directory.to_owned()];
@@ -147,7 +147,7 @@ fn files(directory: &Path) -> String {
     lines.concat()
 }
 
-/// The words of a command as a shell splits them; quotes are single ones.
+/// Splits a command as a shell does; quotes are single ones.
 fn split(command: &str) -> Vec<String> {
     let mut words = Vec::new();
     for (number, part) in command.split('\'').enumerate() {

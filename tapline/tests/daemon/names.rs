@@ -1,4 +1,4 @@
-//! Objects by their names: which one is meant, how it is called in errors, and disks as a tree.
+//! Tests of selecting objects by name, of their names in errors, and of the tree of disks.
 
 use std::process::Command;
 
@@ -17,11 +17,11 @@ fn snapshot(number: u128, name: &str) -> Vdi {
 }
 
 #[test]
-fn of_a_disk_and_its_snapshots_the_disk_is_shown() {
+fn a_name_shared_with_snapshots_shows_the_disk() {
     let all = [snapshot(2, "root"), vdi(1, "root"), snapshot(3, "root")];
     let played = Played::new([ok("GET", "vdis?match=root", &all), ok("GET", &format!("vdis/{VDI}"), &vdi(1, "root"))]);
     assert!(out(&played.run(&["vdi", "show", "root"])).contains(VDI));
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_revert_takes_a_snapshot_of_that_disk() {
         ok("POST", &format!("vdis/{VDI}/revert"), &vdi(1, "root")),
     ]);
     assert_eq!(out(&played.run(&["vdi", "revert", VDI, "--snapshot", "before", "--yes"])), "");
-    assert_eq!(played.asked()[3].body, json!({ "snapshot": two }));
+    assert_eq!(played.received()[3].body, json!({ "snapshot": two }));
 }
 
 #[test]
@@ -60,7 +60,7 @@ tapline: 'root' is ambiguous; it matches 3 disks:
   give the UUID of the one you mean, or its repository: --sr
 ";
     assert_eq!(err(&refused), text);
-    // In one repository, only a UUID tells them apart.
+    // In one repository, only the UUIDs differ.
     let refused = played.run(&["vdi", "show", "root"]);
     assert!(err(&refused).ends_with("\n  give the UUID of the one you mean\n"), "{}", err(&refused));
 }
@@ -74,11 +74,11 @@ fn a_repository_narrows_a_name() {
         ok("POST", &format!("vdis/{VDI}/merge"), &json!({})),
     ]);
     assert_eq!(out(&played.run(&["vdi", "merge", "root", "--sr", "fast"])), "");
-    played.asked();
+    played.received();
 }
 
 #[test]
-fn ambiguous_repositories_are_listed_with_their_locations_and_machines_with_their_dates() {
+fn ambiguous_repositories_and_machines_are_listed_with_details() {
     let played = Played::new([
         ok("GET", "srs?match=vms", &[sr(1, "vms"), sr(2, "vms")]),
         ok("GET", "vms?match=web", &[vm(1, "web"), vm(2, "web")]),
@@ -107,7 +107,7 @@ fn an_error_calls_an_object_by_the_name_that_was_given() {
     ]);
     let said = err(&played.run(&["vdi", "snapshot", "root"]));
     assert_eq!(said, format!("tapline: disk \"root\" ({VDI}) is plugged\n  unplug it first\n"));
-    // Programs, and those who have given a UUID, read what the daemon says.
+    // JSON output, and a problem about an object given by UUID, are unchanged.
     let said = err(&played.run(&["vdi", "snapshot", "root", "--json"]));
     assert!(said.contains(&format!("\"VDI {VDI} is plugged\"")), "{said}");
     let said = err(&played.run(&["vdi", "snapshot", VDI]));
@@ -123,7 +123,7 @@ fn a_taken_name_is_a_conflict_and_can_be_allowed() {
     let create = ["vdi", "create", "root", "--sr", SR, "--size", "1M"];
     assert_eq!(played.run(&create).status.code(), Some(7));
     out(&played.run(&[&create[..], &["--allow-duplicate-name"]].concat()));
-    let asked = played.asked();
+    let asked = played.received();
     assert_eq!(asked[1].body["allow_duplicate_name"], true);
     assert!(asked[0].body.get("allow_duplicate_name").is_none());
 }
@@ -177,7 +177,7 @@ data         10 GiB  3 MiB  2026-11-22T10:00:00Z  ready      0000d100  fast
     assert_eq!(nested[0]["children"][0]["name"], "root@1");
     assert_eq!(nested[0]["children"][0]["children"][0]["name"], "copy");
     assert_eq!((nested.as_array().unwrap().len(), &nested[1]["children"]), (2, &json!([])));
-    // One disk; the repository's images are not known.
+    // One disk, with an unknown inventory of its repository.
     let one = tree(&played, "C", &[VDI]);
     assert_eq!(
         one.lines().map(|line| line.split_whitespace().next().unwrap()).collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! The requests and output of the nouns' verbs, with recorded responses.
+//! Tests of the requests and the output of the nouns' verbs, with recorded responses.
 
 use crate::objects::{done, sr, task, vbd, vdi, vm};
 use crate::play::{self, Played, begun, err, ok, out, refused, scene};
@@ -13,7 +13,7 @@ const TASK: &str = "00007a00-0000-0000-0000-000000000001";
 
 #[test]
 fn a_list_is_a_table_or_the_apis_json() {
-    // What a forecast says depends on the time, so there is none here.
+    // No forecast, because its text depends on the current time.
     let space = |full| sr(1, "fast").space.map(|space| api::Space { forecast: None, full, ..space });
     let health = api::Health { state: api::HealthState::Full, ..api::Health::default() };
     let slow = api::Sr { space: space(true), health, ..sr(2, "slow") };
@@ -27,7 +27,7 @@ UUID      NAME  STATE     VIRTUAL    USED    FREE  OVERCOMMIT  FULL IN     SIZE 
     assert_eq!(out(&played.run(&["sr", "list"])), table);
     let listed: Vec<api::Sr> = serde_json::from_str(&out(&played.run(&["sr", "list", "a b", "--json"]))).unwrap();
     assert_eq!(listed, srs);
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn sr_create_sends_the_storage_in_the_apis_form() {
         assert_eq!(out(&played.run(&words)), format!("{SR}\n"));
         let asked =
             json!({"name": "fast", "description": "", "source": source, "reserve": 10_u64 << 30, "format": "vhd"});
-        assert_eq!(played.asked()[0].body, asked);
+        assert_eq!(played.received()[0].body, asked);
     }
 }
 
@@ -122,11 +122,11 @@ fn invalid_arguments_are_refused_before_any_request() {
     for words in wrong {
         assert_eq!(played.run(words).status.code(), Some(64), "{words:?}");
     }
-    assert!(played.asked().is_empty());
+    assert!(played.received().is_empty());
 }
 
 #[test]
-fn verbs_of_an_sr_ask_their_routes() {
+fn verbs_of_an_sr_use_their_routes() {
     let scan = json!({"appeared": [], "missing": [], "returned": [], "unplaced": [], "counts": {"images": 3}});
     let found = [json!({"uuid": SR, "name": "fast", "known": false, "images": 3})];
     let image = json!({"uuid": VDI, "file": "a.vhd", "format": "vhd", "size": 1 << 30});
@@ -163,11 +163,11 @@ fn verbs_of_an_sr_ask_their_routes() {
     assert_eq!(out(&played.run(&["sr", "set", SR, "--reserve", "0"])), "");
     assert_eq!(out(&played.run(&["sr", "detach", SR])), "");
     assert_eq!(out(&played.run(&["sr", "forget", SR])), "");
-    assert_eq!(played.asked()[8].body, json!({"reserve": 0}));
+    assert_eq!(played.received()[8].body, json!({"reserve": 0}));
 }
 
 #[test]
-fn verbs_of_a_vdi_ask_their_routes() {
+fn verbs_of_a_vdi_use_their_routes() {
     let verb = |verb: &str| format!("vdis/{VDI}/{verb}");
     let of = |verb_: &str| ok("POST", &verb(verb_), &vdi(1, "root"));
     let played = Played::new([
@@ -192,7 +192,7 @@ fn verbs_of_a_vdi_ask_their_routes() {
     assert_eq!(out(&played.run(&import)), made);
     assert_eq!(out(&played.run(&["vdi", "export", VDI, "/srv/a.raw", "--format", "raw"])), "");
     assert_eq!(out(&played.run(&["vdi", "merge", VDI])), "");
-    let bodies: Vec<_> = played.asked().into_iter().map(|asked| asked.body).filter(|body| !body.is_null()).collect();
+    let bodies: Vec<_> = played.received().into_iter().map(|asked| asked.body).filter(|body| !body.is_null()).collect();
     assert_eq!(
         bodies,
         [
@@ -220,7 +220,7 @@ fn a_dry_run_only_reports_what_would_be_destroyed() {
         format!("would destroy disk \"root\" ({VDI})\nwould free 7 B, and remove the file a.qcow2\n")
     );
     assert_eq!(out(&played.run(&["sr", "destroy", SR, "--yes"])), "");
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -235,17 +235,17 @@ fn without_a_terminal_a_loss_needs_yes() {
                to confirm it, add --yes, which is required without a terminal";
     assert_eq!(err(&refused), format!("tapline: destroy disk \"root\" ({VDI}): {why}\n"));
     assert_eq!(refused.status.code(), Some(64));
-    // Meant may be virsh's word for a forced power-off.
+    // The user may mean virsh's command for a forced power-off.
     let refused = played.run(&["vm", "destroy", "web"]);
     let instead = "to cut the machine's power, use: tapline vm shutdown --force web";
     let what = format!("destroy the vm 'web' ({VM}) with its block devices");
     assert_eq!(err(&refused), format!("tapline: {what}: {why}; {instead}\n"));
     assert_eq!(refused.status.code(), Some(64));
-    assert!(played.asked().iter().all(|asked| asked.what.starts_with("GET ")));
+    assert!(played.received().iter().all(|asked| asked.what.starts_with("GET ")));
 }
 
 #[test]
-fn verbs_of_a_vbd_ask_their_routes() {
+fn verbs_of_a_vbd_use_their_routes() {
     let played = Played::new([
         ok("GET", "vms?match=web", &[vm(1, "web")]),
         ok("GET", "vdis?match=root", &[vdi(1, "root")]),
@@ -269,7 +269,7 @@ fn verbs_of_a_vbd_ask_their_routes() {
     assert_eq!(out(&played.run(&["vbd", "unplug", VBD, "--force"])), "");
     assert_eq!(out(&played.run(&["vbd", "connect", VBD, "--for", "cloud-hypervisor"])), "--disk vhost_user=true\n");
     assert_eq!(out(&played.run(&["vbd", "destroy", VBD])), "");
-    let asked = played.asked();
+    let asked = played.received();
     assert_eq!(asked[2].body, json!({"vm": VM, "vdi": VDI, "position": 3, "mode": "RO"}));
     assert_eq!(asked[9].body, json!({"force": true}));
 }
@@ -284,7 +284,7 @@ fn many_vbds_are_plugged_and_unplugged_in_one_task() {
     ]);
     assert_eq!(out(&played.run(&["vbd", "plug", VBD, VDI])), "");
     assert_eq!(out(&played.run(&["vbd", "unplug", "--vm", "web", "--force"])), "");
-    let asked = played.asked();
+    let asked = played.received();
     assert_eq!(asked[0].body, json!({"vbds": [VBD, VDI], "force": false}));
     assert_eq!(asked[3].body, json!({"vm": VM, "force": true}));
     assert_eq!(played.run(&["vbd", "plug"]).status.code(), Some(64));
@@ -292,7 +292,7 @@ fn many_vbds_are_plugged_and_unplugged_in_one_task() {
 }
 
 #[test]
-fn verbs_of_a_vm_ask_their_routes() {
+fn verbs_of_a_vm_use_their_routes() {
     let played = Played::new([
         ok("POST", "vms", &vm(1, "web")),
         ok("GET", "vms", &[vm(1, "web")]),
@@ -312,7 +312,7 @@ fn verbs_of_a_vm_ask_their_routes() {
     }
     assert_eq!(out(&played.run(&["vm", "shutdown", VM, "--force-after", "30"])), "");
     assert_eq!(out(&played.run(&["vm", "destroy", VM, "--yes"])), "");
-    let asked = played.asked();
+    let asked = played.received();
     let boot = json!({"from": "kernel", "kernel": "/boot/k", "cmdline": ""});
     let body = json!({"name": "web", "description": "", "driver": "qemu", "memory": 1 << 30, "vcpus": 1, "boot": boot,
         "platform": {"usb": "true"}});
@@ -334,7 +334,7 @@ fn autostart_is_set_and_cleared() {
     let how = |order, delay, tries| json!({"autostart": {"order": order, "delay": delay, "tries": tries}});
     let none = json!({ "autostart": null });
     let wanted = [how(0, 0, 5), how(2, 30, 5), none.clone(), how(0, 0, 9), none];
-    assert_eq!(played.asked().into_iter().map(|asked| asked.body).collect::<Vec<_>>(), wanted);
+    assert_eq!(played.received().into_iter().map(|asked| asked.body).collect::<Vec<_>>(), wanted);
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn platform_keys_are_changed_individually() {
     let set = ["vm", "set", VM, "--platform", "hvm_serial=pty", "--no-platform", "usb", "--memory", "2G"];
     assert_eq!(out(&played.run(&set)), "");
     let body = json!({"memory": 2_u64 << 30, "platform": {"hvm_serial": "pty", "parallel": "none"}});
-    assert_eq!(played.asked()[1].body, body);
+    assert_eq!(played.received()[1].body, body);
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn shells_complete_verbs_and_options() {
         std::fs::write(&path, out(&play::run("/nowhere".as_ref(), &["completion", shell]))).unwrap();
         path
     };
-    // As bash does it: the words, the index of the one being completed, and the preceding word.
+    // As bash does: the words, the index of the one to complete, and the preceding word.
     let complete = format!(
         "source {}; COMP_WORDS=(tapline $@); COMP_CWORD=$#; _clap_complete_tapline tapline \"${{@: -1}}\" \"${{@: -2:1}}\"; echo ${{COMPREPLY[@]}}",
         script("bash").display()
@@ -370,7 +370,7 @@ fn shells_complete_verbs_and_options() {
     assert_eq!(completed(&["sr", "intr"]), "introduce\n");
     assert_eq!(completed(&["vdi", "create", "--form"]), "--format\n");
     assert_eq!(completed(&["vdi", "create", "--format", "q"]), "qcow2\n");
-    // What the disk program does is completed as well.
+    // Commands of the disk program are completed as well.
     assert_eq!(completed(&["image", "conv"]), "convert\n");
     for shell in ["zsh", "fish"] {
         assert!(std::fs::read_to_string(script(shell)).unwrap().contains("TAPLINE_COMPLETE"));

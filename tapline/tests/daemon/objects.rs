@@ -1,4 +1,4 @@
-//! Objects as a daemon would return them.
+//! Objects of the API for recorded responses.
 
 use api::{
     About, Forecast, ImageFormat, LogicalBlockSize, Mode, ObjectKind, Space, Sr, SrSource, SrState, Task, TaskState,
@@ -7,14 +7,14 @@ use api::{
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// The first digits of a repository, a disk, a block device, a machine and a task; the last one counts.
+/// The UUID prefixes of repositories, disks, block devices, machines and tasks; a number is appended.
 const SR: u128 = 0x0000_5e00 << 96;
 const VDI: u128 = 0x0000_d100 << 96;
 const VBD: u128 = 0x0000_bd00 << 96;
 const VM: u128 = 0x0000_4a00 << 96;
 const TASK: u128 = 0x0000_7a00 << 96;
 
-/// A repository that is attached and fills.
+/// An attached repository that is filling up.
 pub fn sr(number: u128, name: &str) -> Sr {
     Sr {
         uuid: Uuid::from_u128(SR + number),
@@ -87,7 +87,7 @@ pub fn vdi(number: u128, name: &str) -> Vdi {
     }
 }
 
-/// A block device that is plugged.
+/// A plugged block device.
 pub fn vbd(number: u128) -> Vbd {
     Vbd {
         uuid: Uuid::from_u128(VBD + number),
@@ -114,7 +114,7 @@ pub fn vbd(number: u128) -> Vbd {
     }
 }
 
-/// A machine that is halted.
+/// A halted machine.
 pub fn vm(number: u128, name: &str) -> Vm {
     Vm {
         uuid: Uuid::from_u128(VM + number),
@@ -158,7 +158,7 @@ pub fn task(number: u128, state: TaskState, progress: f64, step: Option<&str>) -
     }
 }
 
-/// The task when it is done, with what came of it.
+/// A completed task with its result.
 pub fn done(number: u128, result: impl serde::Serialize) -> Task {
     let result: Value = json!(result);
     Task { result: Some(result), ..task(number, TaskState::Done, 1.0, Some("record")) }

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde_json::Value;
 
-/// An answer and the request that it is for.
+/// A response and the request that it is for.
 #[derive(Clone)]
 pub struct Scene {
     method: &'static str,
@@ -29,50 +29,50 @@ pub struct Scene {
 /// How a response ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// Complete.
+    /// The response is complete.
     Whole,
-    /// Never.
+    /// The response never comes.
     Held,
-    /// Complete, after longer than what is called quick.
+    /// The response is complete, but late: tasks that take less time show no progress.
     Late,
-    /// The connection is closed before it is complete.
+    /// The connection is closed before the response is complete.
     Cut,
 }
 
 /// A received request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct Received {
     /// The method and the target: `GET /v1/host`.
     pub what: String,
-    /// The body; null without a body.
+    /// The body; null if there is none.
     pub body: Value,
-    /// The header of this name.
+    /// The value of the header `Last-Event-ID`.
     pub last_event_id: Option<String>,
 }
 
-/// The daemon.
+/// The daemon that plays the scenes.
 pub struct Played {
     directory: tempfile::TempDir,
     scenes: Arc<Mutex<VecDeque<Scene>>>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<Received>>>,
 }
 
-/// An answer of 200.
+/// A response with status 200.
 pub fn ok(method: &'static str, target: &str, body: &impl Serialize) -> Scene {
     scene(method, target, 200, serde_json::to_vec(body).unwrap())
 }
 
-/// An answer of 202: a task has begun.
+/// A response with status 202: a task has begun.
 pub fn begun(method: &'static str, target: &str, task: &api::Task) -> Scene {
     scene(method, target, 202, serde_json::to_vec(task).unwrap())
 }
 
-/// A refusal.
+/// A refusal with this problem.
 pub fn refused(method: &'static str, target: &str, problem: &api::Problem) -> Scene {
     scene(method, target, problem.code.http_status(), serde_json::to_vec(problem).unwrap())
 }
 
-/// Any answer.
+/// A response with any status.
 pub fn scene(method: &'static str, target: &str, status: u16, body: impl Into<Vec<u8>>) -> Scene {
     Scene { method, target: format!("/v1/{target}"), status, body: body.into(), end: End::Whole, lasts: false }
 }
@@ -82,7 +82,7 @@ pub fn held(method: &'static str, target: &str) -> Scene {
     Scene { end: End::Held, ..scene(method, target, 200, "") }
 }
 
-/// The same answer, after more than half a second.
+/// Delays a scene by more than half a second.
 pub fn late(scene: Scene) -> Scene {
     Scene { end: End::Late, ..scene }
 }
@@ -110,7 +110,7 @@ impl Played {
         Played::new(scenes.into_iter().map(|scene| Scene { lasts: true, ..scene }))
     }
 
-    /// Where it listens.
+    /// The path of the daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("taplined.sock")
     }
@@ -135,7 +135,7 @@ impl Played {
     }
 
     /// The received requests; all scenes must have been played.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn received(&self) -> Vec<Received> {
         assert!(self.scenes.lock().unwrap().is_empty(), "not everything was asked: {:?}", self.asked.lock().unwrap());
         self.asked.lock().unwrap().clone()
     }
@@ -148,13 +148,13 @@ pub fn run(socket: &Path, words: &[&str]) -> Output {
     tapline.output().unwrap()
 }
 
-/// Standard output of what must have been done.
+/// Standard output of a command that must have succeeded.
 pub fn out(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(0), "{}", err(output));
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Standard error.
+/// Standard error of a command.
 pub fn err(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
@@ -163,7 +163,7 @@ pub fn err(output: &Output) -> String {
 async fn serve(
     listener: std::os::unix::net::UnixListener,
     scenes: Arc<Mutex<VecDeque<Scene>>>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<Received>>>,
 ) {
     listener.set_nonblocking(true).unwrap();
     let listener = tokio::net::UnixListener::from_std(listener).unwrap();
@@ -175,7 +175,7 @@ async fn serve(
     }
 }
 
-/// The scene for a request.
+/// Takes the scene for a request.
 fn next(scenes: &mut VecDeque<Scene>, what: &str) -> Option<Scene> {
     match scenes.iter().find(|scene| scene.lasts && what == format!("{} {}", scene.method, scene.target)) {
         Some(lasting) => Some(lasting.clone()),
@@ -187,13 +187,13 @@ fn next(scenes: &mut VecDeque<Scene>, what: &str) -> Option<Scene> {
 async fn play(
     request: Request<Incoming>,
     scenes: Arc<Mutex<VecDeque<Scene>>>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<Received>>>,
 ) -> Result<Response<Full<Bytes>>, String> {
     let what = format!("{} {}", request.method(), request.uri());
     let last_event_id = request.headers().get("last-event-id").map(|id| id.to_str().unwrap().to_owned());
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() };
-    asked.lock().unwrap().push(Asked { what: what.clone(), body, last_event_id });
+    asked.lock().unwrap().push(Received { what: what.clone(), body, last_event_id });
     let scene = next(&mut scenes.lock().unwrap(), &what);
     match scene.as_ref().map(|scene| scene.end) {
         Some(End::Held) => std::future::pending::<()>().await,

@@ -1,5 +1,5 @@
-//! `tapline` and the client with `taplined` over TLS: which certificates and tokens are accepted, and the messages if
-//! not.
+//! Tests of `tapline` and the API client with `taplined` over TLS: which certificates and tokens are accepted, and the
+//! messages if they are refused.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use api::{Code, TokenCreate};
 use crate::play::{err, out, run};
 use crate::taplined::Daemon;
 
-/// A daemon that listens for TLS, with a certificate made as described in docs/api.md.
+/// A daemon that listens for TLS, with a certificate created as described in docs/api.md.
 struct Served {
     daemon: Daemon,
     certificates: tempfile::TempDir,
@@ -56,7 +56,7 @@ impl Served {
         self.certificates.path().join(name)
     }
 
-    /// Makes a token; its secret.
+    /// Creates a token; returns its secret.
     fn token(&self, words: &[&str]) -> String {
         let made = run(&self.daemon.socket(), &[&["token", "create"], words].concat());
         out(&made).trim().to_owned()
@@ -72,7 +72,7 @@ impl Served {
         tapline
     }
 
-    /// Runs `tapline` against its address, with a token.
+    /// Runs `tapline` against the daemon's address with a token.
     fn run(&self, token: &str, words: &[&str]) -> Output {
         self.command(words).env("TAPLINE_CONNECT", self.url()).env("TAPLINE_TOKEN", token).output().unwrap()
     }
@@ -83,7 +83,7 @@ impl Served {
     }
 }
 
-/// Checks that it was refused, with this message.
+/// Checks that a command was refused with a message that contains these words.
 #[track_caller]
 fn refused(output: &Output, words: &[&str]) {
     let said = err(output);
@@ -102,7 +102,7 @@ fn a_token_from_environment_or_file_is_sent() {
     std::fs::write(&file, format!("{secret}\n")).unwrap();
     let (file, url, ca) = (file.to_str().unwrap(), served.url(), served.path("certificate.pem"));
     let words = ["host", "show", "--json", "--connect", &url, "--ca", ca.to_str().unwrap(), "--token-file", file];
-    // Options go before the environment.
+    // Options take precedence over the environment.
     let mut asked = served.command(&words);
     let asked = asked.env("TAPLINE_SOCKET", "/nowhere").env("TAPLINE_CA", "/nowhere").env("TAPLINE_TOKEN", "nothing");
     assert_eq!(identity(&out(&asked.output().unwrap())), identity(&here));
@@ -176,8 +176,7 @@ fn a_follower_learns_that_its_token_was_revoked() {
     let served = Served::start();
     let secret = served.token(&["ci"]);
     let mut follow = served.follow(&secret);
-    // Nothing is known about an event number that never existed: the notice about it shows that the client is
-    // following.
+    // The notice about an event number that never existed shows that the client is following.
     let mut said = BufReader::new(follow.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();

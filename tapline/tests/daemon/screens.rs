@@ -1,6 +1,6 @@
-//! What lists and objects look like at terminals of 60, 80 and 200 columns, as `screens.txt` has it.
+//! Compares lists and objects on terminals of 60, 80 and 200 columns with `screens.txt`.
 //!
-//! `WRITE_SCREENS=1` writes the file anew, to be reviewed.
+//! `WRITE_SCREENS=1` rewrites the file, to be reviewed.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::terminal::{on_terminal, said};
 const SCREENS: &str = include_str!("screens.txt");
 const WIDTHS: [u16; 3] = [60, 80, 200];
 
-/// What is shown.
+/// The commands that are run.
 const COMMANDS: &[&str] = &[
     "sr list",
     "vdi list",
@@ -28,10 +28,10 @@ const COMMANDS: &[&str] = &[
     "vm show 00004a00-0000-0000-0000-000000000001",
 ];
 
-/// A host with a little of everything, and names of all lengths.
+/// A host with objects of all kinds, and with names of all lengths.
 fn host() -> Played {
     let mut full = sr(1, "fast");
-    // Seen from now, a bit more than three days.
+    // A bit more than three days from now.
     let soon = in_three_days();
     full.space.as_mut().unwrap().forecast.as_mut().unwrap().full_at = soon;
     let lost = sr(2, "archive of everything that was ever taken over");
@@ -89,13 +89,13 @@ fn nas_is_gone() -> Problem {
     Problem::new(api::Code::Timeout, "the server nas has not answered for 30 s").advise("check the network to nas")
 }
 
-/// A line without what is computed from the time now.
+/// Removes the part of a line that depends on the current time.
 fn without_the_time(line: &str) -> &str {
     line.strip_suffix(" per day").map_or(line, |_| "       full: TIME, at 1 GiB per day")
 }
 
 #[test]
-fn screens_are_those_of_the_file_at_each_width() {
+fn screens_match_the_file_at_each_width() {
     let host = host();
     let mut now = String::new();
     for command in COMMANDS {
@@ -105,7 +105,7 @@ fn screens_are_those_of_the_file_at_each_width() {
             let screen = said(&output).replace("\u{1b}[1m", "").replace("\u{1b}[0m", "");
             writeln!(now, "==== {command}, {width} columns").unwrap();
             for line in screen.lines().map(without_the_time) {
-                // A single object is not cut: the terminal wraps its lines.
+                // A single object is not cut; the terminal wraps its lines.
                 let is_table = !command.contains("show");
                 assert!(!is_table || line.chars().count() <= width.into(), "{command}, {width} columns: {line}");
                 writeln!(now, "{}", line.trim_end()).unwrap();

@@ -1,4 +1,4 @@
-//! The README's examples, typed into a terminal as they are printed (`story.sh`).
+//! Types the README's examples into a terminal as printed (`story.sh`).
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! With `taplined` itself, built in the directory of `tapline`.
+//! Tests with `taplined` itself, built in the directory of `tapline`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -9,7 +9,7 @@ use api::client::Client;
 
 use crate::play::{err, out, run};
 
-/// A daemon with a directory of its own.
+/// A daemon with its own directory; killed with its disk processes on drop.
 pub struct Daemon {
     directory: tempfile::TempDir,
     process: Child,
@@ -18,7 +18,7 @@ pub struct Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.process.kill().and_then(|()| self.process.wait()).unwrap();
-        // What it has started outlives it.
+        // The processes it has started outlive it.
         for (pid, words) in processes() {
             if words.contains(&self.directory.path().display().to_string()) {
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Daemon {
         Daemon::start_with("")
     }
 
-    /// One with more settings, as text of TOML.
+    /// Starts a daemon with additional settings in TOML.
     pub fn start_with(settings: &str) -> Daemon {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("taplined.toml");
@@ -59,12 +59,12 @@ impl Daemon {
         daemon
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("run/taplined.sock")
     }
 
-    /// Kills it, and starts its successor.
+    /// Kills the daemon and starts another one.
     pub fn restart(&mut self) {
         self.stop();
         let path = |name: &str| self.directory.path().join(name);
@@ -72,7 +72,7 @@ impl Daemon {
         self.wait_for();
     }
 
-    /// Kills it; its disks continue.
+    /// Kills the daemon; its disks keep running.
     pub fn stop(&mut self) {
         self.process.kill().and_then(|()| self.process.wait()).unwrap();
     }
@@ -83,12 +83,12 @@ impl Daemon {
         }
     }
 
-    /// A directory of its own, for what a test needs.
+    /// Its directory, for files of the test.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Its log.
+    /// The text of its log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("stderr")).unwrap()
     }
@@ -99,7 +99,7 @@ fn spawn(config: &Path, log: &Path) -> Child {
     taplined.arg("--config").arg(config).stderr(std::fs::File::create(log).unwrap()).spawn().unwrap()
 }
 
-/// The daemon's program, built if need be: cargo builds only the programs of the crate that is tested.
+/// The daemon's program, built if necessary, because cargo builds only the programs of the crate under test.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -119,7 +119,7 @@ fn the_host_is_shown() {
     assert!(text.contains("\n        taplined: ") && text.contains("\n     plug window: 10\n"), "{text}");
     let host: Host = serde_json::from_str(&out(&run(&daemon.socket(), &["host", "show", "--json"]))).unwrap();
     assert!(text.contains(&host.uuid.to_string()));
-    // The option beats the environment.
+    // The option takes precedence over the environment.
     let other = run(&daemon.socket(), &["host", "--socket", "/nowhere/at/all", "show"]);
     assert_eq!(other.status.code(), Some(10));
     assert!(err(&other).contains("/nowhere/at/all"), "{}", err(&other));
@@ -180,7 +180,7 @@ fn refusals_of_the_daemon_are_printed() {
 async fn events_can_be_followed() {
     let daemon = Daemon::start();
     Client::new(daemon.socket()).events(None).await.unwrap();
-    // The daemon does not know a number that never existed: the client must read everything again.
+    // The daemon does not know a number that never existed, so the client must reload everything.
     let mut events = Client::new(daemon.socket()).events(Some(1_000_000)).await.unwrap();
     assert_eq!(events.next().await, api::client::StreamItem::Reset);
 }
@@ -194,7 +194,7 @@ fn following_stops_silently_on_a_closed_pipe() {
         let mut follow =
             follow.args(words).env("TAPLINE_SOCKET", daemon.socket()).stdout(pipe()).stderr(pipe()).spawn().unwrap();
         drop(follow.stdout.take());
-        // Whether it is already following cannot be seen from here, so changes are made until it has ended.
+        // Whether it is following already is unknown, so changes are made until it has ended.
         while follow.try_wait().unwrap().is_none() {
             out(&run(&daemon.socket(), &["host", "drain"]));
         }
@@ -203,13 +203,13 @@ fn following_stops_silently_on_a_closed_pipe() {
     }
 }
 
-/// Runs a command that must succeed, and returns what it prints, without the line's end.
+/// Runs a command that must succeed; returns its output without the line's end.
 fn done(daemon: &Daemon, words: &[&str]) -> String {
     out(&run(&daemon.socket(), words)).trim_end().to_owned()
 }
 
 #[test]
-fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
+fn creating_and_attaching_a_disk_is_idempotent() {
     let daemon = Daemon::start();
     let disks = daemon.directory.path().join("disks");
     std::fs::create_dir(&disks).unwrap();
@@ -231,7 +231,7 @@ fn a_disk_is_made_and_attached_in_one_command_and_again_without_effect() {
     assert_eq!(done(&daemon, &["vbd", "list", "-q"]), vbd);
     let chosen = ["vdi", "list", "--columns", "name,state,sr", "--sort", "-virtual"];
     assert_eq!(done(&daemon, &chosen), "NAME  STATE   SR\ndata  in use  fast");
-    // Options of the daemon stand before the noun, too.
+    // Options of the daemon may precede the noun.
     assert_eq!(
         out(&Command::new(env!("CARGO_BIN_EXE_tapline"))
             .arg("--socket")
@@ -279,13 +279,13 @@ fn a_directory_of_images_is_introduced_with_a_disk_for_each() {
     for line in ["a.vhd: disk \"a\" (", "vhd of 10 MiB", "qcow2 of 20 MiB", "unplaced  notes.qcow2: "] {
         assert!(shown.contains(line), "no {line}: {shown}");
     }
-    // For a script.
+    // The same for a script.
     let uuid = String::from_utf8_lossy(&said.stdout).into_owned();
     assert_eq!(done(&daemon, &["sr", "list", "--output", "uuid"]), uuid.trim_end());
 }
 
 #[test]
-fn a_machine_is_made_with_its_disks_or_not_at_all() {
+fn a_machine_is_created_with_its_disks_or_not_at_all() {
     let daemon = Daemon::start();
     let disks = daemon.directory.path().join("disks");
     std::fs::create_dir(&disks).unwrap();
@@ -300,7 +300,7 @@ fn a_machine_is_made_with_its_disks_or_not_at_all() {
     assert_eq!(done(&daemon, &["vbd", "show", "web/vdb"]), done(&daemon, &["vbd", "show", "data"]));
     let wrong = run(&daemon.socket(), &["vbd", "show", "web/vdc"]);
     assert!(wrong.status.code() == Some(6) && err(&wrong).contains("the vm 'web' has no disk vdc"), "{}", err(&wrong));
-    // The last disk cannot be had: nothing stays of what was made for it.
+    // The last disk does not exist, so all objects created for the machine are removed.
     let refused = run(&daemon.socket(), &["vm", "create", "db", "--disk", "new=64M", "--disk", "nowhere"]);
     assert_eq!(refused.status.code(), Some(6), "{}", err(&refused));
     assert_eq!(done(&daemon, &["vm", "list", "-o", "name"]), "web");
@@ -308,7 +308,7 @@ fn a_machine_is_made_with_its_disks_or_not_at_all() {
 }
 
 #[test]
-fn disks_are_told_apart_by_name_from_the_first_snapshot_to_a_conflict() {
+fn disks_are_distinguished_by_name() {
     let daemon = Daemon::start();
     let disks = daemon.directory.path().join("disks");
     std::fs::create_dir(&disks).unwrap();

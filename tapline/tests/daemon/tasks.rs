@@ -1,17 +1,17 @@
-//! The pages of the manual's task part (`docs/tasks`), typed into a terminal as they are printed (`tasks.sh`), with a
-//! daemon and images of their own.
+//! Types the pages of the manual's task part (`docs/tasks`) into a terminal as printed (`tasks.sh`), with a daemon and
+//! images for each page.
 //!
-//! A page is typed from its first block of commands to its last. A block is fenced with `console`: lines that begin
-//! with `# ` are typed by root, `> ` continues a command, and all others are the output. Words after `console`:
+//! A page is typed from its first block of commands to its last. Blocks are fenced with `console`: lines that begin
+//! with `# ` are typed by root, `> ` continues a command, and all others are output. Words after `console`:
 //!
 //! - `fails`: the last command of the block ends with an exit status other than zero.
-//! - `not-typed: REASON`: the block needs something that a test cannot have, such as a guest's shell.
+//! - `not-typed: REASON`: the block needs something that a test does not have, such as a guest's shell.
 //!
 //! A block fenced with another language and `file: PATH` is saved at that path. A comment that begins with `<!--
-//! before` holds shell commands that prepare the host: what the page takes for granted.
+//! before` contains shell commands that prepare the host.
 //!
-//! In printed output, `…` stands for any text and, alone in a line, for any number of lines. UUIDs, dates, process
-//! numbers and times of less than a minute are compared by their form only, and runs of spaces are one.
+//! In printed output, `…` stands for any text and, alone in a line, for any number of lines. Of UUIDs, dates, process
+//! numbers and times of less than a minute only the form is compared, and runs of spaces count as one.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ mod pattern;
 
 use page::{Page, Step};
 
-/// What every page finds on its host: images of a guest that answers at its serial port, and of one that writes without
-/// end; and what starts a daemon.
+/// Commands that prepare the host of each page: images of a guest that answers at its serial port, and of one that
+/// writes without end; and what starts a daemon.
 const PREPARED: &str = r#"
 mkdir -p /srv/images
 qemu-img convert -O qcow2 guest.raw /srv/images/debian.qcow2
@@ -40,14 +40,14 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tasks")
 }
 
-/// Types a page; `None` where that cannot be done on this machine.
+/// Types a page; `None` if that is impossible on this machine.
 fn typed(name: &str) -> Option<Vec<(Step, String, String)>> {
     let page = Page::parse(&std::fs::read_to_string(directory().join(name)).unwrap()).unwrap();
     let room = tempfile::tempdir().unwrap();
     let bed = room.path().join("bed");
     let steps = bed.join("steps");
     std::fs::create_dir_all(&steps).unwrap();
-    // Behind the sector that is written to there is room, so that the image has to grow.
+    // There is room after the sector that is written, so that the image has to grow.
     let guests = [("guest", firmware::answers_at_the_serial_port()), ("busy", firmware::counts_in(8192))];
     for (name, boot) in guests {
         let mut bytes = boot.to_vec();
@@ -84,13 +84,13 @@ fn typed(name: &str) -> Option<Vec<(Step, String, String)>> {
     Some(ended.collect())
 }
 
-/// Whether a line is printed only if the guest is slow to power off.
+/// Whether a line is only printed if the guest is slow to power off.
 fn depends_on_the_guest(line: &str) -> bool {
     line.starts_with("tapline: waiting for the guest of ")
         || line.starts_with("  to stop it as if its power were cut: ")
 }
 
-/// The commands of a page that did not end as printed, with what is printed instead.
+/// The commands of a page that did not end as printed, with their actual output.
 fn faults(name: &str) -> String {
     let mut faults = String::new();
     for (step, output, status) in typed(name).into_iter().flatten() {
@@ -148,7 +148,7 @@ fn every_page_is_typed() {
     assert_eq!(pages, typed);
 }
 
-/// The commands that no test types, each with its reason. A new one needs a reason that no preparation can remove.
+/// Commands that no test types, each with its reason. A new one needs a reason that no preparation can remove.
 #[test]
 fn few_commands_are_not_typed() {
     let (mut typed, mut not_typed) = (0, Vec::new());

@@ -1,4 +1,4 @@
-//! Behaviour on a terminal: questions, progress bars, and tables that fit. The terminal is that of script(1).
+//! Tests of questions, progress bars and tables on a terminal, which is that of script(1).
 
 use std::io::Write;
 use std::path::Path;
@@ -22,11 +22,10 @@ pub fn script(socket: &Path, columns: u16, words: &str) -> Child {
     script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs `tapline` with these arguments on a terminal of this many columns, with this input. All of its output is in
-/// `stdout`.
+/// Runs `tapline` with these arguments and input on a terminal of this many columns. All output is in `stdout`.
 pub fn on_terminal(played: &Played, columns: u16, words: &str, typed: &str) -> Output {
     let mut script = script(&played.socket(), columns, words);
-    // Held open: the end of the input would be the end of the terminal.
+    // Held open: the end of the input would close the terminal.
     let mut stdin = script.stdin.take().unwrap();
     stdin.write_all(typed.as_bytes()).unwrap();
     let output = script.wait_with_output().unwrap();
@@ -46,7 +45,7 @@ fn destroying_asks_for_confirmation() {
     assert!(said.contains(&format!("destroy disk \"root\" ({VDI}): really? [y/N] ")), "{said}");
     assert!(said.ends_with("tapline: not confirmed: nothing was done\n"), "{said}");
     assert_eq!(output.status.code(), Some(4));
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -58,7 +57,7 @@ fn yes_or_the_option_confirms_destruction() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let output = on_terminal(&played, 100, &format!("vdi destroy {VDI} --yes"), "");
     assert_eq!((output.status.code(), said(&output).as_str()), (Some(0), ""));
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -72,7 +71,7 @@ fn a_table_has_the_columns_that_fit() {
     );
     assert!(said(&on_terminal(&played, 200, "sr list", "")).contains("nas:/srv/vms"));
     assert!(said(&on_terminal(&played, 50, "sr list --wide", "")).contains(SR));
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -88,8 +87,8 @@ fn a_task_has_a_bar() {
     let said = said(&on_terminal(&played, 100, &format!("vdi copy {VDI} --sr {SR}"), ""));
     assert!(said.contains("vdi-copy: running, copy [===============") && said.contains(" 50 %"), "{said:?}");
     assert!(said.ends_with("0000d100-0000-0000-0000-000000000007\n"), "{said:?}");
-    // A bar for what is over at once would only flash.
+    // A bar for a short task would only flash.
     let quick = on_terminal(&played, 100, &format!("vdi copy {VDI} --sr {SR}"), "");
     assert_eq!(crate::terminal::said(&quick), "0000d100-0000-0000-0000-000000000007\n");
-    played.asked();
+    played.received();
 }

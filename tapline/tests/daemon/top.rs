@@ -1,4 +1,4 @@
-//! `tapline top` with names from the daemon, and with a daemon that does not answer.
+//! Tests of `tapline top` with names from the daemon, and with a daemon that does not respond.
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
@@ -57,7 +57,7 @@ fn a_disk_has_the_names_that_the_daemon_knows_and_is_found_by_them() {
 fn a_daemon_that_does_not_answer_costs_names_only() {
     let (place, _page) = place();
     let socket = place.path().join("silent.sock");
-    // It is connected to, and never answers.
+    // It accepts connections but never responds.
     let _silent = UnixListener::bind(&socket).unwrap();
     let pages = place.path().display().to_string();
     let output = run(&socket, &["top", "--json", "-n", "1", "-i", "0.01", "--pages", &pages]);
@@ -69,7 +69,7 @@ fn a_daemon_that_does_not_answer_costs_names_only() {
 #[test]
 fn pages_are_those_of_the_daemon_that_is_named() {
     let (place, _page) = place();
-    // None listens: the page is read without the daemon.
+    // No daemon listens: the page is read without it.
     let socket = place.path().join("taplined.sock");
     let disk = sampled(&out(&run(&socket, &["top", "--json", "-n", "1", "-i", "0.01", "root.qcow2"])));
     assert_eq!(disk["vbd"], vbd(1).uuid.to_string());
@@ -77,7 +77,7 @@ fn pages_are_those_of_the_daemon_that_is_named() {
     assert_eq!(sampled(&out(&run("/nonexistent/taplined.sock".as_ref(), &option)))["vbd"], vbd(1).uuid.to_string());
     let found = out(&run(&socket, &["doctor"]));
     assert!(!found.contains("no disk is served"), "{found}");
-    // Where nothing is found, the directory that was read is named.
+    // If nothing is found, the message names the directory.
     let other = tempfile::tempdir().unwrap();
     let read = other.path().join("vbd").display().to_string();
     let socket = other.path().join("taplined.sock");

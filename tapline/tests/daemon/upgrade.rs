@@ -1,4 +1,4 @@
-//! `tapline vbd upgrade` of one or many disks: the output for each, and failures.
+//! Tests of `tapline vbd upgrade` of one or several disks: output and failures.
 
 use api::{Code, Problem, Task, TaskState, Vbd, VbdState, VbdUpgraded};
 use rustix::process::{Pid, Signal, kill_process};
@@ -56,7 +56,7 @@ fn an_upgrade_reports_how_long_the_guest_waited() {
     let table = "UUID PAUSE PID REPLACED NOTE\n\
                  0000bd00 8.1 ms 80 77 the previous process had the same version 0.1.0\n";
     assert_eq!(squeezed(&out(&played.run(&["vbd", "upgrade", "0000bd"]))), table);
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_single_failed_upgrade_prints_its_error() {
     let output = played.run(&["vbd", "upgrade", &uuid(1)]);
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(err(&output), "tapline: it is not plugged\n  there is nothing to do\n");
-    played.asked();
+    played.received();
 }
 
 fn four() -> Vec<Vbd> {
@@ -103,7 +103,7 @@ fn one_failed_upgrade_does_not_stop_the_others() {
     assert_eq!(squeezed(&String::from_utf8(output.stdout.clone()).unwrap()), table);
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(err(&output), "tapline: 2 of 3 block devices were not upgraded\n  for the first one: see its log\n");
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn the_first_interrupt_cancels_and_the_second_stops_waiting() {
     assert_eq!(output.status.code(), Some(4));
     assert!(err(&output).contains(&format!("tapline: {} continues: the task cannot be cancelled now\n", uuid(1))));
     assert!(err(&output).contains("still running in the background"), "{}", err(&output));
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn disks_of_the_real_daemon_are_upgraded() {
     let before = pids();
     let output = run(&daemon.socket(), &["vbd", "upgrade", "--all", "--wide"]);
     let after = pids();
-    // Before anything can fail: disks outlive their daemon.
+    // Before anything can fail, because disks outlive their daemon.
     tapline(&["host", "drain", "--timeout", "0"]);
     let table = out(&output);
     assert_eq!((before.len(), after.len(), table.lines().count()), (2, 2, 3), "{table}");

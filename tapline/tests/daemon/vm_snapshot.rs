@@ -1,4 +1,4 @@
-//! Snapshots, reverts and clones of machines on the command line.
+//! Tests of snapshots, reverts and clones of machines.
 
 use serde_json::json;
 
@@ -46,11 +46,11 @@ UUID      NAME                  CREATED               DISKS  MEMORY  VCPUS  DESC
 ";
     assert_eq!(out(&played.run(&["vm", "snapshots", "web"])), table);
     assert_eq!(out(&played.run(&["vm", "snapshot-destroy", VM, "--snapshot", "old", "--yes"])), "");
-    assert_eq!(played.asked()[0].body, json!({ "name": "old", "description": "" }));
+    assert_eq!(played.received()[0].body, json!({ "name": "old", "description": "" }));
 }
 
 #[test]
-fn a_machine_gets_and_shows_a_schedule_and_has_a_snapshot_stay() {
+fn a_machine_has_a_schedule_and_a_pinned_snapshot() {
     let kept = api::Retention::new(24, 7, 0, 0).unwrap();
     let why = api::Problem::new(api::Code::NoSpace, "there is no space").advise("free some");
     let shown = api::Vm { retention: Some(kept), retention_problem: Some(why), ..vm(1, "web") };
@@ -71,7 +71,7 @@ fn a_machine_gets_and_shows_a_schedule_and_has_a_snapshot_stay() {
     assert!(lines.contains("keeps: 24 hourly, 7 daily\n"), "{lines}");
     assert!(lines.contains("not kept: there is no space\n"), "{lines}");
     assert!(out(&played.run(&["vm", "snapshots", VM, "--wide"])).contains("its schedule"));
-    let asked = played.asked();
+    let asked = played.received();
     assert_eq!(asked[0].body, json!({ "retention": { "hourly": 24, "daily": 7 } }));
     assert_eq!(asked[1].body, json!({ "retention": null }));
     assert_eq!(asked[3].body, json!({ "scheduled": false }));
@@ -98,7 +98,7 @@ fn a_machine_is_reverted_and_cloned_by_the_name_of_a_snapshot() {
     assert!(err(&cloned).contains("the network card was not copied"), "{cloned:?}");
     assert_eq!(out(&cloned), format!("{VM}\n"));
     assert_eq!(out(&played.run(&["vm", "clone", VM, "web3"])), format!("{VM}\n"));
-    let asked = played.asked();
+    let asked = played.received();
     assert_eq!(asked[2].body, json!({ "snapshot": SNAPSHOT }));
     assert_eq!(asked[4].body, json!({ "name": "web2", "description": "", "snapshot": SNAPSHOT }));
     assert_eq!(asked[6].body, json!({ "name": "web3", "description": "" }));

@@ -1,4 +1,4 @@
-//! Waiting for tasks: until they succeed, fail, or the user interrupts.
+//! Tests of waiting for tasks until they succeed, fail, or the user interrupts.
 
 use std::process::{Child, Output};
 
@@ -44,11 +44,11 @@ fn a_long_running_verb_is_followed_step_by_step() {
     let output = played.run(&COPY);
     assert_eq!(out(&output), "0000d100-0000-0000-0000-000000000007\n");
     assert_eq!(err(&output), "vdi-copy: pending\nvdi-copy: running, copy\nvdi-copy: done\n");
-    played.asked();
+    played.received();
 }
 
 #[test]
-fn a_long_shutdown_says_how_to_force_it() {
+fn a_long_shutdown_prints_how_to_force_it() {
     const VM: &str = "00004a00-0000-0000-0000-000000000001";
     let waits = || task(1, TaskState::Running, 0.5, Some("ask"));
     let shutdown = || begun("POST", &format!("vms/{VM}/shutdown"), &waits());
@@ -61,7 +61,7 @@ fn a_long_shutdown_says_how_to_force_it() {
     assert!(!said.contains("power off"), "{said}");
     assert!(
         played
-            .asked()
+            .received()
             .iter()
             .filter(|asked| asked.what.starts_with("POST"))
             .all(|asked| asked.body["force_after"].is_null())
@@ -69,7 +69,7 @@ fn a_long_shutdown_says_how_to_force_it() {
 }
 
 #[test]
-fn an_unplug_says_for_which_guest_it_waits() {
+fn an_unplug_prints_the_guest_that_it_waits_for() {
     const VBD: &str = "0000bd00-0000-0000-0000-000000000001";
     const VM: &str = "00004a00-0000-0000-0000-000000000001";
     let running = api::Vm { power: api::Power::Running, ..vm(1, "web") };
@@ -88,7 +88,7 @@ fn an_unplug_says_for_which_guest_it_waits() {
     assert!(err(&refused).contains(what) && refused.status.code() == Some(64), "{}", err(&refused));
     let said = err(&played.run(&["vbd", "unplug", VBD, "--yes"]));
     assert_eq!(said, "tapline: waiting for the guest of 'web' to release 'root' (--force does not wait)\n");
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn the_uuid_of_a_created_object_is_printed() {
     let played = Played::new(made.into_iter().chain(nameless));
     assert_eq!(out(&played.run(&COPY)), format!("{VDI}\n"));
     assert_eq!(out(&played.run(&COPY)), "");
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn no_wait_returns_at_once() {
     assert_eq!(out(&played.run(&[&COPY[..], &["--no-wait"]].concat())), format!("{TASK}\n"));
     let task: Task = serde_json::from_str(&out(&played.run(&[&COPY[..], &["--no-wait", "--json"]].concat()))).unwrap();
     assert_eq!(task.state, TaskState::Pending);
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn an_interrupt_cancels_the_task_and_waits() {
                 vdi-copy: cancelled\n\
                 tapline: vdi-copy was cancelled at step copy\n";
     assert_eq!(err(&output), text);
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_second_interrupt_stops_waiting() {
 fn a_wait_survives_a_daemon_restart() {
     let played = Played::new([copy_begins(), play::cut("GET", &step()), ok("GET", &step(), &done(1, vdi(7, "root")))]);
     assert_eq!(out(&played.run(&COPY)), "0000d100-0000-0000-0000-000000000007\n");
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn tasks_are_listed_shown_waited_for_and_cancelled() {
     let waited = out(&played.run(&["task", "wait", "00007a00"]));
     assert!(waited.contains("      state: done\n") && waited.contains("\"uuid\": \"0000d100-"), "{waited}");
     assert_eq!(out(&played.run(&["task", "cancel", TASK])), "");
-    played.asked();
+    played.received();
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn an_invalid_response_is_an_error() {
     assert_eq!(output.status.code(), Some(4));
     let said = err(&output);
     assert!(said.contains("cannot read the response") && said.contains("different versions"), "{said}");
-    // A daemon that is known to be of another version is named.
+    // Another version of the daemon is named.
     let played = Played::new([unreadable(), ok("GET", "host", &serde_json::json!({ "version": "0.0.9", "new": 1 }))]);
     let said = err(&played.run(&["host", "show"]));
     assert!(said.contains("taplined is version 0.0.9") && said.contains("restart taplined"), "{said}");

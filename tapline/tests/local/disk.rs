@@ -1,4 +1,4 @@
-//! `tapline disk`, with a disk that `tapline-disk` serves.
+//! Tests of `tapline disk` with a disk served by `tapline-disk`.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// A disk with the chain `vhd:a`, in a directory of its own.
+/// A served disk with the chain `vhd:a`, in its own directory.
 struct Served {
     room: tempfile::TempDir,
     process: Child,
@@ -28,7 +28,7 @@ impl Served {
         while UnixStream::connect(served.room.path().join("control.sock")).is_err() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Only a disk that answers has opened its other sockets, too.
+        // When the disk replies here, its other sockets exist, too.
         served.done("disk control.sock stats");
         served
     }
@@ -43,7 +43,7 @@ impl Served {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What is refused: the exit code, and the message.
+    /// Runs a command that must be refused; returns the exit code and the message.
     fn refused(&self, words: &str) -> (Option<i32>, String) {
         let output = self.run(words);
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -57,7 +57,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // It may have been stopped.
+        // It may have been stopped already.
         self.process.kill().unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }
@@ -70,7 +70,7 @@ fn each_verb_is_sent_and_its_answer_shown() {
     assert!(disk.done("disk control.sock layers").contains("read-only"));
     assert!(disk.done("disk control.sock clone --of 1 --to vhd:c").contains("--parent"));
     for _ in 0..2 {
-        // The second time it is found to be done.
+        // The second time there is nothing to do.
         let merge = "disk control.sock merge --from 0 --into 1 --delete --expect vhd:b vhd:a";
         assert!(disk.done(merge).contains("merged layers"));
     }
@@ -98,12 +98,12 @@ fn what_a_disk_refuses_is_shown_with_its_exit_code() {
     disk.done("image create vhd:taken --size 1M");
     let (code, said) = disk.refused("disk control.sock snapshot --to vhd:taken");
     assert!(code == Some(7) && said.contains("already exists"), "{said}");
-    // With --json the refusal is the last line on stdout, and the exit code is the same.
+    // With --json the refusal is the last line on stdout; the exit code is the same.
     let output = disk.run("disk control.sock snapshot --to vhd:taken --json");
     let line: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&line["error"]["kind"], output.status.code()), (&Value::from("exists"), Some(7)));
     assert!(output.stderr.is_empty(), "{output:?}");
-    // The request is well-formed but impossible for this disk: the outcome is the same whether it is served or not.
+    // Well-formed but impossible for this disk: the result is the same whether it is served or not.
     assert_eq!(disk.refused("disk control.sock resize --size 1M").0, Some(4));
     disk.stop();
     assert_eq!(disk.refused("image resize vhd:a --size 1M").0, Some(4));
@@ -111,7 +111,7 @@ fn what_a_disk_refuses_is_shown_with_its_exit_code() {
     assert!(code == Some(4) && said.contains("serve --control"), "{said}");
 }
 
-/// The reads of a recording that was just made, on another image: as many, and as long as the trace says.
+/// Replays the reads of a new recording on another image; their number and length must be those of the trace.
 fn replays_what_was_recorded(served: &Served, traced: &Value) {
     let room = |words: &str| {
         let output = tapline().args(words.split_whitespace()).current_dir(served.room.path()).output().unwrap();
@@ -138,7 +138,7 @@ fn a_trace_has_the_requests_of_its_time_and_their_stages_add_up() {
     let mut trace = tapline();
     trace.args(words.split_whitespace()).current_dir(served.room.path()).stdout(std::process::Stdio::piped());
     let mut trace = trace.spawn().unwrap();
-    // It is not known when the trace begins: requests come until it has ended.
+    // The beginning of the trace is unknown, so requests are sent until it has ended.
     while trace.try_wait().unwrap().is_none() {
         client.write(1 << 20, &[7; 4096]).unwrap();
         client.read(0, 512).unwrap();

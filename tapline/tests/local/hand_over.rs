@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use testkit::program;
 
-/// A copy of `tapline` in a directory of its own, next to a program that only prints how it was called.
+/// A copy of `tapline` in its own directory, next to a program that only prints its arguments.
 fn installed(directory: &tempfile::TempDir, with_disk_program: bool) -> PathBuf {
     let tapline = directory.path().join("tapline");
     program::copy(Path::new(env!("CARGO_BIN_EXE_tapline")), &tapline);

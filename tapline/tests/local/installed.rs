@@ -1,11 +1,11 @@
-//! `tools/installed`: what `make install` puts on a host, and that `make uninstall` removes exactly that.
+//! Tests of `tools/installed`: which files `make install` creates, and that `make uninstall` removes exactly these.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// A prefix below a directory of its own, and a tree to install into it.
+/// A host: a prefix in a temporary directory, and a tree to install into it.
 struct Host {
     room: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ impl Host {
         self.prefix().join(file)
     }
 
-    /// Adds a file to the tree that is to be installed.
+    /// Adds a file to the tree to install.
     fn stage(&self, file: &str, text: &str) {
         let path = self.staged(file);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -44,7 +44,7 @@ impl Host {
         self.room.path().join("stage").join(self.path(file).strip_prefix("/").unwrap())
     }
 
-    /// Runs the script; whether it succeeded, and its messages.
+    /// Runs the script; returns whether it succeeded, and its messages.
     fn run(&self, words: &[&Path]) -> (bool, String) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/installed");
         let mut command = Command::new(script);
@@ -63,7 +63,7 @@ impl Host {
         self.run(&[Path::new("remove"), &self.prefix()])
     }
 
-    /// A program that runs in the place of one that was installed.
+    /// Starts a program in place of an installed one.
     fn running(&self, program: &str) -> Child {
         self.stage(program, "");
         testkit::program::copy(Path::new("/bin/sleep"), &self.staged(program));

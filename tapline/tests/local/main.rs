@@ -1,4 +1,4 @@
-//! `tapline` without a daemon: what it passes on, and what it does itself.
+//! Tests of `tapline` without a daemon.
 
 mod disk;
 mod hand_over;
@@ -10,7 +10,8 @@ mod xen;
 use std::path::Path;
 use std::process::Command;
 
-/// Has the program that serves disks beside `tapline`: cargo builds the programs of the crate under test only.
+/// Builds the program that serves disks next to `tapline`, because cargo builds only the programs of the crate under
+/// test.
 fn build_disk_program() {
     if !Path::new(env!("CARGO_BIN_EXE_tapline")).with_file_name("tapline-disk").exists() {
         let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "tapline-disk"]).status().unwrap();

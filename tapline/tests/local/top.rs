@@ -1,4 +1,4 @@
-//! `tapline top`, with a disk that `tapline-disk` serves, over pipes and in a terminal.
+//! Tests of `tapline top` with a disk served by `tapline-disk`, over pipes and in a terminal.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testkit::nbd;
 
-/// A disk with a page, in a directory of its own.
+/// A served disk with a statistics page, in its own directory.
 struct Served {
     room: tempfile::TempDir,
     process: Child,
@@ -17,7 +17,7 @@ struct Served {
 
 fn tapline() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tapline"));
-    // No daemon of this host is asked for names.
+    // Without the daemon of this host.
     command.env("TAPLINE_SOCKET", "/nonexistent/taplined.sock").env_remove("TAPLINE_CONNECT");
     command
 }
@@ -33,7 +33,7 @@ impl Served {
         process.args(serve).current_dir(room.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let served = Served { process: process.spawn().unwrap(), room };
         wait("the disk is served", || UnixStream::connect(served.room.path().join("nbd.sock")).is_ok());
-        // It listens before it has begun its page.
+        // It listens before it creates its page.
         let page = served.room.path().join("a.page");
         wait("the page is begun", || stats::Reader::open(&page).is_ok_and(|page| page.snapshot().is_ok()));
         served
@@ -81,7 +81,7 @@ fn refused(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Writes, reads and flushes so often.
+/// Sends this number of writes and reads, and a flush.
 fn work(client: &mut nbd::Client, writes: u64, reads: u64) {
     (0..writes).for_each(|number| client.write(number * 4096, &[1; 4096]).unwrap());
     (0..reads).for_each(|number| drop(client.read(number * 512, 512).unwrap()));
@@ -142,7 +142,7 @@ fn a_request_that_is_held_is_a_queue_of_one_while_nothing_ends() {
 }
 
 #[test]
-fn a_disk_is_chosen_by_its_page_or_image_and_another_is_not_found() {
+fn a_disk_is_selected_by_its_page_or_image() {
     let served = Served::new();
     for words in ["a.page -b -n 1 -i 0.01", "--pages . a.raw -b -n 1 -i 0.01", "--pages . -b -n 1 -i 0.01 --sort p99"] {
         let output = served.top(words).output().unwrap();
@@ -159,7 +159,7 @@ fn a_disk_is_chosen_by_its_page_or_image_and_another_is_not_found() {
 }
 
 #[test]
-fn without_a_terminal_or_without_pages_it_says_what_to_do() {
+fn without_a_terminal_or_pages_there_is_advice() {
     let room = tempfile::tempdir().unwrap();
     let run = |words: &str| {
         let mut command = tapline();
@@ -178,12 +178,12 @@ fn without_a_terminal_or_without_pages_it_says_what_to_do() {
 /// `tapline top` in a terminal of script(1).
 struct Screen {
     script: Child,
-    /// What was written to it; blanks may be missing, where the cursor is moved over them.
+    /// Its output; blanks may be missing, where the cursor is moved over them.
     seen: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Screen {
-    /// The terminal's settings are kept before and after it, as are its number and exit code.
+    /// Starts it, and saves the terminal's settings before and after it, its name and the exit code.
     fn of(served: &Served) -> Screen {
         let command = format!(
             "tty >tty; stty rows 24 cols 100; stty -g >before; sh -c 'echo $$ >pid; exec \"{}\" top --pages .'; \
@@ -221,7 +221,7 @@ impl Screen {
         self.script.stdin.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
-    /// The screen was left, and the terminal is as it was.
+    /// Checks that the screen was left and the terminal restored.
     fn ended(mut self, served: &Served) {
         self.see("the end");
         let text = self.text();
@@ -241,7 +241,7 @@ fn run(command: &mut Command) {
 }
 
 #[test]
-fn the_screen_draws_follows_the_terminals_size_and_quits_with_q() {
+fn the_screen_follows_the_terminals_size_and_quits_with_q() {
     let served = Served::new();
     let mut screen = Screen::of(&served);
     screen.see("a.raw");

@@ -1,5 +1,5 @@
-//! `tools/upgrade-running`, which `make install` runs: when it acts on a daemon and its disks, and its message when it
-//! does not. `systemctl` and `tapline` are scripts that record their arguments.
+//! Tests of `tools/upgrade-running`, which `make install` runs: when it acts on a daemon and its disks, and its message
+//! otherwise. `systemctl` and `tapline` are scripts that record their arguments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::process::Command;
 
 use testkit::program;
 
-/// A host: what runs there, in directories of its own.
+/// A host with a daemon, in its own directories.
 struct Host {
     room: tempfile::TempDir,
 }
 
 impl Host {
-    /// A setup whose daemon is from a directory, by default the one into which the programs are installed.
+    /// A host whose daemon is from this directory, by default the one into which the programs are installed.
     fn with_daemon_of(bin: Option<&str>) -> Host {
         let host = Host { room: tempfile::tempdir().unwrap() };
         fs::create_dir(host.path("bin")).unwrap();
@@ -32,13 +32,13 @@ impl Host {
         self.room.path().join(name)
     }
 
-    /// A program that records its arguments.
+    /// Creates a program that records its arguments.
     fn script(&self, name: &str, text: &str) {
         let records = format!("echo {name} \"$@\" >>{}", self.path("asked").display());
         program::script(&self.path("bin").join(name), &format!("{records}\n{text}"));
     }
 
-    /// The output, and the recorded arguments.
+    /// Runs the script; returns its output and the recorded arguments.
     fn run(&self, variables: &[(&str, &str)]) -> (String, Vec<String>) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/upgrade-running");
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
@@ -52,7 +52,7 @@ impl Host {
     }
 }
 
-/// The output and the recorded arguments if the daemon is from the installed programs.
+/// The same for a daemon from the installed programs.
 fn own(variables: &[(&str, &str)]) -> (String, Vec<String>) {
     Host::with_daemon_of(None).run(variables)
 }

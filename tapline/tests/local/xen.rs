@@ -1,8 +1,8 @@
-//! Without Xen: the messages of `xen`, which leaves nothing behind.
+//! Tests of `tapline xen` without Xen: its messages, and that it leaves nothing behind.
 
 use std::process::Command;
 
-/// Runs a command with a store that is where nothing is.
+/// Runs a command that finds no xenstore.
 fn run(room: &tempfile::TempDir, words: &str) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_tapline"))
         .args(words.split_whitespace())

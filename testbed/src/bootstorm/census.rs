@@ -1,7 +1,6 @@
-//! Whether what the daemon says, what runs and what lies in directories is the same: no VDI lost, stuck, doubly active
-//! or leaked.
+//! Checks that the daemon's objects, the processes and the directories agree: no VDI lost, stuck, used twice or leaked.
 //!
-//! Asked while nothing is killed. What is under way may come to its end first.
+//! It runs without kills, and waits until nothing is in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,21 +13,21 @@ use serde_json::Value;
 use crate::daemon::api::{Api, REST};
 use crate::daemon::processes::Places;
 
-/// How long it may take until nothing is under way any more.
+/// Maximum time until nothing is in progress.
 const TO_SETTLE: Duration = Duration::from_secs(120);
 
-/// What must be there.
+/// The expected objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
-    /// VDIs beside the golden one.
+    /// Number of VDIs, without the golden one.
     pub vdis: usize,
     /// VBDs.
     pub vbds: usize,
-    /// VBDs that are plugged; none if it does not matter how many.
+    /// Number of plugged VBDs; `None` if any number is allowed.
     pub plugged: Option<usize>,
 }
 
-/// What is wrong when nothing is under way any more; nothing, if all is well.
+/// The errors when nothing is in progress any more; empty if there are none.
 pub fn census(api: &Api, places: &Places, expected: Expected) -> Vec<String> {
     let begin = Instant::now();
     loop {
@@ -61,12 +60,12 @@ fn text<'a>(object: &'a Value, key: &str) -> &'a str {
     object[key].as_str().unwrap_or_default()
 }
 
-/// The texts under a key of all objects.
+/// The texts under a key in all objects.
 fn all<'a>(objects: impl IntoIterator<Item = &'a Value>, key: &str) -> BTreeSet<String> {
     objects.into_iter().map(|object| text(object, key).to_owned()).collect()
 }
 
-/// What two sets should have in common and have not.
+/// The differences between two sets.
 fn compare(what: &str, there: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<String> {
     let leaked = there.difference(known).map(|one| format!("{what} that nobody knows: {one}"));
     let lost = known.difference(there).map(|one| format!("{what} that is not there: {one}"));
@@ -93,15 +92,15 @@ fn counts(vdis: &[Value], vbds: &[Value], expected: Expected) -> Vec<String> {
     wrong
 }
 
-/// The files of the repository are those of the VDIs: no image is hidden here.
+/// The repository must contain exactly the files of the VDIs: no image is hidden here.
 fn files(vdis: &[Value], places: &Places) -> Result<Vec<String>, String> {
     let mut there = names(&places.sr)?;
-    // What tells that it is a repository.
+    // Without the files of the repository itself.
     there.retain(|name| Path::new(name).extension().is_some_and(|end| end == "qcow2"));
     Ok(compare("a file", &there, &all(vdis, "file")))
 }
 
-/// Processes, directories with sockets and leases are those of the VBDs that are plugged.
+/// Processes, socket directories and leases must be those of the plugged VBDs.
 fn disks(vbds: &[Value], vdis: &[Value], places: &Places) -> Result<Vec<String>, String> {
     let plugged: Vec<&Value> = vbds.iter().filter(|vbd| vbd["state"] == "plugged").collect();
     let known: BTreeSet<String> =
@@ -138,13 +137,13 @@ fn machines(vms: &[Value], places: &Places) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// Nobody holds a lock on a file of the repository.
+/// No process may hold a lock on a file of the repository.
 fn locks(places: &Places) -> Result<Vec<String>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", places.sr.display());
     let mut inodes = BTreeMap::new();
     for entry in fs::read_dir(&places.sr).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        // It may go while we look.
+        // The file may be removed meanwhile.
         if let Ok(found) = entry.metadata() {
             inodes.insert(found.ino().to_string(), entry.file_name());
         }
@@ -162,7 +161,7 @@ fn locks(places: &Places) -> Result<Vec<String>, String> {
     Ok(ours.collect())
 }
 
-/// What is in a directory.
+/// The names in a directory.
 fn names(directory: &Path) -> Result<BTreeSet<String>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", directory.display());
     let entries = fs::read_dir(directory).map_err(failed)?;

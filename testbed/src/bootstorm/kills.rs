@@ -1,6 +1,6 @@
-//! Kills the daemon and its disk processes, at moments that a seed decides, for as long as it may.
+//! Kills the daemon and its disk processes at random times.
 //!
-//! It is a thread of its own. While it is held nothing is killed, and the daemon runs and listens.
+//! It runs in a separate thread. While it is held nothing is killed, and the daemon runs and listens.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,57 +13,57 @@ use fastrand::Rng;
 use crate::daemon::Daemon;
 use crate::daemon::processes::Places;
 
-/// Between two kills of a part, in milliseconds, at most: the longer it takes the rarer they are, so that everything
-/// comes to its end, also guests that are translated on a loaded machine.
+/// Maximum pause between two kills in milliseconds. It grows during a part, so that everything completes, even emulated
+/// guests on a loaded machine.
 const PAUSE_MAX: u64 = 600;
 const PAUSE_GROWS: u64 = 30;
 const PAUSE_LIMIT: u64 = 20_000;
 
-/// How often it is looked whether there is still something to wait for.
+/// Interval for checking whether to continue waiting.
 const STEP: Duration = Duration::from_millis(50);
 
-/// Of so many kills one is of the daemon.
+/// One of this many kills is of the daemon.
 const DAEMON_EVERY: u64 = 5;
 
-/// Who was killed, how often, by phase and kind.
+/// Number of kills by phase and kind of process.
 pub type Killed = BTreeMap<(&'static str, &'static str), u64>;
 
-/// Kills, unless it is held.
+/// The thread that kills, unless it is held.
 pub struct Killer {
-    /// It is over for good.
+    /// Set at the end of the storm.
     over: AtomicBool,
-    /// The phase in which it may kill; none while it is held. Locked while it kills and starts again.
+    /// The phase in which it may kill; `None` while it is held. Locked during a kill and restart.
     phase: Mutex<Option<&'static str>>,
     killed: Mutex<Killed>,
 }
 
 impl Killer {
-    /// Holds still.
+    /// Creates it, held.
     pub fn held() -> Killer {
         Killer { over: AtomicBool::new(false), phase: Mutex::new(None), killed: Mutex::default() }
     }
 
-    /// From now on it kills.
+    /// Lets it kill from now on.
     pub fn loose(&self, phase: &'static str) {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Some(phase);
     }
 
-    /// From now on it does not. The daemon is there when this returns.
+    /// Stops it from killing. The daemon runs when this returns.
     pub fn hold(&self) {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whom it has killed.
+    /// The number of kills so far.
     pub fn killed(&self) -> Killed {
         self.killed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It is over.
+    /// Ends the thread.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Waits, but not longer than the part lasts.
+    /// Waits for the pause, or until the part ends.
     fn rest(&self, pause: Duration, part: Option<&'static str>) {
         let begin = Instant::now();
         let is_so = || *self.phase.lock().unwrap_or_else(PoisonError::into_inner) == part;
@@ -72,14 +72,14 @@ impl Killer {
         }
     }
 
-    /// Kills until it is over.
+    /// Kills until it is ended.
     pub fn run(&self, daemon: &Daemon, places: &Places, seed: u64) -> Result<(), String> {
         let mut random = Rng::with_seed(seed);
         let (mut of_part, mut part) = (0, None);
         while !self.over.load(Ordering::Relaxed) {
             let pause_max = (PAUSE_MAX + PAUSE_GROWS * of_part).min(PAUSE_LIMIT);
             self.rest(Duration::from_millis(random.u64(..pause_max)), part);
-            // Held as long as it is at work: nobody looks at what is right in the middle of it.
+            // Locked during the kill: nothing is checked meanwhile.
             let phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
             of_part = if *phase == part { of_part + 1 } else { 0 };
             part = *phase;
@@ -92,12 +92,12 @@ impl Killer {
     }
 }
 
-/// Kills one; what it was.
+/// Kills a process; returns its kind.
 fn once(daemon: &Daemon, places: &Places, random: &mut Rng) -> Result<&'static str, String> {
     if random.u64(..DAEMON_EVERY) == 0 {
         daemon.kill()?;
         thread::sleep(Duration::from_millis(random.u64(..300)));
-        // Now and then the next one does not come as far as to listen.
+        // Sometimes kill the next daemon before it listens.
         if random.u64(..4) == 0 {
             daemon.launch()?;
             thread::sleep(Duration::from_millis(random.u64(..200)));
@@ -108,7 +108,7 @@ fn once(daemon: &Daemon, places: &Places, random: &mut Rng) -> Result<&'static s
     }
     let disks = places.disks();
     match random.choice(&disks) {
-        None => Ok("nobody"),
+        None => Ok("none"),
         Some(disk) => {
             places.kill(disk.pid)?;
             Ok(if disk.vbd.is_some() { "disk" } else { "image job" })

@@ -1,7 +1,6 @@
-//! The life of one VM: its disks are cloned from the golden image, plugged, used, unplugged and destroyed.
+//! The life of a VM: its disks are cloned from the golden image, plugged, used, unplugged and destroyed.
 //!
-//! Each part has an end that is looked for, and goes on towards it whatever is killed meanwhile: what failed is noted
-//! and asked for again.
+//! Each part continues until its goal is reached, whatever is killed meanwhile: failed requests are noted and repeated.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,35 +14,35 @@ use serde_json::{Value, json};
 use super::Storm;
 use crate::daemon::api::{Ended, REST, Trouble, nothing, uuid};
 
-/// How long one part of a VM's life may take: guests are translated, and there are many.
+/// Timeout of a part of a VM's life: guests are emulated, and there are many.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1200);
 
-/// A guest that has said nothing for so long does not get on: it says something each time it has written.
+/// Time after which a silent guest counts as hung: it prints a line after each write.
 const STANDSTILL: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// Bytes of a guest that is none.
+/// Memory in bytes of a VM without a real guest.
 const SMALL: u64 = 64 << 20;
 
-/// A VM.
+/// A VM of the storm.
 #[derive(Debug)]
 pub struct Machine {
     pub name: String,
-    /// Whether a QEMU runs it.
+    /// Whether QEMU runs it.
     pub real: bool,
     pub vm: String,
-    /// By position.
+    /// The VBDs, by position.
     pub vbds: Vec<String>,
     pub vdis: Vec<String>,
 }
 
-/// How much a guest had said at last, and since when it has said no more.
+/// The length of a guest's console output, and since when it has not grown.
 struct Silence {
     len: u64,
     since: Instant,
 }
 
 impl Storm<'_> {
-    /// Tries until there is something, or it cannot be.
+    /// Repeats a step until it yields a result or cannot succeed.
     fn until<T>(&self, what: &str, mut step: impl FnMut() -> Result<Option<T>, Trouble>) -> Result<T, String> {
         let begin = Instant::now();
         let mut last = String::new();
@@ -63,7 +62,7 @@ impl Storm<'_> {
         Err(format!("{what}: not in {} s; {last}", PATIENCE.as_secs()))
     }
 
-    /// What came of a task: its result, if it was done.
+    /// The result of a task if it succeeded.
     fn outcome(&self, what: &str, task: &Value) -> Result<Option<Value>, Trouble> {
         match self.api.wait(task)? {
             Ended::Done(result) => Ok(Some(result)),
@@ -75,7 +74,7 @@ impl Storm<'_> {
         }
     }
 
-    /// Makes an object; one whose maker has not heard of it is found by `find`.
+    /// Creates an object. If the response was lost, the object is found by `find`.
     fn made(
         &self,
         what: &str,
@@ -96,19 +95,19 @@ impl Storm<'_> {
         })
     }
 
-    /// Finds the one object that is named so.
+    /// Finds the object with this name.
     fn named(&self, path: &str) -> Result<Option<String>, Trouble> {
         let found = self.api.list(path)?;
         match &found[..] {
             [] => Ok(None),
             [one] => uuid(one).map(|uuid| Some(uuid.to_owned())),
             several => {
-                Err(Trouble::Wrong(format!("{path}: one was asked for at a time, and there are {}", several.len())))
+                Err(Trouble::Wrong(format!("{path}: one was requested at a time, and there are {}", several.len())))
             }
         }
     }
 
-    /// A clone of the golden image.
+    /// Clones the golden image.
     fn cloned(&self, name: &str) -> Result<String, String> {
         let mut again = false;
         self.until("vdi-clone", || {
@@ -131,7 +130,7 @@ impl Storm<'_> {
         })
     }
 
-    /// Makes a VM and its disks.
+    /// Creates a VM and its disks.
     pub fn create(&self, number: usize) -> Result<Machine, String> {
         let name = format!("storm{number:03}");
         let real = number < self.plan.real();
@@ -140,44 +139,44 @@ impl Storm<'_> {
         let (mut vdis, mut vbds) = (Vec::new(), Vec::new());
         for position in 0..self.plan.disks() {
             let vdi = self.cloned(&format!("{name}-{position}"))?;
-            let asked = json!({ "vm": vm, "vdi": vdi, "position": position });
+            let request = json!({ "vm": vm, "vdi": vdi, "position": position });
             let find = || {
                 let of_vm = self.api.list(&format!("/vbds?vm={vm}"))?;
                 let found = of_vm.iter().find(|vbd| vbd["position"] == position);
                 found.map(|vbd| uuid(vbd).map(str::to_owned)).transpose()
             };
-            vbds.push(self.made("vbd-create", "/vbds", &asked, find)?);
+            vbds.push(self.made("vbd-create", "/vbds", &request, find)?);
             vdis.push(vdi);
         }
         Ok(Machine { name, real, vm, vbds, vdis })
     }
 
     fn hardware(&self, name: &str, real: bool) -> Value {
-        let mut asked = json!({ "name": name, "driver": "qemu", "memory": SMALL, "vcpus": 1 });
+        let mut request = json!({ "name": name, "driver": "qemu", "memory": SMALL, "vcpus": 1 });
         if let (true, Some(boot)) = (real, &self.boot) {
-            asked["memory"] = json!(u64::from(crate::guest::MEMORY_MIB) << 20);
-            asked["boot"] = boot.clone();
-            asked["platform"] = json!({ "hvm_serial": format!("file:{}", self.console(name).display()) });
+            request["memory"] = json!(u64::from(crate::guest::MEMORY_MIB) << 20);
+            request["boot"] = boot.clone();
+            request["platform"] = json!({ "hvm_serial": format!("file:{}", self.console(name).display()) });
         }
-        asked
+        request
     }
 
-    /// Where a guest's console is kept.
+    /// The file of a guest's console output.
     fn console(&self, name: &str) -> PathBuf {
         self.places.room.join(format!("{name}.console"))
     }
 
-    /// Its VBDs are all plugged, whatever it is and without it.
+    /// Plugs all VBDs of a machine, without starting it.
     pub fn settle(&self, machine: &Machine) -> Result<(), String> {
         self.until("vbd-plug", || self.plugged(machine))
     }
 
-    /// Its VBDs are all plugged; if it is real, it runs.
+    /// Plugs all VBDs of a machine and starts it if it is real.
     pub fn plug(&self, machine: &Machine) -> Result<(), String> {
         if machine.real { self.until("vm-start", || self.started(machine)) } else { self.settle(machine) }
     }
 
-    /// The VBDs of a machine that are not plugged are.
+    /// Plugs the VBDs of a machine that are not plugged.
     fn plugged(&self, machine: &Machine) -> Result<Option<()>, Trouble> {
         let vbds = self.vbds(machine)?;
         if vbds.iter().all(|vbd| vbd["state"] == "plugged") {
@@ -188,12 +187,12 @@ impl Storm<'_> {
             let task = self.api.ask("POST", "/vbds/plug", &json!({ "vbds": down }))?;
             self.outcome("vbd-plug", &task)?;
         }
-        self.raise(&vbds)?;
+        self.plug_again(&vbds)?;
         Ok(None)
     }
 
-    /// Disks that have died too often are plugged again, as the daemon advises.
-    fn raise(&self, vbds: &[Value]) -> Result<(), Trouble> {
+    /// Plugs disks that have crashed too often again, as the daemon advises.
+    fn plug_again(&self, vbds: &[Value]) -> Result<(), Trouble> {
         let too_often = |vbd: &&Value| {
             vbd["state"] == "restarting"
                 && vbd["problem"]["advice"].as_str().is_some_and(|advice| advice.contains("stays down"))
@@ -209,14 +208,14 @@ impl Storm<'_> {
         self.api.list(&format!("/vbds?vm={}", machine.vm))
     }
 
-    /// A machine runs, or has done all that it was to do.
+    /// Starts a machine unless it runs or has finished its work.
     fn started(&self, machine: &Machine) -> Result<Option<()>, Trouble> {
         let vm = self.api.get(&format!("/vms/{}", machine.vm))?;
         match vm["power"].as_str() {
             Some("running") => Ok(Some(())),
             Some("halted") if self.has_finished(machine, &vm)? => Ok(Some(())),
             Some("halted") => {
-                // What an earlier one has said, whose start was undone, is not to be taken for this one's.
+                // The output of an earlier start that was rolled back must not count for this one.
                 fs::remove_file(self.console(&machine.name)).ok();
                 let task = self.api.ask("POST", &format!("/vms/{}/start", machine.vm), &nothing())?;
                 self.outcome("vm-start", &task)?;
@@ -226,7 +225,7 @@ impl Storm<'_> {
         }
     }
 
-    /// Whether the guest of a machine that is halted has said that it is done. It must not have gone wrong.
+    /// Whether the guest of a halted machine has reported that it is done; an error if it failed.
     fn has_finished(&self, machine: &Machine, vm: &Value) -> Result<bool, Trouble> {
         let console = fs::read(self.console(&machine.name)).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
@@ -240,11 +239,11 @@ impl Storm<'_> {
         }
         let message = vm["problem"]["detail"].as_str().unwrap_or_default();
         if message.contains("exited unexpectedly") && self.plan.kill {
-            // It had lost a disk and was ended for it. Its disks are unplugged then, and the VM starts anew.
+            // It was ended because it had lost a disk. Its disks are unplugged then, and the VM starts again.
             self.notes.again("a guest", "a QEMU whose disks were killed has ended by itself");
             return Ok(false);
         }
-        // A start that was undone with its daemon is no fault of the guest's.
+        // A start that was rolled back with its daemon is not the guest's fault.
         let undone = message.contains("was not started");
         if said("init=").is_some() && !undone {
             return Err(Trouble::Wrong(format!("the guest of {} broke off: {vm}\n{console}", machine.name)));
@@ -252,7 +251,7 @@ impl Storm<'_> {
         Ok(false)
     }
 
-    /// Its guest has done all that it was to do.
+    /// Waits until the guest has finished its work.
     pub fn load(&self, machine: &Machine, rounds: u32) -> Result<(), String> {
         if !machine.real {
             return self.simulated(machine, rounds);
@@ -264,12 +263,12 @@ impl Storm<'_> {
                 return Ok(Some(()));
             }
             match vm["power"].as_str() {
-                // Its start may have been undone after it was done: the daemon that did it was killed before it said
-                // so.
+                // The start may have been rolled back after it succeeded, because the daemon was killed before it
+                // recorded that.
                 Some("halted") => self.started(machine).map(|_| None),
                 Some("running") => {
                     let vbds = self.vbds(machine)?;
-                    self.raise(&vbds)?;
+                    self.plug_again(&vbds)?;
                     self.give_up_on_lost_disks(machine, &vbds, &mut silence).map_err(Trouble::Wrong)?;
                     Ok(None)
                 }
@@ -278,7 +277,7 @@ impl Storm<'_> {
         })
     }
 
-    /// A disk that QEMU has lost, as its VBD says, is waited for by the guest for ever, until somebody ends it.
+    /// Ends a machine whose QEMU has lost a disk according to its VBD, because the guest would wait forever.
     fn give_up_on_lost_disks(&self, machine: &Machine, vbds: &[Value], silence: &mut Silence) -> Result<(), String> {
         let len = fs::metadata(self.console(&machine.name)).map_or(0, |console| console.len());
         if len != silence.len {
@@ -295,13 +294,13 @@ impl Storm<'_> {
         self.places.machine(&machine.vm).map_or(Ok(()), |pid| self.places.kill(pid))
     }
 
-    /// What a guest does, without one. A disk whose process ends is waited for, and booted from again.
+    /// Does a guest's work without a VM. If the process of a disk ends, its successor is waited for and used again.
     pub fn simulated(&self, machine: &Machine, rounds: u32) -> Result<(), String> {
         let mut left: BTreeMap<String, Option<u64>> = machine.vbds.iter().map(|vbd| (vbd.clone(), None)).collect();
         let mut first = Ok(());
         self.until("a simulated guest", || {
             let vbds = self.vbds(machine)?;
-            self.raise(&vbds)?;
+            self.plug_again(&vbds)?;
             let ready: Vec<&Value> = vbds.iter().filter(|vbd| is_ready(vbd, &left)).collect();
             if ready.is_empty() {
                 return Ok(None);
@@ -324,7 +323,7 @@ impl Storm<'_> {
         first
     }
 
-    /// Runs `bench-guest` on disks; what came of each.
+    /// Runs `bench-guest` on disks; returns the result of each.
     fn run_guest(&self, machine: &Machine, vbds: &[&Value], rounds: u32) -> Result<Vec<Value>, String> {
         let disks: Vec<Value> = vbds.iter().map(|vbd| self.disk(machine, vbd)).collect();
         let job = json!({ "rounds": rounds, "blocks": super::BLOCKS, "disks": disks });
@@ -352,7 +351,7 @@ impl Storm<'_> {
         })
     }
 
-    /// Its VBDs are all unplugged.
+    /// Unplugs all VBDs of a machine.
     pub fn unplug(&self, machine: &Machine) -> Result<(), String> {
         self.until("vbd-unplug", || {
             let vbds = self.vbds(machine)?;
@@ -365,7 +364,7 @@ impl Storm<'_> {
         })
     }
 
-    /// It is no more, nor are its disks.
+    /// Destroys a machine and its disks.
     pub fn destroy(&self, machine: &Machine) -> Result<(), String> {
         for vbd in &machine.vbds {
             self.gone("vbd-destroy", &format!("/vbds/{vbd}"))?;
@@ -384,7 +383,7 @@ impl Storm<'_> {
     }
 }
 
-/// Whether a VBD is served, by another process than the one that has gone, and is not done with.
+/// Whether a VBD is served by a process other than the one that has ended, and is not finished.
 fn is_ready(vbd: &Value, left: &BTreeMap<String, Option<u64>>) -> bool {
     let gone = vbd["uuid"].as_str().and_then(|uuid| left.get(uuid));
     vbd["state"] == "plugged" && gone.is_some_and(|gone| gone.is_none() || *gone != vbd["pid"].as_u64())

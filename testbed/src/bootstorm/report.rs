@@ -1,4 +1,4 @@
-//! What came of a storm: times, peaks, who was killed, what had to be asked for again, and what is wrong.
+//! The report of a storm: times, peaks, kills, repeated requests, and errors.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::watch::Peaks;
 use super::{Plan, Storm};
 
-/// What is noted on the way.
+/// Notes collected during the storm.
 #[derive(Debug, Default)]
 pub struct Notes(Mutex<Noted>);
 
@@ -23,18 +23,18 @@ impl Notes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something was not done, and why, and will be asked for again.
+    /// Notes that a request failed, and why, and will be repeated.
     pub fn again(&self, what: &str, why: &str) {
         *self.noted().again.entry(format!("{what}: {}", without_names(why))).or_default() += 1;
     }
 
-    /// Requests that guests had answered.
+    /// Adds requests that guests got answered.
     pub fn requests(&self, count: u64) {
         self.noted().requests += count;
     }
 }
 
-/// The same without what differs from one to the next: identities and numbers.
+/// Replaces names and numbers in a message, so that similar ones are counted together.
 fn without_names(text: &str) -> String {
     let mut plain = String::new();
     let is_of_name = |c: char| c.is_ascii_hexdigit() || c == '-';
@@ -43,7 +43,7 @@ fn without_names(text: &str) -> String {
         let (before, from) = rest.split_at(at);
         let (name, behind) = from.split_at(from.find(|c| !is_of_name(c)).unwrap_or(from.len()));
         plain.push_str(before);
-        // A word that happens to be of these letters has no digit.
+        // A word that consists of hexadecimal letters only has no digit.
         let is_name = name.len() > 2 && name.contains(|c: char| c.is_ascii_digit());
         plain.push_str(if is_name { "…" } else { name });
         rest = behind;
@@ -51,7 +51,7 @@ fn without_names(text: &str) -> String {
     plain + rest
 }
 
-/// A part of the storm.
+/// A part of the storm and its duration.
 #[derive(Debug)]
 pub struct Part {
     pub name: &'static str,
@@ -59,7 +59,7 @@ pub struct Part {
     pub peaks: Peaks,
 }
 
-/// What came of it.
+/// The report of a storm.
 #[derive(Debug, Default)]
 pub struct Report {
     pub parts: Vec<Part>,
@@ -71,18 +71,18 @@ pub struct Report {
 }
 
 impl Report {
-    /// Something is wrong.
+    /// Adds an error to the report.
     pub fn fail(&mut self, why: String) {
         eprintln!("FAILED: {why}");
         self.failures.push(why);
     }
 
-    /// What is wrong.
+    /// The errors so far.
     pub fn failures(&self) -> &[String] {
         &self.failures
     }
 
-    /// Adds what was noted all the time.
+    /// Adds the notes of the whole storm.
     pub fn judged(mut self, storm: &Storm<'_>, killer: Option<String>) -> Report {
         let (twice, looks) = storm.watch.twice();
         self.looks = looks;
@@ -95,7 +95,7 @@ impl Report {
         self.again = noted.again.clone();
         if !storm.plan.kill {
             let asked: Vec<String> =
-                noted.again.keys().map(|why| format!("asked for again, with nobody killed: {why}")).collect();
+                noted.again.keys().map(|why| format!("repeated although nothing was killed: {why}")).collect();
             asked.into_iter().for_each(|why| self.fail(why));
         }
         let peak = self.parts.iter().map(|part| part.peaks.all_kib).max().unwrap_or(0);
@@ -106,7 +106,7 @@ impl Report {
         self
     }
 
-    /// Prints it; an error if anything is wrong.
+    /// Prints the report; an error if anything is wrong.
     pub fn print(&self, plan: &Plan) -> Result<(), String> {
         if plan.json {
             println!("{}", self.json(plan));
@@ -163,7 +163,7 @@ impl Report {
             text += &format!("killed in {what}: {count}\n");
         }
         for (why, count) in &self.again {
-            text += &format!("asked for again {count} times: {why}\n");
+            text += &format!("repeated {count} times: {why}\n");
         }
         for why in &self.failures {
             text += &format!("FAILED: {why}\n");

@@ -1,5 +1,5 @@
-//! Looks all the time at what must never be: two processes that may write to one file; and at how much memory the
-//! daemon and its disk processes take. Machines and clients are not counted.
+//! Watches continuously for two processes that may write to one file, and for the memory of the daemon and its disk
+//! processes. Machines and clients are not counted.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +11,22 @@ use crate::daemon::Daemon;
 use crate::daemon::processes::{Disk, Places};
 use crate::process::pss_kib;
 
-/// Between two looks, at least: and at least some times as long as a look takes, which is the others' time.
+/// Minimum pause between two samples, and the factor by which it exceeds the duration of a sample, which takes CPU time
+/// from the others.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_OF_LOOK: u32 = 4;
 
-/// As much as was ever seen.
+/// Maxima of all samples.
 #[derive(Clone, Debug, Default)]
 pub struct Peaks {
-    /// KiB of the daemon and of all disk processes, at one time.
+    /// KiB of the daemon and all disk processes together.
     pub all_kib: u64,
-    /// KiB of the daemon.
+    /// KiB of the daemon alone.
     pub daemon_kib: u64,
-    /// KiB of the processes that serve, at one time, and how many those were.
+    /// KiB of the processes that serve disks together, and their number.
     pub disks_kib: u64,
     pub disks: usize,
-    /// KiB of the processes at work on images, at one time; and how many those were.
+    /// KiB of the processes that work on images together, and their number.
     pub jobs_kib: u64,
     pub jobs: usize,
 }
@@ -43,41 +44,41 @@ impl Peaks {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Samples {
     of_phase: Peaks,
     twice: BTreeSet<String>,
     looks: u64,
 }
 
-/// Whoever looks.
+/// The thread that takes samples.
 #[derive(Debug, Default)]
 pub struct Watch {
     over: AtomicBool,
-    seen: Mutex<Seen>,
+    seen: Mutex<Samples>,
 }
 
 impl Watch {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Samples> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peaks since this was asked last.
+    /// The peaks since the last call.
     pub fn peaks(&self) -> Peaks {
         std::mem::take(&mut self.seen().of_phase)
     }
 
-    /// Files that were open for writing twice, and how often it was looked.
+    /// Files that were open for writing twice, and the number of samples.
     pub fn twice(&self) -> (Vec<String>, u64) {
         let seen = self.seen();
         (seen.twice.iter().cloned().collect(), seen.looks)
     }
 
-    /// It is over.
+    /// Ends the thread.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Looks once.
+    /// Takes a sample.
     pub fn look(&self, daemon: &Daemon, places: &Places) {
         let disks = places.disks();
         let peaks = measure(daemon, &disks);
@@ -88,7 +89,7 @@ impl Watch {
         seen.looks += 1;
     }
 
-    /// Looks until it is over.
+    /// Takes samples until it is ended.
     pub fn run(&self, daemon: &Daemon, places: &Places) {
         while !self.over.load(Ordering::Relaxed) {
             let begin = Instant::now();
@@ -98,7 +99,7 @@ impl Watch {
     }
 }
 
-/// What all take now. Who ends meanwhile takes nothing.
+/// The current memory of all processes. One that ends meanwhile counts as zero.
 fn measure(daemon: &Daemon, disks: &[Disk]) -> Peaks {
     let mut peaks = Peaks { daemon_kib: daemon.pid().map_or(0, |pid| pss_kib(pid).unwrap_or(0)), ..Peaks::default() };
     for disk in disks {
@@ -115,7 +116,7 @@ fn measure(daemon: &Daemon, disks: &[Disk]) -> Peaks {
     peaks
 }
 
-/// Files that several have open for writing: seen twice, since a look is no moment.
+/// Files that several processes have open for writing in two readings, because a reading is not atomic.
 fn twice(places: &Places, disks: &[Disk]) -> Vec<String> {
     let suspects = places.written_by_several(disks);
     let still = suspects

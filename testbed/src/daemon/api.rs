@@ -1,5 +1,5 @@
-//! The daemon's API for a client that outlives daemons: it tells an answer that never came from one that is a refusal,
-//! and waits for the next daemon where that helps.
+//! A client of the daemon's API that outlives daemons: it distinguishes a lost response from a refusal, and waits for
+//! the next daemon where that helps.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A task or another daemon comes to its end before this, on a loaded machine too.
+/// Timeout for a task or for the start of a daemon, sufficient on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Between two looks at something that takes its time.
+/// Polling interval.
 pub const REST: Duration = Duration::from_millis(100);
 
-/// Why something was not done.
+/// The reason why a request was not done.
 #[derive(Debug)]
 pub enum Trouble {
-    /// The daemon has ended before it answered, or is not there.
+    /// The daemon does not run or ended before its response.
     Gone,
-    /// It refuses: the code and the whole of its problem.
+    /// The daemon has refused it, with this code and problem.
     Refused(String, String),
-    /// It has said something that makes no sense.
+    /// The response is invalid.
     Wrong(String),
 }
 
 impl Trouble {
-    /// Whether an object is not there.
+    /// Whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Trouble::Refused(code, _) if code == "not-found")
     }
@@ -41,38 +41,38 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-/// What a bench that gives up says.
+/// The error message of a bench that gives up.
 impl From<Trouble> for String {
     fn from(trouble: Trouble) -> String {
         trouble.to_string()
     }
 }
 
-/// How a task has ended.
+/// The result of a task.
 #[derive(Debug)]
 pub enum Ended {
-    /// It is done, with this result.
+    /// The task succeeded with this result.
     Done(Value),
-    /// It is not, and why.
+    /// The task failed for this reason.
     Failed(String),
-    /// It is not known any more.
+    /// The task is no longer known.
     Forgotten,
 }
 
-/// The way to the daemon.
+/// A client of the daemon.
 #[derive(Clone, Debug)]
 pub struct Api {
-    /// Its socket.
+    /// The path of the daemon's socket.
     pub socket: PathBuf,
 }
 
 impl Api {
-    /// Asks once.
+    /// Sends a request.
     pub fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Value, Trouble> {
         self.ask_with(method, path, body, None)
     }
 
-    /// Asks once, with a key by which it is done once however often it is asked for.
+    /// Sends a request with an idempotency key, with which it is done once however often it is sent.
     pub fn ask_with(&self, method: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Value, Trouble> {
         let (status, text) = self.converse(method, path, body, key).map_err(|_| Trouble::Gone)?;
         let value: Value = if text.is_empty() {
@@ -89,7 +89,7 @@ impl Api {
         }
     }
 
-    /// What is answered, as it comes.
+    /// The response as text.
     pub fn text(&self, path: &str) -> Result<String, Trouble> {
         match self.converse("GET", path, &Value::Null, None) {
             Ok((200, text)) => Ok(text),
@@ -98,7 +98,7 @@ impl Api {
         }
     }
 
-    /// Sends a request and goes away at once.
+    /// Sends a request and disconnects at once.
     pub fn ask_and_leave(&self, method: &str, path: &str, body: &Value, key: &str) -> Result<(), Trouble> {
         self.send(method, path, body, Some(key)).map(drop).map_err(|_| Trouble::Gone)
     }
@@ -129,7 +129,7 @@ impl Api {
         Ok((status, body.to_owned()))
     }
 
-    /// Asks what changes nothing, until a daemon answers.
+    /// Sends a request that changes nothing, until a daemon responds.
     pub fn get(&self, path: &str) -> Result<Value, Trouble> {
         let begin = Instant::now();
         loop {
@@ -140,7 +140,7 @@ impl Api {
         }
     }
 
-    /// A list.
+    /// Requests a list.
     pub fn list(&self, path: &str) -> Result<Vec<Value>, Trouble> {
         match self.get(path)? {
             Value::Array(list) => Ok(list),
@@ -148,7 +148,7 @@ impl Api {
         }
     }
 
-    /// Waits for the end of a task, through the ends of daemons.
+    /// Waits for the end of a task, across restarts of the daemon.
     pub fn wait(&self, task: &Value) -> Result<Ended, Trouble> {
         let path = format!("/tasks/{}?wait=10", uuid(task)?);
         let begin = Instant::now();
@@ -168,7 +168,7 @@ impl Api {
         Err(Trouble::Wrong(format!("{path} has not ended in {} s", PATIENCE.as_secs())))
     }
 
-    /// Has a task done; no other end is allowed.
+    /// Sends a request and waits for its task, which must succeed.
     pub fn done(&self, path: &str, body: &Value) -> Result<Value, String> {
         let task = self.ask("POST", path, body)?;
         match self.wait(&task)? {
@@ -177,14 +177,14 @@ impl Api {
         }
     }
 
-    /// Makes a VBD of a VDI for nobody in particular; its identity.
+    /// Creates a VBD of a VDI without a machine; returns its UUID.
     pub fn make_vbd(&self, vdi: &Value) -> Result<String, String> {
         let vbd = self.ask("POST", "/vbds", &json!({ "vdi": vdi }))?;
         Ok(uuid(&vbd)?.to_owned())
     }
 
-    /// Waits until tasks of this verb that are under way now are over: one of them may be what was asked for when the
-    /// answer was lost.
+    /// Waits until all current tasks of this verb have ended: one of them may belong to a request whose response was
+    /// lost.
     pub fn settle(&self, verb: &str) -> Result<(), Trouble> {
         for task in self.list("/tasks?open=true")?.iter().filter(|task| task["verb"] == verb) {
             self.wait(task)?;
@@ -193,12 +193,12 @@ impl Api {
     }
 }
 
-/// The identity of an object.
+/// The UUID of an object.
 pub fn uuid(object: &Value) -> Result<&str, Trouble> {
     object["uuid"].as_str().ok_or_else(|| Trouble::Wrong(format!("{object} has no uuid")))
 }
 
-/// What is asked for where nothing is to be said.
+/// An empty request body.
 pub fn nothing() -> Value {
     json!({})
 }

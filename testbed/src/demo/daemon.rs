@@ -1,7 +1,7 @@
-//! The same life of a disk through the daemon: a repository, a VDI and a VBD by name, while a real guest writes to it.
+//! The life of a disk with the daemon: a repository, a VDI and a VBD by name, while a real guest writes to it.
 //!
-//! Knows `tapline`'s nouns and verbs, and nothing of how the daemon does them. The daemon and its disks do not outlive
-//! the value; their directory does, so that a failed run can be looked at.
+//! Uses `tapline`'s nouns and verbs. The daemon and its disks are stopped on drop; their directory remains, so that a
+//! failed run can be examined.
 
 use std::fs::{self, File};
 use std::ops::ControlFlow;
@@ -22,18 +22,18 @@ const SIZE: &str = "4G";
 const GROWN: &str = "5G";
 const GROWN_BYTES: u64 = 5 << 30;
 
-/// A daemon listens, and chains become short, long before this, on a loaded machine too.
+/// Timeout for the daemon to listen and for chains to be merged, sufficient on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// A daemon of the demo's own.
+/// The demo's daemon.
 struct Daemon {
     programs: PathBuf,
     config: PathBuf,
     log: PathBuf,
     socket: PathBuf,
-    /// Its sockets have short paths; a checkout may have a long one.
+    /// The directory of its sockets, whose path must be short, unlike that of a checkout.
     run: PathBuf,
     process: Option<Child>,
 }
@@ -70,7 +70,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// As kill -9 does.
+    /// Kills the daemon with SIGKILL.
     fn kill(&mut self) -> Result<(), Failure> {
         let Some(mut process) = self.process.take() else { return Ok(()) };
         process
@@ -80,24 +80,24 @@ impl Daemon {
         Ok(())
     }
 
-    /// `tapline WORDS`; what it prints.
+    /// Runs `tapline WORDS`; returns its output.
     fn ask(&self, words: &[&str]) -> Result<String, Failure> {
         let mut command = Command::new(self.programs.join("tapline"));
         Ok(tool::text(command.args(words).env("TAPLINE_SOCKET", &self.socket))?)
     }
 
-    /// What it prints as JSON.
+    /// Runs `tapline WORDS`; parses its output as JSON.
     fn show(&self, words: &[&str]) -> Result<Value, Failure> {
         let text = self.ask(&[words, &["--json"]].concat())?;
         serde_json::from_str(&text).map_err(|_| Failure::Counters)
     }
 
-    /// The one VBD of the demo.
+    /// The only VBD of the demo.
     fn vbd(&self) -> Result<Value, Failure> {
         Ok(self.show(&["vbd", "list"])?[0].take())
     }
 
-    /// Waits until the chain of a VDI is one file again.
+    /// Waits until the chain of a VDI has been merged to one file.
     fn wait_for_one_file(&self, vdi: &str) -> Result<(), Failure> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -113,7 +113,7 @@ impl Daemon {
         }
     }
 
-    /// How many reads the guest of the one VBD says that its kernel has counted, once they are more than `before`.
+    /// The number of reads counted by the guest's kernel, once it exceeds `before`.
     fn reads_in_the_guest(&self, before: u64) -> Result<u64, Failure> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -130,7 +130,7 @@ impl Daemon {
         }
     }
 
-    /// Unplugs what is plugged and ends it.
+    /// Unplugs everything and stops the daemon.
     fn stop(mut self) -> Result<(), Failure> {
         self.ask(&["host", "drain"])?;
         if let Some(mut process) = self.process.take() {
@@ -138,7 +138,7 @@ impl Daemon {
                 .map_err(|errno| file("stop the daemon of", &self.config, errno.into()))?;
             let ended = process.wait().map_err(|source| file("wait for the daemon of", &self.config, source))?;
             if !ended.success() {
-                let claim = "the daemon ends well when it is told to".to_owned();
+                let claim = "the daemon exits cleanly when it is stopped".to_owned();
                 return Err(Failure::Claim { claim, found: ended.to_string() });
             }
         }
@@ -149,7 +149,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.process.is_some() {
-            // A failed run: what it has left is ended by force, and told of if that does not work.
+            // After a failed run: remaining disks are stopped by force; a failure of that is reported.
             if let Err(failure) = self.ask(&["host", "drain", "--timeout", "0"]).and_then(|_| self.kill()) {
                 eprintln!("disks of {} may still be served: {failure}", self.run.display());
             }
@@ -165,7 +165,7 @@ fn file(what: &'static str, path: &Path, source: std::io::Error) -> Failure {
 }
 
 impl Story<'_> {
-    /// A guest on a VBD, which notices neither what becomes of its VDI nor what becomes of the daemon.
+    /// A guest on a VBD, which must notice neither operations on its VDI nor the death of the daemon.
     pub fn through_the_daemon(&mut self, amount: &Amount) -> Result<(), Failure> {
         self.progress.step("the same through the daemon: an SR, a VDI and a VBD by name");
         let place = self.work.join("sr");
@@ -226,7 +226,7 @@ impl Story<'_> {
         self.after_the_guest(daemon, &vbd, &place)
     }
 
-    /// A VM of the daemon whose guest runs `tapline-guest`: the disk's statistics have what the guest counts.
+    /// A VM of the daemon whose guest runs `tapline-guest`: the disk's statistics include the guest's.
     pub fn guest_of_the_daemon(&mut self) -> Result<(), Failure> {
         self.progress.step("a VM of the daemon whose guest says what it counts");
         let place = self.work.join("sr");
@@ -250,13 +250,13 @@ impl Story<'_> {
         daemon.kill()?;
         daemon.run()?;
         let later = daemon.reads_in_the_guest(first)?;
-        let claim = "another daemon asks the guest as the first one did";
+        let claim = "another daemon queries the guest as the first one did";
         self.claim(claim, later > first, || format!("{later} reads, {first} before"))?;
         daemon.ask(&["vm", "shutdown", "web", "--force"])?;
         daemon.stop()
     }
 
-    /// The VDI at rest.
+    /// Checks the VDI at rest.
     fn after_the_guest(&mut self, daemon: Daemon, vbd: &str, place: &Path) -> Result<(), Failure> {
         daemon.ask(&["vbd", "unplug", vbd])?;
         daemon.ask(&["vbd", "destroy", vbd])?;

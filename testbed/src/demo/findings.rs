@@ -1,6 +1,6 @@
-//! What a run found: claims that were checked and hold, and figures of the disk under load.
+//! The findings of a run: claims that hold, and figures of the disk under load.
 //!
-//! Knows nothing of how they were found. A claim that does not hold never gets here: it ends the run.
+//! A claim that does not hold ends the run and is not recorded here.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::guest::{GuestError, Transcript};
 use crate::tapline::Statistics;
 
-/// The guest's counters of its disk at one moment, from its /proc/diskstats.
+/// The guest's counters of its disk at some time, from its /proc/diskstats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestCounters {
     uptime_ms: u64,
@@ -16,12 +16,12 @@ pub struct GuestCounters {
     sectors_read: u64,
     writes: u64,
     sectors_written: u64,
-    /// Milliseconds that requests have spent between the guest's block layer and their answer, added up.
+    /// Total milliseconds that requests have spent between the guest's block layer and their completion.
     in_queue_ms: u64,
 }
 
 impl GuestCounters {
-    /// As the guest's `statistics` step says them.
+    /// Parses the output of the guest's `statistics` step.
     pub fn parse(said: &str) -> Option<Self> {
         let mut words = said.split_whitespace();
         let uptime_ms = milliseconds(words.next()?)?;
@@ -37,25 +37,25 @@ impl GuestCounters {
     }
 }
 
-/// `12.34` seconds.
+/// Parses seconds such as `12.34` into milliseconds.
 fn milliseconds(seconds: &str) -> Option<u64> {
     let (whole, hundredths) = seconds.split_once('.')?;
     let hundredths = (hundredths.len() == 2).then_some(hundredths)?;
     whole.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(hundredths.parse::<u64>().ok()? * 10)
 }
 
-/// The disk under one load, seen from the guest and from the disk process.
+/// The disk under a load, as seen by the guest and by the disk process.
 #[derive(Debug)]
 pub struct Load {
     pub iops: u64,
-    /// Tenths of a megabyte a second.
+    /// Throughput in tenths of a megabyte per second.
     pub megabytes_tenths: u64,
     pub guest_queue: f64,
     pub tapline_queue: f64,
 }
 
 impl Load {
-    /// The load between two moments. None if no time passed or a counter ran backwards.
+    /// The load between two readings; `None` if no time passed or a counter ran backwards.
     pub fn between(guest: (&GuestCounters, &GuestCounters), tapline: (&Statistics, &Statistics)) -> Option<Self> {
         let (begin, end) = guest;
         let elapsed_ms = end.uptime_ms.checked_sub(begin.uptime_ms).filter(|&elapsed| elapsed > 0)?;
@@ -77,7 +77,7 @@ impl Load {
     }
 }
 
-/// Bytes of the image file that the host's filesystem really holds.
+/// Bytes of the image file that are allocated on the host's file system.
 #[derive(Debug, Default)]
 pub struct Space {
     pub virtual_size: u64,
@@ -89,9 +89,9 @@ pub struct Space {
 pub struct Findings {
     pub space: Space,
     pub load: Option<Load>,
-    /// Of snapshots under load, in microseconds.
+    /// Pauses of snapshots under load, in microseconds.
     pub pauses_us: Vec<u64>,
-    /// Bytes that a merge under load has copied.
+    /// Bytes copied by a merge under load.
     pub copied: u64,
     pub claims: Vec<String>,
 }
@@ -124,7 +124,7 @@ fn mebibytes(bytes: u64) -> String {
     format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
 }
 
-/// The guest's counters that it said under `key`.
+/// The guest's counters under `key`.
 pub fn counters(transcript: &Transcript, key: &'static str) -> Result<Option<GuestCounters>, GuestError> {
     transcript.value(key).map(GuestCounters::parse)
 }
@@ -164,13 +164,13 @@ mod test {
     }
 
     #[test]
-    fn what_is_not_as_agreed_is_no_counter() {
+    fn invalid_counters_are_refused() {
         assert_eq!(GuestCounters::parse("10.0 1 2 3 4 5"), None);
         assert_eq!(GuestCounters::parse("10.00 1 2 3 4"), None);
     }
 
     #[test]
-    fn sizes_are_told_in_mebibytes() {
+    fn sizes_are_shown_in_mebibytes() {
         assert_eq!(mebibytes(4 << 30), "4096.0 MiB");
         assert_eq!(mebibytes((3 << 20) + (1 << 19)), "3.5 MiB");
     }

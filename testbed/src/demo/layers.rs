@@ -1,8 +1,8 @@
-//! A real guest with `tapline-guest`, random reads at several queue depths, and what each layer counts of them: the
-//! guest's kernel, the disk process, and its storage.
+//! Random reads of a real guest with `tapline-guest` at several queue depths, compared with the counts of each layer:
+//! the guest's kernel, the disk process, and its storage.
 //!
-//! Knows what must hold between layers, whatever the speed: the load stands still when the layers are read, so that all
-//! have counted the same requests, and all queues are of one interval. Time is judged as sums alone.
+//! Checks relations between layers that hold at any speed: the load is paused when the layers are read, so that all
+//! have counted the same requests, and all queues are averages over one interval. Times are compared as sums only.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -19,42 +19,42 @@ use crate::guest::{self, Job};
 use crate::tapline::Access;
 
 const DEPTHS: [u32; 4] = [1, 4, 16, 64];
-/// At each depth. Enough for the guest's milliseconds to be exact, where a read takes 50 µs.
+/// Reads at each depth: enough for the guest's milliseconds to be accurate if a read takes 50 µs.
 const READS: u64 = 20_000;
 const SIZE: u64 = 64 << 20;
-/// Kernels cut times to milliseconds, each of them and their sum.
+/// Kernels truncate times to milliseconds, individually and in sums.
 const ROUNDED_NS: f64 = 5e6;
-/// What is the same by Little's law may differ by so much.
+/// Relative tolerance for comparisons by Little's law.
 const LITTLE: f64 = 0.05;
-/// The page is up to date long before this, and the guest has opened its port.
+/// Timeout for the page to be up to date and for the guest to open its port.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
-/// The guest's port, in the directory of the test.
+/// The socket of the guest's port, in the directory of the test.
 const PORT: &str = "guest.sock";
 
-/// What all layers have counted at a moment.
+/// The counters of all layers at some time.
 struct Reading {
     guest: DeviceCounts,
     uptime_ns: u64,
-    /// The host's clock, before the guest was asked and after it had answered.
-    asked: (u64, u64),
+    /// The host's clock before the request to the guest and after its response.
+    requested: (u64, u64),
     page: Snapshot,
-    /// How long reads took, and how long they were with the storage.
+    /// Durations of reads: in total, and with the storage.
     whole: Histogram,
     storage: Histogram,
 }
 
-/// What a layer has of the reads between two readings.
+/// The reads between two readings, as counted by a layer.
 struct Layer {
     name: &'static str,
-    /// The time that they spent in it and below, in nanoseconds.
+    /// Total time of the reads in this layer and below, in nanoseconds.
     sum: f64,
-    /// The same, counted in another way.
+    /// The same from another counter.
     other: f64,
 }
 
-/// Where the figures come from.
+/// The sources of the counters.
 struct Sources {
     port: GuestPort,
     serial: String,
@@ -62,7 +62,7 @@ struct Sources {
 }
 
 impl Story<'_> {
-    /// Reads at each depth, and what the layers must have counted of them.
+    /// Reads at each depth and compares the layers.
     pub fn layers(&mut self) -> Result<(), Failure> {
         self.progress.step("what a guest, Tapline and the storage count, at several queue depths");
         let image = self.work.join("layers.raw");
@@ -106,7 +106,7 @@ impl Story<'_> {
             Ok::<_, Failure>(ControlFlow::Continue(()))
         })?;
         let asleep = woken.len() == DEPTHS.len() && woken.iter().all(|times| times == "0");
-        self.claim("the reader in the guest has slept while it was not asked", asleep, || format!("{woken:?}"))?;
+        self.claim("the reader in the guest sleeps between requests", asleep, || format!("{woken:?}"))?;
         disk.stop()?;
         Ok(())
     }
@@ -154,8 +154,8 @@ impl Story<'_> {
             })?;
         }
         let guest_ns = float(now.uptime_ns - before.uptime_ns);
-        let (least, most) = (float(now.asked.0 - before.asked.1), float(now.asked.1 - before.asked.0));
-        // Its clock is read in hundredths of a second, at some moment between question and answer.
+        let (least, most) = (float(now.requested.0 - before.requested.1), float(now.requested.1 - before.requested.0));
+        // The guest's clock is read in hundredths of a second, at some time between request and response.
         let is_one = guest_ns > least * (1.0 - LITTLE) - 2e7 && guest_ns < most * (1.0 + LITTLE) + 2e7;
         self.claim(&format!("depth {depth}: the guest's clock goes like the host's"), is_one, || {
             format!("{guest_ns} ns in the guest, {least} to {most} here")
@@ -167,7 +167,7 @@ fn is_near(one: f64, other: f64, larger: f64, rounded: f64) -> bool {
     (one - other).abs() <= (LITTLE * larger).max(rounded)
 }
 
-/// The page of the disk that is served at this socket. The process begins it soon after it listens there.
+/// The page of the disk that is served at this socket. The process creates it soon after it listens.
 fn page_of(socket: &Path) -> Result<PathBuf, Failure> {
     let quoted = format!("{:?}", socket.display().to_string());
     let is_its = |page: &PathBuf| {
@@ -186,10 +186,10 @@ fn page_of(socket: &Path) -> Result<PathBuf, Failure> {
 }
 
 impl Sources {
-    /// What all layers have counted, once so many reads have ended here.
+    /// Reads the counters of all layers, once this number of reads has ended.
     fn read(&mut self, reads: u64) -> Result<Reading, Failure> {
         let until = Instant::now() + PATIENCE;
-        let (answer, asked) = loop {
+        let (answer, requested) = loop {
             let begun = monotonic();
             match self.port.ask() {
                 Ok(answer) => break (answer, (begun, monotonic())),
@@ -203,11 +203,11 @@ impl Sources {
             let reader = Reader::open(&self.page).map_err(|_| unread())?;
             let page = reader.snapshot().map_err(|_| unread())?;
             let is_quiet = page.in_flight.is_empty() && !page.torn && page.kind(Kind::Read).count() >= reads;
-            // What was counted is judged.
+            // On a timeout the counters are judged as they are.
             if is_quiet || Instant::now() > until {
                 let histogram = |stage| reader.histogram(Kind::Read, stage).map_err(|_| unread());
                 let (whole, storage) = (histogram(None)?, histogram(Some(Stage::Storage))?);
-                return Ok(Reading { guest, uptime_ns: answer.uptime_ns, asked, page, whole, storage });
+                return Ok(Reading { guest, uptime_ns: answer.uptime_ns, requested, page, whole, storage });
             }
             thread::sleep(POLL);
         }
@@ -215,7 +215,7 @@ impl Sources {
 }
 
 impl Reading {
-    /// From the guest down.
+    /// The layers from the guest down.
     fn layers(&self, before: &Reading) -> [Layer; 3] {
         let ms = |ms: u64| float(ms) * 1e6;
         let counts = self.page.kind(Kind::Read).since(&before.page.kind(Kind::Read));
@@ -234,7 +234,7 @@ impl Reading {
     }
 }
 
-/// All durations together.
+/// The sum of all durations.
 fn total(histogram: &Histogram) -> f64 {
     let middle = |(from, to): (u64, u64)| float(from + (to - from) / 2);
     histogram.buckets().iter().map(|(bucket, count)| middle(bucket_bounds(*bucket)) * float(*count)).sum()

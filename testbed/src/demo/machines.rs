@@ -1,8 +1,7 @@
-//! A real guest in a machine of our own driver: its disks all seen, plugged and unplugged while it runs, the machine
-//! found again by another, the power button heard.
+//! A real guest in a machine of the `vm` crate's driver: all disks are visible, disks are plugged and unplugged at run
+//! time, another driver finds the machine again, and the power button works.
 //!
-//! Knows what must hold; how QEMU is driven is the crate `vm`, which is what is tested here. The guest is heard through
-//! its console's log.
+//! Tests the crate `vm`. The guest's messages are read from the log of its console.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,31 +19,31 @@ use vm::qemu::seed;
 use vm::qemu::slots::{FIRST_BRIDGE_SLOT, PciSlot, Position, SEED_SLOT};
 
 use super::story::{Failure, Story};
-use crate::guest::{self, Job, said};
+use crate::guest::{self, Job, protocol_line};
 use crate::tapline::{Access, DiskProcess};
 use crate::tool;
 
-/// A guest under TCG on a loaded machine; with 255 disks its firmware alone takes minutes.
+/// Timeout for a guest under TCG on a loaded machine; with 255 disks its firmware alone takes minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// For a guest that stands still to be found not to let go.
+/// Timeout after which a stopped guest counts as not releasing a disk.
 const SHORT: Duration = Duration::from_secs(1);
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// Of the console of a guest that has ended too early.
+/// Lines of the console that are shown if a guest has ended too early.
 const LAST_LINES: usize = 20;
 
 /// The machine's directory below the test's.
 const MACHINE: &str = "machine";
 
-/// A position that is on none of the bridges that a small test uses.
+/// A position on none of the bridges that a small test uses.
 const FAR: u8 = 200;
 
-/// Disks as the guest sees them: serial number by place.
-type Seen = BTreeMap<String, String>;
+/// Disks as seen by the guest: serial number by PCI address.
+type SeenDisks = BTreeMap<String, String>;
 
-/// A machine that does not outlive the test, however that ends.
+/// A machine that is killed on drop.
 pub(super) struct Bound(pub(super) Option<QemuVm>);
 
 impl Drop for Bound {
@@ -55,7 +54,8 @@ impl Drop for Bound {
     }
 }
 
-/// A short way to a directory: a socket's path has at most 107 bytes, and a checkout may lie deep.
+/// A symbolic link with a short path to a directory: a socket's path has at most 107 bytes, and a checkout's may be
+/// long.
 pub(super) struct ShortWay(pub(super) PathBuf);
 
 impl ShortWay {
@@ -75,20 +75,20 @@ impl Drop for ShortWay {
     }
 }
 
-/// The machine's part of a test.
+/// A machine and its environment in a test.
 pub(super) struct Bed {
     pub(super) hardware: Hardware,
     sockets: ShortWay,
     pub(super) directory: PathBuf,
     pub(super) console: PathBuf,
-    /// By position.
+    /// The disks, by position.
     pub(super) disks: BTreeMap<u8, DiskProcess>,
-    /// Bytes of each.
+    /// Size of each disk in bytes.
     len: u64,
 }
 
 impl Story<'_> {
-    /// A machine with so many disks, through everything that its driver does to it.
+    /// Tests all operations of the driver on a machine with `disks` disks.
     pub fn machine(&mut self, disks: u8) -> Result<(), Failure> {
         self.progress.step(&format!("a machine of our own driver, with {disks} disks"));
         let job = Job { name: "machine", script: include_str!("../../guest/jobs/machine.sh"), parameters: Vec::new() };
@@ -107,8 +107,8 @@ impl Story<'_> {
         self.claim("found again, the machine runs and has its disks", found == expected, || format!("{found:?}"))?;
         let ending = machine.shutdown(PATIENCE)?;
         let kept = self.work.join(MACHINE);
-        let heard = said_in(&bed.console, "pressed")?.is_some();
-        self.claim("the guest hears the power button and powers off", ending == Ending::Guest && heard, || {
+        let pressed = said_in(&bed.console, "pressed")?.is_some();
+        self.claim("the guest reacts to the power button and powers off", ending == Ending::Guest && pressed, || {
             format!("{ending:?}; see {}", kept.display())
         })?;
         let ended = machine.ended()?;
@@ -117,7 +117,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// A machine that does `job`, with so many disks of `len` bytes.
+    /// Creates a machine that runs `job`, with `disks` disks of `len` bytes.
     pub(super) fn bed(&self, job: &Job, disks: u8, len: u64) -> Result<Bed, Failure> {
         let sockets = ShortWay::to(self.work)?;
         let directory = sockets.0.join(MACHINE);
@@ -128,7 +128,7 @@ impl Story<'_> {
         let hardware = Hardware {
             name: "guest-test".to_owned(),
             memory_mib: guest::MEMORY_MIB,
-            // With so many all of 255 disks have vectors.
+            // With four, all of 255 disks have interrupt vectors.
             vcpus: 4,
             machine: None,
             accelerator: self.guest.accelerator(),
@@ -147,7 +147,7 @@ impl Story<'_> {
         Ok(bed)
     }
 
-    /// A cloud-init seed, which the guest finds behind all disks.
+    /// A cloud-init seed, which the guest finds after all disks.
     fn seed(&self) -> Result<PathBuf, Failure> {
         let path = self.work.join("seed.img");
         let failed = |source| Failure::File { what: "create", path: path.clone(), source };
@@ -156,7 +156,7 @@ impl Story<'_> {
         Ok(path)
     }
 
-    /// A disk with an image of its own, served.
+    /// Serves a disk with its own image.
     fn served(&self, bed: &mut Bed, number: u8) -> Result<Disk, Failure> {
         let file = format!("position-{number}.raw");
         let image = self.work.join(&file);
@@ -169,7 +169,7 @@ impl Story<'_> {
         Ok(disk)
     }
 
-    /// One more disk behind a bridge that had none, and two fewer.
+    /// Plugs a disk behind an unused bridge, and unplugs two.
     fn plugs(&mut self, bed: &mut Bed, machine: &mut QemuVm, disks: u8) -> Result<(), Failure> {
         if disks <= FAR {
             let disk = self.served(bed, FAR)?;
@@ -185,7 +185,7 @@ impl Story<'_> {
         self.sees(bed, machine, "disks that are unplugged are gone from the guest, and the others stay")
     }
 
-    /// A guest that stands still keeps a disk; when it runs again it lets go, and the position is free.
+    /// A stopped guest keeps its disk; when it continues it releases the disk, and the position is free.
     fn waits_for_the_guest(&mut self, bed: &mut Bed, machine: &mut QemuVm) -> Result<(), Failure> {
         let position = position(2)?;
         machine.pause()?;
@@ -203,18 +203,18 @@ impl Story<'_> {
         let disk = bed.hardware.disks.iter().find(|disk| disk.position == position);
         machine.plug(disk.ok_or(Failure::Position(2))?)?;
         self.sees(bed, machine, "it lets go when it runs again, and the disk is plugged again")?;
-        // QEMU has said of the earlier disk that it is gone, which must not be taken for this one.
+        // QEMU's event about the earlier disk must not be taken for this one.
         machine.unplug(position, PATIENCE)?;
         let disk = bed.disks.remove(&position.number());
         self.sees(bed, machine, "and unplugged again")?;
         disk.map_or(Ok(()), |disk| Ok(disk.stop()?))
     }
 
-    /// Waits until the guest says that it has exactly the disks that are served, and the seed.
+    /// Waits until the guest reports exactly the disks that are served, and the seed.
     fn sees(&mut self, bed: &Bed, machine: &mut QemuVm, claim: &str) -> Result<(), Failure> {
         let seed = (at(SEED_SLOT), seed::LABEL.to_owned());
         let served = bed.disks.iter().map(|(&number, disk)| Ok((place(number)?, disk.serial().to_owned())));
-        let mut expected: Seen = served.collect::<Result<_, Failure>>()?;
+        let mut expected: SeenDisks = served.collect::<Result<_, Failure>>()?;
         expected.extend([seed]);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -239,7 +239,7 @@ fn position(number: u8) -> Result<Position, Failure> {
     Position::new(number).ok_or(Failure::Position(number))
 }
 
-/// A QEMU that has ended too early, with all that is known of the reason.
+/// Describes a QEMU that has ended too early.
 fn about(found: &str, ended: &Ended, console: &Path) -> String {
     let lines = fs::read(console).map(|bytes| tool::last_lines(&String::from_utf8_lossy(&bytes), LAST_LINES));
     let console = lines.unwrap_or_else(|error| error.to_string());
@@ -247,7 +247,7 @@ fn about(found: &str, ended: &Ended, console: &Path) -> String {
     format!("{found}\nQEMU has ended: {status:?}, {shutdown:?}; it said: {said}\nthe end of the console:\n{console}")
 }
 
-/// As the job says it.
+/// The PCI address in the job's format.
 fn place(number: u8) -> Result<String, Failure> {
     Ok(at(position(number)?.pci_slot()))
 }
@@ -256,20 +256,20 @@ fn at(slot: PciSlot) -> String {
     format!("{:02x}.{:02x}", FIRST_BRIDGE_SLOT + slot.bridge, slot.slot)
 }
 
-/// `3: 10.01=position-0 …`
-fn seen_in(said: &str) -> Seen {
+/// Parses `3: 10.01=position-0 …`.
+fn seen_in(said: &str) -> SeenDisks {
     let words = said.split_whitespace().skip(1);
     words.filter_map(|word| word.split_once('=')).map(|(place, serial)| (place.to_owned(), serial.to_owned())).collect()
 }
 
-/// The last value that a guest has said for `key` on a console that is logged; its last line may be under way.
+/// The last value of `key` in a guest's console log; an incomplete last line is ignored.
 pub(super) fn said_in(console: &Path, key: &str) -> Result<Option<String>, Failure> {
     let failed = |source| Failure::File { what: "read", path: console.to_owned(), source };
     let bytes = fs::read(console).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let lines = whole.lines().rev().map(|line| line.rsplit('\r').find(|part| !part.is_empty()).unwrap_or_default());
-    let found = lines.filter_map(said).find(|(said, _)| *said == key);
+    let found = lines.filter_map(protocol_line).find(|(said, _)| *said == key);
     Ok(found.map(|(_, value)| value.to_owned()))
 }
 
@@ -284,7 +284,7 @@ mod test {
         fs::write(&console, "x\r\n\rTAPLINE disks=0:\r\n\rTAPLINE disks=1: 10.01=a\r\n\rTAPLINE disks=2: 10.0")
             .unwrap();
         let said = said_in(&console, "disks").unwrap().unwrap();
-        assert_eq!(seen_in(&said), Seen::from([("10.01".to_owned(), "a".to_owned())]));
+        assert_eq!(seen_in(&said), SeenDisks::from([("10.01".to_owned(), "a".to_owned())]));
         assert_eq!(said_in(&console, "pressed").unwrap(), None);
     }
 

@@ -1,9 +1,7 @@
-//! `make demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a
-//! verdict.
+//! `make demo` and `cargo xtask guest-test`: Tapline with a real Linux guest, from an empty directory to a verdict.
 //!
-//! Here is how they are started and how they end; the story itself is in `story`. A run succeeds only when every claim
-//! held. A failed run keeps its directory, with images, consoles and logs; a successful one leaves nothing but the
-//! cached guest.
+//! This module starts and ends a run; the steps are in `story`. A run succeeds only if every claim holds. A failed run
+//! keeps its directory, with images, consoles and logs; a successful one leaves only the cached guest.
 
 mod daemon;
 mod findings;
@@ -27,7 +25,7 @@ use crate::programs::{build_programs, root};
 use crate::progress::Progress;
 use crate::tapline::Tapline;
 
-/// How the programs and the directory are treated.
+/// Options for the programs and the directory.
 #[derive(Debug, clap::Args)]
 pub struct Common {
     /// Use the programs in this directory instead of building them
@@ -38,36 +36,36 @@ pub struct Common {
     keep: bool,
 }
 
-/// A guest fills a disk, is killed with it, and finds all it fsynced
+/// Kills a guest that fills a disk, and checks everything that it has fsynced
 #[derive(Debug, clap::Args)]
 pub struct GuestTest {
     #[command(flatten)]
     common: Common,
-    /// Only the machine of our own driver
+    /// Only the machine of Tapline's driver
     #[arg(long)]
     machine: bool,
-    /// Only the layers: what a guest, Tapline and the storage count, at several queue depths
+    /// Only the layers: counts of the guest, Tapline and the storage at several queue depths
     #[arg(long, conflicts_with = "machine")]
     layers: bool,
-    /// Its disks: 40 fill one bridge and begin another
+    /// Number of its disks: 40 fill one bridge and begin another
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(4..))]
     disks: u8,
 }
 
-/// The life of a thin disk, told with a real guest
+/// Shows the life of a thin disk with a real guest
 #[derive(Debug, clap::Args)]
 pub struct Demo {
     #[command(flatten)]
     common: Common,
 }
 
-/// `make demo`: the whole story.
+/// Runs `make demo`.
 pub fn run(options: &Demo) -> Result<(), String> {
     let amount = Amount { fill_mib: 128, load_seconds: 10 };
     perform("demo", &options.common, |story| story.whole(&amount))
 }
 
-/// `cargo xtask guest-test`: a short story, with the programs as tests have them.
+/// Runs `cargo xtask guest-test`, with the programs of the tests.
 pub fn guest_test(options: &GuestTest) -> Result<(), String> {
     perform("guest-test", &options.common, |story| match (options.machine, options.layers) {
         (true, _) => story.only_machine(options.disks),
@@ -86,8 +84,8 @@ fn perform(
     let progress = Progress::start();
     match rehearse(&build, &work, &progress, options, tell) {
         Ok((findings, prepared, accelerator)) => {
-            let told = progress.elapsed().saturating_sub(prepared).as_secs();
-            println!("\n{findings}\n  everything held: {told} s, after {} s of preparation", prepared.as_secs());
+            let run_time = progress.elapsed().saturating_sub(prepared).as_secs();
+            println!("\n{findings}\n  everything held: {run_time} s, after {} s of preparation", prepared.as_secs());
             if accelerator == Accelerator::Tcg {
                 println!("  the guest was emulated (QEMU's TCG): with KVM its figures are many times better");
             }
@@ -103,7 +101,7 @@ fn perform(
     }
 }
 
-/// Prepares and tells a story: its findings, the duration of the preparation, and what has executed the guest.
+/// Prepares and runs a story; returns its findings, the duration of the preparation, and the accelerator of the guest.
 fn rehearse(
     build: &Path,
     work: &Path,

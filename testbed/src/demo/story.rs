@@ -1,7 +1,7 @@
-//! The life of a thin disk, told step by step with a real guest: filled, trimmed, branched, killed, compared.
+//! The life of a thin disk, step by step with a real guest: filled, trimmed, branched, killed, compared.
 //!
-//! Knows what must hold and checks it; how a guest boots and a disk process runs it leaves to others.
-//! The first claim that does not hold ends the story with an error that says what was found instead.
+//! It checks claims; booting guests and running disk processes is done elsewhere. The first claim that does not hold
+//! ends the story with an error that contains what was found instead.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,8 @@ const CHILD: &str = "vhd:child.vhd";
 const LIVE_FILE: &str = "live.qcow2";
 const LIVE: &str = "qcow2:live.qcow2";
 
-/// Markers after which the disk process is killed: some seconds of load, with allocations under way at any moment.
+/// Number of markers after which the disk process is killed: some seconds of load, with allocations in progress at any
+/// time.
 const MARKERS: u64 = 40;
 
 #[derive(Debug, Error)]
@@ -55,7 +56,7 @@ pub enum Failure {
     Counters,
 }
 
-/// How much the guest writes, and how long it is measured.
+/// The amount of data that the guest writes, and the duration of the measurement.
 pub struct Amount {
     pub fill_mib: u32,
     pub load_seconds: u32,
@@ -72,7 +73,7 @@ pub struct Story<'a> {
 }
 
 impl Story<'_> {
-    /// Everything: a disk, its snapshot, a crash on the snapshot's child, and QEMU's opinion.
+    /// The whole story: a disk, its snapshot, a crash on the snapshot's child, and QEMU's check.
     pub fn whole(mut self, amount: &Amount) -> Result<Findings, Failure> {
         let reference = self.fill(amount)?;
         let base = self.snapshot()?;
@@ -90,7 +91,7 @@ impl Story<'_> {
         Ok(self.findings)
     }
 
-    /// The same without the snapshot: the crash is on the disk itself; and a machine with so many disks.
+    /// The story without the snapshot: the crash is on the disk itself; then a machine with `disks` disks.
     pub fn short(mut self, amount: &Amount, disks: u8) -> Result<Findings, Failure> {
         let reference = self.fill(amount)?;
         let markers = self.crash(&[BASE])?;
@@ -103,21 +104,22 @@ impl Story<'_> {
         Ok(self.findings)
     }
 
-    /// The machines alone.
+    /// Only the part with machines.
     pub fn only_machine(mut self, disks: u8) -> Result<Findings, Failure> {
         self.machine(disks)?;
         self.suspended()?;
         Ok(self.findings)
     }
 
-    /// The layers alone.
+    /// Only the part with layers.
     pub fn only_layers(mut self) -> Result<Findings, Failure> {
         self.layers()?;
         self.guest_of_the_daemon()?;
         Ok(self.findings)
     }
 
-    /// A new thin disk; a filesystem, verified writes, a measured load, fstrim. Returns the hash of a file that stays.
+    /// Fills a new thin disk: a file system, verified writes, a measured load, fstrim. Returns the hash of a file that
+    /// stays.
     fn fill(&mut self, amount: &Amount) -> Result<String, Failure> {
         self.progress.step("a thin disk of 4 GiB, and a guest that fills it");
         self.tapline.image(&["create", BASE, "--size", "4G"])?;
@@ -142,8 +144,8 @@ impl Story<'_> {
         })?;
         disk.stop()?;
         let cache = transcript.value("cache")?;
-        // A guest that takes the disk for write-through never flushes, and every check of fsync would be about nothing.
-        self.claim("the guest knows that it must flush", cache == "write back", || format!("`{cache}`"))?;
+        // A guest that treats the disk as write-through never flushes, and checks of fsync would be meaningless.
+        self.claim("the guest detected a write cache (will flush)", cache == "write back", || format!("`{cache}`"))?;
         self.judge_space(&transcript, &used)?;
         self.findings.load = Some(load(&transcript, &states)?);
         self.holds("ext4 made; fio verified every block it wrote: sequential, random, and with fsync");
@@ -161,7 +163,7 @@ impl Story<'_> {
         self.claim("fstrim in the guest gives space back to the host", after < before, found)
     }
 
-    /// A child of the disk, while no guest runs. Returns the hash of the parent's file.
+    /// Creates a child of the disk while no guest runs. Returns the hash of the parent's file.
     fn snapshot(&mut self) -> Result<String, Failure> {
         self.progress.step("a snapshot: the disk becomes the parent of a differencing child");
         self.tapline.image(&["create", CHILD, "--parent", BASE])?;
@@ -171,7 +173,7 @@ impl Story<'_> {
         Ok(base)
     }
 
-    /// A guest on the child sees the parent's files and changes them. Returns what must be found after the crash.
+    /// A guest on the child reads the parent's files and changes them. Returns what must be found after the crash.
     fn branch(&mut self, reference: &str) -> Result<String, Failure> {
         self.progress.step("a guest on the child");
         let job = Job {
@@ -196,7 +198,8 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// Kills the disk process, then the guest, under load. Returns how many markers the guest announced as fsynced.
+    /// Kills the disk process, then the guest, under load. Returns the number of markers that the guest reported as
+    /// fsynced.
     fn crash(&mut self, layers: &[&str]) -> Result<u64, Failure> {
         self.progress.step("the disk process is killed under load");
         let job = Job { name: "crash", script: include_str!("../../guest/jobs/crash.sh"), parameters: Vec::new() };
@@ -226,7 +229,7 @@ impl Story<'_> {
         Ok(announced)
     }
 
-    /// Starts the disk process and the guest again after the crash.
+    /// Starts the disk process and the guest after the crash.
     fn survey(&mut self, layers: &[&str], markers: u64, sums: &str) -> Result<(), Failure> {
         self.progress.step("the disk process and the guest are started again");
         let job = Job {
@@ -249,7 +252,7 @@ impl Story<'_> {
             arguments.push(layer);
         }
         let found = match self.tapline.image(&arguments) {
-            // A block that a killed process was about to use, or a guest has discarded, is space and no damage.
+            // Leaked space of a killed process or of a discard is not damage.
             Err(TaplineError::Tool(ToolError::Failed { status, .. })) if status.code() == Some(5) => "sound",
             checked => checked.map(|_| "clean")?,
         };
@@ -257,7 +260,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// QEMU has its own VHD driver; it cannot read differencing images, so the base is what is compared.
+    /// Compares with QEMU's VHD driver, which cannot read differencing images, so the base is compared.
     fn compare_with_qemu(&mut self) -> Result<(), Failure> {
         self.progress.step("the image as QEMU reads it");
         self.tapline.image(&["convert", BASE, "raw:base.raw"])?;
@@ -347,7 +350,7 @@ impl Story<'_> {
         Ok(self.guest.boot(job, &[disk.socket()], self.work)?)
     }
 
-    /// Shows what is worth it of a guest's line, and returns what it said to us.
+    /// Shows the lines of a guest that are of interest; returns the key and value of a message.
     pub(super) fn show<'l>(&self, line: &Line<'l>) -> Option<(&'l str, &'l str)> {
         match *line {
             Line::Said("doing", what) => self.progress.detail(&format!("guest: {what}")),
@@ -386,22 +389,22 @@ impl Story<'_> {
     }
 }
 
-/// The load between the two moments that the guest and the disk process were asked about.
+/// The load between the two readings of the guest and the disk process.
 fn load(transcript: &Transcript, states: &[Statistics]) -> Result<Load, Failure> {
     let (begin, end) = (counters(transcript, "load-begin")?, counters(transcript, "load-end")?);
     let (Some(begin), Some(end), [before, after]) = (begin, end, states) else { return Err(Failure::Counters) };
     Load::between((&begin, &end), (before, after)).ok_or(Failure::Counters)
 }
 
-/// The pause that the guest saw, as an answer tells it.
+/// The pause seen by the guest, in a response.
 fn microseconds(answer: &serde_json::Value) -> Result<u64, Failure> {
     answer["pause_us"].as_u64().ok_or(Failure::Counters)
 }
 
-/// What the host's filesystem holds of a sparse file.
+/// Allocated size of a sparse file.
 pub(super) fn bytes_used(path: &Path) -> Result<u64, Failure> {
     let file = fs::File::open(path).map_err(|source| Failure::File { what: "open", path: path.to_owned(), source })?;
-    // Blocks that are allocated late count from the sync on.
+    // Delayed allocations count only after the sync.
     file.sync_all().map_err(|source| Failure::File { what: "sync", path: path.to_owned(), source })?;
     let metadata =
         file.metadata().map_err(|source| Failure::File { what: "look at", path: path.to_owned(), source })?;

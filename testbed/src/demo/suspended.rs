@@ -1,8 +1,8 @@
-//! A real guest whose memory is saved while it writes and reads, once while it stands still and once while it runs, and
-//! that goes on from there in another QEMU.
+//! Saves the memory of a real guest while it writes and reads, once while it is stopped and once while it runs, and
+//! continues it in another QEMU.
 //!
-//! Knows what must hold: it was not booted again, and finds on its disk and in its memory what it has put there. The
-//! memory of a guest that runs is right only if all that its disk's process has written to it is in the dirty log.
+//! Checks that the guest was not booted again, and that its disk and memory have the expected contents. The memory of a
+//! running guest is correct only if everything that its disk's process has written to it is in the dirty log.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,42 +16,42 @@ use super::story::{Failure, Story};
 use crate::guest::Job;
 use crate::tapline::DiskProcess;
 
-/// A guest under TCG on a loaded machine.
+/// Timeout for a guest under TCG on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// Rounds that it does before and after its memory is saved.
+/// Rounds that the guest does before and after its memory is saved.
 const ROUNDS: u64 = 3;
 
-/// The disk.
+/// Size of the disk in bytes.
 const LEN: u64 = 16 << 20;
 
 impl Story<'_> {
-    /// Saves the memory of a guest and goes on from it, twice.
+    /// Saves the memory of a guest and continues from it, twice.
     pub fn suspended(&mut self) -> Result<(), Failure> {
         self.progress.step("a guest whose memory is saved while it is at work");
         let job = Job { name: "suspend", script: include_str!("../../guest/jobs/suspend.sh"), parameters: Vec::new() };
         let mut bed = self.bed(&job, 1, LEN)?;
         let qemu = Path::new("qemu-system-x86_64");
         let mut bound = Bound(Some(QemuVm::start(qemu, &bed.hardware, &bed.directory, PATIENCE)?));
-        self.goes_on(&bed, &mut bound, 0)?;
+        self.wait_for_rounds(&bed, &mut bound, 0)?;
         let booted = said_in(&bed.console, "boot")?;
         for (live, claim) in [
-            (false, "saved while it stands still, it goes on in another QEMU"),
-            (true, "saved while it runs, it goes on in another QEMU"),
+            (false, "saved while stopped, it continues in another QEMU"),
+            (true, "saved while running, it continues in another QEMU"),
         ] {
             let Some(mut machine) = bound.0.take() else { unreachable!("it was put there") };
             bed.hardware.machine = Some(machine.kind()?.machine);
             let file = self.save(&mut machine, live)?;
             machine.end()?;
             let rounds = rounds(&bed)?;
-            // The descriptors have one offset, which is behind what was saved.
+            // The descriptors share one offset, which is after the saved data.
             std::io::Seek::rewind(&mut &file).map_err(|source| self.failed("rewind", source))?;
             let started =
                 QemuVm::start_as(None, qemu, &bed.hardware, &bed.directory, PATIENCE, Some(&file), &|| false)?;
             bound.0.insert(started).resume()?;
-            self.goes_on(&bed, &mut bound, rounds)?;
+            self.wait_for_rounds(&bed, &mut bound, rounds)?;
             let now = said_in(&bed.console, "boot")?;
             self.claim(claim, now == booted, || format!("it was booted again: {booted:?}, {now:?}"))?;
         }
@@ -64,7 +64,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// Saves the memory of a machine; its guest is held before that unless it is to be saved live.
+    /// Saves the memory of a machine; unless `live`, its guest is stopped first.
     fn save(&self, machine: &mut QemuVm, live: bool) -> Result<File, Failure> {
         let path = self.work.join("memory");
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
@@ -91,15 +91,15 @@ impl Story<'_> {
         Failure::File { what, path: self.work.join("memory"), source }
     }
 
-    /// Waits until the guest has done more rounds, and found nothing wrong.
-    fn goes_on(&mut self, bed: &Bed, bound: &mut Bound, from: u64) -> Result<(), Failure> {
+    /// Waits until the guest has done more rounds without an error.
+    fn wait_for_rounds(&mut self, bed: &Bed, bound: &mut Bound, from: u64) -> Result<(), Failure> {
         let deadline = Instant::now() + PATIENCE;
         while rounds(bed)? < from + ROUNDS {
             let wrong = said_in(&bed.console, "bad")?;
             let ended = bound.0.as_mut().map(QemuVm::ended).transpose()?.flatten();
             if wrong.is_some() || ended.is_some() || Instant::now() > deadline {
                 let found = format!("{wrong:?}, {ended:?}; see {}", bed.console.display());
-                return self.claim("the guest goes on", false, || found);
+                return self.claim("the guest continues", false, || found);
             }
             thread::sleep(POLL);
         }

@@ -1,7 +1,7 @@
-//! How QEMU runs the guest's instructions: by the processor (KVM) where that really works, else by translation (TCG).
+//! Chooses how QEMU runs the guest: by KVM where that really works, otherwise by emulation (TCG).
 //!
 //! A /dev/kvm that can be opened proves nothing (nested and filtered KVMs exist), so the guest itself is booted once.
-//! The verdict is kept until the machine boots again.
+//! The result is cached until the host boots again.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -11,13 +11,13 @@ use vm::qemu::accelerator::Accelerator;
 
 use super::{Guest, GuestError, Job, at};
 
-/// KVM when `guest` boots with it on this machine.
+/// Chooses KVM if `guest` boots with it on this host.
 pub fn choose(guest: &Guest, cache: &Path) -> Result<Accelerator, GuestError> {
     if fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(Accelerator::Tcg);
     }
     let verdict_file = cache.join("accelerator");
-    // An unreadable id only means that the question is asked again.
+    // An unreadable boot ID only means that the test is repeated.
     let machine = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let said = fs::read_to_string(&verdict_file).unwrap_or_default();
     match said.strip_prefix(&machine).map(str::trim) {
@@ -31,7 +31,7 @@ pub fn choose(guest: &Guest, cache: &Path) -> Result<Accelerator, GuestError> {
     Ok(accelerator)
 }
 
-/// Whether the kernel reaches init and init the end of an empty job. Under a KVM that works this takes two seconds.
+/// Whether the guest boots and completes an empty job. Under a working KVM this takes two seconds.
 fn boots_under_kvm(guest: &Guest, cache: &Path) -> Result<bool, GuestError> {
     let (kernel, initramfs, qemu) = (guest.kernel.clone(), guest.initramfs.clone(), guest.qemu.clone());
     let trial = Guest { kernel, initramfs, accelerator: Accelerator::Kvm, qemu };

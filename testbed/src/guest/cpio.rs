@@ -1,8 +1,8 @@
 //! A cpio archive in the "newc" form, which the Linux kernel unpacks as its first root filesystem.
 //!
-//! Written here and not by cpio(1), so that device nodes need no root. Knows nothing of what the files are for.
-//! Every name is stored once and its directories before it, as the kernel creates them in order.
-//! Form: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
+//! Written here instead of by cpio(1), so that device nodes need no root. Every name is stored once and after its
+//! directories, because the kernel creates them in order. Format: Linux
+//! Documentation/driver-api/early-userspace/buffer-format.rst.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ const CHARACTER_DEVICE: u32 = 0o020_600;
 /// The name that ends an archive.
 const TRAILER: &str = "TRAILER!!!";
 
-/// Archives are padded to this, so that another may follow in the same file.
+/// Archives are padded to this size, so that another one may follow in the same file.
 const ARCHIVE_ALIGNMENT: usize = 512;
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub struct Archive {
     names: BTreeSet<String>,
 }
 
-/// A file too large for the archive's 32-bit fields.
+/// An error: a file is too large for the archive's 32-bit fields.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} does not fit into an initramfs: {len} bytes")]
 pub struct TooLarge {
@@ -48,7 +48,7 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE, (major, minor), &[])
     }
 
-    /// The finished archive.
+    /// Returns the finished archive.
     pub fn finish(mut self) -> Result<Vec<u8>, TooLarge> {
         self.record(TRAILER, 0, (0, 0), &[])?;
         pad(&mut self.bytes, ARCHIVE_ALIGNMENT);
@@ -69,7 +69,7 @@ impl Archive {
         let name_len = u32::try_from(name.len() + 1).map_err(|_| too_large())?;
         let number = u32::try_from(self.names.len()).map_err(|_| too_large())?;
         let links = if mode == DIRECTORY { 2 } else { 1 };
-        // inode, mode, uid, gid, links, mtime, size, device of the file (2), device it is (2), name length, checksum
+        // inode, mode, uid, gid, links, mtime, size, device of the file (2), device number (2), name length, checksum
         let fields = [number, mode, 0, 0, links, 0, len, 0, 0, device.0, device.1, name_len, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
@@ -97,7 +97,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn directories_stand_before_what_is_in_them_and_once() {
+    fn directories_precede_their_contents_once() {
         let mut archive = Archive::default();
         archive.file("/a/b/one", b"1").unwrap();
         archive.file("a/b/two", b"22").unwrap();

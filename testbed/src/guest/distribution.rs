@@ -1,7 +1,7 @@
-//! A root file system made of the distribution's packages, of which none is installed: downloaded with all that they
-//! depend on, unpacked into a tree, and the tree made an image.
+//! Builds a root file system from the distribution's packages without installing them: they are downloaded with all
+//! dependencies, unpacked into a tree, and the tree becomes an image.
 //!
-//! Knows nothing of what the packages are for. No root is needed.
+//! Knows nothing about the purpose of the packages. Needs no root.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,34 +13,33 @@ use super::{GuestError, at, image};
 use crate::progress::Progress;
 use crate::tool::{self, ToolError};
 
-/// Packages of which the programs that are run without their maintainers' scripts use nothing.
+/// Packages that are unnecessary for programs that run without maintainer scripts.
 const NOT_UNPACKED: [&str; 11] =
     ["adduser", "debconf", "dpkg_", "iso-codes", "libperl", "libpython", "passwd", "perl", "python", "tar_", "udev_"];
 const NOT_KEPT: [&str; 8] = ["bug", "doc", "gtk-doc", "info", "lintian", "locale", "man", "zoneinfo"];
 
-/// The job of a guest that goes on in such a root, which is its first disk, with the program that the parameter INIT
-/// names.
+/// The job of a guest that switches to such a root on its first disk, with the program named by the parameter INIT.
 pub const TO_ROOT: &str = include_str!("../../guest/to-root.sh");
 
-/// Without its own scripts no package makes these.
+/// Directories that packages create only in their maintainer scripts.
 const DIRECTORIES: [&str; 10] = ["dev", "drop", "etc", "mnt", "proc", "root", "run", "srv", "sys", "tmp"];
 
-/// A root for a guest, kept as an image in a cache directory; the directory is removed to fetch newer packages.
+/// A root file system for a guest, cached as an image; removing the cache directory fetches newer packages.
 pub struct Root<'a> {
-    /// What it is, in words: `servers and clients of NFS and SMB (75 MB)`.
+    /// A description: `servers and clients of NFS and SMB (75 MB)`.
     pub about: &'a str,
-    /// Packages by names that Debian 12 and 13 have.
+    /// Packages, by names that exist in Debian 12 and 13.
     pub packages: &'a [&'a str],
-    /// Of those that are mostly of no use, the ones that are needed here.
+    /// Packages of [`NOT_UNPACKED`] that are needed nevertheless.
     pub also: &'a [&'a str],
-    /// Files by their paths: the first process, `etc/passwd`, `etc/group`.
+    /// Files by path: the first process, `etc/passwd`, `etc/group`.
     pub files: &'a [(&'a str, &'a str)],
-    /// Its size.
+    /// Size of the image in MiB.
     pub mib: u32,
 }
 
 impl Root<'_> {
-    /// The image in `cache`, made when it is not there or was made of something else.
+    /// The image in `cache`, built if it is missing or has other inputs.
     pub fn obtain(&self, cache: &Path, progress: &Progress) -> Result<PathBuf, GuestError> {
         let (image, list) = (cache.join("root.img"), cache.join("inputs"));
         let inputs = format!("{:?} {:?} {}\n{:?}", self.packages, self.also, self.mib, self.files);
@@ -65,7 +64,7 @@ impl Root<'_> {
         Ok(image)
     }
 
-    /// The directory of the packages, which are downloaded where they were not.
+    /// The directory of the packages, which are downloaded if they are missing.
     fn fetch(&self, cache: &Path, progress: &Progress) -> Result<PathBuf, GuestError> {
         let packages = cache.join("packages");
         let (complete, wanted) = (packages.join("complete"), format!("{:?}", self.packages));
@@ -81,16 +80,16 @@ impl Root<'_> {
     }
 }
 
-/// Downloads `packages` and all that they depend on into `directory`, which must have a directory `partial`; `scratch`
-/// is for apt.
+/// Downloads `packages` with all dependencies into `directory`, which must have a directory `partial`; `scratch` is for
+/// apt.
 pub fn download(apt: &Apt, packages: &[&str], directory: &Path, scratch: &Path) -> Result<(), GuestError> {
-    // By an empty list of what is installed apt hands out all that the packages depend on, not what this machine lacks.
+    // With an empty list of installed packages, apt downloads all dependencies, not only those missing on this host.
     let installed = scratch.join("installed");
     fs::write(&installed, "").map_err(at("write", &installed))?;
     let mut install = apt.command("apt-get");
     install.arg(format!("-oDir::State::status={}", installed.display()));
     install.arg(format!("-oDir::Cache::archives={}", directory.display()));
-    // No other apt knows of these directories, and a plain user may not lock the machine's.
+    // Other apt processes do not use these directories, and a user without root may not take the host's lock.
     install.args(["-oDebug::NoLocking=1", "-q", "-y", "--no-install-recommends", "--download-only", "install"]);
     tool::text(install.args(packages))?;
     Ok(())
@@ -104,7 +103,7 @@ pub fn packages_in(directory: &Path) -> Result<Vec<PathBuf>, GuestError> {
     Ok(files)
 }
 
-/// A tree with what is in the packages, as `root`; of those that are mostly of no use, with `also`.
+/// Unpacks the packages into the tree `root`, without the unnecessary ones that are not in `also`.
 pub fn unpack<'a>(
     root: &Path,
     packages: impl IntoIterator<Item = &'a PathBuf>,
@@ -140,7 +139,7 @@ pub fn unpack<'a>(
     std::os::unix::fs::symlink("bash", &sh).map_err(at("create", &sh))
 }
 
-/// Unpacks a package over what is there; dpkg-deb by itself would put directories in the place of our links.
+/// Unpacks a package over the tree; dpkg-deb alone would replace our symbolic links by directories.
 fn unpack_into(root: &Path, package: &Path) -> Result<(), GuestError> {
     let mut unpacking = Command::new("dpkg-deb");
     unpacking.arg("--fsys-tarfile").arg(package).stdout(Stdio::piped());
@@ -167,7 +166,7 @@ pub fn put(file: &Path, content: &[u8]) -> Result<(), GuestError> {
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).map_err(at("change", file))
 }
 
-/// Makes the tree an image of `mib` and removes it.
+/// Converts the tree to an image of `mib` MiB and removes it.
 pub fn make_image(root: &Path, image: &Path, mib: u32) -> Result<(), GuestError> {
     let mke2fs = tool::locate("mke2fs").ok_or(GuestError::Missing { program: "mke2fs", package: "e2fsprogs" })?;
     let mut command = Command::new(mke2fs);

@@ -1,7 +1,7 @@
-//! The guest's initramfs: busybox, the tools of a job with their libraries, the modules a disk needs, and init.
+//! Builds the guest's initramfs: busybox, the tools of a job with their libraries, the modules a disk needs, and init.
 //!
-//! Knows nothing of packages and of QEMU. It is made again when anything that went into it has changed:
-//! beside it lies a list of its inputs, written last.
+//! Knows nothing about packages and QEMU. It is rebuilt when any input has changed: a list of its inputs is stored next
+//! to it, written last.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,8 +18,8 @@ use crate::tool;
 const INIT: &str = include_str!("../../guest/init");
 const STEPS: &str = include_str!("../../guest/steps.sh");
 
-/// Programs of the host that jobs run, and the packages they come from. fio alone brings 80 MB of cluster libraries;
-/// that costs half a second of booting, less than any trick to leave them out would cost in trust.
+/// Programs of the host that jobs run, with their packages. fio alone brings 80 MB of cluster libraries, which cost
+/// half a second of booting; leaving them out would be less trustworthy.
 const TOOLS: [(&str, &str); 6] = [
     ("busybox", "busybox-static"),
     ("e2fsck", "e2fsprogs"),
@@ -29,27 +29,27 @@ const TOOLS: [(&str, &str); 6] = [
     ("sync", "coreutils"),
 ];
 
-/// What mke2fs takes its defaults from.
+/// The configuration of mke2fs with its defaults.
 const SETTINGS: &str = "/etc/mke2fs.conf";
 
-/// ext4 asks for crc32c by name, not by dependency; the second is the fast one. The last two are for the power button,
-/// and virtio's console for the port of `tapline-guest`.
+/// ext4 uses crc32c by name without depending on its module; the second module is the fast one. The last ones are for
+/// the power button, and for the port of `tapline-guest`.
 pub const MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "crc32c_intel", "ext4", "button", "evdev"];
 const MODULES_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
-/// What goes into an initramfs beside init and its steps.
+/// The contents of an initramfs in addition to init and its steps.
 pub struct Contents<'a> {
     pub kernel: &'a Kernel,
     pub tools: Vec<PathBuf>,
-    /// By their path in the guest, the files of the host that are put there.
+    /// Files of the host, by their path in the guest.
     pub libraries: BTreeMap<PathBuf, PathBuf>,
     pub modules: &'a [&'a str],
-    /// Those of the modules without which there is no disk.
+    /// The modules without which there is no disk.
     pub required: &'a [&'a str],
 }
 
-/// The initramfs in `cache`, made when it is not there or not of these inputs.
+/// The initramfs in `cache`, built if it is missing or has other inputs.
 pub fn obtain(cache: &Path, kernel: &Kernel, modules: &[&str], progress: &Progress) -> Result<PathBuf, GuestError> {
     let image = cache.join("initramfs.cpio");
     let inputs_list = cache.join("initramfs.inputs");
@@ -71,11 +71,11 @@ pub fn locate_tools() -> Result<Vec<PathBuf>, GuestError> {
     TOOLS.into_iter().map(find).collect()
 }
 
-/// The shared libraries of all `tools`, and their loader, as the host's own loader finds them.
+/// The shared libraries of all `tools`, and their loader, as found by the host's loader.
 pub fn libraries_of(tools: &[PathBuf]) -> Result<BTreeMap<PathBuf, PathBuf>, GuestError> {
     let mut libraries = BTreeMap::new();
     for program in tools {
-        // A static program has none, which ldd calls a failure.
+        // A static program has none, which is a failure for ldd.
         let listing = tool::text(Command::new("ldd").arg(program).env("LC_ALL", "C"));
         match listing {
             Ok(listing) => libraries.extend(listing.lines().filter_map(library_in).map(|path| (path.clone(), path))),
@@ -94,7 +94,7 @@ fn library_in(line: &str) -> Option<PathBuf> {
 }
 
 impl Contents<'_> {
-    /// Everything the image is made of; a changed file shows in its size or its time.
+    /// A list of all inputs; a changed file has another size or time.
     pub fn inputs(&self) -> Result<String, GuestError> {
         let mut list = format!("kernel {}\nmodules {:?}\n{INIT}\n{STEPS}\n", self.kernel.version, self.modules);
         let settings = PathBuf::from(SETTINGS);
@@ -112,7 +112,7 @@ impl Contents<'_> {
         for directory in ["bin", "dev", "job", "mnt", "proc", "sys", "tmp"] {
             archive.directory(directory)?;
         }
-        // The kernel opens the console for init before devtmpfs is there.
+        // The kernel opens the console for init before devtmpfs is mounted.
         archive.character_device("dev/console", 5, 1)?;
         for program in &self.tools {
             let name = program.file_name().unwrap_or_default().to_string_lossy();
@@ -139,7 +139,7 @@ pub fn read(file: &Path) -> Result<Vec<u8>, GuestError> {
     fs::read(file).map_err(at("read", file))
 }
 
-/// Puts `content` in the place of `file` in one step, so that a run beside ours sees the old or the new.
+/// Replaces `file` by `content` atomically, because a concurrent run may read it.
 pub fn replace(file: &Path, content: &[u8]) -> Result<(), GuestError> {
     let partial = file.with_extension(format!("{}.partial", std::process::id()));
     fs::write(&partial, content).map_err(at("write", &partial))?;

@@ -1,7 +1,7 @@
-//! The guest's kernel: a package of the distribution, unpacked beside the guest image and never installed.
+//! The guest's kernel: a package of the distribution, unpacked next to the guest image without being installed.
 //!
-//! Knows nothing of what the guest does. Once unpacked it is used as it is, so that later runs need no network;
-//! removing the cache directory fetches the newest again.
+//! Once unpacked it is reused, so that later runs need no network; removing the cache directory fetches the newest one
+//! again.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -13,11 +13,11 @@ use super::{GuestError, at};
 use crate::progress::Progress;
 use crate::tool;
 
-/// Packages that depend on the newest kernel: Debian's for virtual machines, Ubuntu's, then the kernels of full size.
+/// Meta packages of the newest kernel: Debian's for virtual machines, Ubuntu's, then those of full kernels.
 pub const SMALL: &[&str] =
     &["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64", "linux-image-generic"];
 
-/// Those with drivers for all that a machine can emulate: Debian's and Ubuntu's.
+/// Meta packages of kernels with all drivers: Debian's and Ubuntu's.
 pub const FULL: &[&str] = &["linux-image-amd64", "linux-image-generic"];
 
 pub struct Kernel {
@@ -27,7 +27,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The unpacked kernel in `cache`, fetched when it is not there: that of the first of `packages` that apt knows.
+    /// The unpacked kernel in `cache`, fetched if missing: that of the first of `packages` that apt knows.
     pub fn obtain(cache: &Path, packages: &[&str], progress: &Progress) -> Result<Self, GuestError> {
         let root = cache.join("kernel");
         if !root.exists() {
@@ -45,8 +45,8 @@ impl Kernel {
         Ok(Self { image, version, root })
     }
 
-    /// The modules that make up `wanted`, unpacked and in the order they must be loaded. What the kernel has built in
-    /// is left out, and so is what it does not know and is not `required`.
+    /// The modules for `wanted`, decompressed and in load order. Modules built into the kernel are omitted, and so are
+    /// unknown ones that are not `required`.
     pub fn modules(&self, wanted: &[&str], required: &[&str]) -> Result<Vec<(String, Vec<u8>)>, GuestError> {
         let directory = self.module_directory()?;
         let mut files = BTreeMap::new();
@@ -63,7 +63,7 @@ impl Kernel {
         Ok(loaded)
     }
 
-    /// Newer packages have lib below usr.
+    /// The directory of modules; newer packages have lib below usr.
     fn module_directory(&self) -> Result<PathBuf, GuestError> {
         let places = ["lib/modules", "usr/lib/modules"].map(|place| self.root.join(place).join(&self.version));
         let found = places.into_iter().find(|place| place.is_dir());
@@ -81,39 +81,38 @@ fn fetch(cache: &Path, root: &Path, packages: &[&str], progress: &Progress) -> R
         progress.detail(&format!("unpacking {}", file_name(file)));
         tool::text(Command::new("dpkg-deb").arg("-x").arg(file).arg(&unpacked))?;
     }
-    // Another run may have been faster; then its kernel is as good.
+    // Another run may have been faster; its kernel is the same.
     if !root.exists() {
         fs::rename(&unpacked, root).map_err(at("rename to", root))?;
     }
     fs::remove_dir_all(&partial).map_err(at("remove", &partial))
 }
 
-/// The distribution's packages, by lists of the machine or of our own. Nothing is ever installed, and no root is
+/// The distribution's packages, from the host's package lists or our own. Nothing is ever installed, and no root is
 /// needed.
 pub struct Apt {
     options: Vec<String>,
 }
 
 impl Apt {
-    /// Has something done with the machine's lists and, if that fails, with lists of our own, which are kept in
-    /// `directory`.
+    /// Calls `work` with the host's package lists and, if that fails, with our own, which are kept in `directory`.
     pub fn with_any_lists<E: Display + From<GuestError>>(
         directory: &Path,
         progress: &Progress,
         work: impl Fn(&Apt) -> Result<(), E>,
     ) -> Result<(), E> {
         let Err(error) = work(&Self::of_the_machine()) else { return Ok(()) };
-        // Lists that are missing or name packages that are gone: both are common in containers.
-        progress.detail(&format!("apt's lists do not serve ({error}); fetching lists of our own"));
+        // Missing or outdated lists are common in containers.
+        progress.detail(&format!("apt's package lists do not work ({error}); fetching our own"));
         work(&Self::with_own_lists(directory)?)
     }
 
     fn of_the_machine() -> Self {
-        // Only matters for root: apt's own user may not write into our directory.
+        // Only for root: apt's own user may not write into our directory.
         Self { options: vec!["-oAPT::Sandbox::User=root".to_owned()] }
     }
 
-    /// Fetches the lists of the machine's sources into `directory`.
+    /// Fetches the package lists of the host's sources into `directory`.
     fn with_own_lists(directory: &Path) -> Result<Self, GuestError> {
         let mut apt = Self::of_the_machine();
         for (option, place) in [("Dir::State::lists", "lists"), ("Dir::Cache", "cache")] {
@@ -133,7 +132,7 @@ impl Apt {
         Ok(())
     }
 
-    /// The kernel package that the first known meta package depends on, and that with its modules where they are apart.
+    /// The kernel package of the first known meta package, with that of its modules if they are separate.
     fn newest_kernel(&self, packages: &[&str]) -> Result<Vec<String>, GuestError> {
         for meta in packages {
             let Some(image) = self.dependency(meta, "linux-image-") else { continue };
@@ -143,14 +142,13 @@ impl Apt {
         Err(GuestError::NoKernelPackage { tried: packages.join(", ") })
     }
 
-    /// The first package named `prefix` and a version on which `package` depends. One unknown to apt depends on
-    /// nothing.
+    /// The first dependency of `package` whose name is `prefix` and a version; `None` if apt does not know the package.
     pub fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
         let listing = tool::text(self.command("apt-cache").args(["depends", package])).ok()?;
         dependency_in(&listing, prefix)
     }
 
-    /// How much a download is, for people.
+    /// The size of a download, for display.
     fn size_of(&self, package: &str) -> Result<String, GuestError> {
         let shown = tool::text(self.command("apt-cache").args(["show", "--no-all-versions", package]))?;
         let bytes = shown.lines().find_map(|line| line.strip_prefix("Size: ")?.trim().parse::<u64>().ok());
@@ -191,7 +189,7 @@ fn load(
     Ok(())
 }
 
-/// The kernel's own record of what a module needs, `depends=a,b` in its `.modinfo` section.
+/// The dependencies of a module: the entry `depends=a,b` in its `.modinfo` section.
 fn dependencies_of(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -200,7 +198,7 @@ fn dependencies_of(module: &[u8]) -> Vec<String> {
     list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Distributions compress modules in ways the guest's insmod need not know.
+/// Decompresses a module, because the guest's insmod need not support the distribution's compression.
 fn unpacked_module(file: &Path) -> Result<Vec<u8>, GuestError> {
     let unpacker = match file.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
@@ -211,7 +209,7 @@ fn unpacked_module(file: &Path) -> Result<Vec<u8>, GuestError> {
     Ok(tool::output(Command::new(unpacker).arg("-dc").arg(file))?)
 }
 
-/// Every module below `directory` by the name the kernel has for it.
+/// Collects every module below `directory` by its kernel name.
 fn collect_modules(directory: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), GuestError> {
     for path in entries(directory)? {
         if path.is_dir() {

@@ -1,7 +1,7 @@
-//! A small Linux guest that runs one job on vhost-user-blk disks and powers off.
+//! A small Linux guest that runs a job on vhost-user-blk disks and powers off.
 //!
-//! Knows nothing of Tapline: anything that listens on a vhost-user-blk socket will do. The guest is built from the
-//! distribution's packages once and cached; a boot changes nothing of it, so boots may run side by side.
+//! It works with any server of vhost-user-blk sockets. The guest is built from the distribution's packages once and
+//! cached; a boot does not change it, so several may run concurrently.
 
 mod accelerator;
 pub mod cpio;
@@ -21,24 +21,24 @@ use vm::qemu::hardware;
 
 use self::cpio::Archive;
 use self::kernel::Kernel;
-pub use self::running::{Heard, Line, MEMORY_MIB, Running, Transcript, add_disk, said};
+pub use self::running::{ConsoleEvent, Line, MEMORY_MIB, Running, Transcript, add_disk, protocol_line};
 use super::progress::Progress;
 use super::tool::ToolError;
 
-/// The reader that says what the guest's kernel counts, as it is installed.
+/// The program that reports the counters of the guest's kernel, as installed.
 const READER: &str = include_str!("../../../packaging/guest/tapline-guest");
 
 /// vCPUs of the guest, and queues of each of its disks.
 pub const CPUS: u32 = 2;
 
-/// What the guest runs: a script of `testbed/guest/jobs`, and the variables it reads.
+/// A job of the guest: a script of `testbed/guest/jobs`, and its variables.
 pub struct Job {
     pub name: &'static str,
     pub script: &'static str,
     pub parameters: Vec<(&'static str, String)>,
 }
 
-/// What went wrong with building or running the guest.
+/// An error while building or running the guest.
 #[derive(Debug, Error)]
 pub enum GuestError {
     #[error("{program} is not installed; install {package}")]
@@ -67,31 +67,31 @@ pub enum GuestError {
     Unsaid { job: String, key: &'static str },
 }
 
-/// For `map_err`: a file operation that failed on `path`.
+/// For `map_err`: a failed file operation on `path`.
 pub fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GuestError {
     let path = path.to_owned();
     move |source| GuestError::File { what, path, source }
 }
 
-/// A guest ready to boot.
+/// A guest that can be booted.
 pub struct Guest {
     kernel: PathBuf,
     initramfs: PathBuf,
     accelerator: Accelerator,
-    /// The program that is QEMU.
+    /// The program of QEMU.
     qemu: PathBuf,
 }
 
-/// QEMU where nobody names another.
+/// The default program of QEMU.
 const QEMU: &str = "qemu-system-x86_64";
 
 impl Guest {
-    /// The guest in the directory `cache`: fetched, made and tried out where that has not been done.
+    /// The guest in the directory `cache`, which is fetched, built and tested if missing.
     pub fn build(cache: &Path, progress: &Progress) -> Result<Self, GuestError> {
         Self::build_of(kernel::SMALL, image::MODULES, cache, progress)
     }
 
-    /// The same with another kernel, and modules that are loaded as far as it knows them.
+    /// As `build`, with another kernel, and with modules that are loaded if the kernel has them.
     pub fn build_of(
         packages: &[&str],
         modules: &[&str],
@@ -109,12 +109,12 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The same, run by another QEMU.
+    /// Uses another program of QEMU.
     pub fn under(self, qemu: PathBuf) -> Self {
         Self { qemu, ..self }
     }
 
-    /// Boots with a disk on each of the vhost-user-blk `sockets` (names in `work`, where the logs go too).
+    /// Boots with a disk for each of the vhost-user-blk `sockets` (names in `work`, where the logs are as well).
     pub fn boot(&self, job: &Job, sockets: &[&str], work: &Path) -> Result<Running, GuestError> {
         self.boot_with(job, work, |command| {
             for (number, socket) in sockets.iter().enumerate() {
@@ -123,7 +123,7 @@ impl Guest {
         })
     }
 
-    /// The same with whatever is added to QEMU's words.
+    /// As `boot`, with arguments of QEMU added by `add`.
     pub fn boot_with(&self, job: &Job, work: &Path, add: impl FnOnce(&mut Command)) -> Result<Running, GuestError> {
         let initrd = work.join(format!("{}.initrd", job.name));
         self.write_initrd(job, &initrd)?;
@@ -132,7 +132,7 @@ impl Guest {
         Running::start(command, job.name, work, initrd)
     }
 
-    /// What a machine of the `vm` crate boots to run `job`: the kernel with an initrd that is written to `work`.
+    /// The boot source of a `vm` machine that runs `job`: the kernel with an initrd that is written to `work`.
     pub fn boot_of(&self, job: &Job, work: &Path) -> Result<hardware::Boot, GuestError> {
         let initrd = work.join(format!("{}.initrd", job.name));
         self.write_initrd(job, &initrd)?;
@@ -140,19 +140,19 @@ impl Guest {
         Ok(hardware::Boot::Kernel { kernel: self.kernel.clone(), initrd: Some(initrd), command_line })
     }
 
-    /// What its kernel was configured with, if its package says so: a directory and the file in it.
+    /// The configuration of its kernel, if that is in its package: a directory and the file in it.
     pub fn kernel_config(&self) -> Option<(PathBuf, String)> {
         let (directory, image) = (self.kernel.parent()?, self.kernel.file_name()?.to_str()?);
         let config = format!("config-{}", image.strip_prefix("vmlinuz-")?);
         directory.join(&config).exists().then(|| (directory.to_owned(), config))
     }
 
-    /// Who runs its instructions, as the `vm` crate has it.
+    /// The accelerator, as the `vm` crate's type.
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
 
-    /// The kernel takes one file and unpacks every archive in it, so the job is appended.
+    /// The kernel unpacks every archive in its initrd, so the job is appended.
     fn write_initrd(&self, job: &Job, initrd: &Path) -> Result<(), GuestError> {
         let parameters = job.parameters.iter().map(|(name, value)| format!("{name}='{value}'\n")).collect::<String>();
         let mut archive = Archive::default();

@@ -1,7 +1,7 @@
-//! A guest that runs: QEMU, the console it speaks on, and the deadline after which silence means that it hangs.
+//! A running guest: QEMU, its console, and the timeout after which a silent guest counts as hung.
 //!
-//! Knows nothing of jobs but their protocol: lines `TAPLINE key=value`, of which `ask=` waits for an answer, `fail=`
-//! and `end=ok` come last. However it ends, QEMU does not outlive the value.
+//! The protocol of jobs is lines `TAPLINE key=value`, of which `ask=` waits for an answer, and `fail=` or `end=ok`
+//! comes last. QEMU is killed on drop.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
@@ -17,21 +17,22 @@ use vm::qemu::accelerator::Accelerator;
 use super::{CPUS, GuestError, at};
 use crate::tool;
 
-/// The longest pause of a healthy job is a few seconds; a loaded machine under TCG is tens of times slower.
+/// Timeout for a silent guest. A healthy job pauses for some seconds; under TCG on a loaded machine, tens of times
+/// longer.
 const SILENCE_MAX_SECONDS: u64 = 120;
 
-/// Initramfs twice (packed and unpacked, 90 MB each), and what fio and the page cache take.
+/// Memory for the initramfs twice (packed and unpacked, 90 MB each), and for fio and the page cache.
 pub const MEMORY_MIB: u32 = 768;
 
-/// What every guest is told. Whether its timer works it would find out by counting ticks while the host's clock goes
-/// on, and panics where the emulator has not run for long enough. Programs are always at the same addresses: QEMU
-/// before 8.0 translates code again for each other address at which it runs, which takes most of the time of scripts.
+/// The kernel's command line. `no_timer_check`: the check counts ticks by the host's clock and panics if the emulator
+/// did not run for long enough. `norandmaps`: QEMU before 8.0 translates code again for each other address at which it
+/// runs, which takes most of the time of scripts.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check norandmaps";
 
-/// Enough of a console to see why a guest broke.
+/// Lines of the console that are shown when a guest has failed.
 const LAST_LINES: usize = 12;
 
-/// QEMU without a disk. The guest's memory is shared, as vhost-user needs it to be.
+/// The command of QEMU without disks. The guest's memory is shared, as vhost-user requires.
 pub fn qemu(program: &Path, accelerator: Accelerator, kernel: &Path, initrd: &Path) -> Command {
     let mut command = tool::bound_to_us(program);
     command.args(accelerator.words());
@@ -45,44 +46,44 @@ pub fn qemu(program: &Path, accelerator: Accelerator, kernel: &Path, initrd: &Pa
     command
 }
 
-/// Adds the disk behind `socket` as the guest's next one.
+/// Adds the disk at `socket` as the guest's next one.
 pub fn add_disk(command: &mut Command, number: usize, socket: &str) {
     command.args(["-chardev", &format!("socket,id=disk{number},path={socket}")]);
     command.args(["-device", &format!("vhost-user-blk-pci,chardev=disk{number},num-queues={CPUS}")]);
 }
 
-/// What a console says in some time.
-pub enum Heard {
+/// An event of the console.
+pub enum ConsoleEvent {
     Line(String),
     Nothing,
-    /// It is closed: QEMU has ended.
+    /// It was closed: QEMU has exited.
     End,
 }
 
-/// One line of the console.
+/// A line of the console.
 pub enum Line<'a> {
-    /// Said to us.
+    /// A message of the protocol: key and value.
     Said(&'a str, &'a str),
-    /// Said to nobody in particular.
+    /// Any other output.
     Chatter(&'a str),
 }
 
-/// What a guest said, in order.
+/// The messages of a guest, in order.
 #[derive(Debug, Default)]
 pub struct Transcript {
     job: String,
-    said: Vec<(String, String)>,
+    messages: Vec<(String, String)>,
 }
 
 impl Transcript {
-    /// The last value said for `key`.
+    /// The last value of `key`.
     pub fn value(&self, key: &'static str) -> Result<&str, GuestError> {
-        let last = self.said.iter().rev().find(|(said, _)| said == key);
+        let last = self.messages.iter().rev().find(|(said, _)| said == key);
         last.map(|(_, value)| value.as_str()).ok_or_else(|| GuestError::Unsaid { job: self.job.clone(), key })
     }
 
     fn last(&self) -> Option<(&str, &str)> {
-        self.said.last().map(|(key, value)| (key.as_str(), value.as_str()))
+        self.messages.last().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 }
 
@@ -99,7 +100,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts `qemu` in the directory `work`; `initrd`, made for this boot, goes with it.
+    /// Starts `qemu` in the directory `work`; `initrd`, built for this boot, is removed with it.
     pub(super) fn start(mut qemu: Command, job: &str, work: &Path, initrd: PathBuf) -> Result<Self, GuestError> {
         let console = work.join(format!("{job}.console"));
         let messages = work.join(format!("{job}.qemu"));
@@ -115,7 +116,7 @@ impl Running {
             qemu: child,
             keyboard,
             lines: read_console(screen, log),
-            transcript: Transcript { job: job.to_owned(), said: Vec::new() },
+            transcript: Transcript { job: job.to_owned(), messages: Vec::new() },
             tail: Vec::new(),
             console,
             messages,
@@ -124,34 +125,34 @@ impl Running {
         })
     }
 
-    /// Another deadline than two minutes.
+    /// Sets the timeout for a silent guest.
     pub fn silent_for_at_most(mut self, seconds: u64) -> Self {
         self.silence_max_seconds = seconds;
         self
     }
 
-    /// Follows the guest to its end. `heard` is given every line; what an `ask=` asks for is done when `heard` returns
-    /// from it. `Break` ends the guest as a power failure would.
+    /// Follows the guest to its end. `on_line` is called for every line; when it returns from an `ask=`, the guest is
+    /// answered. `Break` ends the guest like a power failure.
     pub fn follow<E: From<GuestError>>(
         mut self,
-        mut heard: impl FnMut(Line<'_>) -> Result<ControlFlow<()>, E>,
+        mut on_line: impl FnMut(Line<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<Transcript, E> {
         loop {
             let silence = Duration::from_secs(self.silence_max_seconds);
             let line = match self.listen(silence)? {
-                Heard::Line(line) => line,
-                Heard::Nothing => return Err(self.silent(self.silence_max_seconds).into()),
-                Heard::End => return Ok(self.ended()?),
+                ConsoleEvent::Line(line) => line,
+                ConsoleEvent::Nothing => return Err(self.silent(self.silence_max_seconds).into()),
+                ConsoleEvent::End => return Ok(self.ended()?),
             };
-            let flow = match said(&line) {
+            let flow = match protocol_line(&line) {
                 Some((key, value)) => {
-                    let flow = heard(Line::Said(key, value))?;
+                    let flow = on_line(Line::Said(key, value))?;
                     if key == "ask" {
                         self.answer();
                     }
                     flow
                 }
-                None => heard(Line::Chatter(&line))?,
+                None => on_line(Line::Chatter(&line))?,
             };
             if flow.is_break() {
                 return Ok(std::mem::take(&mut self.transcript));
@@ -159,40 +160,41 @@ impl Running {
         }
     }
 
-    /// What the console says within so long. What an `ask=` asks for goes on when it is [answered](Running::answer).
-    pub fn listen(&mut self, at_most: Duration) -> Result<Heard, GuestError> {
+    /// Waits for an event of the console for at most this time. After an `ask=`, the guest waits until it is
+    /// [answered](Running::answer).
+    pub fn listen(&mut self, at_most: Duration) -> Result<ConsoleEvent, GuestError> {
         match self.lines.recv_timeout(at_most) {
             Ok(line) => {
                 self.tail.push(line.clone());
-                if let Some((key, value)) = said(&line) {
-                    self.transcript.said.push((key.to_owned(), value.to_owned()));
+                if let Some((key, value)) = protocol_line(&line) {
+                    self.transcript.messages.push((key.to_owned(), value.to_owned()));
                 }
-                Ok(Heard::Line(line))
+                Ok(ConsoleEvent::Line(line))
             }
-            Err(RecvTimeoutError::Disconnected) => Ok(Heard::End),
-            Err(RecvTimeoutError::Timeout) => Ok(Heard::Nothing),
+            Err(RecvTimeoutError::Disconnected) => Ok(ConsoleEvent::End),
+            Err(RecvTimeoutError::Timeout) => Ok(ConsoleEvent::Nothing),
         }
     }
 
-    /// The failure of a guest that has been silent for so long.
+    /// The failure of a guest that was silent for this time.
     pub fn silent(&self, seconds: u64) -> GuestError {
         GuestError::Silent { job: self.transcript.job.clone(), seconds, console: self.console.clone() }
     }
 
-    /// Has the guest go on after an `ask=`.
+    /// Lets the guest continue after an `ask=`.
     pub fn answer(&mut self) {
-        // A guest that is gone shows as the end of its console; the broken pipe is a part of its last words.
+        // If the guest has ended, its console is closed as well; the broken pipe is added to the log.
         if let Err(error) = self.keyboard.write_all(b"go\n").and_then(|()| self.keyboard.flush()) {
             self.tail.push(format!("(it takes no answer: {error})"));
         }
     }
 
-    /// Ends the guest as a power failure would.
+    /// Ends the guest like a power failure.
     pub fn cut_power(&mut self) -> Result<(), GuestError> {
         self.qemu.kill().map_err(|source| GuestError::Start { command: "kill QEMU".to_owned(), source })
     }
 
-    /// Judges a guest whose console has closed.
+    /// Determines the result of a guest whose console was closed.
     pub fn ended(&mut self) -> Result<Transcript, GuestError> {
         let (job, console) = (self.transcript.job.clone(), self.console.clone());
         match self.transcript.last() {
@@ -212,31 +214,31 @@ impl Drop for Running {
         if let Err(error) = self.qemu.kill().and_then(|()| self.qemu.wait()) {
             eprintln!("cannot end QEMU, process {}: {error}", self.qemu.id());
         }
-        // 90 MB that nobody looks at, for each boot of a run that is kept.
+        // 90 MB that are not needed, for each boot of a run that is kept.
         if let Err(error) = fs::remove_file(&self.initrd) {
             eprintln!("cannot remove {}: {error}", self.initrd.display());
         }
     }
 }
 
-/// The key and value of a line meant for us.
-pub fn said(line: &str) -> Option<(&str, &str)> {
+/// The key and value of a protocol line.
+pub fn protocol_line(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("TAPLINE ")?.split_once('=')
 }
 
-/// Copies the console into `log` and hands out its lines, until QEMU closes it.
+/// Copies the console into `log` and sends its lines, until QEMU closes it.
 fn read_console(screen: ChildStdout, mut log: File) -> Receiver<String> {
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         let mut line = Vec::new();
         for byte in BufReader::new(screen).bytes().map_while(Result::ok) {
-            // fio's progress ends its lines with a carriage return alone.
+            // Lines of fio's progress end with a carriage return only.
             if byte != b'\n' && byte != b'\r' {
                 line.push(byte);
                 continue;
             }
             let text = String::from_utf8_lossy(&std::mem::take(&mut line)).into_owned();
-            // A console that cannot be kept is no reason to stop the guest; its last lines are in memory.
+            // A console that cannot be logged is no reason to stop the guest; its last lines are in memory.
             if let Err(error) = writeln!(log, "{text}") {
                 eprintln!("cannot log the console: {error}: {text}");
             }
@@ -254,8 +256,8 @@ mod test {
 
     #[test]
     fn only_lines_of_the_protocol_are_said_to_us() {
-        assert_eq!(said("TAPLINE fail=fio ended with 1 = bad"), Some(("fail", "fio ended with 1 = bad")));
-        assert_eq!(said("[    3.1] reboot: TAPLINE end=ok"), None);
-        assert_eq!(said("TAPLINE"), None);
+        assert_eq!(protocol_line("TAPLINE fail=fio ended with 1 = bad"), Some(("fail", "fio ended with 1 = bad")));
+        assert_eq!(protocol_line("[    3.1] reboot: TAPLINE end=ok"), None);
+        assert_eq!(protocol_line("TAPLINE"), None);
     }
 }

@@ -1,8 +1,7 @@
-//! What the images hold when guest and disk process are dead: by the files alone, as after a power loss of the host;
-//! and with what the process left in memory, as the next one would find it.
+//! Checks the images when guest and disk process are dead: the files alone, as after a power loss of the host; and with
+//! the state that the process left in memory, as the next one would find it.
 //!
-//! Knows commands for images, nothing of what happened to them. Keeps: the originals are looked at last, since looking
-//! changes them.
+//! Uses the commands for images. The originals are checked last, because a check changes them.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +13,7 @@ use crate::tool;
 use super::records::Records;
 use super::{Failure, chain};
 
-/// Looks for everything that must be there.
+/// Checks that everything is there.
 pub fn perform(
     program: &Path,
     work: &Path,
@@ -22,18 +21,18 @@ pub fn perform(
     records: &Records,
     progress: &Progress,
 ) -> Result<(), Failure> {
-    // Copies are other files, of which nobody has left a log. What was fsynced needs none.
+    // Copies are other files, for which there is no redo log. Data that was fsynced needs none.
     let copies = work.join("after-power-loss");
     fs::create_dir(&copies).map_err(Failure::file("create", &copies))?;
     let layers = chain::of(work).map_err(Failure::file("look for images in", work))?;
     for layer in &layers {
-        // A layer knows when its parent was last changed.
+        // A layer records when its parent was last changed, so times are preserved.
         let words = ["--preserve=timestamps", "--sparse=always", layer];
         tool::text(Command::new("cp").args(words).arg(&copies).current_dir(work))?;
     }
     for (place, what) in [(copies.as_path(), "by the files alone"), (work, "with the redo logs")] {
         let images = Images { program, place, redo };
-        // A killed process leaks clusters (5); what is damaged ends it.
+        // A killed process leaks clusters (status 5); damage ends the run.
         match images.run(&["check"], &layers, &[]) {
             Err(Failure::Tool(tool::ToolError::Failed { status, .. })) if status.code() == Some(5) => {}
             checked => drop(checked?),
@@ -55,7 +54,7 @@ struct Images<'a> {
 }
 
 impl Images<'_> {
-    /// `tapline-disk image VERB` of a chain.
+    /// Runs `tapline-disk image VERB` on a chain.
     fn run(&self, verb: &[&str], layers: &[String], target: &[&str]) -> Result<String, Failure> {
         let mut command = Command::new(self.program);
         command.arg("image").args(verb).env("TAPLINE_REDO_DIR", self.redo).current_dir(self.place);
@@ -65,7 +64,7 @@ impl Images<'_> {
         Ok(tool::text(command.args(target))?)
     }
 
-    /// QEMU finds nothing but leaks (3), and the same bytes.
+    /// QEMU must find nothing but leaks (status 3), and the same content.
     fn compare_with_qemu(&self, layers: &[String]) -> Result<(), Failure> {
         let Some(leaf) = layers.first() else { return Ok(()) };
         let mut check = Command::new("qemu-img");

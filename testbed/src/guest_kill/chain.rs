@@ -1,19 +1,19 @@
-//! Of which files a disk consists when its process has died: who served it knows, whoever starts the next one has the
-//! files.
+//! Determines the files of a disk after its process has died. The process knew them; whoever starts the next one has
+//! only the files.
 //!
-//! Knows qcow2's header and docs/control.md: a snapshot's file that is there is the leaf, and files that a merge was to
-//! remove may be there, or gone. So the leaf is the newest file that is there with all that it stands on.
+//! According to docs/control.md, a snapshot's file that exists is the leaf, and files that a merge was to remove may
+//! exist or not. So the leaf is the newest file that exists with its whole chain.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The first of all files. Snapshots are numbered, the newest highest.
+/// The base image. Snapshots are numbered in ascending order.
 pub const BASE: &str = "base.qcow2";
 const PREFIX: &str = "snapshot-";
 const SUFFIX: &str = ".qcow2";
 
-/// Longer chains nobody makes here; a loop of names would be one.
+/// Maximum length of a chain here, to detect loops.
 const LAYERS_MAX: usize = 8;
 
 /// The name of snapshot `number`.
@@ -21,7 +21,7 @@ pub fn snapshot(number: u64) -> String {
     format!("{PREFIX}{number}{SUFFIX}")
 }
 
-/// The names of the files that the disk in `directory` consists of, from the leaf down.
+/// The names of the files of the disk in `directory`, from the leaf down.
 pub fn of(directory: &Path) -> io::Result<Vec<String>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -39,7 +39,7 @@ pub fn of(directory: &Path) -> io::Result<Vec<String>> {
     Ok(vec![BASE.to_owned()])
 }
 
-/// A file with all that it stands on; none if one of them is not there.
+/// The chain of a file; `None` if one of its files does not exist.
 fn below(directory: &Path, leaf: String) -> io::Result<Option<Vec<String>>> {
     let mut chain = Vec::new();
     let mut next = Some(leaf);
@@ -58,8 +58,7 @@ fn below(directory: &Path, leaf: String) -> io::Result<Option<Vec<String>>> {
     Ok(Some(chain))
 }
 
-/// The name that a qcow2 file records of its parent (QEMU, docs/interop/qcow2.txt, "Header": bytes 8 to 15 and 16 to
-/// 19).
+/// The backing file name recorded in a qcow2 file (QEMU, docs/interop/qcow2.txt, "Header": bytes 8 to 15 and 16 to 19).
 fn backing(file: &mut File) -> io::Result<Option<String>> {
     let mut header = [0; 20];
     file.read_exact(&mut header)?;
@@ -98,7 +97,7 @@ mod test {
         image(directory.path(), "snapshot-10.qcow2", Some("snapshot-9.qcow2"));
         image(directory.path(), "snapshot-11.qcow2.unfinished", Some("snapshot-10.qcow2"));
         assert_eq!(of(directory.path()).unwrap(), ["snapshot-10.qcow2", "snapshot-9.qcow2", BASE]);
-        // A merge into the base that was killed while it removed files.
+        // A merge into the base that was killed while removing files.
         fs::remove_file(directory.path().join("snapshot-9.qcow2")).unwrap();
         assert_eq!(of(directory.path()).unwrap(), [BASE]);
     }

@@ -1,9 +1,7 @@
-//! What goes on below the guest meanwhile: a snapshot, a merge, a snapshot, a merge, without end, whoever serves the
-//! disk.
+//! Changes the chain below the guest continuously: alternating snapshots and merges, whichever process serves the disk.
 //!
-//! It is a thread that speaks to the control socket (docs/control.md). What was under way when a process died is asked
-//! for again, by the chain that it was meant of. Keeps: a request that is refused ends it with the refusal, and so the
-//! test.
+//! A thread that uses the control socket (docs/control.md). A request that was pending when a process died is repeated,
+//! with the chain for which it was meant. A refusal ends the thread, and the test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -18,35 +16,35 @@ use serde_json::{Value, json};
 
 use super::chain;
 
-/// Layers of which there are at most: a merge may be of the leaf, below it, or of all.
+/// Maximum number of layers: a merge may be of the leaf, below it, or of all.
 const LAYERS_MAX: usize = 3;
 
-/// Bytes a second that a merge copies at most, one time in two: so many MiB at least, and most.
+/// Range of the rate limit of one in two merges, in MiB per second.
 const RATE_MIB: (u64, u64) = (1, 16);
 
-/// In one of two pauses a leaf gathers more before it is merged.
+/// Maximum pause before one in two merges, in which the leaf collects data.
 const GATHERING_MAX_MS: u64 = 400;
 
-/// How long it is waited for a process that is not there.
+/// Interval between attempts to connect to a process.
 const AGAIN: Duration = Duration::from_millis(5);
 
-/// What is under way, and what was done.
+/// Counts of changes, and the current one.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Done {
-    pub under_way: Option<Verb>,
+pub struct ChangeCounts {
+    pub under_way: Option<ChangeVerb>,
     pub snapshots: u64,
     pub merges: u64,
-    /// Of these, which were asked for again after a death.
+    /// The number of them that were repeated after a death.
     pub again: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum ChangeVerb {
     Snapshot,
     Merge,
 }
 
-/// The thread.
+/// The thread that changes the chain.
 pub struct Changes {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<(), String>>>,
@@ -55,17 +53,17 @@ pub struct Changes {
 #[derive(Default)]
 struct Shared {
     over: AtomicBool,
-    done: Mutex<Done>,
+    done: Mutex<ChangeCounts>,
 }
 
 impl Shared {
-    fn note(&self, note: impl FnOnce(&mut Done)) {
+    fn note(&self, note: impl FnOnce(&mut ChangeCounts)) {
         note(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
 impl Changes {
-    /// Begins, with images in `work`, and requests to whoever listens at `control`.
+    /// Starts the thread, with images in `work`, for the processes that listen at `control`.
     pub fn begin(work: &Path, control: &Path, seed: u64) -> Self {
         let shared = Arc::new(Shared::default());
         let changer = Changer {
@@ -79,18 +77,18 @@ impl Changes {
         Self { shared, thread: Some(thread::spawn(move || changer.run())) }
     }
 
-    /// What is under way now, and what was done.
-    pub fn done(&self) -> Done {
+    /// The counts so far, and the current change.
+    pub fn done(&self) -> ChangeCounts {
         *self.shared.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why it has ended by itself, if it has.
+    /// The reason why the thread has ended, if it failed.
     pub fn failure(&mut self) -> Option<String> {
         let ended = self.thread.take_if(|thread| thread.is_finished())?;
         Some(ended.join().map_or_else(|_| "it panicked".to_owned(), |ended| ended.err().unwrap_or_default()))
     }
 
-    /// There is nobody any more who could be asked.
+    /// Ends the thread, before the last process is gone.
     pub fn end(&mut self) -> Result<(), String> {
         self.shared.over.store(true, Ordering::Relaxed);
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap_or_else(|_| Err("it panicked".to_owned())))
@@ -99,7 +97,7 @@ impl Changes {
 
 impl Drop for Changes {
     fn drop(&mut self) {
-        // Whoever has a failure of his own to tell does not ask for this one.
+        // A caller with a failure of its own does not call `end`, and this one is dropped.
         self.end().unwrap_or_default();
     }
 }
@@ -110,15 +108,15 @@ struct Changer {
     random: Rng,
     shared: Arc<Shared>,
     snapshots: u64,
-    /// A merge that was asked for and not answered.
+    /// A merge that was requested and not answered.
     merge: Option<Value>,
 }
 
-/// What an answer may be.
-enum Answer {
+/// The result of a request.
+enum Reply {
     Ok(Value),
     Refused(String),
-    /// Who was asked is dead, or another process is about to take its place.
+    /// The process is dead, or is being replaced.
     Gone,
 }
 
@@ -133,10 +131,10 @@ impl Changer {
         Ok(())
     }
 
-    /// Asks one process for one thing after the other, until it is gone.
+    /// Sends requests to one process until it is gone.
     fn speak(&mut self, lines: &mut BufReader<UnixStream>) -> Result<(), String> {
         if let Some(merge) = self.merge.clone() {
-            if !self.perform(lines, Verb::Merge, &merge)? {
+            if !self.perform(lines, ChangeVerb::Merge, &merge)? {
                 return Ok(());
             }
             self.shared.note(|done| done.again += 1);
@@ -144,16 +142,16 @@ impl Changer {
         }
         while !self.shared.over.load(Ordering::Relaxed) {
             let layers = match ask(lines, &json!({ "verb": "layers" })) {
-                Answer::Ok(answer) => names(&answer),
-                Answer::Refused(why) => return Err(format!("layers: {why}")),
-                Answer::Gone => return Ok(()),
+                Reply::Ok(answer) => names(&answer),
+                Reply::Refused(why) => return Err(format!("layers: {why}")),
+                Reply::Gone => return Ok(()),
             };
             let snapshot = layers.len() == 1 || layers.len() < LAYERS_MAX && self.random.u64(..2) == 0;
             if snapshot {
                 self.snapshots += 1;
                 let to = self.work.join(chain::snapshot(self.snapshots));
                 let request = json!({ "verb": "snapshot", "to": format!("qcow2:{}", to.display()) });
-                if !self.perform(lines, Verb::Snapshot, &request)? {
+                if !self.perform(lines, ChangeVerb::Snapshot, &request)? {
                     return Ok(());
                 }
                 continue;
@@ -163,7 +161,7 @@ impl Changer {
             }
             let request = self.choose(&layers);
             self.merge = Some(request.clone());
-            if !self.perform(lines, Verb::Merge, &request)? {
+            if !self.perform(lines, ChangeVerb::Merge, &request)? {
                 return Ok(());
             }
             self.merge = None;
@@ -171,7 +169,7 @@ impl Changer {
         Ok(())
     }
 
-    /// A merge of some of these layers.
+    /// A random merge of these layers.
     fn choose(&mut self, layers: &[String]) -> Value {
         let into = 1 + self.random.usize(..layers.len() - 1);
         let from = self.random.usize(..into);
@@ -185,55 +183,60 @@ impl Changer {
         request
     }
 
-    /// Whether it was done; not, if the process is gone.
-    fn perform(&mut self, lines: &mut BufReader<UnixStream>, verb: Verb, request: &Value) -> Result<bool, String> {
+    /// Returns true if the change was done; false if the process is gone.
+    fn perform(
+        &mut self,
+        lines: &mut BufReader<UnixStream>,
+        verb: ChangeVerb,
+        request: &Value,
+    ) -> Result<bool, String> {
         self.shared.note(|done| done.under_way = Some(verb));
         let answer = ask(lines, request);
         self.shared.note(|done| done.under_way = None);
         match answer {
-            Answer::Ok(_) => {
+            Reply::Ok(_) => {
                 self.shared.note(|done| match verb {
-                    Verb::Snapshot => done.snapshots += 1,
-                    Verb::Merge => done.merges += 1,
+                    ChangeVerb::Snapshot => done.snapshots += 1,
+                    ChangeVerb::Merge => done.merges += 1,
                 });
                 Ok(true)
             }
-            Answer::Gone => Ok(false),
-            Answer::Refused(why) => Err(format!("{request} was refused: {why}")),
+            Reply::Gone => Ok(false),
+            Reply::Refused(why) => Err(format!("{request} was refused: {why}")),
         }
     }
 }
 
-/// The names in an answer to `layers`, from the leaf down.
+/// The names in a response to `layers`, from the leaf down.
 fn names(answer: &Value) -> Vec<String> {
     let layers = answer["layers"].as_array().map(Vec::as_slice).unwrap_or_default();
     let word = |layer: &Value, key: &str| layer[key].as_str().unwrap_or_default().to_owned();
     layers.iter().map(|layer| format!("{}:{}", word(layer, "format"), word(layer, "path"))).collect()
 }
 
-/// Sends a request and waits for what it leads to.
-fn ask(lines: &mut BufReader<UnixStream>, request: &Value) -> Answer {
+/// Sends a request and waits for its final response.
+fn ask(lines: &mut BufReader<UnixStream>, request: &Value) -> Reply {
     let mut request = request.clone();
     request["version"] = 1.into();
     request["id"] = 1.into();
     if lines.get_mut().write_all(format!("{request}\n").as_bytes()).is_err() {
-        return Answer::Gone;
+        return Reply::Gone;
     }
     loop {
         let mut text = String::new();
-        // A line without an end is the last word of a process that was killed.
-        let Ok(1..) = lines.read_line(&mut text) else { return Answer::Gone };
-        let Ok(mut line) = serde_json::from_str::<Value>(&text) else { return Answer::Gone };
+        // An incomplete line is the last output of a process that was killed.
+        let Ok(1..) = lines.read_line(&mut text) else { return Reply::Gone };
+        let Ok(mut line) = serde_json::from_str::<Value>(&text) else { return Reply::Gone };
         if line.get("ok").is_some() {
-            return Answer::Ok(line["ok"].take());
+            return Reply::Ok(line["ok"].take());
         }
         if let Some(error) = line.get("error") {
             let kind = error["kind"].as_str();
             if kind == Some("replaced") || kind == Some("busy") && error["message"] == "an upgrade is in progress" {
                 thread::sleep(AGAIN);
-                return Answer::Gone;
+                return Reply::Gone;
             }
-            return Answer::Refused(error.to_string());
+            return Reply::Refused(error.to_string());
         }
     }
 }

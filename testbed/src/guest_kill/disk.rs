@@ -1,8 +1,7 @@
-//! The disk under test: one process after the other at the same sockets, killed, or replaced by one that is not our
-//! child.
+//! The disk under test: successive processes at the same sockets, killed, or replaced by one that is not our child.
 //!
-//! Knows the command line of `tapline-disk` and what it says in its log, nothing of guests. Keeps: what is killed is
-//! the process that serves, and none outlives the value.
+//! Uses the command line of `tapline-disk` and its log. Invariants: the process that serves is the one that is killed,
+//! and none survives the drop.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -25,17 +24,17 @@ use crate::tool;
 
 const LOG: &str = "disk.log";
 
-/// An end that was brought about comes before this, on a loaded machine too.
+/// Timeout for the end of a process that was requested, sufficient on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How far the present process is, by its log.
+/// The progress of the current process, according to its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Nobody can be connected.
+    /// No client can connect yet.
     Opening,
-    /// A guest may be connecting.
+    /// The guest may be connecting.
     Listening,
-    /// The guest's rings run.
+    /// The guest's rings are running.
     Serving,
 }
 
@@ -44,11 +43,11 @@ pub struct Disk {
     work: PathBuf,
     run: PathBuf,
     process: Option<Process>,
-    /// Where in the log the words of this process begin.
+    /// Offset in the log at which the output of this process begins.
     log_from: u64,
-    /// It was handed all that its predecessor had.
+    /// Whether it has taken over from a predecessor.
     upgraded: bool,
-    /// Processes so far.
+    /// Number of processes so far.
     pub started: u64,
 }
 
@@ -57,30 +56,30 @@ struct Process {
 }
 
 impl Disk {
-    /// A disk of the images in `work`, whose sockets and redo logs are in `run`. Nobody serves it yet.
+    /// A disk with the images in `work`, and with sockets and redo logs in `run`. No process serves it yet.
     pub fn new(program: PathBuf, work: &Path, run: &Path) -> Result<Self, Failure> {
-        // A successor whose predecessor has ended becomes our child.
+        // A successor becomes our child when its predecessor ends.
         set_child_subreaper(Pid::from_raw(1)).map_err(io::Error::from).map_err(Failure::file("watch over", work))?;
         let (work, run) = (work.to_owned(), run.to_owned());
         Ok(Self { program, work, run, process: None, log_from: 0, upgraded: false, started: 0 })
     }
 
-    /// Where the guest finds it.
+    /// The path of the vhost-user socket.
     pub fn socket(&self) -> PathBuf {
         self.run.join("disk.sock")
     }
 
-    /// Where it takes orders.
+    /// The path of the control socket.
     pub fn control(&self) -> PathBuf {
         self.run.join("disk.control")
     }
 
-    /// Where what is not in its files survives a process.
+    /// The directory of its redo logs.
     pub fn redo(&self) -> PathBuf {
         redo_in(&self.run)
     }
 
-    /// Starts a process. It has nothing but the files to go by.
+    /// Starts a process that has only the files.
     pub fn start(&mut self) -> Result<(), Failure> {
         let layers = chain::of(&self.work).map_err(Failure::file("look for images in", &self.work))?;
         let path = self.work.join(LOG);
@@ -102,7 +101,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Ends it as a crash would, with all that it has under way.
+    /// Kills the process, as a crash would, with all requests in flight.
     pub fn kill(&mut self) -> Result<(), Failure> {
         let Some(process) = self.process.take() else { return Ok(()) };
         let failed = || Failure::file("kill the process of", &self.program);
@@ -110,27 +109,27 @@ impl Disk {
         process.reap().map_err(failed())
     }
 
-    /// Has another process take its place, as a new version of the program would.
+    /// Replaces the process, as an upgrade of the program does.
     pub fn upgrade(&mut self) -> Result<Duration, Failure> {
-        let answer = self.ask_for_upgrade()?;
+        let answer = self.request_upgrade()?;
         let Some(old) = self.process.take() else { return Ok(Duration::ZERO) };
         let failed = || Failure::file("replace the process of", &self.program);
         if !old.ends_within(PATIENCE).map_err(failed())? {
             self.process = Some(old);
-            return Err(Failure::Claim("a process that was replaced goes on".to_owned()));
+            return Err(Failure::Claim("a process that was replaced is still running".to_owned()));
         }
         old.reap().map_err(failed())?;
         let pid = answer["ok"]["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         let (Some(pid), Some(pause)) = (pid, answer["ok"]["pause_us"].as_u64()) else {
-            return Err(Failure::Claim(format!("nobody is said to have taken the place of the process: {answer}")));
+            return Err(Failure::Claim(format!("the response names no successor of the process: {answer}")));
         };
         self.process = Some(Process { pidfd: pidfd(pid).map_err(failed())? });
         (self.started, self.upgraded) = (self.started + 1, true);
         Ok(Duration::from_micros(pause))
     }
 
-    /// What comes of it in the end: a process that has just been started, or is at a snapshot, has to be asked again.
-    fn ask_for_upgrade(&self) -> Result<Value, Failure> {
+    /// Requests an upgrade; repeated if the process was just started or is taking a snapshot.
+    fn request_upgrade(&self) -> Result<Value, Failure> {
         let begun = Instant::now();
         loop {
             let mut command = Command::new(self.program.with_file_name("tapline"));
@@ -149,26 +148,26 @@ impl Disk {
         }
     }
 
-    /// How far it is; an error if it has ended by itself.
+    /// The progress of the process; an error if it has ended by itself.
     pub fn stage(&self) -> Result<Stage, Failure> {
         let said = self.said()?;
         let ended = self.process.as_ref().map_or(Ok(true), |process| process.ends_within(Duration::ZERO));
         if ended.map_err(Failure::file("watch the process of", &self.program))? {
             return Err(Failure::Ended { said: tool::last_lines(&said, 6) });
         }
-        // With a record of what is in flight, or without.
+        // With or without a record of requests in flight.
         if self.upgraded || said.contains("the front-end records") {
             return Ok(Stage::Serving);
         }
         Ok(if said.contains("serving vhost-user-blk at") { Stage::Listening } else { Stage::Opening })
     }
 
-    /// Whether the guest's front-end records what is in flight, as far as the present process knows.
+    /// Whether the guest's front-end records requests in flight, according to the current process.
     pub fn is_recorded(&self) -> Result<bool, Failure> {
         Ok(self.said()?.contains("they survive a crash of this process"))
     }
 
-    /// What the present process has said.
+    /// The log output of the current process.
     fn said(&self) -> Result<String, Failure> {
         let path = self.work.join(LOG);
         let mut text = String::new();
@@ -200,7 +199,7 @@ impl Process {
         Ok(poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&timeout))? > 0)
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     fn reap(self) -> io::Result<()> {
         waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED)?;
         Ok(())

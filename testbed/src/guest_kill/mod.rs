@@ -1,9 +1,9 @@
-//! `cargo xtask guest-kill`: a real Linux guest under a real QEMU survives its disk's process, killed or replaced at
-//! random moments.
+//! `cargo xtask guest-kill`: a real Linux guest under a real QEMU must survive when its disk's process is killed or
+//! replaced at random times.
 //!
-//! Here is how it is started and how it ends; `trial` is the guest's life, `autopsy` what its image holds afterwards. A
-//! run succeeds only when fio verified every block, the guest's kernel had nothing to complain of, and each record that
-//! was fsynced is there.
+//! This module starts and ends a run; `trial` is the guest's life, `autopsy` checks its image afterwards. A run
+//! succeeds only if fio verified every block, the guest's kernel reported no error, and each record that was fsynced is
+//! there.
 
 mod autopsy;
 mod chain;
@@ -32,10 +32,10 @@ use crate::tool::ToolError;
 use self::report::Report;
 use self::trial::{Bed, Trial};
 
-/// For QEMU to say which one it is.
-const TO_SAY_VERSION: Duration = Duration::from_secs(60);
+/// Timeout for QEMU to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What ends a run.
+/// A failure that ends a run.
 #[derive(Debug, Error)]
 pub enum Failure {
     #[error(transparent)]
@@ -51,40 +51,40 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// For `map_err`: a file operation that failed on `path`.
+    /// For `map_err`: a failed file operation on `path`.
     fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
         let path = path.to_owned();
         move |source| Failure::File { what, path, source }
     }
 }
 
-/// A guest survives its disk's process, killed or replaced at random moments
+/// Kills or replaces a guest's disk process at random times
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Kill the disk's process so often
+    /// Number of kills of the disk's process
     #[arg(long, default_value_t = 20)]
     kills: u64,
-    /// Have another process take its place so often
+    /// Number of replacements of the disk's process
     #[arg(long, default_value_t = 0)]
     upgrades: u64,
-    /// The moments, and what goes on below the guest; another each time, and printed, if not given
+    /// Seed of the times and of the changes below the guest [default: random; it is printed]
     #[arg(long, default_value_t = any_seed(), hide_default_value = true)]
     seed: u64,
-    /// Descriptors that QEMU asks a record for, instead of its own default
+    /// Queue size that QEMU requests, instead of its default
     #[arg(long)]
     queue_size: Option<u16>,
-    /// The program that is QEMU
+    /// The program of QEMU
     #[arg(long, value_name = "PATH", default_value = "qemu-system-x86_64")]
     qemu: PathBuf,
     /// Use tapline-disk in this directory instead of building it
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Keep the directory of a run that held
+    /// Keep the directory of a successful run
     #[arg(long)]
     keep: bool,
 }
 
-/// `cargo xtask guest-kill`.
+/// Runs `cargo xtask guest-kill`.
 pub fn run(options: &Options) -> Result<(), String> {
     let again = format!("--kills {} --upgrades {} --seed {}", options.kills, options.upgrades, options.seed);
     let again = format!("{again} --qemu {}", options.qemu.display());
@@ -114,11 +114,11 @@ fn perform(options: &Options, work: &Path) -> Result<Report, Failure> {
     let progress = Progress::start();
     progress.step("the programs and the guest");
     let qemu = located(&options.qemu)?;
-    let version = Version::of(&qemu, TO_SAY_VERSION).map_err(Failure::Claim)?;
+    let version = Version::of(&qemu, VERSION_TIMEOUT).map_err(Failure::Claim)?;
     let programs = options.bin_dir.clone().map_or_else(build_programs, Ok)?;
     let guest = Guest::build(&work.with_file_name("guest"), &progress)?.under(qemu);
     fs::create_dir_all(work).map_err(Failure::file("create", work))?;
-    // Sockets have short names, and redo logs lie in memory.
+    // Sockets need short paths, and redo logs are in memory.
     let memory = Path::new("/dev/shm");
     let run = tempfile::Builder::new().prefix("tapline-guest-kill-").tempdir_in(memory);
     let run = run.map_err(Failure::file("make a directory in", memory))?;
@@ -132,7 +132,7 @@ fn perform(options: &Options, work: &Path) -> Result<Report, Failure> {
     Ok(Report { version, took: begun.elapsed(), lived })
 }
 
-/// QEMU runs in a directory of its own, where a path of ours would lead elsewhere.
+/// The absolute path of QEMU, which runs in another directory.
 fn located(qemu: &Path) -> Result<PathBuf, Failure> {
     if qemu.components().count() == 1 && !qemu.is_file() {
         return Ok(qemu.to_owned());

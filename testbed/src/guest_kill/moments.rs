@@ -1,29 +1,29 @@
-//! When a disk's process is killed or replaced: what the seed says of it.
+//! The times at which a disk's process is killed or replaced, derived from a seed.
 //!
-//! Knows nothing of processes. Keeps: the same seed and numbers give the same moments.
+//! Invariant: the same seed and numbers yield the same times.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-/// What happens to the process.
+/// An action on the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     Kill,
     Upgrade,
 }
 
-/// From what a moment is counted.
+/// The event from which a time is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// The start of the process. It may not have opened its image yet, may write back what its predecessor left, or be
-    /// asked by QEMU.
+    /// The start of the process. It may not have opened its image yet, may be writing pending data of its predecessor,
+    /// or be negotiating with QEMU.
     Start,
-    /// The moment in which the guest's rings run again.
+    /// The start of the guest's rings.
     Rings,
 }
 
-/// A moment.
+/// A time and an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     pub deed: Deed,
@@ -31,15 +31,16 @@ pub struct Moment {
     pub after: Duration,
 }
 
-/// A process is started in some 20 ms; the rest is the recovery of what was in flight.
+/// Range of times after a start, in microseconds: a process starts in some 20 ms; the rest is recovery of requests in
+/// flight.
 const STARTING_US: u64 = 60_000;
-/// So long a disk that has its guest back is at what was in flight before.
+/// Range of times after the rings have started, in which requests in flight are recovered.
 const RETURNING_US: u64 = 200_000;
-/// At work.
+/// Range of times of normal operation.
 const SERVING_US: u64 = 2_500_000;
 
-/// The moments of so many kills and upgrades, in a random order. One of five kills is of a process that starts, and one
-/// of three among the others of one that has just begun to serve.
+/// The times of these kills and upgrades, in random order. One in five kills is of a process that starts, and one in
+/// three of the others of one that has just begun to serve.
 pub fn of(seed: u64, kills: u64, upgrades: u64) -> Vec<Moment> {
     let mut random = Rng::with_seed(seed);
     let (mut kills, mut upgrades) = (kills, upgrades);
@@ -63,7 +64,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_moments_and_each_as_often_as_it_is_asked_for() {
+    fn a_seed_yields_the_same_times_in_the_requested_numbers() {
         let moments = of(7, 30, 12);
         assert_eq!(moments, of(7, 30, 12));
         assert_ne!(moments, of(8, 30, 12));

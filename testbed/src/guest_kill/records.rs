@@ -1,8 +1,8 @@
-//! What the guest said that it had fsynced, and whether an image shows it.
+//! The records that the guest has reported as fsynced, and whether an image contains them.
 //!
-//! Knows how `testbed/guest/jobs/survive.sh` writes records, nothing of who served them. Invariant checked: each record
-//! that was announced is in its slot, whole, or a later one is whose turn the slot was; and the first block, which each
-//! record overwrites, holds the last or a later one.
+//! The format is defined by `testbed/guest/jobs/survive.sh`. Invariant checked: each reported record is in its slot,
+//! complete, or a later one that reuses the slot; and the first block, which each record overwrites, contains the last
+//! or a later one.
 
 use std::fs::File;
 use std::io;
@@ -10,18 +10,18 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Records, after which the first slot is used again.
+/// Number of slots for records, which are reused in turn.
 pub const SLOTS: u64 = 16_384;
 
 const RECORD_LEN: usize = 4096;
 
-/// What was announced.
+/// The reported records.
 #[derive(Debug)]
 pub struct Records {
-    /// The last.
+    /// Number of the last record.
     pub announced: u64,
     at: Instant,
-    /// The longest time between two since a deed, and whether there were any.
+    /// The longest time between two records since an action, and whether there were any.
     longest: Duration,
     heard: bool,
 }
@@ -31,7 +31,7 @@ impl Records {
         Self { announced: 0, at: Instant::now(), longest: Duration::ZERO, heard: false }
     }
 
-    /// Takes note of one more; what is wrong with it.
+    /// Records a report; an error if it is out of order.
     pub fn announce(&mut self, number: &str) -> Result<(), String> {
         let expected = self.announced + 1;
         if number.parse() != Ok(expected) {
@@ -43,8 +43,8 @@ impl Records {
         Ok(())
     }
 
-    /// A process is killed or replaced now: how long the guest has waited since the one before, or none if it still
-    /// does.
+    /// Called at a kill or replacement: returns the longest wait of the guest since the previous one, or `None` if it
+    /// is still waiting.
     pub fn waited(&mut self) -> Option<Duration> {
         if !self.heard {
             return None;
@@ -53,12 +53,12 @@ impl Records {
         Some(std::mem::take(&mut self.longest))
     }
 
-    /// How long nothing was announced.
+    /// Time since the last report.
     pub fn silent(&self) -> Duration {
         self.at.elapsed()
     }
 
-    /// Whether `image`, which is raw, shows all of them.
+    /// Whether the raw `image` contains all reported records.
     pub fn look_for_all(&self, image: &Path) -> io::Result<Result<(), String>> {
         let file = File::open(image)?;
         if let Err(wrong) = self.judge(&file, 0, self.announced, 1)? {
@@ -73,7 +73,7 @@ impl Records {
         Ok(Ok(()))
     }
 
-    /// Whether block `at` holds record `number`, or one by a multiple of `step` later.
+    /// Whether block `at` contains record `number` or one that is later by a multiple of `step`.
     fn judge(&self, file: &File, at: u64, number: u64, step: u64) -> io::Result<Result<(), String>> {
         let mut block = [0; RECORD_LEN];
         file.read_exact_at(&mut block, at * RECORD_LEN as u64)?;
@@ -101,7 +101,7 @@ fn record(number: u64) -> [u8; RECORD_LEN] {
 mod test {
     use super::*;
 
-    /// An image in which so many records were written and all but the last announced.
+    /// An image in which this number of records was written, and all but the last reported.
     fn image(written: u64) -> (tempfile::NamedTempFile, Records) {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len((SLOTS + 1) * 4096).unwrap();
@@ -117,7 +117,7 @@ mod test {
     }
 
     #[test]
-    fn what_was_announced_is_found_also_where_slots_are_used_again() {
+    fn reported_records_are_found_in_reused_slots() {
         for written in [1, 5, SLOTS + 3] {
             let (file, records) = image(written);
             assert_eq!(records.look_for_all(file.path()).unwrap(), Ok(()), "{written}");
@@ -125,7 +125,7 @@ mod test {
     }
 
     #[test]
-    fn a_record_that_is_lost_torn_or_old_is_missed() {
+    fn a_lost_torn_or_old_record_is_detected() {
         let (file, records) = image(5);
         file.as_file().write_all_at(&[0; 4096], 4 * 4096).unwrap();
         assert!(records.look_for_all(file.path()).unwrap().unwrap_err().starts_with("record 3 of 4, in block 4: "));

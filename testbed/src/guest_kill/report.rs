@@ -1,4 +1,4 @@
-//! The figures of a run that held.
+//! The figures of a successful run.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl Display for Report {
             "the next one had the guest, with a record of its requests",
             format!("{}, {}", self.lived.back.len(), self.lived.recorded),
         )?;
-        row("merges done, of them asked for again", format!("{}, {}", done.merges, done.again))?;
+        row("merges done, of which repeated", format!("{}, {}", done.merges, done.again))?;
         row("snapshots done", done.snapshots.to_string())?;
         row("rounds that fio wrote and verified", rounds.to_string())?;
         row("MiB verified", (verified_kib >> 10).to_string())?;

@@ -1,8 +1,7 @@
-//! The guest's life: it boots, works, has its disk's process killed again and again, and loses its power in the end.
+//! The guest's life: it boots and works, its disk's process is killed repeatedly, and it loses its power in the end.
 //!
-//! Knows what the guest says (`testbed/guest/jobs/survive.sh`) and when something is to happen, nothing of what is in
-//! the images. Keeps: a guest that stands still is an error after a generous time, and so is anything that it finds
-//! wrong.
+//! Uses the guest's messages (`testbed/guest/jobs/survive.sh`); `autopsy` checks the images. A guest that makes no
+//! progress within a generous time is an error, and so is any error that it reports.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,42 +9,42 @@ use std::time::{Duration, Instant};
 
 use vm::qemu::version::Version;
 
-use crate::guest::{CPUS, Guest, Heard, Job, Running, said};
+use crate::guest::{CPUS, ConsoleEvent, Guest, Job, Running, protocol_line};
 use crate::progress::Progress;
 use crate::tool;
 
-use super::changes::{Changes, Done, Verb};
+use super::changes::{ChangeCounts, ChangeVerb, Changes};
 use super::disk::{Disk, Stage};
 use super::moments::{Deed, Moment, Since};
 use super::records::{Records, SLOTS};
 use super::{Failure, chain};
 
-/// What each of the two loads writes and verifies in a round.
+/// Size in MiB that each of the two loads writes and verifies in a round.
 const ROUND_MIB: u64 = 24;
 const SIZE: &str = "1G";
 
-/// Nothing that the guest does takes a tenth of this, with all CPUs busy.
+/// Timeout of the guest: ten times more than anything it does with all CPUs busy.
 const SILENCE_MAX: Duration = Duration::from_secs(180);
 
-/// How often it is looked whether a moment has come.
+/// Polling interval for the next time of an action.
 const STEP: Duration = Duration::from_millis(2);
 
-/// From this one on QEMU does not lose a disk whose process dies while it connects (decision 0014).
+/// The first QEMU that keeps a disk whose process dies while it connects (decision 0014).
 const NOT_LOST: Version = Version(9, 1);
 
-/// A QEMU that may lose a disk has certainly done with connecting so long after the rings were started.
+/// Time after the start of the rings when a QEMU that may lose a disk has certainly connected.
 const CONNECTED: Duration = Duration::from_millis(50);
 
-/// Records that are waited for where the guest has to be seen at work.
+/// Number of records after which the guest counts as working.
 const AT_WORK: u64 = 5;
 
-/// What a trial is made of.
+/// The resources of a trial.
 pub struct Bed<'b> {
     pub guest: &'b Guest,
     pub version: Version,
     pub queue_size: Option<u16>,
     pub program: &'b Path,
-    /// Where images and logs are, and where sockets and redo logs are.
+    /// The directory of images and logs, and that of sockets and redo logs.
     pub work: &'b Path,
     pub run: &'b Path,
 }
@@ -56,36 +55,36 @@ pub struct Trial<'a> {
     changes: Changes,
     version: Version,
     progress: &'a Progress,
-    /// When the process before it was killed, the present one was started, and it was seen to have the guest.
+    /// When the previous process was killed, the current one was started, and its rings were seen running.
     died: Instant,
     started: Instant,
     rings: Option<Instant>,
-    asked: Option<String>,
-    /// When a load has last said something.
+    question: Option<String>,
+    /// When a load has last reported.
     round_at: Instant,
     lived: Lived,
 }
 
-/// What happened.
+/// The results of a trial.
 pub struct Lived {
     pub records: Records,
-    /// Rounds that fio has written and verified, and the longest that it waited for one answer.
+    /// Rounds that fio has written and verified, and its longest wait for a response.
     pub rounds: u64,
     pub verified_kib: u64,
     pub longest: Duration,
     pub deeds: Deeds,
-    /// Longest time from one fsynced record to the next, with how many deeds between.
+    /// Longest time from one fsynced record to the next, with the number of actions in between.
     pub pauses: Vec<(u64, Duration)>,
-    /// From the death of a process until the guest's rings ran again under the next one.
+    /// Times from the death of a process until the guest's rings ran under the next one.
     pub back: Vec<Duration>,
-    /// How long requests have waited while another process took over.
+    /// Times that requests have waited during upgrades.
     pub upgraded: Vec<Duration>,
-    /// In how many of these what was in flight was recorded by the front-end.
+    /// Number of upgrades in which the front-end recorded requests in flight.
     pub recorded: u64,
-    pub done: Done,
+    pub done: ChangeCounts,
 }
 
-/// What the process was at when something was done to it.
+/// Numbers of actions by the progress of the process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Deeds {
     pub kills: u64,
@@ -94,12 +93,12 @@ pub struct Deeds {
     pub connecting: u64,
     pub in_merge: u64,
     pub in_snapshot: u64,
-    /// Since the guest was last seen at work.
+    /// Number of actions since the guest was last seen working.
     unanswered: u64,
 }
 
 impl<'a> Trial<'a> {
-    /// Makes an image, starts a process for it and boots the guest.
+    /// Creates an image, starts a process for it and boots the guest.
     pub fn begin(bed: &Bed<'_>, seed: u64, progress: &'a Progress) -> Result<Self, Failure> {
         let Bed { guest, version, program, work, run, .. } = *bed;
         progress.step("a guest with two loads that verify, and records that it fsyncs");
@@ -132,41 +131,53 @@ impl<'a> Trial<'a> {
             back: Vec::new(),
             upgraded: Vec::new(),
             recorded: 0,
-            done: Done::default(),
+            done: ChangeCounts::default(),
         };
         let (changes, now) = (Changes::begin(work, &disk.control(), seed), Instant::now());
         let (died, started, round_at) = (now, now, now);
-        Ok(Self { running, disk, changes, version, progress, died, started, rings: None, asked: None, round_at, lived })
+        Ok(Self {
+            running,
+            disk,
+            changes,
+            version,
+            progress,
+            died,
+            started,
+            rings: None,
+            question: None,
+            round_at,
+            lived,
+        })
     }
 
-    /// All of it. What is left are the images.
+    /// Runs the whole trial; the images remain.
     pub fn live(mut self, moments: &[Moment]) -> Result<Lived, Failure> {
-        self.until_asked("enough")?;
-        self.until_at_work()?;
+        self.wait_for_question("enough")?;
+        self.wait_for_work()?;
         self.progress.step(&format!("{} moments", moments.len()));
         for (number, moment) in moments.iter().enumerate() {
             self.wait_for(moment)?;
             self.perform(moment, number + 1)?;
         }
-        self.until_at_work()?;
+        self.wait_for_work()?;
         self.note_pause();
         self.progress.step("the loads end with what they have begun, and verify it");
         self.running.answer();
-        self.until_asked("power")?;
-        self.until_at_work()?;
+        self.wait_for_question("power")?;
+        self.wait_for_work()?;
         self.progress.step("the guest loses its power, and the disk's process is killed");
         self.running.cut_power()?;
         self.disk.kill()?;
         self.changes.end().map_err(Failure::Claim)?;
         self.lived.done = self.changes.done();
-        // What it had announced before.
-        while let Heard::Line(line) = self.running.listen(SILENCE_MAX)? {
-            self.take(&line)?;
+        // Messages that were sent before.
+        while let ConsoleEvent::Line(line) = self.running.listen(SILENCE_MAX)? {
+            self.process_line(&line)?;
         }
         Ok(self.lived)
     }
 
-    /// Waits for a moment, and while QEMU could lose the disk for good.
+    /// Waits for the next action, and longer while QEMU could lose the disk.
     fn wait_for(&mut self, moment: &Moment) -> Result<(), Failure> {
         loop {
             let stage = self.disk.stage()?;
@@ -186,7 +197,7 @@ impl<'a> Trial<'a> {
             if allowed && since.is_some_and(|since| since.elapsed() >= moment.after) {
                 return Ok(());
             }
-            self.hear(STEP)?;
+            self.process_messages(STEP)?;
         }
     }
 
@@ -195,7 +206,7 @@ impl<'a> Trial<'a> {
         let (stage, under_way) = (self.disk.stage()?, self.changes.done().under_way);
         match moment.deed {
             Deed::Kill => {
-                // Its end takes its time as well.
+                // Its end takes time as well.
                 self.died = Instant::now();
                 self.disk.kill()?;
                 self.disk.start()?;
@@ -212,50 +223,50 @@ impl<'a> Trial<'a> {
         let deeds = &mut self.lived.deeds;
         deeds.opening += u64::from(stage == Stage::Opening);
         deeds.connecting += u64::from(stage == Stage::Listening);
-        deeds.in_merge += u64::from(under_way == Some(Verb::Merge));
-        deeds.in_snapshot += u64::from(under_way == Some(Verb::Snapshot));
+        deeds.in_merge += u64::from(under_way == Some(ChangeVerb::Merge));
+        deeds.in_snapshot += u64::from(under_way == Some(ChangeVerb::Snapshot));
         deeds.unanswered += 1;
         let (announced, rounds) = (self.lived.records.announced, self.lived.rounds);
         self.progress.live(&format!("moment {number}: {announced} records fsynced, {rounds} rounds verified"));
         Ok(())
     }
 
-    /// How long the guest has waited since the last deed, unless it still does.
+    /// Records how long the guest has waited since the last action, unless it is still waiting.
     fn note_pause(&mut self) {
         if let Some(longest) = self.lived.records.waited() {
             self.lived.pauses.push((std::mem::take(&mut self.lived.deeds.unanswered), longest));
         }
     }
 
-    fn until_asked(&mut self, name: &str) -> Result<(), Failure> {
-        while self.asked.as_deref() != Some(name) {
-            self.hear(STEP)?;
+    fn wait_for_question(&mut self, name: &str) -> Result<(), Failure> {
+        while self.question.as_deref() != Some(name) {
+            self.process_messages(STEP)?;
             self.disk.stage()?;
         }
         Ok(())
     }
 
-    fn until_at_work(&mut self) -> Result<(), Failure> {
+    fn wait_for_work(&mut self) -> Result<(), Failure> {
         let enough = self.lived.records.announced + AT_WORK;
         while self.lived.records.announced < enough {
-            self.hear(STEP)?;
+            self.process_messages(STEP)?;
             self.disk.stage()?;
         }
         Ok(())
     }
 
-    /// Hears what is said within so long, and looks after what goes on beside.
-    fn hear(&mut self, at_most: Duration) -> Result<(), Failure> {
+    /// Processes messages for at most this time, and checks the thread that changes the chain.
+    fn process_messages(&mut self, at_most: Duration) -> Result<(), Failure> {
         match self.running.listen(at_most)? {
-            Heard::Line(line) => self.take(&line)?,
-            Heard::Nothing => {}
-            Heard::End => {
+            ConsoleEvent::Line(line) => self.process_line(&line)?,
+            ConsoleEvent::Nothing => {}
+            ConsoleEvent::End => {
                 self.running.ended()?;
-                return Err(Failure::Claim("the guest has ended before it was told to".to_owned()));
+                return Err(Failure::Claim("the guest has ended prematurely".to_owned()));
             }
         }
         if let Some(why) = self.changes.failure() {
-            return Err(Failure::Claim(format!("what goes on below the guest has failed: {why}")));
+            return Err(Failure::Claim(format!("the changes below the guest have failed: {why}")));
         }
         if self.lived.records.silent().max(self.round_at.elapsed()) > SILENCE_MAX {
             return Err(self.running.silent(SILENCE_MAX.as_secs()).into());
@@ -263,15 +274,15 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// A line of the console.
-    fn take(&mut self, line: &str) -> Result<(), Failure> {
-        let Some((key, value)) = said(line) else { return Ok(()) };
+    /// Processes a line of the console.
+    fn process_line(&mut self, line: &str) -> Result<(), Failure> {
+        let Some((key, value)) = protocol_line(line) else { return Ok(()) };
         match (key, value) {
             ("queues", "2") | ("cache", "write back") => {}
             ("queues" | "cache", other) => return Err(Failure::Claim(format!("the guest's disk has {key} {other}"))),
             ("fsynced", number) => self.lived.records.announce(number).map_err(Failure::Claim)?,
-            ("round", round) => self.take_round(round)?,
-            ("ask", name) => self.asked = Some(name.to_owned()),
+            ("round", round) => self.process_round(round)?,
+            ("ask", name) => self.question = Some(name.to_owned()),
             ("fail", why) => return Err(Failure::Claim(format!("the guest has failed: {why}"))),
             ("verified" | "doing", what) => self.progress.detail(&format!("guest: {key} {what}")),
             _ => {}
@@ -279,9 +290,9 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// What a load says when it has verified a round: its name and fio's error, KiB read, longest answer to a read, KiB
-    /// written, longest answer to a write.
-    fn take_round(&mut self, round: &str) -> Result<(), Failure> {
+    /// Processes the report of a load that has verified a round: its name and fio's error, KiB read, longest read, KiB
+    /// written, longest write.
+    fn process_round(&mut self, round: &str) -> Result<(), Failure> {
         let unclear = || Failure::Claim(format!("fio says what is not understood: {round:?}"));
         let words: Vec<&str> = round.split_whitespace().collect();
         let [_, "0", read, read_us, written, write_us] = words[..] else { return Err(unclear()) };

@@ -1,7 +1,7 @@
-//! `cargo xtask share-test`: repositories on real servers of NFS and SMB, in a guest that is server and client.
+//! `cargo xtask share-test`: repositories on real servers of NFS and SMB, in a guest that is both server and client.
 //!
-//! Here is how the guest is made and how its claims are told; what it does is in `testbed/shares`. Nothing of the host
-//! is changed and no root is needed. A run that failed keeps its directory, with the console.
+//! This module builds the guest and reports its claims; the tests are in `testbed/shares`. Nothing on the host is
+//! changed and no root is needed. A failed run keeps its directory, with the console.
 
 mod root;
 
@@ -20,11 +20,12 @@ use crate::tool;
 
 const SERVERS: [&str; 3] = ["nfs", "smb", "thin"];
 const SCRIPTS: [&str; 5] = ["steps.sh", "server-nfs.sh", "server-smb.sh", "tests.sh", "thin.sh"];
-/// As `testbed/shares/tests.sh` has them.
+/// The parts, as defined in `testbed/shares/tests.sh`.
 const PARTS: [&str; 9] = ["life", "failures", "qcow2", "vhd", "leases", "described", "away", "full", "killed"];
 const PROGRAMS: [&str; 4] = ["taplined", "tapline", "tapline-disk", "bench-guest"];
 
-/// Servers and clients, what they ask of the kernel by name and not by dependency, and a network of several hosts.
+/// Modules of servers and clients, including those used by name without a dependency, and of a network of several
+/// hosts.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -52,30 +53,30 @@ const MODULES: &[&str] = &[
     "cifs",
 ];
 
-/// The server's disk: images of 64 MiB, their snapshots and copies.
+/// Size of the server's disk in MiB: images of 64 MiB, with snapshots and copies.
 const SERVER_MIB: u64 = 640;
 
-/// The longest pause: a server that is away, and what waits for it.
+/// Timeout for a silent guest: the longest pause is a server that is away.
 const SILENCE_SECONDS: u64 = 400;
 
-/// Repositories on real servers of NFS and SMB, and disks on a thin volume whose pool is full, in a guest
+/// Tests repositories on NFS and SMB servers, and disks on a full thin volume, in a guest
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Use taplined, tapline, tapline-disk and bench-guest in this directory instead of building them
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Keep the directory of a run that held
+    /// Keep the directory of a successful run
     #[arg(long)]
     keep: bool,
-    /// Only this part of it; several may be named
+    /// Only these parts; repeat for several
     #[arg(long = "part", value_name = "NAME", value_parser = PARTS, default_values = PARTS, hide_default_value = true)]
     parts: Vec<String>,
-    /// What to try
+    /// The servers to test
     #[arg(value_parser = SERVERS, default_values = SERVERS)]
     servers: Vec<String>,
 }
 
-/// Runs it with each server that is asked for, in a guest of its own.
+/// Runs the tests of each requested server in a guest of its own.
 pub fn run(options: &Options) -> Result<(), String> {
     let progress = Progress::start();
     progress.step("the programs, a distribution and a guest");
@@ -111,7 +112,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Boots the guest and tells what held.
+/// Boots the guest and reports its claims.
 fn perform(
     job: &Job,
     guest: &Guest,
@@ -125,7 +126,7 @@ fn perform(
     let made = File::create(&disk).and_then(|file| file.set_len(SERVER_MIB << 20));
     made.map_err(at("create", &disk))?;
     let running = guest.boot_with(job, work, |qemu| {
-        // What is written to the root goes when the machine does; the server's disk need not survive the host.
+        // Writes to the root are discarded with the machine; the server's disk need not survive the host.
         for (image, more) in [(root, "snapshot=on"), (&given, "readonly=on"), (&disk, "cache=unsafe")] {
             qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,{more}", image.display()));
         }
@@ -144,7 +145,7 @@ fn perform(
     transcript.value("held").map(drop)
 }
 
-/// The directory of the programs; where none is named, the disks' guest is built as well.
+/// The directory of the programs; if none is named, the programs of the disk tests are built as well.
 fn all_programs(named: Option<&Path>) -> Result<PathBuf, String> {
     let directory = programs(named)?;
     if named.is_none() {
@@ -154,7 +155,7 @@ fn all_programs(named: Option<&Path>) -> Result<PathBuf, String> {
     Ok(directory)
 }
 
-/// The scripts and the programs as an archive. Names of functions are enough to see where a program broke.
+/// Packs the scripts and programs into an archive. Symbols other than function names are stripped.
 fn pack(archive: &Path, programs: &Path, work: &Path) -> Result<(), GuestError> {
     let given = work.join("given");
     fs::create_dir_all(&given).map_err(at("create", &given))?;

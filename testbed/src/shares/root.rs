@@ -1,11 +1,10 @@
-//! The root of the guest: servers and clients of NFS and SMB as the distribution has them, with all they need, on a
-//! disk image.
+//! The root file system of the guest: the distribution's servers and clients of NFS and SMB, on a disk image.
 //!
-//! Knows names of packages and nothing of what is tested.
+//! It lists packages and knows nothing about the tests.
 
 use crate::guest::distribution::Root;
 
-/// 150 MB of it are used.
+/// The root file system, of which 150 MB are used.
 pub const ROOT: Root<'static> = Root {
     about: "servers and clients of NFS and SMB (75 MB)",
     packages: &[

@@ -1,8 +1,8 @@
-//! `cargo xtask bench xen`: backends side by side on the disks of one guest, each over a RAM disk of its own.
+//! `cargo xtask bench xen`: compares backends on the disks of one guest, each over a RAM disk of its own.
 //!
-//! What is compared are instructions: the machine has one CPU whose clock counts them, so a loaded host changes
-//! nothing, and what the guest, Xen, dom0 and the backend need for a request all counts. Caches and idle CPUs are not
-//! in it. Rounds of the backends alternate; medians and their ratios to the kernel's backend are printed.
+//! Instructions are compared: the machine has one CPU whose clock counts them, so the load of the host does not matter,
+//! and everything that the guest, Xen, dom0 and the backend need for a request is counted. Caches and idle CPUs are not
+//! modelled. Rounds of the backends alternate; medians and their ratios to the kernel's backend are printed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,21 +11,21 @@ use std::time::Duration;
 
 use control::in_full;
 
-use super::counted::{Costs, Counter, Counts, MARKS, Who};
+use super::counted::{Costs, Counter, Counts, MARKS, Owner};
 use super::machine::Processors;
 use super::suite::{Backend, Guest};
-use super::targets::{self, Judged, middle};
+use super::targets::{self, TargetResult, middle};
 use super::{Bed, BedError, LAST_LINES, programs};
 use crate::guest::at;
 use crate::options::positive;
 use crate::progress::Progress;
 use crate::tool;
 
-/// The names in `testbed/xen/jobs/compare.sh`, in order.
+/// The cases of `testbed/xen/jobs/compare.sh` with their titles, in order.
 const CASES: [(&str, &str); 9] = [
     ("rr4k1", "randread 4k qd1"),
     ("rr4k32", "randread 4k qd32"),
-    // Four rings of one page.
+    // Uses four rings of one page.
     ("rr4k128", "randread 4k qd128"),
     ("sr64k1", "read 64k qd1"),
     ("sr64k8", "read 64k qd8"),
@@ -35,42 +35,43 @@ const CASES: [(&str, &str); 9] = [
     ("sw64k8", "write 64k qd8"),
 ];
 
-/// What ours can be told by a word: `tapline xen attach --grants`, and `tapline disk SOCKET polling --mode`.
+/// Options of Tapline in the name of a backend: `tapline xen attach --grants`, and `tapline disk SOCKET polling
+/// --mode`.
 const WAYS: [&str; 6] = ["copy", "map", "persistent", "polling-off", "polling-adaptive", "polling-on"];
 
 const SECONDS_MAX: u64 = 3600;
 
-/// The machine's clock counts instructions, of which these are a second (`-icount shift=2`).
+/// Instructions of the machine's clock per second (`-icount shift=2`).
 const INSTRUCTIONS_A_SECOND: f64 = 250e6;
 
-/// Backends of a Xen guest's disks, counted in instructions
+/// Compares backends of a Xen guest's disks by their instructions
 #[derive(Debug, clap::Args)]
 pub struct Options {
     #[arg(long, default_value_t = 3, value_parser = positive)]
     rounds: usize,
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(2..))]
     requests: u32,
-    /// pv or pvh
+    /// Type of the guest: pv or pvh
     #[arg(long, default_value = "pvh", value_parser = paravirtual)]
     guest: Guest,
     /// blkback, qdisk or tapline, or ours with words: a way to reach the guest's pages (copy, map, persistent), when to
     /// poll (polling-off, polling-adaptive, polling-on): tapline+map, tapline+copy+polling-on
-    #[arg(long = "backend", value_name = "NAME", value_parser = contender,
+    #[arg(long = "backend", value_name = "NAME", value_parser = backend,
           default_values = ["blkback", "qdisk", "tapline"])]
     backends: Vec<String>,
-    /// Only this case (rr4k32: random reads of 4 KiB at depth 32); it may be named several times
+    /// Only this case (rr4k32: random reads of 4 KiB at depth 32); repeat for several
     #[arg(long = "case", value_name = "NAME", value_parser = case)]
     cases: Vec<String>,
-    /// The guest asks for rings of 2^N pages instead of one
+    /// The guest uses rings of 2^N pages instead of one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=4))]
     ring_order: Option<u8>,
-    /// The guest uses so many segments in a request instead of 32
+    /// Maximum number of segments in the guest's requests, instead of 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(11..=256))]
     segments: Option<u16>,
-    /// One round, in which every instruction is counted: whose they are, a request
+    /// One round in which every instruction is counted and attributed, per request
     #[arg(long)]
     count: bool,
-    /// The N functions that take most of it, but the guest's
+    /// List the N functions with most instructions, except the guest's
     #[arg(long, value_name = "N", requires = "count", default_value_t = 0)]
     functions: usize,
     #[arg(long)]
@@ -81,7 +82,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Parameters of the guest's driver.
+    /// The parameters of the guest's driver.
     fn front_end(&self) -> Vec<String> {
         let order = self.ring_order.map(|order| format!("xen_blkfront.max_ring_page_order={order}"));
         let segments = self.segments.map(|segments| format!("xen_blkfront.max_indirect_segments={segments}"));
@@ -92,18 +93,18 @@ impl Options {
         if self.own_processor { Processors::Apart } else { Processors::Shared }
     }
 
-    /// The cases that are asked for, and their titles.
+    /// The requested cases with their titles.
     fn cases(&self) -> impl Iterator<Item = (&'static str, &'static str)> + '_ {
         let asked = |name: &str| self.cases.is_empty() || self.cases.iter().any(|case| case == name);
         CASES.into_iter().filter(move |(name, _)| asked(name))
     }
 
-    /// Rounds of each backend.
+    /// Number of rounds of each backend.
     fn rounds(&self) -> usize {
         if self.count { 1 } else { self.rounds }
     }
 
-    /// As `many` in `testbed/xen/jobs/compare.sh`.
+    /// Number of requests in a case, as `many` in `testbed/xen/jobs/compare.sh`.
     fn requests_of(&self, case: &str) -> u32 {
         match case {
             "rr4k32" | "rr4k128" | "rw4k32" => self.requests * 4,
@@ -114,8 +115,8 @@ impl Options {
     }
 }
 
-/// A backend, or ours with words.
-fn is_contender(name: &str) -> bool {
+/// Whether it is the name of a backend, or of Tapline with options.
+fn is_backend(name: &str) -> bool {
     let mut words = name.split('+');
     let backend = words.next().and_then(Backend::of_name);
     backend.is_some() && words.all(|way| backend == Some(Backend::Tapline) && WAYS.contains(&way))
@@ -130,14 +131,14 @@ fn case(name: &str) -> Result<String, String> {
     names.contains(&name).then(|| name.to_owned()).ok_or_else(|| format!("the cases are {}", names.join(", ")))
 }
 
-fn contender(name: &str) -> Result<String, String> {
-    is_contender(name).then(|| name.to_owned()).ok_or_else(|| format!("no backend is called {name}"))
+fn backend(name: &str) -> Result<String, String> {
+    is_backend(name).then(|| name.to_owned()).ok_or_else(|| format!("no backend is called {name}"))
 }
 
-/// Requests a second of the machine's time, by case and backend: one a round.
+/// Requests per second of the machine's time, by case and backend, for each round.
 type Figures = BTreeMap<(String, String), Vec<f64>>;
 
-/// Runs the comparison.
+/// Runs the comparison and prints the result.
 pub fn run(options: &Options) -> Result<(), String> {
     if options.count {
         return count(options).map_err(|error| in_full(&error));
@@ -172,7 +173,7 @@ fn measure(options: &Options) -> Result<Figures, BedError> {
     Ok(figures)
 }
 
-/// Our programs, if they take part.
+/// Tapline's programs, if it takes part.
 fn ours(options: &Options, progress: &Progress) -> Result<Vec<PathBuf>, BedError> {
     if !options.backends.iter().any(|name| name.starts_with(Backend::Tapline.name())) {
         return Ok(Vec::new());
@@ -181,7 +182,7 @@ fn ours(options: &Options, progress: &Progress) -> Result<Vec<PathBuf>, BedError
     programs::released()
 }
 
-/// Runs the load. A guest that did not come to its end is shown, and its directory kept.
+/// Runs the load. The console of a guest that did not complete is shown, and its directory kept.
 fn perform(
     options: &Options,
     bed: &Bed,
@@ -221,7 +222,7 @@ fn perform(
     Ok(())
 }
 
-/// Counts every instruction and prints whose they are.
+/// Counts every instruction and prints the costs.
 fn count(options: &Options) -> Result<(), BedError> {
     let progress = Progress::start();
     let bed = Bed::prepare(options.processors(), &progress)?;
@@ -240,7 +241,7 @@ fn count(options: &Options) -> Result<(), BedError> {
         let mut columns = Vec::new();
         for backend in 0..options.backends.len() {
             let first = (backend * options.cases().count() + case) * MARKS;
-            // The third run has three times as many requests.
+            // The last run has three times as many requests.
             columns.push(counts.costs(first, 2 * options.requests_of(name))?);
         }
         print_costs(title, options, &columns);
@@ -258,14 +259,14 @@ fn print_costs(title: &str, options: &Options, columns: &[Costs]) {
     print!("\n{title:<20}");
     options.backends.iter().for_each(|backend| print!("{backend:>20}"));
     println!();
-    for who in Who::ALL {
+    for who in Owner::ALL {
         print(who.name(), &|costs| costs.iter().filter(|((of, _), _)| *of == who).map(|(_, cost)| cost).sum());
     }
     print("all", &|costs| costs.values().sum());
     for (backend, costs) in options.backends.iter().zip(columns).filter(|_| options.functions > 0) {
         println!("  {backend}:");
         let mut functions: Vec<_> =
-            costs.iter().filter(|((who, _), _)| !matches!(who, Who::Guest | Who::Programs)).collect();
+            costs.iter().filter(|((who, _), _)| !matches!(who, Owner::Guest | Owner::Programs)).collect();
         functions.sort_by(|a, b| b.1.total_cmp(a.1));
         for ((who, function), cost) in functions.into_iter().take(options.functions) {
             println!("{cost:>10.0}  {:<20} {function}", who.name());
@@ -273,7 +274,7 @@ fn print_costs(title: &str, options: &Options, columns: &[Costs]) {
     }
 }
 
-/// `TAPLINE figure=BACKEND CASE MICROSECONDS REQUESTS`: from the time, as fio's own rate is cut to whole numbers.
+/// Parses `TAPLINE figure=BACKEND CASE MICROSECONDS REQUESTS`; fio's own rate is truncated to whole numbers.
 fn figure_in(line: &str, backends: &[String]) -> Option<(String, String, f64)> {
     let mut words = line.strip_prefix("TAPLINE figure=")?.split_whitespace();
     let backend = words.next().filter(|name| backends.iter().any(|backend| backend == name))?.to_owned();
@@ -310,8 +311,8 @@ fn print_table(options: &Options, figures: &Figures) {
     }
 }
 
-/// The targets of those that took part.
-fn judged(options: &Options, figures: &Figures) -> Vec<Judged> {
+/// The targets of the backends that took part, with their results.
+fn judged(options: &Options, figures: &Figures) -> Vec<TargetResult> {
     let title = |case: &str| CASES.iter().find(|(name, _)| *name == case).map_or("", |(_, title)| title);
     let has_run = |name: &str| options.cases().any(|(case, _)| case == name);
     let part = targets::of(options.own_processor).filter(|target| target.concerns(&options.backends));
@@ -353,9 +354,9 @@ mod test {
     }
 
     #[test]
-    fn only_ours_is_told_how_to_reach_pages() {
-        assert!(is_contender("blkback") && is_contender("tapline+copy") && is_contender("tapline+map+polling-on"));
-        assert!(!is_contender("blkback+copy") && !is_contender("tapline+fast") && !is_contender("vbd3"));
+    fn only_tapline_has_options() {
+        assert!(is_backend("blkback") && is_backend("tapline+copy") && is_backend("tapline+map+polling-on"));
+        assert!(!is_backend("blkback+copy") && !is_backend("tapline+fast") && !is_backend("vbd3"));
     }
 
     #[test]

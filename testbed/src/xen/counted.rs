@@ -1,8 +1,8 @@
-//! Where a request's instructions go: the machine's blocks of code, counted by a plugin of QEMU and told apart by who
-//! they are of.
+//! Attributes the instructions of a request: the machine's blocks of code are counted by a plugin of QEMU and assigned
+//! to their owners.
 //!
-//! Knows nothing of what the load is. A case runs three times, the last time with three times as many requests, with a
-//! mark before each and one after: what a run costs besides its requests (starting fio) falls out of the difference.
+//! A case runs three times, the last time with three times as many requests, with a mark before each run and one after:
+//! the cost of a run besides its requests (starting fio) cancels out in the difference.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -15,30 +15,30 @@ use crate::guest::image::read;
 use crate::programs::root;
 use crate::tool;
 
-/// Marks of one case.
+/// Number of marks of a case.
 pub const MARKS: usize = 4;
 
-/// Xen's own code (its public header arch-x86/xen-x86_64.h, `HYPERVISOR_VIRT_START`).
+/// Addresses of Xen's code (its public header arch-x86/xen-x86_64.h, `HYPERVISOR_VIRT_START`).
 const XEN: std::ops::Range<u64> = 0xffff_8000_0000_0000..0xffff_8800_0000_0000;
-/// Linux's code, and behind it its modules' (Documentation/x86/x86_64/mm.rst).
+/// Addresses of Linux's code, and of its modules after that (Documentation/x86/x86_64/mm.rst).
 const KERNEL: u64 = 0xffff_ffff_8000_0000;
 const MODULES: u64 = 0xffff_ffff_a000_0000;
 
-/// Whose code it is.
+/// The owner of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
+pub enum Owner {
     Guest,
     Xen,
     Dom0,
-    /// Of either domain: both load theirs to the same addresses.
+    /// Modules of either domain: both load theirs to the same addresses.
     Modules,
-    /// Our processes.
+    /// Tapline's processes.
     Ours,
-    /// fio in the guest, and other processes.
+    /// Other processes, such as fio in the guest.
     Programs,
 }
 
-impl Who {
+impl Owner {
     pub const ALL: [Self; 6] = [Self::Guest, Self::Xen, Self::Dom0, Self::Modules, Self::Ours, Self::Programs];
 
     pub fn name(self) -> &'static str {
@@ -53,10 +53,10 @@ impl Who {
     }
 }
 
-/// Instructions a request, by whose they are and the function.
-pub type Costs = BTreeMap<(Who, String), f64>;
+/// Instructions per request, by owner and function.
+pub type Costs = BTreeMap<(Owner, String), f64>;
 
-/// The plugin and the program that marks, made in `directory`.
+/// The plugin and the program that sets marks, built in `directory`.
 pub struct Counter {
     pub plugin: PathBuf,
     pub mark: PathBuf,
@@ -77,21 +77,21 @@ impl Counter {
     }
 }
 
-/// What dom0 has told of where code lies, and the dumps.
+/// The positions of code as reported by dom0, and the dumps.
 pub struct Counts {
     kernel: Symbols,
     xen: Symbols,
     ours: Symbols,
-    /// Where our programs' code is mapped: first address, end, and what is to be taken off for the address in the file.
+    /// Mappings of Tapline's code: first address, end, and the difference to the address in the file.
     maps: Vec<(u64, u64, u64)>,
     dumps: PathBuf,
 }
 
-/// Executed instructions by address, place and length of the block.
+/// Executed instructions by address, offset and length of the block.
 type Dump = HashMap<(u64, u64), u64>;
 
 impl Counts {
-    /// `out` is what dom0 left, `program` our disk process, and dumps begin with `dumps`.
+    /// Reads the counts: `out` was left by dom0, `program` is our disk process, and names of dumps begin with `dumps`.
     pub fn read(out: &Path, program: Option<&Path>, dumps: PathBuf) -> Result<Self, BedError> {
         let lines = |name: &str| Ok::<_, BedError>(String::from_utf8_lossy(&read(&out.join(name))?).into_owned());
         let mut counts = Self {
@@ -110,8 +110,8 @@ impl Counts {
         Ok(counts)
     }
 
-    /// Instructions a request in the case whose first mark has the number `first`, the last run of which had `more`
-    /// requests more than those before.
+    /// Instructions per request in the case whose first mark has the number `first`; its last run had `more` requests
+    /// more than the others.
     pub fn costs(&self, first: usize, more: u32) -> Result<Costs, BedError> {
         let [a, b, c] = [1, 2, 3].map(|mark| self.dump(first + mark));
         let (a, b, c) = (a?, b?, c?);
@@ -140,8 +140,8 @@ impl Counts {
         Ok(dump)
     }
 
-    /// How far dom0's kernel lies from its addresses. All of it by as much: Xen gives it one piece of memory, and a
-    /// guest's has many.
+    /// The offset of dom0's kernel from its link addresses, which is the same for all of it: Xen gives it one piece of
+    /// memory, and a guest several.
     fn skew_of_dom0(&self, dump: &Dump) -> u64 {
         let mut pages: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         for &(address, place) in dump.keys().filter(|(address, _)| (KERNEL..MODULES).contains(address)) {
@@ -150,32 +150,32 @@ impl Counts {
         pages.into_iter().max_by_key(|(_, pages)| pages.len()).map_or(0, |(skew, _)| skew)
     }
 
-    fn owner(&self, (address, place): (u64, u64), dom0: u64) -> (Who, String) {
+    fn owner(&self, (address, place): (u64, u64), dom0: u64) -> (Owner, String) {
         match address {
-            MODULES.. => (Who::Modules, self.kernel.at(address)),
-            KERNEL.. if place.wrapping_sub(address) == dom0 => (Who::Dom0, self.kernel.at(address)),
-            KERNEL.. => (Who::Guest, self.kernel.at(address)),
-            _ if XEN.contains(&address) => (Who::Xen, self.xen.at(address)),
+            MODULES.. => (Owner::Modules, self.kernel.at(address)),
+            KERNEL.. if place.wrapping_sub(address) == dom0 => (Owner::Dom0, self.kernel.at(address)),
+            KERNEL.. => (Owner::Guest, self.kernel.at(address)),
+            _ if XEN.contains(&address) => (Owner::Xen, self.xen.at(address)),
             _ => match self.maps.iter().find(|(from, end, _)| (*from..*end).contains(&address)) {
-                Some((_, _, off)) => (Who::Ours, self.ours.at(address.wrapping_sub(*off))),
-                None => (Who::Programs, String::new()),
+                Some((_, _, off)) => (Owner::Ours, self.ours.at(address.wrapping_sub(*off))),
+                None => (Owner::Programs, String::new()),
             },
         }
     }
 }
 
-/// No count comes near to where this is not exact.
+/// Converts a count; none is large enough for this to be inexact.
 #[allow(clippy::cast_precision_loss, reason = "see above")]
 fn number(count: u64) -> f64 {
     count as f64
 }
 
-/// Names by address.
+/// Names of functions by address.
 #[derive(Default)]
 struct Symbols(BTreeMap<u64, String>);
 
 impl Symbols {
-    /// Lines of an address, a letter and a name: /proc/kallsyms, /proc/xen/xensyms, nm.
+    /// Parses lines of an address, a letter and a name: /proc/kallsyms, /proc/xen/xensyms, nm.
     fn of_listing(listing: &str) -> Self {
         let symbol = |line: &str| {
             let (address, rest) = line.split_once(' ')?;
@@ -192,7 +192,7 @@ impl Symbols {
     }
 }
 
-/// By how much the addresses of a program's code are larger than its places in the file: `readelf -lW`.
+/// The difference between addresses and file offsets of a program's code, from `readelf -lW`.
 fn code_segment(headers: &str) -> Option<u64> {
     let line = headers.lines().find(|line| line.trim_start().starts_with("LOAD") && line.contains("R E"))?;
     let mut words = line.split_whitespace().skip(1).map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16));
@@ -200,7 +200,7 @@ fn code_segment(headers: &str) -> Option<u64> {
     Some(address.wrapping_sub(offset))
 }
 
-/// A line of /proc/PID/maps that is our code.
+/// Parses a line of /proc/PID/maps if it maps our code.
 fn code_map(line: &str, skew: u64) -> Option<(u64, u64, u64)> {
     let mut words = line.split_whitespace();
     let (from, end) = words.next()?.split_once('-')?;

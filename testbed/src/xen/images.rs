@@ -1,8 +1,8 @@
-//! What the machine boots from: the hypervisor, a kernel for dom0 and guests, dom0's initramfs and root, the guests'
-//! initramfs.
+//! Builds what the machine boots from: the hypervisor, a kernel for dom0 and guests, dom0's initramfs and root, the
+//! guests' initramfs.
 //!
-//! Knows nothing of tests. Made again when anything that went into them has changed: the list of it lies beside them,
-//! written last, and is the key of whatever is made of the images in turn.
+//! Knows nothing about tests. The images are rebuilt when any input has changed: the list of inputs is stored next to
+//! them, written last, and is the key of everything that is built from the images in turn.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -27,15 +27,15 @@ pub const DOM0_ROOT: &str = "dom0-root.img";
 const FIRST_INIT: &str = include_str!("../../xen/first-init");
 const DOM0_INIT: &str = include_str!("../../xen/dom0-init");
 
-/// To be changed with the way in which images are made, where nothing else shows it.
+/// To be increased if images are built differently from the same inputs.
 const FORMAT: u32 = 2;
 
-/// What finds and reads dom0's root.
+/// Modules that find and read dom0's root.
 const FIRST_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 const FIRST_REQUIRED: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
-/// dom0's: grants and channels for us, a backend to compare with, disks of its own as pygrub sees them, and disks in
-/// memory, of which null_blk's have a cache that is lost with the power.
+/// dom0's modules: grants and event channels for us, a backend to compare with, disks of its own for pygrub, and RAM
+/// disks, of which null_blk's have a volatile cache.
 const DOM0_MODULES: [&str; 10] = [
     "xen_evtchn",
     "xen_gntdev",
@@ -50,16 +50,16 @@ const DOM0_MODULES: [&str; 10] = [
 ];
 const DOM0_REQUIRED: [&str; 8] =
     ["xen_evtchn", "xen_gntdev", "xen_privcmd", "xen_blkback", "xen_blkfront", "loop", "brd", "null_blk"];
-/// Loaded by the tests: they say how many disks there are, and whether dom0 has such of its own.
+/// Modules that tests load, which determine the number of disks, and whether dom0 has such of its own.
 const LOADED_LATER: [&str; 3] = ["brd", "null_blk", "xen_blkfront"];
 
 const GUEST_MODULES: [&str; 4] = ["xen_blkfront", "crc32c_generic", "crc32c_intel", "ext4"];
 const GUEST_REQUIRED: [&str; 2] = ["xen_blkfront", "ext4"];
 
-/// Libraries that fio really uses; all others of its are stubs.
+/// Libraries that fio really uses; all others are stubs.
 const GENUINE: [&str; 6] = ["libc.so.6", "libm.so.6", "libz.so.1", "libaio.so.1", "libaio.so.1t64", "libnuma.so.1"];
 
-/// 330 MB are used; a test may leave core files.
+/// Size of the root in MiB: 330 MB are used, and a test may leave core files.
 const ROOT_MIB: u32 = 700;
 
 pub struct Images {
@@ -68,7 +68,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// The images in `cache`, made when they are not there or not of these inputs.
+    /// The images in `cache`, built if they are missing or have other inputs.
     pub fn obtain(cache: &Path, packages: &Packages, progress: &Progress) -> Result<Self, BedError> {
         let directory = cache.join("images");
         let list = directory.join("inputs");
@@ -124,7 +124,7 @@ impl Images {
         put(&root.join("modules/order"), order.as_bytes())?;
         put(&root.join("sbin/dom0-init"), DOM0_INIT.as_bytes())?;
         put(&root.join("guest/vmlinux"), &linux)?;
-        // As boot loaders and kexec want it.
+        // In the format of boot loaders and kexec.
         put(&root.join("guest/vmlinuz"), &image::read(&kernel.image)?)?;
         put(&root.join("guest/initrd"), &guest.pack()?)?;
         distribution::make_image(&root, &self.directory.join(DOM0_ROOT), ROOT_MIB)?;
@@ -132,7 +132,7 @@ impl Images {
     }
 }
 
-/// The kernel and the hypervisor, unpacked in `directory` unless they are there.
+/// Unpacks the kernel and the hypervisor in `directory`, if missing.
 fn unpack_boot(directory: &Path, packages: &Packages, progress: &Progress) -> Result<Kernel, BedError> {
     let list = directory.join("packages");
     let names: String = packages.boot.iter().map(|file| format!("{}\n", file_name(file))).collect();
@@ -150,7 +150,7 @@ fn unpack_boot(directory: &Path, packages: &Packages, progress: &Progress) -> Re
     Ok(Kernel::unpacked(directory.to_owned())?)
 }
 
-/// The other guests' tools, with a fio that starts at once, and what a Xen disk needs.
+/// The tools of other guests, with a fio that starts quickly, and the modules for a Xen disk.
 fn guest_contents<'a>(kernel: &'a Kernel, stub_directory: &Path) -> Result<Contents<'a>, BedError> {
     let tools = image::locate_tools()?;
     let is_fio = |tool: &&PathBuf| file_name(tool) == "fio";
@@ -173,7 +173,7 @@ fn guest_contents<'a>(kernel: &'a Kernel, stub_directory: &Path) -> Result<Conte
     Ok(Contents { kernel, tools, libraries, modules: &GUEST_MODULES, required: &GUEST_REQUIRED })
 }
 
-/// Made once for each fio: a stub that is made again is another file, and the images would be too.
+/// The stubs for a fio, built once, because a rebuilt stub would change the images.
 fn stubs_of(program: &Path, genuine: &[&Path], directory: &Path) -> Result<BTreeMap<String, PathBuf>, BedError> {
     let list = directory.join("stubs");
     let metadata = fs::metadata(program).map_err(at("look at", program))?;
@@ -188,7 +188,7 @@ fn stubs_of(program: &Path, genuine: &[&Path], directory: &Path) -> Result<BTree
     Ok(stubs)
 }
 
-/// dom0's first root: finds the disk and goes on from there.
+/// dom0's first root: mounts the disk and switches to it.
 fn first_root(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>, BedError> {
     let mut archive = Archive::default();
     let pack = |archive: &mut Archive| -> Result<(), GuestError> {
@@ -210,10 +210,9 @@ fn first_root(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>, BedError> {
     Ok(archive.finish().map_err(GuestError::from)?)
 }
 
-/// A tree with dom0's programs, as `root`.
+/// Unpacks dom0's programs into the tree `root`.
 fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
-    // Xen's hotplug scripts are bash's, as sh is here.
-    // pygrub is Python's.
+    // Xen's hotplug scripts need bash as sh, and pygrub needs Python.
     distribution::unpack(root, &packages.dom0, &["libpython", "python"])?;
     for directory in [
         "busybox",
@@ -236,15 +235,15 @@ fn unpack_root(root: &Path, packages: &Packages) -> Result<(), BedError> {
     Ok(())
 }
 
-/// The kernel without what unpacks it, which would take ten seconds a boot under translation.
-/// Form: Linux Documentation/arch/x86/boot.rst, `setup_sects`, `payload_offset`, `payload_length`.
+/// The kernel without its decompressor, which would take ten seconds per boot under emulation. Format: Linux
+/// Documentation/arch/x86/boot.rst, `setup_sects`, `payload_offset`, `payload_length`.
 fn bare_kernel(image: &Path) -> Result<Vec<u8>, BedError> {
     let bytes = image::read(image)?;
     let unknown = || BedError::KernelForm { image: image.to_owned() };
     let payload = payload_of(&bytes).ok_or_else(unknown)?;
     let (unpacker, payload) = match payload {
         [0x1f, 0x8b, ..] => ("gzip", payload),
-        // Others are followed by their unpacked length, which is no part of the stream.
+        // Other formats are followed by the uncompressed length, which is not part of the stream.
         [0xfd, b'7', b'z', b'X', b'Z', ..] => {
             ("xz", payload.get(..payload.len().saturating_sub(4)).unwrap_or_default())
         }

@@ -1,8 +1,8 @@
-//! The machine: QEMU with Xen in it, once booted and saved, and started from there for every test.
+//! The machine: QEMU with Xen, booted and saved once, and restored for every test.
 //!
-//! Knows nothing of what a test does. dom0 takes an archive from its second disk, runs `run.sh` of it and leaves
-//! another archive on the third. Time counts the machine's instructions (`-icount`), so a slow host trips no timeout in
-//! it; only the deadline given to us is the host's. However we end, QEMU ends with us.
+//! Knows nothing about tests. dom0 takes an archive from its second disk, runs its `run.sh` and writes another archive
+//! to the third. Time in the machine counts instructions (`-icount`), so a slow host triggers no timeout in it; only
+//! our deadline is in the host's time. QEMU is killed when this process ends.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -20,42 +20,43 @@ use crate::guest::image;
 use crate::progress::Progress;
 use crate::tool;
 
-/// Two guests of 320 MB, eight disks of 16 MB in dom0's memory, and what backends take.
+/// Memory for two guests of 320 MB, eight disks of 16 MB in dom0's memory, and backends.
 const MEMORY_MIB: u32 = 2048;
 const DOM0_MIB: u32 = 1024;
 
-/// 4 ns an instruction; less, and Xen's waits for its timers cost minutes. Idle time is the host's: if it were skipped,
-/// then also while a disk of QEMU is at work on a busy host, and the toolstack's patience would end in an instant.
+/// 4 ns per instruction; with less, Xen's waits for its timers would cost minutes. Idle time is the host's: if it were
+/// skipped, this would also happen while a disk of QEMU is active on a busy host, and the toolstack's timeouts would
+/// expire at once.
 const TIME: [&str; 4] = ["-icount", "shift=2,sleep=on", "-rtc", "base=2024-01-01,clock=vm"];
 
-/// Without what crashes or misleads: dom0 does not survive smap, smep, pku and la57 under translation; with erms and
-/// fsrm Linux copies by an instruction that counts as one a byte.
+/// Features that crash or mislead are disabled: dom0 does not survive smap, smep, pku and la57 under emulation; with
+/// erms and fsrm Linux copies by an instruction that counts as one per byte.
 const CPU: &str = "max,-smap,-smep,-pku,-la57,-erms,-fsrm";
 
-/// Translation loses the state of the FPU when Xen switches it lazily.
+/// Eager FPU switching, because emulation loses the FPU's state when Xen switches it lazily.
 const XEN: &str = "console=com1 com1=115200 loglvl=warning guest_loglvl=warning bootscrub=0 spec-ctrl=no,eager-fpu";
 const DOM0: &str = "console=hvc0 panic=-1 quiet mitigations=off norandmaps";
 
-/// A quiet machine boots in 30 s.
+/// Timeout of a boot, which takes 30 s on a quiet machine.
 const BOOT_SECONDS_MAX: u64 = 600;
 
-/// What the machine's third disk takes of a test.
+/// Sizes in MiB of the machine's third and second disks, for a test's output and input.
 const OUT_MIB: u64 = 64;
 const DROP_MIB: u64 = 128;
 
-/// dom0 keeps to the first processor, so that a guest can have the second one for itself.
+/// dom0 stays on the first processor, so that a guest can have the second one for itself.
 const XEN_APART: &str = " dom0_max_vcpus=1 dom0_vcpus_pin";
 
 const STATE: &str = "state";
 const ROOT: &str = "root.qcow2";
 
-/// The processors of the machine. One thread translates for all of them, and its clock counts the instructions of all.
+/// The processors of the machine. One thread emulates all of them, and its clock counts the instructions of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Processors {
-    /// One for dom0 and guests.
+    /// One processor for dom0 and guests.
     #[default]
     Shared,
-    /// One for dom0, and one that guests may be bound to.
+    /// One processor for dom0, and one for guests.
     Apart,
 }
 
@@ -67,7 +68,7 @@ impl Processors {
         }
     }
 
-    /// Xen's own words.
+    /// The command line of Xen.
     fn words(self) -> String {
         match self {
             Self::Shared => XEN.to_owned(),
@@ -83,22 +84,22 @@ impl Processors {
     }
 }
 
-/// A machine that was booted and saved, waiting for its second disk to hold something.
+/// A machine that was booted and saved, and that waits for data on its second disk.
 pub struct Saved {
     images: PathBuf,
     directory: PathBuf,
     processors: Processors,
 }
 
-/// How a run ended.
+/// The end of a run.
 pub struct Ended {
-    /// The exit code of `run.sh`; none if the machine ended otherwise.
+    /// The exit code of `run.sh`; `None` if the machine ended otherwise.
     pub code: Option<u32>,
     pub console: String,
 }
 
 impl Saved {
-    /// The saved machine in `cache`, booted when it is not there or of other images.
+    /// The saved machine in `cache`, booted if it is missing or has other images.
     pub fn obtain(
         cache: &Path,
         images: &Images,
@@ -146,7 +147,7 @@ impl Saved {
         while Instant::now() < deadline {
             match monitor.run("query-migrate", serde_json::Value::Null)?["status"].as_str() {
                 Some("completed") => {
-                    // It may go without an answer; that it goes is what counts.
+                    // QEMU may exit without a response.
                     drop(monitor.run("quit", serde_json::Value::Null));
                     return running.wait();
                 }
@@ -157,20 +158,20 @@ impl Saved {
         Err(BedError::Monitor { what: "save the machine".to_owned() })
     }
 
-    /// Starts the machine, has dom0 run `run.sh` of the directory `given`, and puts what it left in /out into
-    /// `work`/out. `heard` is given every line of the console; `plugin` is a word for QEMU.
+    /// Starts the machine, lets dom0 run `run.sh` of the directory `given`, and puts its output in /out into
+    /// `work`/out. `on_line` is called for every line of the console; `plugin` is an option of QEMU.
     pub fn run(
         &self,
         given: &Path,
         work: &Path,
         most: Duration,
         plugin: Option<&str>,
-        mut heard: impl FnMut(&str),
+        mut on_line: impl FnMut(&str),
     ) -> Result<Ended, BedError> {
         let deadline = Instant::now() + most;
         let (root, archive, out) = (work.join(ROOT), work.join("drop.img"), work.join("out.img"));
         overlay(&self.directory.join(ROOT), "qcow2", &root)?;
-        // Of one time and one owner: they end in dom0's caches, and a run should be like another.
+        // With fixed times and owners, because they end up in dom0's caches, and runs should be alike.
         let mut tar = Command::new("tar");
         tar.args(["-c", "--owner=0", "--group=0", "--sort=name", "--mtime=@0", "-f"])
             .arg(&archive)
@@ -186,7 +187,7 @@ impl Saved {
         }
         let mut running = Running::start(command, &work.join("console"))?;
         let followed = running.follow(deadline, |line| {
-            heard(line);
+            on_line(line);
             false
         });
         let ended = Ended { code: running.tail.iter().rev().find_map(|line| end_in(line)), console: running.said() };
@@ -221,7 +222,7 @@ impl Saved {
         for (name, file, form, more) in
             [("root", root, "qcow2", ""), ("drop", drop, "raw", ",readonly=on"), ("out", out, "raw", "")]
         {
-            // A comma in a path is written twice.
+            // Commas in a path are doubled.
             let file = file.display().to_string().replace(',', ",,");
             command.args([
                 "-drive",
@@ -248,7 +249,7 @@ fn blank(file: &Path, mib: u64) -> Result<(), BedError> {
     lengthen(file, mib)
 }
 
-/// Gives `file` the size of the disk that was there when the machine was saved.
+/// Extends `file` to the size of the disk when the machine was saved.
 fn lengthen(file: &Path, mib: u64) -> Result<(), BedError> {
     let opened = File::options().write(true).open(file).map_err(at("open", file))?;
     let len = opened.metadata().map_err(at("look at", file))?.len();
@@ -258,7 +259,7 @@ fn lengthen(file: &Path, mib: u64) -> Result<(), BedError> {
     Ok(opened.set_len(mib << 20).map_err(at("lengthen", file))?)
 }
 
-/// QEMU, and the console it writes.
+/// A running QEMU with its console.
 struct Running {
     qemu: Child,
     lines: Receiver<String>,
@@ -273,11 +274,11 @@ impl Running {
         qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
         let command = tool::line_of(&qemu);
         let mut child = qemu.spawn().map_err(|source| BedError::Start { command, source })?;
-        let Some(screen) = child.stdout.take() else { unreachable!("it was asked for as a pipe") };
+        let Some(screen) = child.stdout.take() else { unreachable!("it was requested as a pipe") };
         Ok(Self { qemu: child, lines: read_console(screen, log), tail: Vec::new(), console: console.to_owned() })
     }
 
-    /// Follows the console until `enough` says so or QEMU ends.
+    /// Reads the console until `enough` returns true or QEMU exits.
     fn follow(&mut self, deadline: Instant, mut enough: impl FnMut(&str) -> bool) -> Result<(), BedError> {
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -312,14 +313,14 @@ impl Drop for Running {
     }
 }
 
-/// Copies the console into `log`, with the seconds since the start, and hands out its lines.
+/// Copies the console into `log` with timestamps, and sends its lines.
 fn read_console(screen: ChildStdout, mut log: File) -> Receiver<String> {
     let (sender, lines) = mpsc::channel();
     let started = Instant::now();
     thread::spawn(move || {
         for line in BufReader::new(screen).split(b'\n').map_while(Result::ok) {
             let text = String::from_utf8_lossy(&line).replace(['\r', '\0'], "");
-            // A console that cannot be kept is no reason to stop; its lines are in memory.
+            // A console that cannot be logged is no reason to stop; its lines are in memory.
             if let Err(error) = writeln!(log, "{:7.2} {text}", started.elapsed().as_secs_f64()) {
                 eprintln!("cannot log the console: {error}: {text}");
             }
@@ -331,7 +332,7 @@ fn read_console(screen: ChildStdout, mut log: File) -> Receiver<String> {
     lines
 }
 
-/// QEMU's control socket (QMP): one command, one answer; events in between are passed over.
+/// A client of QMP, QEMU's control socket: one command, one response; events are skipped.
 struct Monitor {
     lines: BufReader<UnixStream>,
 }

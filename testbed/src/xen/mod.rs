@@ -1,8 +1,8 @@
-//! `cargo xtask xen-test`: our programs on real Xen, booted under QEMU, with a dom0 and guests made of the
+//! `cargo xtask xen-test`: Tapline's programs on real Xen, booted under QEMU, with a dom0 and guests built from the
 //! distribution's packages.
 //!
-//! Here is how tests are chosen, run one after the other and reported; what they check is in `testbed/xen`. Each begins
-//! with the same saved machine. A test that failed keeps its directory; so does every one with `--keep`.
+//! This module selects tests, runs them one after the other and reports the results; the tests are in `testbed/xen`.
+//! Each begins with the same saved machine. A failed test keeps its directory; with `--keep`, every test does.
 
 pub mod compare;
 mod counted;
@@ -33,17 +33,17 @@ use crate::programs::root;
 use crate::progress::Progress;
 use crate::tool::{self, ToolError};
 
-/// A quiet machine needs 10 to 60 s, and two minutes for a guest that boots by firmware; one with much else to do
-/// several times as long.
+/// Timeout of a test. On a quiet machine tests take 10 to 60 s, and two minutes for a guest that boots by firmware; on
+/// a loaded one several times as long.
 const TEST_SECONDS_MAX: u64 = 1500;
 
-/// Enough of the console to see why a test failed.
+/// Lines of the console that are shown when a test has failed.
 const LAST_LINES: usize = 25;
 
-/// As automake has it: neither passed nor failed.
+/// The exit code of a skipped test, as in automake.
 const NOT_RUN: i32 = 77;
 
-/// What went wrong with the bed; a test that fails is none of these.
+/// An error of the test environment, as opposed to a failed test.
 #[derive(Debug, Error)]
 pub enum BedError {
     #[error(
@@ -71,22 +71,22 @@ pub enum BedError {
     Tool(#[from] ToolError),
 }
 
-/// Our programs and our peers' backends on real Xen, under QEMU
+/// Tests Tapline's and other backends on real Xen, under QEMU
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Tests of this backend; it may be named several times [default: all of them]
+    /// Tests of this backend; repeat for several [default: all]
     #[arg(long = "backend", value_name = "NAME")]
     backends: Vec<Backend>,
-    /// Run a test that failed once more, and say so; it has failed if it fails twice
+    /// Repeat a failed test once, and report that; it fails if it fails twice
     #[arg(long)]
     again: bool,
-    /// Keep the directories of tests that passed
+    /// Keep the directories of successful tests
     #[arg(long)]
     keep: bool,
-    /// Name the tests and run none
+    /// List the tests without running them
     #[arg(long)]
     list: bool,
-    /// Fetch and make what is missing, boot the machine once, and run no test
+    /// Fetch and build what is missing, boot the machine once, and run no test
     #[arg(long)]
     prepare: bool,
     /// A test, its script, or the first words of several: `crate`, `attach`, `qdisk`, `blkback-attach`
@@ -94,20 +94,20 @@ pub struct Options {
 }
 
 impl Options {
-    /// The tests that are asked for; an error names a word that means none.
+    /// The selected tests; an error names a word that matches none.
     fn chosen(&self) -> Result<Vec<Test>, String> {
         let mut tests = Test::all(if self.backends.is_empty() { &Backend::ALL } else { &self.backends });
-        if let Some(word) = self.tests.iter().find(|word| !tests.iter().any(|test| test.is_meant_by(word))) {
+        if let Some(word) = self.tests.iter().find(|word| !tests.iter().any(|test| test.is_selected_by(word))) {
             return Err(format!("no test is called '{word}'; --list names them"));
         }
         if !self.tests.is_empty() {
-            tests.retain(|test| self.tests.iter().any(|word| test.is_meant_by(word)));
+            tests.retain(|test| self.tests.iter().any(|word| test.is_selected_by(word)));
         }
         Ok(tests)
     }
 }
 
-/// `cargo xtask xen-test`. Where the packages cannot be had, the process ends here with exit code 77.
+/// Runs `cargo xtask xen-test`. If the packages are not available, the process exits with code 77.
 pub fn run(options: &Options) -> Result<(), String> {
     let tests = options.chosen()?;
     if options.list {
@@ -133,14 +133,14 @@ fn not_run_or(error: &BedError) -> String {
     in_full(error)
 }
 
-/// The machine, ready for tests.
+/// The machine with its programs, ready for tests.
 pub struct Bed {
     saved: Saved,
     build: PathBuf,
 }
 
 impl Bed {
-    /// Fetches, makes and boots what is not cached. Others that prepare at the same time wait for us.
+    /// Fetches, builds and boots what is not cached. Concurrent preparations wait.
     pub fn prepare(processors: Processors, progress: &Progress) -> Result<Self, BedError> {
         let build = root().join("build");
         let cache = build.join("xen");
@@ -156,7 +156,7 @@ impl Bed {
         Ok(Self { saved, build })
     }
 
-    /// Runs the tests and returns the names of those that failed.
+    /// Runs the tests; returns the names of those that failed.
     fn perform(&self, tests: &[Test], options: &Options, progress: &Progress) -> Result<Vec<String>, BedError> {
         let mut programs = Vec::new();
         if tests.iter().any(|test| test.subject == Subject::Crate) {
@@ -185,8 +185,7 @@ impl Bed {
             let mut outcome = self.perform_one(test, &programs, &work)?;
             let mut which = "";
             if let (Err(said), true) = (&outcome, options.again) {
-                // Translation loses a guest now and then: its kernel dies on entry, or is silent from one moment to the
-                // next.
+                // Emulation sometimes loses a guest: its kernel dies on entry, or hangs suddenly.
                 progress.detail(&format!("{name:<24} failed, and runs again"));
                 println!("{}", tool::last_lines(said, LAST_LINES));
                 fs::remove_dir_all(&work).map_err(at("remove", &work))?;
@@ -215,7 +214,7 @@ impl Bed {
         Ok(failed)
     }
 
-    /// One test: passed, or what the console said.
+    /// Runs one test: passed, or the output of the console.
     fn perform_one(&self, test: &Test, programs: &[PathBuf], work: &Path) -> Result<Result<(), String>, BedError> {
         let (rounds, most) = rounds();
         let script =
@@ -229,8 +228,8 @@ impl Bed {
         })
     }
 
-    /// Has dom0 run `script`, under a plugin of QEMU if one is named, with all of `testbed/xen` and `tools/xen`, and
-    /// `programs`, beside it in /drop.
+    /// Lets dom0 run `script`, optionally with a plugin of QEMU, with all of `testbed/xen` and `tools/xen`, and
+    /// `programs`, next to it in /drop.
     fn run_script(
         &self,
         script: &str,
@@ -247,7 +246,7 @@ impl Bed {
         for program in programs {
             let target = drop.join(programs::name_of(program));
             fs::copy(program, &target).map_err(at("copy to", &target))?;
-            // Names of functions are enough for a backtrace there, and dom0 has its memory for something else.
+            // Names of functions suffice for a backtrace, and save dom0's memory.
             tool::text(Command::new("strip").arg("--strip-debug").arg(&target))?;
         }
         let file = drop.join("run.sh");
@@ -258,9 +257,8 @@ impl Bed {
     }
 }
 
-/// What dom0 is told of how often the process of a disk is to be killed, if more often than usual, and where random
-/// numbers begin; and the seconds that a test may take then: a few for a kill, and one test may do it with each of five
-/// kinds of disks.
+/// Parameters for dom0 if a disk's process is to be killed more often than usual: the number of kills and the seed; and
+/// the timeout of a test then: some seconds per kill, for each of up to five kinds of disks.
 fn rounds() -> (String, u64) {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let names = ["TAPLINE_TAKEOVER_ROUNDS", "TAPLINE_TAKEOVER_SEED"];
@@ -269,8 +267,8 @@ fn rounds() -> (String, u64) {
     (exported.concat(), TEST_SECONDS_MAX.saturating_add(more))
 }
 
-/// What QEMU's own tool says of the qcow2 images that a test has left in `directory`; the test has passed if it finds
-/// them sound.
+/// Checks the qcow2 images that a test has left in `directory` with QEMU's own tool; the test has passed if it finds no
+/// damage.
 fn judged_by_qemu(directory: &Path) -> Result<Result<(), String>, BedError> {
     if !directory.exists() {
         return Ok(Ok(()));
@@ -296,13 +294,13 @@ mod test {
     }
 
     #[test]
-    fn without_words_all_tests_are_meant() {
+    fn without_words_all_tests_are_selected() {
         let all: Vec<String> = Test::all(&Backend::ALL).iter().map(Test::name).collect();
         assert_eq!(chosen(&[]).unwrap(), all);
     }
 
     #[test]
-    fn a_word_chooses_and_one_that_means_nothing_is_refused() {
+    fn words_select_tests_and_unknown_ones_are_refused() {
         let names = chosen(&["--backend", "tapline", "crate", "tapline-attach"]).unwrap();
         assert_eq!(names, ["crate", "tapline-attach-pvh", "tapline-attach-pv"]);
         assert!(chosen(&["vdb9"]).unwrap_err().contains("'vdb9'"));

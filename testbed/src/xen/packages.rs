@@ -1,7 +1,7 @@
-//! The distribution's packages of which the bed is made: Xen, a kernel that can be dom0, and what dom0 runs.
+//! Downloads the distribution's packages: Xen, a kernel for dom0, and dom0's programs.
 //!
-//! Knows names of packages and nothing of images. What is downloaded once is used as it is, so that later runs need no
-//! network; nothing is installed and no root is needed. `complete` is written last: without it all is fetched again.
+//! Downloaded packages are reused, so that later runs need no network; nothing is installed and no root is needed. The
+//! file `complete` is written last: without it everything is fetched again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use crate::guest::{GuestError, at, distribution};
 use crate::progress::Progress;
 use crate::tool::{self, ToolError};
 
-/// Of full size: the kernels for virtual machines have no dom0.
+/// Full kernels: those for virtual machines do not support dom0.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 
-/// What dom0 needs beside Xen's own tools. Debian 12 and 13 and Ubuntu 24.04 have the same names. kexec is for guests,
-/// which have nothing of the kind on the machine that runs the tests; extlinux makes their disks bootable.
+/// Packages that dom0 needs in addition to Xen's own tools, with the same names in Debian 12 and 13 and Ubuntu 24.04.
+/// kexec is for guests; extlinux makes their disks bootable.
 const DOM0: [&str; 12] = [
     "bash",
     "busybox-static",
@@ -35,16 +35,16 @@ const DOM0: [&str; 12] = [
 pub struct Packages {
     /// Packages of the kernel and the hypervisor.
     pub boot: Vec<PathBuf>,
-    /// dom0's packages and all that they depend on.
+    /// Packages of dom0 with all dependencies.
     pub dom0: Vec<PathBuf>,
 }
 
 impl Packages {
-    /// The packages in `cache`, downloaded when they are not there.
+    /// The packages in `cache`, downloaded if missing.
     pub fn obtain(cache: &Path, progress: &Progress) -> Result<Self, BedError> {
         let directory = cache.join("packages");
         let complete = directory.join("complete");
-        // Of other packages it is not complete.
+        // The marker is only valid for the same packages.
         let wanted = format!("{DOM0:?}\n");
         if !fs::read_to_string(&complete).is_ok_and(|list| list == wanted) {
             if directory.exists() {
@@ -57,7 +57,7 @@ impl Packages {
         Ok(Self { boot: packages("boot")?, dom0: packages("dom0")? })
     }
 
-    /// Their names, which have versions in them: a line each.
+    /// The names of the packages, which include versions, one per line.
     pub fn names(&self) -> String {
         self.boot.iter().chain(&self.dom0).map(|file| format!("{}\n", file_name(file))).collect()
     }
@@ -71,7 +71,7 @@ fn fetch(directory: &Path, progress: &Progress) -> Result<(), BedError> {
     Apt::with_any_lists(directory, progress, |apt| download(apt, directory, progress)).map_err(BedError::Packages)
 }
 
-/// Why packages cannot be had.
+/// The reason why packages are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
     #[error("apt knows no package {0}")]
@@ -96,7 +96,7 @@ fn download(apt: &Apt, directory: &Path, progress: &Progress) -> Result<(), Pack
     Ok(())
 }
 
-/// The highest version of which there is a hypervisor: `4.17` in Debian 12 and Ubuntu 24.04, `4.20` in Debian 13.
+/// The latest version of the hypervisor: `4.17` in Debian 12 and Ubuntu 24.04, `4.20` in Debian 13.
 fn newest_xen(apt: &Apt) -> Result<String, PackageError> {
     let pattern = "^xen-hypervisor-4\\.[0-9]+-amd64$";
     let listing = tool::text(apt.command("apt-cache").args(["search", "--names-only", pattern]))?;
@@ -111,7 +111,7 @@ fn newest_in(listing: &str) -> Option<String> {
     listing.lines().filter_map(minor).max().map(|minor| format!("4.{minor}"))
 }
 
-/// The kernel's package, and those with its modules where they are apart, as in Ubuntu.
+/// The kernel's package, and those of its modules if they are separate, as in Ubuntu.
 fn kernel(apt: &Apt) -> Result<Vec<String>, PackageError> {
     for meta in KERNELS {
         let Some(image) = apt.dependency(meta, "linux-image-") else { continue };

@@ -1,8 +1,8 @@
-//! Our own programs for dom0, which has the libraries of the distribution that they are built on, and for guests, which
-//! have none.
+//! Builds Tapline's programs for dom0, which has the same libraries as the distribution on which they are built, and
+//! for guests, which have none.
 //!
-//! Knows cargo and nothing of Xen. What is tested in dom0 is what every other test runs. Programs for guests, and those
-//! that are measured, are static.
+//! Uses cargo. In dom0 the programs of all other tests are tested. Programs for guests, and those that are measured,
+//! are static.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,52 +11,52 @@ use super::BedError;
 use crate::programs::cargo;
 use crate::tool;
 
-/// Named explicitly: flags then go to the programs and not to the compiler's plugins, which cannot be static.
+/// Named explicitly so that flags apply to the programs and not to the compiler's plugins, which cannot be static.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The released `tapline` and `tapline-disk`, to be measured.
+/// Builds optimized `tapline` and `tapline-disk`, to be measured.
 pub fn released() -> Result<Vec<PathBuf>, BedError> {
     built_static(&["build", "--profile", "dist", "--bin", "tapline", "--bin", "tapline-disk"])
 }
 
-/// `tapline` and `tapline-disk`, to be tested.
+/// Builds `tapline` and `tapline-disk`, to be tested.
 pub fn tapline() -> Result<Vec<PathBuf>, BedError> {
     built(cargo().args(["build", "--bin", "tapline", "--bin", "tapline-disk"]))
 }
 
-/// `taplined`.
+/// Builds `taplined`, to be tested.
 pub fn daemon() -> Result<Vec<PathBuf>, BedError> {
     built(cargo().args(["build", "--bin", "taplined"]))
 }
 
-/// The tests of the crate `xen` that need Xen.
+/// Builds the tests of the crate `xen` that need Xen.
 pub fn tests() -> Result<Vec<PathBuf>, BedError> {
     built_static(&["test", "--no-run", "-p", "xen", "--test", "kernel", "--test", "store"])
 }
 
-/// The front end of our own, which is a test of the crate `transport`.
+/// Builds the test front end, which is a test of the crate `transport`.
 pub fn front_end() -> Result<Vec<PathBuf>, BedError> {
     built_static(&["test", "--no-run", "-p", "transport", "--test", "xen_hostile"])
 }
 
-/// Has cargo build static programs, below a directory of their own, and returns them.
+/// Builds static programs with cargo, below a separate directory.
 fn built_static(words: &[&str]) -> Result<Vec<PathBuf>, BedError> {
     built(cargo().args(words).args(["--target", TARGET]).env("RUSTFLAGS", "-C target-feature=+crt-static"))
 }
 
-/// Runs cargo and returns the programs that it built or found built.
+/// Runs cargo and returns the programs that are up to date or were built.
 fn built(command: &mut Command) -> Result<Vec<PathBuf>, BedError> {
     let listing = tool::text(command.args(["--quiet", "--message-format", "json-render-diagnostics"]))?;
     Ok(executables_in(&listing))
 }
 
-/// The paths in cargo's messages about artifacts.
+/// The paths of executables in cargo's messages.
 fn executables_in(listing: &str) -> Vec<PathBuf> {
     let messages = listing.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect()
 }
 
-/// The plain name of a program: cargo gives tests one with a number.
+/// The name of a program without the hash that cargo appends to tests.
 pub fn name_of(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match name.rsplit_once('-') {

@@ -1,7 +1,7 @@
-//! Libraries that only pretend: for a program that is linked with far more than it uses, as distributions' fio is.
+//! Builds stub libraries for a program that is linked with far more than it uses, such as the distributions' fio.
 //!
-//! Its cluster libraries are 80 MB, bound at each start, which under translation costs seconds of every guest. A stub
-//! has the library's name and the versioned symbols that the program asks for; whoever called one would be told -1.
+//! Its cluster libraries have 80 MB, which are bound at each start; under emulation this costs seconds in every guest.
+//! A stub has the library's name and the versioned symbols that the program needs; every function returns -1.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,16 +12,16 @@ use super::BedError;
 use crate::guest::at;
 use crate::tool;
 
-/// What a program asks of its libraries.
+/// The symbols that a program needs from its libraries.
 struct Wants {
     libraries: Vec<String>,
-    /// Symbols by the library and the version that must have them.
+    /// Symbols by library and version.
     versioned: BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
-    /// Symbols that any library may have.
+    /// Symbols without a library.
     plain: BTreeSet<String>,
 }
 
-/// Makes, in `directory`, a stub of each library of `program` that is not among the `genuine` ones. Returns them by
+/// Builds in `directory` a stub of each library of `program` that is not among the `genuine` ones. Returns them by
 /// name.
 pub fn make(program: &Path, genuine: &[&Path], directory: &Path) -> Result<BTreeMap<String, PathBuf>, BedError> {
     fs::create_dir_all(directory).map_err(at("create", directory))?;
@@ -35,7 +35,7 @@ pub fn make(program: &Path, genuine: &[&Path], directory: &Path) -> Result<BTree
     let mut plain = std::mem::take(&mut wants.plain);
     for library in wants.libraries.iter().filter(|name| !is_genuine(name)) {
         let versions = wants.versioned.remove(library).unwrap_or_default();
-        // The first that has no versions takes all that any library may have.
+        // The first library without versions gets all symbols without a library.
         let loose = if versions.is_empty() { std::mem::take(&mut plain) } else { BTreeSet::new() };
         stubs.insert(library.clone(), compile(library, &versions, &loose, directory)?);
     }
@@ -96,7 +96,7 @@ fn readelf(what: &[&str], file: &Path) -> Result<String, BedError> {
     Ok(tool::text(Command::new("readelf").arg("-W").args(what).arg(file).env("LC_ALL", "C"))?)
 }
 
-/// Which libraries must have a version: the section of versions needed, of `readelf -V`.
+/// The libraries of each version, from the section of needed versions in `readelf -V`.
 fn homes_of_versions(listing: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut homes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut library = String::new();
@@ -115,7 +115,7 @@ fn word_after(line: &str, key: &str) -> Option<String> {
     Some(line.split_once(key)?.1.split_whitespace().next()?.to_owned())
 }
 
-/// Symbols that another must have, with the version where one is asked for: lines of `readelf --dyn-syms`.
+/// Undefined symbols with their versions, from `readelf --dyn-syms`.
 fn undefined_in(listing: &str) -> Vec<(String, Option<String>)> {
     let fields = listing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let undefined = fields.filter(|fields| fields.get(6) == Some(&"UND") && fields.get(4) == Some(&"GLOBAL"));
@@ -129,7 +129,7 @@ fn undefined_in(listing: &str) -> Vec<(String, Option<String>)> {
     undefined.filter_map(split).collect()
 }
 
-/// Names that a library has, whatever their versions.
+/// Names of the symbols that a library defines.
 fn defined_in(listing: &str) -> BTreeSet<String> {
     let fields = listing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let defined = fields.filter(|fields| fields.get(6).is_some_and(|&section| section != "UND"));
@@ -149,7 +149,7 @@ mod test {
 ";
 
     #[test]
-    fn symbols_are_told_by_whether_they_are_there_and_what_version_is_asked_for() {
+    fn undefined_symbols_are_found_with_their_versions() {
         let undefined = undefined_in(SYMBOLS);
 
         assert_eq!(undefined[0], ("rbd_open".to_owned(), Some("LIBRBD_1.0".to_owned())));

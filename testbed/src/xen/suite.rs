@@ -1,15 +1,15 @@
-//! The tests by name: which script of `testbed/xen/tests` runs in dom0, on whose backend, and for which kind of guest.
+//! The tests by name: the script of `testbed/xen/tests` that runs in dom0, the backend, and the type of guest.
 //!
-//! Knows nothing of how they run.
+//! Knows nothing about how they run.
 
-/// Who serves the guests' disks.
+/// The backend that serves the guests' disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Backend {
-    /// The kernel's.
+    /// The kernel's backend.
     Blkback,
-    /// QEMU's.
+    /// QEMU's backend.
     Qdisk,
-    /// Ours.
+    /// Tapline's backend.
     Tapline,
 }
 
@@ -29,18 +29,18 @@ impl Backend {
     }
 }
 
-/// What a test is about.
+/// The subject of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Subject {
     /// The tests of the crate `xen`, in dom0 itself.
     Crate,
-    /// A front end of our own in dom0, which does to our backend what no guest's would.
+    /// The test front end in dom0, which violates the protocol.
     Hostile,
-    /// A guest's disks.
+    /// The disks of a guest.
     Disks(Backend, Guest),
 }
 
-/// How a guest is virtualised.
+/// The type of a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guest {
     Pv,
@@ -60,15 +60,15 @@ impl Guest {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Test {
-    /// A script in `testbed/xen/tests`, without its `.sh`.
+    /// The name of a script in `testbed/xen/tests`, without `.sh`.
     pub script: &'static str,
     pub subject: Subject,
 }
 
-/// A script about disks.
+/// A script for disks of a guest.
 struct Script {
     name: &'static str,
-    /// Who can do what it asks for.
+    /// The backends that support what it tests.
     backends: &'static [Backend],
     guests: &'static [Guest],
 }
@@ -82,20 +82,21 @@ impl Script {
 const ALL: &[Backend] = &Backend::ALL;
 const OURS: &[Backend] = &[Backend::Tapline];
 
-/// The scripts, with who must pass them. A peer runs those that it can, which shows that the script is right.
+/// The scripts, with the backends that must pass them. Other backends run those that they support, which shows that the
+/// script is right.
 const SCRIPTS: [Script; 39] = [
     Script { name: "attach", backends: ALL, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("depths", ALL),
     Script::new("plug", ALL),
     Script::new("killed", ALL),
     Script::new("many", ALL),
-    // QEMU 7.2's fails on a disk that is only read: "Block node is read-only".
+    // QEMU 7.2's fails on a read-only disk: "Block node is read-only".
     Script::new("readonly", &[Backend::Blkback, Backend::Tapline]),
     Script::new("flush", ALL),
     Script::new("discard", ALL),
-    // QEMU's disks have sectors of 512 bytes, and xl cannot ask it for another size of a disk or of its sectors.
+    // QEMU's disks have sectors of 512 bytes, and xl cannot select another size.
     Script::new("sectors", &[Backend::Blkback, Backend::Tapline]),
-    // Ours is shown to firmware by our block script: `boot`.
+    // Tapline's block script presents disks to firmware differently: `boot`.
     Script { name: "firmware", backends: &[Backend::Blkback], guests: &[Guest::Hvm] },
     Script { name: "boot", backends: OURS, guests: &[Guest::Hvm] },
     Script { name: "emulated", backends: OURS, guests: &[Guest::Hvm] },
@@ -108,7 +109,7 @@ const SCRIPTS: [Script; 39] = [
     Script::new("idle", OURS),
     Script::new("upgrade", OURS),
     Script::new("full", OURS),
-    // The life of a disk.
+    // The life of a disk process.
     Script::new("restart", OURS),
     Script::new("late", OURS),
     Script::new("stopped", OURS),
@@ -122,7 +123,7 @@ const SCRIPTS: [Script; 39] = [
     Script::new("driver", OURS),
     Script::new("refused", OURS),
     Script { name: "save", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
-    // Disks and guests by the daemon.
+    // Disks and guests managed by the daemon.
     Script { name: "daemon", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
     Script::new("kexec", OURS),
     Script { name: "pygrub", backends: OURS, guests: &[Guest::Pvh, Guest::Pv] },
@@ -130,11 +131,11 @@ const SCRIPTS: [Script; 39] = [
     Script::new("daemon-save", OURS),
 ];
 
-/// Scripts with a front end of our own.
+/// Scripts with the test front end.
 const HOSTILE: [&str; 5] = ["hostile-requests", "hostile-handshake", "hostile-pressure", "cycles", "deaths"];
 
 impl Test {
-    /// The tests of `backends`, after those that need none.
+    /// The tests of `backends`, after those without a backend.
     pub fn all(backends: &[Backend]) -> Vec<Self> {
         let mut tests = vec![Self { script: "crate", subject: Subject::Crate }];
         for &backend in backends {
@@ -149,7 +150,7 @@ impl Test {
         tests
     }
 
-    /// `crate`, `tapline-cycles`, `blkback-attach-pv`.
+    /// The name of the test: `crate`, `tapline-cycles`, `blkback-attach-pv`.
     pub fn name(&self) -> String {
         match self.subject {
             Subject::Crate => self.script.to_owned(),
@@ -158,28 +159,28 @@ impl Test {
         }
     }
 
-    /// Whether `word` means this test: its script, its name or the beginning of either.
-    pub fn is_meant_by(&self, word: &str) -> bool {
+    /// Whether `word` selects this test: its script, its name or the beginning of either.
+    pub fn is_selected_by(&self, word: &str) -> bool {
         let begins = |name: &str| name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
         begins(self.script) || begins(&self.name())
     }
 
-    /// Whether dom0 needs our programs for it.
+    /// Whether dom0 needs Tapline's programs for it.
     pub fn uses_tapline(&self) -> bool {
         match self.subject {
             Subject::Crate => false,
             Subject::Hostile => true,
-            // A peer's qcow2 is made and judged by ours.
+            // qcow2 images of other backends are created and checked by Tapline's programs.
             Subject::Disks(backend, _) => backend == Backend::Tapline || self.script == "qcow2",
         }
     }
 
-    /// Whether dom0 needs our daemon for it.
+    /// Whether dom0 needs `taplined` for it.
     pub fn uses_daemon(&self) -> bool {
         self.script.starts_with("daemon")
     }
 
-    /// What the script reads, as assignments of the shell.
+    /// The parameters of the script, as shell assignments.
     pub fn parameters(&self) -> String {
         match self.subject {
             Subject::Crate | Subject::Hostile => String::new(),
@@ -193,7 +194,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn names_are_different_and_say_what_they_mean() {
+    fn names_are_unique_and_describe_the_test() {
         let tests = Test::all(&Backend::ALL);
         let names: std::collections::BTreeSet<String> = tests.iter().map(Test::name).collect();
 
@@ -210,13 +211,13 @@ mod test {
     }
 
     #[test]
-    fn a_test_is_meant_by_its_name_and_whole_words_at_its_beginning() {
+    fn a_test_is_selected_by_its_name_or_its_first_words() {
         let test = Test { script: "attach", subject: Subject::Disks(Backend::Qdisk, Guest::Pvh) };
 
-        assert!(test.is_meant_by("attach"));
-        assert!(test.is_meant_by("qdisk"));
-        assert!(test.is_meant_by("qdisk-attach-pvh"));
-        assert!(!test.is_meant_by("qdisk-attach-pv"));
-        assert!(!test.is_meant_by("q"));
+        assert!(test.is_selected_by("attach"));
+        assert!(test.is_selected_by("qdisk"));
+        assert!(test.is_selected_by("qdisk-attach-pvh"));
+        assert!(!test.is_selected_by("qdisk-attach-pv"));
+        assert!(!test.is_selected_by("q"));
     }
 }

@@ -1,37 +1,37 @@
-//! The figures that Tapline is to reach beside the kernel's backend on Xen, and whether a run reached them.
+//! The performance targets of Tapline relative to the kernel's backend on Xen, and whether a run reached them.
 //!
-//! It knows nothing about how they are measured. A target is a least ratio of speeds; it may be wanted of each round,
-//! so that a load that falls into a slow regime now and then is seen.
+//! It knows nothing about the measurement. A target is a minimum ratio of speeds; it may apply to each round, so that a
+//! load that is only sometimes slow is detected.
 
 use std::fmt;
 
 use crate::figures::median;
 
-/// Of which rounds a ratio is.
+/// The rounds to which a ratio applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rounds {
-    /// Of their medians.
+    /// To the medians of all rounds.
     Middle,
-    /// Of each round's pair the worst.
+    /// To each round; the worst counts.
     Each,
 }
 
-/// A least ratio.
+/// A minimum ratio of two backends.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The name of the case.
     pub case: &'static str,
-    /// Who is to reach it.
+    /// The backend that is to reach it.
     pub of: &'static str,
-    /// Beside whom.
+    /// The backend that it is compared with.
     pub base: &'static str,
     least: f64,
     rounds: Rounds,
 }
 
-/// What became of a target.
+/// The result of a target.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Judged {
+pub struct TargetResult {
     pub what: String,
     pub has: f64,
     pub is_met: bool,
@@ -41,7 +41,7 @@ const fn target(case: &'static str, of: &'static str, least: f64, rounds: Rounds
     Target { case, of, base: "blkback", least, rounds }
 }
 
-/// Of a guest that shares its processor with dom0.
+/// Targets with a guest that shares its processor with dom0.
 const SHARED: &[Target] = &[
     target("rr4k1", "tapline", 0.90, Rounds::Middle),
     target("rr4k1", "tapline+polling-off", 0.90, Rounds::Middle),
@@ -49,7 +49,7 @@ const SHARED: &[Target] = &[
     target("sr64k8", "tapline", 0.92, Rounds::Middle),
 ];
 
-/// Of a guest that has a processor to itself.
+/// Targets with a guest that has its own processor.
 const APART: &[Target] = &[
     target("rr4k1", "tapline+polling-off", 0.90, Rounds::Middle),
     target("rr4k1", "tapline+polling-adaptive", 1.0, Rounds::Middle),
@@ -57,7 +57,7 @@ const APART: &[Target] = &[
     target("sr64k8", "tapline", 0.92, Rounds::Middle),
 ];
 
-/// The targets of one arrangement of processors.
+/// The targets for an arrangement of processors.
 pub fn of(own_processor: bool) -> impl Iterator<Item = &'static Target> {
     if own_processor { APART } else { SHARED }.iter()
 }
@@ -68,8 +68,8 @@ impl Target {
         [self.of, self.base].iter().all(|name| backends.iter().any(|backend| backend == name))
     }
 
-    /// What became of it, by the rates of the rounds of both.
-    pub fn judge(&self, title: &str, own: &[f64], base: &[f64]) -> Judged {
+    /// Computes the result from the rates of the rounds of both backends.
+    pub fn judge(&self, title: &str, own: &[f64], base: &[f64]) -> TargetResult {
         let (has, which) = match self.rounds {
             Rounds::Middle => (middle(own) / middle(base), ""),
             Rounds::Each => {
@@ -77,11 +77,11 @@ impl Target {
             }
         };
         let Target { of, base, least, .. } = self;
-        Judged { what: format!("{title}, {of} at least {least} of {base}{which}"), has, is_met: has >= *least }
+        TargetResult { what: format!("{title}, {of} at least {least} of {base}{which}"), has, is_met: has >= *least }
     }
 }
 
-impl fmt::Display for Judged {
+impl fmt::Display for TargetResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {:.3}, {}", self.what, self.has, if self.is_met { "met" } else { "MISSED" })
     }

@@ -1,11 +1,11 @@
-//! Which tests there are for a file system, by the lists that a built checkout of xfstests has.
+//! Lists the tests for a file system, from the lists of a built checkout of xfstests.
 //!
-//! Knows `tests/DIRECTORY/group.list`: lines of a number and the groups that the test is in.
+//! Parses `tests/DIRECTORY/group.list`: lines of a number and the groups of the test.
 
 use std::fs;
 use std::path::Path;
 
-/// The tests of a group, for a file system: those for any, then its own.
+/// The tests of a group for a file system: generic ones first, then its own.
 pub fn of_group(checkout: &Path, file_system: &str, group: &str) -> Result<Vec<String>, String> {
     let mut tests = Vec::new();
     for directory in ["generic", file_system] {

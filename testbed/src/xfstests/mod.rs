@@ -1,9 +1,8 @@
-//! `cargo xtask xfstests`: the tests that Linux's file systems are held against, in a guest whose disks are ours, or
-//! QEMU's own.
+//! `cargo xtask xfstests`: Linux's tests of file systems, in a guest with disks served by Tapline or by QEMU.
 //!
-//! Knows nothing of what a test does; a checkout of xfstests that was built is named by who runs it. A test that hangs,
-//! or ends the guest, is told as such, and another guest goes on with the tests behind it. Nothing of the host is
-//! changed and no root is needed.
+//! Knows nothing about the tests; the user names a built checkout of xfstests. A test that hangs or ends the guest is
+//! reported as such, and another guest continues with the next test. Nothing on the host is changed and no root is
+//! needed.
 
 mod list;
 mod results;
@@ -24,7 +23,7 @@ use crate::progress::Progress;
 use crate::tapline::{Access, Tapline};
 use crate::tool;
 
-/// What the tests need of the kernel; what it does not have is left out.
+/// Modules that the tests need; those unknown to the kernel are omitted.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -45,7 +44,7 @@ const MODULES: &[&str] = &[
     "quota_v2",
     "sha256_generic",
     "aes_generic",
-    // Encrypted directories.
+    // For encrypted directories.
     "ecb",
     "cbc",
     "cts",
@@ -57,61 +56,62 @@ const MODULES: &[&str] = &[
     "button",
 ];
 
-/// Sixty tests of quick ones for both file systems that ask most of a disk: written data, fsync and power losses by dm-
-/// flakey, holes, discards, direct and asynchronous requests, files that grow.
+/// Sixty quick tests for both file systems that stress a disk: written data, fsync and power losses by dm-flakey,
+/// holes, discards, direct and asynchronous requests, growing files.
 const SIXTY: &str = include_str!("../../xfstests/sixty");
 
-/// Of each of the two disks; tests that need more are not run.
+/// Size of each of the two disks in GiB; tests that need more are skipped.
 const DISK_GIB: u32 = 8;
 
-/// A test of the group 'quick' is done within half a minute on a real machine; the emulation is a hundred times slower.
+/// Timeout for a silent guest: a test of the group 'quick' takes up to half a minute on a real machine; emulation is a
+/// hundred times slower.
 const SILENCE_SECONDS: u64 = 1800;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Owner {
+enum DiskOwner {
     Tapline,
     Qemu,
 }
 
-impl Owner {
+impl DiskOwner {
     fn name(self) -> &'static str {
         match self {
-            Owner::Tapline => "tapline",
-            Owner::Qemu => "qemu",
+            DiskOwner::Tapline => "tapline",
+            DiskOwner::Qemu => "qemu",
         }
     }
 }
 
-/// The tests that Linux's file systems are held against, on our disks and on QEMU's
+/// Runs Linux's tests of file systems on Tapline's disks and on QEMU's
 ///
-/// Runs them in a guest on two disks, and says of each what came of it. The whole group 'quick' takes hours under
-/// emulation. Exit code 1 if a test fails on our disks and not on QEMU's or, where only one of the two is tried, if one
-/// fails.
+/// Runs them in a guest on two disks, and reports the result of each. The whole group 'quick' takes hours under
+/// emulation. Exit status 1 if a test fails on Tapline's disks and not on QEMU's or, if only one of the two is tested,
+/// if any test fails.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// A checkout of xfstests that was built: git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git; its
     /// README names the packages; make
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     source: PathBuf,
-    /// The file systems, one after the other
+    /// The file systems, tested one after the other
     #[arg(long = "fs", value_name = "NAME", value_parser = ["ext4", "xfs"], default_values = ["ext4", "xfs"])]
     file_systems: Vec<String>,
-    /// Whose disks
+    /// The owners of the disks
     #[arg(long = "disk", value_name = "WHOSE", default_values = ["tapline", "qemu"])]
-    owners: Vec<Owner>,
-    /// Of both; QEMU calls vhd vpc
+    owners: Vec<DiskOwner>,
+    /// The format of both disks; QEMU calls vhd vpc
     #[arg(long, value_parser = ["qcow2", "raw", "vhd"], default_value = "qcow2")]
     format: String,
     /// The tests of a group, if no test is named [default: the sixty of testbed/xfstests/sixty]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Where tapline and tapline-disk are; they are built if not given
+    /// Directory of tapline and tapline-disk [default: they are built]
     #[arg(long, value_name = "DIR", value_parser = whole_path)]
     bin_dir: Option<PathBuf>,
-    /// Where the disks go
+    /// Directory for the disks
     #[arg(long, default_value_os_t = top().join("build/xfstests"), hide_default_value = true, value_parser = whole_path)]
     dir: PathBuf,
-    /// Write the results there too, a line each
+    /// Write the results to this file as well, one line each
     #[arg(long, value_name = "FILE", value_parser = whole_path)]
     results: Option<PathBuf>,
     /// Tests by name: generic/001 …
@@ -135,11 +135,11 @@ impl Options {
     }
 }
 
-/// What all runs have in common.
+/// The resources that all runs share.
 struct Bed<'a> {
     guest: Guest,
     root: PathBuf,
-    /// The checkout, as an archive.
+    /// The checkout as an archive.
     given: PathBuf,
     programs: PathBuf,
     work: PathBuf,
@@ -147,7 +147,7 @@ struct Bed<'a> {
     progress: &'a Progress,
 }
 
-/// Runs the chore.
+/// Runs `cargo xtask xfstests`.
 pub fn run(options: &Options) -> Result<(), String> {
     let progress = Progress::start();
     progress.step("the programs, a distribution and a guest");
@@ -176,8 +176,8 @@ pub fn run(options: &Options) -> Result<(), String> {
         [] => Ok(()),
         worse => {
             let what = match options.owners.as_slice() {
-                [Owner::Tapline] => "failed",
-                [Owner::Qemu] => "failed on QEMU's disks",
+                [DiskOwner::Tapline] => "failed",
+                [DiskOwner::Qemu] => "failed on QEMU's disks",
                 _ => "came out worse on our disks",
             };
             Err(format!("{} tests {what}: {}", worse.len(), worse.join(", ")))
@@ -185,13 +185,13 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-fn summary(file_system: &str, owner: Owner, results: &Results) -> String {
+fn summary(file_system: &str, owner: DiskOwner, results: &Results) -> String {
     let counts =
         ["passed", "failed", "not run", "took the guest"].map(|word| format!("{} {word}", results.count(word)));
     format!("{file_system} on {}: {}", owner.name(), counts.join(", "))
 }
 
-/// The tests that fail on the first disks and not on the others, if there are others.
+/// The tests that fail on the first owner's disks and not on the other's, if there is one.
 fn worse_than_peer<'a>(tests: &'a [String], all: &[Results]) -> Vec<&'a String> {
     let bad = |results: &Results, test: &String| {
         matches!(results.outcomes.get(test), Some(Outcome::Failed { .. } | Outcome::TookTheGuest { .. }) | None)
@@ -210,7 +210,7 @@ fn prepare<'a>(options: &'a Options, programs: PathBuf, progress: &'a Progress) 
     let mut tar = Command::new("tar");
     tar.args(["-c", "--owner=0", "--group=0", "--exclude=.git", "--exclude=*.o", "--exclude=*.lo", "-f"]);
     tar.arg(&given).arg("-C").arg(&options.source).arg(".");
-    // Some tests read of what the kernel can do.
+    // Some tests read the kernel's configuration.
     if let Some((directory, config)) = guest.kernel_config() {
         tar.arg("-C").arg(directory).arg(config);
     }
@@ -219,8 +219,8 @@ fn prepare<'a>(options: &'a Options, programs: PathBuf, progress: &'a Progress) 
 }
 
 impl Bed<'_> {
-    /// All tests, in as many guests as that takes.
-    fn run_all(&self, file_system: &str, owner: Owner, tests: &[String]) -> Result<Results, GuestError> {
+    /// Runs all tests, in as many guests as necessary.
+    fn run_all(&self, file_system: &str, owner: DiskOwner, tests: &[String]) -> Result<Results, GuestError> {
         let mut results = Results::default();
         let mut left = tests;
         while !left.is_empty() {
@@ -229,7 +229,7 @@ impl Bed<'_> {
             left = left.get(done..).unwrap_or_default();
             match (ended, left.split_first()) {
                 (Ok(()), None) => {}
-                // A guest that has ended as it should has said something of each.
+                // A guest that has ended normally has reported each test.
                 (Ok(()), Some((test, rest))) => {
                     let why = "check has said nothing of it".to_owned();
                     results.outcomes.insert(test.clone(), Outcome::Failed { why });
@@ -247,8 +247,14 @@ impl Bed<'_> {
         Ok(results)
     }
 
-    /// One guest, on new disks.
-    fn boot(&self, file_system: &str, owner: Owner, tests: &[String], results: &mut Results) -> Result<(), GuestError> {
+    /// Runs one guest, on new disks.
+    fn boot(
+        &self,
+        file_system: &str,
+        owner: DiskOwner,
+        tests: &[String],
+        results: &mut Results,
+    ) -> Result<(), GuestError> {
         let failed = |error: &(dyn std::error::Error + 'static)| GuestError::Job {
             job: "xfstests".to_owned(),
             why: in_full(error),
@@ -265,7 +271,7 @@ impl Bed<'_> {
             tapline.image(&["create", &image, "--size", &format!("{DISK_GIB}G")]).map_err(|error| failed(&error))?;
         }
         let mut served = Vec::new();
-        if owner == Owner::Tapline {
+        if owner == DiskOwner::Tapline {
             for name in &names {
                 let image = format!("{}:{name}", self.format);
                 let disk = tapline.serve(&[&image], Access::ReadWrite, guest::CPUS);
@@ -285,7 +291,7 @@ impl Bed<'_> {
         let running = self.guest.boot_with(&job, &self.work, |qemu| self.add_disks(qemu, &sockets, &names))?;
         let transcript = running.silent_for_at_most(SILENCE_SECONDS).follow(|line| {
             if let Line::Chatter(line) = line {
-                results.hear(line.trim_end());
+                results.process_line(line.trim_end());
                 self.progress.live(line);
             }
             Ok::<_, GuestError>(ControlFlow::Continue(()))
@@ -297,7 +303,7 @@ impl Bed<'_> {
         Ok(())
     }
 
-    /// The root, the two disks and the archive, in the order of their names in the guest.
+    /// Adds the root, the two disks and the archive, in the order of their names in the guest.
     fn add_disks(&self, qemu: &mut Command, sockets: &[String], names: &[String]) {
         let mut plain = |id: &str, file: &Path, more: &str| {
             qemu.arg("-drive").arg(format!("file={},if=none,id={id},{more}", file.display()));
@@ -324,7 +330,7 @@ impl Bed<'_> {
 
 impl Drop for Bed<'_> {
     fn drop(&mut self) {
-        // The console of the last guest stays where something failed in it; disks and archive are large.
+        // The console of the last guest is kept if a test failed; disks and archive are large.
         for name in
             ["xfstests.tar", "test.qcow2", "scratch.qcow2", "test.raw", "scratch.raw", "test.vhd", "scratch.vhd"]
         {
@@ -350,14 +356,14 @@ mod test {
         let options = parse(&["--source", "x", "--fs", "xfs", "--disk", "qemu", "generic/001"]).unwrap();
         assert_eq!(
             (options.file_systems.as_slice(), options.owners.as_slice()),
-            (&["xfs".to_owned()][..], &[Owner::Qemu][..])
+            (&["xfs".to_owned()][..], &[DiskOwner::Qemu][..])
         );
         assert_eq!(options.tests_for("xfs").unwrap(), ["generic/001"]);
         assert!(parse(&["--source", "x", "--fs", "btrfs"]).is_err());
     }
 
     #[test]
-    fn there_are_sixty_tests_of_which_none_is_named_twice() {
+    fn there_are_sixty_different_tests() {
         let mut tests: Vec<&str> = SIXTY.split_whitespace().collect();
         assert!(tests.iter().all(|test| is_test(test)));
         tests.sort_unstable();
@@ -366,11 +372,11 @@ mod test {
     }
 
     #[test]
-    fn only_what_the_peer_does_better_is_worse() {
+    fn only_tests_that_pass_on_the_peer_count_as_worse() {
         let results = |failed: &[&str], passed: &[&str]| {
             let mut results = Results::default();
-            failed.iter().for_each(|test| results.hear(&format!("{test} [failed, exit status 1]")));
-            passed.iter().for_each(|test| results.hear(&format!("{test} 3s")));
+            failed.iter().for_each(|test| results.process_line(&format!("{test} [failed, exit status 1]")));
+            passed.iter().for_each(|test| results.process_line(&format!("{test} 3s")));
             results
         };
         let tests = ["generic/001", "generic/002", "generic/003"].map(str::to_owned);

@@ -1,11 +1,11 @@
-//! What xfstests' `check` says of each test, read from its output.
+//! Parses the results of tests from the output of xfstests' `check`.
 //!
-//! Knows nothing of guests. Keeps: a test has a result only if `check` has come to its end.
+//! Knows nothing about guests. Invariant: a test has a result only if `check` has completed.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What became of a test.
+/// The result of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Passed {
@@ -17,7 +17,7 @@ pub enum Outcome {
     NotRun {
         why: String,
     },
-    /// The guest went silent, or ended, while it was under way.
+    /// The guest hung or ended during the test.
     TookTheGuest {
         how: String,
     },
@@ -46,16 +46,16 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Results by test.
+/// Results of tests by name.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
     pub outcomes: BTreeMap<String, Outcome>,
 }
 
 impl Results {
-    /// Takes a line in. `check` prints `TEST 3s`, `TEST 3s ... 4s`, `TEST [not run] WHY` or `TEST [failed, …`; what it
-    /// finds behind a test, in its file system or in the kernel's messages, it says in its last list only.
-    pub fn hear(&mut self, line: &str) {
+    /// Processes a line. `check` prints `TEST 3s`, `TEST 3s ... 4s`, `TEST [not run] WHY` or `TEST [failed, …`; errors
+    /// found after a test, in its file system or in the kernel's messages, appear in its final list only.
+    pub fn process_line(&mut self, line: &str) {
         if let Some(failures) = line.strip_prefix("Failures: ") {
             for test in failures.split_whitespace() {
                 self.fail(test, "found behind the test: see the console");
@@ -83,13 +83,13 @@ impl Results {
         }
     }
 
-    /// How many have come out in a way.
+    /// Number of tests with a result.
     pub fn count(&self, word: &str) -> usize {
         self.outcomes.values().filter(|outcome| outcome.word() == word).count()
     }
 }
 
-/// `generic/001`.
+/// Whether a word is the name of a test, such as `generic/001`.
 pub fn is_test(word: &str) -> bool {
     let number = word.split_once('/').filter(|(group, _)| group.chars().all(|letter| letter.is_ascii_alphanumeric()));
     number.is_some_and(|(_, number)| number.len() >= 3 && number.bytes().all(|digit| digit.is_ascii_digit()))
@@ -100,7 +100,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn each_way_to_end_is_read() {
+    fn each_kind_of_result_is_parsed() {
         let mut results = Results::default();
         let said = "\
 FSTYP         -- ext4
@@ -116,7 +116,7 @@ Ran: generic/001 generic/002 generic/003 generic/004 generic/005
 Not run: generic/003
 Failures: generic/004 generic/005
 Failed 2 of 5 tests";
-        said.lines().for_each(|line| results.hear(line));
+        said.lines().for_each(|line| results.process_line(line));
         let of = |test: &str| results.outcomes.get(test).cloned();
         assert_eq!(of("generic/001"), Some(Outcome::Passed { seconds: 7 }));
         assert_eq!(of("generic/002"), Some(Outcome::Passed { seconds: 2 }));

@@ -1,10 +1,10 @@
-//! The root of the guest in which xfstests runs: what its scripts call, as the distribution has it.
+//! The root file system of the guest for xfstests: the distribution's programs that its scripts use.
 //!
-//! Knows names of packages and of users, and nothing of what is tested.
+//! It lists packages and users, and knows nothing about the tests.
 
 use crate::guest::distribution::Root;
 
-/// What a checkout needs to be built is not in here: it was built on the host, of the same distribution.
+/// Packages for building a checkout are not included: it is built on the host, with the same distribution.
 pub const ROOT: Root<'static> = Root {
     about: "what xfstests calls (60 MB)",
     packages: &[
@@ -63,7 +63,7 @@ pub const ROOT: Root<'static> = Root {
     mib: 900,
 };
 
-/// The users that tests become (xfstests, README).
+/// The users as which tests run (xfstests, README).
 const USERS: &str = "\
 root:x:0:0:root:/root:/bin/bash
 daemon:x:1:1:daemon:/:/bin/bash
@@ -74,7 +74,7 @@ fsgqa2:x:1002:1002::/tmp:/bin/bash
 nobody:x:65534:65534::/:/bin/sh
 ";
 
-/// Root becomes any of them with `su`.
+/// Allows root to become any of them with `su`.
 const PAM: &str = "\
 auth sufficient pam_rootok.so
 auth required pam_permit.so

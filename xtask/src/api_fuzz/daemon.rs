@@ -1,4 +1,4 @@
-//! The daemon that is asked: in a directory of its own, and as nobody, since it is asked to write files anywhere.
+//! The daemon under test: in its own directory, and as user 'nobody', because requests may name any file.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use testbed::tool;
 
 use super::tester::Target;
 
-/// The user of nothing, and its group.
+/// The UID and GID of 'nobody'.
 const NOBODY: u32 = 65534;
 
-/// How long the daemon may take to listen and to end, on a loaded machine.
+/// Timeout for the daemon to listen and to exit, sufficient on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A daemon.
+/// The daemon under test, with its directory.
 pub struct Daemon {
     room: PathBuf,
-    /// `tapline`, which is root's if we are.
+    /// A copy of `tapline`, owned by root if we are root.
     tapline: PathBuf,
     taplined: PathBuf,
     token: String,
@@ -28,7 +28,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one in `room`, with a certificate of its own.
+    /// Starts a daemon in `room`, with its own certificate.
     pub fn start(programs: &Path, room: &Path) -> Result<Daemon, String> {
         let (tapline, mut taplined) = (programs.join("tapline"), programs.join("taplined"));
         let make = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=fuzz \
@@ -54,7 +54,7 @@ impl Daemon {
         );
         fs::write(room.join("taplined.toml"), config).map_err(|error| error.to_string())?;
         if geteuid().is_root() {
-            // Nobody may not look into everybody's checkout.
+            // The user 'nobody' may not be able to read the checkout.
             for name in ["taplined", "tapline-disk"] {
                 fs::copy(programs.join(name), room.join(name)).map_err(|error| format!("copy {name}: {error}"))?;
             }
@@ -68,7 +68,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts it, again if need be.
+    /// Starts the daemon's process, again if necessary.
     pub fn restart(&mut self) -> Result<(), String> {
         let log = File::create(self.log()).map_err(|error| format!("{}: {error}", self.log().display()))?;
         let mut command = Command::new("setpriv");
@@ -95,12 +95,12 @@ impl Daemon {
         self.room.join("stderr")
     }
 
-    /// The file of its catalogue.
+    /// The path of its catalogue.
     pub fn catalogue(&self) -> PathBuf {
         self.room.join("state/catalogue.db")
     }
 
-    /// How to ask it.
+    /// Its address and credentials.
     pub fn target(&self) -> Result<Target, String> {
         let log = fs::read_to_string(self.log()).unwrap_or_default();
         let port = log.split_once("serving over TLS address=127.0.0.1:").map(|(_, rest)| rest);
@@ -109,7 +109,7 @@ impl Daemon {
         Ok(Target { url, ca, token: self.token.clone(), hints: self.hints()? })
     }
 
-    /// Makes something that requests can be about.
+    /// Creates objects that requests can use.
     pub fn furnish(&self) -> Result<(), String> {
         let place = self.room.join("sr").display().to_string();
         for words in [
@@ -125,7 +125,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What there is, as the tester's configuration: most requests are about that, the others about what there is not.
+    /// The tester's configuration: most requests use existing objects, the others missing ones.
     fn hints(&self) -> Result<String, String> {
         let mut text = String::new();
         for noun in ["sr", "vdi", "vbd", "vm"] {
@@ -140,7 +140,7 @@ impl Daemon {
             "[dictionaries.place]\nvalues = {places:?}\n[dictionaries.file]\nvalues = {files:?}\n\
              [dictionaries.etag]\nvalues = [\"*\"]\n[parameters]\n"
         );
-        // Any other condition fails, and leaves nothing of the operation to try.
+        // Any other condition fails before the operation is tried.
         text += "\"header.If-Match\" = { dictionary = \"etag\", probability = 0.9 }\n";
         let fields = [
             ("sr", "sr"),
@@ -171,7 +171,7 @@ impl Daemon {
         }
     }
 
-    /// Sees whether it still answers, and that nothing in it has panicked.
+    /// Checks that it responds, and that nothing in it has panicked.
     pub fn is_alive(&mut self) -> Result<(), String> {
         self.is_running()?;
         self.tapline(&["host", "show"])?;
@@ -182,7 +182,7 @@ impl Daemon {
         }
     }
 
-    /// All that there is once nothing is under way, but for what changes by itself.
+    /// All objects once nothing is in progress, without values that change by themselves.
     pub fn objects(&self) -> Result<Value, String> {
         let until = Instant::now() + PATIENCE;
         while self.list("task")? != Value::Array(Vec::new()) {
@@ -200,7 +200,7 @@ impl Daemon {
         serde_json::from_str(&self.tapline(&[noun, "list", "--json"])?).map_err(|error| error.to_string())
     }
 
-    /// Ends machines, unplugs what is plugged and ends the daemon as systemd does.
+    /// Stops machines, unplugs disks and stops the daemon as systemd does.
     pub fn stop(&mut self) -> Result<(), String> {
         for vm in self.list("vm")?.as_array().into_iter().flatten().filter(|vm| vm["power"] != "halted") {
             self.tapline(&["vm", "shutdown", vm["uuid"].as_str().unwrap_or_default(), "--force"])?;
@@ -215,7 +215,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // A failed run: its disks, which outlive a daemon, are ended with it.
+        // After a failure its disks, which outlive a daemon, are stopped with it.
         if self.process.is_some() {
             if let Err(why) = self.stop() {
                 eprintln!("disks of {} may still be served: {why}", self.room.display());

@@ -1,4 +1,4 @@
-//! schemathesis, in an environment of Python's own below `build/`: fetched once, in the one version that was tried.
+//! schemathesis, in a Python environment below `build/`: installed once, in a fixed version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,31 +6,31 @@ use std::process::Command;
 
 use testbed::tool;
 
-/// A later one may ask otherwise, and find what this one does not: that is for a commit of ours, and not for a Monday.
+/// Pinned: another version may find other errors, which should come with a commit and not unexpectedly.
 const VERSION: &str = "4.32.0";
 
-/// How long an answer may take, in seconds: a wait for a task is a minute at most.
+/// Timeout of a response in seconds: a wait for a task takes a minute at most.
 const TO_ANSWER: &str = "90";
 
-/// The program that asks.
+/// An installed schemathesis.
 pub struct Tester {
     directory: PathBuf,
 }
 
-/// Whom to ask, and how to be let in.
+/// The address and credentials of the daemon.
 pub struct Target {
-    /// `https://127.0.0.1:PORT`.
+    /// The URL `https://127.0.0.1:PORT`.
     pub url: String,
-    /// The certificate that vouches for it.
+    /// The CA certificate of the daemon.
     pub ca: PathBuf,
     /// The secret of a token.
     pub token: String,
-    /// What there is, as a configuration of schemathesis.
+    /// The existing objects, as a configuration of schemathesis.
     pub hints: String,
 }
 
 impl Tester {
-    /// The one below `build`, fetched if need be; or why it cannot be had.
+    /// Installs it below `build` if necessary; an error contains why that is impossible.
     pub fn install(build: &Path) -> Result<Tester, String> {
         let tester = Tester { directory: build.join(format!("schemathesis-{VERSION}")) };
         if tester.program("st").is_file() {
@@ -49,8 +49,8 @@ impl Tester {
         self.directory.join("bin").join(name)
     }
 
-    /// Asks for everything in the document.
-    pub fn ask(&self, document: &Path, target: &Target, max_examples: u32, seed: u64) -> Result<(), String> {
+    /// Tests everything in the document.
+    pub fn test(&self, document: &Path, target: &Target, max_examples: u32, seed: u64) -> Result<(), String> {
         let work = self.directory.join("work");
         fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
         let config = work.join("schemathesis.toml");
@@ -66,10 +66,9 @@ impl Tester {
         st.args(["--header", &format!("Authorization: Bearer {}", target.token)]);
         st.args(["--seed", &seed.to_string(), "--max-examples", &max_examples.to_string()]);
         st.args(["--request-timeout", TO_ANSWER, "--generation-database", "none", "--workers", "2", "--no-color"]);
-        // What may be done depends on what there is, which a document does not say: a plug of what is plugged is
-        // rightly refused.
+        // A valid request may be refused for reasons that are not in the document, such as a plug of a plugged VBD.
         st.args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"]);
-        // The stream of events has no end, which is not what this tester waits for.
+        // The stream of events does not end, which the tester does not support.
         st.args(["--exclude-path", "/v1/events"]);
         let status =
             st.current_dir(&work).status().map_err(|error| format!("cannot run {}: {error}", tool::line_of(&st)))?;
@@ -80,7 +79,7 @@ impl Tester {
         }
     }
 
-    /// Has SQLite judge a catalogue that nobody uses.
+    /// Checks a catalogue that is not in use with SQLite.
     pub fn check_catalogue(&self, catalogue: &Path) -> Result<(), String> {
         let mut python = Command::new(self.program("python"));
         python.args(["-c", include_str!("catalogue.py")]).arg(catalogue);

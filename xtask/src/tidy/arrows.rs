@@ -1,20 +1,20 @@
-//! Which package may depend on which: the table of the design, checked against the manifests.
+//! Checks the dependencies between packages in the manifests against the table of the design.
 //!
-//! It knows our own packages only; what they take from elsewhere is not its business.
+//! Only our own packages are checked.
 
 use super::Finding;
 use super::tree::{Manifest, Tree};
 
-/// One of our packages and the ones of ours that it may use.
+/// A package, and our packages that it may depend on.
 struct Arrow {
     package: &'static str,
-    /// In its code.
+    /// Allowed in its code.
     may_use: &'static [&'static str],
-    /// In its tests and benchmarks too.
+    /// Allowed additionally in its tests and benchmarks.
     tests_may_use: &'static [&'static str],
 }
 
-/// The table. A package that is not in it is a finding: every new one is decided here.
+/// The table of all packages. A package that is missing here is a finding: every new one is decided here.
 const ARROWS: &[Arrow] = &[
     Arrow { package: "arguments", may_use: &["control", "vm"], tests_may_use: &[] },
     Arrow { package: "control", may_use: &[], tests_may_use: &[] },
@@ -30,7 +30,7 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "transport", may_use: &["disk", "memory", "xen"], tests_may_use: &["sim", "testkit"] },
     Arrow { package: "api", may_use: &[], tests_may_use: &[] },
     Arrow { package: "repo", may_use: &["api"], tests_may_use: &[] },
-    // Its tests have a guest of their own, which is that of the disk's.
+    // Its tests contain a guest, which is that of the disk's tests.
     Arrow {
         package: "taplined",
         may_use: &["api", "control", "logging", "repo", "shares", "stats", "vm"],
@@ -67,15 +67,15 @@ const ARROWS: &[Arrow] = &[
     Arrow { package: "model", may_use: &["sim", "testbed", "testkit"], tests_may_use: &[] },
     Arrow { package: "bench", may_use: &["control", "testbed", "vm"], tests_may_use: &[] },
     Arrow { package: "xtask", may_use: &["bench", "model", "sim", "testbed"], tests_may_use: &[] },
-    // The other side of the benchmarks: it must not share a line with what it measures.
+    // The client of the benchmarks must not share code with what it measures.
     Arrow { package: "bench-client", may_use: &[], tests_may_use: &[] },
-    // Tests beside programs by others, in a workspace of their own too.
+    // Compares with other programs, in its own workspace.
     Arrow { package: "tapline-oracle", may_use: &[], tests_may_use: &["disk", "memory"] },
-    // Fuzz targets are tests of the parsers, in a workspace of their own.
+    // Fuzz targets are tests of the parsers, in their own workspace.
     Arrow { package: "tapline-fuzz", may_use: &["disk", "memory", "sim", "transport", "xen"], tests_may_use: &[] },
 ];
 
-/// Every arrow that is drawn in a manifest and not in the table.
+/// Finds dependencies in manifests that are not in the table.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     tree.manifests.iter().flat_map(check_package).collect()
 }
@@ -107,7 +107,7 @@ fn allowed(arrow: &Arrow) -> String {
     }
 }
 
-/// Kind of dependency and the true name of the package, for all of a manifest, those of single targets too.
+/// All dependencies of a manifest, including those of single targets: the section, and the real name of the package.
 fn dependencies(table: &toml::Table) -> Vec<(&'static str, String)> {
     let mut found = Vec::new();
     for section in ["dependencies", "dev-dependencies", "build-dependencies"] {

@@ -1,7 +1,7 @@
-//! No module of a directory needs, by whatever way, one that needs it: a crate can be read from the bottom up.
+//! Checks that modules do not depend on each other in a circle, so that a crate can be read from the bottom up.
 //!
-//! A module of a directory is a file or a directory in it, with all that is below. What a file names of the directories
-//! around it is no need: a parent has what its children share. Tests do not count.
+//! A module of a directory is a file or a directory in it, with everything below. References to parent directories do
+//! not count, because a parent contains what its children share. Tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -10,38 +10,38 @@ use super::Finding;
 use super::source::Source;
 use super::tree::Tree;
 
-/// A module that holds what each part of its crate keeps, and that each part is given: a circle needs another way.
+/// A module with the shared state of its crate, which every part uses: circles through it do not count.
 const HUB: (&str, &str) = ("taplined", "daemon");
 
-/// Circles that are known: the directory, and its modules that are one.
+/// Known circles: the directory, and the modules of the circle.
 const KNOWN: &[(&str, &[&str])] = &[
     ("disk/qcow2/check", &["bitmaps", "snapshots", "walk"]),
     ("disk/vhd", &["create", "sparse"]),
-    // Operations of a model of one world: each is a part of its state and of what is checked.
-    ("model", &["check", "limits", "machines", "moments", "planted", "settings", "troubles", "verbs", "world"]),
+    // Operations of a model: each is a part of its state and of its checks.
+    ("model", &["check", "limits", "machines", "planted", "settings", "troubles", "verbs", "vm_snapshots", "world"]),
     ("repo/catalogue", &["image", "inventory"]),
     ("repo/driver", &["directory", "same_file"]),
     ("tapline/top", &["detail", "layer_table", "screen"]),
-    // A machine plugs its disks, and a disk that is plugged is given to a machine that runs.
+    // Starting a machine plugs its disks, and plugging a disk attaches it to a running machine.
     ("taplined", &["plug", "vm"]),
     ("taplined/http", &["access", "contract"]),
-    // The end of a machine is watched from its start, and a guest that reboots with Xen is started again.
+    // The start of a machine watches for its end, and a Xen guest that reboots is started again.
     ("taplined/vm", &["end", "start"]),
     ("transport/vhost_user", &["inflight", "ring"]),
     ("vm/qemu", &["accelerator", "account", "hardware"]),
     ("xtask/tidy", &["ratchet", "words"]),
 ];
 
-/// Where a module names another one.
+/// The place where a module refers to another one.
 struct Use<'a> {
     source: &'a Source,
     at: usize,
 }
 
-/// The modules of a directory, each with those that it names.
+/// The modules of a directory, each with its references to others.
 type Uses<'a> = BTreeMap<String, BTreeMap<String, Use<'a>>>;
 
-/// Every circle, at a line that closes it; and every known one that has gone.
+/// Finds every circle, at a line that closes it, and every known circle that no longer exists.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Vec<(Vec<String>, &Source)>> = BTreeMap::new();
     for source in &tree.sources {
@@ -82,7 +82,7 @@ fn finding(directory: &str, members: &[&str], uses: &Uses<'_>) -> Finding {
     }
 }
 
-/// The crate that a file belongs to, and its module there; none of what is no module of a crate.
+/// The crate of a file and its module path; `None` if it is not part of a crate.
 fn place(path: &Path) -> Option<(&str, Vec<String>)> {
     let mut parts = path.components().filter_map(|part| match part {
         Component::Normal(name) => name.to_str(),
@@ -97,7 +97,7 @@ fn place(path: &Path) -> Option<(&str, Vec<String>)> {
     (src == "src").then_some((name, module))
 }
 
-/// What the modules of each directory of a crate name of each other.
+/// The references between the modules of each directory of a crate.
 fn directories<'a>(sources: &[(Vec<String>, &'a Source)]) -> BTreeMap<Vec<String>, Uses<'a>> {
     let modules: BTreeSet<&[String]> =
         sources.iter().flat_map(|(module, _)| (0..=module.len()).filter_map(|len| module.get(..len))).collect();
@@ -115,7 +115,7 @@ fn directories<'a>(sources: &[(Vec<String>, &'a Source)]) -> BTreeMap<Vec<String
     all
 }
 
-/// The module that a path names, or the one that has what it names.
+/// The module to which a path refers, or which contains the item.
 fn resolve(module: &[String], path: &[&str], modules: &BTreeSet<&[String]>) -> Option<Vec<String>> {
     let mut named = if path.first() == Some(&"crate") { Vec::new() } else { module.to_vec() };
     for word in path {
@@ -134,7 +134,7 @@ fn resolve(module: &[String], path: &[&str], modules: &BTreeSet<&[String]>) -> O
     Some(named)
 }
 
-/// All paths of a file that begin with `crate`, `super` or `self`, each with where it begins.
+/// All paths of a file that begin with `crate`, `super` or `self`, with their offsets.
 fn paths(source: &Source) -> Vec<(usize, Vec<&str>)> {
     let mut paths = Vec::new();
     let mut behind = 0;
@@ -150,7 +150,7 @@ fn paths(source: &Source) -> Vec<(usize, Vec<&str>)> {
     paths
 }
 
-/// The paths of a tree of uses, `one::{two, three::four}`, and how long it is.
+/// Expands a tree of imports, `one::{two, three::four}`, into paths; returns its length.
 fn branches<'a>(code: &'a str, before: &mut Vec<&'a str>, found: &mut Vec<Vec<&'a str>>) -> usize {
     let skipped = code.len() - code.trim_start().len();
     let rest = code.get(skipped..).unwrap_or_default();
@@ -188,7 +188,7 @@ fn first_word(code: &str) -> &str {
     code.get(..end).unwrap_or_default()
 }
 
-/// Modules that need each other, each circle once; the hub does not count.
+/// Modules that depend on each other, each circle once, without the hub.
 fn circles(directory: &str, uses: &Uses<'_>) -> Vec<Vec<String>> {
     let is_hub = |module: &str| (directory, module) == HUB;
     let reach: BTreeMap<&str, BTreeSet<&str>> =
@@ -204,7 +204,7 @@ fn circles(directory: &str, uses: &Uses<'_>) -> Vec<Vec<String>> {
     Vec::from_iter(circles)
 }
 
-/// The modules that one needs, by whatever way.
+/// The modules that one depends on, directly or indirectly.
 fn reached<'a>(from: &str, uses: &'a Uses<'_>, is_hub: &impl Fn(&str) -> bool) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut open = Vec::from([from]);

@@ -1,9 +1,8 @@
-//! How long files and functions and how wide comments may be, how short documentation, which words have no place, and
-//! the recorded exceptions.
+//! Limits of lengths of files and functions, of widths of comments, of short documentation and of discouraged words,
+//! with recorded exceptions.
 //!
-//! The record is always exact: what grows is a finding, and so is what has shrunk without its record being
-//! lowered. So an exception, once smaller, cannot grow back unseen; raising a number takes an edit that a
-//! reviewer sees.
+//! The record is always exact: growth is a finding, and so is a reduction without lowering the record. So an exception
+//! that was reduced cannot grow again unnoticed; raising a number takes an edit that a reviewer sees.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,31 +12,31 @@ use super::Finding;
 use super::tree::Tree;
 use super::words;
 
-/// Lines of code of a file, without tests, comments and blank lines: what one can keep in mind.
+/// Maximum lines of code of a file, without tests, comments and blank lines: what a reader can keep in mind.
 const FILE_MAX: usize = 400;
 
-/// Lines of code of a function: two screens. The aim is 40.
+/// Maximum lines of code of a function: two screens. The aim is 40.
 const FUNCTION_MAX: usize = 70;
 
-/// Columns of a line of comment, as of code, which rustfmt holds.
+/// Maximum columns of a comment; for code, rustfmt ensures the same.
 const COLUMNS_MAX: usize = 120;
 
-/// Characters of a documentation that says something: «The same.» does not.
+/// Minimum length of documentation in characters: "The same." documents nothing.
 const DOCUMENTATION_MIN: usize = 15;
 
 /// A rule about something that can be counted.
 struct Rule {
-    /// The section of the record that has its exceptions.
+    /// The section of the record with its exceptions.
     section: &'static str,
     noun: &'static str,
     unit: &'static str,
-    /// The number that is allowed without an exception.
+    /// The limit without an exception.
     max: usize,
     advice: &'static str,
     measure: fn(&Tree) -> Measured,
 }
 
-/// What is longer than it may be: its line, its length and a hint.
+/// Excesses by name: line, length and a hint.
 pub type Measured = BTreeMap<String, (usize, usize, String)>;
 
 const FILES: Rule = Rule {
@@ -49,7 +48,7 @@ const FILES: Rule = Rule {
     measure: long_files,
 };
 
-/// By `path::function`. The longest of a name counts for all of that name in a file.
+/// By `path::function`. For functions of the same name in a file, the longest counts.
 const FUNCTIONS: Rule =
     Rule { section: "functions", noun: "function", max: FUNCTION_MAX, measure: long_functions, ..FILES };
 
@@ -62,7 +61,7 @@ const COMMENTS: Rule = Rule {
     ..FILES
 };
 
-/// Types, functions and constants that are public. A field may be named by its type.
+/// For public types, functions and constants. Fields are excluded.
 const DOCUMENTATION: Rule = Rule {
     section: "documentation",
     unit: "comments under 15 characters on what is public",
@@ -71,7 +70,7 @@ const DOCUMENTATION: Rule = Rule {
     ..COMMENTS
 };
 
-/// Words that users do not read: those of comments (`words`).
+/// Discouraged words in comments, which users do not read (`words`).
 const WORDS: Rule = Rule {
     section: "words",
     unit: "words in comments that the house does not use",
@@ -104,7 +103,7 @@ pub struct Ratchet {
 }
 
 impl Ratchet {
-    /// Reads the record; a missing one holds no exception.
+    /// Reads the record; a missing file is an empty record.
     pub fn read(place: &Path) -> Result<Ratchet, String> {
         match std::fs::read_to_string(place) {
             Ok(text) => Ratchet::parse(&text).map_err(|why| format!("{}: {why}", place.display())),
@@ -131,14 +130,14 @@ impl Ratchet {
         self.sections.values().map(BTreeMap::len).sum()
     }
 
-    /// What is longer than the rule and the record allow, and what of the record is out of date.
+    /// Finds excesses beyond rules and record, and outdated records.
     pub fn check(&self, tree: &Tree, record: &Path) -> Vec<Finding> {
         let none = BTreeMap::new();
         let recorded = |rule: &Rule| self.sections.get(rule.section).unwrap_or(&none);
         RULES.iter().flat_map(|rule| judge(rule, &(rule.measure)(tree), recorded(rule), record)).collect()
     }
 
-    /// The record with every number lowered to the present length, and without what has become short enough.
+    /// The record with every number lowered to the present value, and without unnecessary entries.
     pub fn tightened(&self, tree: &Tree) -> Ratchet {
         let mut sections = BTreeMap::new();
         for rule in RULES {
@@ -175,7 +174,7 @@ fn long_functions(tree: &Tree) -> Measured {
     found
 }
 
-/// The first such line of a file, and how many there are.
+/// Files with comments that are too wide: the first line, and their number.
 fn wide_comments(tree: &Tree) -> Measured {
     let mut found = Measured::new();
     for source in &tree.sources {
@@ -188,7 +187,7 @@ fn wide_comments(tree: &Tree) -> Measured {
     found
 }
 
-/// The first such comment of a file, and how many there are.
+/// Files with documentation that is too short: the first line, and their number.
 fn short_documentation(tree: &Tree) -> Measured {
     const ITEMS: &[&str] = &["fn", "async", "const", "unsafe", "struct", "enum", "trait", "type", "static"];
     let is_item = |line: &str| line.strip_prefix("pub ").is_some_and(|item| ITEMS.contains(&first_word(item)));

@@ -1,4 +1,4 @@
-//! Rules that a single file keeps or breaks: its head, unsafe code, and what is not finished.
+//! Rules for single files: the head, unsafe code, and unfinished code.
 
 use std::path::Path;
 
@@ -6,9 +6,8 @@ use super::Finding;
 use super::source::Source;
 use super::tree::Tree;
 
-/// Who may have `unsafe`: the three packages that share memory with guests and with the kernel; a clock that reads the
-/// CPU's counter; and the drivers of the
-/// independent client `blkio`, whose own interface is unsafe.
+/// Where `unsafe` is allowed: in the three packages that share memory with guests and with the kernel; in a clock that
+/// reads the CPU's counter; and in the drivers of the independent client `blkio`, whose own interface is unsafe.
 const UNSAFE_ALLOWED: &[&str] = &[
     "memory",
     "uring",
@@ -20,13 +19,13 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "tapline-disk/tests/all/tool/vhost.rs",
 ];
 
-/// How a test is marked that `make test` leaves out.
+/// The attribute of a test that `make test` skips.
 const SLOW: &str = "#[ignore = \"slow: run by `make test-all`\"]";
 
-/// Macros that stand for code that is not there yet, or was never meant to stay.
+/// Macros for code that is missing or temporary.
 const UNFINISHED: &[&str] = &["todo", "unimplemented", "dbg"];
 
-/// Everything that is wrong with one file.
+/// All findings in one file.
 pub fn check(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(check_head(source));
@@ -36,7 +35,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// The roots of crates outside of [`UNSAFE_ALLOWED`] that do not forbid unsafe code.
+/// Finds roots of crates outside of [`UNSAFE_ALLOWED`] that do not forbid unsafe code.
 pub fn check_roots(tree: &Tree) -> Vec<Finding> {
     let roots = tree.sources.iter().filter(|source| {
         let is_root = source.path.ends_with("src/lib.rs") || source.path.ends_with("src/main.rs");
@@ -48,7 +47,7 @@ pub fn check_roots(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether some file of the crate whose root is `root` may have unsafe code.
+/// Whether a file of the crate with this root may contain unsafe code.
 fn has_unsafe_below(root: &Path) -> bool {
     let sources = root.parent().unwrap_or(root);
     may_be_unsafe(root) || UNSAFE_ALLOWED.iter().any(|allowed| Path::new(allowed).starts_with(sources))
@@ -85,7 +84,7 @@ fn check_unfinished(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// A test is run or deleted. One that is slow is left to `make test-all`, and says so in these words.
+/// A test is run or deleted. A slow one is left to `make test-all`, with exactly this attribute.
 fn check_ignored(source: &Source) -> Vec<Finding> {
     let lines = source.code.match_indices("#[ignore").map(|(at, _)| source.line_at(at));
     let unsaid = lines.filter(|line| source.text.lines().nth(line - 1).map(str::trim) != Some(SLOW));

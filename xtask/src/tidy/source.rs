@@ -1,17 +1,17 @@
-//! A Rust file with its comments and literals blanked out, so that a word in it is a word of the program.
+//! A Rust file with comments and literals blanked out, so that every word in it is code.
 //!
-//! This is a scanner, not a parser: it knows comments, literals, braces and `fn`, and nothing of types or macros.
+//! This is a scanner, not a parser: it knows comments, literals, braces and `fn`, but neither types nor macros.
 
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-/// One Rust file.
+/// A scanned Rust file.
 pub struct Source {
-    /// The file, from the root of the workspace.
+    /// The path, relative to the root of the workspace.
     pub path: PathBuf,
-    /// As written.
+    /// The original text.
     pub text: String,
-    /// The same lines; comments are spaces, and what is inside of literals is quotes.
+    /// The same lines, with comments replaced by spaces and the inside of literals by quotes.
     pub code: String,
     /// Byte ranges of `code` that are only compiled for tests.
     tests: Vec<Range<usize>>,
@@ -28,7 +28,7 @@ pub struct Function {
 }
 
 impl Source {
-    /// Scans `text`.
+    /// Scans the text of a file.
     pub fn new(path: PathBuf, text: String) -> Source {
         let code = blank(&text);
         let tests =
@@ -57,7 +57,7 @@ impl Source {
         count
     }
 
-    /// The words of the program and where they begin.
+    /// The words of the code, with their offsets.
     pub fn words(&self) -> impl Iterator<Item = (usize, &str)> {
         words(&self.code)
     }
@@ -68,7 +68,7 @@ impl Source {
         let pairs = words.iter().zip(words.iter().skip(1));
         pairs
             .filter(|((at, word), (next, name))| {
-                // `fn(u8)` is a type: its name is missing, and the next word comes behind a parenthesis.
+                // `fn(u8)` is a type: it has no name, and the next word follows a parenthesis.
                 let between = self.code.get(at + word.len()..*next).unwrap_or_default();
                 *word == "fn" && between.trim().is_empty() && !name.is_empty() && !self.is_test(*at)
             })
@@ -82,7 +82,7 @@ impl Source {
     }
 }
 
-/// Whether the whole file is a test, a benchmark or a fuzz target, by the names that the house gives them.
+/// Whether the whole file is a test, a benchmark or a fuzz target, according to its path.
 fn is_test_file(path: &Path) -> bool {
     let directories = path.components().filter_map(|part| match part {
         Component::Normal(name) => name.to_str(),
@@ -105,7 +105,7 @@ fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The first `{…}` from `from` on, outside of parentheses; `None` if a semicolon comes first.
+/// The first block `{…}` from `from` on, outside of parentheses; `None` if a semicolon comes first.
 fn block_after(code: &str, from: usize) -> Option<Range<usize>> {
     let mut nesting = 0usize;
     for (at, c) in code.get(from..)?.char_indices() {
@@ -120,7 +120,7 @@ fn block_after(code: &str, from: usize) -> Option<Range<usize>> {
     None
 }
 
-/// The offset behind the brace that closes the one at `open`.
+/// The offset after the brace that closes the one at `open`.
 fn end_of_block(code: &str, open: usize) -> usize {
     let mut nesting = 0usize;
     for (at, c) in code.get(open..).unwrap_or_default().char_indices() {
@@ -136,7 +136,7 @@ fn end_of_block(code: &str, open: usize) -> usize {
     code.len()
 }
 
-/// What follows each `#[cfg(test)]`: a block, or an item that ends with a semicolon.
+/// The ranges after each `#[cfg(test)]`: a block, or an item that ends with a semicolon.
 fn test_ranges(code: &str) -> Vec<Range<usize>> {
     code.match_indices("#[cfg(test)]")
         .map(|(at, attribute)| {
@@ -148,7 +148,7 @@ fn test_ranges(code: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// `text` with comments as spaces and the inside of literals as quotes; every line keeps its length in characters.
+/// Replaces comments by spaces and the inside of literals by quotes; every line keeps its length in characters.
 fn blank(text: &str) -> String {
     let mut scanner = Scanner { rest: text, code: String::with_capacity(text.len()) };
     while let Some(c) = scanner.rest.chars().next() {
@@ -211,7 +211,7 @@ impl Scanner<'_> {
         self.replace(len, ' ');
     }
 
-    /// A string with escapes, from its first quote.
+    /// Scans a string with escapes, from its first quote.
     fn string(&mut self) {
         let mut escaped = false;
         let end = self.rest.char_indices().skip(1).find(|&(_, c)| {
@@ -223,7 +223,7 @@ impl Scanner<'_> {
         self.replace(len, '"');
     }
 
-    /// A character, or else the tick of a lifetime.
+    /// Scans a character literal, or the tick of a lifetime.
     fn quote(&mut self) {
         let mut behind = self.rest.chars().skip(1);
         let len = match (behind.next(), behind.next()) {
@@ -240,7 +240,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// A word, or the raw string that it introduces.
+    /// Scans a word, or the raw string that it introduces.
     fn word(&mut self) {
         let len = self.rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(self.rest.len());
         let raw = matches!(self.rest.get(..len), Some("r" | "br" | "cr"));

@@ -1,6 +1,6 @@
-//! The files of the workspace, as tidy sees them: Rust sources, manifests and pages.
+//! The files of the workspace: Rust sources, manifests and pages.
 //!
-//! What is hidden, built or generated is left out; everything else counts, whether committed or not.
+//! Hidden, built and generated files are excluded; everything else counts, whether committed or not.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::source::Source;
 
-/// The workspace.
+/// The files of the workspace.
 #[derive(Default)]
 pub struct Tree {
     /// Every Rust file, by path.
@@ -23,19 +23,19 @@ pub struct Tree {
 
 /// A page of Markdown.
 pub struct Page {
-    /// The file, from the root of the workspace.
+    /// The path, relative to the root of the workspace.
     pub path: PathBuf,
-    /// As written.
+    /// The original text.
     pub text: String,
 }
 
 /// A package's `Cargo.toml`.
 pub struct Manifest {
-    /// The file, from the root of the workspace.
+    /// The path, relative to the root of the workspace.
     pub path: PathBuf,
-    /// The package's name.
+    /// The name of the package.
     pub name: String,
-    /// The text, for line numbers.
+    /// The original text, for line numbers.
     pub text: String,
     /// The parsed text.
     pub table: toml::Table,
@@ -80,7 +80,7 @@ impl Tree {
 }
 
 impl Manifest {
-    /// A manifest; `None` if it is of a workspace without a package of its own.
+    /// Parses a manifest; `None` if it defines only a workspace.
     pub fn parse(path: &Path, text: String) -> Result<Option<Manifest>, String> {
         let table: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
         let name = table.get("package").and_then(|package| package.get("name")).and_then(toml::Value::as_str);

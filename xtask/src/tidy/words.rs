@@ -1,7 +1,7 @@
-//! Words that the house does not use in prose, and where they stand: in pages, in messages and in comments.
+//! Finds discouraged words in pages, messages and comments.
 //!
-//! Pages and messages are for users and have none of them. Comments are held by the ratchet. Names of the program,
-//! and what stands between backticks, are not prose.
+//! Pages and messages are for users and must contain none. For comments there is a ratchet. Identifiers, and text
+//! between backticks, are not prose.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::ratchet::Measured;
 use super::source::Source;
 use super::tree::Tree;
 
-/// Words, each with what to write in its place.
+/// Discouraged words, each with replacements.
 const WORDS: &[(&str, &str)] = &[
     ("told", "sent, notified, printed, given"),
     ("heard", "received"),
@@ -39,7 +39,7 @@ const WORDS: &[(&str, &str)] = &[
     ("farewell", "disconnection"),
 ];
 
-/// A word of [`WORDS`] in a text.
+/// An occurrence of a word of [`WORDS`] in a text.
 #[derive(Debug, PartialEq, Eq)]
 struct Occurrence {
     /// The line, counted from 1.
@@ -48,22 +48,22 @@ struct Occurrence {
     better: &'static str,
 }
 
-/// Occurrences in pages of prose, by page.
+/// Occurrences in Markdown pages, by page.
 pub fn in_pages(tree: &Tree) -> Measured {
     measured(tree.pages.iter().map(|page| (page.path.as_path(), occurrences(&prose(&page.text)))))
 }
 
-/// Occurrences in the literals of programs, by file.
+/// Occurrences in string literals of programs, by file.
 pub fn in_messages(tree: &Tree) -> Measured {
     measured(programs(tree).map(|source| (source.path.as_path(), occurrences(&literals(source)))))
 }
 
-/// Occurrences in the comments of programs, by file; the help of commands is made of some of them.
+/// Occurrences in comments of programs, by file. Some of these comments are the help of commands.
 pub fn in_comments(tree: &Tree) -> Measured {
     measured(programs(tree).map(|source| (source.path.as_path(), occurrences(&comments(source)))))
 }
 
-/// Sources of what is installed: `xtask` names the words, and tests, benches and models have no users.
+/// Sources of installed programs: `xtask` contains the words, and tests, benches and models have no users.
 fn programs(tree: &Tree) -> impl Iterator<Item = &Source> {
     let is_program = |path: &Path| {
         let package = path.iter().next().and_then(|name| name.to_str()).unwrap_or_default();
@@ -84,7 +84,7 @@ fn measured<'a>(files: impl Iterator<Item = (&'a Path, Vec<Occurrence>)>) -> Mea
     files.filter_map(entry).collect()
 }
 
-/// The words in `text`, in which everything else than prose is blank.
+/// The words in `text`, in which everything except prose is blank.
 fn occurrences(text: &str) -> Vec<Occurrence> {
     let mut found: Vec<Occurrence> = Vec::new();
     let words = words(text);
@@ -92,9 +92,9 @@ fn occurrences(text: &str) -> Vec<Occurrence> {
         let hit = WORDS.iter().find(|(phrase, _)| begins_with(text, words.get(first..).unwrap_or_default(), phrase));
         let Some(&(word, better)) = hit else { continue };
         let before = words.get(first.wrapping_sub(1)).map(|&(_, word)| word);
-        // A name in quotes, as of the user 'nobody', or that of a value in braces.
+        // A name in quotes, such as the user 'nobody', or that of a value in braces.
         let is_quoted = text.get(..at).is_some_and(|text| text.ends_with(['"', '\'', '{']));
-        // 'There is none' is a sentence.
+        // 'There is none' is a correct sentence.
         if is_quoted || (word.ends_with("none") && before.is_some_and(|word| word.eq_ignore_ascii_case("there"))) {
             continue;
         }
@@ -104,7 +104,7 @@ fn occurrences(text: &str) -> Vec<Occurrence> {
     found
 }
 
-/// The words of a text and where they begin; a word with a dash or an underscore is one.
+/// The words of a text with their offsets; a word with a dash or an underscore is one.
 fn words(text: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut from = None;
@@ -122,7 +122,7 @@ fn words(text: &str) -> Vec<(usize, &str)> {
     words
 }
 
-/// Whether these words begin with the phrase, with nothing but space between its words.
+/// Whether these words begin with the phrase, separated only by space.
 fn begins_with(text: &str, words: &[(usize, &str)], phrase: &str) -> bool {
     let mut end = None;
     let mut words = words.iter();
@@ -135,12 +135,12 @@ fn begins_with(text: &str, words: &[(usize, &str)], phrase: &str) -> bool {
     })
 }
 
-/// A page with code and the targets of links blank; its lines stay.
+/// A page with code and link targets blanked out; lines are kept.
 fn prose(text: &str) -> String {
     without_targets(&without_code(text))
 }
 
-/// A page with code blank: blocks, and what is between backticks. Its lines stay.
+/// A page with code blanked out: blocks, and text between backticks. Lines are kept.
 pub fn without_code(text: &str) -> String {
     let mut fenced = false;
     let mut prose = String::with_capacity(text.len());
@@ -156,7 +156,7 @@ pub fn without_code(text: &str) -> String {
     without_spans(&prose)
 }
 
-/// A text with what is between backticks blank; an empty line ends what was not closed.
+/// A text with text between backticks blanked out; an empty line ends an unclosed span.
 fn without_spans(text: &str) -> String {
     let mut inside = false;
     let mut blank = String::with_capacity(text.len());
@@ -182,23 +182,23 @@ fn without_targets(text: &str) -> String {
     prose + rest
 }
 
-/// The literals of a file; everything else is blank, and so are the lines of its tests.
+/// The literals of a file; everything else, and tests, are blanked out.
 fn literals(source: &Source) -> String {
     let mut text = select(source, |code, _| code == '"', '.');
-    // A backslash before the end of a line, or a letter that stands for a character.
+    // Escapes: a backslash before the end of a line, or a letter that stands for a character.
     for escape in ["\\n", "\\t", "\\\n"] {
         text = text.replace(escape, if escape.ends_with('\n') { " \n" } else { "  " });
     }
     text
 }
 
-/// The comments of a file, without their slashes; everything else is blank, and so are the lines of its tests.
+/// The comments of a file, without slashes; everything else, and tests, are blanked out.
 fn comments(source: &Source) -> String {
     let text = select(source, |code, _| code == ' ', ' ');
     without_spans(&text.replace("//!", "   ").replace("///", "   ").replace("//", "  "))
 }
 
-/// Characters of a file whose blanked code is so, outside of tests; the others become `blank`.
+/// Characters of a file that `choose` selects by their blanked code, outside of tests; others become `blank`.
 fn select(source: &Source, choose: impl Fn(char, char) -> bool, blank: char) -> String {
     let mut at = 0;
     let mut chosen = String::with_capacity(source.text.len());

@@ -1,7 +1,6 @@
-//! A vhost-user-blk disk as `blkio` has it: requests that are put in together and waited for together.
+//! A vhost-user-blk disk accessed through `blkio`, with batches of requests.
 //!
-//! Knows nothing of what is written. A server that ends leaves its client waiting for ever; so whoever waits looks from
-//! time to time whether its process is still there.
+//! If a server dies, its client would wait forever; so waiting checks periodically whether the process still runs.
 
 use std::fs;
 use std::mem::MaybeUninit;
@@ -9,48 +8,48 @@ use std::time::{Duration, Instant};
 
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
 
-/// Requests at a time.
+/// Maximum number of requests in flight.
 pub const DEPTH: usize = 16;
 
-/// Bytes of a request at most.
+/// Maximum size of a request in bytes.
 const SLOT: usize = 64 << 10;
 
-/// How often it is looked whether the server is there.
+/// Interval for checking whether the server runs.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 
-/// A request that has not been answered by then never will be.
+/// Timeout after which a request counts as lost.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Why a request was not done.
+/// The reason why a request was not done.
 #[derive(Debug)]
 pub enum Failure {
-    /// The server has ended.
+    /// The server has exited.
     Gone,
-    /// Something that must not be.
+    /// An error that must not happen.
     Wrong(String),
 }
 
-/// A request.
+/// A request to the disk.
 pub enum Op {
-    /// Writes, and is answered when that is durable, if told so.
+    /// Writes; with `durable`, the response promises that the data survives.
     Write { at: u64, bytes: Vec<u8>, durable: bool },
-    /// What was answered before is durable.
+    /// Makes earlier answered writes durable.
     Flush,
 }
 
 /// A connected disk.
 pub struct Device {
     queue: Blkioq,
-    /// First byte of the memory that is shared with the server.
+    /// Address of the memory that is shared with the server.
     memory: usize,
     server: u32,
     requests: u64,
-    /// The queue lives as long as it.
+    /// Kept alive for the queue.
     _driver: Blkio,
 }
 
 impl Device {
-    /// Connects to the server with process number `server`.
+    /// Connects to the server with pid `server`.
     pub fn connect(socket: &str, server: u32) -> Result<Device, Failure> {
         let said = |error: blkio::Error| match lives(server) {
             true => Failure::Wrong(format!("cannot connect: {}", error.message())),
@@ -68,12 +67,12 @@ impl Device {
         Ok(Device { queue, memory: region.addr, server, requests: 0, _driver: driver })
     }
 
-    /// Requests that were answered.
+    /// Number of requests that were answered.
     pub fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// Reads at most [`DEPTH`] pieces; all bytes of the first come before those of the second.
+    /// Reads at most [`DEPTH`] pieces; returns their bytes in order.
     pub fn read(&mut self, pieces: &[(u64, usize)]) -> Result<Vec<u8>, Failure> {
         for (slot, (at, len)) in pieces.iter().enumerate() {
             let buffer = self.slot(slot, *len);
@@ -83,13 +82,14 @@ impl Device {
         let mut read = Vec::new();
         for (slot, (_, len)) in pieces.iter().enumerate() {
             let buffer = self.slot(slot, *len);
-            // SAFETY: the region lives as long as the driver, and the slot, whose length was checked, is nobody's now.
+            // SAFETY: the region lives as long as the driver, the length of the slot was checked, and no request uses
+            // it now.
             read.extend_from_slice(unsafe { std::slice::from_raw_parts(buffer, *len) });
         }
         Ok(read)
     }
 
-    /// Puts in at most [`DEPTH`] requests, and waits for all of them.
+    /// Submits at most [`DEPTH`] requests and waits for all of them.
     pub fn submit(&mut self, ops: &[Op]) -> Result<(), Failure> {
         for (slot, op) in ops.iter().enumerate() {
             match op {
@@ -139,9 +139,9 @@ impl Device {
     }
 }
 
-/// Whether a process is there and has not ended.
+/// Whether a process is running.
 fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Behind the name in parentheses stands the state; one that was killed is a zombie until somebody asks.
+    // The state follows the name in parentheses; a killed process is a zombie until it is waited for.
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
 }

@@ -1,9 +1,8 @@
-//! One disk of a guest that boots: looked at, read, written and flushed, by a client that remembers what it was
-//! promised.
+//! A disk of a guest that boots: checked, read, written and flushed, by a client that remembers what was promised.
 //!
-//! A block was written for the *last* time, and that it was for the time that is *kept* was promised by a flush. What
-//! is read must be of a time between the two, whoever was killed meanwhile; and nothing else may be read where nothing
-//! was ever written.
+//! Each block has the number of times it was written (`last`), and the number for which a flush has promised durability
+//! (`kept`). The content must be from a time between the two, whichever process was killed meanwhile; blocks that were
+//! never written must be unchanged.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,27 +13,27 @@ use super::device::{DEPTH, Device, Failure, Op};
 use super::pattern::{self, BLOCK, FULL, MARKER_AT, mix};
 use super::{Disk, Outcome};
 
-/// Pieces of the golden image that a boot reads, and their length.
+/// Number and length of the pieces of the golden image that a boot reads.
 const READS: u64 = 48;
 const PIECE: usize = 32 << 10;
 
-/// Blocks of a disk that are ever written: in and behind what the golden image holds, so that some are copied and some
-/// are not.
+/// Number of blocks that are written: inside and after the data of the golden image, so that some are copied and some
+/// not.
 const PLACES: u64 = 96;
 
 /// How often a block was written.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Times {
-    /// As often for certain.
+    /// The number of writes that are durable.
     kept: u32,
-    /// As often at most.
+    /// The number of all writes.
     last: u32,
 }
 
-/// What a disk must hold: by place, in blocks.
+/// The expected content of a disk, by block.
 type Memory = BTreeMap<u64, Times>;
 
-/// Looks whether all is there, and writes.
+/// Checks that everything is there, and writes.
 pub fn boot(disk: &Disk, rounds: u32, blocks: u32) -> Result<Outcome, String> {
     let mut memory = recall(&disk.memory)?;
     let mut requests = 0;
@@ -43,7 +42,7 @@ pub fn boot(disk: &Disk, rounds: u32, blocks: u32) -> Result<Outcome, String> {
         requests = device.requests();
         booted
     });
-    // Also of one that is gone: what was promised before must be there when it is back.
+    // Also if the disk is gone: earlier promises must hold when it is back.
     keep(&disk.memory, &memory)?;
     match booted {
         Ok(()) => Ok(Outcome::Done { requests }),
@@ -64,7 +63,7 @@ fn live(disk: &Disk, device: &mut Device, memory: &mut Memory, rounds: u32, bloc
     if rounds > 0 { look(disk, device, memory) } else { Ok(()) }
 }
 
-/// Reads all blocks that were ever written. A write that was under way when a disk ended is there now or never will be.
+/// Reads all blocks that were written. A write that was in flight when a disk died is there now or never.
 fn look(disk: &Disk, device: &mut Device, memory: &mut Memory) -> Result<(), Failure> {
     let mut all: Vec<(&u64, &mut Times)> = memory.iter_mut().collect();
     for some in all.chunks_mut(DEPTH) {
@@ -77,7 +76,7 @@ fn look(disk: &Disk, device: &mut Device, memory: &mut Memory) -> Result<(), Fai
     Ok(())
 }
 
-/// How often a block was written that holds this.
+/// The number of the write whose content this is.
 fn written(bytes: &[u8], at: u64, seed: u64, times: &Times) -> Result<u32, Failure> {
     let found = (times.kept..=times.last).find(|time| filled(at, BLOCK, seed, *time) == bytes);
     found.ok_or_else(|| {
@@ -91,7 +90,7 @@ fn written(bytes: &[u8], at: u64, seed: u64, times: &Times) -> Result<u32, Failu
     })
 }
 
-/// Reads what every boot reads, which is the golden image's but for what was written here.
+/// Reads what every boot reads: the golden image, except for blocks written here.
 fn boot_reads(disk: &Disk, device: &mut Device, memory: &Memory) -> Result<(), Failure> {
     let pieces = FULL / PIECE as u64;
     let all: Vec<(u64, usize)> = (0..READS).map(|number| (mix(number) % pieces * PIECE as u64, PIECE)).collect();
@@ -109,7 +108,7 @@ fn boot_reads(disk: &Disk, device: &mut Device, memory: &Memory) -> Result<(), F
     Ok(())
 }
 
-/// Writes some blocks once more, of which a quarter is durable by itself, and has the others made durable.
+/// Writes some blocks again, a quarter of them durably, and flushes.
 fn write(disk: &Disk, device: &mut Device, memory: &mut Memory, round: u32, blocks: u32) -> Result<(), Failure> {
     let begin = mix(disk.seed ^ memory.values().map(|times| u64::from(times.last)).sum::<u64>() ^ u64::from(round));
     // Up to where real guests write.
@@ -136,7 +135,7 @@ fn write(disk: &Disk, device: &mut Device, memory: &mut Memory, round: u32, bloc
     Ok(())
 }
 
-/// Whether writes of a block are durable by themselves.
+/// Whether a block is written durably.
 fn is_durable(block: u64) -> bool {
     mix(block) % 4 == 0
 }
@@ -172,7 +171,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_block_holds_no_less_than_was_made_durable_and_no_more_than_was_written() {
+    fn a_block_is_at_least_as_new_as_the_last_flush() {
         let times = Times { kept: 2, last: 4 };
         let said = |time| written(&filled(8192, BLOCK, 7, time), 8192, 7, &times);
         for time in 2..=4 {

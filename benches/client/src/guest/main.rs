@@ -1,9 +1,9 @@
-//! `bench-guest`: what a guest does that boots, without a guest: it reads what the golden image holds, writes here and
-//! there, flushes, and knows ever after what its disks must hold.
+//! `bench-guest`: does what a booting guest does, without a guest: it reads the golden image, writes, flushes, and
+//! remembers what its disks must contain.
 //!
 //! The client is the crate `blkio`, which shares no code with the server. It reads a [`Job`] from its standard input,
-//! has a thread for each disk, and prints what came of each. What was promised of a disk is kept in a file: the next
-//! one that has the same disk begins with looking whether that is so.
+//! uses a thread for each disk, and prints the results. The promises for a disk are kept in a file: the next run with
+//! the same disk begins with checking them.
 
 mod device;
 mod disk;
@@ -16,40 +16,40 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
-/// What is to be done.
+/// The job of the program.
 #[derive(Debug, Deserialize)]
 struct Job {
-    /// Rounds of writes, each with a flush behind it. None: it is only looked whether all is there.
+    /// Rounds of writes, each followed by a flush. With zero, the disks are only checked.
     rounds: u32,
-    /// Blocks that are written in a round.
+    /// Blocks written per round.
     blocks: u32,
     disks: Vec<Disk>,
 }
 
-/// A disk, and by whom it is served.
+/// A disk, and the process that serves it.
 #[derive(Clone, Debug, Deserialize)]
 struct Disk {
-    /// The socket.
+    /// The path of the socket.
     socket: String,
-    /// The number of the process behind it. When that is gone, so is the disk.
+    /// The pid of the server. If it has exited, the disk is gone.
     pid: u32,
-    /// Where it is kept what the disk must hold.
+    /// The file with the expected content of the disk.
     memory: PathBuf,
-    /// What tells its contents from those of others.
+    /// Seed of the content, different for each disk.
     seed: u64,
-    /// The line of which the block at [`pattern::MARKER_AT`] consists, which another guest has written.
+    /// The line of which the block at [`pattern::MARKER_AT`] consists, written by another guest.
     marker: Option<String>,
 }
 
-/// What came of a disk.
+/// The result for a disk.
 #[derive(Debug, Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 enum Outcome {
-    /// All was as it should be, and all is written.
+    /// The content was correct, and everything is written.
     Done { requests: u64 },
-    /// Its process has ended.
+    /// The server has exited.
     Gone { requests: u64 },
-    /// Something is not as it should be.
+    /// The content is wrong, or a request failed.
     Failed { why: String },
 }
 
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes the golden image, raw.
+/// Writes the golden image as a raw file.
 fn golden(path: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let file = File::create_new(path).map_err(failed)?;

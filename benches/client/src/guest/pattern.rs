@@ -1,23 +1,22 @@
-//! What disks hold: a function of who has written it, where, and for which time.
+//! The content of disks: a function of the writer, the offset, and the number of the write.
 //!
-//! Every word is of its own place, so that data of another disk, of another place or of another time is seen for what
-//! it is.
+//! Every word depends on its offset, so that data of another disk, offset or write is recognized.
 
 use std::io::{self, Write};
 
-/// The size of every disk.
+/// Size of every disk in bytes.
 pub const SIZE: u64 = 64 << 20;
 
-/// As much of the golden image holds something; the rest of it is empty.
+/// Size of the beginning of the golden image with data; the rest is empty.
 pub const FULL: u64 = 32 << 20;
 
-/// The unit of writes.
+/// Size of a write in bytes.
 pub const BLOCK: usize = 4096;
 
-/// Where real guests say how far they are: behind what the golden image holds, and behind what is written here.
+/// Offset at which real guests report their progress: after the golden image's data, and after the writes here.
 pub const MARKER_AT: u64 = 48 << 20;
 
-/// What a disk holds `at` a place that has been written `generation` times: the golden image's, if none.
+/// The content at an offset after `generation` writes; with zero, the golden image's.
 pub fn fill(bytes: &mut [u8], at: u64, seed: u64, generation: u32) {
     for (word, place) in bytes.chunks_exact_mut(8).zip((at..).step_by(8)) {
         let value = match generation {
@@ -29,7 +28,7 @@ pub fn fill(bytes: &mut [u8], at: u64, seed: u64, generation: u32) {
     }
 }
 
-/// The golden image up to [`FULL`].
+/// Writes the golden image up to [`FULL`].
 pub fn golden(to: &mut impl Write) -> io::Result<()> {
     let mut bytes = vec![0; 1 << 20];
     for at in (0..FULL).step_by(bytes.len()) {
@@ -39,12 +38,12 @@ pub fn golden(to: &mut impl Write) -> io::Result<()> {
     to.flush()
 }
 
-/// A block of nothing but a line, again and again.
+/// A block that consists of a repeated line.
 pub fn lines(line: &str) -> Vec<u8> {
     format!("{line}\n").into_bytes().into_iter().cycle().take(BLOCK).collect()
 }
 
-/// splitmix64's last step: each word is far from its neighbours.
+/// The finalizer of SplitMix64, which mixes a word.
 pub fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -63,7 +62,7 @@ mod test {
     }
 
     #[test]
-    fn disks_places_and_times_differ_and_what_was_never_written_is_the_golden_images() {
+    fn content_depends_on_disk_offset_and_generation() {
         let one = filled(8192, 1, 1);
         for other in [filled(12288, 1, 1), filled(8192, 2, 1), filled(8192, 1, 2), filled(8192, 1, 0)] {
             assert!(one != other);

@@ -1,16 +1,16 @@
-//! What samples look like.
+//! The formats of samples.
 
 use std::path::PathBuf;
 
 use stats::Kind;
 
 use super::super::fixture::{MS, SECOND, Written};
-use super::super::layers::{Around, Device};
+use super::super::layers::{Device, DiskLayers};
 use super::super::rates;
-use super::super::rows::By;
+use super::super::rows::GroupBy;
 use super::*;
 
-/// A disk that did 100 reads of 512 KiB in two seconds, each of 10 ms, served to this guest.
+/// A disk that did 100 reads of 512 KiB in two seconds, each of 10 ms, served to the guest at `at`.
 fn sampled(room: &tempfile::TempDir, transport: &str, at: &str) -> (Vec<Row>, Pages) {
     let mut page = Written::at(room.path().join("a.page"), "raw:/images/a disk.raw");
     let before = page.read_at(SECOND);
@@ -21,12 +21,12 @@ fn sampled(room: &tempfile::TempDir, transport: &str, at: &str) -> (Vec<Row>, Pa
     disk.rates = rates::between(&before, &page.read_at(3 * SECOND));
     disk.identity.transport = transport.into();
     disk.identity.at = at.into();
-    let wanted = Wanted { words: Vec::new(), by: By::Disk };
+    let wanted = DiskSelection { words: Vec::new(), by: GroupBy::Disk };
     (wanted.rows(&pages, &Names::default()), pages)
 }
 
 #[test]
-fn xsiostats_form_has_its_columns_units_and_widths() {
+fn the_xsiostat_format_has_its_columns_units_and_widths() {
     let room = tempfile::tempdir().unwrap();
     let (rows, pages) = sampled(&room, "blkif", "7/xvdb");
     let expected = "----------------------------------------------------------------------
@@ -73,7 +73,7 @@ fn json_has_units_in_its_names_and_is_a_line() {
     assert_eq!(sample["not_read"], json!([]));
 }
 
-/// A guest that is known, and the host's device.
+/// Layers with a known guest and a known device of the host.
 fn known(row: &Row) -> Layers {
     let device = |count| {
         let reads = stats::Completed { count, ms: count, ..stats::Completed::default() };
@@ -81,7 +81,7 @@ fn known(row: &Row) -> Layers {
         Device::new("vda", counts, count * SECOND)
     };
     let reading = |count| {
-        let around = Around { guest: Ok(device(count)), host: Ok(vec![device(count)]), shared_by: 2 };
+        let around = DiskLayers { guest: Ok(device(count)), host: Ok(vec![device(count)]), shared_by: 2 };
         vec![(row.pages[0].clone(), around)]
     };
     Layers::of_known([reading(1), reading(3)])

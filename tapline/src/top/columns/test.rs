@@ -1,4 +1,4 @@
-//! Which columns fit, and how rows are sorted.
+//! Selection of columns that fit, and sorting of rows.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -62,7 +62,7 @@ fn rows_are_sorted_by_each_column_and_reversed() {
 }
 
 #[test]
-fn what_a_user_or_a_page_calls_a_disk_does_not_reach_the_terminal_unseen() {
+fn control_characters_in_names_do_not_reach_the_terminal() {
     let bad = row("a\u{1b}[2Jb\nc", 0.0);
     let table = Table::new(std::slice::from_ref(&bad), Some(80));
     let line: String = table.cells(&bad).into_iter().map(|(cell, _)| cell).collect();

@@ -1,15 +1,15 @@
-//! Little's law, and the bars.
+//! Tests of Little's law and of the bars.
 
 use super::*;
 
-/// Requests of this many nanoseconds.
+/// A histogram of `count` requests of `ns` nanoseconds each.
 fn histogram(count: u64, ns: u64) -> Histogram {
     let bucket = (0..stats::BUCKETS).find(|bucket| bucket_bounds(*bucket).1 > ns).unwrap();
     Histogram::of([(bucket, count)])
 }
 
 fn little(queue: f64, per_second: f64, histogram: &Histogram) -> (f64, bool) {
-    let stage = OfStage {
+    let stage = StageRow {
         name: "storage",
         ended: 0.0,
         sum: 0.0,
@@ -21,8 +21,8 @@ fn little(queue: f64, per_second: f64, histogram: &Histogram) -> (f64, bool) {
 }
 
 #[test]
-fn a_queue_that_is_not_rate_times_latency_is_marked_from_five_percent_on() {
-    // 1,000 a second of 2 ms are two at once.
+fn a_queue_that_differs_by_five_percent_from_rate_times_latency_is_marked() {
+    // 1,000 requests per second of 2 ms each make a queue of two.
     let histogram = histogram(1000, 2_000_000);
     let (product, differs) = little(2.0, 1000.0, &histogram);
     assert!((product - 2.0).abs() < 0.002 && !differs, "{product}");
@@ -36,7 +36,7 @@ fn a_queue_that_is_not_rate_times_latency_is_marked_from_five_percent_on() {
 
 #[test]
 fn requests_that_spent_no_time_in_a_stage_count_as_zeroes() {
-    // One of ten took 10 ms, of 1,000 a second: a queue of one.
+    // One in ten of 1,000 requests per second took 10 ms: a queue of one.
     let counted = histogram(1, 10_000_000);
     let all = with_zeroes(&counted, 10.0, true);
     assert_eq!((all.count(), all.quantile(0.5), all.quantile(0.9)), (10, Some(0), Some(0)));

@@ -1,4 +1,4 @@
-//! Guests of others, and the devices of this host.
+//! Tests of guests run by other programs, and of the host's devices.
 
 use stats::DeviceLine;
 
@@ -12,7 +12,7 @@ fn guest(serials: &[&str]) -> Result<GuestAnswer, String> {
 }
 
 #[test]
-fn a_guest_of_another_program_is_known_by_a_serial_number_that_only_one_disk_has() {
+fn a_guest_of_another_program_is_found_by_a_unique_serial_number() {
     let why = |guests: &[Result<GuestAnswer, String>], serial| find(guests, serial).unwrap_err();
     let found = find(&[guest(&["a"]), guest(&["b"]), Err("silent".into())], Some("b")).unwrap();
     assert_eq!((found.name.as_str(), found.clock_ns), ("vda", 7));
@@ -25,7 +25,7 @@ fn a_guest_of_another_program_is_known_by_a_serial_number_that_only_one_disk_has
 }
 
 #[test]
-fn a_device_has_rates_of_its_own_clock_and_none_when_it_is_another_or_began_anew() {
+fn rates_use_the_devices_clock_and_need_an_unbroken_count() {
     let counts = |count| {
         let reads = Completed { count, ms: count, ..Completed::default() };
         DeviceCounts { reads, weighted_ms: count, ..DeviceCounts::default() }
@@ -43,23 +43,23 @@ fn a_device_has_rates_of_its_own_clock_and_none_when_it_is_another_or_began_anew
 }
 
 #[test]
-fn the_thread_says_of_each_disk_what_it_knows_and_why_not() {
+fn the_reply_has_a_reason_for_each_unknown_layer() {
     let room = tempfile::tempdir().unwrap();
     let image = room.path().join("a.raw");
     std::fs::write(&image, "").unwrap();
-    let mut teller = Teller::new(None, &[room.path().join("no-such-socket")]);
+    let mut reader = LayerReader::new(None, &[room.path().join("no-such-socket")]);
     let page = PathBuf::from("a.page");
-    let question = Question {
+    let question = LayerRequest {
         images: vec![(page.clone(), image.clone()), ("b.page".into(), image), ("c.page".into(), "/proc/self".into())],
         wanted: vec![(page, None, Some("a".into())), ("c.page".into(), Some(Uuid::nil()), None)],
     };
-    let answer = teller.tell(&question);
+    let answer = reader.read(&question);
     let [(_, first), (_, other)] = answer.as_slice() else { panic!("{answer:?}") };
     assert!(first.guest.as_ref().unwrap_err().contains("no-such-socket"), "{first:?}");
-    // Where tests run on a file system without a device, that is said.
+    // The tests' file system may have no device.
     assert_eq!(first.shared_by, if first.host.is_ok() { 2 } else { 0 }, "{first:?}");
     assert!(other.guest.as_ref().unwrap_err().contains("by a serial number"), "{other:?}");
     assert_eq!(other.host, Err("proc".into()));
-    let answer = Teller::new(None, &[]).tell(&question);
+    let answer = LayerReader::new(None, &[]).read(&question);
     assert_eq!(answer[1].1.guest, Err("the daemon does not say".into()));
 }

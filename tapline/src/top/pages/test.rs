@@ -7,11 +7,11 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use stats::{Kind, Page, Source};
 
-use super::super::Wanted;
+use super::super::DiskSelection;
 use super::super::fixture::{MS, Written, open};
 use super::super::layers::Layers;
 use super::super::names::Names;
-use super::super::rows::By;
+use super::super::rows::GroupBy;
 use super::super::screen::Screen;
 use super::*;
 
@@ -192,7 +192,7 @@ fn a_thousand_pages_are_read_in_each_round() {
     };
     let (plain, listed, shown) =
         (measure(&mut pages, false, 0), measure(&mut pages, true, 0), measure(&mut pages, false, 50));
-    let wanted = Wanted { words: Vec::new(), by: By::Disk };
+    let wanted = DiskSelection { words: Vec::new(), by: GroupBy::Disk };
     let mut screen = Screen::new(wanted, Duration::from_secs(1), 0, true);
     let mut terminal = Terminal::new(TestBackend::new(200, 50)).unwrap();
     let names = Names::default();

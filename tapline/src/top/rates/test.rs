@@ -1,11 +1,11 @@
-//! Rates and queue sizes of pages whose requests have given times.
+//! Rates and queue sizes of pages whose requests have given durations.
 
 use stats::{Kind, Outcome, Page, Source, Spent, Stage};
 
 use super::super::fixture::{MS, SECOND, Written, open};
 use super::*;
 
-/// Equal to within rounding.
+/// Whether two values are equal to within rounding.
 fn is(value: f64, right: f64) -> bool {
     (value - right).abs() < 1e-9 * right.max(1.0)
 }
@@ -27,7 +27,7 @@ fn rates_are_per_second_of_the_measured_interval() {
     let (reads, writes) = (rates.kind(Kind::Read), rates.kind(Kind::Write));
     assert!(is(reads.per_second, 40.0) && is(reads.bytes_per_second, 40.0 * 4096.0), "{reads:?}");
     assert!(is(writes.per_second, 4.0) && is(writes.bytes_per_second, 4.0 * 8192.0), "{writes:?}");
-    // 100 reads of 10 ms and 10 writes of 20 ms in 2.5 s; 110 ms of it before they were submitted.
+    // 100 reads of 10 ms and 10 writes of 20 ms in 2.5 s; 110 ms in total before they were submitted.
     assert!(is(reads.queue, 0.4) && is(writes.queue, 0.08), "{rates:?}");
     assert!(is(rates.all().layer(Layer::Tapline), 0.044) && is(rates.all().layer(Layer::Storage), 0.436), "{rates:?}");
     assert!(is(rates.all().layer(Layer::Ring), 0.0));
@@ -35,12 +35,12 @@ fn rates_are_per_second_of_the_measured_interval() {
 }
 
 #[test]
-fn a_request_that_is_stuck_is_a_queue_of_one_in_each_interval_and_when_it_ends() {
+fn a_stuck_request_is_a_queue_of_one_until_it_ends() {
     let room = tempfile::tempdir().unwrap();
     let mut page = written(&room);
     let slot = page.page.came(Kind::Write, 10 * SECOND, 4096, 512);
     page.page.submitted(slot, 10 * SECOND + 250 * MS);
-    // As it was read before the request came.
+    // The reading is older than the request.
     let mut before = page.read_at(9 * SECOND + 500 * MS);
     before.in_flight.clear();
     let came = between(&before, &page.read_at(10 * SECOND + 500 * MS)).unwrap().kind(Kind::Write);
@@ -80,7 +80,7 @@ fn a_request_that_a_reading_missed_is_never_more_than_one() {
 }
 
 #[test]
-fn a_page_that_was_begun_anew_has_no_rates() {
+fn a_restarted_page_has_no_rates() {
     let room = tempfile::tempdir().unwrap();
     let mut page = written(&room);
     page.ended(Kind::Read, 5, 512, MS);
@@ -90,7 +90,7 @@ fn a_page_that_was_begun_anew_has_no_rates() {
     assert_eq!(between(&before, &other), None);
     assert_eq!(between(&before, &before.clone()), None, "no time has passed");
     assert_eq!(between(&page.read_at(2 * SECOND), &before), None, "time went back");
-    // A writer may let its counters fall without saying that the page is another one.
+    // A writer may reset its counters without marking the page as another one.
     drop(page);
     std::fs::remove_file(room.path().join("a.page")).unwrap();
     let mut fewer = written(&room).read_at(2 * SECOND);
@@ -99,7 +99,7 @@ fn a_page_that_was_begun_anew_has_no_rates() {
 }
 
 #[test]
-fn requests_of_a_process_that_was_killed_are_not_subtracted_from_those_of_the_next() {
+fn requests_of_a_killed_process_are_not_subtracted_from_the_next() {
     let room = tempfile::tempdir().unwrap();
     let mut page = written(&room);
     page.page.came(Kind::Read, SECOND, 0, 512);

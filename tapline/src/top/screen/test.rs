@@ -1,6 +1,6 @@
-//! The screen at several sizes, as `screens.txt` has it, and what keys do.
+//! Compares the screen at several sizes with `screens.txt`, and tests the keys.
 //!
-//! `WRITE_SCREENS=1` writes the file anew, to be reviewed.
+//! `WRITE_SCREENS=1` rewrites the file, to be reviewed.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use stats::{Completed, DeviceCounts, Kind};
 use uuid::Uuid;
 
 use super::super::fixture::{MS, SECOND, Written};
-use super::super::layers::{Around, Device};
+use super::super::layers::{Device, DiskLayers};
 use super::super::names::Name;
 use super::super::rates;
 use super::*;
@@ -20,8 +20,8 @@ use super::*;
 const SCREENS: &str = include_str!("screens.txt");
 const VBD: [&str; 2] = ["0000bd00-0000-4000-8000-000000000001", "0000bd00-0000-4000-8000-000000000002"];
 
-/// What the busy disk's guest and the host have counted in a second; the other's guest is silent, and its image on
-/// tmpfs.
+/// Layers of two disks after a second: the busy disk has known ones; the guest of the stuck disk does not respond, and
+/// its image is on tmpfs.
 fn around(busy: &Path, stuck: &Path) -> Layers {
     let counts = |reads: u64, writes: u64, weighted_ms: u64| DeviceCounts {
         reads: Completed { count: reads, bytes: reads * 4096, ms: reads * 3 / 2, merged: 0 },
@@ -33,18 +33,18 @@ fn around(busy: &Path, stuck: &Path) -> Layers {
         let guest = Device::new("vda", counts(2000 * share, 501 * share, 6006 * share), SECOND * share);
         let clock = 160 * SECOND + SECOND * share;
         let part = Device::new("nvme0n1p2", counts(2100 * share, 520 * share, 6270 * share), clock);
-        // Whose queue is not rate times latency.
+        // Its queue differs from rate times latency.
         let whole = Device::new("nvme0n1", counts(4000 * share, 520 * share, 20_000 * share), clock);
         let silent = Err("no tapline-guest answers in the guest".to_owned());
         vec![
-            (busy.to_owned(), Around { guest: Ok(guest), host: Ok(vec![part, whole]), shared_by: 3 }),
-            (stuck.to_owned(), Around { guest: silent, host: Err("tmpfs".into()), shared_by: 0 }),
+            (busy.to_owned(), DiskLayers { guest: Ok(guest), host: Ok(vec![part, whole]), shared_by: 3 }),
+            (stuck.to_owned(), DiskLayers { guest: silent, host: Err("tmpfs".into()), shared_by: 0 }),
         ]
     };
     Layers::of_known([reading(0), reading(1)])
 }
 
-/// Three disks: a busy one, one with a request that is stuck, and one without a daemon that has ended.
+/// Three disks: a busy one, a stuck one, and one without a daemon whose process has ended.
 struct Host {
     room: tempfile::TempDir,
     pages: Pages,
@@ -63,7 +63,7 @@ impl Host {
         let mut pages = Pages::new(vec![room.path().to_owned()], Vec::new());
         busy.ended(Kind::Write, 5, 65_536, 4 * MS);
         pages.round();
-        // Read once, so that the next round has what came since.
+        // A first reading, so that the next one has rates.
         pages.disks.values_mut().for_each(|disk| drop(disk.latency().cloned()));
         pages.disks.values_mut().for_each(|disk| drop(disk.stages().cloned()));
         let before: Vec<_> = pages.disks.values().map(|disk| (disk.path.clone(), disk.now.clone())).collect();
@@ -84,7 +84,7 @@ impl Host {
             disk.rates = rates::between(&before, &disk.now);
             disk.history = (0u32..40).map(|at| (f64::from(at * at), f64::from(at % 8))).collect();
         }
-        // As if it had been stuck before.
+        // As if it was stuck in the reading before.
         let disk = pages.disks.get_mut(&stuck.path).unwrap();
         if let Some(rates) = &mut disk.rates {
             rates.kinds[Kind::Write as usize].queue = 1.0;
@@ -101,7 +101,7 @@ impl Host {
         let known =
             [name("web", "vda", "web-root"), name("a mail server with a long name", "vdb", "all mail since 1998")];
         let known: HashMap<Uuid, Name> = VBD.iter().map(|vbd| Uuid::parse_str(vbd).unwrap()).zip(known).collect();
-        let wanted = Wanted { words: Vec::new(), by: By::Disk };
+        let wanted = DiskSelection { words: Vec::new(), by: GroupBy::Disk };
         let screen = Screen::new(wanted, Duration::from_secs(1), 0, true);
         let layers = around(&busy.path, &stuck.path);
         Host { room, pages, names: Names::of_known(known), layers, screen }
@@ -125,14 +125,14 @@ impl Host {
                 'D' => KeyCode::Down,
                 char => KeyCode::Char(char),
             };
-            assert_eq!(self.screen.key(KeyEvent::from(code)), Asked::Draw, "{char:?}");
+            assert_eq!(self.screen.key(KeyEvent::from(code)), KeyResult::Draw, "{char:?}");
             self.draw(120, 30);
         }
     }
 }
 
 #[test]
-fn screens_are_those_of_the_file_at_each_width() {
+fn screens_match_the_file_at_each_width() {
     let mut now = String::new();
     for (what, keys, sizes) in [
         ("all disks", "", &[(60, 8), (80, 8), (120, 8), (200, 8)][..]),
@@ -160,7 +160,7 @@ fn screens_are_those_of_the_file_at_each_width() {
 }
 
 #[test]
-fn a_terminal_that_is_too_small_says_so() {
+fn a_message_is_shown_in_a_terminal_that_is_too_small() {
     let mut host = Host::new();
     for (width, height) in [(59, 40), (200, 7), (20, 4)] {
         let text = host.draw(width, height).join(" ");
@@ -173,7 +173,7 @@ fn a_terminal_that_is_too_small_says_so() {
 }
 
 #[test]
-fn a_filter_keeps_the_rows_with_its_text_and_goes_with_escape() {
+fn a_filter_keeps_matching_rows_and_escape_removes_it() {
     let mut host = Host::new();
     let count = |host: &mut Host, text: &str| host.draw(120, 10).iter().filter(|line| line.contains(text)).count();
     host.keys("/MAIL\n");
@@ -186,7 +186,7 @@ fn a_filter_keeps_the_rows_with_its_text_and_goes_with_escape() {
 }
 
 #[test]
-fn sums_of_a_vm_lead_to_its_disks_and_a_disk_to_its_stages() {
+fn enter_leads_from_a_vm_to_its_disks_and_from_a_disk_to_its_stages() {
     let mut host = Host::new();
     host.keys("b");
     assert!(host.draw(120, 10)[0].contains("3 VMs"));
@@ -203,7 +203,7 @@ fn sums_of_a_vm_lead_to_its_disks_and_a_disk_to_its_stages() {
 }
 
 #[test]
-fn a_chosen_row_stays_chosen_when_the_order_changes_and_when_its_disk_goes_the_list_is_shown() {
+fn a_selected_row_stays_selected_until_its_disk_disappears() {
     let mut host = Host::new();
     host.keys("DDr");
     let row = host.screen.shown[host.screen.at].name.clone();
@@ -219,9 +219,9 @@ fn q_and_control_c_quit_but_a_q_in_a_filter_does_not() {
     let mut host = Host::new();
     host.keys("/q");
     let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(host.screen.key(control_c), Asked::Quit);
+    assert_eq!(host.screen.key(control_c), KeyResult::Quit);
     host.keys("\n");
-    assert_eq!(host.screen.key(KeyEvent::from(KeyCode::Char('q'))), Asked::Quit);
+    assert_eq!(host.screen.key(KeyEvent::from(KeyCode::Char('q'))), KeyResult::Quit);
     host.keys(" ");
     assert!(host.screen.is_frozen() && host.draw(120, 10)[0].contains("FROZEN"));
 }

@@ -1,33 +1,33 @@
-//! A page of the manual as a list of steps.
+//! Parses a page of the manual into a list of steps.
 
-/// One page.
+/// A page of the manual.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Page {
     /// Shell commands that prepare the host.
     pub before: String,
-    /// What is typed and saved, in order.
+    /// Commands to type and files to save, in order.
     pub steps: Vec<Step>,
     /// Commands that are not typed, each with the reason.
     pub not_typed: Vec<(String, String)>,
 }
 
-/// One thing that a reader of the page does.
+/// A step of a reader of the page.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Types a command.
     Typed {
-        /// The command, which may have several lines.
+        /// The command; it may have several lines.
         command: String,
-        /// The lines that are printed below it.
+        /// The expected output.
         printed: Vec<String>,
-        /// Whether it is to end with another exit status than zero.
+        /// Whether it must end with an exit status other than zero.
         fails: bool,
-        /// The line of the page.
+        /// Its line number in the page.
         line: usize,
     },
     /// Saves a file.
     File {
-        /// Where.
+        /// The path of the file.
         path: String,
         /// Its contents.
         text: String,
@@ -41,7 +41,7 @@ struct Block {
 }
 
 impl Page {
-    /// Reads a page; the error names its line.
+    /// Parses a page; an error contains the line number.
     pub fn parse(text: &str) -> Result<Page, String> {
         let mut page = Page::default();
         let mut block: Option<Block> = None;

@@ -1,9 +1,9 @@
-//! Output as printed in a page, compared with that of a command.
+//! Compares the output printed in a page with that of a command.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// Whether the output is what the page prints.
+/// Whether the output matches the page.
 pub fn matches(printed: &[&str], output: &[&str]) -> bool {
     match printed.split_first() {
         None => output.is_empty(),
@@ -28,11 +28,11 @@ fn line_matches(printed: &str, output: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// The line with what differs from run to run replaced by its form, and one space for each run of them.
+/// Replaces text that differs between runs by its form, and each run of spaces by one.
 fn form(line: &str) -> String {
     let words = line.split_whitespace().map(word_form);
     let words: Vec<String> = words.collect();
-    // Times have their unit in the next word.
+    // The unit of a time is in the next word.
     let times = words.iter().zip(words.iter().skip(1).map(String::as_str).chain([""]));
     let is_unit = |word: &str| matches!(word.trim_end_matches([',', ')', ';', ':', '.']), "ms" | "µs" | "us" | "s");
     let is_number = |word: &str| word.trim_start_matches('(').chars().all(|c| c.is_ascii_digit() || c == '.');
@@ -42,7 +42,7 @@ fn form(line: &str) -> String {
         .join(" ")
 }
 
-/// A word with UUIDs, first digits of one, and dates replaced.
+/// Replaces UUIDs, their prefixes, and dates in a word by their form.
 fn word_form(word: &str) -> String {
     let mut form = String::new();
     let mut chars = word.chars().peekable();
@@ -62,7 +62,7 @@ fn word_form(word: &str) -> String {
     form
 }
 
-/// Letters and digits, with the dashes and colons between them.
+/// Takes letters and digits, with dashes and colons between them.
 fn run(chars: &mut Peekable<Chars<'_>>) -> String {
     let mut run = String::new();
     while let Some(c) = chars.next_if(|&c| c.is_ascii_alphanumeric() || c == '-' || c == ':') {

@@ -1,7 +1,6 @@
-//! Snapshots of VMs: of all disks that a guest may write, at one moment, or of none; what is made of them, and what
-//! becomes of them.
+//! Snapshots of VMs: of all writable disks at one moment, or of none; and reverts to, clones of and ends of them.
 //!
-//! The record of a snapshot is the catalogue's alone and goes with its VM; the VDIs that it names are as any other.
+//! The record of a snapshot is in the catalogue only and is removed with its VM; its VDIs are like all others.
 
 use std::collections::BTreeMap;
 
@@ -10,60 +9,60 @@ use testbed::daemon::api::{Ended, uuid};
 
 use super::check::text;
 use super::machines::{DISKS_MAX, Power, VMS_MAX, Vm};
-use super::verbs::Asked;
-use super::world::{Vbd, Verb, World};
+use super::verbs::Request;
+use super::world::{PendingVerb, Vbd, World};
 
-/// A disk of a VM as a snapshot of the VM has it.
+/// A disk of a VM in a snapshot of the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disk {
-    /// Its place among the disks.
+pub struct SnapshotDisk {
+    /// Its position among the disks.
     pub position: u64,
-    /// The VDI.
+    /// The VDI of the disk.
     pub vdi: String,
-    /// Its snapshot; none if the guest could only read it.
+    /// The snapshot of the VDI; `None` if the disk was read-only.
     pub snapshot: Option<String>,
 }
 
 /// A snapshot of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// What it is called.
+pub struct VmSnapshot {
+    /// The name of the snapshot.
     pub name: String,
-    /// The disks.
-    pub disks: Vec<Disk>,
+    /// The disks of the VM.
+    pub disks: Vec<SnapshotDisk>,
 }
 
-impl Moment {
-    /// What the daemon says of one.
-    fn shown(value: &Value) -> Moment {
-        let disk = |disk: &Value| Disk {
+impl VmSnapshot {
+    /// Parses a snapshot of the API.
+    fn parse(value: &Value) -> VmSnapshot {
+        let disk = |disk: &Value| SnapshotDisk {
             position: disk["position"].as_u64().unwrap_or(0),
             vdi: text(&disk["vdi"]),
             snapshot: disk["snapshot"].as_str().map(str::to_owned),
         };
         let disks = value["disks"].as_array().into_iter().flatten().map(disk).collect();
-        Moment { name: text(&value["name"]), disks }
+        VmSnapshot { name: text(&value["name"]), disks }
     }
 
     /// The VDIs with their snapshots.
     pub fn pairs(&self) -> Vec<(String, String)> {
-        let pair = |disk: &Disk| Some((disk.vdi.clone(), disk.snapshot.clone()?));
+        let pair = |disk: &SnapshotDisk| Some((disk.vdi.clone(), disk.snapshot.clone()?));
         self.disks.iter().filter_map(pair).collect()
     }
 }
 
 impl World {
-    /// Does something with snapshots of VMs.
-    pub fn moment_step(&mut self) -> Result<(), String> {
+    /// Does a random operation with snapshots of VMs.
+    pub fn vm_snapshot_step(&mut self) -> Result<(), String> {
         match self.random.below(8) {
-            0..=2 => self.keep_machine(),
+            0..=2 => self.snapshot_vm(),
             3 => self.clone_machine(),
             4..=5 => self.revert_machine(),
-            _ => self.destroy_moment(),
+            _ => self.destroy_vm_snapshot(),
         }
     }
 
-    /// Whether no disk of a VM is plugged but by the VM itself.
+    /// Whether no disk of a VM is plugged except by the VM.
     fn is_by_itself(&self, vm: &str) -> bool {
         let mine = self.vbds_of_vm(vm);
         let mut vdis = mine.iter().filter_map(|vbd| self.vbds.get(vbd)).map(|vbd| &vbd.vdi);
@@ -75,33 +74,36 @@ impl World {
         vdi.is_some_and(|vdi| !vdi.read_only)
     }
 
-    fn keep_machine(&mut self) -> Result<(), String> {
+    fn snapshot_vm(&mut self) -> Result<(), String> {
         if !self.has_room_for(DISKS_MAX) {
-            return self.destroy_moment();
+            return self.destroy_vm_snapshot();
         }
         let fits = |world: &World, vm: &str, _: &Vm| {
             world.is_by_itself(vm) && world.vbds_of_vm(vm).iter().any(|vbd| world.may_be_written(vbd))
         };
         let Some(vm) = self.free_vm(fits) else { return Ok(()) };
         let (holds, name) = (self.held_by(&vm), self.name());
-        let asked = Asked::post(format!("/vms/{vm}/snapshot"), json!({ "name": name }));
-        self.begin(Verb::Keep(vm, name), holds, None, &asked)
+        let request = Request::post(format!("/vms/{vm}/snapshot"), json!({ "name": name }));
+        self.begin(PendingVerb::Keep(vm, name), holds, None, &request)
     }
 
-    /// A snapshot of a VM that nothing has in hand, nor its disks, and of which all is there.
-    fn free_moment(&mut self, fits: impl Fn(&World, &str, &Moment) -> bool) -> Option<(String, String, Moment)> {
+    /// A snapshot of a VM that fits and is complete, where neither the VM nor its disks are in use by a verb.
+    fn free_vm_snapshot(
+        &mut self,
+        fits: impl Fn(&World, &str, &VmSnapshot) -> bool,
+    ) -> Option<(String, String, VmSnapshot)> {
         let held = self.held();
-        let is_there = |world: &World, moment: &Moment| {
+        let is_there = |world: &World, moment: &VmSnapshot| {
             moment.disks.iter().all(|disk| {
                 let all = [Some(&disk.vdi), disk.snapshot.as_ref()];
                 all.into_iter().flatten().all(|vdi| world.vdis.contains_key(vdi) && !held.contains(vdi))
             })
         };
         let vm = self.free_vm(|world, uuid, vm| {
-            vm.moments.values().any(|moment| is_there(world, moment) && fits(world, uuid, moment))
+            vm.snapshots.values().any(|moment| is_there(world, moment) && fits(world, uuid, moment))
         })?;
-        let moments = self.vms.get(&vm)?.moments.iter();
-        let free: Vec<(String, Moment)> = moments
+        let snapshots = self.vms.get(&vm)?.snapshots.iter();
+        let free: Vec<(String, VmSnapshot)> = snapshots
             .filter(|(_, moment)| is_there(self, moment) && fits(self, &vm, moment))
             .map(|(uuid, moment)| (uuid.clone(), moment.clone()))
             .collect();
@@ -110,65 +112,65 @@ impl World {
     }
 
     fn revert_machine(&mut self) -> Result<(), String> {
-        let fits = |world: &World, vm: &str, moment: &Moment| {
+        let fits = |world: &World, vm: &str, moment: &VmSnapshot| {
             let disks = world.vbds_of_vm(vm);
             let disks: Vec<&String> = disks.iter().filter_map(|vbd| Some(&world.vbds.get(vbd)?.vdi)).collect();
             let halted = world.vms.get(vm).is_some_and(|vm| vm.power == Power::Halted);
             let pairs = moment.pairs();
-            // What was only read when it was taken stays as it is, and may have been let go.
+            // Disks that were read-only are not reverted, and may have been removed.
             halted && world.is_by_itself(vm) && pairs.iter().all(|(vdi, _)| disks.contains(&vdi))
         };
-        let Some((vm, uuid, moment)) = self.free_moment(fits) else { return Ok(()) };
+        let Some((vm, uuid, moment)) = self.free_vm_snapshot(fits) else { return Ok(()) };
         let pairs = moment.pairs();
         let mut holds = self.held_by(&vm);
         holds.extend(pairs.iter().map(|(_, snapshot)| snapshot.clone()));
-        let asked = Asked::post(format!("/vms/{vm}/revert"), json!({ "snapshot": uuid }));
-        self.begin(Verb::RevertAll(pairs), holds, None, &asked)
+        let request = Request::post(format!("/vms/{vm}/revert"), json!({ "snapshot": uuid }));
+        self.begin(PendingVerb::RevertAll(pairs), holds, None, &request)
     }
 
-    fn destroy_moment(&mut self) -> Result<(), String> {
-        let unused = |world: &World, _: &str, moment: &Moment| {
+    fn destroy_vm_snapshot(&mut self) -> Result<(), String> {
+        let unused = |world: &World, _: &str, moment: &VmSnapshot| {
             moment.pairs().iter().all(|(_, snapshot)| world.vbds_of(snapshot).is_empty())
         };
-        let Some((vm, uuid, moment)) = self.free_moment(unused) else { return Ok(()) };
+        let Some((vm, uuid, moment)) = self.free_vm_snapshot(unused) else { return Ok(()) };
         let mut holds = self.held_by(&vm);
         holds.extend(moment.pairs().into_iter().map(|(_, snapshot)| snapshot));
-        let asked = Asked::delete(format!("/vms/{vm}/snapshots/{uuid}"));
-        self.begin(Verb::Forget(vm, uuid), holds, None, &asked)
+        let request = Request::delete(format!("/vms/{vm}/snapshots/{uuid}"));
+        self.begin(PendingVerb::Forget(vm, uuid), holds, None, &request)
     }
 
-    /// Another VM of a snapshot, or of a VM as it is.
+    /// Clones a snapshot of a VM, or the VM itself.
     fn clone_machine(&mut self) -> Result<(), String> {
         if self.vms.len() >= VMS_MAX || !self.has_room_for(DISKS_MAX) {
-            return self.destroy_moment();
+            return self.destroy_vm_snapshot();
         }
         let name = self.name();
-        let (vm, body, disks) = match self.free_moment(|_, _, _| true).filter(|_| self.random_is(2)) {
+        let (vm, body, disks) = match self.free_vm_snapshot(|_, _, _| true).filter(|_| self.random_is(2)) {
             Some((vm, uuid, moment)) => (vm, json!({ "name": name, "snapshot": uuid }), moment.disks),
             None => {
                 let fits = |world: &World, vm: &str, _: &Vm| !world.vbds_of_vm(vm).is_empty() && world.is_by_itself(vm);
                 let Some(vm) = self.free_vm(fits) else { return Ok(()) };
                 let vbds = self.vbds_of_vm(&vm);
-                let disk = |vbd: &Vbd| Disk { position: vbd.position, vdi: vbd.vdi.clone(), snapshot: None };
+                let disk = |vbd: &Vbd| SnapshotDisk { position: vbd.position, vdi: vbd.vdi.clone(), snapshot: None };
                 let disks = vbds.iter().filter_map(|vbd| self.vbds.get(vbd).map(disk)).collect();
                 (vm, json!({ "name": name }), disks)
             }
         };
         let mut holds = self.held_by(&vm);
         holds.extend(disks.iter().filter_map(|disk| disk.snapshot.clone()));
-        let asked = Asked::post(format!("/vms/{vm}/clone"), body);
-        self.begin(Verb::CloneVm(name, disks), holds, None, &asked)
+        let request = Request::post(format!("/vms/{vm}/clone"), body);
+        self.begin(PendingVerb::CloneVm(name, disks), holds, None, &request)
     }
 
-    /// The snapshots of a VM, as the daemon has them.
-    pub fn shown_moments(&mut self, vm: &str) -> Result<BTreeMap<String, Moment>, String> {
+    /// The snapshots of a VM according to the daemon.
+    pub fn vm_snapshots(&mut self, vm: &str) -> Result<BTreeMap<String, VmSnapshot>, String> {
         let shown = self.list(&format!("/vms/{vm}/snapshots"))?;
-        Ok(shown.iter().map(|moment| (text(&moment["uuid"]), Moment::shown(moment))).collect())
+        Ok(shown.iter().map(|moment| (text(&moment["uuid"]), VmSnapshot::parse(moment))).collect())
     }
 
-    /// A snapshot of a VM was to be taken: either it is there with all disks, or nothing is.
-    pub fn kept(&mut self, vm: &str, name: &str, ended: &Ended) -> Result<(), String> {
-        let found = self.shown_moments(vm)?.into_iter().find(|(_, moment)| moment.name == *name);
+    /// Updates the model after a snapshot of a VM: it exists with all disks, or nothing exists.
+    pub fn vm_snapshot_ended(&mut self, vm: &str, name: &str, ended: &Ended) -> Result<(), String> {
+        let found = self.vm_snapshots(vm)?.into_iter().find(|(_, moment)| moment.name == *name);
         let (made, moment) = match (ended, found) {
             (Ended::Done(result), Some((made, moment))) if uuid(result)? == made => (made, moment),
             (Ended::Forgotten, Some(found)) => found,
@@ -186,14 +188,14 @@ impl World {
             return Err(format!("the snapshot '{name}' of VM {vm} has {moment:?}, and should have {wanted:?}"));
         }
         for (of, snapshot) in &pairs {
-            self.take_in(snapshot, of, Some(of.clone()))?;
+            self.add_copied_vdi(snapshot, of, Some(of.clone()))?;
         }
-        self.vm(vm)?.moments.insert(made, moment);
+        self.vm(vm)?.snapshots.insert(made, moment);
         Ok(())
     }
 
-    /// A VDI that was made of another by a verb about a VM, and shows what that did.
-    pub fn take_in(&mut self, made: &str, of: &str, snapshot_of: Option<String>) -> Result<(), String> {
+    /// Adds a VDI that a verb about a VM has made of another one, with the same content.
+    pub fn add_copied_vdi(&mut self, made: &str, of: &str, snapshot_of: Option<String>) -> Result<(), String> {
         let shown = self.get_vdi(made)?.ok_or_else(|| format!("the VDI {made}, made of {of}, is not there"))?;
         let source = self.vdi(of)?;
         let copy = source.copied(text(&shown["name"]), source.sr, snapshot_of);
@@ -201,23 +203,23 @@ impl World {
         Ok(())
     }
 
-    /// A snapshot of a VM was to be destroyed.
-    pub fn moment_destroyed(&mut self, vm: &str, moment: &str, done: bool) -> Result<(), String> {
-        let there = self.shown_moments(vm)?.contains_key(moment);
+    /// Updates the model after the end of a snapshot of a VM.
+    pub fn vm_snapshot_destroyed(&mut self, vm: &str, moment: &str, done: bool) -> Result<(), String> {
+        let there = self.vm_snapshots(vm)?.contains_key(moment);
         if done && there {
             return Err(format!("the snapshot {moment} of VM {vm} was destroyed and is there"));
         }
         if !there {
-            let gone = self.vm(vm)?.moments.remove(moment);
-            for (_, snapshot) in gone.iter().flat_map(Moment::pairs) {
+            let gone = self.vm(vm)?.snapshots.remove(moment);
+            for (_, snapshot) in gone.iter().flat_map(VmSnapshot::pairs) {
                 self.vdis.remove(&snapshot);
             }
         }
         Ok(())
     }
 
-    /// A VM was to be made of another: either it is there with all disks, or nothing is.
-    pub fn cloned(&mut self, name: &str, disks: &[Disk], ended: &Ended) -> Result<(), String> {
+    /// Updates the model after a clone of a VM: it exists with all disks, or nothing exists.
+    pub fn vm_clone_ended(&mut self, name: &str, disks: &[SnapshotDisk], ended: &Ended) -> Result<(), String> {
         let shown = self.list("/vms")?.into_iter().find(|vm| vm["name"] == *name);
         let shown = match (ended, shown) {
             (Ended::Done(_) | Ended::Forgotten, Some(shown)) => shown,
@@ -233,23 +235,23 @@ impl World {
             let (position, vdi) = (vbd["position"].as_u64().unwrap_or(0), text(&vbd["vdi"]));
             let source = disks.iter().find(|disk| disk.position == position);
             let source = source.ok_or_else(|| format!("the clone '{name}' has a disk too many: {vbd}"))?;
-            // What the guest could only read is shared.
+            // A read-only VDI is shared.
             if vdi != source.vdi {
-                self.take_in(&vdi, source.snapshot.as_ref().unwrap_or(&source.vdi), None)?;
+                self.add_copied_vdi(&vdi, source.snapshot.as_ref().unwrap_or(&source.vdi), None)?;
                 self.vdi(&vdi)?.read_only = false;
             }
             let new = Vbd { vdi, vm: Some(vm.clone()), position, ..Vbd::default() };
             self.vbds.insert(text(&vbd["uuid"]), new);
         }
-        self.vms.insert(vm, Vm::shown(&shown)?);
+        self.vms.insert(vm, Vm::parse(&shown)?);
         Ok(())
     }
 
-    /// The snapshots of VMs are those that were taken.
-    pub fn compare_moments(&mut self) -> Result<(), String> {
+    /// Compares the snapshots of VMs with the model.
+    pub fn compare_vm_snapshots(&mut self) -> Result<(), String> {
         for vm in self.vms.keys().cloned().collect::<Vec<_>>() {
-            let shown = self.shown_moments(&vm)?;
-            let known = &self.vm(&vm)?.moments;
+            let shown = self.vm_snapshots(&vm)?;
+            let known = &self.vm(&vm)?.snapshots;
             if shown != *known {
                 return Err(format!("the snapshots of VM {vm} are {shown:?}, should be {known:?}"));
             }

@@ -78,7 +78,7 @@ pub struct Plugs {
 }
 
 impl Plugs {
-    /// Nothing is plugged.
+    /// Creates the state with no VBD plugged.
     pub fn new(config: &Config) -> Result<Plugs, Problem> {
         let group = config.plug.socket_group.as_deref();
         let group = group.map(|name| account::group("plug.socket-group", name)).transpose()?;

@@ -1,9 +1,9 @@
 //! Reconciliation of running disks and the catalogue.
 //!
-//! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from a
-//! backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
+//! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from
+//! a backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
 //! ([`judge`]); otherwise the VDI becomes `diverged`: its guest keeps running, and nothing is changed, merged or
-//! started on it until somebody has decided.
+//! started on it until a user has decided.
 //!
 //! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
 //! after a task on it has ended, when a repository is attached, introduced or scanned, and on request.
@@ -33,13 +33,13 @@ use judge::{Follow, Told, Verdict, judge};
 pub const ADVICE: &str = "compare them with 'tapline host reconcile --dry-run' or 'tapline sr scan', then choose which \
     is right: tapline vdi reconcile VDI --believe disk|catalogue";
 
-/// A process that is ending closes its sockets first.
+/// An exiting process closes its sockets slightly before it has exited.
 const TO_END: Duration = Duration::from_secs(2);
 
-/// Whether certain differences are applied to the catalogue, or all are only reported.
+/// Whether certain differences are applied to the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heal {
-    /// It is.
+    /// Apply them.
     Yes,
     /// Only report.
     No,
@@ -62,7 +62,7 @@ pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
     }
 }
 
-/// Compares the disks of VDIs on which a task has just been at work.
+/// Compares the disks of VDIs that a task has just changed.
 pub async fn of_vdis(daemon: &Daemon, vdis: Vec<Uuid>) {
     for vdi in vdis {
         if let Err(problem) = compare(daemon, move |view| view.vbds(None, Some(vdi)), Heal::Yes).await {
@@ -108,7 +108,7 @@ async fn compare(
     Ok(found)
 }
 
-/// Compares the disk that a VBD serves with the catalogue.
+/// Compares the disk of a VBD with the catalogue.
 pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Difference>, Problem> {
     if fault::planted(Planted::ForgottenMerge) || fault::planted(Planted::OldCatalogue) {
         return Ok(None);
@@ -154,7 +154,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     difference.healed = difference.problem.is_none();
     let told_of = difference.problem.clone();
     let recorded = daemon.catalogue.write(move |tx| {
-        // Another operation has started to change it since the disk was queried: that one has newer information.
+        // Another operation has started to change it since the disk was queried, and has newer information.
         if Seen::of(tx, vdi)? != before {
             return Ok(false);
         }
@@ -182,8 +182,8 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     Ok(Some(difference))
 }
 
-/// Refuses if nothing listens at a disk's socket although its process runs. Such a process serves its guest as before,
-/// but can no longer be queried or controlled.
+/// Refuses if nothing listens at a disk's socket although its process runs. Such a process serves its guest as
+/// before, but can no longer be queried or controlled.
 async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let Some(recorded) = daemon.catalogue.read(move |view| view.vbd_process(vbd)).await? else { return Ok(()) };
     let Some(mut process) = DiskProcess::find(recorded)? else { return Ok(()) };
@@ -199,7 +199,7 @@ async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     ))
 }
 
-/// Refuses a verb on a disk that runs and is something else than the catalogue says; follows it where that is certain.
+/// Refuses a verb on a running disk that differs from the catalogue, which is updated if it is certain what happened.
 pub async fn must_agree(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let difference = of_vbd(daemon, vbd, Heal::Yes).await?;
     difference.and_then(|difference| difference.problem).map_or(Ok(()), Err)
@@ -214,7 +214,7 @@ struct Seen {
 
 impl Seen {
     fn of(view: &View<'_>, vdi: Uuid) -> Result<Seen, Problem> {
-        // Physical sizes are measured at any time.
+        // Physical sizes may be measured at any time.
         let chain = view.chain(vdi)?.into_iter().map(|image| Image { physical: 0, ..image }).collect();
         Ok(Seen { chain, claimed: view.claimant(vdi)?.is_some() })
     }
@@ -248,7 +248,7 @@ fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
     Ok(Told { vdi, sr, chain, by_file, shown })
 }
 
-/// The problem of a disk that continues in files that are gone.
+/// The problem of a disk that uses files removed from its repository.
 async fn gone(daemon: &Daemon, vbd: Uuid, astray: &[Astray]) -> Result<Problem, Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;
@@ -284,7 +284,7 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
     }
     let shown = tx.vdi(vdi)?;
     for image in &what.kept {
-        // Shown, nothing merges it, and people see that it is there.
+        // With a VDI, it is visible and not merged.
         let name = tx.free_name(Among::Vdis(shown.sr), &shown.name, " (found)")?;
         tx.add_vdi(&NewVdi {
             uuid: Uuid::new_v4(),

@@ -27,7 +27,7 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::{panics, request};
 
-/// How long tasks may take to end when the daemon stops. What has not ended by then is in the journal.
+/// Time limit for tasks to end when the daemon stops. The journal has those that have not.
 const TO_STOP: Duration = Duration::from_secs(10);
 
 /// Pause before recording the end of a task is retried.
@@ -37,11 +37,11 @@ const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
     choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
-/// Under which word an undo is reported.
+/// The step name under which a rollback is reported.
 const UNDO: &str = "undo";
 
-/// How slow the threads of steps are with the planted fault of an undo that does not wait for them; the undo itself is
-/// not, or it would come after them nevertheless.
+/// Delay of the threads of steps with the planted bug of a rollback that does not wait for them; the rollback itself
+/// is not delayed, or it would come after them nevertheless.
 const SLOW: Duration = Duration::from_millis(150);
 
 /// The running tasks.
@@ -53,12 +53,12 @@ pub struct Tasks {
     count: watch::Sender<usize>,
     /// Whether the daemon is stopping: tasks cancelled from then on were not cancelled by a user.
     stopping: AtomicBool,
-    /// On which VDIs no merge may begin.
+    /// VDIs on which no merge may begin.
     pub wanted: Wanted,
     rules: Rules,
 }
 
-/// What the tasks of a daemon must know of the verbs that they carry out.
+/// How a daemon's tasks treat the verbs that they carry out.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// The verb of jobs that give way to any other operation on their VDI.
@@ -72,9 +72,9 @@ pub struct Rules {
 pub struct Ended {
     /// The VDIs that it was about.
     pub vdis: Vec<Uuid>,
-    /// Repositories in which there may be something to tidy up.
+    /// Repositories that may need a cleanup.
     pub tidies: Vec<Uuid>,
-    /// Whether it was done.
+    /// Whether it succeeded.
     pub done: bool,
 }
 
@@ -85,11 +85,11 @@ pub struct Context {
     task: Task,
     catalogue: Catalogue,
     cancelled: watch::Receiver<Wish>,
-    /// The same for work that continues although the task was cancelled.
+    /// The same requests, for work that continues although the task was cancelled.
     abandoned: watch::Receiver<Wish>,
-    /// When it has last made progress.
+    /// Time of the last progress.
     progressed: watch::Sender<Instant>,
-    /// What its steps have started and may not have ended.
+    /// Threads and processes of its steps that may still be running.
     started: Started,
 }
 
@@ -104,7 +104,7 @@ enum Wish {
 }
 
 impl Tasks {
-    /// None.
+    /// Creates the state with no task running.
     pub fn new(catalogue: Catalogue, rules: Rules) -> Tasks {
         Tasks {
             catalogue,
@@ -178,7 +178,7 @@ impl Tasks {
                 false => tx.end_task(uuid, outcome),
             });
             let Err(problem) = ended.await else { break };
-            // The catalogue is full, for example. Its objects stay reserved until that is recorded.
+            // The catalogue's file system may be full. The objects stay reserved until the end is recorded.
             tracing::error!(task = %uuid, verb, "its end could not be recorded; retrying: {problem}");
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
@@ -187,22 +187,22 @@ impl Tasks {
         panics::tasks(*self.count.borrow());
     }
 
-    /// Requests a task to end. It rolls back; the response does not wait for that.
+    /// Cancels a task, which then rolls back; does not wait for that.
     pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
         self.tell_cancelled(uuid);
         Ok(task)
     }
 
-    /// Has a task end that is recorded as cancelled.
+    /// Notifies a task that is recorded as cancelled.
     pub fn tell_cancelled(&self, uuid: Uuid) {
         if let Some(cancel) = self.running().get(&uuid) {
             cancel.send_replace(Wish::Cancel);
         }
     }
 
-    /// Abandons a task that can neither complete nor roll back, and releases its objects. It is unknown what it has
-    /// left half done: VDIs whose files it was changing are not used until somebody has decided about them.
+    /// Abandons a task that can neither complete nor roll back, and releases its objects. What it has left half done
+    /// is unknown: VDIs whose files it was changing are not used until a user has decided about them.
     pub async fn abandon(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.read(move |view| view.task(uuid)).await?;
         let retried = task.problem.filter(|_| !task.state.is_over() || task.state == TaskState::Stuck);
@@ -225,7 +225,7 @@ impl Tasks {
         Ok(task)
     }
 
-    /// Has tasks that are over by the catalogue leave everything as it is, if they run.
+    /// Makes tasks that have ended according to the catalogue stop without rolling back.
     pub fn let_go(&self, ended: &[Uuid]) {
         let running = self.running();
         for task in ended.iter().filter_map(|task| running.get(task)) {
@@ -233,7 +233,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until a task has ended, but not longer than `patience`; returns the task as it is then.
+    /// Waits until a task has ended, at most for `patience`; returns its state then.
     pub async fn wait(&self, uuid: Uuid, patience: Duration) -> Result<Task, Problem> {
         match tokio::time::timeout(patience, self.end_of(uuid)).await {
             Ok(task) => task,
@@ -241,7 +241,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until a task has ended, however long that takes; returns the task, or why it has failed.
+    /// Waits until a task has ended, without time limit; returns the task, or the problem with which it failed.
     pub async fn success_of(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.end_of(uuid).await?;
         if task.state == TaskState::Done {
@@ -284,7 +284,7 @@ impl Tasks {
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
         let gives_way = self.rules.gives_way;
-        // After everything that is being recorded: a merge that has not seen the request may be among it.
+        // Comes after all pending commits: a merge that has not seen the request may be among them.
         let merge = self.catalogue.write(move |tx| {
             let holders = tx.holders(vdi)?.into_iter().map(|holder| holder.holder);
             let tasks = tx.claimant(vdi)?.into_iter().chain(holders).map(|task| tx.find_task(task));
@@ -299,7 +299,7 @@ impl Tasks {
         self.wait(merge.uuid, TO_STOP).await.map(|_| want)
     }
 
-    /// Ends the tasks without a journal entry: they have ended with the daemon that ran them.
+    /// Ends the tasks without a journal entry: they ended with the daemon that ran them.
     pub async fn end_unjournalled(&self) -> Result<(), Problem> {
         let ended = || Problem::new(Code::Failed, "the daemon stopped while this was in progress").advise("try again");
         self.catalogue
@@ -318,7 +318,7 @@ impl Tasks {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Cancels what can be cancelled, and waits for all for a while.
+    /// Cancels the tasks that can be cancelled, and waits for all, up to a time limit.
     pub async fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         for cancel in self.running().values() {
@@ -333,7 +333,7 @@ impl Tasks {
 }
 
 impl Context {
-    /// The task.
+    /// The UUID of the task.
     pub fn uuid(&self) -> Uuid {
         self.task.uuid
     }
@@ -367,7 +367,7 @@ impl Context {
         }
     }
 
-    /// The same for work that must complete although the task was cancelled.
+    /// A context that ignores cancellation, for work that must complete.
     pub fn regardless(&self) -> Context {
         Context { cancelled: watch::channel(Wish::GoOn).1, ..self.clone() }
     }
@@ -381,7 +381,7 @@ impl Context {
         }
     }
 
-    /// Waits for `work`, but no longer than until the task is cancelled; `work` is dropped then.
+    /// Waits for `work` until the task is cancelled; `work` is then dropped.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         tokio::select! {
             done = work => done,
@@ -390,15 +390,15 @@ impl Context {
     }
 }
 
-/// Records a task, and that it is the answer to the request with this key.
+/// Records a task, and that it is the response to the request with this key.
 fn add_task(tx: &mut repo::Tx<'_>, new: &NewTask, key: Option<&RequestKey>) -> Result<Task, Problem> {
     let task = tx.add_task(new)?;
     key.map_or(Ok(()), |key| tx.keep_answer(key, &Answered::Task(task.uuid)))?;
     Ok(task)
 }
 
-/// Runs work that may wait for storage or for another program on a separate thread. `tried` is reported if that thread
-/// dies. The thread goes on to its end if the caller stops waiting; an undo of its job waits for it.
+/// Runs work that may wait for storage or another program on a separate thread. `tried` is reported if that thread
+/// dies. The thread runs to completion even if the caller stops waiting; an undo of its job waits for it.
 pub async fn blocking<T: Send + 'static>(
     tried: impl Display,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,

@@ -1,7 +1,8 @@
-//! The service manager's watchdog (sd_notify(3), WATCHDOG=1): it is notified for as long as the daemon is able to work.
+//! The service manager's watchdog (sd_notify(3), WATCHDOG=1), which is notified for as long as the daemon is able to
+//! work.
 //!
-//! It knows no object. Invariants: it is notified only if tokio's threads, the catalogue's writer and a reader have
-//! just responded; without a watchdog nothing here wakes up, otherwise once per half of the watchdog's interval.
+//! Invariants: it is notified only if tokio's threads, the catalogue's writer and a reader have just responded;
+//! without a watchdog nothing here wakes up, otherwise once per half of the watchdog's interval.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ use super::put_in_place::{finish, must_have_none};
 use crate::config::Config;
 use crate::daemon;
 
-/// Rebuilds it; returns a message about that.
+/// Rebuilds the catalogue; returns a message for the user.
 pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     must_have_none(config)?;
@@ -38,7 +38,7 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
     Ok(said)
 }
 
-/// One repository, with all that it says of itself.
+/// Imports one repository from its inventory.
 async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
     let source = SrSource::Dir { path: path.clone() };
     let label = Label::read(&Directory::open(path)?)?.ok_or_else(|| {
@@ -46,7 +46,7 @@ async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, P
         Problem::new(Code::NotFound, what)
             .advise("give the directory that contains the images, and check that it is mounted")
     })?;
-    // No other process may use it, on another host either.
+    // No other process may use it, even on another host.
     let Attached { directory, variant } = driver::attach(path, &source, label.uuid)?;
     let sr = Sr {
         uuid: label.uuid,

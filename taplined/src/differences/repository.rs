@@ -66,7 +66,7 @@ async fn of_inventory(daemon: &Daemon, sr: Uuid) -> Result<Option<Problem>, Prob
     })
 }
 
-/// What makes the two the same again.
+/// Advice that reconciles inventory and catalogue.
 const AGAIN: &str = "detach the repository and attach it again: the inventory is then read or rewritten, or attaching \
     says what there is to choose";
 

@@ -1,4 +1,4 @@
-//! Asks running disks by their control protocol (docs/control.md, crate `control`).
+//! Sends requests to running disks by their control protocol (docs/control.md, crate `control`).
 //!
 //! Each verb has a connection of its own, which ends with the response: an idle disk has none and is never woken. This
 //! module knows lines and descriptors, not the meaning of verbs.
@@ -22,17 +22,17 @@ use tokio::net::UnixStream;
 /// Maximum number of files with a line (docs/control.md).
 const FILES_MAX: usize = 128;
 
-/// Bytes of a line that a disk says, at most: sixty layers with the longest paths are a quarter of it.
+/// Maximum line length in bytes: sixty layers with the longest paths need a quarter of it.
 const LINE_MAX: usize = 1 << 20;
 
-/// A file that goes with a verb.
+/// A file passed with a verb.
 #[derive(Debug)]
 pub struct Beside {
     /// The path used in the verb.
     pub path: PathBuf,
     /// Whether it is open for writing.
     pub write: bool,
-    /// The file.
+    /// The open file, whose descriptor is passed.
     pub file: File,
 }
 
@@ -47,13 +47,13 @@ pub async fn ask<V: Ask>(socket: &Path, verb: V, files: Vec<Beside>, patience: D
     })
 }
 
-/// Why a verb was not done.
+/// Why a verb failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     /// The disk has refused.
     #[error("{0}")]
     Disk(control::Error),
-    /// It has not answered.
+    /// The disk has not answered.
     #[error("{0}")]
     Unanswered(Problem),
 }
@@ -93,7 +93,7 @@ pub fn problem(error: control::Error) -> Problem {
             let what = format!("the disk's process runs another version of Tapline: {}", error.message);
             return Problem::new(Code::Unsupported, what).advise("upgrade the disk: tapline vbd upgrade VBD");
         }
-        // The daemon has sent something that is invalid for the disk.
+        // The daemon has sent a request that is invalid for the disk.
         Kind::Malformed | Kind::Invalid => Code::Internal,
         Kind::Failed | Kind::NotAnImage => Code::Failed,
     };
@@ -113,8 +113,8 @@ impl<V: Ask> Asked<V> {
         Asked::with_descriptors(socket, request, descriptors).await
     }
 
-    /// Sends a verb with other descriptors. They are closed here once they are sent: our copies of files would keep
-    /// their locks, and those of sockets would keep them open.
+    /// Sends a verb with other descriptors. They are closed here once sent: our copies would keep files locked and
+    /// sockets open.
     pub async fn with_descriptors(
         socket: &Path,
         request: Request,
@@ -123,7 +123,7 @@ impl<V: Ask> Asked<V> {
         Connection::begin(socket, request, descriptors).await.map(|connection| Asked(connection, PhantomData))
     }
 
-    /// Waits for the response. Progress of a merge before it goes to `told`.
+    /// Waits for the response. Progress of a merge is passed to `on_progress`.
     pub async fn answer(mut self, mut told: impl FnMut(Merge) + Send) -> Result<V::Answer, Refused> {
         loop {
             match self.0.reply().await? {
@@ -136,12 +136,12 @@ impl<V: Ask> Asked<V> {
     }
 }
 
-/// A connection to a disk that tells what happens to it.
+/// A subscription to a disk's events.
 #[derive(Debug)]
 pub struct Watch(Connection);
 
-/// Subscribes to the events of the disk at a control socket for as long as the connection is kept. Returns the current
-/// state and the connection, which is silent while nothing happens.
+/// Subscribes to the events of the disk at a control socket for as long as the connection is kept. Returns the
+/// current state and the connection, which stays idle until an event occurs.
 pub async fn watch(socket: &Path) -> Result<(Condition, Watch), Problem> {
     let mut connection = Connection::begin(socket, Request::of(ask::Watch {}), Vec::new()).await?;
     loop {
@@ -155,7 +155,7 @@ pub async fn watch(socket: &Path) -> Result<(Condition, Watch), Problem> {
 }
 
 impl Watch {
-    /// The next event; none when the disk has ended.
+    /// The next event; `None` when the disk has exited.
     pub async fn event(&mut self) -> Result<Option<Change>, Problem> {
         while let Some(reply) = self.0.reply::<Condition, Change>().await? {
             if let Reply::Event(change) = reply {
@@ -184,7 +184,7 @@ impl Connection {
         Ok(Connection { socket: socket.to_owned(), stream: BufReader::new(stream), line: Vec::new() })
     }
 
-    /// What the disk says next; none when it has ended.
+    /// The next line from the disk; `None` when it has closed the connection.
     async fn reply<A: DeserializeOwned, E: DeserializeOwned>(&mut self) -> Result<Option<Reply<A, E>>, Problem> {
         // A compromised process may send anything, for any length of time.
         let room = LINE_MAX.saturating_sub(self.line.len());
@@ -196,12 +196,12 @@ impl Connection {
             None => Ok(None),
             Some(b'\n') => Reply::parse(&line).map(Some).map_err(|why| self.senseless(why)),
             Some(_) if line.len() >= LINE_MAX => Err(self.senseless(format!("it is longer than {LINE_MAX} bytes"))),
-            // It ended in the middle of a line, which is discarded.
+            // A truncated line is discarded.
             Some(_) => Ok(None),
         }
     }
 
-    /// It has answered, so it is there.
+    /// The disk sent an invalid line: an internal error, because the process is running.
     fn senseless(&self, why: impl std::fmt::Display) -> Problem {
         Problem {
             code: Code::Internal,
@@ -222,7 +222,7 @@ fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
     Problem::failed(format_args!("send a request to the disk at {}", socket.display()), why)
 }
 
-/// Sends a line, and its descriptors with the first byte of it.
+/// Sends a line, with its descriptors attached to the first byte.
 async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> std::io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
     let sent = stream.async_io(Interest::WRITABLE, || {

@@ -1,7 +1,7 @@
-//! Checks a disk process that has not responded in time until it does, and marks the VBD in the meantime.
+//! Polls a disk process that has not responded in time until it does, and marks the VBD in the meantime.
 //!
-//! Only a disk that has not answered a request, or whose process looks as if it hung, is checked: an idle disk causes
-//! no wake-ups.
+//! Only disks that have not answered a request, or whose process appears hung, are polled: an idle disk is never
+//! woken.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,16 +15,16 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
-/// Time to respond, and the pause before the next check, which doubles each time.
+/// Timeout for a response, and the pause before the next poll, which doubles each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// VBDs whose processes do not answer.
+/// VBDs whose processes do not respond.
 #[derive(Debug, Default)]
 pub struct Doubted {
     vbds: Mutex<HashSet<Uuid>>,
-    /// Wakes those who wait before they check such a process again.
+    /// Wakes the tasks that wait before the next poll.
     to_ask: Notify,
 }
 
@@ -33,13 +33,13 @@ impl Doubted {
         self.vbds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has processes that did not respond checked now: one of them may respond again.
+    /// Polls silent processes now: one of them may respond again.
     pub fn ask_now(&self) {
         self.to_ask.notify_waiters();
     }
 }
 
-/// A disk has not responded in time: checks it until it responds or has exited.
+/// Polls a disk that has not responded in time until it responds or has exited.
 pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     if !daemon.disks.doubted.vbds().insert(vbd) {
         return;
@@ -67,14 +67,14 @@ async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem>
         before = Some(problem);
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // It may respond again.
+            // Its storage may have recovered.
             () = daemon.disks.doubted.to_ask.notified() => {}
         }
         pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
     }
 }
 
-/// Sets or clears the problem of a plugged VBD. A problem that was recorded by others in the meantime stays.
+/// Sets or clears the problem of a plugged VBD. A problem that another operation recorded in the meantime stays.
 async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Option<Problem>) -> Result<(), Problem> {
     let told = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
         Some(now) if now.state == VbdState::Plugged && now.problem == before => {
@@ -114,7 +114,7 @@ mod test {
 
     #[test]
     fn a_process_state_is_described() {
-        // Its first thread waits for the one that runs this.
+        // The first thread waits for the one that runs this test.
         let own = condition(std::process::id());
         assert!(own.starts_with("sleeping") || own.starts_with("running"), "{own}");
         assert_eq!(condition(u32::MAX), "in an unknown state");

@@ -12,7 +12,7 @@ use super::doubt::doubt;
 use super::names::ServedLayer;
 use crate::daemon::Daemon;
 
-/// How long a verb may take that holds requests for a moment.
+/// Time limit for a verb that briefly holds requests.
 const TO_CHANGE: Duration = Duration::from_secs(120);
 
 /// Time limit for a merge: a disk that makes no progress for this long never will.
@@ -21,8 +21,8 @@ const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
-/// Refuses a verb on a stuck disk: it would wait in the socket of the process, which would do it when it continues,
-/// long after the request was given up.
+/// Refuses a verb on a stuck disk: it would stay in the socket of the process, and be carried out long after the
+/// caller gave up.
 pub fn must_answer(vbd: &Vbd) -> Result<(), Problem> {
     if vbd.health.state != HealthState::Stuck {
         return Ok(());
@@ -56,7 +56,7 @@ pub async fn unless_stuck<T>(
             match events.recv().await {
                 Ok(event) if (event.kind, event.uuid) != (ObjectKind::Vbd, vbd) => continue,
                 Ok(_) | Err(RecvError::Lagged(_)) => must_answer_now(daemon, vbd).await?,
-                // The daemon ends.
+                // The daemon exits.
                 Err(RecvError::Closed) => std::future::pending().await,
             }
         }
@@ -68,7 +68,7 @@ pub async fn unless_stuck<T>(
     }
 }
 
-/// Has the disk process of a VBD do a verb. While another takes its place, that waits.
+/// Sends a verb to the disk process of a VBD. Waits while the process is being replaced.
 pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
@@ -77,7 +77,7 @@ pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>
     heard(daemon, vbd, answer)
 }
 
-/// Has the disk process of a VBD do a verb with files that are no images.
+/// Like [`ask`], with files that are not images.
 pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
@@ -85,12 +85,12 @@ pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside
     heard(daemon, vbd, answer)
 }
 
-/// Has a disk grow; its new size is then recorded by the caller.
+/// Grows a disk; the caller then records its new size.
 pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused> {
     ask(daemon, vbd, ask::Resize { size, recorded: true }, Vec::new()).await.map(drop)
 }
 
-/// A disk that has not responded in time is polled from now on until it does.
+/// Starts polling a disk that has not responded in time.
 fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
     if matches!(&answer, Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout) {
         doubt(daemon, vbd);
@@ -98,8 +98,8 @@ fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T,
     answer
 }
 
-/// Has the disk process of a VBD carry out a merge, and passes its progress on. An upgrade interrupts that, and the new
-/// process gets the request again, with newly opened files.
+/// Runs a merge in the disk process of a VBD and reports its progress. An upgrade interrupts it; the new process gets
+/// the request again, with newly opened files.
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
@@ -123,7 +123,7 @@ where
         let answered =
             answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
-            // Or it had not even received it when its connections were closed.
+            // Or the process had not yet received it when its connections were closed.
             Err(why) if is_replaced(&why) || gate.count() != before => {
                 tracing::info!(%vbd, "repeating the request to its new process: {why}");
             }
@@ -148,7 +148,7 @@ pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer
             .collect::<Option<_>>()
             .map(Some)
             .ok_or_else(|| Problem::failed(format_args!("list the layers of VBD {vbd}"), "a layer has no file")),
-        // No process listens any more, or it has exited in the meantime. One that is only slow may still be writing.
+        // No process listens any more, or it has just exited. A merely slow one may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),
     }

@@ -1,5 +1,5 @@
-//! Redo logs of images, which are passed to disk processes along with the images: the changes of completed requests
-//! outlive the process that completed them.
+//! Redo logs of images, which are passed to disk processes along with the images: they preserve the changes of
+//! completed requests beyond the process that completed them.
 //!
 //! A log is a file in memory, named after the image's file by the same rules as in disk processes, whose source file is
 //! shared (`redo_name`); a process that serves the image without the daemon finds it too. It knows nothing about a
@@ -18,20 +18,20 @@ use repo::driver::{Directory, is_used};
 use super::control::Beside;
 use crate::config::Config;
 
-/// The directory in which they are.
+/// The directory of the redo logs.
 #[derive(Clone, Debug)]
 pub struct RedoLogs {
     directory: PathBuf,
 }
 
 impl RedoLogs {
-    /// From the settings.
+    /// The redo logs in the configured run directory.
     pub fn of(config: &Config) -> RedoLogs {
         RedoLogs { directory: config.run_directory.join("redo") }
     }
 
-    /// The files that belong to an image file: its log; and the file once more, open for writing, if a process has left
-    /// data to be written to it and it is passed for reading.
+    /// The files to pass with an image file: its redo log; and, for an image passed for reading into which a process
+    /// has left data to be written, the image once more, open for writing.
     pub fn beside(&self, path: &Path, write: bool, image: &File) -> Result<Vec<Beside>, Problem> {
         self.open(path, write, image)
             .map_err(|error| Problem::failed(format_args!("open the redo log of {}", path.display()), error))
@@ -53,7 +53,7 @@ impl RedoLogs {
         Ok(all)
     }
 
-    /// Refuses to serve an image for writing to a guest that has it already, if the log that its process had is gone.
+    /// Refuses to serve an image for writing to a guest that already has it, if its process's redo log is gone.
     pub fn must_be_there(&self, path: &Path, image: &Metadata) -> Result<(), Problem> {
         let tried = |error| Problem::failed(format_args!("find the redo log of {}", path.display()), error);
         let log = self.directory.join(redo_name::file_name(image));
@@ -71,8 +71,8 @@ impl RedoLogs {
         ))
     }
 
-    /// Removes the logs of a repository's images that no process has locked, because another host has used the images
-    /// since. Returns the images whose logs were not empty.
+    /// Removes the redo logs of a repository's images that no process has locked, because another host has used the
+    /// images since. Returns the images whose logs were not empty.
     pub fn remove_void(&self, directory: &Directory) -> Result<Vec<String>, Problem> {
         let mut removed = Vec::new();
         if self.directory.read_dir().map_or(true, |mut logs| logs.next().is_none()) {
@@ -97,7 +97,7 @@ impl RedoLogs {
         Ok(removed)
     }
 
-    /// The files of a verb, with their logs.
+    /// Adds the redo logs of the files that go with a verb.
     pub fn with_logs(&self, mut files: Vec<Beside>) -> Result<Vec<Beside>, Problem> {
         let logs = files.iter().filter(|file| file.write).map(|file| self.beside(&file.path, true, &file.file));
         let logs = logs.collect::<Result<Vec<_>, _>>()?;
@@ -105,7 +105,7 @@ impl RedoLogs {
         Ok(files)
     }
 
-    /// The files that belong to those passed to a process at its start.
+    /// The files to pass with those that a process gets at its start.
     pub fn of_handed(&self, files: &[Beside]) -> Result<Vec<Beside>, Problem> {
         let mut all = Vec::new();
         for file in files {

@@ -1,7 +1,7 @@
 //! Changing requests: each is carried out even if its client disconnects, only if the object is still as `If-Match`
 //! says, and a repetition with the same `Idempotency-Key` gets the original response (`crate::request`).
 //!
-//! A repetition is answered before the condition is checked: the object has changed, since the request was carried out.
+//! A repetition is answered before its condition is checked: the first request has changed the object.
 
 use api::{Code, Problem, Requester};
 use axum::body::{Body, HttpBody};
@@ -37,7 +37,7 @@ const ANSWER_MAX: u64 = 16 << 10;
 /// because the name is taken.
 const TOKENS: &str = "/v1/tokens";
 
-/// Handles a request. A change continues when its client disconnects, so that nothing recorded is left undone.
+/// Handles a request. A change continues after its client disconnects, so that nothing is left half done.
 pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
     if request.extensions().get::<Undeclared>().is_some() {
         return next.run(request).await;
@@ -99,10 +99,10 @@ fn wrong(what: &str) -> Problem {
     Problem::new(Code::Invalid, what).field(HEADER).advise("use a new random UUID for each request")
 }
 
-/// Carries out a request, if the object is as it demands. The key is returned unless the response was recorded with it.
+/// Carries out a request if its condition holds. The key is returned unless the response was recorded with it.
 ///
-/// The condition is checked here for all, and once more in the transaction of the change by those that have only one:
-/// what has to wait before its first change is refused at once.
+/// The condition is checked here for all, so that work that would have to wait before its first change is refused at
+/// once; requests of a single transaction check it again there.
 async fn conditionally(
     daemon: &Daemon,
     key: Option<RequestKey>,
@@ -116,7 +116,7 @@ async fn conditionally(
     Ok(current::during(key, condition, next.run(request)).await)
 }
 
-/// Carries out a request with a key unless that was done before.
+/// Carries out a request with a key, unless that was done before.
 async fn once(
     daemon: &Daemon,
     mut key: RequestKey,
@@ -188,8 +188,7 @@ fn said(path: &str, status: u16, body: String) -> Response {
     (status, AppendHeaders(location), [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Stores a response that was not recorded in the change's own transaction: repeating such a request has the same
-/// result.
+/// Stores a response that was not recorded in the change's own transaction: such requests are idempotent.
 async fn keep(daemon: &Daemon, key: RequestKey, response: Response) -> Result<Response, Refusal> {
     if response.body().size_hint().upper().is_none_or(|len| len > ANSWER_MAX) {
         return Ok(response);

@@ -21,10 +21,10 @@ use super::extract::Asked;
 use super::list::check_limit;
 use crate::daemon::Daemon;
 
-/// Interval of keep-alive messages while nothing happens.
+/// Interval of keep-alive messages while no events occur.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// The routes.
+/// The route of events.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(event_follow))
 }

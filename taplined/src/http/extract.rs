@@ -13,11 +13,11 @@ use uuid::Uuid;
 use super::Refusal;
 use super::listener::TO_ASK;
 
-/// Maximum bytes of a body: the longest has all the strings of programs that an object may have (64 of 16,384
-/// characters), each escaped as two halves (`\ud83d\ude00`).
+/// Maximum bytes of a body. The longest contains all of an object's `other_config` strings (64 of 16,384 characters),
+/// each character escaped as a surrogate pair (`\ud83d\ude00`).
 pub const BODY_MAX: usize = 16 << 20;
 
-/// A JSON body.
+/// A JSON request body.
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
@@ -26,16 +26,16 @@ pub struct Body<T>(pub T);
 #[into_params(names("uuid"), parameter_in = Path)]
 pub struct Id(pub Uuid);
 
-/// Both UUIDs in the path of what belongs to an object.
+/// Both UUIDs in the path of an object's part.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// The object.
     pub of: Uuid,
-    /// What belongs to it.
+    /// Its part.
     pub uuid: Uuid,
 }
 
-/// The query.
+/// The query of a request.
 #[derive(Debug)]
 pub struct Asked<T>(pub T);
 
@@ -49,8 +49,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Reads the complete body. Without the time limit, a client that stops in the middle could keep its connection
-/// forever.
+/// Reads the complete body. Without the time limit, a client that stops midway could keep its connection forever.
 pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
     let what = match tokio::time::timeout(patience, axum::body::to_bytes(body, BODY_MAX)).await {
         Ok(Ok(bytes)) => return Ok(bytes),
@@ -60,10 +59,10 @@ pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, 
     Err(Problem::new(Code::Malformed, what))
 }
 
-/// An empty body means an object without fields.
+/// An empty body is an object without fields.
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
-    // It would be read as the fields in their order.
+    // serde would read an array as the fields in their order.
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(Problem::new(Code::Invalid, "the request body must be a JSON object, not an array").into());
     }
@@ -73,7 +72,7 @@ fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
         let inner = error.into_inner();
         let code = if inner.is_data() { Code::Invalid } else { Code::Malformed };
         let problem = Problem::new(code, format!("invalid request body: {inner}"));
-        // The parser names what it has not read as `?`.
+        // The parser calls fields that it has not read `?`.
         if matches!(path.as_str(), "." | "?") { problem } else { problem.field(path) }
     })?;
     json.end().map_err(|_| Problem::new(Code::Malformed, "there is extra data after the JSON value"))?;

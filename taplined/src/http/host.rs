@@ -20,7 +20,7 @@ use crate::differences;
 use crate::drain;
 use crate::reconcile::Heal;
 
-/// The routes.
+/// The routes of the host.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(host_show))

@@ -1,5 +1,5 @@
-//! What the API says of itself: an index, its document, a page that shows it, and the types of problems. None of it
-//! needs a file.
+//! The API's self-description: an index, the OpenAPI document, a page that shows it, and the types of problems. None
+//! of it needs a file.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::daemon::Daemon;
 /// The page that shows the document in a browser.
 const DOCS: &str = include_str!("docs.html");
 
-/// The page may run its own script, which may read from the daemon and nowhere else.
+/// The page may run its own script, which may read from the daemon only.
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'";
 
@@ -40,7 +40,7 @@ const LINKS: [&str; 12] = [
     "docs",
 ];
 
-/// The routes.
+/// The routes of the document and the types of problems.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(openapi))

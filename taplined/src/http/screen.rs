@@ -1,6 +1,7 @@
-//! `/vms/UUID/screen`: the VNC server of a machine as a WebSocket, for browsers.
+//! `/vms/UUID/screen`: the VNC server of a VM as a WebSocket, for browsers.
 //!
-//! It knows nothing about RFB: bytes are relayed. Invariant: a relay ends with the token with which it was opened.
+//! It knows nothing about RFB: bytes are relayed. Invariant: a relay ends when the token that opened it becomes
+//! invalid.
 
 use api::{Code, Problem};
 use axum::body::Body;
@@ -21,12 +22,12 @@ use crate::daemon::Daemon;
 /// The subprotocol of the WebSocket.
 const PROTOCOL: &str = "tapline.screen";
 
-/// Screens that are relayed at a time. Each has two buffers and two descriptors.
+/// Maximum number of relayed screens. Each needs two buffers and two descriptors.
 const SCREENS_MAX: usize = 64;
 
 static SCREENS: Semaphore = Semaphore::const_new(SCREENS_MAX);
 
-/// The routes.
+/// The route of the screens of VMs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(vm_screen))
 }

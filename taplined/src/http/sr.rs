@@ -1,4 +1,4 @@
-//! `/srs`.
+//! `/srs`: storage repositories.
 
 use api::{
     About, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound, SrIntroduce,
@@ -30,7 +30,7 @@ use crate::task::Context;
 use crate::task::job::Job;
 use crate::vdi;
 
-/// The routes.
+/// The routes of repositories.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(sr_list, sr_create))
@@ -195,7 +195,7 @@ async fn sr_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<
         plug::shape_all(&daemon, uuid).await;
     }
     if sr.state == SrState::Attached {
-        // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
+        // Free space depends on the reserve; failure to measure it does not invalidate the change.
         daemon.srs.measure_now(uuid).await;
     }
     Ok(Json(daemon.catalogue.read(move |view| view.shown_sr(uuid)).await?))
@@ -208,14 +208,14 @@ async fn sr_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<
 )]
 async fn sr_destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Answer {
     if trial.dry_run {
-        // Running work in the repository is not interrupted.
+        // A dry run does not interrupt running work in the repository.
         let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
         return Ok(Json(job.plan(&daemon.srs).await?).into_response());
     }
     let claim = daemon.srs.claim(uuid, "destroyed")?;
     let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
-    // From here on it cannot be attached: its state says so, and its label is being removed.
+    // From here on it cannot be attached: its state prevents it, and its label is being removed.
     drop(claim);
     begun(task).map(IntoResponse::into_response)
 }
@@ -289,7 +289,7 @@ async fn sr_forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusC
             return Err(Problem::new(Code::State, what).advise("detach it first"));
         }
         tx.check_sr_unused(uuid)?;
-        // If the repository is lost for good or read-only, they can never be written.
+        // Changes to a repository that is lost for good or read-only can never be written.
         let writable = state == SrState::Detached && !variant.is_some_and(|variant| variant.read_only);
         let lines = tx.inventory_lines(uuid)?;
         let unwritten = lines.iter().filter(|line| written.is_none_or(|written| line.generation > written)).count();
@@ -330,7 +330,7 @@ pub(super) async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> R
     }
 }
 
-/// Begins a task that leaves nothing to clean up.
+/// Begins a task that needs no cleanup.
 pub(super) async fn begin<W, F>(daemon: &Daemon, sr: Uuid, verb: &'static str, work: W) -> Begun
 where
     W: FnOnce(Context) -> F + Send + 'static,

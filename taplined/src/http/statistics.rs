@@ -18,12 +18,12 @@ use crate::daemon::Daemon;
 use crate::metrics;
 use crate::statistics::{self, DiskFilter};
 
-/// The routes.
+/// The routes of statistics.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(statistics_list)).routes(routes!(vbd_statistics)).routes(routes!(vbd_history))
 }
 
-/// The route that Prometheus asks by default.
+/// The route that Prometheus scrapes by default.
 pub fn root() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(metrics))
 }

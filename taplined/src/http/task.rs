@@ -1,4 +1,4 @@
-//! `/tasks`.
+//! `/tasks`: long-running operations.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::request;
 /// The maximum wait in seconds: proxies and clients often have no longer timeouts.
 const WAIT_MAX: u32 = 60;
 
-/// The routes.
+/// The routes of tasks.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(task_list))

@@ -15,7 +15,7 @@ use super::list::{Page, Paging};
 use super::{Answer, Created, created};
 use crate::daemon::Daemon;
 
-/// The routes.
+/// The routes of tokens.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(token_list, token_create)).routes(routes!(token_show, token_revoke))
 }

@@ -18,7 +18,7 @@ use super::{Answer, Created, Refusal, created};
 use crate::daemon::Daemon;
 use crate::upload;
 
-/// The routes.
+/// The routes of uploads.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(upload_list, upload_create))

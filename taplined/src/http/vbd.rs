@@ -1,4 +1,4 @@
-//! `/vbds`.
+//! `/vbds`: virtual block devices.
 
 use std::collections::HashSet;
 
@@ -30,7 +30,7 @@ use crate::vm::{self, Reader};
 /// The default limit on a VBD's queues: more gain little, and each costs guest memory.
 const QUEUES_DEFAULT_MAX: u16 = 4;
 
-/// The routes.
+/// The routes of VBDs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(vbd_list, vbd_create))

@@ -1,4 +1,4 @@
-//! `/vdis`.
+//! `/vdis`: virtual disk images.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ use crate::reconcile;
 use crate::request;
 use crate::vdi::begin;
 
-/// The routes.
+/// The routes of VDIs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(vdi_list, vdi_create))

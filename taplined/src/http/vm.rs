@@ -1,4 +1,4 @@
-//! `/vms`.
+//! `/vms`: virtual machines.
 
 use api::{
     Code, Name, ObjectKind, Power, Problem, Task, Vm, VmClone, VmCreate, VmHardware, VmPatch, VmRevert, VmShutdown,
@@ -26,7 +26,7 @@ use crate::disk::paths::DiskPaths;
 use crate::request;
 use crate::vm;
 
-/// The routes.
+/// The routes of VMs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(vm_list, vm_create))

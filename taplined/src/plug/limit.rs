@@ -1,7 +1,7 @@
-//! Has a running disk process keep the limits that the catalogue has.
+//! Applies the limits recorded in the catalogue to a running disk process.
 //!
-//! They are in the catalogue before: a process that is not reached, or is replaced meanwhile, gets them when it starts.
-//! So repeating it does no harm. Invariant: the last that a process is told is what the catalogue has.
+//! They are recorded first: a process that cannot be reached, or is replaced in the meantime, gets them when it
+//! starts. Sending them is idempotent. Invariant: the last limits sent to a process are those in the catalogue.
 
 use ::control::ask;
 use api::{DiskLimits, Problem};
@@ -12,13 +12,13 @@ use crate::daemon::Daemon;
 use crate::disk::limits::{self, to_process};
 use crate::disk::live;
 
-/// Tells the process of a plugged VBD its limits. Goes on trying in the background if that fails: they are recorded,
-/// and a repetition of the request with its key is answered by what was recorded.
+/// Sends its limits to the process of a plugged VBD. If that fails, retries in the background: the limits are
+/// recorded, and a repetition of the request with its key only returns the recorded response.
 pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     told::now_or_later(daemon, vbd, |daemon, vbd| async move { limit(&daemon, vbd).await }).await
 }
 
-/// The same once.
+/// Sends the limits once.
 async fn limit(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let now = || daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.limits));
     told::until_current(now, |limits| tell(daemon, vbd, limits)).await
@@ -38,14 +38,14 @@ async fn tell(daemon: &Daemon, vbd: Uuid, limits: Option<DiskLimits>) -> Result<
     Err(told::not_in_force(refused, &recorded, "plugging it again has them, too"))
 }
 
-/// The limits of a running process that the catalogue does not know.
+/// The limits reported by a running process that the catalogue does not contain.
 pub async fn of_process(daemon: &Daemon, vbd: Uuid) -> Option<DiskLimits> {
     let limited = daemon.disks.ask(vbd, ask::Limit { limits: None, recorded: true }, TO_SAY).await.ok()?;
     limits::of_process(limited.limits)
 }
 
-/// Tells a process that was found running its limits, in the background: the daemon before this one may have ended
-/// between recording them and telling it.
+/// Sends its limits to a process that was found running, in the background: the previous daemon may have stopped
+/// between recording and sending them.
 pub fn tell_again(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     told::in_background(vbd, async move { limit(&daemon, vbd).await });

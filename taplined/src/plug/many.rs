@@ -11,13 +11,13 @@ use super::unplug;
 use crate::daemon::Daemon;
 use crate::task::Context;
 
-/// Problems that a task's own problem quotes: the first tell enough, and each VBD has its own.
+/// Maximum number of problems quoted in a task's own problem; each VBD has its own.
 const QUOTED_MAX: usize = 3;
 
 /// The outcome for each VBD.
 type Outcomes = Vec<(Uuid, Result<(), Problem>)>;
 
-/// Plugs VBDs: a task, which is done when all are plugged.
+/// Starts a task that plugs VBDs, done when all are plugged.
 pub async fn plug_many(daemon: &Daemon, vbds: Vec<Uuid>) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let new = new("vbd-plug", &vbds);
@@ -48,7 +48,7 @@ pub async fn unplug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> 
     sum("unplugged", outcomes).map(drop)
 }
 
-/// Unplugs VBDs: a task, which is done when all are unplugged.
+/// Starts a task that unplugs VBDs, done when all are unplugged.
 pub async fn unplug_many(daemon: &Daemon, vbds: Vec<Uuid>, force: bool) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let new = new("vbd-unplug", &vbds);
@@ -57,7 +57,7 @@ pub async fn unplug_many(daemon: &Daemon, vbds: Vec<Uuid>, force: bool) -> Resul
     daemon.tasks.start(daemon, new, work).await
 }
 
-/// Unplugs VBDs, in a task of the caller's.
+/// Unplugs VBDs, in a task of the caller.
 pub async fn unplug_each(daemon: &Daemon, vbds: Vec<Uuid>, force: bool, context: &Context) -> Outcomes {
     let work = |vbd| {
         let (daemon, context) = (daemon.clone(), context.clone());
@@ -71,8 +71,8 @@ fn new(verb: &'static str, vbds: &[Uuid]) -> NewTask {
     NewTask { uuid: Uuid::new_v4(), verb, about, cancellable: true, intent: None }
 }
 
-/// Work that goes on although nobody waits for it any longer. Ended in the middle, an unplug would forget a process
-/// that it has not stopped yet.
+/// Futures that complete even if the caller is dropped. An unplug dropped midway would forget a process that it has
+/// not stopped yet.
 struct Concurrently<T: 'static>(JoinSet<T>);
 
 impl<T: 'static> Drop for Concurrently<T> {
@@ -81,7 +81,8 @@ impl<T: 'static> Drop for Concurrently<T> {
     }
 }
 
-/// Handles all concurrently, and to the end even if the caller stops waiting; the queue limits the concurrency.
+/// Runs the work of all VBDs concurrently, to completion even if the caller is dropped; the queue limits the
+/// concurrency.
 async fn each<W, F>(vbds: Vec<Uuid>, context: &Context, work: W) -> Outcomes
 where
     W: Fn(Uuid) -> F,
@@ -105,14 +106,14 @@ where
     outcomes.into_iter().map(|(_, vbd, outcome)| (vbd, outcome)).collect()
 }
 
-/// The result of a task with several VBDs: the outcome of each, or an error.
+/// The result of a task with several VBDs: those done, or an error.
 fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
     let failed: Vec<&Problem> = outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()).collect();
     let Some(first) = failed.first() else {
         let vbds: Vec<Uuid> = outcomes.iter().map(|(vbd, _)| *vbd).collect();
         return Ok(json!({ done: vbds }));
     };
-    // Hundreds may fail for one reason.
+    // Hundreds may fail for the same reason.
     let mut reasons: Vec<&str> = Vec::new();
     for problem in &failed {
         if !reasons.contains(&problem.detail.as_str()) {

@@ -1,9 +1,10 @@
-//! Tells a running disk process how the transfers of its repository's disks are split and merged
-//! (docs/decisions/0049): what is set, and the policy that was measured on its storage.
+//! Sends a running disk process the rules for splitting and merging the transfers of its repository's disks
+//! (docs/decisions/0049): the configured sizes, and the policy measured on its storage.
 //!
-//! Each process is told when its supervision begins, as of its share, and all of a repository when something changes.
-//! The catalogue has it before, so repeating it does no harm. Invariants: the last that a process is told is what the
-//! catalogue has; a policy of other storage than the repository is on is never followed.
+//! Each process gets them when its supervision begins, like its share, and all processes of a repository when
+//! something changes. They are in the catalogue first, so sending them is idempotent. Invariants: the last rules sent
+//! to a process are those in the catalogue; a policy measured on other storage than the repository's is never
+//! followed.
 
 use ::control::answer::{NOT_FOLLOWED, PolicyNote};
 use ::control::{SizeRule, ask};
@@ -14,7 +15,7 @@ use super::told;
 use crate::daemon::Daemon;
 use crate::disk::live;
 
-/// Tells a process whose supervision has begun, in the background.
+/// Sends the rules to a process whose supervision has begun, in the background.
 pub fn tell(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     told::in_background(vbd, async move {
@@ -22,7 +23,7 @@ pub fn tell(daemon: &Daemon, vbd: Uuid) {
     });
 }
 
-/// Tells the processes of all plugged disks of a repository, in the background.
+/// Sends the rules to the processes of all plugged disks of a repository, in the background.
 pub async fn tell_all(daemon: &Daemon, sr: Uuid) {
     match daemon.catalogue.read(move |view| view.plugged_in_sr(sr)).await {
         Ok(vbds) => vbds.into_iter().for_each(|vbd| tell(daemon, vbd)),
@@ -30,7 +31,7 @@ pub async fn tell_all(daemon: &Daemon, sr: Uuid) {
     }
 }
 
-/// The same once.
+/// Sends the rules once.
 async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let now = || {
         daemon.catalogue.read(move |view| {
@@ -47,11 +48,11 @@ async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Shape) -> Result<(), Problem
     said.map(drop).map_err(|refused| told::not_in_force(refused, recorded, "plugging it again has them, too"))
 }
 
-/// What the disks of a repository are told.
+/// The rules for the disks of a repository.
 fn asked(sr: &Sr) -> ask::Shape {
     let (policy, is_used) = match sr.policy_in_force() {
         Ok(policy) => (policy.map(|policy| note(sr.uuid, policy)), policy.is_some()),
-        // It goes with the reason, for those who look at the disk.
+        // The reason is passed on, to be shown with the disk.
         Err(problem) => {
             let unused = |policy: &SrPolicy| PolicyNote {
                 split: None,

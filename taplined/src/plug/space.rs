@@ -1,5 +1,5 @@
-//! Learns from a disk that its guest waits for space, and when it continues: over one connection that is silent while
-//! nothing happens.
+//! Learns from a disk that its guest waits for space, and when it continues: over a connection that is idle while
+//! nothing changes.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
-/// Pause before a running disk that was not reached is tried again: it may have had too many clients.
+/// Pause before a running disk is contacted again after a failure: it may have had too many clients.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a disk may take to accept a notification.
+/// Time limit for a disk to accept a notification.
 const TO_TELL: Duration = Duration::from_secs(5);
 
-/// Marks that the disk is being watched, until this is dropped.
+/// A subscription to a disk's events, which dropping it ends.
 #[derive(Debug)]
 pub struct Listening(JoinHandle<()>);
 
@@ -28,12 +28,12 @@ impl Drop for Listening {
     }
 }
 
-/// Listens to the disk of a VBD.
+/// Subscribes to the events of a VBD's disk.
 pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
     let daemon = daemon.clone();
     Listening(tokio::spawn(async move {
         loop {
-            // If the disk has ended, so does this.
+            // When the disk's supervision ends, so does this.
             if let Err(problem) = hear(&daemon, vbd).await {
                 tracing::debug!(%vbd, "{problem}");
             }
@@ -67,7 +67,7 @@ async fn record_broken(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     daemon.catalogue.write(move |tx| tx.see_vbd(vbd, |seen| seen.broken = true)).await
 }
 
-/// Its process has died of a request, and the next one, and the next.
+/// Logs that requests crashed several processes of the disk in turn.
 fn tell_of_fatal(vbd: Uuid, count: u64) {
     if count > 0 {
         let what = "requests that crashed this disk's processes were failed with an error: see its log";
@@ -75,7 +75,7 @@ fn tell_of_fatal(vbd: Uuid, count: u64) {
     }
 }
 
-/// Records whether the guest waits, if that has changed; its repository is notified if it does.
+/// Records whether the guest waits for space, if that has changed, and updates its repository.
 async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;
@@ -98,7 +98,7 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
     Ok(())
 }
 
-/// Notifies disks whose guests wait for space that there is space in their repository. Runs as long as the daemon.
+/// Notifies disks whose guests wait for space that their repository has space. Runs as long as the daemon.
 pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
     loop {
         let sr = match relieved.recv().await {

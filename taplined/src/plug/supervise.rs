@@ -1,6 +1,6 @@
 //! Supervises disk processes: one that dies is replaced by a new one.
 //!
-//! It waits for the end of the process by its pidfd and does nothing until then: an idle disk causes no wake-ups.
+//! It waits for the exit of the process by its pidfd and does nothing until then: an idle disk causes no wake-ups.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ impl Served {
     }
 }
 
-/// Supervises the process from now on. `None` means that it has died and has to be restarted.
+/// Supervises the process from now on. `None`: the process has died and must be restarted.
 pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
@@ -53,7 +53,7 @@ pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-/// Waits for the end of a process that was told to stop; then the VBD is unplugged.
+/// Waits for the exit of a process that was asked to stop; then the VBD is unplugged.
 pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
@@ -141,7 +141,7 @@ fn compare(daemon: &Daemon, vbd: Uuid) {
     tokio::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
 }
 
-/// The process to which an exited process handed over its disk, on request of somebody other than this daemon.
+/// The process to which an exited process handed over its disk, at the request of another client than this daemon.
 async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<Ended, Problem>) -> Option<DiskProcess> {
     if let Ok(Ended::Badly(_)) = ended {
         return None;
@@ -154,7 +154,7 @@ async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<E
     Some(next)
 }
 
-/// Whether there is no guest left for which another process could serve.
+/// Whether there is no guest left to serve.
 async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     let found = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await;
     let done = match found {
@@ -168,8 +168,8 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     })
 }
 
-/// Whether the VBD was unplugged by other means while supervised: its repository was used by another host. The files of
-/// its process are then removed; the next plug waits for that.
+/// Whether the VBD was unplugged by other means while supervised: its repository was used by another host. The files
+/// of its process are then removed; the next plug waits for that.
 async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await;
     if !matches!(now, Ok(Some(now)) if now.state == VbdState::Unplugged) {
@@ -209,7 +209,7 @@ async fn revive(
     }
 }
 
-/// The problem that describes the death of a process, with the error that it reported, if it did.
+/// The problem that describes the death of a process, with the error that it reported, if any.
 fn died(place: &DiskPaths, how: Result<Ended, Problem>, error: Option<String>) -> Problem {
     let how = match how {
         Ok(Ended::Well) => "exited unexpectedly".into(),
@@ -222,7 +222,7 @@ fn died(place: &DiskPaths, how: Result<Ended, Problem>, error: Option<String>) -
     Problem::new(Code::Failed, format!("the process that served the disk ended ({how}){error}; its log: {log}"))
 }
 
-/// Records a death, and when another process is started.
+/// Records a death, and the time of the restart.
 async fn record(daemon: &Daemon, vbd: Uuid, died: &Problem, pause: Duration) -> Result<(), Problem> {
     tracing::error!(%vbd, ?pause, "{died}");
     let problem = if pause.is_zero() { died.clone() } else { with_next_try(died, Timestamp::now(), pause) };
@@ -237,7 +237,7 @@ async fn record(daemon: &Daemon, vbd: Uuid, died: &Problem, pause: Duration) -> 
     recorded.await
 }
 
-/// A death, with what to do about it and when it is tried again.
+/// A death's problem, with advice about the next retry.
 fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
     let at = now.saturating_add(pause).unwrap_or(now);
     let at = at.round(TimestampRound::new().smallest(Unit::Second)).unwrap_or(at);
@@ -248,7 +248,7 @@ fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
 
 /// Starts a process to replace the dead one.
 async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
-    // A task that was at work through the process that died finds out first of which files the disk consists now.
+    // A task that was using the dead process first determines which files the disk consists of now.
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
     daemon.tasks.leave(vdi).await?;
     let order = PlugSpec::of(daemon, vbd).await?;
@@ -256,10 +256,11 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     if order.vbd.state == VbdState::Unplugged {
         return Err(died);
     }
-    // The files that the dead process had open differ from the catalogue; nothing is started until this is resolved.
+    // If the files that the dead process had open differ from the catalogue, nothing is started until this is
+    // resolved.
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
-        // If it is because of its files, that says more.
+        // A problem with its files is the more specific one.
         let before = daemon.disks.open_files.of(vbd);
         order.must_be_those(before.clone()).await?;
         return match order.has_names_of(&before) {
@@ -269,7 +270,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     }
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
     serve(daemon, &order, Log::Continued, &mut steps, process).await?;
-    // Why it died last stays to be seen.
+    // The last death stays visible.
     daemon.catalogue.write(move |tx| tx.set_vbd_state(vbd, VbdState::Plugged, Some(&died))).await
 }
 

@@ -1,8 +1,7 @@
-//! Has a running disk process told what the catalogue has for it: its limits, its share, the sizes of its
-//! transfers.
+//! Sends a running disk process its settings from the catalogue: limits, share, transfer sizes.
 //!
-//! It is recorded before, so that repeating it does no harm; a process that is replaced meanwhile is told anew, or has
-//! it on its command line.
+//! They are recorded first, so that sending them is idempotent; a process that replaces another in the meantime gets
+//! them again, or has them on its command line.
 
 use std::time::Duration;
 
@@ -12,13 +11,13 @@ use uuid::Uuid;
 use crate::daemon::Daemon;
 use crate::disk::control::Refused;
 
-/// How long a process that is to be adopted may take to say what it has.
+/// How long a process to be adopted may take to report its settings.
 pub const TO_SAY: Duration = Duration::from_secs(10);
-/// How often a process that could not be told is told again, and how long after the first time. The pause doubles.
+/// Number of retries in the background, and the pause before the first one, which then doubles.
 const TRIES: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Tells it by `tell`, and goes on trying in the background if that fails, unless its program does not know how.
+/// Sends the settings by `send`; if that fails, retries in the background, unless the program does not support them.
 pub async fn now_or_later<F, Told>(daemon: &Daemon, vbd: Uuid, tell: F) -> Result<(), Problem>
 where
     F: Fn(Daemon, Uuid) -> Told + Send + 'static,
@@ -32,7 +31,7 @@ where
                 tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
                 let plugged = daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.state == VbdState::Plugged)).await;
                 if !plugged.unwrap_or(false) {
-                    // It gets it when it starts.
+                    // The process gets them when it starts.
                     return;
                 }
                 match tell(daemon.clone(), vbd).await {
@@ -45,8 +44,8 @@ where
     told
 }
 
-/// Tells it by `say` what `now` reads, until that is what is recorded: another may have been recorded and told
-/// meanwhile, and told before this one.
+/// Sends, by `send`, the settings read by `now`, until those are the recorded ones: a concurrent request may have
+/// recorded others, and sent them earlier.
 pub async fn until_current<T, Read, Said>(now: impl Fn() -> Read, say: impl Fn(T) -> Said) -> Result<(), Problem>
 where
     T: PartialEq + Clone,
@@ -63,8 +62,8 @@ where
     }
 }
 
-/// Tells a process in the background, where no request waits for it. A program that does not know how has nothing to
-/// change.
+/// Sends settings in the background, when no request waits for the result. A program that does not support them needs
+/// none.
 pub fn in_background<Told>(vbd: Uuid, tell: Told)
 where
     Told: Future<Output = Result<(), Problem>> + Send + 'static,
@@ -76,7 +75,7 @@ where
     });
 }
 
-/// Why something is recorded and not in force: what is recorded, and what else has it in force.
+/// The problem that settings are recorded but not applied; `otherwise` says what else applies them.
 pub fn not_in_force(refused: Refused, recorded: &str, otherwise: &str) -> Problem {
     let why = Problem::from(refused);
     let what = format!("{recorded} saved, but not applied yet: {}", why.detail);

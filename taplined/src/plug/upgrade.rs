@@ -3,11 +3,11 @@
 //! The daemon starts the new process and notifies the old one, which hands over everything and exits. The daemon
 //! ensures that exactly one is left. A process that exits in the course of this has not crashed.
 //!
-//! 1. The new process is started and waits for messages on its standard input. *If killed after this:* nobody holds the
-//!    other end any more, and it exits by itself.
-//! 2. The old process is asked to hand over the disk (docs/control.md, `upgrade`). *If killed after this:* whether it
-//!    does or not, one of the two exits by itself. The next daemon waits for that and asks which one serves
-//!    ([`settle`]).
+//! 1. The new process is started and waits for messages on its standard input. *If killed after this:* the other end
+//!    is closed, and it exits by itself.
+//! 2. The old process is requested to hand over the disk (docs/control.md, `upgrade`). *If killed after this:*
+//!    whether it does or not, one of the two exits by itself. The next daemon waits for that and determines which one
+//!    serves ([`settle`]).
 //! 3. The old process responds and exits. *If killed after this:* the recorded process is gone, and the one that
 //!    answers at the control socket is adopted.
 //! 4. The new process is recorded.
@@ -39,23 +39,24 @@ use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 
-/// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
+/// Maximum number of concurrent upgrades: each temporarily needs twice its disk's memory, and guests wait for a
+/// moment.
 pub const AT_ONE_TIME: usize = 4;
 
 /// How long a disk may take to report its version.
 const TO_SAY: Duration = Duration::from_secs(10);
 
-/// How long to wait for what happens at once or never: a disk that was handed over reports its version, and a process
-/// that has closed its connections exits.
+/// How long to wait for events that happen at once or never: the version report of a disk that was handed over, and
+/// the exit of a process that has closed its connections.
 const TO_BE_SEEN: Duration = Duration::from_secs(1);
 
 /// How long a process that is no longer needed may take to exit before it is killed.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// How long to wait before asking a busy disk again.
+/// Pauses before a busy disk is tried again.
 const RESTS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 
-/// Upgrades a VBD: a task.
+/// Starts a task that upgrades a VBD.
 pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let operation = daemon.plugs.operations.begin(vbd, Kind::Upgrade)?;
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
@@ -87,7 +88,7 @@ fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
     }
 }
 
-/// An upgrade.
+/// An upgrade in progress.
 #[derive(Debug)]
 struct Upgrade {
     daemon: Daemon,
@@ -103,7 +104,7 @@ impl Upgrade {
         Upgrade { daemon: daemon.clone(), vbd, steps, operation, context }
     }
 
-    /// Waits for something that may be given up.
+    /// Waits for work that may be cancelled.
     async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         self.context.unless_cancelled(self.operation.unless_cancelled(work)).await
     }
@@ -114,7 +115,7 @@ impl Upgrade {
         let _turn = self.unless_cancelled(turn).await?;
         let order = PlugSpec::of(&daemon, vbd).await?;
         let of_xen = order.disk.is_some();
-        // The chain is the one that the old process has at the request: no operation that changes it runs from here on.
+        // The chain cannot change from here on: no operation that changes it runs until the upgrade ends.
         let closed = match of_xen {
             true => self.unless_cancelled(self.alone(order.vbd.vdi)).await?,
             false => self.unless_cancelled(async { Ok(daemon.disks.gates.of(vbd).close().await) }).await?,
@@ -151,8 +152,8 @@ impl Upgrade {
         }
     }
 
-    /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such
-    /// as the beginning of a merge.
+    /// Makes the old process hand the disk to a new one; retries if it is temporarily busy, such as at the beginning
+    /// of a merge.
     async fn replace(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
         let mut old = old;
         for rest in RESTS {
@@ -193,7 +194,7 @@ impl Upgrade {
         }
     }
 
-    /// Starts the new process. Gives our end of its standard input, and of what version the old one is.
+    /// Starts the new process. Returns our end of its standard input, and the version of the old process.
     async fn start(
         &mut self,
         order: PlugSpec,
@@ -215,7 +216,7 @@ impl Upgrade {
         context.unless_cancelled(operation.unless_cancelled(self.steps.step("start", work))).await
     }
 
-    /// Has the old process hand the disk over; how long the guest's requests waited.
+    /// Requests the handover; returns how long the guest's requests waited, in microseconds.
     async fn take_over(&mut self, ours: OwnedFd, new: u32) -> Result<u64, NotDone> {
         let socket = self.daemon.disks.socket(self.vbd);
         let limit = self.steps.limit();
@@ -226,7 +227,7 @@ impl Upgrade {
         answer
     }
 
-    /// The new process is known from here on. It serves, whatever can be recorded.
+    /// Records the new process. It serves even if that fails.
     async fn recorded(&mut self, new: &DiskProcess) {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         if let Err(problem) = self.steps.last_step("record", record(&daemon, vbd, new.identity())).await {
@@ -234,7 +235,7 @@ impl Upgrade {
         }
     }
 
-    /// Waits for the exit of a process that has handed its disk over.
+    /// Waits for the exit of a process that has handed over its disk.
     async fn end(&self, mut old: DiskProcess) {
         let (vbd, pid) = (self.vbd, old.identity().pid);
         match tokio::time::timeout(TO_END, old.ended()).await {
@@ -244,7 +245,7 @@ impl Upgrade {
             Ok(_) => {}
             Err(_) => {
                 tracing::warn!(%vbd, pid, "killing a process that has handed over its disk but does not exit");
-                // It may take as long as storage that does not answer.
+                // This may take as long as storage that does not answer.
                 tokio::spawn(async move { old.kill().await });
             }
         }
@@ -252,16 +253,16 @@ impl Upgrade {
         self.steps.done("end");
     }
 
-    /// A remark on a successful upgrade, if there is one.
+    /// A note on a successful upgrade, if any.
     async fn note(&self, before: Option<String>) -> Option<String> {
         let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await.ok()?.program?;
         (Some(&now) == before.as_ref()).then(|| format!("the previous process had the same version {now}"))
     }
 
-    /// The disk was not handed over: the old process continues, and the new one is not needed.
+    /// Handles a failed handover: the old process continues, and the new one is not needed.
     async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         if why.code == Code::Cancelled {
-            // It was never told to exit.
+            // It never received a request to exit.
             self.kill(new).await;
             return (Some(old), Err(why));
         }
@@ -285,11 +286,11 @@ impl Upgrade {
         }
     }
 
-    /// Whether the disk was handed over is not known.
+    /// Handles a handover with unknown result.
     async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         tracing::warn!(vbd = %self.vbd, "finding out which process serves it: {why}");
         let known = new.as_ref().map(DiskProcess::identity);
-        // It closes the connection when it exits, a moment before it has exited.
+        // The connection closes slightly before the process has exited.
         let (old, dead) = match tokio::time::timeout(TO_BE_SEEN, old.ended()).await {
             Ok(_) => (None, Some(old)),
             Err(_) => (Some(old), None),

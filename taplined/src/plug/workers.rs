@@ -1,4 +1,4 @@
-//! The workers: each plug and unplug waits for its turn in the [`Queue`] and releases it when it ends, however it ends.
+//! Workers: each plug and unplug waits for its turn in the [`Queue`] and releases it when it ends, however it ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,11 @@ pub struct Workers(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     queue: Queue,
-    /// The waiting requests, to be notified when they can start.
+    /// The waiting requests, to be notified when they may start.
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
-/// A worker, or a place in the queue for one; given back when it is dropped.
+/// A worker, or a place in the queue for one; released when dropped.
 #[derive(Debug)]
 pub struct Turn {
     workers: Workers,
@@ -27,7 +27,7 @@ pub struct Turn {
 }
 
 impl Workers {
-    /// All are free.
+    /// Creates the workers, all of them free.
     pub fn new(limits: Limits) -> Workers {
         Workers(Arc::new(Mutex::new(State { queue: Queue::new(limits), waiting: HashMap::new() })))
     }
@@ -56,7 +56,7 @@ impl State {
     fn advance(&mut self) {
         while let Some(ticket) = self.queue.next() {
             if let Some(begin) = self.waiting.remove(&ticket) {
-                // A request given up at this moment returns its turn itself.
+                // A request cancelled at this moment releases its own turn.
                 begin.send(()).ok();
             }
         }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::disk::names::ServedLayer;
 
-/// The relevant part of the catalogue's data about a repository.
+/// The catalogue's relevant data about a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     /// The VDI.
@@ -22,43 +22,44 @@ pub struct Told {
     pub chain: Vec<Image>,
     /// All images of the repository, by file.
     pub by_file: HashMap<String, Image>,
-    /// VDIs by the image that they show, and whether they may be written.
+    /// VDIs by their leaf image, and whether they are writable.
     pub shown: HashMap<Uuid, (Uuid, bool)>,
 }
 
 /// The result of the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They say the same.
+    /// They agree.
     Agree,
-    /// It is certain what happened: the catalogue is to be updated to this.
+    /// It is certain what happened: the catalogue is to be updated.
     Follow(Follow),
-    /// It is uncertain what happened, and why.
+    /// It is uncertain what happened, with the reason.
     Diverged(String),
 }
 
 /// The update for the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
-    /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
+    /// The images of the disk, from the top down, as they are to be recorded. Those missing from the catalogue are
+    /// new.
     pub chain: Vec<Image>,
     /// Those without a VDI that were not hidden on purpose: snapshots of which only the file is known.
     pub kept: Vec<Uuid>,
     /// Images of the old chain that are no longer part of the disk and belong to nothing else.
     pub left: Vec<Image>,
-    /// Images of others that were based on, or were, images no longer in the disk's chain: their contents may have
-    /// changed.
+    /// Images of other VDIs that were based on, or were, images no longer in the disk's chain: their contents may
+    /// have changed.
     pub doubtful: Vec<Uuid>,
 }
 
-/// Whether a chain is what a disk has: the same files, and a leaf of the same size.
+/// Whether a chain matches the disk's layers: the same files, and a leaf of the same size.
 pub fn agree(chain: &[Image], layers: &[ServedLayer]) -> bool {
     let mut pairs = chain.iter().zip(layers);
     let same = chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
     same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size)
 }
 
-/// Compares. `layers` are the disk's, from the leaf down.
+/// Compares the catalogue with the disk's `layers`, from the leaf down.
 pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
     if agree(&told.chain, layers) {
         return Verdict::Agree;
@@ -69,8 +70,8 @@ pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
     }
 }
 
-/// The update for the catalogue if the disk is believed regardless of which others are then in doubt; or why that is
-/// impossible.
+/// The update for the catalogue if the disk's report is accepted regardless of the images that are then doubtful; or
+/// why that is impossible.
 pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     let chain = chain(told, layers)?;
     let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
@@ -94,7 +95,7 @@ pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     Ok(Follow { chain, kept, left, doubtful })
 }
 
-/// Whether no other VDI is in doubt.
+/// Refuses an update that leaves another VDI in doubt.
 fn must_be_certain(follow: Follow) -> Result<Follow, String> {
     match follow.doubtful.first() {
         None => Ok(follow),
@@ -107,7 +108,7 @@ fn must_be_certain(follow: Follow) -> Result<Follow, String> {
 /// The images of the disk, from the top down.
 fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     let mut chain: Vec<Image> = Vec::new();
-    // From the bottom up: each is a child of the one before it.
+    // From the bottom up: each is a child of the previous one.
     for (depth, layer) in layers.iter().enumerate().rev() {
         let parent = chain.last().map(|image| image.uuid);
         let image = match told.by_file.get(layer.file()) {
@@ -124,7 +125,7 @@ fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     Ok(chain)
 }
 
-/// An image of ours that the catalogue does not have.
+/// An image, recognized by its file name, that is missing from the catalogue.
 fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image, String> {
     let file = layer.file();
     let known =
@@ -134,7 +135,7 @@ fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image,
     Ok(Image { file: file.into(), ..Image::new(uuid, sr, format, layer.size, parent) })
 }
 
-/// This disk must not write to images of other VDIs, nor be based on ones that others can write.
+/// Refuses a disk that writes to images of other VDIs, or is based on ones that others can write.
 fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
     match told.shown.get(&image.uuid) {
         Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
@@ -159,8 +160,8 @@ mod test {
         file_name(Uuid::from_u128(n), ImageFormat::Qcow2)
     }
 
-    /// Images of the catalogue, each on the next; `shown` are those of other VDIs that are only read, `written` of
-    /// those that are not.
+    /// Images of the catalogue, each based on the next; `shown` belong to other VDIs that are read-only, `written` to
+    /// writable ones.
     fn told(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> Told {
         let image = |n: u128, parent: Option<u128>| {
             let parent = parent.map(Uuid::from_u128);
@@ -186,7 +187,7 @@ mod test {
         files.iter().map(|n| layer(&file(*n))).collect()
     }
 
-    /// Chain, those kept, those left.
+    /// Chain, kept and left images, as numbers.
     type Plain = (Vec<u128>, Vec<u128>, Vec<u128>);
 
     fn followed(told: &Told, disk: &[u128]) -> Plain {

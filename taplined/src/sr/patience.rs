@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::task::started::Running;
 
-/// Threads that one repository may keep. All the daemon's blocking calls share 512 of them.
+/// Maximum number of threads that one repository may block. All blocking calls of the daemon share 512.
 const STUCK_MAX: usize = 4;
 
 /// A limit on waiting for storage.
@@ -25,7 +25,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// For storage that responds within `limit`.
+    /// Creates the limit for storage that responds within `limit`.
     pub fn new(limit: Duration) -> Patience {
         Patience { limit, stuck: Arc::default(), changed: Arc::default() }
     }
@@ -39,7 +39,7 @@ impl Patience {
         self.stuck().keys().copied().collect()
     }
 
-    /// Waits until [`Patience::silent`] may return others. Only one caller may wait.
+    /// Waits until [`Patience::silent`] may have changed. Only one caller may wait.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -76,7 +76,7 @@ impl Patience {
         }
     }
 
-    /// Counts a thread until it comes back, if it does.
+    /// Counts an abandoned thread until it returns.
     fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, asked: tokio::task::JoinHandle<T>) {
         let stuck = {
             let mut all = self.stuck();

@@ -1,5 +1,4 @@
-//! Periodic checks of repositories: their free space, while it can change, and whether lost ones are back, while there
-//! are any.
+//! Periodic checks of repositories: their free space, while it can change, and whether lost ones are back.
 //!
 //! Invariant: on a host on which no disk is plugged read-write, no task ends and no repository is lost, nothing here
 //! wakes up.
@@ -84,7 +83,7 @@ pub async fn watch_space(daemon: Daemon) {
     }
 }
 
-/// Events that may change the free space of a repository or when that is measured. Plugs and unplugs are among them, as
+/// Whether an event may affect the free space of a repository, or when it is measured. Plugs and unplugs do, as
 /// changes of VBDs.
 fn matters(event: &Event) -> bool {
     match event.kind {
@@ -100,8 +99,8 @@ fn ended(event: &Event) -> bool {
     task.is_some_and(|task| over(&task) && !task.verb.starts_with("vbd-"))
 }
 
-/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some
-/// were missed, so that one may have been.
+/// Waits for a relevant event, and consumes all that are queued. Returns whether one was about a task, or events were
+/// missed, so that one may have been.
 async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) -> bool) -> bool {
     let mut found = false;
     let mut task = false;
@@ -119,13 +118,13 @@ async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) ->
                 task |= event.kind == ObjectKind::Task;
             }
             Ok(_) => {}
-            // Some were missed: the sender is never gone.
+            // Some were missed: the sender never closes.
             Err(_) => (found, task) = (true, true),
         }
     }
 }
 
-/// Measures all repositories, and images of those that are written: a snapshot among the tasks may have ended.
+/// Measures all repositories, and images of those that are written: a snapshot task may have ended.
 async fn measure_all(srs: &Srs, written: &[Uuid]) {
     let attached: Vec<Uuid> = srs.open().keys().copied().collect();
     for sr in attached {
@@ -169,8 +168,8 @@ impl Srs {
         Ok(())
     }
 
-    /// Records what the image of a VDI takes whose disk has just ended: nothing measures it again while nothing writes
-    /// it. A failure is left to the next scan.
+    /// Records the physical size of a VDI's image after its disk's process has exited: it is not measured again until
+    /// written. Failure is left to the next scan.
     pub async fn measure_image_of(&self, vdi: Uuid) {
         let measure = async {
             let image = self.catalogue.read(move |view| view.image(view.vdi_image(vdi)?)).await?;
@@ -188,7 +187,7 @@ impl Srs {
         }
     }
 
-    /// Records what the images take that are being written, and how full the repository is.
+    /// Records the physical sizes of the images that are being written, and the space of the repository.
     async fn measure_written(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let images = self.catalogue.read(move |view| view.images_written(sr)).await?;

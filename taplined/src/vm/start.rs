@@ -1,6 +1,6 @@
-//! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A failed
-//! or cancelled start is rolled back. A VM that is suspended goes on from its memory, and stays suspended if it cannot
-//! ([`super::suspend`]).
+//! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A
+//! failed or cancelled start is rolled back. A suspended VM resumes from its memory, and stays suspended if that
+//! fails ([`super::suspend`]).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -38,7 +38,7 @@ use crate::task::{Context, blocking};
 /// The time limit for QEMU to respond, with 255 disks and little processor time; after that it never will.
 const TO_ANSWER: Duration = Duration::from_secs(120);
 
-/// What to start.
+/// The specification of a start.
 #[derive(Debug)]
 struct StartSpec {
     vm: Uuid,
@@ -49,11 +49,11 @@ struct StartSpec {
     bridged: Option<Bridged>,
     /// VBDs that are not plugged yet.
     unplugged: Vec<Uuid>,
-    /// The memory from which its guest goes on.
+    /// The memory from which its guest resumes.
     memory: Option<VmMemory>,
 }
 
-/// Starts a VM: a task.
+/// Starts a `vm-start` task.
 pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     let known = daemon.catalogue.read(move |view| view.vm(vm)).await?;
@@ -96,7 +96,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
 
 /// Records, after the request was answered, that a start was not even begun.
 fn give_up(daemon: &Daemon, vm: Uuid) {
-    // No other operation can have started with it: it is `starting` in the catalogue.
+    // No other operation can have started: the VM is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
     let daemon = daemon.clone();
     tokio::spawn(async move {
@@ -111,7 +111,7 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
     });
 }
 
-/// Checks that the files that it boots from and the bridge of its network card exist, before anything else.
+/// Checks first that the files from which it boots and the bridge of its network card exist.
 async fn see_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     if let Boot::Kernel { kernel, initrd, .. } = &vm.boot {
@@ -146,7 +146,7 @@ async fn run(
         Err(problem) => Err(problem),
     };
     let problem = match started {
-        // From here on it runs, or has to be seen to: its memory is not loaded again.
+        // From here on it runs or is handled by others: its memory is not loaded again.
         Ok((guest, started)) => return go_on(daemon, &guest, memory, started, operation).await,
         Err(problem) => problem,
     };
@@ -178,7 +178,7 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
     }
 }
 
-/// Chooses the user that a QEMU is to run as and creates its directory: disks plugged from then on give that user
+/// Chooses the user that a QEMU will run as and creates its directory: disks plugged from then on give that user
 /// access.
 async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
     let (runs_as, directory) = (daemon.vms.users.choose()?, vm_directory(&daemon.config, vm));
@@ -198,7 +198,7 @@ async fn plug(daemon: &Daemon, unplugged: Vec<Uuid>, context: &mut Context) -> R
     Ok(())
 }
 
-/// What a QEMU is started with.
+/// The data to start a QEMU.
 struct Parts {
     hardware: Box<Hardware>,
     seed: Option<seed::Image>,
@@ -223,12 +223,13 @@ async fn start_qemu(
     parts.hardware.accelerator = accelerator;
     let config = daemon.config.clone();
     let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
-    // Not dropped in between: a QEMU without a record would be left. A cancel kills one that has not answered.
+    // Not dropped in between: an unrecorded QEMU would be left behind. A cancellation kills one that has not
+    // responded.
     let given_up = Arc::new(AtomicBool::new(false));
     let cancelled = given_up.clone();
     let launched = blocking(format!("start VM {vm}"), move || {
         let account = account(&runs_as);
-        // Those that were plugged before the machine existed.
+        // Disks that were plugged before the machine existed.
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
             DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
@@ -247,7 +248,7 @@ async fn start_qemu(
         launched = &mut launched => launched,
         () = context.cancelled() => {
             given_up.store(true, Ordering::Relaxed);
-            // One that has answered just now is ended by who rolls the start back.
+            // A machine that has responded just now is ended by the rollback.
             launched.await.or_else(|late| context.check().and(Err(late)))
         }
     };
@@ -266,8 +267,8 @@ async fn start_qemu(
     }
 }
 
-/// Creates a paused domain, which can then be given disks. A domain restored from a file is paused like this, too: the
-/// guest continues in it, with the disks that it is given now.
+/// Creates a paused domain, which can then be given disks. A domain restored from a file is paused as well: the guest
+/// continues in it, with the disks that it gets now.
 async fn make_domain(
     daemon: &Daemon,
     vm: Uuid,
@@ -277,7 +278,7 @@ async fn make_domain(
     context.step("create", true).await?;
     fault::point("vm-start", "create", false);
     let (xl, directory) = (domain::xl(&daemon.config), vm_directory(&daemon.config, vm));
-    // Not given up in the middle, as with QEMU.
+    // Not dropped in between, as with QEMU.
     let made = blocking(format!("start VM {vm}"), move || {
         make_empty(&directory, None)?;
         let restored = XenDomain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
@@ -301,9 +302,9 @@ fn launch(
     given_up: &dyn Fn() -> bool,
 ) -> Result<QemuVm, Problem> {
     let directory = vm_directory(config, vm);
-    // What is left of a start that fails goes with the rest of the machine.
+    // The remains of a failed start are removed with the rest of the machine.
     parts.bridged.as_ref().map_or(Ok(()), |bridged| bridged.connect(account))?;
-    // After the disks were plugged: they are this VM's from then on.
+    // After the disks were plugged: they belong to this VM from then on.
     let memory = parts.memory.as_ref().map(memory::open).transpose()?;
     let start = || {
         let (program, memory) = (&config.qemu_program, memory.as_ref());
@@ -316,8 +317,8 @@ fn launch(
     }
 }
 
-/// Records that it runs. Who plugs a disk from then on finds the machine. Memory that it was given is forgotten with
-/// that: the guest is held until this is durable.
+/// Records that the machine runs; later plugs of disks find it. The memory from which it was started is forgotten in
+/// the same commit: the guest stays paused until that is durable.
 async fn record(
     daemon: &Daemon,
     guest: &Arc<Guest>,
@@ -350,7 +351,7 @@ async fn record(
     Ok(recorded)
 }
 
-/// Lets a guest run that was given memory, unless it was paused when that was saved.
+/// Resumes a guest that was started from memory, unless it was paused when that was saved.
 async fn go_on(
     daemon: &Daemon,
     guest: &Arc<Guest>,
@@ -378,7 +379,7 @@ async fn go_on(
     serde_json::to_value(started).map_err(|error| Problem::failed("encode a VM", error))
 }
 
-/// Ends the machine of a start that has failed.
+/// Ends the machine of a failed start.
 async fn end_machine(daemon: &Daemon, vm: Uuid) {
     let Some(guest) = daemon.vms.guest(vm) else { return };
     match guest.tell(RunningVm::end).await {

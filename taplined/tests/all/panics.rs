@@ -10,7 +10,7 @@ use crate::harness::{ABORT_AT, Taplined, start_with};
 
 const POINT: (&str, &str) = (ABORT_AT, "sr-create:label:panic");
 
-/// Makes it create a repository, at which it dies; returns the task's UUID.
+/// Makes it die while creating a repository; returns the task's UUID.
 fn dies(daemon: &mut Taplined) -> String {
     let path = daemon.room().join("disks");
     fs::create_dir(&path).unwrap();
@@ -31,7 +31,7 @@ fn log_file(daemon: &Taplined) -> PathBuf {
     daemon.room().join("log/taplined.log")
 }
 
-/// The last line of the log's file, which has a JSON object in each.
+/// The last line of the log file, a JSON object.
 fn last_event(daemon: &Taplined) -> Value {
     let log = fs::read_to_string(log_file(daemon)).unwrap();
     serde_json::from_str(log.lines().last().unwrap()).unwrap()

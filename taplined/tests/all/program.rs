@@ -1,5 +1,5 @@
-//! The program of disk processes, wherever it lies: started as a user who cannot reach it, and told of when it cannot
-//! be started.
+//! The program of disk processes, wherever it is installed: started as a user without access to its path; failures to
+//! start it are explained.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::harness::Taplined;
 use crate::harness::disks::{io, nbd, plug, scanned, unplug, vbd};
 use crate::harness::mounted::Mounted;
 
-/// A daemon with one disk, and that disk's VDI. From now on its disk processes are of another program.
+/// A daemon with one disk, and that disk's VDI. From now on its disk processes run this program.
 fn with_program(program: &Path) -> (Taplined, String) {
     let mut daemon = harness::start();
     let sr = daemon.repository("disks");
@@ -56,7 +56,7 @@ fn the_program_may_be_inaccessible_to_the_disks_user() {
     let vbd = vbd(&daemon, &vdi, "nbd");
     plug(&daemon, &vbd);
     let pid = daemon.get(&vbd).1["pid"].as_u64().unwrap();
-    // It is known to everybody by its name and its place, and is not ours.
+    // Its name and path are known to all users, but its process is not ours.
     let proc = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
     assert_eq!(fs::read_to_string(proc("comm")).unwrap(), "tapline-disk\n");
     assert_eq!(fs::read_link(proc("exe")).unwrap(), program);
@@ -65,7 +65,7 @@ fn the_program_may_be_inaccessible_to_the_disks_user() {
     let (well, said) = io(&nbd(&daemon, &vbd), &["write -P 7 0 64k", "read -P 7 0 64k"]);
     assert!(well, "{said}");
     unplug(&daemon, &vbd);
-    // A job on an image that nobody serves.
+    // A job on an image that is not served.
     daemon.done(daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": 32 << 20 })));
 }
 
@@ -83,7 +83,7 @@ fn a_program_that_cannot_start_is_reported_with_advice() {
 
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut bytes = fs::read(&program).unwrap();
-    // Of another processor: e_machine (ELF, "ELF Header").
+    // For another processor: e_machine (ELF, "ELF Header").
     bytes[18] = 0xfe;
     fs::write(&program, bytes).unwrap();
     tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");

@@ -1,4 +1,4 @@
-//! Disk processes, the catalogue and the repository agree, whatever process dies or is cancelled, and whatever is
+//! Disk processes, the catalogue and the repository agree, whichever process dies or is cancelled, and whatever is
 //! restored from a backup.
 
 use std::fs;
@@ -57,7 +57,7 @@ impl Bed {
         (said["layers"].as_array().unwrap().iter().map(name).collect(), said["size"].as_u64().unwrap())
     }
 
-    /// The same according to the catalogue.
+    /// The files and the size according to the catalogue.
     fn told(&self) -> (Vec<String>, u64) {
         let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
@@ -141,8 +141,8 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
     }
 }
 
-/// A daemon that rolls a merge back finds it completed, records it and removes the merged image. It dies before it has
-/// recorded the rollback, and the next daemon rolls back again.
+/// A daemon that rolls a merge back finds it completed, records it and removes the merged image. It dies before it
+/// has recorded the rollback, and the next daemon rolls back again.
 #[test]
 fn a_leaf_merge_found_complete_is_finished() {
     let mut bed = bed();
@@ -162,8 +162,7 @@ fn a_leaf_merge_found_complete_is_finished() {
     assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
 }
 
-/// A file that nobody knows, one that is gone, and an inventory that was replaced: each is reported, and nothing is
-/// done about it.
+/// An unknown file, a missing one, and a replaced inventory: each is reported, and nothing is changed.
 #[test]
 fn what_differs_in_a_repository_is_reported() {
     let bed = bed();
@@ -272,7 +271,7 @@ impl Bed {
         self.daemon.restart();
     }
 
-    /// The same while a disk keeps running and is reattached.
+    /// Restores a catalogue while a disk keeps running and is reattached.
     fn put_back_under_it(&mut self, backup: &Backup) {
         let running = disks::processes(&self.daemon);
         self.put_back(backup);
@@ -280,7 +279,7 @@ impl Bed {
         assert_eq!(disks::state(&self.daemon, &self.vbd), "plugged");
     }
 
-    /// The limits of the disk's process, as it says.
+    /// The limits reported by the disk's process.
     fn told_limits(&self) -> Value {
         self.ask_disk(json!({ "verb": "limit" }))["ok"]["limits"].take()
     }
@@ -368,7 +367,7 @@ fn an_adopted_disk_has_the_limits_of_the_catalogue() {
     }
 }
 
-/// The catalogue has never known the VBD, nor its limits and its weight.
+/// The catalogue has never contained the VBD, its limits or its weight.
 #[test]
 fn the_limits_and_the_weight_of_a_disk_with_an_unknown_vbd_are_taken_from_its_process() {
     let mut bed = bed();
@@ -427,8 +426,8 @@ fn a_running_disk_replaces_an_unserved_plugged_vbd() {
     disks::nothing_leaked(&bed.daemon);
 }
 
-/// The catalogue is from a time when the file that the disk writes to now belonged to a snapshot. Returns that snapshot
-/// and the disk's files.
+/// The catalogue is from a time when the file to which the disk now writes belonged to a snapshot. Returns that
+/// snapshot and the disk's files.
 fn diverged() -> (Bed, String, Vec<String>) {
     let mut bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
@@ -465,7 +464,7 @@ fn a_diverged_disk_is_not_restarted() {
     disks::unplug(&bed.daemon, &bed.vbd);
 }
 
-/// The catalogue is from a time when the file that the disk writes to now belonged to a snapshot.
+/// The catalogue is from a time when the file to which the disk now writes belonged to a snapshot.
 #[test]
 fn uncertain_differences_are_reported_and_left_for_a_decision() {
     for believe in ["disk", "catalogue"] {
@@ -484,7 +483,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
         let decide =
             |believe: &str| bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": believe }));
         if believe == "disk" {
-            // The snapshot's file belongs to the disk now: the snapshot cannot be kept.
+            // The snapshot's file now belongs to the disk: the snapshot cannot be kept.
             let (status, refused) = decide("disk");
             assert_eq!(status, 409, "{refused}");
             assert!(refused["detail"].as_str().unwrap().contains(&snapshot), "{refused}");
@@ -555,7 +554,7 @@ fn a_disk_resized_by_others_is_shown_as_served() {
     disks::plug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.served().1, 96 * MIB);
     assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
-    // The same if its process dies, and another one opens the file.
+    // Also if its process dies, and another one opens the file.
     let file = bed.directory().join(&bed.told().0[0]);
     fs::File::options().write(true).open(file).unwrap().set_len(128 * MIB).unwrap();
     bed.kill_disk();
@@ -624,7 +623,7 @@ impl Drop for Other {
     }
 }
 
-/// For instance the disk of another host whose daemon has died: the file that its guest writes to is not removed.
+/// For instance the disk of another host whose daemon has died: the file to which its guest writes is not removed.
 #[test]
 fn a_disk_written_by_an_unknown_process_is_neither_destroyed_nor_reverted() {
     let bed = bed();
@@ -661,7 +660,7 @@ fn a_file_in_use_is_removed_later() {
     bed.daemon.settle();
 }
 
-/// A step that can neither be rolled back nor be completed: the last step of a revert removes a file in use.
+/// A step that can neither be rolled back nor completed: the last step of a revert removes a file in use.
 #[test]
 fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     let bed = bed();

@@ -15,11 +15,11 @@ use crate::guest::{self, Driver};
 use crate::harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use crate::harness::{self, Taplined, wait_until};
 
-/// All moments of an upgrade at which the daemon may die.
+/// All points of an upgrade at which the daemon may die.
 const POINTS: [&str; 8] =
     ["start", "start:after", "ask", "ask:after", "answer:after", "record", "record:after", "end:after"];
 
-/// A guest at work over one connection.
+/// A guest that writes and reads over one connection.
 struct Guest {
     end: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -41,7 +41,7 @@ impl Guest {
         Guest { end, answered, thread }
     }
 
-    /// Waits until all that was in flight has been answered, and more.
+    /// Waits until all requests in flight, and more, have been answered.
     #[track_caller]
     fn goes_on(&self) {
         let before = self.answered.load(Ordering::SeqCst);
@@ -50,7 +50,7 @@ impl Guest {
         assert!(!self.thread.is_finished(), "the guest has found a fault");
     }
 
-    /// Has it cease, with requests in flight.
+    /// Stops it, with requests in flight.
     fn pause(self) -> Driver {
         self.end.store(true, Ordering::SeqCst);
         self.thread.join().expect("the guest has found a fault")
@@ -73,13 +73,13 @@ fn upgrade(daemon: &Taplined, vbd: &str) {
     let upgraded = daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
     let now = daemon.get(vbd).1;
     assert!(now["pid"] != before["pid"] && upgraded["replaced"] == before["pid"], "{upgraded}");
-    // Nobody has died.
+    // No process has died.
     for key in ["state", "restarts", "problem", "socket"] {
         assert_eq!(now[key], before[key], "{key}");
     }
 }
 
-/// All is answered, nothing is left of anything, and the image holds what was written last.
+/// Checks that all requests are answered, nothing leaks, and the image contains the last writes.
 fn all_is_well(daemon: &Taplined, vbd: &str, mut driver: Driver) {
     driver.drain();
     nothing_leaked(daemon);
@@ -167,7 +167,7 @@ fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
             if !connection_is_there {
                 driver.connect_again();
             }
-            // Straight after it was revived, with what its predecessor had in flight being done one at a time.
+            // Right after it was revived, with its predecessor's requests in flight being processed one at a time.
             upgrade(&daemon, &vbd);
         }
         assert!(restarts >= 3, "{restarts}: {}", daemon.log());

@@ -1,4 +1,4 @@
-//! The API's Unix socket: who may connect, according to the kernel, and how many at a time.
+//! The API's Unix socket: authenticates callers by their kernel credentials and limits connections.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::config::Config;
 /// The fraction of connections that is reserved for root.
 const FOR_ROOT: u32 = 10;
 
-/// The socket.
+/// The listening socket of the API.
 #[derive(Debug)]
 pub struct Local {
     socket: UnixListener,
@@ -37,7 +37,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// Starts listening.
+    /// Starts listening, with the configured group's permissions.
     pub fn bind(config: &Config) -> Result<Local, Problem> {
         let path = config.socket();
         let tried = || format!("listen at {}", path.display());
@@ -62,7 +62,7 @@ impl Local {
     /// Serves until cancelled.
     pub async fn serve(&self, router: &Router, ended: &watch::Receiver<()>) {
         loop {
-            // Without a free connection even for root, new ones wait in the socket's queue.
+            // While there is no free connection even for root, new ones wait in the socket's queue.
             let permit = self.connections.clone().acquire_owned().await;
             match (permit, self.socket.accept().await) {
                 (Ok(permit), Ok((stream, _))) => match self.who(&stream) {
@@ -78,7 +78,7 @@ impl Local {
         }
     }
 
-    /// Removes the socket before the next daemon can have created its own.
+    /// Removes the socket. Called before the next daemon can have created its own.
     pub fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(%error, "the socket could not be removed");
@@ -117,7 +117,7 @@ impl Local {
     }
 }
 
-/// Serves a connection concurrently with others.
+/// Serves a connection in a task of its own.
 fn serve(
     stream: UnixStream,
     who: Result<Asker, Problem>,

@@ -1,7 +1,7 @@
 //! The API over TCP, for holders of tokens and always with TLS.
 //!
-//! A connection is anonymous until it has sent a token, and has little time for that. It counts against the TCP
-//! connection limit, never against the Unix socket's. A connection does not outlive the token that was last used on it.
+//! A connection is anonymous until it has sent a token, for which it has little time. It counts against the TCP
+//! connection limit, never against the Unix socket's. It does not outlive the last token used on it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -91,7 +91,7 @@ impl Remote {
         }
     }
 
-    /// Serves until the returned value is dropped; existing connections continue until told to stop.
+    /// Serves until the returned value is dropped; existing connections continue until `ended` changes.
     pub fn serve(self: &Arc<Remote>, router: &Router, ended: &watch::Receiver<()>) -> JoinSet<()> {
         let sockets = std::mem::take(&mut *self.sockets.lock().unwrap_or_else(PoisonError::into_inner));
         sockets.into_iter().map(|socket| self.clone().accept(socket, router.clone(), ended.clone())).collect()
@@ -150,7 +150,7 @@ impl Remote {
             Err(_) => return tracing::debug!(%peer, "a TLS handshake timed out"),
         };
         let answer = |request: hyper::Request<Incoming>| {
-            // The dashboard's files are the same for everybody, and they ask for the token.
+            // The dashboard's files are public, and the page itself prompts for the token.
             let is_file = dashboard::is_for_file(request.method(), request.uri());
             let admitted = if is_file { Ok(None) } else { self.admit(&request, peer, &shown).map(Some) };
             let router = router.clone();
@@ -239,15 +239,15 @@ fn bearer(header: &HeaderValue) -> Option<Secret> {
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim().parse().ok()).flatten()
 }
 
-/// The token of a WebSocket as its header would be. A browser cannot set that for a WebSocket: the page names the token
-/// as a subprotocol, which is no part of an address and is not logged.
+/// The token of a WebSocket as a header value. Browsers cannot set headers of a WebSocket: the page sends the token
+/// as a subprotocol, which is not part of the address and is not logged.
 fn of_websocket(headers: &HeaderMap) -> Option<HeaderValue> {
     websocket::accept(headers)?;
     let secret = websocket::offered(headers).find_map(|name| name.strip_prefix(TOKEN_PROTOCOL))?;
     HeaderValue::from_str(&format!("Bearer {secret}")).ok()
 }
 
-/// A refusal that says how to authenticate (RFC 6750, 3).
+/// A refusal that tells how to authenticate (RFC 6750, 3).
 fn challenge(problem: Problem, how: &'static str) -> Response {
     let mut response = Refusal(problem).into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(how));
@@ -279,7 +279,7 @@ async fn over(mut seen: watch::Receiver<Option<Grant>>, stranger: Option<Strange
     }
 }
 
-/// Rejected tokens, logged at a limited rate because anybody can cause them.
+/// Rejected tokens, logged at a limited rate because any client can cause them.
 #[derive(Debug, Default)]
 struct Refusals(Mutex<(Option<Instant>, u64)>);
 

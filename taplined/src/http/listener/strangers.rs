@@ -1,4 +1,4 @@
-//! Limits the number of connections per address that have not sent a token yet, since anybody can connect.
+//! Limits the number of connections per address that have not sent a token yet, since anyone can connect.
 //!
 //! It knows nothing about tokens. Invariant: a single address never holds all connections.
 
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// As many as a multi-threaded client, or a few clients behind one address, may be opening at the same time.
+/// Minimum limit: what a multi-threaded client, or a few clients behind one address, may open at the same time.
 const AT_LEAST: u32 = 32;
 
 /// The fraction of all connections that one address may hold without a token.
@@ -61,7 +61,7 @@ impl Drop for Stranger {
     }
 }
 
-/// The host of an address: with IPv6 a host has a whole 64-bit network (RFC 4291, 2.5.4).
+/// The host of an address: an IPv6 host has a whole 64-bit network (RFC 4291, 2.5.4).
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) >> 64 << 64)),

@@ -1,4 +1,4 @@
-//! Invariants checked: those of the queue's head, after every step, against a model that keeps nothing but two lists.
+//! Invariants checked: those in the queue's module documentation, after every step, against a model of two lists.
 
 use super::*;
 
@@ -35,7 +35,7 @@ impl Model {
         self.waiting.push((ticket, request));
     }
 
-    /// Begins all that may, and checks each and what remains.
+    /// Starts all requests that may start, and checks each and the rest.
     fn settle(&mut self) -> Vec<Uuid> {
         let mut begun = Vec::new();
         while let Some(ticket) = self.queue.next() {
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// If something could begin, memory alone has kept it, or one that waits for memory.
+    /// If a request could start, it must be memory alone, or an overtaken request, that prevents it.
     fn check_nothing_idle(&self) {
         let limits = self.limits();
         if self.under_way.len() >= limits.worker_pool_size as usize {
@@ -127,7 +127,7 @@ fn apply(model: &mut Model, kind: usize, number: u128) {
         1 => model.ask(request(one, number, Mode::ReadOnly, 1)),
         2 => model.ask(request(other, number, Mode::ReadWrite, 3)),
         3 => model.ask(request(None, number, Mode::ReadWrite, 2)),
-        // The same VBD again, and one that needs more than there is.
+        // The same VBD again, and a request that exceeds all memory.
         4 => model.ask(request(one, 1000, Mode::ReadWrite, 1)),
         5 => model.ask(request(other, number, Mode::ReadOnly, 9)),
         6 if !model.under_way.is_empty() => model.end(0),
@@ -148,7 +148,7 @@ fn drain(model: &mut Model) {
     assert_eq!(model.queue.memory, 0);
 }
 
-/// All sequences of six of eight actions: 262,144.
+/// Exhaustive: all sequences of six of eight actions: 262,144.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn every_short_sequence_keeps_the_rules() {

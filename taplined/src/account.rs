@@ -113,8 +113,8 @@ mod test {
 
     #[test]
     fn an_unknown_name_is_reported_with_its_setting() {
-        let told = user("disk-user", "no such user").unwrap_err();
-        assert_eq!((told.code, told.detail.as_str()), (Code::Invalid, "disk-user: no user named no such user"));
+        let refused = user("disk-user", "no such user").unwrap_err();
+        assert_eq!((refused.code, refused.detail.as_str()), (Code::Invalid, "disk-user: no user named no such user"));
         assert_eq!(group("api.group", "no such group").unwrap_err().code, Code::Invalid);
         assert_eq!(user("disk-user", "--help").unwrap_err().code, Code::Invalid);
     }

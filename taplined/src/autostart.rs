@@ -65,7 +65,7 @@ async fn start(daemon: Daemon, one: ToStart) {
     let recorded = daemon.catalogue.write(move |tx| {
         tx.end_start(uuid)?;
         match outcome {
-            Err(problem) if problem.code != Code::Cancelled => tell(tx, one, tried, &problem),
+            Err(problem) if problem.code != Code::Cancelled => record_failure(tx, one, tried, &problem),
             _ => Ok(()),
         }
     });
@@ -75,7 +75,7 @@ async fn start(daemon: Daemon, one: ToStart) {
 }
 
 /// Records the reason on an object that could not be started, unless it was started by other means.
-fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
+fn record_failure(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
     let what = format!("autostart failed after {tried} tries: {why}");
     let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));
     match one {

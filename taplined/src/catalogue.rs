@@ -56,11 +56,11 @@ where
     T: Send + 'static,
     F: Fn(&mut Tx<'_>) -> Result<T, Problem> + Clone + Send + 'static,
 {
-    let mut told = false;
+    let mut logged = false;
     loop {
         match catalogue.write(change.clone()).await {
             Err(problem) if matches!(problem.code, Code::NoSpace | Code::ReadOnly) => {
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut logged, true) {
                     tracing::error!("a change cannot be recorded; retrying: {problem}");
                 }
                 tokio::time::sleep(RECORD_AGAIN_AFTER).await;

@@ -72,7 +72,7 @@ pub struct Parts {
     /// Uploads in progress.
     pub uploads: Uploads,
     /// Requests that clients may repeat.
-    pub turns: request::Turns,
+    pub key_locks: request::KeyLocks,
     host: Uuid,
     started: Timestamp,
     /// Locked for the lifetime of the daemon, so that there is only one.
@@ -119,7 +119,7 @@ impl Daemon {
             history: History::default(),
             answers: Answers::default(),
             uploads: Uploads::default(),
-            turns: request::Turns::default(),
+            key_locks: request::KeyLocks::default(),
             host,
             started: Timestamp::now(),
             _locks: locks,

@@ -16,7 +16,7 @@ use crate::reconcile::{self, Heal};
 /// Compares everything. Returns the differences and what was done about them.
 pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem> {
     if heal == Heal::Yes {
-        stray::take_in_unknown(daemon).await?;
+        stray::adopt_unknown(daemon).await?;
     }
     let mut found = reconcile::all(daemon, heal).await?;
     found.extend(stray::all(daemon).await?);
@@ -27,7 +27,7 @@ pub async fn all(daemon: &Daemon, heal: Heal) -> Result<Vec<Difference>, Problem
 /// Compares the disks of a repository that was attached, introduced or scanned; disks of unknown VBDs are adopted
 /// first. Disks that cannot be compared now are compared again before any operation that changes them.
 pub async fn heal_sr(daemon: &Daemon, sr: Uuid) {
-    if let Err(problem) = stray::take_in_unknown(daemon).await {
+    if let Err(problem) = stray::adopt_unknown(daemon).await {
         tracing::warn!(%sr, "disks that run for unknown VBDs could not be adopted: {problem}");
     }
     reconcile::of_sr(daemon, sr).await;

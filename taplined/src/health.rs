@@ -35,7 +35,7 @@ struct Watched {
     /// Whether it was stopped in the last check: a debugger that attaches stops it briefly.
     stopped: bool,
     seen: Seen,
-    /// What the catalogue has of that.
+    /// The same, as recorded in the catalogue.
     recorded: Seen,
 }
 
@@ -121,7 +121,7 @@ async fn look(
     }
     if recovered {
         // Their processes may also be marked as not responding.
-        daemon.disks.doubted.ask_now();
+        daemon.disks.doubted.poll_now();
     }
     Ok(disks)
 }

@@ -6,7 +6,7 @@
 
 mod access;
 mod answer;
-mod asker;
+mod caller;
 mod change;
 mod contract;
 mod dashboard;

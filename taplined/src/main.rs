@@ -64,7 +64,7 @@ const NO_CATALOGUE: u8 = 6;
 const TO_END: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Time for clients to learn that the catalogue is damaged before the daemon stops.
-const TO_TELL: std::time::Duration = std::time::Duration::from_secs(1);
+const NOTIFY_TIME: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The default path of the configuration; the file need not exist.
 const CONFIG: &str = "/etc/tapline/taplined.toml";
@@ -185,7 +185,7 @@ async fn serve(config: Config) -> Result<(), Problem> {
 async fn damaged(daemon: &Daemon) -> Problem {
     let problem = daemon.catalogue.damaged().await;
     tracing::error!("{problem}; stopping the daemon, disks keep running");
-    tokio::time::sleep(TO_TELL).await;
+    tokio::time::sleep(NOTIFY_TIME).await;
     problem
 }
 

@@ -340,11 +340,11 @@ mod test {
     #[test]
     fn each_duration_is_in_the_bucket_of_its_bound() {
         let fine = Histogram::of([(100, 1), (5000, 2), (stats::BUCKETS - 1, 3)]);
-        let told = buckets(&fine);
-        assert_eq!(told.iter().map(|(_, count)| count).sum::<u64>(), 6);
-        assert_eq!((told[0], told[BOUNDS.len()].1), ((5e-6, 1), 3));
+        let counted = buckets(&fine);
+        assert_eq!(counted.iter().map(|(_, count)| count).sum::<u64>(), 6);
+        assert_eq!((counted[0], counted[BOUNDS.len()].1), ((5e-6, 1), 3));
         let ns = stats::bucket_bounds(5000).0;
-        let place = told.iter().position(|(_, count)| *count == 2).unwrap();
-        assert!(told[place].0 * 1e9 >= ns as f64 && told[place - 1].0 * 1e9 < ns as f64);
+        let place = counted.iter().position(|(_, count)| *count == 2).unwrap();
+        assert!(counted[place].0 * 1e9 >= ns as f64 && counted[place - 1].0 * 1e9 < ns as f64);
     }
 }

@@ -54,7 +54,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn each_host_is_told_of_those_before_it() {
+    fn each_host_gets_its_predecessors() {
         let room = tempfile::tempdir().unwrap();
         let host = |number| LastHost {
             host: Uuid::from_u128(number),

@@ -101,7 +101,7 @@ pub async fn during<T>(
     (done, left)
 }
 
-/// Makes a change, whose result is the response with this status.
+/// Makes a change, key_of result is the response with this status.
 pub async fn change<T, F>(catalogue: &Catalogue, status: u16, change: F) -> Result<T, Problem>
 where
     T: Serialize + Send + 'static,
@@ -124,39 +124,39 @@ where
 }
 
 /// The caller and its key.
-type Whose = (String, String);
+type CallerKey = (String, String);
 
 /// The requests with keys in progress.
 #[derive(Clone, Debug, Default)]
-pub struct Turns(Arc<Mutex<HashMap<Whose, Arc<tokio::sync::Mutex<()>>>>>);
+pub struct KeyLocks(Arc<Mutex<HashMap<CallerKey, Arc<tokio::sync::Mutex<()>>>>>);
 
 /// Excludes other requests with the same key until dropped.
 #[derive(Debug)]
-pub struct Turn {
-    whose: Whose,
-    turns: Turns,
+pub struct KeyLock {
+    key_of: CallerKey,
+    locks: KeyLocks,
     _held: OwnedMutexGuard<()>,
 }
 
-impl Turns {
-    fn entries(&self) -> MutexGuard<'_, HashMap<Whose, Arc<tokio::sync::Mutex<()>>>> {
+impl KeyLocks {
+    fn entries(&self) -> MutexGuard<'_, HashMap<CallerKey, Arc<tokio::sync::Mutex<()>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no other request with this key is in progress.
-    pub async fn wait(&self, key: &RequestKey) -> Turn {
-        let whose = (key.asker.clone(), key.key.clone());
-        let lock = self.entries().entry(whose.clone()).or_default().clone();
-        Turn { whose, turns: self.clone(), _held: lock.lock_owned().await }
+    pub async fn wait(&self, key: &RequestKey) -> KeyLock {
+        let key_of = (key.asker.clone(), key.key.clone());
+        let lock = self.entries().entry(key_of.clone()).or_default().clone();
+        KeyLock { key_of, locks: self.clone(), _held: lock.lock_owned().await }
     }
 }
 
-impl Drop for Turn {
+impl Drop for KeyLock {
     fn drop(&mut self) {
-        let mut entries = self.turns.entries();
+        let mut entries = self.locks.entries();
         // One reference is the map's and one ours; each waiting request has another.
-        if entries.get(&self.whose).is_some_and(|lock| Arc::strong_count(lock) <= 2) {
-            entries.remove(&self.whose);
+        if entries.get(&self.key_of).is_some_and(|lock| Arc::strong_count(lock) <= 2) {
+            entries.remove(&self.key_of);
         }
     }
 }
@@ -171,18 +171,18 @@ mod test {
 
     #[tokio::test]
     async fn requests_with_the_same_key_are_serialized_without_leftovers() {
-        let turns = Turns::default();
-        let first = turns.wait(&key()).await;
+        let locks = KeyLocks::default();
+        let first = locks.wait(&key()).await;
         let second = tokio::spawn({
-            let turns = turns.clone();
-            async move { turns.wait(&key()).await }
+            let locks = locks.clone();
+            async move { locks.wait(&key()).await }
         });
-        drop(turns.wait(&RequestKey { key: "b".into(), ..key() }).await);
+        drop(locks.wait(&RequestKey { key: "b".into(), ..key() }).await);
         tokio::task::yield_now().await;
         assert!(!second.is_finished());
         drop(first);
         drop(second.await.unwrap());
-        assert!(turns.entries().is_empty());
+        assert!(locks.entries().is_empty());
     }
 
     #[tokio::test]

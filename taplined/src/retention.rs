@@ -234,7 +234,7 @@ mod test {
     }
 
     #[test]
-    fn half_a_period_lies_between_two_snapshots_after_the_daemon_has_been_restarted_too() {
+    fn snapshots_are_half_a_period_apart_even_after_a_restart() {
         let one = hourly(&["2026-11-27T08:50:00Z", "2026-11-27T09:50:00Z"]);
         assert!(!may_begin(&one, None, at("2026-11-27T10:19:59Z", 1000)));
         assert_eq!(rest(&one, None, at("2026-11-27T10:19:00Z", 1000)).as_secs(), 60);

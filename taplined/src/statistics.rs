@@ -222,9 +222,9 @@ mod test {
     #[test]
     fn coarse_buckets_have_all_counts_and_are_a_sixteenth_of_a_doubling_wide() {
         let fine = Histogram::of((0..stats::BUCKETS).map(|bucket| (bucket, 1)));
-        let told = coarse(&fine);
-        assert_eq!(told.iter().map(|bucket| bucket.count).sum::<u64>(), stats::BUCKETS as u64);
-        for pair in told.windows(2) {
+        let merged = coarse(&fine);
+        assert_eq!(merged.iter().map(|bucket| bucket.count).sum::<u64>(), stats::BUCKETS as u64);
+        for pair in merged.windows(2) {
             let [one, next] = pair else { unreachable!() };
             let width = next.below_ns - one.below_ns;
             assert!(one.below_ns < next.below_ns && (one.below_ns < 512 || width * 16 <= one.below_ns), "{pair:?}");

@@ -48,7 +48,7 @@ const SLOW: Duration = Duration::from_millis(150);
 #[derive(Debug)]
 pub struct Tasks {
     catalogue: Catalogue,
-    running: Mutex<HashMap<Uuid, watch::Sender<Wish>>>,
+    running: Mutex<HashMap<Uuid, watch::Sender<TaskControl>>>,
     /// The number of running tasks, for waiting until all have ended.
     count: watch::Sender<usize>,
     /// Whether the daemon is stopping: tasks cancelled from then on were not cancelled by a user.
@@ -84,9 +84,9 @@ pub struct Context {
     /// The task, as it was when its step began.
     task: Task,
     catalogue: Catalogue,
-    cancelled: watch::Receiver<Wish>,
+    cancelled: watch::Receiver<TaskControl>,
     /// The same requests, for work that continues although the task was cancelled.
-    abandoned: watch::Receiver<Wish>,
+    abandoned: watch::Receiver<TaskControl>,
     /// Time of the last progress.
     progressed: watch::Sender<Instant>,
     /// Threads and processes of its steps that may still be running.
@@ -95,8 +95,8 @@ pub struct Context {
 
 /// A request to a running task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    GoOn,
+enum TaskControl {
+    Continue,
     /// Roll back.
     Cancel,
     /// Leave everything as it is.
@@ -116,7 +116,7 @@ impl Tasks {
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<Wish>>> {
+    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<TaskControl>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,7 +138,7 @@ impl Tasks {
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
     {
-        let (cancel, cancelled) = watch::channel(Wish::GoOn);
+        let (cancel, cancelled) = watch::channel(TaskControl::Continue);
         let uuid = task.uuid;
         self.running().insert(uuid, cancel);
         self.count.send_modify(|count| *count = count.saturating_add(1));
@@ -190,14 +190,14 @@ impl Tasks {
     /// Cancels a task, which then rolls back; does not wait for that.
     pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
-        self.tell_cancelled(uuid);
+        self.notify_cancelled(uuid);
         Ok(task)
     }
 
     /// Notifies a task that is recorded as cancelled.
-    pub fn tell_cancelled(&self, uuid: Uuid) {
+    pub fn notify_cancelled(&self, uuid: Uuid) {
         if let Some(cancel) = self.running().get(&uuid) {
-            cancel.send_replace(Wish::Cancel);
+            cancel.send_replace(TaskControl::Cancel);
         }
     }
 
@@ -220,16 +220,16 @@ impl Tasks {
         });
         let task = abandoned.await?;
         if let Some(running) = self.running().get(&uuid) {
-            running.send_replace(Wish::Abandon);
+            running.send_replace(TaskControl::Abandon);
         }
         Ok(task)
     }
 
     /// Makes tasks that have ended according to the catalogue stop without rolling back.
-    pub fn let_go(&self, ended: &[Uuid]) {
+    pub fn abandon_ended(&self, ended: &[Uuid]) {
         let running = self.running();
         for task in ended.iter().filter_map(|task| running.get(task)) {
-            task.send_replace(Wish::Abandon);
+            task.send_replace(TaskControl::Abandon);
         }
     }
 
@@ -304,8 +304,8 @@ impl Tasks {
         let ended = || Problem::new(Code::Failed, "the daemon stopped while this was in progress").advise("try again");
         self.catalogue
             .write(move |tx| {
-                let goes_on: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
-                for task in tx.tasks(true)?.iter().filter(|task| !goes_on.contains(&task.uuid)) {
+                let journalled: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
+                for task in tx.tasks(true)?.iter().filter(|task| !journalled.contains(&task.uuid)) {
                     tx.end_task(task.uuid, Err(ended()))?;
                 }
                 Ok(())
@@ -322,7 +322,7 @@ impl Tasks {
     pub async fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         for cancel in self.running().values() {
-            cancel.send_replace(Wish::Cancel);
+            cancel.send_replace(TaskControl::Cancel);
         }
         let mut count = self.count.subscribe();
         let ended = tokio::time::timeout(TO_STOP, count.wait_for(|count| *count == 0)).await.is_ok();
@@ -354,28 +354,28 @@ impl Context {
 
     /// An error if the task was cancelled.
     pub fn check(&self) -> Result<(), Problem> {
-        if *self.cancelled.borrow() == Wish::GoOn { Ok(()) } else { Err(cancelled()) }
+        if *self.cancelled.borrow() == TaskControl::Continue { Ok(()) } else { Err(cancelled()) }
     }
 
     /// Waits before a retry, and shows the reason in the meantime; an error if the task is abandoned.
     pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
         self.show(Some(problem.clone())).await;
-        let mut asked = self.abandoned.clone();
+        let mut requested = self.abandoned.clone();
         tokio::select! {
             () = tokio::time::sleep(pause) => Ok(()),
-            Ok(_) = asked.wait_for(|asked| *asked == Wish::Abandon) => Err(problem.clone()),
+            Ok(_) = requested.wait_for(|requested| *requested == TaskControl::Abandon) => Err(problem.clone()),
         }
     }
 
     /// A context that ignores cancellation, for work that must complete.
     pub fn regardless(&self) -> Context {
-        Context { cancelled: watch::channel(Wish::GoOn).1, ..self.clone() }
+        Context { cancelled: watch::channel(TaskControl::Continue).1, ..self.clone() }
     }
 
     /// Waits until the task is cancelled.
     pub async fn cancelled(&self) {
-        let mut asked = self.cancelled.clone();
-        if asked.wait_for(|asked| *asked != Wish::GoOn).await.is_err() {
+        let mut requested = self.cancelled.clone();
+        if requested.wait_for(|requested| *requested != TaskControl::Continue).await.is_err() {
             // It can no longer be cancelled.
             std::future::pending().await
         }

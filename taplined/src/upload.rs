@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Maximum number of concurrent uploads.
 const MAX: usize = 32;
 
-/// All uploads.
+/// All uploads in progress.
 #[derive(Debug, Default)]
 pub struct Uploads(Mutex<HashMap<Uuid, Arc<Sent>>>);
 

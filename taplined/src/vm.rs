@@ -70,7 +70,7 @@ pub use connect::{Reader, connect};
 pub use console::{Console, KEPT};
 pub use directory::user;
 pub use hardware::check;
-pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
+pub use hot::{attach, detach, expect_room, has_lost, request_release};
 pub use memory::forget_file;
 pub use network::settle_mac;
 pub use recover::recover;
@@ -150,7 +150,7 @@ impl Vms {
     }
 
     /// Releases a VM kept reserved for a job, if it is.
-    fn let_go(&self, job: Uuid) {
+    fn end_reservation(&self, job: Uuid) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
     }
 
@@ -182,10 +182,10 @@ impl Vms {
     }
 
     /// Queries a VM's guest about its disks; an error is the reason why it is unknown.
-    pub async fn ask_guest(&self, vm: Uuid) -> Result<GuestAnswer, String> {
+    pub async fn query_guest(&self, vm: Uuid) -> Result<GuestAnswer, String> {
         let guest = self.guest(vm).ok_or("its machine does not run")?;
         match &guest.inside {
-            Some(inside) => inside.ask().await.map_err(|unknown| unknown.to_string()),
+            Some(inside) => inside.query().await.map_err(|unknown| unknown.to_string()),
             None if guest.process().is_none() => Err("Xen's guests are not queried".into()),
             None => Err("the port for it cannot be reached".into()),
         }

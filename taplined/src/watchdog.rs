@@ -11,7 +11,7 @@ use crate::notify;
 
 /// Notifies for the lifetime of the daemon; does nothing without a receiver.
 pub fn begin(daemon: Daemon) {
-    let Some(limit) = asked_for() else { return };
+    let Some(limit) = interval() else { return };
     tokio::spawn(async move {
         loop {
             alive(&daemon).await;
@@ -32,7 +32,7 @@ async fn alive(daemon: &Daemon) {
 }
 
 /// The watchdog's interval, if the service manager has one for this process.
-fn asked_for() -> Option<Duration> {
+fn interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let other = number("WATCHDOG_PID").is_some_and(|pid| pid != u64::from(std::process::id()));
     number("WATCHDOG_USEC").filter(|limit| *limit > 0 && !other).map(Duration::from_micros)

@@ -90,11 +90,11 @@ pub struct Numbers {
     /// The setting, for messages.
     setting: &'static str,
     range: Range,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<UidsInUse>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct UidsInUse {
     next: u32,
     holders: HashMap<u32, Holder>,
 }
@@ -139,7 +139,7 @@ impl Numbers {
         // Each daemon starts at a random uid: two daemons of one host with the same range seldom collide.
         let count = u128::from(range.last - range.first) + 1;
         let next = u32::try_from(Uuid::new_v4().as_u128() % count).map_or(range.first, |at| range.first + at);
-        Ok(Numbers { setting, range, state: Arc::new(Mutex::new(State { next, holders })) })
+        Ok(Numbers { setting, range, state: Arc::new(Mutex::new(UidsInUse { next, holders })) })
     }
 
     /// The whole range.
@@ -162,7 +162,7 @@ impl Numbers {
         Err(Problem::new(Code::InUse, what).advise(format!("set a larger {} and restart taplined", self.setting)))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UidsInUse> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,7 +30,7 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
             let advice = "omit it, and introduce the repository once the daemon runs: tapline sr introduce";
             return Err(Problem::new(Code::Invalid, what).advise(advice));
         }
-        said += &take_in(&catalogue, path).await?;
+        said += &import_repository(&catalogue, path).await?;
     }
     said += &finish(config, catalogue, "rebuild")?;
     said += "start taplined: it adopts running disks. Add network repositories with 'tapline sr introduce'. VBDs of \
@@ -39,7 +39,7 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
 }
 
 /// Imports one repository from its inventory.
-async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
+async fn import_repository(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
     let source = SrSource::Dir { path: path.clone() };
     let label = Label::read(&Directory::open(path)?)?.ok_or_else(|| {
         let what = format!("{path} is not a repository: it has no label ({})", driver::LABEL);

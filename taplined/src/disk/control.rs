@@ -27,7 +27,7 @@ const LINE_MAX: usize = 1 << 20;
 
 /// A file passed with a verb.
 #[derive(Debug)]
-pub struct Beside {
+pub struct PassedFile {
     /// The path used in the verb.
     pub path: PathBuf,
     /// Whether it is open for writing.
@@ -37,10 +37,15 @@ pub struct Beside {
 }
 
 /// Sends a verb to the disk at a control socket and waits for the response, but not longer than `patience`.
-pub async fn ask<V: Ask>(socket: &Path, verb: V, files: Vec<Beside>, patience: Duration) -> Result<V::Answer, Refused> {
+pub async fn ask<V: Ask>(
+    socket: &Path,
+    verb: V,
+    files: Vec<PassedFile>,
+    patience: Duration,
+) -> Result<V::Answer, Refused> {
     let request = Request::of(verb);
     let word = request.verb.word();
-    let answered = async { Asked::<V>::with_files(socket, request, files).await?.answer(|_| ()).await };
+    let answered = async { PendingVerb::<V>::with_files(socket, request, files).await?.answer(|_| ()).await };
     tokio::time::timeout(patience, answered).await.unwrap_or_else(|_| {
         let what = format!("the disk at {} has not answered '{word}' in {} s", socket.display(), patience.as_secs());
         Err(Problem::new(Code::Timeout, what).advise("check its log and its storage").into())
@@ -102,15 +107,19 @@ pub fn problem(error: control::Error) -> Problem {
 
 /// A verb that was sent to a disk and has not been answered yet.
 #[derive(Debug)]
-pub struct Asked<V>(Connection, PhantomData<fn() -> V>);
+pub struct PendingVerb<V>(Connection, PhantomData<fn() -> V>);
 
-impl<V: Ask> Asked<V> {
+impl<V: Ask> PendingVerb<V> {
     /// Sends a verb with files.
-    pub async fn with_files(socket: &Path, mut request: Request, files: Vec<Beside>) -> Result<Asked<V>, Problem> {
-        let said = |file: &Beside| FileAsked { path: file.path.clone(), write: file.write };
-        request.files = files.iter().map(said).collect();
+    pub async fn with_files(
+        socket: &Path,
+        mut request: Request,
+        files: Vec<PassedFile>,
+    ) -> Result<PendingVerb<V>, Problem> {
+        let listed = |file: &PassedFile| FileAsked { path: file.path.clone(), write: file.write };
+        request.files = files.iter().map(listed).collect();
         let descriptors = files.into_iter().map(|file| file.file.into()).collect();
-        Asked::with_descriptors(socket, request, descriptors).await
+        PendingVerb::with_descriptors(socket, request, descriptors).await
     }
 
     /// Sends a verb with other descriptors. They are closed here once sent: our copies would keep files locked and
@@ -119,17 +128,17 @@ impl<V: Ask> Asked<V> {
         socket: &Path,
         request: Request,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<Asked<V>, Problem> {
-        Connection::begin(socket, request, descriptors).await.map(|connection| Asked(connection, PhantomData))
+    ) -> Result<PendingVerb<V>, Problem> {
+        Connection::begin(socket, request, descriptors).await.map(|connection| PendingVerb(connection, PhantomData))
     }
 
     /// Waits for the response. Progress of a merge is passed to `on_progress`.
-    pub async fn answer(mut self, mut told: impl FnMut(Merge) + Send) -> Result<V::Answer, Refused> {
+    pub async fn answer(mut self, mut on_progress: impl FnMut(Merge) + Send) -> Result<V::Answer, Refused> {
         loop {
             match self.0.reply().await? {
                 Some(Reply::Ok(answer)) => return Ok(answer),
                 Some(Reply::Error(error)) => return Err(Refused::Disk(error)),
-                Some(Reply::Event(merge)) => told(merge),
+                Some(Reply::Event(merge)) => on_progress(merge),
                 None => return Err(self.0.ended().into()),
             }
         }
@@ -227,11 +236,11 @@ async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> s
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
             return Err(std::io::Error::other(format!("a verb can pass at most {FILES_MAX} files")));
         }
-        Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?)
+        Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut ancillary, SendFlags::NOSIGNAL)?)
     });
     let sent = sent.await?;
     stream.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await
@@ -257,10 +266,10 @@ mod test {
             let (stream, _) = listener.accept().unwrap();
             let mut bytes = [0; 4096];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-            let mut beside = RecvAncillaryBuffer::new(&mut space);
-            let got = recvmsg(&stream, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::empty()).unwrap();
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&stream, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::empty()).unwrap();
             let count = |message| if let RecvAncillaryMessage::ScmRights(came) = message { came.count() } else { 0 };
-            let files = beside.drain().map(count).sum();
+            let files = ancillary.drain().map(count).sum();
             std::io::Write::write_all(&mut &stream, answers.as_bytes()).unwrap();
             (serde_json::from_slice(&bytes[..got.bytes]).unwrap(), files)
         });
@@ -273,10 +282,10 @@ mod test {
     async fn progress_precedes_the_answer_and_files_go_with_the_request() {
         let (_room, path, thread) =
             disk("{\"id\":1,\"event\":{\"state\":\"running\",\"done\":5}}\n{\"id\":1,\"ok\":{\"state\":\"done\"}}\n");
-        let file = Beside { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
+        let file = PassedFile { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
         let mut events = Vec::new();
         let merge = Request::of(ask::Merge { into: 1, ..ask::Merge::default() });
-        let asked = Asked::<ask::Merge>::with_files(&path, merge, vec![file]).await.unwrap();
+        let asked = PendingVerb::<ask::Merge>::with_files(&path, merge, vec![file]).await.unwrap();
         let answer = asked.answer(|event| events.push(event.done)).await.unwrap();
         assert_eq!((answer.state, events), (MergeState::Done, vec![Some(5)]));
         let (asked, files) = thread.join().unwrap();
@@ -331,7 +340,7 @@ mod test {
         let (_room, path, thread) = disk("{\"id\":1,\"error\":{\"kind\":\"unknown-verb\",\"message\":\"no\"}}\n");
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let verb = Request::of(ask::Upgrade { successor: true, ..ask::Upgrade::default() });
-        let asked = Asked::<ask::Upgrade>::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
+        let asked = PendingVerb::<ask::Upgrade>::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
         let refused = asked.answer(|_| ()).await.unwrap_err();
         assert_eq!(refused, Refused::Disk(control::Error::new(Kind::UnknownVerb, "no")));
         let problem = Problem::from(refused);
@@ -344,7 +353,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn an_exited_or_silent_disk_blocks_nobody() {
+    async fn an_exited_or_silent_disk_blocks_no_caller() {
         let (_room, path, _thread) = disk("");
         let ended = Problem::from(super::ask(&path, ask::Version {}, Vec::new(), PATIENCE).await.unwrap_err());
         assert!(ended.detail.contains("exited without answering"), "{ended}");

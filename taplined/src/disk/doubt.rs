@@ -25,7 +25,7 @@ const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 pub struct Doubted {
     vbds: Mutex<HashSet<Uuid>>,
     /// Wakes the tasks that wait before the next poll.
-    to_ask: Notify,
+    wake: Notify,
 }
 
 impl Doubted {
@@ -34,8 +34,8 @@ impl Doubted {
     }
 
     /// Polls silent processes now: one of them may respond again.
-    pub fn ask_now(&self) {
-        self.to_ask.notify_waiters();
+    pub fn poll_now(&self) {
+        self.wake.notify_waiters();
     }
 }
 
@@ -46,46 +46,51 @@ pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     }
     let daemon = daemon.clone();
     tokio::spawn(async move {
-        if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
+        if let Err(problem) = poll_until_it_responds(&daemon, vbd).await {
             tracing::error!(%vbd, "cannot tell whether its process responds: {problem}");
         }
         daemon.disks.doubted.vbds().remove(&vbd);
     });
 }
 
-async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+async fn poll_until_it_responds(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (since, mut pause) = (Timestamp::now(), AGAIN_AFTER);
     let mut before = None;
     loop {
         let silent = daemon.disks.is_silent(vbd, TO_ANSWER).await;
         let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
         let Some(now) = now.filter(|now| now.state == VbdState::Plugged) else { return Ok(()) };
-        let problem = silent.then(|| not_answering(vbd, now.pid, since));
-        tell(daemon, vbd, before, problem.clone()).await?;
+        let problem = silent.then(|| not_responding(vbd, now.pid, since));
+        set_problem(daemon, vbd, before, problem.clone()).await?;
         let Some(problem) = problem else { return Ok(()) };
         tracing::warn!(%vbd, "{problem}");
         before = Some(problem);
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             // Its storage may have recovered.
-            () = daemon.disks.doubted.to_ask.notified() => {}
+            () = daemon.disks.doubted.wake.notified() => {}
         }
         pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
     }
 }
 
 /// Sets or clears the problem of a plugged VBD. A problem that another operation recorded in the meantime stays.
-async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Option<Problem>) -> Result<(), Problem> {
-    let told = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
+async fn set_problem(
+    daemon: &Daemon,
+    vbd: Uuid,
+    before: Option<Problem>,
+    problem: Option<Problem>,
+) -> Result<(), Problem> {
+    let recorded = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
         Some(now) if now.state == VbdState::Plugged && now.problem == before => {
             tx.set_vbd_state(vbd, now.state, problem.as_ref())
         }
         _ => Ok(()),
     });
-    told.await
+    recorded.await
 }
 
-fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
+fn not_responding(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}, {}", condition(pid)));
     let what = format!("the disk of VBD {vbd} has not responded since {since:.0} ({process})");
     Problem::new(Code::Timeout, what).advise(

@@ -43,7 +43,7 @@ impl OpenFile {
     }
 
     /// Stops holding the file: it now exists only as long as its name and its processes.
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         self.held = None;
     }
 
@@ -79,9 +79,9 @@ impl OpenFiles {
     }
 
     /// Stops holding files of this name, whose space must be freed when the name is removed.
-    pub fn let_go_of(&self, file: &str) {
+    pub fn release_held(&self, file: &str) {
         let mut all = self.lock();
-        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::let_go);
+        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::release);
     }
 }
 

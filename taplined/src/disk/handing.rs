@@ -18,7 +18,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
 };
 
-use super::control::Beside;
+use super::control::PassedFile;
 use super::redo::RedoLogs;
 
 /// The files and sockets to be passed.
@@ -26,7 +26,7 @@ use super::redo::RedoLogs;
 pub struct Handing {
     messages: Vec<(Message, OwnedFd)>,
     /// Image files; their redo logs are passed with them.
-    files: Vec<Beside>,
+    files: Vec<PassedFile>,
 }
 
 /// The daemon's end of the socket, and the messages to send.
@@ -39,7 +39,7 @@ pub struct Ready {
 impl Handing {
     /// Adds the image file that the command line names `path`.
     pub fn file(&mut self, path: &Path, write: bool, file: File) {
-        self.files.push(Beside { path: path.to_owned(), write, file });
+        self.files.push(PassedFile { path: path.to_owned(), write, file });
     }
 
     /// Adds a file that is not an image and has no redo log.
@@ -63,7 +63,7 @@ impl Handing {
     /// Returns the standard input of the process, and the messages to be sent when it runs.
     pub fn prepare(self, redo: &RedoLogs) -> Result<(Stdio, Ready), Problem> {
         let logs = redo.of_handed(&self.files)?;
-        let said = |Beside { path, write, file }| (Message::File { path, write }, OwnedFd::from(file));
+        let said = |PassedFile { path, write, file }| (Message::File { path, write }, OwnedFd::from(file));
         let messages = self.files.into_iter().chain(logs).map(said).chain(self.messages).collect();
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (theirs, ours) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
@@ -85,21 +85,21 @@ impl Ready {
         for (said, descriptor) in &self.messages {
             let descriptors = [descriptor.as_fd()];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            if !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
                 return Err(Problem::failed("pass a file to a disk process", "no space for one descriptor"));
             }
-            self.packet(said, &mut beside)?;
+            self.packet(said, &mut ancillary)?;
         }
         self.packet(&Message::End, &mut SendAncillaryBuffer::default())?;
         Ok(self.ours)
     }
 
-    fn packet(&self, said: &Message, beside: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
+    fn packet(&self, said: &Message, ancillary: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
         // A path that is not UTF-8 cannot be encoded as JSON.
         let failed = |why: std::io::Error| Problem::failed("pass files to a disk process", why);
         let bytes = serde_json::to_vec(said).map_err(|error| failed(error.into()))?;
-        let sent = sendmsg(&self.ours, &[IoSlice::new(&bytes)], beside, SendFlags::NOSIGNAL);
+        let sent = sendmsg(&self.ours, &[IoSlice::new(&bytes)], ancillary, SendFlags::NOSIGNAL);
         sent.map(drop).map_err(|errno| failed(errno.into()))
     }
 }
@@ -114,7 +114,7 @@ mod test {
     use crate::config::Config;
 
     #[test]
-    fn each_descriptor_comes_with_what_it_is() {
+    fn each_descriptor_is_sent_with_its_description() {
         let mut handing = Handing::default();
         let file = tempfile::tempfile().unwrap();
         handing.file(Path::new("/srv/a b.vhd"), true, file.try_clone().unwrap());
@@ -128,9 +128,9 @@ mod test {
         for _ in 0..3 {
             let mut bytes = [0; 4096];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut beside = RecvAncillaryBuffer::new(&mut space);
-            let got = recvmsg(&pair.1, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::empty()).unwrap();
-            let descriptors: usize = beside
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&pair.1, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::empty()).unwrap();
+            let descriptors: usize = ancillary
                 .drain()
                 .map(|message| if let RecvAncillaryMessage::ScmRights(rights) = message { rights.count() } else { 0 })
                 .sum();

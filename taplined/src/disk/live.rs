@@ -7,7 +7,7 @@ use api::{Code, HealthState, ObjectKind, Problem, Vbd};
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
-use super::control::{self, Asked, Beside, Refused};
+use super::control::{self, PassedFile, PendingVerb, Refused};
 use super::doubt::doubt;
 use super::names::ServedLayer;
 use crate::daemon::Daemon;
@@ -19,7 +19,7 @@ const TO_CHANGE: Duration = Duration::from_secs(120);
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How long a disk may take to report its version.
-const TO_SAY: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Refuses a verb on a stuck disk: it would stay in the socket of the process, and be carried out long after the
 /// caller gave up.
@@ -69,20 +69,20 @@ pub async fn unless_stuck<T>(
 }
 
 /// Sends a verb to the disk process of a VBD. Waits while the process is being replaced.
-pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
+pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<PassedFile>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let files = daemon.tool.redo.with_logs(files)?;
     let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
-    heard(daemon, vbd, answer)
+    poll_if_silent(daemon, vbd, answer)
 }
 
 /// Like [`ask`], with files that are not images.
-pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
+pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<PassedFile>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
-    heard(daemon, vbd, answer)
+    poll_if_silent(daemon, vbd, answer)
 }
 
 /// Grows a disk; the caller then records its new size.
@@ -91,7 +91,7 @@ pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused
 }
 
 /// Starts polling a disk that has not responded in time.
-fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
+fn poll_if_silent<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
     if matches!(&answer, Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout) {
         doubt(daemon, vbd);
     }
@@ -105,21 +105,21 @@ pub async fn follow<F>(
     vbd: Uuid,
     verb: ask::Merge,
     files: impl Fn() -> F,
-    mut told: impl FnMut(answer::Merge) + Send,
+    mut on_progress: impl FnMut(answer::Merge) + Send,
 ) -> Result<answer::Merge, Problem>
 where
-    F: Future<Output = Result<Vec<Beside>, Problem>>,
+    F: Future<Output = Result<Vec<PassedFile>, Problem>>,
 {
     let gate = daemon.disks.gates.of(vbd);
     loop {
-        let (asked, before) = {
+        let (pending, before) = {
             let _inside = gate.enter().await;
             let files = daemon.tool.redo.with_logs(files().await?)?;
             let request = Request::of(verb.clone());
-            let asked = Asked::<ask::Merge>::with_files(&daemon.disks.socket(vbd), request, files).await?;
-            (asked, gate.count())
+            let pending = PendingVerb::<ask::Merge>::with_files(&daemon.disks.socket(vbd), request, files).await?;
+            (pending, gate.count())
         };
-        let answered = tokio::time::timeout(TO_MERGE, asked.answer(&mut told)).await;
+        let answered = tokio::time::timeout(TO_MERGE, pending.answer(&mut on_progress)).await;
         let answered =
             answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
@@ -139,8 +139,8 @@ fn is_replaced(why: &Refused) -> bool {
 
 /// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.
 pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
-    let asked = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await;
-    match heard(daemon, vbd, asked.map_err(Refused::from)).map_err(Problem::from) {
+    let reported = daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await;
+    match poll_if_silent(daemon, vbd, reported.map_err(Refused::from)).map_err(Problem::from) {
         Ok(said) => said
             .layers
             .into_iter()

@@ -41,8 +41,8 @@ pub struct Opened {
 impl Program {
     /// The configured program, or that in this program's directory, or the name.
     pub fn of(config: &Config) -> Program {
-        let beside = || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(NAME)));
-        let named = config.disk_program.clone().or_else(|| beside().filter(|path| path.is_file()));
+        let adjacent = || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(NAME)));
+        let named = config.disk_program.clone().or_else(|| adjacent().filter(|path| path.is_file()));
         Program(named.unwrap_or_else(|| NAME.into()))
     }
 
@@ -232,14 +232,14 @@ mod test {
         let path = room.path().join("program");
         std::fs::write(&path, "#!/bin/sh\necho this is long enough").unwrap();
         let opened = Program(path.clone()).open().unwrap();
-        let told = |user, errno: Errno| opened.not_started(user, &errno.into());
-        let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
+        let problem_of = |user, errno: Errno| opened.not_started(user, &errno.into());
+        let denied = problem_of(Some((65_534, 65_534)), Errno::ACCESS);
         assert!(denied.detail.contains("uid 65534 may not execute it"), "{denied}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
+        let denied = problem_of(Some((65_534, 65_534)), Errno::ACCESS);
         assert!(denied.advice.unwrap().contains("security module"));
-        assert!(told(None, Errno::PERM).advice.unwrap().contains("CAP_SETUID"));
-        assert!(told(None, Errno::NOENT).detail.contains("not installed"));
+        assert!(problem_of(None, Errno::PERM).advice.unwrap().contains("CAP_SETUID"));
+        assert!(problem_of(None, Errno::NOENT).detail.contains("not installed"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use api::{Code, Problem};
 use control::redo_name;
 use repo::driver::{Directory, is_used};
 
-use super::control::Beside;
+use super::control::PassedFile;
 use crate::config::Config;
 
 /// The directory of the redo logs.
@@ -32,23 +32,23 @@ impl RedoLogs {
 
     /// The files to pass with an image file: its redo log; and, for an image passed for reading into which a process
     /// has left data to be written, the image once more, open for writing.
-    pub fn beside(&self, path: &Path, write: bool, image: &File) -> Result<Vec<Beside>, Problem> {
+    pub fn to_pass(&self, path: &Path, write: bool, image: &File) -> Result<Vec<PassedFile>, Problem> {
         self.open(path, write, image)
             .map_err(|error| Problem::failed(format_args!("open the redo log of {}", path.display()), error))
     }
 
-    fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<Beside>> {
+    fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<PassedFile>> {
         let log = self.directory.join(redo_name::file_name(&image.metadata()?));
         if !write && std::fs::metadata(&log).map_or(0, |found| found.len()) == 0 {
             return Ok(Vec::new());
         }
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let file = OpenOptions::new().read(true).write(true).create(write).truncate(false).mode(0o600).open(&log)?;
-        let mut all = vec![Beside { path: log, write: true, file }];
+        let mut all = vec![PassedFile { path: log, write: true, file }];
         if !write {
             let again = format!("/proc/self/fd/{}", image.as_raw_fd());
             let file = OpenOptions::new().read(true).write(true).open(again)?;
-            all.push(Beside { path: path.to_owned(), write: true, file });
+            all.push(PassedFile { path: path.to_owned(), write: true, file });
         }
         Ok(all)
     }
@@ -98,18 +98,18 @@ impl RedoLogs {
     }
 
     /// Adds the redo logs of the files that go with a verb.
-    pub fn with_logs(&self, mut files: Vec<Beside>) -> Result<Vec<Beside>, Problem> {
-        let logs = files.iter().filter(|file| file.write).map(|file| self.beside(&file.path, true, &file.file));
+    pub fn with_logs(&self, mut files: Vec<PassedFile>) -> Result<Vec<PassedFile>, Problem> {
+        let logs = files.iter().filter(|file| file.write).map(|file| self.to_pass(&file.path, true, &file.file));
         let logs = logs.collect::<Result<Vec<_>, _>>()?;
         files.extend(logs.into_iter().flatten());
         Ok(files)
     }
 
     /// The files to pass with those that a process gets at its start.
-    pub fn of_handed(&self, files: &[Beside]) -> Result<Vec<Beside>, Problem> {
+    pub fn of_handed(&self, files: &[PassedFile]) -> Result<Vec<PassedFile>, Problem> {
         let mut all = Vec::new();
         for file in files {
-            all.extend(self.beside(&file.path, file.write, &file.file)?);
+            all.extend(self.to_pass(&file.path, file.write, &file.file)?);
         }
         Ok(all)
     }
@@ -131,20 +131,20 @@ mod test {
     fn an_image_that_is_written_has_a_log_that_the_next_process_finds() {
         let (_room, logs, path) = bed();
         let image = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let first = logs.beside(&path, true, &image).unwrap();
+        let first = logs.to_pass(&path, true, &image).unwrap();
         assert_eq!((first.len(), first[0].write), (1, true));
-        assert_eq!(logs.beside(&path, true, &image).unwrap()[0].path, first[0].path);
+        assert_eq!(logs.to_pass(&path, true, &image).unwrap()[0].path, first[0].path);
     }
 
     #[test]
     fn a_read_only_image_has_a_log_only_if_it_is_not_empty() {
         let (_room, logs, path) = bed();
         let image = File::open(&path).unwrap();
-        assert!(logs.beside(&path, false, &image).unwrap().is_empty());
-        let log = logs.beside(&path, true, &image).unwrap().remove(0);
-        assert!(logs.beside(&path, false, &image).unwrap().is_empty(), "an empty one");
+        assert!(logs.to_pass(&path, false, &image).unwrap().is_empty());
+        let log = logs.to_pass(&path, true, &image).unwrap().remove(0);
+        assert!(logs.to_pass(&path, false, &image).unwrap().is_empty(), "an empty one");
         log.file.set_len(4096).unwrap();
-        let both = logs.beside(&path, false, &image).unwrap();
+        let both = logs.to_pass(&path, false, &image).unwrap();
         assert_eq!(both.iter().map(|file| &file.path).collect::<Vec<_>>(), [&log.path, &path]);
         assert!(both.iter().all(|file| file.write));
     }

@@ -87,10 +87,10 @@ impl Tool {
         &self,
         words: Vec<OsString>,
         handing: Handing,
-        told: impl FnMut(f64),
+        on_progress: impl FnMut(f64),
     ) -> Result<T, Refused> {
         let all = std::iter::once("image".into()).chain(words).collect();
-        self.long_job(all, handing, told).await
+        self.long_job(all, handing, on_progress).await
     }
 
     /// Like [`Tool::long_image`], for a command that is not one of `image`.
@@ -98,7 +98,7 @@ impl Tool {
         &self,
         mut all: Vec<OsString>,
         handing: Handing,
-        told: impl FnMut(f64),
+        on_progress: impl FnMut(f64),
     ) -> Result<T, Refused> {
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
         all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
@@ -114,7 +114,7 @@ impl Tool {
             drop(running);
             sent
         });
-        let (output, words, status) = process.ended(told).await?;
+        let (output, words, status) = process.ended(on_progress).await?;
         match status.code() {
             // A job without a result prints nothing.
             Some(0) => serde_json::from_str(if output.trim().is_empty() { "null" } else { &output })
@@ -163,9 +163,9 @@ impl JobProcess {
     }
 
     /// Waits for its exit; returns its result, its other output, and its status.
-    async fn ended(mut self, told: impl FnMut(f64)) -> Result<(String, String, ExitStatus), Problem> {
+    async fn ended(mut self, on_progress: impl FnMut(f64)) -> Result<(String, String, ExitStatus), Problem> {
         let Some(child) = self.child() else { return Err(Problem::failed("wait for a disk process", "there is none")) };
-        let (output, words) = read_both(child, told).await?;
+        let (output, words) = read_both(child, on_progress).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
         self.0 = None;
         Ok((output, words, status))
@@ -186,11 +186,11 @@ impl Drop for JobProcess {
     }
 }
 
-async fn read_both(child: &mut Child, told: impl FnMut(f64)) -> Result<(String, String), Problem> {
+async fn read_both(child: &mut Child, on_progress: impl FnMut(f64)) -> Result<(String, String), Problem> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (output, words) = tokio::join!(read(stdout), read_words(stderr, told));
-    let heard = |error| Problem::failed("read from a disk process", error);
-    Ok((output.map_err(heard)?, words.map_err(heard)?))
+    let (output, words) = tokio::join!(read(stdout), read_words(stderr, on_progress));
+    let failed = |error| Problem::failed("read from a disk process", error);
+    Ok((output.map_err(failed)?, words.map_err(failed)?))
 }
 
 async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
@@ -203,7 +203,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
 
 /// The output of a process except for progress messages, which are passed to `on_progress`. Everything is read, so
 /// that the process never blocks on the pipe.
-async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f64)) -> std::io::Result<String> {
+async fn read_words(from: Option<impl AsyncRead + Unpin>, mut on_progress: impl FnMut(f64)) -> std::io::Result<String> {
     let mut words = Vec::new();
     let Some(from) = from else { return Ok(String::new()) };
     let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), 0.0);
@@ -211,7 +211,7 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f
         match serde_json::from_slice::<Progress>(&line) {
             Ok(progress) if progress.part() > last => {
                 last = progress.part();
-                told(last);
+                on_progress(last);
             }
             Ok(_) => {}
             Err(_) if words.len() < WORDS_MAX => words.extend_from_slice(&line),
@@ -254,10 +254,10 @@ mod test {
     async fn progress_is_separate_from_output_and_monotonic() {
         let said = "tapline-disk: not confined\n{\"doing\":\"converting\",\"done\":1,\"len\":4}\n{\"done\":1,\"len\":4}\n\
                     {\"done\":0,\"len\":0}\n{\"done\":3,\"len\":4}\ntapline: cannot write: it is full\n";
-        let mut told = Vec::new();
-        let words = read_words(Some(said.as_bytes()), |part| told.push(part)).await.unwrap();
+        let mut on_progress = Vec::new();
+        let words = read_words(Some(said.as_bytes()), |part| on_progress.push(part)).await.unwrap();
         assert_eq!(words, "tapline-disk: not confined\ntapline: cannot write: it is full\n");
-        assert_eq!(told, [0.25, 0.75]);
+        assert_eq!(on_progress, [0.25, 0.75]);
     }
 
     #[tokio::test]

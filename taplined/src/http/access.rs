@@ -14,10 +14,10 @@ use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use super::Refusal;
-use super::asker::{Asker, is_own};
+use super::caller::{Caller, is_own};
 use super::contract::Contract;
 use super::extract::whole;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 use crate::daemon::Daemon;
 use crate::token::Grant;
 
@@ -101,8 +101,8 @@ pub async fn allow(
         Console => Read,
         access => access,
     };
-    let (asker, uuid) = (request.extensions().get::<Asker>().cloned(), uuid_in(request.uri().path()));
-    let allowed = match check(&daemon, access, asker.as_ref(), uuid).await {
+    let (caller, uuid) = (request.extensions().get::<Caller>().cloned(), uuid_in(request.uri().path()));
+    let allowed = match check(&daemon, access, caller.as_ref(), uuid).await {
         Ok(Some((grant, tags))) => must_give_only(request, grant, &tags).await,
         Ok(None) => Ok(request),
         Err(problem) => Err(problem),
@@ -110,7 +110,7 @@ pub async fn allow(
     match allowed {
         Ok(request) => next.run(request).await,
         Err(problem) => {
-            let is_token = matches!(asker, Some(Asker::Token(_)));
+            let is_token = matches!(caller, Some(Caller::Token(_)));
             let mut response = Refusal(problem).into_response();
             if is_token && response.status() == axum::http::StatusCode::FORBIDDEN {
                 let how = HeaderValue::from_static("Bearer realm=\"tapline\", error=\"insufficient_scope\"");
@@ -126,13 +126,13 @@ pub async fn allow(
 async fn check(
     daemon: &Daemon,
     access: Access,
-    asker: Option<&Asker>,
+    caller: Option<&Caller>,
     uuid: Option<Uuid>,
 ) -> Result<Option<(Grant, Vec<Tags>)>, Problem> {
-    let grant = match (access, asker) {
-        (Root, asker) => return must_be_root(asker).map(|()| None),
-        (_, Some(Asker::Local { .. })) | (Read, Some(_)) => return Ok(None),
-        (_, Some(Asker::Token(grant))) => grant,
+    let grant = match (access, caller) {
+        (Root, caller) => return must_be_root(caller).map(|()| None),
+        (_, Some(Caller::Local { .. })) | (Read, Some(_)) => return Ok(None),
+        (_, Some(Caller::Token(grant))) => grant,
         (_, None) => return Err(Problem::new(Code::Forbidden, "the caller is not known")),
     };
     match (grant.role, access) {
@@ -164,7 +164,7 @@ async fn must_give_only(request: Request, grant: Grant, tags: &[Tags]) -> Result
         return Ok(request);
     }
     let (parts, body) = request.into_parts();
-    let body = whole(body, TO_ASK).await?;
+    let body = whole(body, REQUEST_TIMEOUT).await?;
     // An invalid body is refused by the operation, with the reason.
     let given = serde_json::from_slice::<Given>(&body).map(|given| given.tags).unwrap_or_default();
     let has = |given: &str| tags.iter().flat_map(Tags::iter).any(|tag| tag.to_string() == given);
@@ -176,12 +176,12 @@ async fn must_give_only(request: Request, grant: Grant, tags: &[Tags]) -> Result
 }
 
 /// Refuses all callers except root and the daemon's own user on this host; no token or group suffices.
-fn must_be_root(asker: Option<&Asker>) -> Result<(), Problem> {
-    let who = match asker {
-        Some(Asker::Local { uid }) if is_own(*uid) => return Ok(()),
+fn must_be_root(caller: Option<&Caller>) -> Result<(), Problem> {
+    let who = match caller {
+        Some(Caller::Local { uid }) if is_own(*uid) => return Ok(()),
         // Group membership can be withdrawn, but a token created by a member would stay valid.
-        Some(Asker::Local { uid }) => format!("user {uid}"),
-        Some(Asker::Token(grant)) => format!("the token '{}'", grant.name),
+        Some(Caller::Local { uid }) => format!("user {uid}"),
+        Some(Caller::Token(grant)) => format!("the token '{}'", grant.name),
         None => "the caller".into(),
     };
     let what = format!("{who} may not list, create or revoke tokens");

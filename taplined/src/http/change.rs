@@ -13,11 +13,11 @@ use axum::response::{AppendHeaders, IntoResponse, Response};
 use repo::catalogue::{Answered, RequestKey, on_behalf_of};
 use serde_json::Value;
 
-use super::asker::Asker;
+use super::caller::Caller;
 use super::contract::Undeclared;
 use super::etag::{self, condition_of};
 use super::extract::whole;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 use super::{Refusal, begun, location};
 use crate::daemon::Daemon;
 use crate::request::Condition;
@@ -46,8 +46,8 @@ pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) 
         return etag::read(request, next).await;
     }
     let name = format!("the request {} {}", request.method(), request.uri().path());
-    let requester = match request.extensions().get::<Asker>() {
-        Some(asker) => asker.requester().await,
+    let requester = match request.extensions().get::<Caller>() {
+        Some(caller) => caller.requester().await,
         None => Requester::Daemon,
     };
     let done = tokio::spawn(panics::during(
@@ -72,12 +72,12 @@ fn key_of(request: &Request) -> Result<Option<RequestKey>, Problem> {
     if request.uri().path() == TOKENS {
         return Ok(None);
     }
-    let asker = match request.extensions().get() {
-        Some(Asker::Local { uid }) => format!("user {uid}"),
-        Some(Asker::Token(grant)) => format!("token {}", grant.name),
+    let caller = match request.extensions().get() {
+        Some(Caller::Local { uid }) => format!("user {uid}"),
+        Some(Caller::Token(grant)) => format!("token {}", grant.name),
         None => "nobody".into(),
     };
-    Ok(Some(RequestKey { asker, key: value, hash: [0; 32] }))
+    Ok(Some(RequestKey { asker: caller, key: value, hash: [0; 32] }))
 }
 
 fn header(headers: &HeaderMap) -> Result<Option<String>, Problem> {
@@ -125,14 +125,14 @@ async fn once(
     next: Next,
 ) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    let body = whole(body, TO_ASK).await?;
+    let body = whole(body, REQUEST_TIMEOUT).await?;
     let path = parts.uri.path().to_owned();
     let asked = format!("{} {}\n", parts.method, parts.uri);
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     hash.update(asked.as_bytes());
     hash.update(&body);
     key.hash.copy_from_slice(hash.finish().as_ref());
-    let _turn = daemon.turns.wait(&key).await;
+    let _turn = daemon.key_locks.wait(&key).await;
     if let Some(response) = again(daemon, &key, &path).await? {
         return Ok(response);
     }

@@ -18,7 +18,7 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use super::Refusal;
 use super::access::{Access, access_of};
 use super::extract::whole;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 
 /// The content type of all bodies except pieces of files.
 const JSON: &str = "application/json";
@@ -96,7 +96,7 @@ pub async fn hold(State(contract): State<Arc<Contract>>, mut request: Request, n
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
-    match whole(body, TO_ASK).await.and_then(|body| must_be_empty(&body)) {
+    match whole(body, REQUEST_TIMEOUT).await.and_then(|body| must_be_empty(&body)) {
         Ok(()) => next.run(Request::from_parts(parts, Body::empty())).await,
         Err(problem) => Refusal(problem).into_response(),
     }

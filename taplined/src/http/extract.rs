@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::Refusal;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 
 /// Maximum bytes of a body. The longest contains all of an object's `other_config` strings (64 of 16,384 characters),
 /// each character escaped as a surrogate pair (`\ud83d\ude00`).
@@ -28,7 +28,7 @@ pub struct Id(pub Uuid);
 
 /// Both UUIDs in the path of an object's part.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct NestedId {
     /// The object.
     pub of: Uuid,
     /// Its part.
@@ -37,13 +37,13 @@ pub struct Part {
 
 /// The query of a request.
 #[derive(Debug)]
-pub struct Asked<T>(pub T);
+pub struct QueryParams<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
-        let bytes = whole(request.into_body(), TO_ASK).await?;
+        let bytes = whole(request.into_body(), REQUEST_TIMEOUT).await?;
         let _ = state;
         parse(&bytes)
     }
@@ -89,23 +89,23 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Part {
+impl<S: Send + Sync> FromRequestParts<S> for NestedId {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Part, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<NestedId, Refusal> {
         let found = Path::<(Uuid, Uuid)>::from_request_parts(parts, state).await;
         let wrong = |_| Problem::new(Code::Invalid, "the path contains an invalid UUID").field("uuid");
         let Path((of, uuid)) = found.map_err(wrong)?;
-        Ok(Part { of, uuid })
+        Ok(NestedId { of, uuid })
     }
 }
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<QueryParams<T>, Refusal> {
         let found = Query::<T>::from_request_parts(parts, state).await;
-        Ok(Asked(found.map_err(|error| Problem::new(Code::Invalid, format!("invalid query: {error}")))?.0))
+        Ok(QueryParams(found.map_err(|error| Problem::new(Code::Invalid, format!("invalid query: {error}")))?.0))
     }
 }
 

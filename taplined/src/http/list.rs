@@ -9,7 +9,7 @@ use axum::http::request::Parts;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::extract::Asked;
+use super::extract::QueryParams;
 use super::{ROOT, Refusal};
 
 /// Maximum number of objects of a page. Without a limit, lists are complete.
@@ -44,7 +44,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Tagged {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Tagged, Refusal> {
-        let Asked(pairs) = Asked::<Vec<(String, String)>>::from_request_parts(parts, state).await?;
+        let QueryParams(pairs) = QueryParams::<Vec<(String, String)>>::from_request_parts(parts, state).await?;
         let tags = pairs.into_iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse());
         let tags: Result<Vec<Tag>, String> = tags.collect();
         Ok(Tagged(tags.map_err(|why| Problem::new(Code::Invalid, format!("invalid query: {why}")).field("tag"))?))
@@ -75,7 +75,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Page {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Page, Refusal> {
-        let Asked(Paging { limit, after }) = Asked::from_request_parts(parts, state).await?;
+        let QueryParams(Paging { limit, after }) = QueryParams::from_request_parts(parts, state).await?;
         let mut target = format!("{ROOT}{}?", parts.uri.path());
         let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
         for pair in pairs.filter(|pair| !pair.starts_with("after=")) {

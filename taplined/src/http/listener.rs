@@ -6,7 +6,7 @@
 mod certificate;
 mod local;
 mod remote;
-mod strangers;
+mod unauthenticated;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use remote::Remote;
 pub use certificate::check;
 
 /// Time limit for a client to send a request after connecting or after the last response, and to send the body.
-pub const TO_ASK: Duration = Duration::from_secs(60);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time limit for connections to end when the daemon stops.
 const TO_END: Duration = Duration::from_secs(5);
@@ -119,7 +119,7 @@ where
     F: Future<Output = Result<Response, Infallible>>,
 {
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(TO_ASK);
+    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT);
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
         let name = format!("the request {} {}", request.method(), request.uri().path());
         panics::during(name, answer(request))

@@ -15,12 +15,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::Refusal;
-use super::asker::Asker;
+use super::caller::Caller;
 use crate::daemon::Daemon;
 
 /// Passes on requests, except those from pages of another origin.
 pub async fn hold(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
-    let is_local = matches!(request.extensions().get(), Some(Asker::Local { .. }));
+    let is_local = matches!(request.extensions().get(), Some(Caller::Local { .. }));
     let changes = !request.method().is_safe() || request.headers().contains_key(UPGRADE);
     match check(request.headers(), is_local, changes, &daemon.config.api.hosts) {
         Ok(()) => next.run(request).await,
@@ -120,7 +120,7 @@ mod test {
     }
 
     #[test]
-    fn names_of_others_are_refused_over_the_socket_whatever_is_asked() {
+    fn foreign_host_names_are_refused_over_the_socket() {
         for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "a:b"] {
             for changes in [false, true] {
                 assert_eq!(field(&[(HOST, host)], true, changes).as_deref(), Some("host"), "{host}");

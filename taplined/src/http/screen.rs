@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::asker::Asker;
+use super::caller::Caller;
 use super::extract::Id;
 use super::{Answer, websocket};
 use crate::daemon::Daemon;
@@ -40,7 +40,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 )]
 async fn vm_screen(
     State(daemon): State<Daemon>,
-    Extension(asker): Extension<Asker>,
+    Extension(caller): Extension<Caller>,
     Id(uuid): Id,
     mut request: Request,
 ) -> Answer {
@@ -58,7 +58,7 @@ async fn vm_screen(
     let guest = daemon.vms.screen(&daemon.config, &vm)?;
     tokio::spawn(async move {
         let _place = place;
-        if let Err(error) = asker.serve(connection, |viewer| websocket::relay(viewer, guest)).await {
+        if let Err(error) = caller.serve(connection, |viewer| websocket::relay(viewer, guest)).await {
             tracing::debug!(vm = %uuid, %error, "a viewer of its screen is gone");
         }
     });

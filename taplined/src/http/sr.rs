@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{listed, shown};
-use super::extract::{Asked, Body, Id};
+use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, begun};
 use crate::daemon::Daemon;
@@ -63,7 +63,7 @@ struct SrFilter {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Trial {
+struct DestroyOptions {
     /// Change nothing; only report what would be done.
     #[serde(default)]
     dry_run: bool,
@@ -73,7 +73,12 @@ struct Trial {
 #[utoipa::path(
     get, path = "/srs", tag = "sr", params(SrFilter, Tagging, Paging), responses((status = 200, body = Vec<Sr>))
 )]
-async fn sr_list(State(daemon): State<Daemon>, Asked(filter): Asked<SrFilter>, tagged: Tagged, page: Page) -> Answer {
+async fn sr_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<SrFilter>,
+    tagged: Tagged,
+    page: Page,
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut srs = view.shown_srs()?;
         srs.retain(|sr| {
@@ -203,11 +208,15 @@ async fn sr_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<
 
 /// Removes a repository without VDIs, and its files. Files of others stay in the directory.
 #[utoipa::path(
-    delete, path = "/srs/{uuid}", tag = "sr", params(Id, Trial),
+    delete, path = "/srs/{uuid}", tag = "sr", params(Id, DestroyOptions),
     responses((status = 200, body = SrDestroyPlan), (status = 202, body = Task))
 )]
-async fn sr_destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Answer {
-    if trial.dry_run {
+async fn sr_destroy(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(options): QueryParams<DestroyOptions>,
+) -> Answer {
+    if options.dry_run {
         // A dry run does not interrupt running work in the repository.
         let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
         return Ok(Json(job.plan(&daemon.srs).await?).into_response());
@@ -232,7 +241,7 @@ async fn sr_attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
         let _claim = claim;
         context.step("attach", false).await?;
         let ended = at_work.srs.attach_as(uuid, asked.believe, true).await?;
-        at_work.tasks.let_go(&ended);
+        at_work.tasks.abandon_ended(&ended);
         doubtful::hold(&at_work, uuid).await;
         differences::heal_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::Answer;
 use super::answer::listed_of;
-use super::extract::{Asked, Id};
+use super::extract::{Id, QueryParams};
 use super::list::{Page, Paging};
 use crate::daemon::Daemon;
 use crate::metrics;
@@ -30,7 +30,7 @@ pub fn root() -> OpenApiRouter<Daemon> {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Asking {
+struct StatisticsFilter {
     /// Only those of this VM.
     vm: Option<Uuid>,
     /// Only those of VDIs in this repository.
@@ -47,12 +47,16 @@ struct Asking {
 
 /// Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
 #[utoipa::path(
-    get, path = "/statistics", tag = "statistics", params(Asking, Paging),
+    get, path = "/statistics", tag = "statistics", params(StatisticsFilter, Paging),
     responses((status = 200, body = Vec<DiskStatistics>))
 )]
-async fn statistics_list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Answer {
-    let which = DiskFilter { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
-    let shown = statistics::read(&daemon, which, move |disk| disk.shown(asking.latencies)).await?;
+async fn statistics_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<StatisticsFilter>,
+    page: Page,
+) -> Answer {
+    let which = DiskFilter { vm: filter.vm, sr: filter.sr, vbd: None, layers: filter.layers };
+    let shown = statistics::read(&daemon, which, move |disk| disk.shown(filter.latencies)).await?;
     listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
 }
 

@@ -14,7 +14,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 
 /// Maximum number of body bytes to drain; our own clients never send more.
 const UNREAD_MAX: usize = 64 << 20;
@@ -28,7 +28,7 @@ pub async fn read(request: Request, next: Next) -> Response {
     let body = Shared(Arc::new(Mutex::new(body)));
     let response = next.run(Request::from_parts(parts, Body::new(body.clone()))).await;
     // A client that stops midway gets its response after this timeout.
-    tokio::time::timeout(TO_ASK, body.rest(UNREAD_MAX)).await.unwrap_or_default();
+    tokio::time::timeout(REQUEST_TIMEOUT, body.rest(UNREAD_MAX)).await.unwrap_or_default();
     response
 }
 

@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{listed, shown};
-use super::extract::{Asked, Body, Id};
+use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, Created, begun, created};
 use crate::daemon::Daemon;
@@ -65,7 +65,12 @@ struct VbdFilter {
 #[utoipa::path(
     get, path = "/vbds", tag = "vbd", params(VbdFilter, Tagging, Paging), responses((status = 200, body = Vec<Vbd>))
 )]
-async fn vbd_list(State(daemon): State<Daemon>, Asked(filter): Asked<VbdFilter>, tagged: Tagged, page: Page) -> Answer {
+async fn vbd_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<VbdFilter>,
+    tagged: Tagged,
+    page: Page,
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut vbds = view.vbds(filter.vm, filter.vdi)?;
         let of_sr: Option<HashSet<Uuid>> = match filter.sr {
@@ -229,7 +234,11 @@ struct ConnectFor {
     get, path = "/vbds/{uuid}/connect", tag = "vbd", params(Id, ConnectFor),
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
-async fn vbd_connect(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<ConnectFor>) -> Answer<String> {
+async fn vbd_connect(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(asked): QueryParams<ConnectFor>,
+) -> Answer<String> {
     Ok(vm::connect(&daemon, uuid, asked.r#for).await?)
 }
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::cleanup::{clear, forget};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
-use super::start::{Log, serve};
+use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use super::supervise;
 use super::xen_disk::XenDisk;
@@ -30,16 +30,16 @@ pub struct Begun {
 
 /// The reason for a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum PlugReason {
     /// A request for this VBD; refused while its VM is being started or stopped.
-    Itself,
+    Request,
     /// The start of its VM.
-    ItsVm,
+    VmStart,
 }
 
 /// Starts a task that plugs a VBD.
 pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
-    let begun = begin(daemon, vbd, By::Itself).await?;
+    let begun = begin(daemon, vbd, PlugReason::Request).await?;
     let about = vec![About { kind: ObjectKind::Vbd, uuid: vbd }];
     let new = NewTask { uuid: Uuid::new_v4(), verb: "vbd-plug", about, cancellable: true, intent: None };
     let at_work = daemon.clone();
@@ -57,7 +57,7 @@ pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
 }
 
 /// Takes the lease, or returns why that is impossible.
-pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem> {
+pub async fn begin(daemon: &Daemon, vbd: Uuid, reason: PlugReason) -> Result<Begun, Problem> {
     let operation = daemon.plugs.operations.begin(vbd, Kind::Plug)?;
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let again = now.state == VbdState::Restarting;
@@ -70,7 +70,7 @@ pub async fn begin(daemon: &Daemon, vbd: Uuid, by: By) -> Result<Begun, Problem>
     let begun = || {
         daemon.catalogue.write(move |tx| {
             let now = tx.vbd(vbd)?;
-            if by == By::Itself {
+            if reason == PlugReason::Request {
                 tx.check_vm_settled(&now)?;
             }
             XenDisk::of(tx, &now)?;
@@ -100,7 +100,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
             vm::expect_room(daemon, &order.vbd).await?;
         }
         let _turn = daemon.plugs.workers.turn(order.request()).await;
-        match serve(daemon, &order, Log::Begun, &mut steps, &mut process).await {
+        match serve(daemon, &order, Incarnation::First, &mut steps, &mut process).await {
             // The lock of a file with two names: the disk process knows only one of them.
             Err(problem) if problem.code == Code::InUse => Err(of_file(daemon, order.vbd.vdi, problem).await),
             served => served,

@@ -11,7 +11,7 @@ use control::ask::Upgrade;
 use control::{ImageName, Request};
 use uuid::Uuid;
 
-use crate::disk::control::{Asked, Refused, problem};
+use crate::disk::control::{PendingVerb, Refused, problem};
 use crate::disk::process::{DiskProcess, Ended};
 
 /// Time limit for a handover. Requests in flight may wait for storage; a disk that cannot hand over gives up much
@@ -44,10 +44,10 @@ pub fn names(layers: &[Layer]) -> Result<Vec<ImageName>, Problem> {
 
 /// Requests the disk at a control socket to hand over to the process at the other end of `successor`, with `pause_max`
 /// as the limit on how long requests may wait.
-pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked<Upgrade>, Problem> {
+pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<PendingVerb<Upgrade>, Problem> {
     let pause_max = Some(u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX));
     let request = Request::of(Upgrade { program: None, successor: true, pause_max });
-    let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, request, vec![successor]));
+    let asked = tokio::time::timeout(TO_ASK, PendingVerb::with_descriptors(socket, request, vec![successor]));
     asked.await.unwrap_or_else(|_| {
         let what = format!("the disk at {} does not accept requests", socket.display());
         Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
@@ -56,7 +56,7 @@ pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Resu
 
 /// Waits until the disk is handed over to the process `to`; returns how long the guest's requests waited, in
 /// microseconds.
-pub async fn answer(asked: Asked<Upgrade>, to: u32, patience: Duration) -> Result<u64, NotDone> {
+pub async fn answer(asked: PendingVerb<Upgrade>, to: u32, patience: Duration) -> Result<u64, NotDone> {
     let patience = patience.min(TO_HAND_OVER);
     let answered = tokio::time::timeout(patience, asked.answer(|_| ())).await;
     let answered = answered.unwrap_or_else(|_| {
@@ -112,9 +112,10 @@ mod test {
     #[test]
     fn a_failed_upgrade_reports_the_new_processs_own_error() {
         let of = |code, ended, said| {
-            let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
-            let (_, why) = told.detail.split_once(" was not upgraded, its old process continues: ").unwrap();
-            (why.to_owned(), told.advice.unwrap())
+            let reported =
+                cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
+            let (_, why) = reported.detail.split_once(" was not upgraded, its old process continues: ").unwrap();
+            (why.to_owned(), reported.advice.unwrap())
         };
         let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
         assert_eq!(of(Code::Failed, None, None), ("it has gone".into(), advice.clone()));

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::cleanup::clear;
 use super::handover::Outcome;
 use super::plug_spec::PlugSpec;
-use super::start::{Log, serve};
+use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
@@ -32,7 +32,7 @@ pub async fn replace(daemon: &Daemon, vbd: Uuid, upgrade: &mut Steps, mut old: D
     }
     let mut process = None;
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
-    match serve(daemon, &order, Log::Continued, &mut steps, &mut process).await {
+    match serve(daemon, &order, Incarnation::Replacement, &mut steps, &mut process).await {
         Ok(()) => {
             let pause = u64::try_from(begun.elapsed().as_micros()).ok();
             let note = "a Xen guest's I/O waits from the end of the old process until the new one serves";

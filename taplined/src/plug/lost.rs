@@ -15,16 +15,16 @@ use crate::vm;
 const TO_SPEAK: Duration = Duration::from_secs(20);
 
 /// Checks, some time after a new process started to serve, whether the guest has reconnected.
-pub fn look(daemon: &Daemon, vbd: Uuid) {
+pub fn check_later(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     tokio::spawn(async move {
-        if let Err(problem) = see(&daemon, vbd).await {
+        if let Err(problem) = check(&daemon, vbd).await {
             tracing::warn!(%vbd, "cannot tell whether its guest has reconnected: {problem}");
         }
     });
 }
 
-async fn see(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+async fn check(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let before = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
     tokio::time::sleep(TO_SPEAK).await;
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::begin::{By, begin, finish};
+use super::begin::{PlugReason, begin, finish};
 use super::unplug;
 use crate::daemon::Daemon;
 use crate::task::Context;
@@ -21,20 +21,20 @@ type Outcomes = Vec<(Uuid, Result<(), Problem>)>;
 pub async fn plug_many(daemon: &Daemon, vbds: Vec<Uuid>) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let new = new("vbd-plug", &vbds);
-    let work = move |context: Context| async move { plug_each(&at_work, vbds, By::Itself, &context).await };
+    let work = move |context: Context| async move { plug_each(&at_work, vbds, PlugReason::Request, &context).await };
     daemon.tasks.start(daemon, new, work).await
 }
 
 /// Plugs the VBDs of a VM, in the task that starts it.
 pub async fn plug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> Result<(), Problem> {
-    plug_each(daemon, vbds, By::ItsVm, context).await.map(drop)
+    plug_each(daemon, vbds, PlugReason::VmStart, context).await.map(drop)
 }
 
-async fn plug_each(daemon: &Daemon, vbds: Vec<Uuid>, by: By, context: &Context) -> Result<Value, Problem> {
+async fn plug_each(daemon: &Daemon, vbds: Vec<Uuid>, reason: PlugReason, context: &Context) -> Result<Value, Problem> {
     let one = |vbd| {
         let (daemon, context) = (daemon.clone(), context.clone());
         async move {
-            let begun = begin(&daemon, vbd, by).await?;
+            let begun = begin(&daemon, vbd, reason).await?;
             finish(&daemon, begun, &context, false).await.map(drop)
         }
     };
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_goes_on_to_its_end_if_nobody_waits_for_it() {
+    async fn work_completes_even_if_its_caller_is_dropped() {
         let (ended, waiting) = tokio::sync::oneshot::channel();
         let mut running = Concurrently(JoinSet::new());
         running.0.spawn(async move {

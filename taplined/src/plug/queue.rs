@@ -67,7 +67,7 @@ struct Waiting {
 }
 
 /// What happens when it is a machine's turn.
-enum Turn {
+enum TurnOutcome {
     /// This request starts.
     Begins(Ticket),
     /// Its first request that could start lacks memory.
@@ -91,7 +91,7 @@ impl Queue {
     }
 
     /// Adds a request.
-    pub fn ask(&mut self, request: Request) -> Ticket {
+    pub fn add(&mut self, request: Request) -> Ticket {
         self.last = self.last.wrapping_add(1);
         let ticket = Ticket(self.last);
         // A request larger than all memory is given all of it, and thus runs alone. That requires every request to
@@ -114,19 +114,19 @@ impl Queue {
         for at in 0..self.turns.len() {
             let vm = *self.turns.get(at)?;
             match self.turn_of(vm) {
-                Turn::Begins(ticket) => {
+                TurnOutcome::Begins(ticket) => {
                     self.pass(first_without_memory);
                     self.turns.remove(at);
                     self.begin(vm, ticket);
                     return Some(ticket);
                 }
-                Turn::NoMemory if first_without_memory.is_none() => {
+                TurnOutcome::NoMemory if first_without_memory.is_none() => {
                     if self.passed(vm) >= PASSED_MAX {
                         return None;
                     }
                     first_without_memory = Some(vm);
                 }
-                Turn::NoMemory | Turn::Nothing => {}
+                TurnOutcome::NoMemory | TurnOutcome::Nothing => {}
             }
         }
         None
@@ -151,15 +151,15 @@ impl Queue {
     }
 
     /// What happens if it is this machine's turn.
-    fn turn_of(&self, vm: Option<Uuid>) -> Turn {
-        let Some(machine) = self.machines.get(&vm) else { return Turn::Nothing };
+    fn turn_of(&self, vm: Option<Uuid>) -> TurnOutcome {
+        let Some(machine) = self.machines.get(&vm) else { return TurnOutcome::Nothing };
         if vm.is_some() && machine.under_way >= self.limits.plug_window {
-            return Turn::Nothing;
+            return TurnOutcome::Nothing;
         }
         match self.first(machine) {
-            None => Turn::Nothing,
-            Some(waiting) if self.fits(waiting.request.memory) => Turn::Begins(waiting.ticket),
-            Some(_) => Turn::NoMemory,
+            None => TurnOutcome::Nothing,
+            Some(waiting) if self.fits(waiting.request.memory) => TurnOutcome::Begins(waiting.ticket),
+            Some(_) => TurnOutcome::NoMemory,
         }
     }
 

@@ -1,9 +1,8 @@
 //! Recovery when the daemon starts: disks that kept running without a daemon, and the unfinished work of its
 //! predecessor.
 //!
-//! A process is killed only if the catalogue is the latest one and proves that the process was never given its disk
-//! or was to be stopped. An older one, such as a backup taken during a plug or an unplug, proves nothing about
-//! processes that run now.
+//! A process is killed only if the catalogue is the latest one and shows that no client was informed of the process. An
+//! older one, such as a backup taken during a plug or an unplug, says nothing about processes that run now.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -31,7 +30,7 @@ const BOOT: &str = "boot";
 /// Reattaches to disks, restarts those that died in the meantime, and completes unfinished work. Returns the VBDs
 /// that were plugged, or got another process, since the catalogue's state was recorded.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
-    tokio::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
+    tokio::spawn(space::notify_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
     let found = daemon.catalogue.read(|view| {
         let vbds = view.vbds(None, None)?;
@@ -63,7 +62,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         let runs = process.is_some() && vbd.state == VbdState::Plugged;
         one(daemon, &vbd, process, rebooted).await?;
         if runs {
-            limit::tell_again(daemon, vbd.uuid);
+            limit::resend(daemon, vbd.uuid);
         }
     }
     // If the catalogue is an older one, a VDI may be served through another VBD by now; then the running processes
@@ -76,7 +75,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
             }
             continue;
         }
-        if let Found::Taken(process) = stray::take_in(daemon, vbd, processes, &unserved).await {
+        if let Found::Taken(process) = stray::adopt_stray(daemon, vbd, processes, &unserved).await {
             since.insert(vbd);
             supervise::begin(daemon, vbd, Some(process));
         }
@@ -117,8 +116,8 @@ async fn alone(
 }
 
 /// Like [`alone`], for a catalogue that is older than the processes: a process of a VBD that was being plugged,
-/// restarted or unplugged at that time may serve a guest now, and nothing proves that it was to end. If there is one,
-/// the VBD is plugged.
+/// restarted or unplugged at that time may serve a guest now, or no client was informed that it ended. If there is
+/// one, the VBD is plugged.
 async fn serving_by_older(
     daemon: &Daemon,
     vbd: &mut Vbd,

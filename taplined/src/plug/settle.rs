@@ -24,7 +24,7 @@ const TO_SETTLE: Duration = Duration::from_secs(10);
 
 /// How long a disk may take to report the serving process. No response arrives while only a process that has not
 /// taken over holds the socket.
-const TO_SAY: Duration = Duration::from_secs(1);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pause before checking again which processes remain.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
@@ -69,7 +69,7 @@ async fn settle_in(
             [alone] if Some(alone.identity()) == known || rest == Rest::Left => return Ok(all.pop()),
             _ => {}
         }
-        answers = who_answers(disks, vbd).await.or(answers);
+        answers = responding_pid(disks, vbd).await.or(answers);
         let found = all.iter().position(|process| Some(process.identity().pid) == answers);
         if let (1, Some(_)) = (all.len(), found) {
             return Ok(all.pop());
@@ -119,13 +119,13 @@ fn leave_all_but(vbd: Uuid, mut all: Vec<DiskProcess>, stays: Option<usize>) -> 
 }
 
 /// The pid reported at a disk's control socket; `None` without a response.
-async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
-    disks.version(vbd, TO_SAY).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?.pid
+async fn responding_pid(disks: &Disks, vbd: Uuid) -> Option<u32> {
+    disks.version(vbd, REPORT_TIMEOUT).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?.pid
 }
 
 /// The process that serves a VBD although the recorded one has exited: another client upgraded it.
 pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<DiskProcess> {
-    let pid = who_answers(&daemon.disks, vbd).await?;
+    let pid = responding_pid(&daemon.disks, vbd).await?;
     let found = serving::one(&daemon.config, vbd, pid).unwrap_or_else(|problem| {
         tracing::warn!(%vbd, pid, "cannot find which process has replaced it: {problem}");
         None

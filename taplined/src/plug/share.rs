@@ -11,9 +11,9 @@ use ::control::ask;
 use api::{Code, Problem};
 use uuid::Uuid;
 
-use super::told::{self, TO_SAY};
+use super::push_settings::{self, REPORT_TIMEOUT};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::PassedFile;
 use crate::disk::live;
 use crate::fault::{self, Planted};
 
@@ -22,7 +22,7 @@ const PAGE: &str = "/shares.page";
 
 /// The state sent to a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Told {
+struct ShareSettings {
     weight: u32,
     sr: Uuid,
     depth: u32,
@@ -35,26 +35,29 @@ pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
             format!("the share of VBD {vbd} is recorded, but not in force: plug.shares is false in taplined.toml");
         return Err(Problem::new(Code::State, what).advise("set it to true, and start taplined again"));
     }
-    told::now_or_later(daemon, vbd, |daemon, vbd| async move { share(&daemon, vbd).await }).await
+    push_settings::send_or_retry(daemon, vbd, |daemon, vbd| async move { share(&daemon, vbd).await }).await
 }
 
 /// Sends the weight to a process whose supervision has begun, in the background.
-pub fn tell(daemon: &Daemon, vbd: Uuid) {
+pub fn send_later(daemon: &Daemon, vbd: Uuid) {
     if fault::planted(Planted::UntoldWeight) {
         return;
     }
     let daemon = daemon.clone();
-    told::in_background(vbd, async move {
+    push_settings::send_in_background(vbd, async move {
         match daemon.config.plug.shares {
             true => set(&daemon, vbd).await,
-            false => told::now_or_later(&daemon, vbd, |daemon, vbd| async move { leave(&daemon, vbd).await }).await,
+            false => {
+                push_settings::send_or_retry(&daemon, vbd, |daemon, vbd| async move { withdraw(&daemon, vbd).await })
+                    .await
+            }
         }
     });
 }
 
 /// Withdraws the page from a process.
-async fn leave(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
-    say(daemon, vbd, ask::Share { alone: true, recorded: true, ..ask::Share::default() }, Vec::new()).await
+async fn withdraw(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    send(daemon, vbd, ask::Share { alone: true, recorded: true, ..ask::Share::default() }, Vec::new()).await
 }
 
 /// Sends page and weight once.
@@ -63,34 +66,35 @@ async fn share(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
         daemon.catalogue.read(move |view| {
             let known = view.vbd(vbd)?;
             let sr = view.sr(view.vdi(known.vdi)?.sr)?;
-            Ok(Told { weight: known.share_weight, sr: sr.uuid, depth: sr.share_depth })
+            Ok(ShareSettings { weight: known.share_weight, sr: sr.uuid, depth: sr.share_depth })
         })
     };
-    let tell = |next: Told| async move {
+    let send_next = |next: ShareSettings| async move {
         let file = daemon.disks.shares.file(next.sr, next.depth)?;
-        let page = Beside { path: PathBuf::from(PAGE), write: true, file };
-        say(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await
+        let page = PassedFile { path: PathBuf::from(PAGE), write: true, file };
+        send(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await
     };
-    told::until_current(now, tell).await
+    push_settings::send_until_current(now, send_next).await
 }
 
-async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -> Result<(), Problem> {
-    let told = match live::must_answer_now(daemon, vbd).await {
+async fn send(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<PassedFile>) -> Result<(), Problem> {
+    let sent = match live::must_answer_now(daemon, vbd).await {
         Ok(()) => live::hand(daemon, vbd, verb, files).await,
         Err(stuck) => Err(stuck.into()),
     };
-    let refused = match told {
+    let refused = match sent {
         Ok(_) => return Ok(()),
         Err(refused) => refused,
     };
     // All slots may be taken, some by processes that were killed.
     daemon.disks.shares.sweep();
     let recorded = format!("the share of VBD {vbd} is");
-    Err(told::not_in_force(refused, &recorded, "plugging it again has it, too"))
+    Err(push_settings::not_applied(refused, &recorded, "plugging it again has it, too"))
 }
 
 /// The weight reported by a running process that the catalogue does not contain, if it has one.
 pub async fn weight_of_process(daemon: &Daemon, vbd: Uuid) -> Option<u32> {
-    let said = daemon.disks.ask(vbd, ask::Share { recorded: true, ..ask::Share::default() }, TO_SAY).await.ok()?;
-    said.shared.then_some(said.weight)
+    let reported =
+        daemon.disks.ask(vbd, ask::Share { recorded: true, ..ask::Share::default() }, REPORT_TIMEOUT).await.ok()?;
+    reported.shared.then_some(reported.weight)
 }

@@ -16,25 +16,25 @@ use crate::daemon::Daemon;
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
 /// Time limit for a disk to accept a notification.
-const TO_TELL: Duration = Duration::from_secs(5);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A subscription to a disk's events, which dropping it ends.
 #[derive(Debug)]
-pub struct Listening(JoinHandle<()>);
+pub struct Subscription(JoinHandle<()>);
 
-impl Drop for Listening {
+impl Drop for Subscription {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 /// Subscribes to the events of a VBD's disk.
-pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
+pub fn subscribe(daemon: &Daemon, vbd: Uuid) -> Subscription {
     let daemon = daemon.clone();
-    Listening(tokio::spawn(async move {
+    Subscription(tokio::spawn(async move {
         loop {
             // When the disk's supervision ends, so does this.
-            if let Err(problem) = hear(&daemon, vbd).await {
+            if let Err(problem) = receive(&daemon, vbd).await {
                 tracing::debug!(%vbd, "{problem}");
             }
             tokio::time::sleep(AGAIN_AFTER).await;
@@ -42,19 +42,19 @@ pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
     }))
 }
 
-async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+async fn receive(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (now, mut watch) = daemon.disks.watch(vbd).await?;
     record(daemon, vbd, now.full).await?;
     if now.broken {
         record_broken(daemon, vbd).await?;
     }
-    tell_of_fatal(vbd, now.fatal);
+    log_fatal(vbd, now.fatal);
     while let Some(event) = watch.event().await? {
         match event {
             Change::Full { .. } => record(daemon, vbd, true).await?,
             Change::Resumed { .. } => record(daemon, vbd, false).await?,
             Change::Broken { .. } => record_broken(daemon, vbd).await?,
-            Change::Fatal { fatal } => tell_of_fatal(vbd, fatal),
+            Change::Fatal { fatal } => log_fatal(vbd, fatal),
             Change::Other => {}
         }
     }
@@ -68,7 +68,7 @@ async fn record_broken(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
 }
 
 /// Logs that requests crashed several processes of the disk in turn.
-fn tell_of_fatal(vbd: Uuid, count: u64) {
+fn log_fatal(vbd: Uuid, count: u64) {
     if count > 0 {
         let what = "requests that crashed this disk's processes were failed with an error: see its log";
         tracing::error!(%vbd, count, "{what}");
@@ -99,7 +99,7 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
 }
 
 /// Notifies disks whose guests wait for space that their repository has space. Runs as long as the daemon.
-pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
+pub async fn notify_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
     loop {
         let sr = match relieved.recv().await {
             Ok(sr) => Some(sr),
@@ -107,20 +107,20 @@ pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uui
             Err(RecvError::Lagged(_)) => None,
             Err(RecvError::Closed) => return,
         };
-        if let Err(problem) = tell(&daemon, sr).await {
+        if let Err(problem) = notify(&daemon, sr).await {
             tracing::warn!("disks could not be notified of free space, but will notice it themselves: {problem}");
         }
     }
 }
 
-async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
+async fn notify(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
     let waiting = daemon.catalogue.read(move |view| match sr {
         Some(sr) => view.waiting_in_sr(sr),
         None => Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vbd.waits_for_space).map(|vbd| vbd.uuid).collect()),
     });
     for vbd in waiting.await? {
-        let told = daemon.disks.ask(vbd, ask::Space {}, TO_TELL).await;
-        if let Err(problem) = told {
+        let notified = daemon.disks.ask(vbd, ask::Space {}, NOTIFY_TIMEOUT).await;
+        if let Err(problem) = notified {
             tracing::warn!(%vbd, "it could not be notified of free space: {problem}");
         }
     }

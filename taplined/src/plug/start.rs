@@ -22,11 +22,11 @@ use crate::disk::process::{DiskProcess, Ended};
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Log {
+pub enum Incarnation {
     /// It is the first one, and starts a new log.
-    Begun,
+    First,
     /// It replaces a dead process and continues with its redo log.
-    Continued,
+    Replacement,
 }
 
 /// Starts serving. `process` is set as soon as the process exists: a caller that drops this future at any point must
@@ -34,17 +34,17 @@ pub enum Log {
 pub async fn serve(
     daemon: &Daemon,
     order: &PlugSpec,
-    log: Log,
+    incarnation: Incarnation,
     steps: &mut Steps,
     process: &mut Option<DiskProcess>,
 ) -> Result<(), Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
-    let before = if log == Log::Begun { Known::new() } else { daemon.disks.open_files.of(vbd) };
+    let before = if incarnation == Incarnation::First { Known::new() } else { daemon.disks.open_files.of(vbd) };
     let logs = daemon.tool.redo.clone();
     let (handing, known) = steps.step("open", order.open(before, logs)).await?;
     daemon.disks.open_files.set(vbd, known);
-    let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
+    let ready = steps.step("start", start(daemon, order, &place, incarnation, handing, process)).await?;
     steps.step("hand", hand(ready)).await?;
     let limit = steps_limit(steps);
     steps.step("answer", answer(daemon, vbd, process.as_mut(), limit)).await
@@ -60,7 +60,7 @@ async fn start(
     daemon: &Daemon,
     order: &PlugSpec,
     place: &DiskPaths,
-    log: Log,
+    incarnation: Incarnation,
     mut handing: Handing,
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
@@ -87,11 +87,11 @@ async fn start(
     };
     let (stdin, mut ready) = handing.prepare(&daemon.tool.redo)?;
     let mut words = order.words(place);
-    if log == Log::Begun {
+    if incarnation == Incarnation::First {
         // A user who plugs the disk again has seen the problem; a process that merely replaces another has not.
         words.push("--accept-failed-sync".into());
     }
-    let identity = process.insert(launch(daemon, order, &words, stdin, log)?).identity();
+    let identity = process.insert(launch(daemon, order, &words, stdin, incarnation)?).identity();
     if let Some(disk) = &order.disk {
         disk.make_statistics(identity.pid).await.into_iter().for_each(|files| ready.statistics(files));
     }
@@ -107,10 +107,10 @@ pub fn launch(
     order: &PlugSpec,
     words: &[OsString],
     stdin: Stdio,
-    log: Log,
+    incarnation: Incarnation,
 ) -> Result<DiskProcess, Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
-    let log = place.open_log(log == Log::Begun).map_or_else(
+    let log = place.open_log(incarnation == Incarnation::First).map_or_else(
         // A guest needs its disk more than users need its log.
         |problem| {
             tracing::warn!(vbd = %order.vbd.uuid, "its disk has no log: {problem}");

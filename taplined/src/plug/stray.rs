@@ -26,9 +26,9 @@ pub enum Found {
 
 /// Adopts the disks of VBDs that are missing from the catalogue. They are found when their repository becomes known
 /// again after the catalogue was lost.
-pub async fn take_in_unknown(daemon: &Daemon) -> Result<(), Problem> {
+pub async fn adopt_unknown(daemon: &Daemon) -> Result<(), Problem> {
     for (vbd, processes, _) in unplugged(daemon).await?.into_iter().filter(|(_, _, known)| known.is_none()) {
-        if let Found::Taken(process) = take_in(daemon, vbd, processes, &[]).await {
+        if let Found::Taken(process) = adopt_stray(daemon, vbd, processes, &[]).await {
             supervise::begin(daemon, vbd, Some(process));
         }
     }
@@ -73,7 +73,7 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
 
 /// Adopts the process that serves a VBD, which is unplugged in the catalogue or missing. Conflicting VBDs that are
 /// plugged in the catalogue and `unserved` are unplugged: in reality that happened before this one was plugged.
-pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
+pub async fn adopt_stray(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
     let pids: Vec<u32> = processes.iter().map(|process| process.identity().pid).collect();
     match try_to(daemon, vbd, processes, unserved).await {
         Ok(process) => {
@@ -128,7 +128,7 @@ async fn try_to(
     taken.await.map_err(|problem| problem.to_string())?;
     if recorded {
         // The recorded limits apply, like all other changeable properties.
-        limit::tell_again(daemon, vbd);
+        limit::resend(daemon, vbd);
     }
     Ok(process)
 }

@@ -19,7 +19,7 @@ use super::settle;
 use super::shape;
 use super::share;
 use super::space;
-use super::start::{Log, serve};
+use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use super::xen_disk::XenDisk;
 use crate::daemon::Daemon;
@@ -53,7 +53,7 @@ pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-/// Waits for the exit of a process that was asked to stop; then the VBD is unplugged.
+/// Waits for the exit of a process that was sent a request to stop; then the VBD is unplugged.
 pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
@@ -89,15 +89,15 @@ async fn look_after(
     loop {
         let died = match (&mut process, failed.take()) {
             (Some(running), _) => {
-                share::tell(daemon, vbd);
-                shape::tell(daemon, vbd);
-                let listening = space::listen(daemon, vbd);
+                share::send_later(daemon, vbd);
+                shape::send_later(daemon, vbd);
+                let subscription = space::subscribe(daemon, vbd);
                 let ended = tokio::select! {
                     biased;
                     _ = &mut *stopped => return process,
                     ended = running.ended() => ended,
                 };
-                drop(listening);
+                drop(subscription);
                 daemon.disks.shares.ended(running.identity().pid);
                 if let Some(next) = succeeded(daemon, vbd, running.identity(), &ended).await {
                     (process, since) = (Some(next), Instant::now());
@@ -126,7 +126,7 @@ async fn look_after(
         match revive(daemon, vbd, pause, died, stopped).await {
             Ok(Some(another)) => {
                 (process, since, log_at) = (Some(another), Instant::now(), place.log_len());
-                lost::look(daemon, vbd);
+                lost::check_later(daemon, vbd);
                 compare(daemon, vbd);
             }
             Ok(None) => return None,
@@ -269,7 +269,7 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
         };
     }
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
-    serve(daemon, &order, Log::Continued, &mut steps, process).await?;
+    serve(daemon, &order, Incarnation::Replacement, &mut steps, process).await?;
     // The last death stays visible.
     daemon.catalogue.write(move |tx| tx.set_vbd_state(vbd, VbdState::Plugged, Some(&died))).await
 }
@@ -282,8 +282,8 @@ mod test {
     fn the_time_of_the_next_retry_is_added_to_the_advice() {
         let died = Problem::failed("open it", "it does not exist").advise("bring it back");
         let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
-        let told = with_next_try(&died, now, Duration::from_secs(30));
-        assert_eq!(told.detail, died.detail);
-        assert!(told.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
+        let retried = with_next_try(&died, now, Duration::from_secs(30));
+        assert_eq!(retried.detail, died.detail);
+        assert!(retried.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
     }
 }

@@ -29,7 +29,7 @@ const TO_GIVE_WAY: Duration = Duration::from_secs(10);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a disk may take to report its clients.
-const TO_SAY: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a task that unplugs a VBD. It cancels a plug in progress.
 pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Problem> {
@@ -83,7 +83,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
                 return Err(still_there(daemon, vbd, problem).await);
             }
         }
-        VbdState::Plugged | VbdState::Restarting => vm::ask_to_let_go(daemon, &now).await,
+        VbdState::Plugged | VbdState::Restarting => vm::request_release(daemon, &now).await,
         VbdState::Plugging | VbdState::Unplugging => {}
     }
     let turn = async { Ok(daemon.plugs.workers.turn(super::plug_spec::to_unplug(&now)).await) };
@@ -116,7 +116,7 @@ fn must_not_be_awaited(view: &View<'_>, vbd: Uuid) -> Result<(), Problem> {
 /// Waits until no client is connected to a disk.
 async fn guest_gone(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     loop {
-        if daemon.disks.ask(vbd.uuid, ask::Layers {}, TO_SAY).await?.peers == Some(0) {
+        if daemon.disks.ask(vbd.uuid, ask::Layers {}, REPORT_TIMEOUT).await?.peers == Some(0) {
             return Ok(());
         }
         tokio::time::sleep(LOOK_AFTER).await;
@@ -227,7 +227,7 @@ async fn process_of(daemon: &Daemon, vbd: Uuid) -> Result<Option<DiskProcess>, P
 async fn silent(daemon: &Daemon, vbd: Uuid) {
     loop {
         tokio::time::sleep(LOOK_AGAIN_AFTER).await;
-        if daemon.disks.is_silent(vbd, TO_SAY).await {
+        if daemon.disks.is_silent(vbd, REPORT_TIMEOUT).await {
             return;
         }
     }

@@ -29,7 +29,7 @@ use super::handover::{self, NotDone, Outcome};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
 use super::settle::{Rest, record, settle};
-use super::start::{Log, launch};
+use super::start::{Incarnation, launch};
 use super::steps::Steps;
 use super::{leave, supervise};
 use crate::daemon::Daemon;
@@ -44,7 +44,7 @@ use crate::task::Context;
 pub const AT_ONE_TIME: usize = 4;
 
 /// How long a disk may take to report its version.
-const TO_SAY: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long to wait for events that happen at once or never: the version report of a disk that was handed over, and
 /// the exit of a process that has closed its connections.
@@ -202,14 +202,14 @@ impl Upgrade {
     ) -> Result<(OwnedFd, Option<String>), Problem> {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         let work = async {
-            let asked = daemon.disks.version(vbd, TO_SAY).await?;
-            let said = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await?;
+            let asked = daemon.disks.version(vbd, REPORT_TIMEOUT).await?;
+            let said = daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await?;
             let order = order.with_names(handover::names(&said.layers)?);
             let mut words = order.words(&DiskPaths::of(&daemon.config, vbd));
             words.push("--take-over".into());
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, theirs) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
-            *new = Some(launch(&daemon, &order, &words, theirs.into(), Log::Continued)?);
+            *new = Some(launch(&daemon, &order, &words, theirs.into(), Incarnation::Replacement)?);
             Ok((ours, asked.program))
         };
         let (context, operation) = (&self.context, &self.operation);

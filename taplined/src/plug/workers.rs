@@ -10,10 +10,10 @@ use super::queue::{Queue, Request, Ticket};
 
 /// The workers of the host.
 #[derive(Clone, Debug)]
-pub struct Workers(Arc<Mutex<State>>);
+pub struct Workers(Arc<Mutex<WorkersState>>);
 
 #[derive(Debug)]
-struct State {
+struct WorkersState {
     queue: Queue,
     /// The waiting requests, to be notified when they may start.
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
@@ -29,10 +29,10 @@ pub struct Turn {
 impl Workers {
     /// Creates the workers, all of them free.
     pub fn new(limits: Limits) -> Workers {
-        Workers(Arc::new(Mutex::new(State { queue: Queue::new(limits), waiting: HashMap::new() })))
+        Workers(Arc::new(Mutex::new(WorkersState { queue: Queue::new(limits), waiting: HashMap::new() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorkersState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,7 +41,7 @@ impl Workers {
         let (begin, begins) = oneshot::channel();
         let turn = {
             let mut state = self.state();
-            let ticket = state.queue.ask(request);
+            let ticket = state.queue.add(request);
             state.waiting.insert(ticket, begin);
             state.advance();
             Turn { workers: self.clone(), ticket }
@@ -52,7 +52,7 @@ impl Workers {
     }
 }
 
-impl State {
+impl WorkersState {
     fn advance(&mut self) {
         while let Some(ticket) = self.queue.next() {
             if let Some(begin) = self.waiting.remove(&ticket) {

@@ -13,7 +13,7 @@ use crate::disk::names::ServedLayer;
 
 /// The catalogue's relevant data about a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct RecordedChain {
     /// The VDI.
     pub vdi: Uuid,
     /// Its repository.
@@ -60,11 +60,11 @@ pub fn agree(chain: &[Image], layers: &[ServedLayer]) -> bool {
 }
 
 /// Compares the catalogue with the disk's `layers`, from the leaf down.
-pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
-    if agree(&told.chain, layers) {
+pub fn judge(recorded: &RecordedChain, layers: &[ServedLayer]) -> Verdict {
+    if agree(&recorded.chain, layers) {
         return Verdict::Agree;
     }
-    match follow(told, layers).and_then(must_be_certain) {
+    match follow(recorded, layers).and_then(must_be_certain) {
         Ok(follow) => Verdict::Follow(follow),
         Err(why) => Verdict::Diverged(why),
     }
@@ -72,22 +72,23 @@ pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
 
 /// The update for the catalogue if the disk's report is accepted regardless of the images that are then doubtful; or
 /// why that is impossible.
-pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
-    let chain = chain(told, layers)?;
+pub fn follow(recorded: &RecordedChain, layers: &[ServedLayer]) -> Result<Follow, String> {
+    let chain = chain(recorded, layers)?;
     let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
-    let others = |image: &Image| told.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != told.vdi);
-    let was_leaf = told.chain.first().map(|image| image.uuid);
-    let nobodys =
-        |image: &&Image| !others(image) && (Some(image.uuid) == was_leaf || !told.by_file.contains_key(&image.file));
-    let kept = chain.iter().skip(1).filter(nobodys).map(|image| image.uuid).collect();
-    let gone: Vec<Image> = told.chain.iter().filter(|image| !has(&chain, image.uuid)).cloned().collect();
-    let elsewhere = told.by_file.values().filter(|image| !has(&gone, image.uuid) && !has(&chain, image.uuid));
+    let others = |image: &Image| recorded.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != recorded.vdi);
+    let was_leaf = recorded.chain.first().map(|image| image.uuid);
+    let unclaimed = |image: &&Image| {
+        !others(image) && (Some(image.uuid) == was_leaf || !recorded.by_file.contains_key(&image.file))
+    };
+    let kept = chain.iter().skip(1).filter(unclaimed).map(|image| image.uuid).collect();
+    let gone: Vec<Image> = recorded.chain.iter().filter(|image| !has(&chain, image.uuid)).cloned().collect();
+    let elsewhere = recorded.by_file.values().filter(|image| !has(&gone, image.uuid) && !has(&chain, image.uuid));
     let above: Vec<Image> =
         elsewhere.filter(|image| image.parent.is_some_and(|parent| has(&gone, parent))).cloned().collect();
     let needed = |image: &Image| others(image) || above.iter().any(|other| other.parent == Some(image.uuid));
     let (needed, left): (Vec<Image>, Vec<Image>) = gone.into_iter().partition(needed);
     let mut doubtful: Vec<Uuid> = needed.iter().chain(&above).map(|image| image.uuid).collect();
-    if !told.chain.iter().any(|image| has(&chain, image.uuid)) {
+    if !recorded.chain.iter().any(|image| has(&chain, image.uuid)) {
         // Nothing in common: the previous leaf may still be in use.
         doubtful.extend(was_leaf);
     }
@@ -106,19 +107,19 @@ fn must_be_certain(follow: Follow) -> Result<Follow, String> {
 }
 
 /// The images of the disk, from the top down.
-fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
+fn chain(recorded: &RecordedChain, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     let mut chain: Vec<Image> = Vec::new();
     // From the bottom up: each is a child of the previous one.
     for (depth, layer) in layers.iter().enumerate().rev() {
         let parent = chain.last().map(|image| image.uuid);
-        let image = match told.by_file.get(layer.file()) {
+        let image = match recorded.by_file.get(layer.file()) {
             Some(known) => Image { parent, size: if depth == 0 { layer.size } else { known.size }, ..known.clone() },
-            None => unknown(told.sr, layer, parent)?,
+            None => unknown(recorded.sr, layer, parent)?,
         };
         if image.state == ImageState::Making {
             return Err(format!("a task is creating {}, which the disk already uses", image.file));
         }
-        check_shown(told, &image, depth)?;
+        check_shown(recorded, &image, depth)?;
         chain.push(image);
     }
     chain.reverse();
@@ -136,12 +137,12 @@ fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image,
 }
 
 /// Refuses a disk that writes to images of other VDIs, or is based on ones that others can write.
-fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
-    match told.shown.get(&image.uuid) {
-        Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
+fn check_shown(recorded: &RecordedChain, image: &Image, depth: usize) -> Result<(), String> {
+    match recorded.shown.get(&image.uuid) {
+        Some((vdi, _)) if *vdi != recorded.vdi && depth == 0 => {
             Err(format!("the disk writes to {}, which also belongs to VDI {vdi}", image.file))
         }
-        Some((vdi, true)) if *vdi != told.vdi => {
+        Some((vdi, true)) if *vdi != recorded.vdi => {
             Err(format!("the disk is backed by {}, which belongs to the writable VDI {vdi}", image.file))
         }
         _ => Ok(()),
@@ -162,7 +163,7 @@ mod test {
 
     /// Images of the catalogue, each based on the next; `shown` belong to other VDIs that are read-only, `written` to
     /// writable ones.
-    fn told(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> Told {
+    fn recorded(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> RecordedChain {
         let image = |n: u128, parent: Option<u128>| {
             let parent = parent.map(Uuid::from_u128);
             Image::new(Uuid::from_u128(n), Uuid::nil(), ImageFormat::Qcow2, 1 << 30, parent)
@@ -176,7 +177,7 @@ mod test {
             shown.iter().map(|n| (Uuid::from_u128(*n), (of(n), false))).collect();
         by_image.extend(written.iter().map(|n| (Uuid::from_u128(*n), (of(n), true))));
         by_image.extend(images.first().map(|image| (image.uuid, (VDI, true))));
-        Told { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
+        RecordedChain { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
     }
 
     fn layer(file: &str) -> ServedLayer {
@@ -190,8 +191,10 @@ mod test {
     /// Chain, kept and left images, as numbers.
     type Plain = (Vec<u128>, Vec<u128>, Vec<u128>);
 
-    fn followed(told: &Told, disk: &[u128]) -> Plain {
-        let Verdict::Follow(follow) = judge(told, &layers(disk)) else { panic!("{:?}", judge(told, &layers(disk))) };
+    fn followed(recorded: &RecordedChain, disk: &[u128]) -> Plain {
+        let Verdict::Follow(follow) = judge(recorded, &layers(disk)) else {
+            panic!("{:?}", judge(recorded, &layers(disk)))
+        };
         for (image, below) in follow.chain.iter().zip(follow.chain.iter().skip(1).map(Some).chain([None])) {
             assert_eq!(image.parent, below.map(|below| below.uuid));
         }
@@ -199,17 +202,17 @@ mod test {
         (plain(&follow.chain), follow.kept.iter().map(Uuid::as_u128).collect(), plain(&follow.left))
     }
 
-    fn diverged(told: &Told, disk: &[u128]) {
-        assert!(matches!(judge(told, &layers(disk)), Verdict::Diverged(_)), "{:?}", judge(told, &layers(disk)));
+    fn diverged(recorded: &RecordedChain, disk: &[u128]) {
+        assert!(matches!(judge(recorded, &layers(disk)), Verdict::Diverged(_)), "{:?}", judge(recorded, &layers(disk)));
     }
 
     #[test]
     fn equal_chains_match_and_a_larger_disk_updates_the_catalogue() {
-        let told = told(&[3, 2], &[], &[2], &[]);
-        assert_eq!(judge(&told, &layers(&[3, 2])), Verdict::Agree);
+        let recorded = recorded(&[3, 2], &[], &[2], &[]);
+        assert_eq!(judge(&recorded, &layers(&[3, 2])), Verdict::Agree);
         let mut grown = layers(&[3, 2]);
         grown[0].size = 2 << 30;
-        let Verdict::Follow(follow) = judge(&told, &grown) else { panic!() };
+        let Verdict::Follow(follow) = judge(&recorded, &grown) else { panic!() };
         assert_eq!(
             (follow.chain[0].size, follow.chain[1].size, follow.kept, follow.left),
             (2 << 30, 1 << 30, vec![], vec![])
@@ -218,33 +221,33 @@ mod test {
 
     #[test]
     fn a_merged_leaf_is_removed_from_the_chain() {
-        assert_eq!(followed(&told(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
+        assert_eq!(followed(&recorded(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
     }
 
     #[test]
     fn images_merged_in_the_middle_are_removed_from_the_chain() {
-        assert_eq!(followed(&told(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
+        assert_eq!(followed(&recorded(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
     }
 
     #[test]
     fn snapshots_unknown_to_an_older_catalogue_are_kept() {
         // 4 and 5 were created after the backup: 3 and 4 were snapshots, 5 is the leaf.
-        assert_eq!(followed(&told(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
+        assert_eq!(followed(&recorded(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
     }
 
     #[test]
     fn images_of_other_vdis_need_a_decision() {
-        diverged(&told(&[3, 2], &[], &[2], &[]), &[2]);
-        diverged(&told(&[3], &[7], &[], &[7]), &[4, 7, 3]);
-        diverged(&told(&[3], &[7], &[7], &[]), &[7, 3]);
-        diverged(&told(&[3, 2, 1], &[], &[2], &[]), &[3, 1]);
-        diverged(&told(&[3], &[7], &[], &[]), &[7]);
+        diverged(&recorded(&[3, 2], &[], &[2], &[]), &[2]);
+        diverged(&recorded(&[3], &[7], &[], &[7]), &[4, 7, 3]);
+        diverged(&recorded(&[3], &[7], &[7], &[]), &[7, 3]);
+        diverged(&recorded(&[3, 2, 1], &[], &[2], &[]), &[3, 1]);
+        diverged(&recorded(&[3], &[7], &[], &[]), &[7]);
     }
 
     #[test]
     fn a_foreign_file_is_not_adopted() {
         let mut layers = layers(&[3, 2]);
         layers.insert(0, layer("web.qcow2"));
-        assert!(matches!(judge(&told(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));
+        assert!(matches!(judge(&recorded(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));
     }
 }

@@ -87,7 +87,7 @@ impl Srs {
             self.clear(&sr, &directory).await;
         }
         let examined = async {
-            let before = self.end_void(&sr, &directory, &variant).await?;
+            let before = self.discard_void_state(&sr, &directory, &variant).await?;
             let elsewhere = before == Before::Other;
             self.examine(&sr, &directory, &variant, believe, elsewhere).await.map(|examined| (examined, before))
         };
@@ -107,12 +107,12 @@ impl Srs {
         });
         let (examined, ended) = match recorded.await {
             Ok((examined, taken)) => {
-                taken.iter().for_each(|(taken, _)| inventory::tell(&sr, taken));
+                taken.iter().for_each(|(taken, _)| inventory::log_update(&sr, taken));
                 (examined, taken.map(|(_, ended)| ended).unwrap_or_default())
             }
             Err(problem) => {
                 drop(directory);
-                self.let_go(uuid).await?;
+                self.close_directory(uuid).await?;
                 return Err(problem);
             }
         };
@@ -120,7 +120,7 @@ impl Srs {
         {
             tracing::warn!(sr = %uuid, name = %sr.name, "transfers of its disks are left as they are: {problem}");
         }
-        self.be_last(uuid, &directory, before).await;
+        self.record_last_host(uuid, &directory, before).await;
         drop(directory);
         self.keep_log(uuid, examined);
         if let Err(problem) = self.keep_inventory(uuid).await {
@@ -157,7 +157,7 @@ impl Srs {
                 tx.sr(uuid)
             })
             .await?;
-        let left = match self.let_go(uuid).await {
+        let left = match self.close_directory(uuid).await {
             Ok(()) => self.places.leave(uuid, &sr.source).await,
             Err(problem) => Err(problem),
         };
@@ -174,7 +174,7 @@ impl Srs {
     }
 
     /// Closes the directory of a repository when all users have released it.
-    pub(super) async fn let_go(&self, uuid: Uuid) -> Result<(), Problem> {
+    pub(super) async fn close_directory(&self, uuid: Uuid) -> Result<(), Problem> {
         let Some(mut directory) = self.open().remove(&uuid) else { return Ok(()) };
         let begun = tokio::time::Instant::now();
         loop {

@@ -72,7 +72,7 @@ impl Destroy {
 
     async fn forget(&self, daemon: &Daemon) -> Result<(), Problem> {
         let (srs, uuid) = (&daemon.srs, self.sr.uuid);
-        srs.let_go(uuid).await?;
+        srs.close_directory(uuid).await?;
         srs.leave_place(&self.sr).await;
         srs.forget_space(uuid);
         let forgotten = daemon.catalogue.write(move |tx| match tx.find_sr(uuid)? {

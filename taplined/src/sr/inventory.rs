@@ -70,7 +70,7 @@ impl Srs {
                 let entries = self.patience.ask(uuid, "list", move || at.entries()).await?;
                 entries.into_iter().filter(|entry| entry.file).map(|entry| (entry.name, entry.physical)).collect()
             }
-            Verdict::Anew => {
+            Verdict::Rewrite => {
                 let at = directory.clone();
                 self.patience.ask(uuid, "keep the inventory of", move || inventory::keep_damaged(&at)).await?;
                 files
@@ -84,7 +84,7 @@ impl Srs {
     pub(super) fn keep_log(&self, sr: Uuid, examined: Examined) {
         let log = match examined.verdict {
             Verdict::Nothing => return,
-            Verdict::Begin | Verdict::Anew => None,
+            Verdict::Begin | Verdict::Rewrite => None,
             Verdict::Known(log) | Verdict::TakeIn(log, _) => Some(*log),
         };
         self.catalogue.outbox().wrote(sr, log.as_ref().map(|log| log.generation));
@@ -212,7 +212,7 @@ impl Examined {
     ) -> Result<Option<(TakenIn, Vec<Uuid>)>, Problem> {
         match &self.verdict {
             Verdict::Nothing | Verdict::Known(_) => Ok(None),
-            Verdict::Begin | Verdict::Anew => tx.begin_inventory(sr).map(|()| None),
+            Verdict::Begin | Verdict::Rewrite => tx.begin_inventory(sr).map(|()| None),
             Verdict::TakeIn(log, contents) => {
                 let ended = if outdated { end_outdated(tx, sr)? } else { Vec::new() };
                 // Running disks are compared after this, when they are adopted: a process's own report of its chain
@@ -249,7 +249,7 @@ fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
 }
 
 /// Logs the number of updates.
-pub(super) fn tell(sr: &Sr, taken: &TakenIn) {
+pub(super) fn log_update(sr: &Sr, taken: &TakenIn) {
     let TakenIn { added, changed, removed, missing } = taken;
     let counts = [added, changed, removed, missing].map(Vec::len);
     tracing::warn!(

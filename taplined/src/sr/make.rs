@@ -174,7 +174,7 @@ impl<const KEPT: bool> Make<KEPT> {
         match recorded.await {
             Ok(examined) => examined.into_iter().for_each(|examined| srs.keep_log(uuid, examined)),
             Err(problem) => {
-                srs.let_go(uuid).await?;
+                srs.close_directory(uuid).await?;
                 return Err(problem);
             }
         }
@@ -189,9 +189,9 @@ impl<const KEPT: bool> Make<KEPT> {
     async fn open(&self, srs: &Srs) -> Result<(Arc<Directory>, Variant, Examined), Problem> {
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         let directory = Arc::new(directory);
-        let before = srs.end_void(&self.sr, &directory, &variant).await?;
+        let before = srs.discard_void_state(&self.sr, &directory, &variant).await?;
         let examined = srs.examine(&self.sr, &directory, &variant, None, false).await?;
-        srs.be_last(self.sr.uuid, &directory, before).await;
+        srs.record_last_host(self.sr.uuid, &directory, before).await;
         Ok((directory, variant, examined))
     }
 

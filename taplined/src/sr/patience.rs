@@ -61,15 +61,15 @@ impl Patience {
                 return Err(silent(sr, tried, "earlier requests have not been answered"));
             }
             let running = Running::begin();
-            let mut asked = tokio::task::spawn_blocking(move || {
+            let mut running_call = tokio::task::spawn_blocking(move || {
                 let answer = question();
                 drop(running);
                 answer
             });
-            match tokio::time::timeout(patience.limit, &mut asked).await {
+            match tokio::time::timeout(patience.limit, &mut running_call).await {
                 Ok(answer) => answer.map_err(ended)?,
                 Err(_) => {
-                    patience.leave(sr, tried, asked);
+                    patience.leave(sr, tried, running_call);
                     Err(silent(sr, tried, &format!("no answer in {} s", patience.limit.as_secs())))
                 }
             }
@@ -77,7 +77,7 @@ impl Patience {
     }
 
     /// Counts an abandoned thread until it returns.
-    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, asked: tokio::task::JoinHandle<T>) {
+    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, running_call: tokio::task::JoinHandle<T>) {
         let stuck = {
             let mut all = self.stuck();
             let stuck = all.entry(sr).or_default();
@@ -89,7 +89,7 @@ impl Patience {
         let patience = self.clone();
         tokio::spawn(async move {
             // A result this late is of no use.
-            drop(asked.await);
+            drop(running_call.await);
             tracing::info!(%sr, tried, "the storage responded after all");
             let mut all = patience.stuck();
             if let Some(stuck) = all.get_mut(&sr) {
@@ -125,11 +125,11 @@ mod test {
         for _ in 0..STUCK_MAX {
             let (release, wait) = mpsc::channel::<()>();
             locked.push(release);
-            let asked = patience.ask(one, "look", move || {
+            let running_call = patience.ask(one, "look", move || {
                 wait.recv().ok();
                 Ok(())
             });
-            assert_eq!(asked.await.unwrap_err().code, Code::Timeout);
+            assert_eq!(running_call.await.unwrap_err().code, Code::Timeout);
         }
         // Responsive storage gets as much time as a busy machine needs.
         let patience = Patience { limit: Duration::from_secs(60), ..patience };

@@ -135,10 +135,10 @@ async fn examine(
 ) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
     let appeared: HashSet<_> = sorted.appeared.iter().map(|candidate| candidate.format).collect();
     let known = sorted.present.iter().map(|(image, _)| Candidate::known(image));
-    let (asked, told): (Vec<_>, Vec<_>) =
+    let (to_read, not_read): (Vec<_>, Vec<_>) =
         known.partition(|known| appeared.contains(&known.format) && known.has_identity());
-    let all: Vec<Candidate> = sorted.appeared.iter().cloned().chain(asked).collect();
+    let all: Vec<Candidate> = sorted.appeared.iter().cloned().chain(to_read).collect();
     let (mut found, unplaced) = info::of_all(daemon, sr, directory, all, context).await?;
-    found.extend(told.into_iter().map(Found::of_known));
+    found.extend(not_read.into_iter().map(Found::of_known));
     Ok((found, unplaced))
 }

@@ -77,14 +77,14 @@ impl Srs {
         self.watched(sr, |watched| watched.full)
     }
 
-    pub(super) fn nobody_waits(&self, sr: Uuid) {
+    pub(super) fn clear_full(&self, sr: Uuid) {
         self.watched(sr, |watched| (watched.full, watched.short_with) = (false, None));
     }
 
     /// No disk of the repository waits for space any more: the last one has found some by itself.
     pub async fn no_longer_full(&self, sr: Uuid) {
         if self.is_full(sr) {
-            self.nobody_waits(sr);
+            self.clear_full(sr);
             self.measure_now(sr).await;
         }
     }
@@ -119,7 +119,7 @@ impl Srs {
             return Ok(());
         }
         tracing::info!(%sr, available = capacity.available, "space is available again: guests continue");
-        self.nobody_waits(sr);
+        self.clear_full(sr);
         // Without a receiver, no disk is plugged.
         self.relieved.send(sr).ok();
         self.measure(sr).await
@@ -135,22 +135,22 @@ impl Srs {
     /// Measures and records the free space of a repository. If its directory is no longer where it was, it is lost.
     pub async fn measure(&self, uuid: Uuid) -> Result<(), Problem> {
         let directory = self.directory(uuid).await?;
-        let asked = self.patience.ask(uuid, "read its free space", move || {
+        let measuring = self.patience.ask(uuid, "read its free space", move || {
             directory.still_there()?;
             directory.capacity()
         });
         let (sr, allocation) = self.catalogue.read(move |view| Ok((view.sr(uuid)?, view.sr_allocation(uuid)?))).await?;
-        let capacity = match asked.await {
+        let capacity = match measuring.await {
             Ok(capacity) => capacity,
             Err(problem) if problem.code == api::Code::State => return self.lose(&sr, &problem).await,
             Err(problem) => return Err(problem),
         };
         let space = self.space(&sr, capacity, allocation);
-        if sr.state != SrState::Attached || sr.space.as_ref().is_some_and(|before| tells_no_more(before, &space)) {
+        if sr.state != SrState::Attached || sr.space.as_ref().is_some_and(|before| is_equivalent(before, &space)) {
             return Ok(());
         }
         let publish = self.watched(uuid, |watched| {
-            let publish = watched.published.as_ref().is_none_or(|last| is_worth_an_event(last, &space));
+            let publish = watched.published.as_ref().is_none_or(|last| deserves_event(last, &space));
             if publish {
                 watched.published = Some(space.clone());
             }
@@ -180,14 +180,14 @@ impl Srs {
 }
 
 /// Whether a measurement is equivalent to the previous one: then it is not recorded, and there is no event.
-fn tells_no_more(before: &Space, now: &Space) -> bool {
+fn is_equivalent(before: &Space, now: &Space) -> bool {
     let same = Space { measured: now.measured, forecast: now.forecast.clone(), ..before.clone() };
     same == *now && before.forecast.is_some() == now.forecast.is_some()
 }
 
 /// Whether a measurement differs from the last published one by more than ordinary writes of guests: by a hundredth
 /// of the repository, or in the size, the VDIs or the forecast's existence.
-fn is_worth_an_event(last: &Space, now: &Space) -> bool {
+fn deserves_event(last: &Space, now: &Space) -> bool {
     let differs = |one: u64, other: u64| one.abs_diff(other) >= (now.physical_size / 100).max(1);
     last.full != now.full
         || (last.free == 0) != (now.free == 0)

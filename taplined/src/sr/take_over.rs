@@ -34,14 +34,14 @@ pub(super) enum Before {
     /// This machine with an earlier catalogue, whose redo logs are in our run directory.
     Predecessor,
     /// No host is recorded.
-    Nobody,
+    Unrecorded,
     /// Another host.
     Other,
 }
 
 impl Srs {
     /// Determines the last user of a repository, which is locked. If it was another host, void state is discarded.
-    pub(super) async fn end_void(
+    pub(super) async fn discard_void_state(
         &self,
         sr: &Sr,
         directory: &Arc<Directory>,
@@ -56,16 +56,16 @@ impl Srs {
             Last::Host(last) if last == self.host => return Ok(Before::Us),
             Last::Host(last) if last.is_same(&self.host) => return Ok(Before::Moved),
             Last::Host(last) if self.predecessors.contains(&last) => return Ok(Before::Predecessor),
-            Last::Nobody => return Ok(Before::Nobody),
+            Last::Nobody => return Ok(Before::Unrecorded),
             Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
             Last::Host(LastHost { host, .. }) => format!("host {host}"),
             Last::Unknown => "an unknown host".to_owned(),
         };
-        self.end_all_void(sr, directory, &other).await.map(|()| Before::Other)
+        self.discard_all(sr, directory, &other).await.map(|()| Before::Other)
     }
 
     /// Records this host as the last user of a repository.
-    pub(super) async fn be_last(&self, sr: Uuid, directory: &Arc<Directory>, before: Before) {
+    pub(super) async fn record_last_host(&self, sr: Uuid, directory: &Arc<Directory>, before: Before) {
         if before == Before::Us {
             return;
         }
@@ -77,7 +77,7 @@ impl Srs {
         }
     }
 
-    async fn end_all_void(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
+    async fn discard_all(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
         let (uuid, name) = (sr.uuid, sr.name.clone());
         tracing::warn!(sr = %uuid, %name, "{other} has used the repository since this host");
         let (at, logs) = (directory.clone(), RedoLogs::of(&self.config));

@@ -36,7 +36,7 @@ pub async fn seek_lost(daemon: Daemon) {
             let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
             match daemon.srs.attach_as(sr.uuid, None, true).await {
                 Ok(ended) => {
-                    daemon.tasks.let_go(&ended);
+                    daemon.tasks.abandon_ended(&ended);
                     tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is back");
                     super::doubtful::hold(&daemon, sr.uuid).await;
                     let WhenAttached { reconcile, collect } = daemon.srs.when_attached;
@@ -60,7 +60,7 @@ pub async fn watch_space(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut due = Instant::now();
     loop {
-        if let Err(problem) = daemon.srs.let_nobody_wait().await {
+        if let Err(problem) = daemon.srs.clear_stale_full().await {
             tracing::warn!("cannot tell which guests wait for space: {problem}");
         }
         let written = daemon.catalogue.read(|view| view.srs_written()).await.unwrap_or_default();
@@ -154,7 +154,7 @@ async fn look(srs: &Srs, written: &[Uuid]) {
 impl Srs {
     /// If no disk is plugged read-write any more, no guest waits for space. This is checked after the set of waiting
     /// disks is known: a disk that reported being full was plugged before.
-    async fn let_nobody_wait(&self) -> Result<(), Problem> {
+    async fn clear_stale_full(&self) -> Result<(), Problem> {
         let attached: Vec<Uuid> = self.open().keys().copied().collect();
         let full: Vec<Uuid> = attached.into_iter().filter(|sr| self.is_full(*sr)).collect();
         if full.is_empty() {
@@ -162,7 +162,7 @@ impl Srs {
         }
         let written = self.catalogue.read(|view| view.srs_written()).await?;
         for sr in full.into_iter().filter(|sr| !written.contains(sr)) {
-            self.nobody_waits(sr);
+            self.clear_full(sr);
             self.measure_now(sr).await;
         }
         Ok(())

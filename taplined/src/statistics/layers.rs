@@ -71,15 +71,15 @@ impl Around {
                 directories.insert(*sr, (directory.device(), directory.path().to_owned()));
             }
         }
-        let mut asked = JoinSet::new();
+        let mut queries = JoinSet::new();
         // Guests are queried only for disks with a serial number from their driver.
         let ours = disks.iter().filter(|disk| disk.vbd.transport == Transport::VhostUser);
         let vms: std::collections::BTreeSet<Uuid> = ours.filter_map(|disk| disk.vbd.vm).collect();
         for vm in vms {
             let daemon = daemon.clone();
-            asked.spawn(async move { (vm, daemon.vms.ask_guest(vm).await) });
+            queries.spawn(async move { (vm, daemon.vms.query_guest(vm).await) });
         }
-        Ok(Around { guests: asked.join_all().await.into_iter().collect(), directories, plugged })
+        Ok(Around { guests: queries.join_all().await.into_iter().collect(), directories, plugged })
     }
 
     /// Reads the counters of the host's kernel.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use api::{Code, Problem};
 use jiff::Timestamp;
 
-use super::{Context, UNDO, Wish};
+use super::{Context, TaskControl, UNDO};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 
@@ -26,7 +26,7 @@ impl Context {
     ) -> Result<T, Problem> {
         self.progressed.send_replace(Instant::now());
         let patience = daemon.config.storage.patience();
-        let mut asked = self.abandoned.clone();
+        let mut requested = self.abandoned.clone();
         let work = async {
             if step == UNDO && fault::planted(Planted::HastyUndo) {
                 return work.await;
@@ -37,7 +37,7 @@ impl Context {
         tokio::select! {
             biased;
             done = work => done,
-            Ok(_) = asked.wait_for(|asked| *asked == Wish::Abandon) => {
+            Ok(_) = requested.wait_for(|requested| *requested == TaskControl::Abandon) => {
                 Err(Problem::new(Code::Cancelled, format!("the task was abandoned during its step '{step}'")))
             }
             never = self.report_silence(step, patience) => match never {},

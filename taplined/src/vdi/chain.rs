@@ -11,7 +11,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::control::{Beside, Refused};
+use crate::disk::control::{PassedFile, Refused};
 use crate::disk::handing::Handing;
 use crate::disk::names;
 use crate::task::blocking;
@@ -70,13 +70,13 @@ impl Chain {
 
     /// Opens the files below the first one, down to layer `into`, for writing: a disk process that merges them has
     /// them open read-only, and each of them gets a new parent recorded or receives data.
-    pub async fn files_below(&self, into: usize) -> Result<Vec<Beside>, Problem> {
+    pub async fn files_below(&self, into: usize) -> Result<Vec<PassedFile>, Problem> {
         let chain = self.clone();
         let opened = blocking("open files", move || {
             let below = chain.images.iter().take(into.saturating_add(1)).skip(1);
             let open = |image: &Image| {
                 let file = chain.directory.open_image(&image.file, true)?;
-                Ok(Beside { path: image.path(chain.directory.path()), write: true, file })
+                Ok(PassedFile { path: image.path(chain.directory.path()), write: true, file })
             };
             below.map(open).collect()
         });

@@ -25,7 +25,7 @@ use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
-/// Copies a VDI.
+/// The intent of `vdi-copy`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Copy {
     /// The VDI to copy.
@@ -34,7 +34,7 @@ pub struct Copy {
     pub target: Target,
 }
 
-/// Creates a VDI from a file of the host, or from an upload.
+/// The intent of `vdi-import`: creates a VDI from a file of the host, or from an upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Import {
     /// The file; for an upload, its name in messages.
@@ -47,7 +47,7 @@ pub struct Import {
     pub target: Target,
 }
 
-/// Writes a VDI into a new file of the host.
+/// The intent of `vdi-export`: writes a VDI into a new file of the host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Export {
     /// The VDI to write.

@@ -54,7 +54,7 @@ pub async fn described(
 /// The physical size of a file of a repository in bytes.
 pub async fn physical(daemon: &Daemon, sr: Uuid, file: &str) -> Result<u64, Problem> {
     let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
-    daemon.disks.open_files.let_go_of(&file);
+    daemon.disks.open_files.release_held(&file);
     blocking("examine a file", move || directory.physical(&file)).await
 }
 

@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::file::{described, make_image, physical, remove_unrecorded};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::PassedFile;
 use crate::disk::live;
 use crate::disk::names;
 use crate::task::blocking;
@@ -60,15 +60,15 @@ impl Leaf {
     }
 
     /// Creates the new file, and opens the old one for reading only, as the disk process will have it.
-    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<Beside>), Problem> {
+    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<PassedFile>), Problem> {
         let new = file_name(self.image, self.format);
         blocking("open files", move || {
             let directory = &below.directory;
             let path = directory.path().join(&new);
-            let mut files = vec![Beside { path: path.clone(), write: true, file: directory.create_image(&new)? }];
+            let mut files = vec![PassedFile { path: path.clone(), write: true, file: directory.create_image(&new)? }];
             if let Some(old) = below.images.first() {
                 let file = directory.open_image(&old.file, false)?;
-                files.push(Beside { path: old.path(directory.path()), write: false, file });
+                files.push(PassedFile { path: old.path(directory.path()), write: false, file });
             }
             Ok((path, files))
         })

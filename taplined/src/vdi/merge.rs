@@ -146,10 +146,10 @@ impl Merge {
             context.check()?;
             chain.files_below(into).await
         };
-        let told = |merge: answer::Merge| {
+        let on_progress = |merge: answer::Merge| {
             merge.progress().into_iter().for_each(|progress| context.progress(progress.part()));
         };
-        let mut merged = pin!(live::follow(daemon, vbd, verb, files, told));
+        let mut merged = pin!(live::follow(daemon, vbd, verb, files, on_progress));
         tokio::select! {
             merged = &mut merged => return merged.map(drop),
             () = context.cancelled() => {}
@@ -554,7 +554,7 @@ mod test {
     }
 
     #[test]
-    fn below_an_image_with_several_on_it_only_the_hidden_ones_are_merged() {
+    fn hidden_images_below_a_branching_one_are_merged() {
         let many = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(3))];
         assert_eq!(found(&many, &[3, 4, 5]), [(vec![2], 1, Some(3), None)]);
         let one = [(1, None), (3, Some(1)), (4, Some(3)), (5, Some(3))];

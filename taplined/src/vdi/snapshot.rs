@@ -19,7 +19,7 @@ use super::file::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::PassedFile;
 use crate::disk::live;
 use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
@@ -119,7 +119,7 @@ impl KeptState {
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
         let snapshot = ask::Snapshot { to: names::image_name(self.format, path.clone()), method: Method::Reflink };
-        Ok(live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)?)
+        Ok(live::ask(daemon, vbd, snapshot, vec![PassedFile { path, write: true, file }]).await.map(drop)?)
     }
 
     /// The catalogue entries for the kept state.

@@ -88,7 +88,7 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
         tx.take_name(Among::Vms, &job.vm.name, task, &format!("clone VM {vm} as '{}'", job.vm.name))?;
         job.moment.prepare(tx, task, "clone")
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
 /// The VDIs to clone, and the names of the disks that they are states of.

@@ -233,7 +233,7 @@ mod test {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_viewer_that_does_not_read_delays_nothing_and_is_told_what_it_has_missed() {
+    async fn a_slow_viewer_delays_nothing_and_sees_how_much_it_missed() {
         let (console, mut guest) = at_console();
         let console = Arc::new(console);
         let (mut near, far) = tokio::io::duplex(16);
@@ -254,7 +254,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn there_are_only_so_many_viewers() {
+    async fn the_number_of_viewers_is_limited() {
         let (console, _guest) = at_console();
         let mut seats: Vec<Seat> = (0..VIEWERS_MAX).map(|_| console.seat().unwrap()).collect();
         assert!(console.seat().is_none());

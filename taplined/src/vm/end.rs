@@ -32,7 +32,7 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
         if !still {
             return;
         }
-        let end = guest.tell(RunningVm::ended).await;
+        let end = guest.run(RunningVm::ended).await;
         let ended = match end {
             Ok(Some(End::Reboots)) => Ended { again: true, ..Ended::default() },
             Ok(Some(End::Badly(problem))) | Err(problem) => Ended::because(problem),

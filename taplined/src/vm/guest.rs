@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::console::Console;
 use super::domain;
-use super::inside::Inside;
+use super::inside::GuestPort;
 use super::machine::RunningVm;
 use crate::task::blocking;
 
@@ -35,7 +35,7 @@ pub struct Guest {
     /// The console of the guest, unless its serial port is connected elsewhere.
     pub console: Option<Arc<Console>>,
     /// The port at which its guest is queried about its disks.
-    pub inside: Option<Inside>,
+    pub inside: Option<GuestPort>,
 }
 
 /// How its end is detected.
@@ -70,7 +70,7 @@ impl Guest {
                 });
                 let inside = machine.take_guest_port().and_then(|stream| {
                     let failed = |error: &_| tracing::warn!(%vm, %error, "cannot use its guest's port");
-                    Inside::of(stream).inspect_err(failed).ok()
+                    GuestPort::of(stream).inspect_err(failed).ok()
                 });
                 let machine = Mutex::new(RunningVm::qemu(vm, machine));
                 let (process, end, monitor) = (Some(process), End::Process(pidfd), Some(monitor));
@@ -123,19 +123,19 @@ impl Guest {
                     }
                 },
             }
-            if self.tell(RunningVm::has_changed).await? {
+            if self.run(RunningVm::has_changed).await? {
                 return Ok(());
             }
         }
     }
 
     /// Runs an operation on the machine. It completes even if the caller stops waiting.
-    pub async fn tell<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         self: &Arc<Guest>,
         work: impl FnOnce(&mut RunningVm) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guest = self.clone();
-        let told = blocking(format!("control VM {}", self.vm), move || {
+        let done_on_thread = blocking(format!("control VM {}", self.vm), move || {
             let mut machine = guest.machine.lock().unwrap_or_else(PoisonError::into_inner);
             let done = work(&mut machine);
             if machine.knows_of_change() {
@@ -143,7 +143,7 @@ impl Guest {
             }
             done
         });
-        told.await
+        done_on_thread.await
     }
 }
 

@@ -207,7 +207,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn memory_goes_on_with_a_guest_port_exactly_if_it_was_saved_with_one() {
+    fn memory_resumes_with_a_guest_port_only_if_saved_with_one() {
         let port = |at: &str| Some(Path::new(at).to_owned());
         let hardware = |guest_port| Hardware {
             name: "a".into(),

@@ -25,7 +25,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(6);
 pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     let Some(guest) = expected(daemon, vbd).await? else { return Ok(()) };
     let sought = vbd.clone();
-    match guest.tell(move |machine| machine.has(&sought)).await? {
+    match guest.run(move |machine| machine.has(&sought)).await? {
         true => {
             Err(Problem::new(Code::InUse, format!("VM {} already has a disk at position {}", guest.vm, vbd.position))
                 .advise(
@@ -42,7 +42,7 @@ pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Probl
     let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let Some(guest) = expected(daemon, &vbd).await? else { return Ok(()) };
     let config = daemon.config.clone();
-    let plugged = guest.tell(move |machine| match again && machine.has(&vbd)? {
+    let plugged = guest.run(move |machine| match again && machine.has(&vbd)? {
         true => Ok(()),
         false => machine.plug(&config, &vbd),
     });
@@ -51,20 +51,20 @@ pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Probl
 
 /// Makes the guest release a VBD, however long it takes.
 pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
-    let mut asked: Option<Instant> = None;
+    let mut requested: Option<Instant> = None;
     while let Some(guest) = found(daemon, vbd) {
-        let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+        let ask = requested.is_none_or(|requested| requested.elapsed() >= ASK_AGAIN);
         let sought = vbd.clone();
-        let let_go = guest.tell(move |machine| {
+        let released = guest.run(move |machine| {
             if ask {
                 machine.begin_unplug(&sought)?;
             }
             machine.finish_unplug(&sought)
         });
         if ask {
-            asked = Some(Instant::now());
+            requested = Some(Instant::now());
         }
-        match let_go.await {
+        match released.await {
             Ok(true) => return Ok(()),
             Ok(false) => tokio::time::sleep(LOOK_AFTER).await,
             // All connections closed with QEMU.
@@ -78,10 +78,10 @@ pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
 }
 
 /// Requests the guest to release a VBD that is removed in any case. It may still do so later.
-pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
+pub async fn request_release(daemon: &Daemon, vbd: &Vbd) {
     let Some(guest) = found(daemon, vbd) else { return };
     let sought = vbd.clone();
-    if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(&sought)).await {
+    if let Err(problem) = guest.run(move |machine| machine.begin_unplug(&sought)).await {
         tracing::warn!(vbd = %vbd.uuid, "its guest could not be requested to release it: {problem}");
     }
 }
@@ -90,7 +90,7 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
 pub async fn has_lost(daemon: &Daemon, vbd: &Vbd) -> Result<bool, Problem> {
     let Some(guest) = found(daemon, vbd) else { return Ok(false) };
     let sought = vbd.clone();
-    guest.tell(move |machine| machine.has_lost(&sought)).await
+    guest.run(move |machine| machine.has_lost(&sought)).await
 }
 
 /// The machine that has a VBD, if it runs and is reachable.

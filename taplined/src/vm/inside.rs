@@ -23,7 +23,7 @@ const BEFORE_MAX: usize = 256 << 10;
 
 /// The port of a guest.
 #[derive(Debug)]
-pub struct Inside {
+pub struct GuestPort {
     port: Mutex<Port>,
 }
 
@@ -56,19 +56,19 @@ pub enum Unknown {
     Failed(#[source] io::Error),
 }
 
-impl Inside {
+impl GuestPort {
     /// Creates the port on its connected `stream`.
-    pub fn of(stream: BlockingStream) -> io::Result<Inside> {
+    pub fn of(stream: BlockingStream) -> io::Result<GuestPort> {
         stream.set_nonblocking(true)?;
         let port = Port { stream: UnixStream::from_std(stream)?, number: 0, silent: false };
-        Ok(Inside { port: Mutex::new(port) })
+        Ok(GuestPort { port: Mutex::new(port) })
     }
 
     /// Queries the guest about its disks.
-    pub async fn ask(&self) -> Result<GuestAnswer, Unknown> {
+    pub async fn query(&self) -> Result<GuestAnswer, Unknown> {
         // While another query runs: its time limit is long enough for this one too.
         let Ok(mut port) = timeout(LIMIT, self.port.lock()).await else { return Err(Unknown::Silent) };
-        if !port.hear()? && port.silent {
+        if !port.skip_stale()? && port.silent {
             return Err(Unknown::Silent);
         }
         // Also if the caller is dropped: the next query skips a late response.
@@ -89,15 +89,15 @@ impl Inside {
 
 impl Port {
     /// Skips output since the last query; returns whether there was any.
-    fn hear(&mut self) -> Result<bool, Unknown> {
-        let mut heard = 0;
+    fn skip_stale(&mut self) -> Result<bool, Unknown> {
+        let mut skipped = 0;
         let mut bytes = [0; 4096];
-        while heard < BEFORE_MAX {
+        while skipped < BEFORE_MAX {
             // Bypasses the runtime, which may not have noticed yet that data is available.
             match recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(Unknown::Closed),
-                Ok((len, _)) => heard += len,
-                Err(Errno::AGAIN) => return Ok(heard > 0),
+                Ok((len, _)) => skipped += len,
+                Err(Errno::AGAIN) => return Ok(skipped > 0),
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
@@ -137,9 +137,9 @@ mod test {
     use super::*;
 
     /// A port, and the guest's end of it.
-    fn port() -> (Inside, BlockingStream) {
+    fn port() -> (GuestPort, BlockingStream) {
         let (host, guest) = BlockingStream::pair().unwrap();
-        (Inside::of(host).unwrap(), guest)
+        (GuestPort::of(host).unwrap(), guest)
     }
 
     /// A guest that responds with `answer` to the given number of queries, replacing `N` by the query's number.
@@ -160,31 +160,31 @@ mod test {
     const ANSWER: &str = "begin N\nuptime 12.00 1.00\ndisk abc 254 0 vda 1 2 3 4 5 6 7 8 9 10 11\nend N\n";
 
     #[tokio::test]
-    async fn a_guest_is_asked_each_time_and_what_it_said_before_is_passed_over() {
+    async fn stale_output_is_skipped_before_each_query() {
         let (inside, mut guest) = port();
         guest.write_all(b"ready\nbegin 1\nuptime 1.00 1.00\nend 1\n").unwrap();
         let guest = played(guest, 2, ANSWER);
         for _ in 0..2 {
-            let answer = inside.ask().await.unwrap();
+            let answer = inside.query().await.unwrap();
             assert_eq!((answer.uptime_ns, answer.disk("abc").unwrap().counts.weighted_ms), (12_000_000_000, 11));
         }
         guest.join().unwrap();
-        assert!(matches!(inside.ask().await, Err(Unknown::Closed)));
+        assert!(matches!(inside.query().await, Err(Unknown::Closed)));
     }
 
     #[tokio::test]
-    async fn a_silent_guest_is_waited_for_once_and_asked_again_when_it_says_something() {
+    async fn a_silent_guest_is_queried_again_only_after_it_sends_something() {
         let (inside, mut guest) = port();
-        assert!(matches!(inside.ask().await, Err(Unknown::Silent)));
+        assert!(matches!(inside.query().await, Err(Unknown::Silent)));
         // It is not queried again: only the first query is in the port.
-        assert!(matches!(inside.ask().await, Err(Unknown::Silent)));
+        assert!(matches!(inside.query().await, Err(Unknown::Silent)));
         let mut reader = BufReader::new(guest.try_clone().unwrap());
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();
         assert_eq!((line.as_str(), reader.buffer()), ("disks 1\n", &b""[..]));
         guest.write_all(b"ready\n").unwrap();
         let guest = played(guest, 1, ANSWER);
-        assert!(inside.ask().await.is_ok());
+        assert!(inside.query().await.is_ok());
         drop(guest.join().unwrap());
     }
 
@@ -198,14 +198,14 @@ mod test {
         ] {
             let (inside, guest) = port();
             let guest = played(guest, 1, answer);
-            let error = inside.ask().await.unwrap_err().to_string();
+            let error = inside.query().await.unwrap_err().to_string();
             assert!(error.contains(why), "{answer:?}: {error}");
             guest.join().unwrap();
         }
         let (inside, mut guest) = port();
         let endless = std::thread::spawn(move || while guest.write_all(b"begin 1\nuptime 1.00 1.00\n").is_ok() {});
         for _ in 0..20 {
-            let error = inside.ask().await.unwrap_err();
+            let error = inside.query().await.unwrap_err();
             assert!(matches!(error, Unknown::Flood | Unknown::Bad(BadAnswer::TooLong) | Unknown::Silent), "{error}");
         }
         drop(inside);

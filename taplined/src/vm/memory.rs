@@ -354,7 +354,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_is_private_and_is_read_from_where_qemu_has_written() {
+    fn a_file_is_private_and_opened_at_qemus_data() {
         let room = tempfile::tempdir().unwrap();
         let (config, vm) = (config(room.path()), Uuid::new_v4());
         let saved = saved(&config, vm);
@@ -367,7 +367,7 @@ mod test {
     }
 
     #[test]
-    fn a_missing_truncated_or_other_file_is_refused_with_what_is_wrong() {
+    fn a_missing_truncated_or_foreign_file_is_refused_with_the_reason() {
         let room = tempfile::tempdir().unwrap();
         let (config, vm) = (config(room.path()), Uuid::new_v4());
         let known = saved(&config, vm);
@@ -384,7 +384,7 @@ mod test {
     }
 
     #[test]
-    fn memory_for_which_there_is_no_room_is_refused() {
+    fn memory_is_refused_for_lack_of_space() {
         let room = tempfile::tempdir().unwrap();
         let refused = must_have_room(&config(room.path()), u64::MAX).unwrap_err();
         assert_eq!(refused.code, Code::NoSpace);

@@ -56,7 +56,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Reserves a VM.
+    /// Reserves a VM for a request.
     pub async fn of(daemon: &Daemon, vm: Uuid) -> Result<Found, Problem> {
         let operation = daemon.vms.begin(vm)?;
         let (vm, vbds) = daemon.catalogue.read(move |view| Ok((view.vm(vm)?, view.vbds(Some(vm), None)?))).await?;
@@ -93,10 +93,10 @@ impl Found {
             return Ok(false);
         }
         let guest = reach::reach(daemon, self.vm.uuid).await?;
-        Ok(guest.tell(RunningVm::power).await? == Some(Power::Running))
+        Ok(guest.run(RunningVm::power).await? == Some(Power::Running))
     }
 
-    /// Keeps the VM reserved until the states are kept, or [`super::Vms::let_go`] is called.
+    /// Keeps the VM reserved until the states are kept, or [`super::Vms::end_reservation`] is called.
     pub fn keep(self, daemon: &Daemon, id: Uuid) {
         daemon.vms.keep(id, self.operation);
     }
@@ -130,7 +130,7 @@ impl Moment {
     /// Keeps the states, with the guest paused. `verb` is the job's.
     pub async fn keep(&self, daemon: &Daemon, verb: &'static str) -> Result<(), Problem> {
         if self.hold {
-            reach::reach(daemon, self.vm).await?.tell(RunningVm::pause).await?;
+            reach::reach(daemon, self.vm).await?.run(RunningVm::pause).await?;
         }
         fault::point(verb, "pause", true);
         let keeping = async {
@@ -160,7 +160,7 @@ impl Moment {
         fault::point(verb, "resume", false);
         self.resume(daemon).await?;
         fault::point(verb, "resume", true);
-        daemon.vms.let_go(self.id);
+        daemon.vms.end_reservation(self.id);
         kept
     }
 
@@ -170,7 +170,7 @@ impl Moment {
         let held = daemon.catalogue.read(move |view| view.vm_held(vm)).await? == Some(id);
         // A machine that is not found yet is resumed when it is.
         let Some(guest) = daemon.vms.guest(vm).filter(|_| held) else { return Ok(()) };
-        if let Err(problem) = guest.tell(RunningVm::resume).await {
+        if let Err(problem) = guest.run(RunningVm::resume).await {
             if tokio::time::timeout(TO_END, guest.ended()).await.is_err() {
                 return Err(problem);
             }
@@ -182,7 +182,7 @@ impl Moment {
     pub async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         let mut undone = self.resume(daemon).await;
         if undone.is_ok() {
-            daemon.vms.let_go(self.id);
+            daemon.vms.end_reservation(self.id);
         }
         // A repository that does not respond must not prevent the rollback in others.
         for state in &self.disks {

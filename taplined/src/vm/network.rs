@@ -122,7 +122,7 @@ impl Bridged {
     }
 
     /// Checks that the bridge exists; returns its MTU.
-    pub fn see_bridge(&self) -> Result<u32, Problem> {
+    pub fn check_bridge(&self) -> Result<u32, Problem> {
         let bridge = &self.bridge;
         let refused = |why: &str| {
             let what = format!("cannot connect the network card of VM {} to the bridge {bridge}: {why}", self.vm);
@@ -147,7 +147,7 @@ impl Bridged {
     /// Creates the tap interface, in the bridge, for a QEMU that runs as this user.
     pub fn connect(&self, account: Option<&Account>) -> Result<(), Problem> {
         // A port with a lower MTU would reduce the bridge's.
-        let mtu = self.see_bridge()?.to_string();
+        let mtu = self.check_bridge()?.to_string();
         let Bridged { vm, bridge, tap, .. } = self;
         // A leftover may belong to another user.
         remove(tap)?;
@@ -332,7 +332,7 @@ mod test {
     }
 
     #[test]
-    fn what_ip_says_is_read_and_its_refusals_have_advice() {
+    fn output_of_ip_is_parsed_and_its_errors_have_advice() {
         let shown = r#"[{"ifname":"br0","mtu":9000,"flags":["UP"],"linkinfo":{"info_kind":"bridge"}}]"#;
         let found = links(shown).unwrap();
         assert_eq!((found[0].mtu, found[0].info.kind.as_deref()), (9000, Some("bridge")));

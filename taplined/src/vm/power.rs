@@ -54,7 +54,7 @@ async fn settle(daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
     let vm = guest.vm;
     loop {
         let before = daemon.vms.operations.quiet(vm).await;
-        let Some(power) = guest.tell(RunningVm::power).await? else { return Ok(()) };
+        let Some(power) = guest.run(RunningVm::power).await? else { return Ok(()) };
         let operations = daemon.vms.operations.clone();
         let recorded = daemon.catalogue.write(move |tx| {
             if !operations.is_quiet(before) {

@@ -40,11 +40,11 @@ pub async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Prob
         Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
     };
     let Some(guest) = found.map(Arc::new) else { return Ok(None) };
-    let mut paused = guest.tell(RunningVm::is_paused).await?;
+    let mut paused = guest.run(RunningVm::is_paused).await?;
     // A guest whose memory is being saved stays paused: the job decides what happens to it.
     if paused && !is_being_suspended(daemon, vm).await? {
         // The previous daemon may have been saving its memory.
-        guest.tell(RunningVm::end_save).await?;
+        guest.run(RunningVm::end_save).await?;
         paused = !end_hold(daemon, &guest).await?;
     }
     daemon.vms.guests().insert(vm, guest.clone());
@@ -62,7 +62,7 @@ async fn end_hold(daemon: &Daemon, guest: &Arc<Guest>) -> Result<bool, Problem> 
     let (Some(held_for), older) = read.await? else { return Ok(false) };
     if !older {
         tracing::info!(%vm, %held_for, "resuming its guest, which was paused for a moment");
-        guest.tell(RunningVm::resume).await?;
+        guest.run(RunningVm::resume).await?;
     }
     daemon.catalogue.write(move |tx| tx.set_vm_held(vm, None)).await?;
     Ok(!older)
@@ -88,7 +88,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
             Err(error) => return Err(qemu_problem(vm, &error)),
         }
         if !older {
-            let_go_of_unplugged(vm, &mut machine, &vbds);
+            detach_unserved(vm, &mut machine, &vbds);
         }
         Ok(Some(machine))
     });
@@ -117,7 +117,7 @@ async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> 
 
 /// Detaches disks that are not served: a daemon may have ended between the plug of a device and its record. `vbds`
 /// are all VBDs.
-fn let_go_of_unplugged(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
+fn detach_unserved(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
     let plugged = |vbd: &&Vbd| vbd.state != VbdState::Unplugged;
     // Of a disk that an older catalogue did not have, only the process was found, not the VM that uses it.
     if vbds.iter().filter(plugged).any(|vbd| vbd.vm.is_none() && vbd.transport == Transport::VhostUser) {
@@ -125,11 +125,11 @@ fn let_go_of_unplugged(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
     }
     let has = vbds.iter().filter(plugged).filter(|vbd| vbd.vm == Some(vm));
     let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
-    let asked = machine.disks().and_then(|disks| {
+    let requested = machine.disks().and_then(|disks| {
         let stray = disks.into_iter().filter(|position| !has.contains(position));
         stray.map(|position| machine.begin_unplug(position)).collect::<Result<Vec<()>, _>>()
     });
-    if let Err(error) = asked {
+    if let Err(error) = requested {
         tracing::warn!("{}", qemu_problem(vm, &error));
     }
 }

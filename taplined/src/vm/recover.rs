@@ -34,7 +34,7 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
     let mut left = BTreeSet::new();
     for (vm, pids) in looked.await? {
-        if (doubtful.contains(&vm) || !is_recorded(daemon, vm, &pids).await?) && !take_in(daemon, vm, &pids).await {
+        if (doubtful.contains(&vm) || !is_recorded(daemon, vm, &pids).await?) && !adopt_stray(daemon, vm, &pids).await {
             left.insert(vm);
         }
     }
@@ -81,7 +81,7 @@ async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Pr
 
 /// Adopts a running QEMU of a VM that is halted in the catalogue or had another one; leaves it alone if the VM is
 /// unknown. Returns whether it was adopted.
-async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> bool {
+async fn adopt_stray(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> bool {
     let recorded = record_run(daemon, vm, pids).await;
     match &recorded {
         Ok(()) => tracing::warn!(%vm, ?pids, "adopting the QEMU of a VM that the catalogue did not have as running"),

@@ -76,7 +76,7 @@ pub async fn revert(daemon: &Daemon, vm: Uuid, asked: VmRevert) -> Result<Task, 
     let begun = daemon.tasks.start_job(daemon, job, |job, task, tx| {
         job.disks.iter().try_for_each(|disk| begin::hold_revert(disk, task, tx))
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
 /// Starts a `vm-snapshot-destroy` task. Snapshots of its disks that are already destroyed are left out.
@@ -151,7 +151,7 @@ impl Job for Revert {
                     .catalogue
                     .write(move |tx| described.iter().try_for_each(|(disk, image)| disk.record_in(tx, image)));
                 recorded.await?;
-                daemon.vms.let_go(self.id);
+                daemon.vms.end_reservation(self.id);
             }
             RevertStep::Remove => {
                 for disk in &self.disks {
@@ -163,7 +163,7 @@ impl Job for Revert {
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
-        daemon.vms.let_go(self.id);
+        daemon.vms.end_reservation(self.id);
         let mut undone = Ok(());
         for disk in &self.disks {
             undone = undone.and(disk.undo(daemon).await);

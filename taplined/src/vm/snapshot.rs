@@ -101,7 +101,7 @@ async fn begin(
         }
         job.moment.prepare(tx, task, "snapshot")
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
 declare_steps!(

@@ -58,7 +58,7 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     let known = daemon.catalogue.read(move |view| view.vm(vm)).await?;
     let config = daemon.config.clone();
-    see_files(Bridged::of(&config, &known), known).await?;
+    check_boot_files(Bridged::of(&config, &known), known).await?;
     if let Some(memory) = daemon.catalogue.read(move |view| view.vm_memory(vm)).await? {
         memory::must_match(daemon, vm, &memory).await?;
         blocking("open a VM's memory", move || memory::open(&memory).map(drop)).await?;
@@ -112,7 +112,7 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
 }
 
 /// Checks first that the files from which it boots and the bridge of its network card exist.
-async fn see_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
+async fn check_boot_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     if let Boot::Kernel { kernel, initrd, .. } = &vm.boot {
         files.push(("boot.kernel", kernel.as_path().to_owned()));
@@ -128,7 +128,7 @@ async fn see_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
                 return Err(Problem::new(Code::Invalid, what).field(field));
             }
         }
-        bridged.map_or(Ok(()), |bridged| bridged.see_bridge().map(drop))
+        bridged.map_or(Ok(()), |bridged| bridged.check_bridge().map(drop))
     });
     seen.await
 }
@@ -147,7 +147,7 @@ async fn run(
     };
     let problem = match started {
         // From here on it runs or is handled by others: its memory is not loaded again.
-        Ok((guest, started)) => return go_on(daemon, &guest, memory, started, operation).await,
+        Ok((guest, started)) => return continue_from_memory(daemon, &guest, memory, started, operation).await,
         Err(problem) => problem,
     };
     end_machine(daemon, vm).await;
@@ -163,7 +163,7 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
     let StartSpec { vm, plan, seed, bridged, unplugged, memory } = order;
     match plan {
         Plan::Qemu(hardware) => {
-            let runs_as = make_place(daemon, vm).await?;
+            let runs_as = create_directory(daemon, vm).await?;
             plug(daemon, unplugged, context).await?;
             start_qemu(daemon, vm, Parts { hardware, seed, bridged, memory }, runs_as, context).await
         }
@@ -171,7 +171,7 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
             let guest = make_domain(daemon, vm, config, context).await?;
             plug(daemon, unplugged, context).await?;
             context.step("start", true).await?;
-            guest.tell(RunningVm::resume).await?;
+            guest.run(RunningVm::resume).await?;
             fault::point("vm-start", "start", true);
             Ok(guest)
         }
@@ -180,7 +180,7 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
 
 /// Chooses the user that a QEMU will run as and creates its directory: disks plugged from then on give that user
 /// access.
-async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
+async fn create_directory(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
     let (runs_as, directory) = (daemon.vms.users.choose()?, vm_directory(&daemon.config, vm));
     blocking("create the directory of a VM", move || {
         make_empty(&directory, account(&runs_as).as_ref())?;
@@ -330,10 +330,10 @@ async fn record(
     context.check()?;
     let run_by = guest.process().cloned();
     let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
-    let goes_on = memory.map(|memory| (memory.id, memory.ran));
+    let resumed = memory.map(|memory| (memory.id, memory.ran));
     fault::point("vm-start", "record", false);
     let recorded = daemon.catalogue.write(move |tx| {
-        if let Some((id, ran)) = goes_on {
+        if let Some((id, ran)) = resumed {
             tx.forget_vm_memory(vm)?;
             tx.set_vm_held(vm, ran.then_some(id))?;
         }
@@ -341,7 +341,7 @@ async fn record(
         if let Some(process) = run_by {
             tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         }
-        let power = if goes_on.is_none_or(|(_, ran)| ran) { Power::Running } else { Power::Paused };
+        let power = if resumed.is_none_or(|(_, ran)| ran) { Power::Running } else { Power::Paused };
         tx.set_vm_power(vm, power, None)?;
         tx.vm(vm)
     });
@@ -352,7 +352,7 @@ async fn record(
 }
 
 /// Resumes a guest that was started from memory, unless it was paused when that was saved.
-async fn go_on(
+async fn continue_from_memory(
     daemon: &Daemon,
     guest: &Arc<Guest>,
     memory: Option<VmMemory>,
@@ -361,7 +361,7 @@ async fn go_on(
 ) -> Result<serde_json::Value, Problem> {
     let vm = guest.vm;
     if let Some(memory) = memory {
-        let outcome = if memory.ran { guest.tell(RunningVm::resume).await } else { Ok(()) };
+        let outcome = if memory.ran { guest.run(RunningVm::resume).await } else { Ok(()) };
         fault::point("vm-start", "continue", true);
         let said = outcome.clone().err();
         let recorded = catalogue::record(&daemon.catalogue, move |tx| {
@@ -382,7 +382,7 @@ async fn go_on(
 /// Ends the machine of a failed start.
 async fn end_machine(daemon: &Daemon, vm: Uuid) {
     let Some(guest) = daemon.vms.guest(vm) else { return };
-    match guest.tell(RunningVm::end).await {
+    match guest.run(RunningVm::end).await {
         Ok(()) => tracing::info!(%vm, "its VM process was stopped"),
         Err(problem) => tracing::error!(%vm, "its VM process stays until the daemon restarts: {problem}"),
     }

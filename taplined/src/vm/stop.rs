@@ -88,7 +88,7 @@ pub async fn finish(
         }
         fault::point("vm-shutdown", "end", false);
         match guest {
-            Ok(guest) => guest.tell(RunningVm::end).await,
+            Ok(guest) => guest.run(RunningVm::end).await,
             // It does not respond, but can be killed.
             Err(_) => reach::kill(daemon, vm).await,
         }
@@ -108,7 +108,7 @@ pub async fn finish(
 /// The state of a VM after an aborted shutdown that an earlier daemon had started.
 async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
     let paused = match daemon.vms.guest(vm) {
-        Some(guest) => guest.tell(RunningVm::is_paused).await.unwrap_or(false),
+        Some(guest) => guest.run(RunningVm::is_paused).await.unwrap_or(false),
         None => false,
     };
     if paused { Power::Paused } else { Power::Running }
@@ -139,7 +139,7 @@ async fn ask(guest: &Arc<Guest>, force_after: Option<Duration>) -> Result<(), Pr
 
 /// Presses the power button once. A QEMU that has not responded in time may press it later.
 async fn press(guest: &Arc<Guest>) -> Result<(), Problem> {
-    match guest.tell(RunningVm::ask_to_power_off).await {
+    match guest.run(RunningVm::ask_to_power_off).await {
         Err(late) if late.code == Code::Timeout => {
             tracing::warn!(vm = %guest.vm, "{late}");
             Ok(())
@@ -193,12 +193,12 @@ async fn change(
     }
     let guest = reach::reach(daemon, vm).await?;
     // A stale record is no reason for a refusal: the machine decides.
-    if power != from && guest.tell(RunningVm::power).await? != Some(from) {
+    if power != from && guest.run(RunningVm::power).await? != Some(from) {
         return Err(refused());
     }
     let at_work = daemon.clone();
     let work = move |_: Context| async move {
-        if let Err(problem) = guest.tell(work).await {
+        if let Err(problem) = guest.run(work).await {
             return Err(match problem.code {
                 Code::Timeout if !fault::planted(Planted::LateIsNever) => {
                     power::in_doubt(&at_work, vm, power, &problem).await

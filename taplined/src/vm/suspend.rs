@@ -65,8 +65,8 @@ pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let (config, memory) = (daemon.config.clone(), known.memory);
     blocking("query the space for a VM's memory", move || memory::must_have_room(&config, memory)).await?;
     let guest = reach::reach(daemon, vm).await?;
-    let ran = !guest.tell(RunningVm::is_paused).await?;
-    guest.tell(RunningVm::must_be_savable).await?;
+    let ran = !guest.run(RunningVm::is_paused).await?;
+    guest.run(RunningVm::must_be_savable).await?;
     let job = Suspend { vm, id: Uuid::new_v4(), ran };
     let id = job.id;
     daemon.vms.keep(id, operation);
@@ -75,7 +75,7 @@ pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
         Power::Running | Power::Paused => Ok(()),
         _ => Err(not_running(job.vm)),
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
 fn not_running(vm: Uuid) -> Problem {
@@ -168,7 +168,7 @@ impl Job for Suspend {
             return Ok(());
         }
         if let Some(guest) = self.found(daemon).await? {
-            if let Err(problem) = self.go_on(daemon, &guest).await {
+            if let Err(problem) = self.let_continue(daemon, &guest).await {
                 if tokio::time::timeout(TO_END, guest.ended()).await.is_err() {
                     return Err(problem);
                 }
@@ -176,7 +176,7 @@ impl Job for Suspend {
         }
         let config = daemon.config.clone();
         blocking("remove a VM's memory", move || memory::remove_all(&config, vm)).await?;
-        daemon.vms.let_go(self.id);
+        daemon.vms.end_reservation(self.id);
         Ok(())
     }
 
@@ -191,15 +191,15 @@ impl Suspend {
         let vm = self.vm;
         let guest = reach::reach(daemon, vm).await?;
         if self.ran {
-            guest.tell(RunningVm::pause).await?;
+            guest.run(RunningVm::pause).await?;
         }
         let (memory, disks) = self.describe(daemon, &guest).await?;
         let config = daemon.config.clone();
         let file = blocking("create a file for a VM's memory", move || memory::begin(&config, vm, &memory)).await?;
         let shared = file.try_clone().map_err(|error| Problem::failed("save a VM's memory", error))?;
-        guest.tell(move |machine| machine.begin_save(&shared, &disks)).await?;
+        guest.run(move |machine| machine.begin_save(&shared, &disks)).await?;
         loop {
-            match guest.tell(RunningVm::saving).await? {
+            match guest.run(RunningVm::saving).await? {
                 Saving::Complete => break,
                 Saving::Active { done, total } => context.progress(part(done, total)),
                 Saving::Idle => {
@@ -227,7 +227,7 @@ impl Suspend {
         };
         let mut positions = plugged.iter().map(hardware::position_of).collect::<Result<Vec<_>, _>>()?;
         positions.sort_unstable();
-        let kind = guest.tell(RunningVm::kind).await?;
+        let kind = guest.run(RunningVm::kind).await?;
         let (machine, accelerator) = (Some(kind.machine), kind.accelerator);
         let machine = serde_json::to_value(Hardware { machine, accelerator, ..*hardware });
         let machine = machine.map_err(|error| Problem::failed("describe a VM's hardware", error))?;
@@ -256,7 +256,7 @@ impl Suspend {
             daemon.vms.keep(id, daemon.vms.operations.wait(vm).await);
         }
         let guest = reach::reach(daemon, vm).await?;
-        let is_saved = match guest.tell(RunningVm::is_saved).await {
+        let is_saved = match guest.run(RunningVm::is_saved).await {
             Ok(is_saved) => is_saved,
             // A machine that has ended cannot be recorded, and retries are useless.
             Err(problem) => match tokio::time::timeout(TO_END, guest.ended()).await {
@@ -301,7 +301,7 @@ impl Suspend {
             return Ok(());
         }
         match daemon.vms.guest(vm) {
-            Some(guest) => guest.tell(RunningVm::end).await?,
+            Some(guest) => guest.run(RunningVm::end).await?,
             None => reach::kill(daemon, vm).await?,
         }
         end::clear(daemon, vm, None, &BTreeSet::new(), &context.regardless()).await?;
@@ -333,11 +333,11 @@ impl Suspend {
     }
 
     /// Resumes the guest, if it was paused for this.
-    async fn go_on(&self, daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
+    async fn let_continue(&self, daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
         let (vm, id) = (self.vm, self.id);
-        guest.tell(RunningVm::end_save).await?;
+        guest.run(RunningVm::end_save).await?;
         if daemon.catalogue.read(move |view| view.vm_held(vm)).await? == Some(id) {
-            guest.tell(RunningVm::resume).await?;
+            guest.run(RunningVm::resume).await?;
             let recorded = crate::catalogue::record(&daemon.catalogue, move |tx| {
                 tx.set_vm_held(vm, None)?;
                 // Another daemon may have found it paused.

@@ -90,7 +90,7 @@ fn wait_for_end(daemon: &Taplined) {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_policy_is_measured_recorded_and_followed_by_every_process_until_it_is_forgotten() {
+fn every_process_follows_a_measured_policy_until_it_is_forgotten() {
     let (mut daemon, vdis) = with_disks("", &["a", "b"]);
     let before = names(&daemon);
     let sr = sr(&daemon);
@@ -138,7 +138,7 @@ fn a_policy_is_measured_recorded_and_followed_by_every_process_until_it_is_forgo
 }
 
 #[test]
-fn sizes_that_are_set_hold_in_running_disks_and_in_the_next_processes() {
+fn configured_sizes_hold_in_running_and_later_processes() {
     let (mut daemon, vdis) = with_disks("", &["a"]);
     let (sr, a) = (sr(&daemon), vbd(&daemon, &vdis[0], "nbd"));
     plug(&daemon, &a);
@@ -197,7 +197,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn what_is_mounted_over_a_repository_is_not_taken_for_its_storage() {
+fn a_mount_over_a_repository_is_not_taken_for_its_storage() {
     let (daemon, _) = with_disks("", &["a"]);
     let place = daemon.room().join("disks");
     if !Command::new("mount").args(["-t", "tmpfs", "other"]).arg(&place).status().is_ok_and(|code| code.success()) {
@@ -214,7 +214,7 @@ fn what_is_mounted_over_a_repository_is_not_taken_for_its_storage() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_calibration_that_is_killed_or_cancelled_leaves_neither_file_nor_process_nor_policy() {
+fn a_killed_or_cancelled_calibration_leaves_nothing() {
     let (mut daemon, _) = with_disks("", &["a"]);
     let before = names(&daemon);
     let (task, pid) = begin_long(&daemon);
@@ -247,7 +247,7 @@ fn a_calibration_that_is_killed_or_cancelled_leaves_neither_file_nor_process_nor
 }
 
 #[test]
-fn a_repository_in_use_is_only_read_and_a_disk_that_comes_into_use_ends_what_writes() {
+fn a_disk_that_comes_into_use_ends_a_calibration_that_writes() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let a = vbd(&daemon, &vdis[0], "nbd");
     let (task, _) = begin_long(&daemon);
@@ -278,7 +278,7 @@ fn a_repository_in_use_is_only_read_and_a_disk_that_comes_into_use_ends_what_wri
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn an_impossible_calibration_is_refused() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let unknown = "00000000-0000-0000-0000-000000000001";
     for (body, status, field) in [

@@ -75,7 +75,7 @@ fn over_tcp_the_files_need_no_token_and_everything_else_does() {
 }
 
 #[test]
-fn a_page_of_another_site_changes_nothing_and_a_name_of_another_site_reads_nothing() {
+fn pages_and_names_of_other_sites_change_and_read_nothing() {
     let daemon = start_with("[api]\nhosts = [\"tapline.example.org\"]", &[]);
     let own = ["host: localhost:8080", "origin: http://localhost:8080"];
     let proxied = ["host: tapline.example.org", "origin: https://tapline.example.org"];
@@ -282,7 +282,7 @@ fn the_page_fits_a_phone_marks_old_data_and_recovers() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn over_tcp_the_page_asks_for_a_token_and_keeps_it_out_of_addresses() {
+fn over_tcp_the_page_prompts_for_a_token_and_keeps_it_out_of_addresses() {
     let Some(mut page) = Browser::start() else { return };
     let authority = Authority::new();
     let daemon = authority.start("");

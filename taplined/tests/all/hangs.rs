@@ -140,7 +140,7 @@ fn the_catalogue_is_backed_up_while_a_task_hangs() {
 
 /// No client queries the disk: only its guest waits.
 #[test]
-fn a_stopped_disk_is_reported_without_being_asked() {
+fn a_stopped_disk_is_reported_without_a_request() {
     let daemon = harness::start_with(IMPATIENT, &[]);
     let sr = daemon.repository("vms");
     let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "disk", "size": MIB })));

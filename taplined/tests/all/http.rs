@@ -90,7 +90,7 @@ fn a_body_must_be_json_and_an_operation_without_fields_takes_none() {
 }
 
 #[test]
-fn what_is_created_or_begun_has_a_location() {
+fn created_objects_and_tasks_have_a_location() {
     let daemon = start();
     let sr = daemon.repository("sr");
     let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
@@ -347,7 +347,7 @@ fn the_daemon_describes_its_api_without_a_file() {
 }
 
 #[test]
-fn a_request_that_is_refused_by_its_headers_gets_its_answer_however_long_its_body_is() {
+fn a_refusal_by_headers_is_received_whatever_the_body_length() {
     let daemon = start();
     let sr = daemon.repository("vms");
     let asked = json!({ "sr": sr, "name": "disk", "size": 1 << 20 });

@@ -103,7 +103,7 @@ fn limits_that_cannot_be_kept_are_refused() {
 }
 
 #[test]
-fn the_catalogue_is_told_of_limits_that_the_control_socket_would_set() {
+fn limits_set_through_the_control_socket_are_refused() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], Value::Null);
     plug(&daemon, &vbd);
@@ -112,7 +112,7 @@ fn the_catalogue_is_told_of_limits_that_the_control_socket_would_set() {
         refused["error"]["advice"].as_str().is_some_and(|advice| advice.contains("tapline vbd limit")),
         "{refused}"
     );
-    let told = ask_disk(&daemon, &vbd, json!({ "verb": "limit" }));
-    assert_eq!(told["ok"]["limits"], json!({}));
+    let reported = ask_disk(&daemon, &vbd, json!({ "verb": "limit" }));
+    assert_eq!(reported["ok"]["limits"], json!({}));
     unplug(&daemon, &vbd);
 }

@@ -45,7 +45,7 @@ fn lists(daemon: &Taplined) -> Vec<String> {
 }
 
 #[test]
-fn every_list_has_pages_and_refuses_what_makes_no_sense() {
+fn every_list_has_pages_and_refuses_invalid_parameters() {
     let daemon = start();
     let lists = lists(&daemon);
     let known = ["host/backups", "problems", "srs", "tasks", "tokens", "vbds", "vdis", "vms"];

@@ -58,7 +58,7 @@ impl Bed {
     }
 
     /// The files and the size according to the catalogue.
-    fn told(&self) -> (Vec<String>, u64) {
+    fn recorded(&self) -> (Vec<String>, u64) {
         let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
         (files, shown["size"].as_u64().unwrap())
@@ -69,7 +69,7 @@ impl Bed {
 fn a_disk_is_resized_and_rearranged_only_through_the_daemon() {
     let bed = bed();
     bed.snapshot();
-    let before = bed.told();
+    let before = bed.recorded();
     let new = "qcow2:/new.qcow2";
     for (request, instead) in [
         (json!({ "verb": "resize", "size": 128 * MIB }), "tapline vdi resize"),
@@ -84,7 +84,7 @@ fn a_disk_is_resized_and_rearranged_only_through_the_daemon() {
         assert_eq!(bed.served(), before);
     }
     bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
-    assert_eq!((bed.told(), bed.served()), ((before.0.clone(), 128 * MIB), (before.0, 128 * MIB)));
+    assert_eq!((bed.recorded(), bed.served()), ((before.0.clone(), 128 * MIB), (before.0, 128 * MIB)));
 }
 
 /// A leaf merge is completed by the disk's process; a request that interrupts it at that moment must not lose this.
@@ -100,7 +100,7 @@ fn a_leaf_merge_that_completes_during_cancellation_is_recorded() {
         assert_eq!(bed.daemon.wait(&task)["state"], "done");
         std::thread::sleep(std::time::Duration::from_millis(round % 20));
         bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
-        assert_eq!(bed.told(), bed.served(), "round {round}: {}", bed.daemon.log());
+        assert_eq!(bed.recorded(), bed.served(), "round {round}: {}", bed.daemon.log());
         bed.io(&["write -P 2 100M 1M", "flush"]);
         disks::unplug(&bed.daemon, &bed.vbd);
         disks::plug(&bed.daemon, &bed.vbd);
@@ -128,14 +128,14 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
         bed.daemon.restart();
         bed.daemon.settle();
         harness::wait_until("it is served", || disks::state(&bed.daemon, &bed.vbd) == "plugged");
-        assert_eq!(bed.told(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
-        assert_eq!(bed.told().0, files, "the disk dies: {disk_dies}");
+        assert_eq!(bed.recorded(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
+        assert_eq!(bed.recorded().0, files, "the disk dies: {disk_dies}");
         bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
         bed.io(&["read -P 1 0 1M", "write -P 2 100M 1M", "flush"]);
         disks::unplug(&bed.daemon, &bed.vbd);
         disks::plug(&bed.daemon, &bed.vbd);
         bed.io(&["read -P 1 0 1M", "read -P 2 100M 1M"]);
-        assert_eq!(bed.told(), bed.served());
+        assert_eq!(bed.recorded(), bed.served());
         let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
     }
@@ -154,7 +154,7 @@ fn a_leaf_merge_found_complete_is_finished() {
     bed.daemon.start_and_die("vdi-merge:undo:after");
     bed.daemon.restart();
     harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
-    assert_eq!(bed.told().0.len(), 1);
+    assert_eq!(bed.recorded().0.len(), 1);
     disks::plug(&bed.daemon, &bed.vbd);
     bed.io(&["read -P 1 0 1M"]);
     disks::unplug(&bed.daemon, &bed.vbd);
@@ -164,7 +164,7 @@ fn a_leaf_merge_found_complete_is_finished() {
 
 /// An unknown file, a missing one, and a replaced inventory: each is reported, and nothing is changed.
 #[test]
-fn what_differs_in_a_repository_is_reported() {
+fn differences_in_a_repository_are_reported() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
@@ -280,7 +280,7 @@ impl Bed {
     }
 
     /// The limits reported by the disk's process.
-    fn told_limits(&self) -> Value {
+    fn process_limits(&self) -> Value {
         self.ask_disk(json!({ "verb": "limit" }))["ok"]["limits"].take()
     }
 
@@ -320,13 +320,13 @@ fn a_disk_ahead_of_a_restored_catalogue_loses_nothing_when_it_dies() {
     assert_eq!(files.len(), 3);
     bed.put_back(&backup);
     bed.daemon.settle();
-    assert_eq!(bed.told(), (files.clone(), size), "{}", bed.daemon.log());
+    assert_eq!(bed.recorded(), (files.clone(), size), "{}", bed.daemon.log());
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 2M 1M", "write -P 4 3M 1M", "flush"]);
     assert_eq!(bed.served(), (files.clone(), size));
     // Images without a recorded snapshot still exist, and are not merged.
     bed.daemon.settle();
-    assert_eq!((bed.names().len(), bed.told().0), (3, files), "{:?}", bed.names());
+    assert_eq!((bed.names().len(), bed.recorded().0), (3, files), "{:?}", bed.names());
     assert_eq!(bed.reconcile(false), json!([]));
 }
 
@@ -360,16 +360,16 @@ fn an_adopted_disk_has_the_limits_of_the_catalogue() {
         let backup = bed.back_up();
         limit(&bed, &since);
         disks::plug(&bed.daemon, &bed.vbd);
-        assert_eq!(bed.told_limits()["iops"], since["iops"]);
+        assert_eq!(bed.process_limits()["iops"], since["iops"]);
         bed.put_back_under_it(&backup);
-        harness::wait_until("the process is told", || bed.told_limits()["iops"] == before["iops"]);
+        harness::wait_until("the process is told", || bed.process_limits()["iops"] == before["iops"]);
         assert_eq!(bed.daemon.get(&bed.vbd).1["limits"]["iops"], before["iops"]);
     }
 }
 
 /// The catalogue has never contained the VBD, its limits or its weight.
 #[test]
-fn the_limits_and_the_weight_of_a_disk_with_an_unknown_vbd_are_taken_from_its_process() {
+fn an_unknown_vbd_takes_limits_and_weight_from_its_process() {
     let mut bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
@@ -435,7 +435,7 @@ fn diverged() -> (Bed, String, Vec<String>) {
     bed.io(&["write -P 2 0 1M", "flush"]);
     let backup = bed.back_up();
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
-    harness::wait_until("the leaf is merged", || bed.told().0.len() == 1);
+    harness::wait_until("the leaf is merged", || bed.recorded().0.len() == 1);
     bed.daemon.settle();
     let (files, _) = bed.served();
     bed.put_back(&backup);
@@ -549,17 +549,17 @@ fn a_disk_resized_by_others_is_shown_as_served() {
     let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
     let vbd = disks::vbd(&daemon, &vdi, "nbd");
     let bed = Bed { daemon, vdi, vbd };
-    let file = bed.directory().join(&bed.told().0[0]);
+    let file = bed.directory().join(&bed.recorded().0[0]);
     fs::File::options().write(true).open(file).unwrap().set_len(96 * MIB).unwrap();
     disks::plug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.served().1, 96 * MIB);
-    assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
+    assert_eq!(bed.recorded(), bed.served(), "{}", bed.daemon.log());
     // Also if its process dies, and another one opens the file.
-    let file = bed.directory().join(&bed.told().0[0]);
+    let file = bed.directory().join(&bed.recorded().0[0]);
     fs::File::options().write(true).open(file).unwrap().set_len(128 * MIB).unwrap();
     bed.kill_disk();
     assert_eq!(bed.served().1, 128 * MIB);
-    harness::wait_until("it is told as it is served", || bed.told() == bed.served());
+    harness::wait_until("it is told as it is served", || bed.recorded() == bed.served());
     assert_eq!(bed.reconcile(true), json!([]));
 }
 
@@ -630,7 +630,7 @@ fn a_disk_written_by_an_unknown_process_is_neither_destroyed_nor_reverted() {
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
-    let (files, _) = bed.told();
+    let (files, _) = bed.recorded();
     let other = Other::with(&bed, &files, &[]);
     let (status, refused) = bed.daemon.delete(&format!("/vdis/{}", bed.vdi));
     assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
@@ -650,7 +650,7 @@ fn a_file_in_use_is_removed_later() {
     let bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
-    let (files, _) = bed.told();
+    let (files, _) = bed.recorded();
     let other = Other::of(&bed, &files);
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
     harness::wait_until("it says why the file stays", || bed.daemon.log().contains("a process is using it"));
@@ -666,7 +666,7 @@ fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
-    let (files, _) = bed.told();
+    let (files, _) = bed.recorded();
     let other = Other::of(&bed, &files);
     let (status, task) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
     assert_eq!(status, 202, "{task}");

@@ -184,7 +184,7 @@ fn a_clock_that_jumps_destroys_nothing_and_makes_no_storm() {
 }
 
 #[test]
-fn a_daemon_that_has_just_been_started_waits_half_a_period_after_the_last_snapshot() {
+fn a_restarted_daemon_waits_half_a_period_after_the_last_snapshot() {
     let mut bed = Bed::new();
     let set_minutes = |bed: &Bed, minutes: i64| {
         let up = u64::try_from(minutes).unwrap() * 60;
@@ -201,7 +201,7 @@ fn a_daemon_that_has_just_been_started_waits_half_a_period_after_the_last_snapsh
 }
 
 #[test]
-fn a_snapshot_that_is_used_stays_as_long_as_that() {
+fn a_snapshot_in_use_stays_until_it_is_released() {
     let mut bed = Bed::new();
     for hour in 0..3 {
         bed.set_clock(hour, u64::from(hour > 0));

@@ -55,7 +55,7 @@ fn sr_of(bed: &Bed, vdi: &str) -> String {
 }
 
 #[test]
-fn a_vm_with_a_schedule_gets_a_snapshot_of_all_disks_each_hour_and_keeps_its_number() {
+fn a_scheduled_vm_gets_hourly_snapshots_and_keeps_their_number() {
     let (mut bed, vm, second) = bed("");
     let by_hand = bed.daemon.done(bed.daemon.post(&format!("{vm}/snapshot"), json!({ "name": "mine" })));
     let of_one = bed.daemon.done(bed.daemon.post(&format!("/vdis/{second}/snapshot"), json!({ "name": "mine" })));
@@ -169,7 +169,7 @@ fn a_vm_waits_for_its_repositories_and_shows_that() {
 }
 
 #[test]
-fn what_uses_one_disk_of_a_snapshot_or_what_a_person_says_keeps_all_of_it() {
+fn a_snapshot_in_use_or_pinned_is_kept_whole() {
     let (mut bed, _, _) = bed("");
     for hour in 0..3 {
         bed.set_clock(hour, u64::from(hour > 0));
@@ -235,7 +235,7 @@ fn a_schedule_ends_with_its_vm_and_the_snapshots_of_its_disks_stay() {
 }
 
 #[test]
-fn a_vm_without_a_disk_to_write_may_have_a_schedule_and_shows_why_nothing_is_taken() {
+fn a_scheduled_vm_without_writable_disk_shows_why_none_is_taken() {
     let mut bed = Bed::new();
     let vm = machine(&bed.daemon, &[]);
     bed.of = (vm.clone(), "vm-schedule");

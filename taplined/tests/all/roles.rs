@@ -122,7 +122,7 @@ fn an_operator_gives_no_tag_that_the_object_does_not_have() {
 }
 
 #[test]
-fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing() {
+fn an_operator_may_use_objects_with_its_tag_only() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let sr = daemon.repository("disks");
@@ -163,7 +163,7 @@ fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing()
 }
 
 #[test]
-fn tasks_and_events_say_who_has_asked_also_after_a_restart() {
+fn tasks_and_events_have_a_requester_even_after_a_restart() {
     let authority = Authority::new();
     let mut daemon = authority.start("");
     let sr = daemon.repository("disks");

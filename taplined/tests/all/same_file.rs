@@ -158,7 +158,7 @@ fn a_disk_whose_file_became_a_link_is_held() {
 }
 
 #[test]
-fn a_link_found_by_nobody_is_refused_by_the_lock_with_both_names() {
+fn an_undetected_link_is_refused_by_the_lock_with_both_names() {
     let bed = bed(&["a.raw", "b.raw"]);
     let (a, b) = (bed.uuid("a.raw"), bed.uuid("b.raw"));
     bed.link("a.raw", "b.raw");

@@ -82,7 +82,7 @@ fn a_weight_holds_in_every_process_and_all_have_one_page() {
 
 /// The next process is notified again, whether or not the previous one was.
 #[test]
-fn a_weight_that_was_recorded_when_the_daemon_died_is_told_by_the_next_one() {
+fn the_next_daemon_sends_a_weight_recorded_before_a_crash() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -116,7 +116,7 @@ fn weights_and_depths_out_of_range_are_refused() {
 }
 
 #[test]
-fn the_catalogue_is_told_of_weights_that_the_control_socket_would_set() {
+fn weights_set_through_the_control_socket_are_refused() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -142,7 +142,7 @@ fn disks_of_a_daemon_without_shares_have_none() {
 }
 
 #[test]
-fn a_daemon_without_shares_takes_the_pages_of_the_one_before_back_and_the_next_one_makes_new_ones() {
+fn a_daemon_without_shares_withdraws_its_predecessors_pages() {
     let (mut daemon, vdis) = with_disks("", &["a", "b"]);
     let (a, b) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
     plug(&daemon, &a);

@@ -187,7 +187,7 @@ fn layers(daemon: &Taplined, vbd: &str) -> (Value, Value) {
 }
 
 #[test]
-fn the_layers_around_a_disk_are_known_or_say_why_not_and_are_told_only_where_they_are_asked_for() {
+fn layers_around_a_disk_are_shown_on_request_or_with_a_reason() {
     let (daemon, vdis) = with_disks("", &["disk", "other"]);
     let (vbd, other) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
     plug(&daemon, &vbd);

@@ -88,7 +88,7 @@ impl Bed {
 
     /// Checks that the guest resumes from its memory instead of booting, and that the file is removed.
     #[track_caller]
-    fn goes_on(&self, from: Count) {
+    fn resumes(&self, from: Count) {
         let running = start(&self.daemon, &self.vm);
         assert_eq!((&running["power"], running.get("suspended")), (&json!("running"), None), "{running}");
         assert_eq!(self.counts_on(from).start, from.start, "it was booted instead");
@@ -127,13 +127,13 @@ fn a_repository_with_a_disk_of_a_suspended_vm_is_not_detached_and_says_why() {
 }
 
 #[test]
-fn a_suspended_guest_goes_on_where_it_was() {
+fn a_suspended_guest_resumes_where_it_was() {
     let Some(bed) = Bed::new() else { return };
     let first = bed.started();
     bed.suspended();
     let then = bed.is_suspended();
     assert_eq!(then.start, first.start);
-    bed.goes_on(then);
+    bed.resumes(then);
     // Again, by the other verb.
     bed.suspended();
     let then = bed.is_suspended();
@@ -179,7 +179,7 @@ fn a_suspended_vm_and_its_disks_cannot_be_changed() {
     assert_eq!(daemon.get("/vms?power=suspended").1.as_array().unwrap().len(), 1);
     // Properties other than the hardware may change.
     assert_eq!(daemon.patch(vm, json!({ "description": "asleep" })).0, 200);
-    bed.goes_on(then);
+    bed.resumes(then);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_paused_guest_is_paused_again_when_it_is_resumed() {
 }
 
 #[test]
-fn memory_can_be_given_up_alone_or_with_its_vm() {
+fn memory_can_be_discarded_alone_or_with_its_vm() {
     let Some(bed) = Bed::new() else { return };
     let Bed { daemon, vm, .. } = &bed;
     let memory = format!("{vm}/memory");
@@ -260,12 +260,12 @@ fn memory_whose_file_or_disk_has_changed_is_not_resumed() {
     drop(disk);
     bed.daemon.restart();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    bed.goes_on(then);
+    bed.resumes(then);
 }
 
 /// An interrupted start has had the disk open; then an earlier state of the disk is restored.
 #[test]
-fn a_disk_that_is_put_back_while_a_start_is_interrupted_is_noticed() {
+fn a_disk_restored_during_an_interrupted_start_is_detected() {
     let Some(mut bed) = Bed::new() else { return };
     bed.started();
     let old = std::fs::read(&bed.file).unwrap();
@@ -325,7 +325,7 @@ fn a_suspend_that_is_cancelled_leaves_the_guest_running() {
         assert_eq!(bed.counts_on(bed.count()).start, first.start);
         bed.suspended();
     }
-    bed.goes_on(bed.is_suspended());
+    bed.resumes(bed.is_suspended());
 }
 
 /// The daemon is killed before and after each step of the job.
@@ -350,7 +350,7 @@ fn a_suspend_is_completed_or_undone_after_any_kill() {
             assert_eq!(bed.counts_on(bed.count()).start, first.start, "{point}");
         } else {
             let then = bed.is_suspended();
-            bed.goes_on(then);
+            bed.resumes(then);
             assert_eq!(bed.count().start, first.start, "{point}");
         }
     }
@@ -377,7 +377,7 @@ fn a_resume_is_completed_or_undone_after_any_kill() {
         } else {
             wait_until("it is suspended", || power(&bed.daemon, &bed.vm) == "suspended");
             assert_eq!(bed.is_suspended(), then, "{at}");
-            bed.goes_on(then);
+            bed.resumes(then);
         }
     }
 }

@@ -83,7 +83,7 @@ fn invalid_labels_are_refused_by_field_and_change_nothing() {
 }
 
 #[test]
-fn a_list_has_those_with_all_the_tags_that_are_asked_for() {
+fn a_list_is_filtered_by_all_requested_tags() {
     let (daemon, paths) = all_kinds();
     for noun in ["srs", "vdis", "vms", "vbds"] {
         let count = |query: &str| daemon.get(&format!("/{noun}{query}")).1.as_array().unwrap().len();

@@ -39,7 +39,7 @@ fn written() -> (Taplined, String, Writer) {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     let writer = Writer::begin(Client::connect(&socket(&daemon, &vbd)));
-    writer.goes_on();
+    writer.makes_progress();
     (daemon, vbd, writer)
 }
 
@@ -57,7 +57,7 @@ fn a_client_keeps_its_connection_across_upgrades() {
         // No process has died.
         assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
         assert_eq!(now["socket"], before["socket"]);
-        writer.goes_on();
+        writer.makes_progress();
         nothing_leaked(&daemon);
     }
     let mut old = writer.end();
@@ -111,11 +111,11 @@ fn a_daemon_killed_during_an_upgrade_leaves_one_known_process() {
         let running = processes(&daemon);
         assert_eq!(json!(running), json!([now["pid"]]), "{point}");
         nothing_leaked(&daemon);
-        writer.goes_on();
+        writer.makes_progress();
         // The daemon that has reattached the disk can upgrade it again.
         upgrade(&daemon, &vbd);
         nothing_leaked(&daemon);
-        writer.goes_on();
+        writer.makes_progress();
     }
     drop(writer.end());
     unplug(&daemon, &vbd);
@@ -139,7 +139,7 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     let writer = Writer::begin(Client::connect(&socket(&daemon, &vbd)));
-    writer.goes_on();
+    writer.makes_progress();
     (daemon, vbd, writer, program)
 }
 
@@ -167,7 +167,7 @@ fn a_failing_new_program_leaves_the_old_process_running() {
         assert!(message.contains("its old process continues") && message.contains(what), "{problem}");
         assert_eq!((pid(&daemon, &vbd), state(&daemon, &vbd)), (before.clone(), "plugged".into()));
         nothing_leaked(&daemon);
-        writer.goes_on();
+        writer.makes_progress();
     };
     install(&program, "exit 3");
     fails("exit status: 3");
@@ -274,7 +274,7 @@ fn one_failed_upgrade_of_several_does_not_stop_the_others() {
     nothing_leaked(&daemon);
     for ((vbd, before), client) in vbds.iter().zip(&before).zip(clients) {
         assert_ne!(pid(&daemon, vbd), *before);
-        client.goes_on();
+        client.makes_progress();
         drop(client.end());
         unplug(&daemon, vbd);
     }

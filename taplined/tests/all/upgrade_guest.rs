@@ -43,7 +43,7 @@ impl Guest {
 
     /// Waits until all requests in flight, and more, have been answered.
     #[track_caller]
-    fn goes_on(&self) {
+    fn makes_progress(&self) {
         let before = self.answered.load(Ordering::SeqCst);
         let more = || self.answered.load(Ordering::SeqCst) > before + u64::from(2 * guest::DEPTH);
         wait_until("the guest goes on", || more() || self.thread.is_finished());
@@ -101,11 +101,11 @@ fn a_guest_keeps_its_connection_across_upgrades() {
         let (daemon, vbd, driver) = served(recorded);
         let guest = Guest::begin(driver);
         for _ in 0..5 {
-            guest.goes_on();
+            guest.makes_progress();
             upgrade(&daemon, &vbd);
             nothing_leaked(&daemon);
         }
-        guest.goes_on();
+        guest.makes_progress();
         all_is_well(&daemon, &vbd, guest.pause());
         assert!(!daemon.log().contains("its process ended"), "{}", daemon.log());
     }
@@ -118,18 +118,18 @@ fn a_guest_survives_a_daemon_killed_during_an_upgrade() {
     let guest = Guest::begin(driver);
     for point in POINTS {
         daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-upgrade:{point}"))]);
-        guest.goes_on();
+        guest.makes_progress();
         daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
-        guest.goes_on();
+        guest.makes_progress();
         daemon.restart();
         let now = daemon.get(&vbd).1;
         assert_eq!((&now["state"], &now["restarts"]), (&json!("plugged"), &json!(0)), "{point}: {now}");
         assert_eq!(json!(processes(&daemon)), json!([now["pid"]]), "{point}");
-        guest.goes_on();
+        guest.makes_progress();
         upgrade(&daemon, &vbd);
         nothing_leaked(&daemon);
     }
-    guest.goes_on();
+    guest.makes_progress();
     all_is_well(&daemon, &vbd, guest.pause());
 }
 
@@ -143,11 +143,11 @@ fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
         let mut restarts = 0;
         for round in 0..6 {
             let guest = Guest::begin(driver);
-            guest.goes_on();
+            guest.makes_progress();
             let before = daemon.get(&vbd).1["pid"].clone();
             if round % 2 == 0 {
                 upgrade(&daemon, &vbd);
-                guest.goes_on();
+                guest.makes_progress();
             }
             let before = if round % 2 == 0 { daemon.get(&vbd).1["pid"].clone() } else { before };
             // In some rounds another process is being started as well.
@@ -172,7 +172,7 @@ fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
         }
         assert!(restarts >= 3, "{restarts}: {}", daemon.log());
         let guest = Guest::begin(driver);
-        guest.goes_on();
+        guest.makes_progress();
         all_is_well(&daemon, &vbd, guest.pause());
     }
 }

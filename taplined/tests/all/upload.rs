@@ -92,7 +92,7 @@ fn an_upload_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_is_no_upload_is_refused() {
+fn an_invalid_upload_is_refused() {
     let daemon = start();
     let sr = daemon.repository("vms");
     for (size, code) in [(json!(0), "invalid"), (json!(u64::MAX >> 1), "no-space"), (json!(-1), "invalid")] {

@@ -251,7 +251,7 @@ fn a_dry_run_does_not_affect_running_tasks() {
 }
 
 /// Follows events during `work`, up to the end of a task of this verb; returns the progress values.
-fn told_of(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
+fn progress_during(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
     let mut stream = UnixStream::connect(bed.daemon.socket()).unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
@@ -282,11 +282,11 @@ fn long_running_tasks_report_progress() {
         assert!(parts.is_sorted(), "{parts:?}");
         parts.into_iter().filter(|part| *part > 0.0 && *part < 1.0).count()
     };
-    let parts = told_of(&bed, "vdi-copy", || drop(bed.made(&vdi, "copy", json!({ "sr": bed.sr }))));
+    let parts = progress_during(&bed, "vdi-copy", || drop(bed.made(&vdi, "copy", json!({ "sr": bed.sr }))));
     assert!(on_the_way(parts) > 3);
     let snapshot = bed.made(&vdi, "snapshot", json!({}));
     (0..16).for_each(|at| bed.write(&vdi, at, 8));
-    let parts = told_of(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
+    let parts = progress_during(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
     assert!(on_the_way(parts) > 1);
 }
 

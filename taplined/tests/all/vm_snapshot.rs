@@ -89,7 +89,7 @@ fn in_two_repositories() -> Option<(Taplined, String, PathBuf)> {
 }
 
 #[test]
-fn all_disks_of_a_running_vm_have_a_snapshot_and_its_guest_goes_on() {
+fn all_disks_of_a_running_vm_have_a_snapshot_and_its_guest_continues() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b", "iso"]) else { return };
     assert_eq!(daemon.patch(&format!("/vdis/{}", vdis[2]), json!({ "read_only": true })).0, 200);
     let vm = machine(&daemon, &vdis);
@@ -191,7 +191,7 @@ fn a_kill_of_the_daemon_leaves_all_or_no_snapshots_and_a_guest_that_runs() {
 }
 
 #[test]
-fn when_one_disk_fails_there_is_no_snapshot_and_the_guest_goes_on() {
+fn when_one_disk_fails_there_is_no_snapshot_and_the_guest_continues() {
     let Some((mut daemon, vm, second)) = in_two_repositories() else { return };
     start(&daemon, &vm);
     // The second disk cannot be kept: no new image can be created in its repository.

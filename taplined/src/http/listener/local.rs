@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 
 use super::super::Refusal;
-use super::super::asker::{Asker, is_own};
+use super::super::caller::{Caller, is_own};
 use super::{REST, converse, room};
 use crate::account;
 use crate::config::Config;
@@ -66,7 +66,7 @@ impl Local {
             let permit = self.connections.clone().acquire_owned().await;
             match (permit, self.socket.accept().await) {
                 (Ok(permit), Ok((stream, _))) => match self.who(&stream) {
-                    Ok(Asker::Local { uid }) if !is_own(uid) => self.admit(stream, uid, router.clone(), ended.clone()),
+                    Ok(Caller::Local { uid }) if !is_own(uid) => self.admit(stream, uid, router.clone(), ended.clone()),
                     who => serve(stream, who, permit, router.clone(), ended.clone()),
                 },
                 (_, Err(error)) => {
@@ -101,16 +101,16 @@ impl Local {
             };
             let permits = (permit, connections.acquire_owned().await);
             drop(waits);
-            serve(stream, Ok(Asker::Local { uid }), permits, router, end);
+            serve(stream, Ok(Caller::Local { uid }), permits, router, end);
         });
     }
 
     /// The peer, if it may use the API: root, the daemon's own user, and members of the socket's group.
-    fn who(&self, stream: &UnixStream) -> Result<Asker, Problem> {
+    fn who(&self, stream: &UnixStream) -> Result<Caller, Problem> {
         let peer = stream.peer_cred().map_err(|error| Problem::failed("get the peer's credentials", error))?;
         let uid = peer.uid();
         if is_own(uid) || self.group {
-            return Ok(Asker::Local { uid });
+            return Ok(Caller::Local { uid });
         }
         let what = format!("user {uid} may not use this API");
         Err(Problem::new(Code::Forbidden, what).advise("do it as root, or set api.group in the daemon's configuration"))
@@ -120,7 +120,7 @@ impl Local {
 /// Serves a connection in a task of its own.
 fn serve(
     stream: UnixStream,
-    who: Result<Asker, Problem>,
+    who: Result<Caller, Problem>,
     permits: impl Send + 'static,
     router: Router,
     end: watch::Receiver<()>,
@@ -131,8 +131,8 @@ fn serve(
             async move {
                 let mut request = Request::from(request.map(Body::new));
                 match who {
-                    Ok(asker) => {
-                        request.extensions_mut().insert(asker);
+                    Ok(caller) => {
+                        request.extensions_mut().insert(caller);
                         router.oneshot(request).await
                     }
                     Err(problem) => Ok(Refusal(problem).into_response()),

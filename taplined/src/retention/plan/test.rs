@@ -162,7 +162,7 @@ fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retentio
 }
 
 #[test]
-fn a_clock_that_jumps_forwards_destroys_no_more_than_one_snapshot_of_each_kind_for_each_that_is_taken() {
+fn a_forward_jump_destroys_at_most_one_snapshot_of_each_kind_per_new_one() {
     for seed in 0..300 {
         jumps(seed, 0, 400, |why, schedule, _, _, gone| assert!(gone <= periods(schedule).count(), "{why}: {gone}"));
     }

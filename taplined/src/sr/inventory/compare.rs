@@ -22,7 +22,7 @@ pub enum Verdict {
     /// The catalogue is older, or does not contain the repository: it is updated from the file.
     TakeIn(Box<Log>, Contents),
     /// The file is unusable, and the catalogue has all of its contents: it is renamed and rewritten.
-    Anew,
+    Rewrite,
 }
 
 /// Decides the action. `elsewhere`: another host has used the repository since; `fixed`: it is read-only.
@@ -43,7 +43,7 @@ pub fn compare(
             Relation::Ahead => (log, contents),
             Relation::Diverged => match believe {
                 Some(SrBelieve::Repository) => (log, contents),
-                Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Anew),
+                Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Rewrite),
                 _ => return Err(diverged(sr, &log, &contents, recorded)),
             },
         },
@@ -52,7 +52,7 @@ pub fn compare(
             let known = damage.is_known(recorded.generation, &recorded.heads());
             if known || believe == Some(SrBelieve::Catalogue) {
                 tracing::error!(sr = %sr.uuid, name = %sr.name, "rewriting its inventory: {}", damage.why);
-                return Ok(Verdict::Anew);
+                return Ok(Verdict::Rewrite);
             }
             let advice = damage.why.advice.clone().unwrap_or_default();
             let advice = format!("{advice}; or rewrite it from this host's catalogue: {}", attach("catalogue"));
@@ -81,8 +81,8 @@ fn place(log: &Log, recorded: &Recorded) -> Relation {
     }
 }
 
-fn attach(believed: &str) -> String {
-    format!("'tapline sr attach --believe {believed}'")
+fn attach(side: &str) -> String {
+    format!("'tapline sr attach --believe {side}'")
 }
 
 /// The problem of two states without common history: a backup of the repository or of the state directory was

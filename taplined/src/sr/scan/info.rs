@@ -49,12 +49,12 @@ pub async fn of_all(
 ) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
     let count = files.len();
     let (mut found, mut odd) = (Vec::new(), Vec::new());
-    let mut asked = stream::iter(files)
+    let mut reading = stream::iter(files)
         .map(|file| async move { (file.clone(), of(daemon, sr, directory, file).await) })
         .buffer_unordered(AT_ONE_TIME);
     for done in 1..=count {
         context.map_or(Ok(()), Context::check)?;
-        match asked.next().await {
+        match reading.next().await {
             Some((_, Ok(one))) => found.push(one),
             Some((file, Err(problem))) if file.known.is_some() => {
                 tracing::warn!(sr = %sr.uuid, file = file.file, "a known image cannot be examined: {problem}");

@@ -92,7 +92,7 @@ async fn a_full_repository_is_full_after_a_restart() {
     let at = tempfile::tempdir().unwrap();
     let room = room(at.path()).await;
     room.srs.reported_full(room.sr).await.unwrap();
-    room.srs.let_go(room.sr).await.unwrap();
+    room.srs.close_directory(room.sr).await.unwrap();
     let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here(), Vec::new(), WHEN_ATTACHED);
     next.attach(room.sr).await.unwrap();
     assert!(next.is_full(room.sr));

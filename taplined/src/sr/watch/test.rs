@@ -125,8 +125,8 @@ async fn waiting_guests_are_checked_as_long_as_there_are_any() {
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, 1 << 30).unwrap();
     room.daemon.srs.reported_full(room.sr).await.unwrap();
     std::fs::remove_file(&ballast).unwrap();
-    let told = tokio::time::timeout(Duration::from_secs(60), relieved.recv());
-    assert_eq!(told.await.unwrap().unwrap(), room.sr);
+    let notified = tokio::time::timeout(Duration::from_secs(60), relieved.recv());
+    assert_eq!(notified.await.unwrap().unwrap(), room.sr);
     room.until(async |room| !room.space().await.full).await;
 }
 

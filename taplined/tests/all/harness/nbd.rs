@@ -77,7 +77,7 @@ impl Writer {
     }
 
     /// Waits until it has made progress, so it is served.
-    pub fn goes_on(&self) {
+    pub fn makes_progress(&self) {
         let before = self.done.load(Ordering::SeqCst);
         wait_until("the client goes on", || self.done.load(Ordering::SeqCst) > before + 2 || self.thread.is_finished());
         assert!(!self.thread.is_finished(), "the client has failed");

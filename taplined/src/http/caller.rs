@@ -10,7 +10,7 @@ use crate::token::Grant;
 
 /// The caller, an extension of each request.
 #[derive(Clone, Debug)]
-pub enum Asker {
+pub enum Caller {
     /// A process on this host.
     Local {
         /// The user it runs as.
@@ -28,7 +28,7 @@ pub fn is_own(uid: u32) -> bool {
 /// The local users; others are known by uid only.
 const USERS: &str = "/etc/passwd";
 
-impl Asker {
+impl Caller {
     /// Serves an upgraded connection until it ends or the caller's token becomes invalid.
     pub async fn serve<F>(self, connection: OnUpgrade, serve: impl FnOnce(TokioIo<Upgraded>) -> F) -> io::Result<()>
     where
@@ -44,16 +44,16 @@ impl Asker {
     /// Waits until the caller's token is revoked or expires. Never returns for a user of this host.
     async fn ended(self) {
         match self {
-            Asker::Token(grant) => grant.ended().await,
-            Asker::Local { .. } => std::future::pending().await,
+            Caller::Token(grant) => grant.ended().await,
+            Caller::Local { .. } => std::future::pending().await,
         }
     }
 
     /// The caller, as recorded with its request.
     pub async fn requester(&self) -> Requester {
         match self {
-            Asker::Token(grant) => Requester::Token { name: grant.name.clone() },
-            Asker::Local { uid } => {
+            Caller::Token(grant) => Requester::Token { name: grant.name.clone() },
+            Caller::Local { uid } => {
                 let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();
                 Requester::User { uid: *uid, name: name_in(&users, *uid) }
             }

@@ -12,19 +12,19 @@ use crate::daemon::Daemon;
 use crate::disk::control::Refused;
 
 /// How long a process to be adopted may take to report its settings.
-pub const TO_SAY: Duration = Duration::from_secs(10);
+pub const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of retries in the background, and the pause before the first one, which then doubles.
 const TRIES: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Sends the settings by `send`; if that fails, retries in the background, unless the program does not support them.
-pub async fn now_or_later<F, Told>(daemon: &Daemon, vbd: Uuid, tell: F) -> Result<(), Problem>
+pub async fn send_or_retry<F, Sending>(daemon: &Daemon, vbd: Uuid, send: F) -> Result<(), Problem>
 where
-    F: Fn(Daemon, Uuid) -> Told + Send + 'static,
-    Told: Future<Output = Result<(), Problem>> + Send,
+    F: Fn(Daemon, Uuid) -> Sending + Send + 'static,
+    Sending: Future<Output = Result<(), Problem>> + Send,
 {
-    let told = tell(daemon.clone(), vbd).await;
-    if told.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {
+    let sent = send(daemon.clone(), vbd).await;
+    if sent.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {
         let daemon = daemon.clone();
         tokio::spawn(async move {
             for attempt in 0..TRIES {
@@ -34,29 +34,29 @@ where
                     // The process gets them when it starts.
                     return;
                 }
-                match tell(daemon.clone(), vbd).await {
+                match send(daemon.clone(), vbd).await {
                     Ok(()) => return,
                     Err(problem) => tracing::warn!(%vbd, "{problem}"),
                 }
             }
         });
     }
-    told
+    sent
 }
 
 /// Sends, by `send`, the settings read by `now`, until those are the recorded ones: a concurrent request may have
 /// recorded others, and sent them earlier.
-pub async fn until_current<T, Read, Said>(now: impl Fn() -> Read, say: impl Fn(T) -> Said) -> Result<(), Problem>
+pub async fn send_until_current<T, Read, Sent>(now: impl Fn() -> Read, send: impl Fn(T) -> Sent) -> Result<(), Problem>
 where
     T: PartialEq + Clone,
     Read: Future<Output = Result<T, Problem>>,
-    Said: Future<Output = Result<(), Problem>>,
+    Sent: Future<Output = Result<(), Problem>>,
 {
     let mut next = now().await?;
     loop {
-        say(next.clone()).await?;
-        let told = std::mem::replace(&mut next, now().await?);
-        if told == next {
+        send(next.clone()).await?;
+        let sent = std::mem::replace(&mut next, now().await?);
+        if sent == next {
             return Ok(());
         }
     }
@@ -64,19 +64,19 @@ where
 
 /// Sends settings in the background, when no request waits for the result. A program that does not support them needs
 /// none.
-pub fn in_background<Told>(vbd: Uuid, tell: Told)
+pub fn send_in_background<Sending>(vbd: Uuid, send: Sending)
 where
-    Told: Future<Output = Result<(), Problem>> + Send + 'static,
+    Sending: Future<Output = Result<(), Problem>> + Send + 'static,
 {
     tokio::spawn(async move {
-        if let Err(problem) = tell.await {
+        if let Err(problem) = send.await {
             tracing::debug!(%vbd, "{problem}");
         }
     });
 }
 
 /// The problem that settings are recorded but not applied; `otherwise` says what else applies them.
-pub fn not_in_force(refused: Refused, recorded: &str, otherwise: &str) -> Problem {
+pub fn not_applied(refused: Refused, recorded: &str, otherwise: &str) -> Problem {
     let why = Problem::from(refused);
     let what = format!("{recorded} saved, but not applied yet: {}", why.detail);
     let advice = why.advice.unwrap_or_else(|| format!("the daemon retries automatically; {otherwise}"));

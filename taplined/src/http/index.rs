@@ -54,7 +54,7 @@ pub fn root() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(index))
 }
 
-/// What there is.
+/// The index of the API.
 #[derive(Debug, Serialize, ToSchema)]
 #[cfg_attr(test, derive(serde::Deserialize, PartialEq))]
 pub struct Index {
@@ -66,7 +66,7 @@ pub struct Index {
     pub links: BTreeMap<String, String>,
 }
 
-/// Gets an index: the version of the daemon, and what there is.
+/// Gets an index: the version of the daemon, and the paths of collections and documents.
 #[utoipa::path(get, path = "/v1", tag = "api", responses((status = 200, body = Index)))]
 async fn index() -> Json<Index> {
     let links = LINKS.iter().map(|path| (path.replace(".json", ""), format!("{ROOT}/{path}")));

@@ -39,7 +39,7 @@ struct StatisticsFilter {
     #[serde(default)]
     #[param(inline)]
     latencies: bool,
-    /// With the layers above and beneath: the guests are asked, and wake up for it.
+    /// With the layers above and beneath: guests are queried, which wakes them up.
     #[serde(default)]
     #[param(inline)]
     layers: bool,

@@ -183,9 +183,9 @@ async fn vbd_upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::upgrade(&daemon, uuid).await?)
 }
 
-/// Limits the disk of a VBD to so many requests and bytes per second. The body has all of its limits: what it omits is
-/// not limited any more, and an empty object removes all limits. A plugged disk is limited at once: requests that have
-/// waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged and plugged again.
+/// Limits the requests and bytes per second of the disk of a VBD. The body has all of its limits: an omitted one is
+/// removed, and an empty object removes all. A plugged disk is limited at once: requests that wait for a limit that is
+/// removed or raised continue. The limits stay when the VBD is unplugged and plugged again.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/limit", tag = "vbd", params(Id), request_body = DiskLimits,
     responses((status = 200, body = Vbd))
@@ -199,9 +199,9 @@ async fn vbd_limit(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
     Ok(Json(limited))
 }
 
-/// Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks get a
-/// part of the storage in proportion to their weights while more is asked of it than it can do. With
-/// `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
+/// Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. While the
+/// storage is saturated, disks share it in proportion to their weights. With `plug.shares = false` the weight is
+/// recorded, and the problem tells that it is not in force.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/share", tag = "vbd", params(Id), request_body = DiskShare,
     responses((status = 200, body = Vbd))

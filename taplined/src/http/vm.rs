@@ -185,8 +185,8 @@ async fn vm_resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 }
 
 /// Saves the memory of a running or paused guest to a file, ends its machine and unplugs its VBDs. A start or resume
-/// goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is cancelled before
-/// the memory is saved, the guest goes on.
+/// continues from there; until then the VM's hardware and disks cannot be changed. If this fails or is cancelled before
+/// the memory is saved, the guest continues.
 #[utoipa::path(post, path = "/vms/{uuid}/suspend", tag = "vm", params(Id), responses((status = 202, body = Task)))]
 async fn vm_suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::suspend(&daemon, uuid).await?)

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
-/// For whom.
+/// The program that reads the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reader {

@@ -82,7 +82,7 @@ impl Tokens {
         let uuid = chosen.unwrap_or_else(Uuid::new_v4);
         let token = Token { uuid, name, role, tag, read_only: role == Role::Reader, created, expires };
         let (tokens, kept, hash) = (self.clone(), token.clone(), hash(&secret));
-        self.to_its_end(async move {
+        self.to_completion(async move {
             let keep = kept.clone();
             let written = tokens.catalogue.write(move |tx| {
                 chosen.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
@@ -100,7 +100,7 @@ impl Tokens {
     /// Revokes a token, and closes the connections that use it.
     pub async fn revoke(&self, uuid: Uuid) -> Result<(), Problem> {
         let tokens = self.clone();
-        self.to_its_end(async move {
+        self.to_completion(async move {
             tokens.catalogue.write(move |tx| tx.remove_token(uuid)).await?;
             tokens.known().retain(|_, known| known.token.uuid != uuid);
             tracing::info!(%uuid, "token revoked");
@@ -110,7 +110,7 @@ impl Tokens {
     }
 
     /// Completes a change even if the caller disconnects, so that stored and cached tokens do not diverge.
-    async fn to_its_end(
+    async fn to_completion(
         &self,
         change: impl Future<Output = Result<(), Problem>> + Send + 'static,
     ) -> Result<(), Problem> {

@@ -31,7 +31,7 @@ impl Care {
         if let Ok(mut copied) = self.copied.try_lock() {
             *copied = daemon.catalogue.commits();
         }
-        tokio::spawn(look_after(daemon.clone()));
+        tokio::spawn(maintain(daemon.clone()));
     }
 
     /// The existing backups, newest first.
@@ -63,18 +63,18 @@ impl Care {
     /// Makes a backup if something has changed since the last one, before the daemon exits.
     pub async fn back_up_at_end(&self, daemon: &Daemon) {
         if *self.copied.lock().await != daemon.catalogue.commits() {
-            try_to(daemon, "when the daemon stopped").await;
+            try_backup(daemon, "when the daemon stopped").await;
         }
     }
 }
 
-async fn try_to(daemon: &Daemon, when: &str) {
+async fn try_backup(daemon: &Daemon, when: &str) {
     if let Err(problem) = daemon.care.back_up(daemon, BackupReason::Daily).await {
         tracing::error!("the catalogue could not be backed up {when}: {problem}");
     }
 }
 
-async fn look_after(daemon: Daemon) {
+async fn maintain(daemon: Daemon) {
     let every = Duration::from_secs(daemon.config.catalogue.backup_interval.into());
     let soon = SOON.min(every);
     tokio::time::sleep(soon).await;
@@ -91,7 +91,7 @@ async fn look_after(daemon: Daemon) {
             if daemon.catalogue.examine().await.is_ok() {
                 examined = Some(commits);
                 if is_due(&daemon, every).await {
-                    try_to(&daemon, "today").await;
+                    try_backup(&daemon, "today").await;
                 }
             }
         }

@@ -129,7 +129,7 @@ async fn vdi_destroy(
     QueryParams(options): QueryParams<DestroyOptions>,
 ) -> Answer {
     if options.dry_run {
-        return Ok(Json(begin::would_destroy(&daemon, uuid).await?).into_response());
+        return Ok(Json(begin::destroy_plan(&daemon, uuid).await?).into_response());
     }
     begun(begin::destroy(&daemon, uuid).await?).map(IntoResponse::into_response)
 }

@@ -50,7 +50,7 @@ pub async fn plug(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     match started.await {
         Ok(task) => Ok(task),
         Err(problem) => {
-            give_back_later(daemon, vbd, problem.clone());
+            record_failed_plug_later(daemon, vbd, problem.clone());
             Err(problem)
         }
     }
@@ -126,7 +126,7 @@ pub async fn finish(daemon: &Daemon, begun: Begun, context: &Context, alone: boo
             match clear(daemon, vbd, process).await {
                 Ok(()) => {
                     forget(daemon, vbd).await;
-                    give_back(daemon, vbd, problem).await;
+                    record_failed_plug(daemon, vbd, problem).await;
                 }
                 Err(also) => tracing::error!(%vbd, "cleanup after a failed plug is left for the unplug: {also}"),
             }
@@ -144,7 +144,7 @@ async fn of_file(daemon: &Daemon, vdi: Uuid, problem: Problem) -> Problem {
 }
 
 /// Records that a plug was not started; the caller does not wait until the catalogue accepts that.
-fn give_back_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
+fn record_failed_plug_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
     // No other operation can have started: the VBD is `plugging` in the catalogue.
     let Ok(operation) = daemon.plugs.operations.begin(vbd, Kind::Plug) else { return };
     let daemon = daemon.clone();
@@ -161,7 +161,7 @@ fn give_back_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
 }
 
 /// Records that a plug failed or was cancelled.
-pub async fn give_back(daemon: &Daemon, vbd: Uuid, why: &Problem) {
+pub async fn record_failed_plug(daemon: &Daemon, vbd: Uuid, why: &Problem) {
     let why = (why.code != Code::Cancelled).then(|| why.clone());
     let recorded = catalogue::record(&daemon.catalogue, move |tx| tx.end_unplug(vbd, why.as_ref())).await;
     if let Err(problem) = recorded {

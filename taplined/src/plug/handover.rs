@@ -112,8 +112,7 @@ mod test {
     #[test]
     fn a_failed_upgrade_reports_the_new_processs_own_error() {
         let of = |code, ended, said| {
-            let reported =
-                cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
+            let reported = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
             let (_, why) = reported.detail.split_once(" was not upgraded, its old process continues: ").unwrap();
             (why.to_owned(), reported.advice.unwrap())
         };

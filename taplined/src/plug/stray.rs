@@ -75,7 +75,7 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
 /// plugged in the catalogue and `unserved` are unplugged: in reality that happened before this one was plugged.
 pub async fn adopt_stray(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
     let pids: Vec<u32> = processes.iter().map(|process| process.identity().pid).collect();
-    match try_to(daemon, vbd, processes, unserved).await {
+    match try_adopt(daemon, vbd, processes, unserved).await {
         Ok(process) => {
             let pid = process.identity().pid;
             tracing::warn!(%vbd, pid, "adopting the disk process of a VBD that the catalogue did not have as plugged");
@@ -92,7 +92,7 @@ pub async fn adopt_stray(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>
     }
 }
 
-async fn try_to(
+async fn try_adopt(
     daemon: &Daemon,
     vbd: Uuid,
     processes: Vec<DiskProcess>,
@@ -115,7 +115,7 @@ async fn try_to(
         known.limits = limit::of_process(daemon, vbd).await;
         known.share_weight = share::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
     }
-    make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
+    unplug_conflicting(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
         if tx.find_vbd(vbd)?.is_some() != recorded {
             return Err(Problem::new(api::Code::State, "another task has adopted it meanwhile"));
@@ -134,7 +134,7 @@ async fn try_to(
 }
 
 /// Unplugs VBDs that cannot be plugged at the same time as a VBD whose disk is running.
-async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
+async fn unplug_conflicting(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
     let excludes =
         |other: &&Vbd| other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite);
     for other in unserved.iter().filter(excludes) {

@@ -49,7 +49,7 @@ impl Served {
 pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
-    let task = tokio::spawn(async move { look_after(&at_work, vbd, process, &mut stopped).await });
+    let task = tokio::spawn(async move { supervise(&at_work, vbd, process, &mut stopped).await });
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
@@ -76,7 +76,7 @@ pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-async fn look_after(
+async fn supervise(
     daemon: &Daemon,
     vbd: Uuid,
     mut process: Option<DiskProcess>,

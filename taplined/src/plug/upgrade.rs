@@ -189,8 +189,8 @@ impl Upgrade {
             }
             // No process can have taken over.
             (Ok(_), None) => (Some(old), Err(self.lost())),
-            (Err(NotDone::Refused(problem)), new) => self.give_up(old, new, problem).await,
-            (Err(NotDone::Unknown(problem)), new) => self.find_out(old, new, problem).await,
+            (Err(NotDone::Refused(problem)), new) => self.keep_old(old, new, problem).await,
+            (Err(NotDone::Unknown(problem)), new) => self.determine_outcome(old, new, problem).await,
         }
     }
 
@@ -260,7 +260,7 @@ impl Upgrade {
     }
 
     /// Handles a failed handover: the old process continues, and the new one is not needed.
-    async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
+    async fn keep_old(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         if why.code == Code::Cancelled {
             // It never received a request to exit.
             self.kill(new).await;
@@ -287,7 +287,7 @@ impl Upgrade {
     }
 
     /// Handles a handover with unknown result.
-    async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
+    async fn determine_outcome(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         tracing::warn!(vbd = %self.vbd, "finding out which process serves it: {why}");
         let known = new.as_ref().map(DiskProcess::identity);
         // The connection closes slightly before the process has exited.

@@ -47,8 +47,8 @@ pub trait Step: Copy + Ord + Send + Sync + 'static {
     }
 }
 
-/// Declares the steps of a kind of job, each with its name: `declare_steps!(MergeStep { Merge = "merge", Record =
-/// "record" })`.
+/// Declares the steps of a kind of job, each with its name:
+/// `declare_steps!(MergeStep { Merge = "merge", Record = "record" })`.
 macro_rules! declare_steps {
     ($(#[$about:meta])* $name:ident { $($step:ident = $word:literal),+ }) => {
         $(#[$about])*

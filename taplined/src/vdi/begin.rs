@@ -322,7 +322,7 @@ pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want)
 }
 
 /// What `vdi-destroy` would remove. Running operations are not affected.
-pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan, Problem> {
+pub async fn destroy_plan(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan, Problem> {
     daemon.catalogue.read(move |view| view.check_not_of_memory(uuid, "destroyed")).await?;
     let (vdi, sr, image) = look(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;

@@ -249,7 +249,7 @@ impl Merge {
     }
 
     /// Whether this is still a run: it was found in an earlier state of the catalogue.
-    fn is_so(&self, view: &repo::View<'_>) -> Result<bool, Problem> {
+    fn is_still_a_run(&self, view: &repo::View<'_>) -> Result<bool, Problem> {
         let mut child = self.above;
         for (depth, image) in self.sources.iter().chain([&self.target]).enumerate() {
             let shown_by = if depth == 0 { self.vdi } else { None };
@@ -270,7 +270,7 @@ impl Merge {
 
     /// Prepares the merge: no other operation changes or uses any of these files from now on.
     pub fn prepare(&self, task: Uuid, wanted: &Wanted, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
-        if !self.is_so(tx)? {
+        if !self.is_still_a_run(tx)? {
             let what = "the chain changed in the meantime";
             return Err(Problem::new(Code::Busy, what).advise("Tapline retries automatically"));
         }

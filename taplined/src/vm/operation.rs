@@ -21,7 +21,7 @@ struct Entries {
 
 /// A point in time at which no operation was in progress on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quiet(u64);
+pub struct IdlePoint(u64);
 
 /// An operation in progress; dropping it ends it.
 #[derive(Debug)]
@@ -55,12 +55,12 @@ impl Operations {
     }
 
     /// Waits until no operation is in progress on the VM, without beginning one.
-    pub async fn quiet(&self, vm: Uuid) -> Quiet {
+    pub async fn idle(&self, vm: Uuid) -> IdlePoint {
         loop {
             let other = {
                 let entries = self.entries();
                 match entries.running.get(&vm) {
-                    None => return Quiet(entries.begun),
+                    None => return IdlePoint(entries.begun),
                     Some(other) => other.clone(),
                 }
             };
@@ -69,7 +69,7 @@ impl Operations {
     }
 
     /// Whether no operation has begun on any VM since.
-    pub fn is_quiet(&self, since: Quiet) -> bool {
+    pub fn is_idle_since(&self, since: IdlePoint) -> bool {
         self.entries().begun == since.0
     }
 
@@ -114,9 +114,9 @@ mod test {
         let second = waiting.await.unwrap();
         assert_eq!(operations.begin(vm).unwrap_err().code, Code::Busy);
         drop(second);
-        let before = operations.quiet(vm).await;
-        assert!(operations.is_quiet(before));
+        let before = operations.idle(vm).await;
+        assert!(operations.is_idle_since(before));
         operations.begin(vm).unwrap();
-        assert!(!operations.is_quiet(before));
+        assert!(!operations.is_idle_since(before));
     }
 }

@@ -53,11 +53,11 @@ pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
 async fn settle(daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
     let vm = guest.vm;
     loop {
-        let before = daemon.vms.operations.quiet(vm).await;
+        let before = daemon.vms.operations.idle(vm).await;
         let Some(power) = guest.run(RunningVm::power).await? else { return Ok(()) };
         let operations = daemon.vms.operations.clone();
         let recorded = daemon.catalogue.write(move |tx| {
-            if !operations.is_quiet(before) {
+            if !operations.is_idle_since(before) {
                 return Ok(false);
             }
             let Some(known) = tx.find_vm(vm)? else { return Ok(true) };

@@ -88,14 +88,14 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     match started.await {
         Ok(task) => Ok(task),
         Err(problem) => {
-            give_up(daemon, vm);
+            record_failed_start(daemon, vm);
             Err(problem)
         }
     }
 }
 
 /// Records, after the request was answered, that a start was not even begun.
-fn give_up(daemon: &Daemon, vm: Uuid) {
+fn record_failed_start(daemon: &Daemon, vm: Uuid) {
     // No other operation can have started: the VM is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
     let daemon = daemon.clone();

@@ -95,7 +95,7 @@ pub async fn finish(
     };
     if let Err(problem) = ended.await {
         let kept = (problem.code != Code::Cancelled).then(|| problem.clone());
-        let power = if power == Power::Stopping { as_before(daemon, vm).await } else { power };
+        let power = if power == Power::Stopping { power_before(daemon, vm).await } else { power };
         catalogue::record(&daemon.catalogue, move |tx| tx.set_vm_power(vm, power, kept.as_ref())).await?;
         return Err(problem);
     }
@@ -106,7 +106,7 @@ pub async fn finish(
 }
 
 /// The state of a VM after an aborted shutdown that an earlier daemon had started.
-async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
+async fn power_before(daemon: &Daemon, vm: Uuid) -> Power {
     let paused = match daemon.vms.guest(vm) {
         Some(guest) => guest.run(RunningVm::is_paused).await.unwrap_or(false),
         None => false,

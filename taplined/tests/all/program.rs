@@ -41,7 +41,7 @@ fn why_it_cannot_be_plugged(daemon: &Taplined, vdi: &str) -> Value {
 }
 
 #[track_caller]
-fn tells(problem: &Value, message: &str, advice: &str) {
+fn reports(problem: &Value, message: &str, advice: &str) {
     let says = |field: &str, part: &str| problem[field].as_str().unwrap().contains(part);
     assert!(says("detail", message) && says("advice", advice), "{problem}");
 }
@@ -75,21 +75,21 @@ fn a_program_that_cannot_start_is_reported_with_advice() {
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = room.path().join("tapline-disk");
     let (daemon, vdi) = with_program(&program);
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
 
     testkit::program::copy(&harness::disk_program(), &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
 
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut bytes = fs::read(&program).unwrap();
     // For another processor: e_machine (ELF, "ELF Header").
     bytes[18] = 0xfe;
     fs::write(&program, bytes).unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");
 
     fs::write(&program, "no program at all").unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
 }
 
 #[test]
@@ -102,5 +102,5 @@ fn a_noexec_mount_is_reported_as_the_cause() {
     let program = noexec.path().join("tapline-disk");
     testkit::program::copy(&harness::disk_program(), &program);
     let (daemon, vdi) = with_program(&program);
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
 }

@@ -19,7 +19,7 @@ use crate::task::blocking;
 pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
-    must_stand_still(&vdi)?;
+    must_not_change(&vdi)?;
     let sizes = (vdi.size, takes(daemon, uuid).await?);
     let block = block_size(daemon, &vdi).await?;
     let name_is_default = asked.name.is_none();
@@ -76,7 +76,7 @@ fn one_source(which: &str) -> Problem {
 pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
-    must_stand_still(&vdi)?;
+    must_not_change(&vdi)?;
     must_hold(asked.format, vdi.size)?;
     let path = asked.path.clone();
     blocking("look at the path of an export", move || can_be_created(&path)).await?;
@@ -129,7 +129,7 @@ async fn block_size(daemon: &Daemon, vdi: &Vdi) -> Result<LogicalBlockSize, Prob
 }
 
 /// Refuses a VDI that could change while it is copied.
-fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
+fn must_not_change(vdi: &Vdi) -> Result<(), Problem> {
     match writer_of(vdi) {
         None => Ok(()),
         Some(vbd) => {

@@ -44,6 +44,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 use tokio::sync::{Semaphore, broadcast};
 use uuid::Uuid;
 
+use crate::blocking;
+
 pub use autostart::ToStart;
 pub use event::{EventBus, Past};
 use health::HealthBoard;
@@ -63,7 +65,7 @@ pub use vbd::Process;
 pub use vdi::{NewVdi, must_divide};
 pub use vm::VmProcess;
 pub use vm_memory::{ADVICE as ADVICE_FOR_SUSPENDED, DiskOfMemory, ImageOfMemory, VmMemory};
-use writer::{State, Writer};
+use writer::{Change, State, Writer};
 
 /// The version of the schema, in the file's `user_version`.
 const VERSION: i64 = 18;
@@ -127,6 +129,9 @@ impl<'a> std::ops::Deref for Tx<'a> {
     }
 }
 
+/// A question to a consistent state of the catalogue.
+type Question<T> = Box<dyn FnOnce(&View<'_>) -> Result<T, Problem> + Send>;
+
 impl Catalogue {
     /// Opens the catalogue at `path`, or creates it. A damaged file is refused as [`Code::Damaged`], before anything is
     /// written to it.
@@ -186,44 +191,43 @@ impl Catalogue {
 
     /// Changes the catalogue: `change` in full, durable when this returns, or not at all. `change` runs on the writer's
     /// thread and must not wait for anything.
-    pub async fn write<T, F>(&self, change: F) -> Result<T, Problem>
+    pub fn write<T, F>(&self, change: F) -> impl Future<Output = Result<T, Problem>> + Send
     where
         T: Send + 'static,
         F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        let changed = self.writer.write(change).await;
-        changed.map_err(|problem| self.noted(problem))
+        self.apply(Box::new(change))
+    }
+
+    async fn apply<T: Send + 'static>(&self, change: Change<T>) -> Result<T, Problem> {
+        self.writer.write(change).await.map_err(|problem| self.noted(problem))
     }
 
     /// Reads a consistent state of the catalogue, for the daemon's own work. Waits for its turn if the maximum number
     /// of readers is active.
-    pub async fn read<T, F>(&self, question: F) -> Result<T, Problem>
+    pub fn read<T, F>(&self, question: F) -> impl Future<Output = Result<T, Problem>> + Send
     where
         T: Send + 'static,
         F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        self.ask(&self.readers.own, question).await
+        self.ask(&self.readers.own, Box::new(question))
     }
 
     /// The same for clients: they take turns among themselves, and never delay the daemon's own work.
-    pub async fn read_for_client<T, F>(&self, question: F) -> Result<T, Problem>
+    pub fn read_for_client<T, F>(&self, question: F) -> impl Future<Output = Result<T, Problem>> + Send
     where
         T: Send + 'static,
         F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
     {
-        self.ask(&self.readers.of_clients, question).await
+        self.ask(&self.readers.of_clients, Box::new(question))
     }
 
-    async fn ask<T, F>(&self, turns: &Arc<Semaphore>, question: F) -> Result<T, Problem>
-    where
-        T: Send + 'static,
-        F: FnOnce(&View<'_>) -> Result<T, Problem> + Send + 'static,
-    {
+    async fn ask<T: Send + 'static>(&self, turns: &Arc<Semaphore>, question: Question<T>) -> Result<T, Problem> {
         let ended =
             |why: &dyn std::fmt::Display| Problem::new(Code::Internal, format!("a catalogue reader ended: {why}"));
         let turn = turns.clone().acquire_owned().await.map_err(|closed| ended(&closed))?;
         let (readers, event_bus) = (self.readers.clone(), self.event_bus.clone());
-        let asked = tokio::task::spawn_blocking(move || {
+        let mut asked = blocking::start(move || {
             // Held until the query is done, even if the caller stops waiting.
             let _turn = turn;
             let connection = readers.take()?;
@@ -231,7 +235,7 @@ impl Catalogue {
             readers.give_back(connection);
             answer
         });
-        asked.await.map_err(|error| ended(&error))?.map_err(|problem| self.noted(problem))
+        asked.ended().await.map_err(|died| ended(&died))?.map_err(|problem| self.noted(problem))
     }
 
     /// Notifies waiters if a problem concerns the file itself, and returns it.
@@ -258,12 +262,12 @@ impl Catalogue {
     /// Checks all of the file, as thoroughly as possible, on a thread and a connection of its own.
     pub async fn examine(&self) -> Result<(), Problem> {
         let readers = self.readers.clone();
-        let looked = tokio::task::spawn_blocking(move || {
+        let mut looked = blocking::start(move || {
             let connection = readers.open().map_err(|error| cannot_open(&readers.path, error))?;
             sound::check_pages(&connection, Look::Whole)?;
             sound::check_rows(&connection)
         });
-        let looked = looked.await.map_err(|error| Problem::failed("examine the catalogue", error))?;
+        let looked = looked.ended().await.map_err(|error| Problem::failed("examine the catalogue", error))?;
         looked.map_err(|problem| self.noted(problem))
     }
 
@@ -287,7 +291,7 @@ impl Catalogue {
         self.writer.end().await?;
         let path = self.readers.path.clone();
         let tried = format!("seal the catalogue {}", path.display());
-        let sealed = tokio::task::spawn_blocking(move || seal::write(&path)).await;
+        let sealed = blocking::start(move || seal::write(&path)).ended().await;
         let sealed = sealed.map_err(|error| Problem::failed(&tried, error))?;
         sealed.map_err(|error| Problem::failed(&tried, error))
     }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod blocking;
 pub mod catalogue;
 pub mod driver;
 mod hash;

@@ -28,9 +28,12 @@ pub enum ReadError {
     /// The file cannot be read.
     #[error("cannot read it")]
     Failed(#[from] io::Error),
-    /// It is no page, or its process has only begun it.
+    /// It is something else.
     #[error("it is not a statistics page")]
     NotAPage,
+    /// The file is there, and its process has not initialized it yet: one that is starting, or was killed then.
+    #[error("its process has not started to write it")]
+    NotStarted,
     /// It was written by another version of the disk program.
     #[error("it is of version {0}, and this program reads version {VERSION}: use the tapline of that version")]
     Version(u64),
@@ -157,12 +160,17 @@ impl Reader {
     fn head(&self) -> Result<Head, ReadError> {
         let mut head = Head([0; SLOTS_AT]);
         match self.file.read_exact_at(&mut head.0, 0) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(ReadError::NotAPage),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                let is_new = self.file.metadata()?.len() == 0;
+                return Err(if is_new { ReadError::NotStarted } else { ReadError::NotAPage });
+            }
             read => read?,
         }
         match (head.word(MAGIC_AT), head.word(VERSION_AT), head.word(LEN_AT)) {
             (MAGIC, VERSION, len) if len == PAGE_LEN as u64 => Ok(head),
             (MAGIC, version, _) if version != VERSION => Err(ReadError::Version(version)),
+            // The magic number is the last word that is initialized.
+            (0, ..) => Err(ReadError::NotStarted),
             _ => Err(ReadError::NotAPage),
         }
     }

@@ -14,7 +14,7 @@ use api::{Health, HealthState, Vbd, VbdState};
 use control::{Error, Kind, ask};
 use jiff::Timestamp;
 use serde_json::json;
-use stats::{Delays, ReadError, Reader, Snapshot};
+use stats::{Delays, Snapshot};
 
 use crate::disk::ask_within;
 use crate::failure::Failure;
@@ -83,11 +83,11 @@ fn not_served(vbd: &Vbd) -> Explained {
 
 /// Looks at a disk that is served, for some time if it is not stuck.
 fn examined(place: &Place, vbd: Option<&Vbd>, time: Duration) -> Result<Explained, Error> {
-    let failed = |why: ReadError| unreadable(place, why);
-    let reader = match Reader::open(&place.page) {
+    let failed = |why| place.unreadable(why);
+    let reader = match place.open() {
         Err(why) if vbd.is_some_and(|vbd| !vbd.health.is_healthy()) => {
             let health = vbd.map(|vbd| vbd.health.clone()).unwrap_or_default();
-            let text = format!("{}.", unreadable(place, why).with_advice());
+            let text = format!("{}.", place.unreadable(why).with_advice());
             return Ok(Explained { health, findings: vec![Finding { bound: "unknown", text, advice: None }] });
         }
         opened => opened.map_err(failed)?,
@@ -137,13 +137,6 @@ fn must_be_written(place: &Place, page: &Snapshot) -> Result<(), Error> {
     Err(Error::cannot(format!("explain the disk at {}", place.control.display()), why)
         .of_kind(Kind::State)
         .advise("serve it again; tapline doctor lists what such processes have left"))
-}
-
-fn unreadable(place: &Place, why: ReadError) -> Error {
-    let kind = if matches!(why, ReadError::Failed(_)) { Kind::Failed } else { Kind::State };
-    Error::cannot(format!("read the statistics page {}", place.page.display()), why)
-        .of_kind(kind)
-        .advise("a page of the daemon's disk is readable by root")
 }
 
 /// The requests in flight, if there are any.

@@ -4,20 +4,55 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use api::Vbd;
-use control::{Error, Kind};
-use stats::Reader;
+use control::{Error, Kind, ask};
+use stats::{ReadError, Reader};
 
+use crate::disk::ask_within;
 use crate::failure::Failure;
 use crate::session::{self, How, Session};
 use crate::top::identity;
+
+/// The time to start in: a process that is given its socket and its files takes milliseconds.
+const TO_START: Duration = Duration::from_secs(3);
 
 /// Where a disk is asked, and read.
 #[derive(Debug)]
 pub struct Place {
     pub control: PathBuf,
     pub page: PathBuf,
+}
+
+impl Place {
+    /// Opens the page, once a process that is starting has initialized it.
+    pub fn open(&self) -> Result<Reader, ReadError> {
+        match Reader::open(&self.page) {
+            Err(ReadError::NotStarted) if is_started(&self.control) => Reader::open(&self.page),
+            opened => opened,
+        }
+    }
+
+    /// The error for a page that cannot be read.
+    pub fn unreadable(&self, why: ReadError) -> Error {
+        let (kind, advice) = match why {
+            ReadError::Failed(_) => (Kind::Failed, Some("a page of the daemon's disk is readable by root")),
+            ReadError::NotStarted => (Kind::State, Some("see what the process has logged, or serve the disk again")),
+            ReadError::NotAPage | ReadError::Version(_) => (Kind::State, None),
+        };
+        let error = Error::cannot(format!("read the statistics page {}", self.page.display()), why).of_kind(kind);
+        match advice {
+            Some(advice) => error.advise(advice),
+            None => error,
+        }
+    }
+}
+
+/// Whether the process with this control socket serves its disk: it listens first, then initializes its page, then
+/// answers.
+fn is_started(control: &Path) -> bool {
+    matches!(ask_within(control, ask::Watch {}, TO_START), Ok(Some(_)))
 }
 
 /// A disk, as the user has named it.
@@ -74,9 +109,15 @@ pub fn of_socket(control: &Path) -> Result<Place, Error> {
             Reader::open(page).and_then(|reader| reader.snapshot()).map(|snapshot| identity(&snapshot.identity));
         known.ok().and_then(|known| known.control).is_some_and(|known| Path::new(&known) == control)
     };
+    let pages =
+        || -> Vec<PathBuf> { stats::pages_in(&directory).unwrap_or_default().into_iter().filter(is_its).collect() };
     // A process that has ended may have left another one.
-    let pages: Vec<PathBuf> = stats::pages_in(&directory).unwrap_or_default().into_iter().filter(is_its).collect();
-    match pages.iter().find(|page| is_written(page)).or(pages.first()).cloned() {
+    let is_served = |pages: &[PathBuf]| pages.iter().any(|page| is_written(page));
+    let mut found = pages();
+    if !is_served(&found) && is_started(&control) {
+        found = pages();
+    }
+    match found.iter().find(|page| is_written(page)).or(found.first()).cloned() {
         Some(page) => Ok(Place { control, page }),
         None => {
             let why = format!("none in {} is of the disk at {}", directory.display(), control.display());
@@ -97,4 +138,35 @@ fn vbd(text: &str, how: How) -> Result<Vbd, Failure> {
     let (runtime, session) = (session::runtime()?, Session::new(how)?);
     let find = async { session.client.vbd(session.vbd(text).await?).await };
     Ok(runtime.block_on(session.explaining(find))?)
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use control::{Id, Reply, answer};
+
+    use super::*;
+    use crate::top::fixture::{Written, open};
+
+    #[test]
+    fn the_page_of_a_process_that_is_starting_is_opened_once_it_is_initialized() {
+        let room = tempfile::tempdir().unwrap();
+        let place = Place { control: room.path().join("control.sock"), page: room.path().join("statistics.page") };
+        drop(open(&place.page));
+        assert!(matches!(place.open(), Err(ReadError::NotStarted)), "no process listens");
+        let listener = UnixListener::bind(&place.control).unwrap();
+        let page = place.page.clone();
+        let process = std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            BufReader::new(client.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+            let written = Written::at(page, "a.raw");
+            let answer = Reply::<_, ()>::Ok(answer::Condition::default());
+            client.write_all(answer.line(&Id::default()).as_bytes()).unwrap();
+            written
+        });
+        assert!(place.open().is_ok());
+        drop(process.join().unwrap());
+    }
 }

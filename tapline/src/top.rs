@@ -17,7 +17,7 @@ mod batch;
 mod columns;
 mod detail;
 #[cfg(test)]
-mod fixture;
+pub mod fixture;
 mod layer_table;
 mod layers;
 mod names;

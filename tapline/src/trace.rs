@@ -114,11 +114,8 @@ pub fn run(trace: &Trace, how: How) -> Result<(), Failure> {
 
 /// Traces, and reads what there is until it ends.
 fn gather(trace: &Trace, place: &Place) -> Result<Traced, Error> {
-    let failed = |why: stats::ReadError| {
-        Error::cannot(format!("read the statistics page {}", place.page.display()), why)
-            .advise("a page of the daemon's disk is readable by root")
-    };
-    let reader = Reader::open(&place.page).map_err(failed)?;
+    let failed = |why| place.unreadable(why);
+    let reader = place.open().map_err(failed)?;
     let asked = begin(place, trace.seconds)?;
     let until = Instant::now() + Duration::from_secs(trace.seconds.into());
     // Interrupted, it keeps what it has; a second time it ends at once.

@@ -14,6 +14,7 @@ use api::{Code, Power, Problem, VbdState};
 use repo::catalogue::ToStart;
 use tokio::task::JoinSet;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::{plug, vm};
 
@@ -22,7 +23,7 @@ pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
     let all = daemon.catalogue.read(|view| view.to_start()).await?;
     if !all.is_empty() {
         tracing::info!(count = all.len(), "the host has booted: starting VMs and VBDs with autostart");
-        tokio::spawn(run(daemon.clone(), all));
+        background::spawn(run(daemon.clone(), all));
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use repo::driver::{LastHost, machine};
 use uuid::Uuid;
 
 use crate::account;
+use crate::background;
 use crate::catalogue::Care;
 use crate::config::Config;
 use crate::directories;
@@ -141,14 +142,14 @@ impl Daemon {
             }
         }
         crate::autostart::begin(&daemon).await?;
-        tokio::spawn(crate::sr::keep_inventories(daemon.clone()));
-        tokio::spawn(crate::sr::seek_lost(daemon.clone()));
-        tokio::spawn(crate::sr::watch_space(daemon.clone()));
-        tokio::spawn(crate::disk::hung::look_for_hung(daemon.clone()));
-        tokio::spawn(crate::health::watch(daemon.clone()));
-        tokio::spawn(crate::health::files::watch(daemon.clone()));
-        tokio::spawn(crate::retention::follow(daemon.clone()));
-        tokio::spawn(crate::history::keep(daemon.clone()));
+        background::spawn(crate::sr::keep_inventories(daemon.clone()));
+        background::spawn(crate::sr::seek_lost(daemon.clone()));
+        background::spawn(crate::sr::watch_space(daemon.clone()));
+        background::spawn(crate::disk::hung::look_for_hung(daemon.clone()));
+        background::spawn(crate::health::watch(daemon.clone()));
+        background::spawn(crate::health::files::watch(daemon.clone()));
+        background::spawn(crate::retention::follow(daemon.clone()));
+        background::spawn(crate::history::keep(daemon.clone()));
         daemon.care.begin(&daemon);
         Ok(daemon)
     }

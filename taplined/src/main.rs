@@ -10,6 +10,7 @@
 
 mod account;
 mod autostart;
+mod background;
 mod calibrate;
 mod catalogue;
 mod clock;

@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use self::started::{Running, Started};
 use self::wanted::{Want, Wanted};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::{panics, request};
@@ -103,6 +104,9 @@ enum TaskControl {
     Abandon,
 }
 
+/// The work of a task, behind pointers: all that follows is compiled once, not for each verb.
+type Work = Box<dyn FnOnce(Context) -> BoxFuture<'static, Result<Value, Problem>> + Send>;
+
 impl Tasks {
     /// Creates the state with no task running.
     pub fn new(catalogue: Catalogue, rules: Rules) -> Tasks {
@@ -138,6 +142,10 @@ impl Tasks {
         W: FnOnce(Context) -> F + Send + 'static,
         F: Future<Output = Result<Value, Problem>> + Send + 'static,
     {
+        self.run_boxed(daemon, task, tidies, Box::new(|context| Box::pin(work(context))));
+    }
+
+    fn run_boxed(&self, daemon: &Daemon, task: Task, tidies: Vec<Uuid>, work: Work) {
         let (cancel, cancelled) = watch::channel(TaskControl::Continue);
         let uuid = task.uuid;
         self.running().insert(uuid, cancel);
@@ -153,7 +161,7 @@ impl Tasks {
         let (catalogue, started) = (self.catalogue.clone(), Started::none());
         let context = Context { task, catalogue, cancelled, abandoned, progressed, started };
         let daemon = daemon.clone();
-        tokio::spawn(panics::during(
+        background::spawn(panics::during(
             name,
             on_behalf_of(requester, async move {
                 let outcome = work(context).await;
@@ -412,7 +420,7 @@ pub async fn blocking<T: Send + 'static>(
         drop(running);
         done
     };
-    tokio::task::spawn_blocking(counted).await.unwrap_or_else(|error| Err(Problem::failed(tried, error)))
+    repo::blocking::start(counted).ended().await.unwrap_or_else(|died| Err(Problem::failed(tried, died)))
 }
 
 fn cancelled() -> Problem {

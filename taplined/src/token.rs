@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::background;
 use api::{Code, Name, Problem, Role, Secret, Tag, Token, TokenCreate, TokenMade};
 use jiff::Timestamp;
 use repo::Catalogue;
@@ -114,7 +115,7 @@ impl Tokens {
         &self,
         change: impl Future<Output = Result<(), Problem>> + Send + 'static,
     ) -> Result<(), Problem> {
-        let changed = tokio::spawn(change).await;
+        let changed = background::spawn(change).await;
         changed.map_err(|error| Problem::new(Code::Internal, format!("a change of the tokens ended: {error}")))?
     }
 

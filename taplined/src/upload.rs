@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use repo::driver::file_failed;
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 
 /// Time without a piece after which an upload is removed.
@@ -149,7 +150,7 @@ pub async fn create(daemon: &Daemon, asked: UploadCreate) -> Result<Upload, Prob
         }
         all.insert(upload.uuid, Arc::new(sent));
     }
-    tokio::spawn(end_when_idle(daemon.clone(), upload.uuid));
+    background::spawn(end_when_idle(daemon.clone(), upload.uuid));
     Ok(upload)
 }
 

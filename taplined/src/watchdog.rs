@@ -6,13 +6,14 @@
 
 use std::time::Duration;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::notify;
 
 /// Notifies for the lifetime of the daemon; does nothing without a receiver.
 pub fn begin(daemon: Daemon) {
     let Some(limit) = interval() else { return };
-    tokio::spawn(async move {
+    background::spawn(async move {
         loop {
             alive(&daemon).await;
             notify::alive();

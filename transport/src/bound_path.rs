@@ -1,7 +1,7 @@
-//! The path of a listening Unix socket, and whether it is ours to remove.
+//! The path of a listening Unix socket, and whether this process must remove it.
 //!
 //! It knows nothing about the socket itself. Invariant: a path is removed only while it refers to the file created for
-//! this socket, not a later one of the same name, and only by the process that owns it.
+//! this socket, not to a later one of the same name, and only by the process that owns it.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 /// Device and inode.
 type Inode = (u64, u64);
 
-/// A path and the file there. It is removed on drop, if it is ours.
+/// A path and the file there, which is removed on drop if this process owns it.
 #[derive(Debug)]
 pub(crate) struct BoundPath {
     path: PathBuf,
-    /// The file, if it is ours to remove.
-    ours: Option<Inode>,
-    /// The file, if it becomes ours once the previous process has released it.
+    /// The file, if this process owns it.
+    owned: Option<Inode>,
+    /// The file, if this process will own it once the previous one has released it.
     inherited: Option<Inode>,
 }
 
@@ -25,37 +25,37 @@ impl BoundPath {
     /// A path that this process has just bound.
     pub fn created(path: &Path) -> io::Result<BoundPath> {
         let found = fs::symlink_metadata(path)?;
-        Ok(BoundPath { path: path.to_owned(), ours: Some((found.dev(), found.ino())), inherited: None })
+        Ok(BoundPath { path: path.to_owned(), owned: Some((found.dev(), found.ino())), inherited: None })
     }
 
-    /// A path that another process has bound. It is left alone; if its file is given, it is removed in the end,
-    /// provided that [`BoundPath::take_ownership`] was called.
+    /// A path that another process has bound. It is removed only if its file is given and
+    /// [`BoundPath::take_ownership`] was called.
     pub fn foreign(path: &Path, file: Option<Inode>) -> BoundPath {
-        BoundPath { path: path.to_owned(), ours: None, inherited: file }
+        BoundPath { path: path.to_owned(), owned: None, inherited: file }
     }
 
-    /// The previous process has released the path: it is now ours to remove, if it was its.
+    /// Takes ownership of the path if the previous process, which has released it, owned it.
     pub fn take_ownership(&mut self) {
-        self.ours = self.inherited.take().or(self.ours);
+        self.owned = self.inherited.take().or(self.owned);
     }
 
-    /// The file, if it is ours to remove.
+    /// The file, if this process owns it.
     pub fn file(&self) -> Option<Inode> {
-        self.ours
+        self.owned
     }
 
     /// Gives up ownership: another process will remove the path.
     #[cfg(test)]
     pub fn disown(&mut self) {
-        self.ours = None;
+        self.owned = None;
     }
 
-    /// Removes the path, if it is ours and still the same file.
+    /// Removes the path if this process owns it and it is still the same file.
     pub fn remove(&mut self) {
-        let Some(ours) = self.ours.take() else { return };
+        let Some(owned) = self.owned.take() else { return };
         let found = fs::symlink_metadata(&self.path).map(|found| (found.dev(), found.ino()));
-        if found.is_ok_and(|found| found == ours) {
-            // A path that stays does no harm: the next process to bind it finds no listener and replaces it.
+        if found.is_ok_and(|found| found == owned) {
+            // A remaining path is harmless: the next process that binds it finds no listener and replaces it.
             fs::remove_file(&self.path).ok();
         }
     }
@@ -93,11 +93,11 @@ mod test {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         fs::write(&path, "").unwrap();
-        let ours = BoundPath::created(&path).unwrap();
+        let bound = BoundPath::created(&path).unwrap();
         // Another inode: the first file still exists while the second is created.
         fs::write(directory.path().join("later"), "").unwrap();
         fs::rename(directory.path().join("later"), &path).unwrap();
-        drop(ours);
+        drop(bound);
         assert!(path.exists());
     }
 }

@@ -1,4 +1,4 @@
-//! The state that a server hands over to the process that replaces it, so that its peers notice nothing.
+//! The state that a server hands over to the process that replaces it, unnoticed by its peers.
 //!
 //! It knows nothing about the contents: each server writes and reads its own parcels. Invariants: creating parcels
 //! changes nothing, so that a server whose successor fails to start continues as before; and a server created from them
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 /// One unit of handover: bytes, and accompanying descriptors. Small: it is sent as one packet of a socket.
 #[derive(Debug)]
 pub struct Parcel {
-    /// The state.
+    /// The serialized state.
     pub bytes: Vec<u8>,
     /// Accompanying descriptors.
     pub descriptors: Vec<OwnedFd>,
@@ -20,7 +20,7 @@ pub struct Parcel {
 pub struct Handover {
     /// The listening socket.
     pub listener: OwnedFd,
-    /// Device and inode of that socket's path, if this process has bound it and is to remove it.
+    /// Device and inode of that socket's path, if this process has bound it and must remove it.
     pub bound: Option<(u64, u64)>,
     /// The connected peers.
     pub peers: Vec<Parcel>,
@@ -29,7 +29,7 @@ pub struct Handover {
 /// Why a server cannot be handed over or taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoverError {
-    /// An operation is in progress that will end by itself.
+    /// A temporary condition; try again later.
     #[error("{0}")]
     NotNow(&'static str),
     /// The state is malformed or not accepted.

@@ -54,16 +54,16 @@ pub trait Watch {
     fn forget(&mut self, key: WatchKey);
 }
 
-/// A change of a server's own memory that holds the data of requests. An engine may register it.
+/// A change of the buffers in which a server keeps the data of requests. An engine may register them.
 pub enum MemoryChange {
-    /// Much I/O goes through this buffer from now on.
+    /// A new buffer is used for requests.
     Comes(Arc<Buffer>),
-    /// No more I/O goes through it.
+    /// A buffer is no longer used.
     Goes(Arc<Buffer>),
 }
 
-/// A transport that listens for its peers. A capability that only some transports have is a trait of its own, which the
-/// server returns if it has it.
+/// A transport that listens for its peers. Capabilities that only some transports have are traits of their own:
+/// a method of this trait returns `Some` if the server has the capability.
 pub trait Server: disk::Transport {
     /// Watches the listening socket.
     fn start(&mut self, watch: &mut dyn Watch) -> io::Result<()>;
@@ -72,94 +72,95 @@ pub trait Server: disk::Transport {
     /// the server.
     fn ready(&mut self, key: WatchKey, watch: &mut dyn Watch);
 
-    /// The next change of the server's own memory that holds requests' data, if there is one.
+    /// The next change of the buffers in which the server keeps the data of requests, if there is one.
     fn memory_change(&mut self) -> Option<MemoryChange>;
 
-    /// Called before the thread sleeps: has the peers signal new requests. Returns `false` if some arrived in the
-    /// meantime, which must be popped first.
+    /// Called before the thread sleeps: enables notifications by the peers. Returns `false` if requests have arrived
+    /// meanwhile, which must be popped first.
     fn may_sleep(&mut self) -> bool;
 
     /// Sets a new disk size; requests are checked against it. Peers are notified if their protocol supports that;
     /// others see it when they reconnect.
     fn resized(&mut self, geometry: &disk::Geometry, watch: &mut dyn Watch);
 
-    /// A description of where a request came from, for log messages; `None` if there is nothing to report.
+    /// A description of the origin of a request, for log messages; `None` if the protocol has nothing to report.
     fn place_of(&self, token: Token) -> Option<String>;
 
-    /// The number of peers that use the disk now.
+    /// The number of connected peers.
     fn peers(&self) -> usize;
 
     /// Passes the events since the last call to `log`. How many of them to log is up to the caller.
     fn log_events(&mut self, log: &mut dyn FnMut(&dyn Display));
 
-    /// Takes no more requests; those popped will still be completed. Removes the listening socket's path.
+    /// Accepts no more requests; those popped are still completed. Removes the listening socket's path.
     fn stop(&mut self, watch: &mut dyn Watch);
 
-    /// Where requests can be given back, if the peers keep unanswered requests and submit them again.
+    /// The interface for giving requests back, if the peers keep unanswered requests and submit them again.
     fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
         None
     }
 
-    /// The way to another process that replaces this one, if the peers can be handed over by descriptors.
+    /// The interface for handing the peers over to another process, if that is possible by passing descriptors.
     fn hands_over(&mut self) -> Option<&mut dyn HandOver> {
         None
     }
 
-    /// The memory kept for the next requests, if any is.
+    /// The interface for freeing memory kept for further requests, if the server keeps any.
     fn keeps_memory(&mut self) -> Option<&mut dyn KeepMemory> {
         None
     }
 
-    /// The way to detach the disk, if its guest attaches and detaches it.
+    /// The interface for detaching the disk, if it is a guest's device.
     fn detaches(&mut self) -> Option<&mut dyn Detach> {
         None
     }
 }
 
-/// A server whose peers keep unanswered requests and submit them again: requests that wait for an external condition,
-/// and were not started, need not be answered when the server stops, nor when a peer wants them back.
+/// A server whose peers keep unanswered requests and submit them again. Requests that were not started, because they
+/// wait for an external condition, need not be answered when the server stops or a queue is stopped.
 pub trait TakeBack {
-    /// Whether a waiting request is wanted back now: its queue is to stop, or its peer is gone.
+    /// Returns true if a waiting request must be given back now: its queue is being stopped, or its peer is gone.
     fn recalls(&self, token: Token) -> bool;
 
     /// Takes back a request that was not started and never will be.
     fn give_back(&mut self, request: Request);
 
-    /// Whether the peers record requests in flight, so that these survive a killed process; `None` if the protocol has
-    /// no such record, or no peer uses the disk.
+    /// Returns true if the peers record requests in flight, so that these survive a killed process; `None` if the
+    /// protocol has no such record, or no peer is connected.
     fn records_in_flight(&self) -> Option<bool>;
 }
 
-/// A server that another process can replace without its peers noticing.
+/// A server that another process can replace unnoticed by its peers.
 pub trait HandOver {
-    /// Pauses or resumes taking requests from peers. Requests already taken are still popped.
+    /// Pauses or resumes taking requests from peers. Requests already taken can still be popped.
     fn hold(&mut self, held: bool);
 
-    /// The state that a replacing process needs. Called while held, with no request in flight. It changes nothing.
+    /// The state for the process that replaces this one. Called while held, with no request in flight. Changes nothing.
     fn hand_over(&self) -> Result<Handover, HandoverError>;
 }
 
-/// A server that keeps memory of answered requests for the next ones.
+/// A server that reuses the memory of answered requests for further ones.
 pub trait KeepMemory {
-    /// Whether that is so much that an idle disk should free it.
+    /// Returns true if it keeps more memory than an idle disk should.
     fn keeps_much(&self) -> bool;
 
-    /// Frees it.
+    /// Frees the kept memory.
     fn free_kept(&mut self);
 }
 
 /// A server of a guest's device, which the guest must release before the server stops, unless another process serves it
 /// next.
 pub trait Detach {
-    /// Whether the guest waits for answers to release the disk: its requests should not be kept waiting.
+    /// Returns true while the guest waits for replies before it releases the disk: its requests must not be delayed.
     fn is_finishing(&self) -> bool;
 
-    /// Asks the guest to release the disk, which is served until it has. Returns `true` if it need not be waited for.
+    /// Requests that the guest release the disk, which is served until then. Returns true if there is nothing to wait
+    /// for.
     fn close(&mut self) -> bool;
 
-    /// Makes stopping not notify the guest: another process serves the device next, or the guest is gone.
+    /// Makes [`Server::stop`] not notify the guest: another process serves the device next, or the guest is gone.
     fn leave(&mut self);
 
-    /// Whether the disk is released, and no guest will use it again.
+    /// Returns true if the disk is released, and no guest will use it again.
     fn is_over(&self) -> bool;
 }

@@ -1,7 +1,7 @@
 //! Buffered events of a server.
 //!
-//! It knows nothing about what an event is, nor where it is logged. Invariant: although a hostile peer can cause any
-//! number of events, at most [`LogEvent::CAPACITY`] of them are buffered.
+//! It knows nothing about the contents of events, nor where they are logged. Invariant: although a hostile peer can
+//! cause any number of events, at most [`LogEvent::CAPACITY`] of them are buffered.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! A one-shot timer, as a descriptor to be watched.
+//! A one-shot timer with a descriptor to be watched.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ impl Timer {
         Ok(Timer(timerfd_create(TimerfdClockId::Monotonic, flags)?))
     }
 
-    /// Arms it to become readable after a delay, replacing an earlier setting.
+    /// Makes it readable after a delay, replacing an earlier setting.
     pub fn set(&self, after: Duration) -> io::Result<()> {
         let it_value = Timespec {
             tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),

@@ -1,4 +1,4 @@
-//! Listens at a path, replacing a Unix socket left there by a process that is gone.
+//! Listens at a path, replacing a Unix socket left there by a dead process.
 //!
 //! It knows nothing about the protocol. Invariant: the file at the path is replaced only if it is a socket with no
 //! listener.
@@ -24,12 +24,12 @@ pub(crate) const MAX_PATH: usize = 107;
 /// Maximum pending connections.
 const BACKLOG: i32 = 128;
 
-/// How long a socket that accepts connections may belong to a process that is gone: if it watched the socket through
-/// io_uring, the kernel closes it asynchronously after a kill.
+/// How long the socket of a killed process may still accept connections: if the process watched it through io_uring,
+/// the kernel closes it asynchronously.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a socket must refuse connections to be one of a process that is gone: one that is about to listen refuses
-/// for a moment, too.
+/// A socket that refuses connections for this long has no process; one whose process is about to listen also refuses
+/// them for a moment.
 const REFUSES_FOR: Duration = Duration::from_millis(100);
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
@@ -46,7 +46,7 @@ pub(crate) enum NotListening {
     Failed { what: &'static str, source: io::Error },
 }
 
-/// Listens at `path`, non-blocking; with `mode`, if given.
+/// Creates a non-blocking socket that listens at `path`, with the permissions `mode` if given.
 pub(crate) fn listen(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, BoundPath), NotListening> {
     let len = path.as_os_str().len();
     if len > MAX_PATH {
@@ -62,7 +62,7 @@ pub(crate) fn listen(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, B
     Ok((socket, path))
 }
 
-/// The socket gets its mode before its name, so that at no moment anyone else can connect.
+/// The socket gets its mode before its name, so that other users can never connect.
 fn bind(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -74,7 +74,7 @@ fn bind(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Removes a socket that goes on refusing connections, which means that no process has it open.
+/// Removes a socket that refuses connections for some time, which means that no process has it open.
 fn remove_stale(path: &Path, timeout: Duration, refuses_for: Duration) -> Result<(), NotListening> {
     let failed = |what| move |source| NotListening::Failed { what, source };
     let meta = match fs::symlink_metadata(path) {
@@ -110,8 +110,8 @@ fn probe(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether a connection is closed within `timeout` without any data, as happens when the listening socket is closed
-/// before it was accepted. A live server sends a greeting, or keeps it open.
+/// Returns true if a connection is closed within `timeout` without any data, as happens when the listening socket is
+/// closed before it was accepted. A live server sends a greeting, or keeps it open.
 fn closes_without_reply(connection: &OwnedFd, timeout: Duration) -> rustix::io::Result<bool> {
     let mut watched = [PollFd::new(connection, PollFlags::IN)];
     let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
@@ -127,33 +127,33 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_socket_that_closes_shortly_after_its_process_is_waited_for() {
+    fn a_socket_that_closes_shortly_after_its_process_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let dying = UnixListener::bind(&path).unwrap();
-        let closes = std::thread::spawn(move || {
+        let closing = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
             drop(dying);
         });
         let removed = remove_stale(&path, Duration::from_secs(60), PROBE_EVERY);
-        closes.join().unwrap();
+        closing.join().unwrap();
         assert!(removed.is_ok() && !path.exists(), "{removed:?}");
     }
 
     #[test]
-    fn a_socket_whose_process_is_about_to_listen_is_left() {
+    fn a_socket_whose_process_is_about_to_listen_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        let listens = std::thread::spawn(move || {
+        let listening = std::thread::spawn(move || {
             std::thread::sleep(PROBE_EVERY);
             rustix::net::listen(&socket, 1).unwrap();
             socket
         });
         let removed = remove_stale(&path, Duration::ZERO, Duration::from_secs(60));
-        let _listener = listens.join().unwrap();
+        let _listener = listening.join().unwrap();
         assert!(matches!(removed, Err(NotListening::InUse)) && path.exists(), "{removed:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Replays the committed corpus of the fuzz targets, with a normal toolchain.
 //!
-//! A program of its own with one test, so that nothing else in the process opens file descriptors meanwhile.
+//! A separate program with one test, so that no other test of the process opens file descriptors during it.
 
 #![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 

@@ -1,10 +1,10 @@
 //! The Linux AIO engine: for machines where io_uring is forbidden, and for files on which io_uring would need a thread
 //! for every transfer.
 //!
-//! Pushed requests go to the kernel in one `io_submit`; completions are read from the ring that the kernel shares. What
-//! would complete inside `io_submit` (tmpfs) is read and written by plain calls, which cost less. What AIO cannot do is
-//! done inline in `reap` as well: deallocation and the write of an unaligned file end always, syncs on kernels before
-//! 4.18.
+//! Pushed requests go to the kernel in one `io_submit`; completions are read from the ring that the kernel shares.
+//! Transfers that would complete inside `io_submit` (tmpfs) are done by plain calls, which cost less. What AIO cannot
+//! do is also done inline in `reap`: deallocation and the write of an unaligned file end always, syncs on kernels
+//! before 4.18.
 //!
 //! **One wait.** Watched descriptors are in an inner epoll. With no request in flight the thread sleeps in
 //! `epoll_wait`. Otherwise it sleeps in `io_getevents`, with an `IOCB_CMD_POLL` on the epoll as one more request. That
@@ -22,17 +22,17 @@ use std::time::Duration;
 use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, Until};
 use rustix::fs::FallocateFlags;
 
-use crate::aio_context::{AioContext, Event, FDSYNC, Iocb, POLL};
+use crate::aio_context::{AioContext, AioEvent, FDSYNC, Iocb, POLL};
 use crate::call::Call;
 use crate::engine::slots;
 use crate::engine_error::sysctl;
 use crate::epoll::Epoll;
 use crate::file_table::FileTable;
-use crate::flight::{IoConstraints, Step};
+use crate::flight::{IoConstraints, IoStep};
 use crate::flight_slab::{FlightSlab, Settled, Slot};
 use crate::{Cache, EngineError, ImageFile};
 
-/// Reaps that find completions never look at the epoll. After this many, the poll is added to the next batch, so that a
+/// Reaps that find completions do not check the epoll. After this many, the poll is added to the next batch, so that a
 /// storm of completions does not delay a request at the control socket for long.
 const REAPS_WITHOUT_POLL_MAX: u32 = 16;
 
@@ -43,7 +43,7 @@ pub struct Aio {
     flights: FlightSlab,
     /// One for each slot, then one for the poll on the epoll.
     iocbs: Box<[Iocb]>,
-    /// Index of that last one, which also serves as its slot number.
+    /// The index of the poll, which also serves as its slot number.
     poll_slot: Slot,
     files: FileTable,
     queue: VecDeque<Slot>,
@@ -57,7 +57,7 @@ pub struct Aio {
     ready: Vec<u64>,
     /// The kernel has no IOCB_CMD_FDSYNC for these files.
     sync_inline: bool,
-    /// How long the next sleep may take.
+    /// The maximum duration of the next sleep.
     sleep_limit: Option<Duration>,
 }
 
@@ -91,8 +91,8 @@ impl Aio {
         Ok(aio)
     }
 
-    /// Arms the poll for the first time, and looks for completions, which shows whether the kernel supports that and
-    /// grants it.
+    /// Arms the poll for the first time, and checks for completions: this shows whether the kernel supports and permits
+    /// both.
     fn arm_first(&mut self) -> Result<(), EngineError> {
         let forbidden = |errno| matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS);
         let mut done = Vec::new();
@@ -110,7 +110,7 @@ impl Aio {
         })
     }
 
-    /// The next sleep takes no longer than this; it may end with nothing.
+    /// Limits the next sleep in [`Io::reap`], which then may return with no completion.
     pub fn limit_sleep(&mut self, most: Duration) {
         self.sleep_limit = Some(most);
     }
@@ -135,7 +135,7 @@ impl Aio {
         into.append(&mut self.ready);
     }
 
-    /// What was reported of `key` is of no interest.
+    /// Discards a pending report of `key`.
     pub(crate) fn ignore_ready(&mut self, key: u64) {
         self.ready.retain(|&ready| ready != key);
     }
@@ -153,7 +153,7 @@ impl Aio {
         Ok(id)
     }
 
-    /// Registers a file under an id that another engine has chosen, in place of the one that has it.
+    /// Registers a file under an id chosen by another engine, replacing the file that has this id.
     pub(crate) fn put(&mut self, id: FileId, file: ImageFile) -> Result<(), EngineError> {
         check_direct(&file)?;
         self.files.put(id, Some(file));
@@ -201,17 +201,17 @@ impl Aio {
         let Some(file) = self.files.get(file) else { unreachable!("`push` has checked that the file exists") };
         let (fd, data) = (file.as_fd().as_raw_fd(), u64::from(slot));
         let iocb = match step {
-            Step::Read { .. } | Step::Write { .. } if file.is_in_memory() => {
+            IoStep::Read { .. } | IoStep::Write { .. } if file.is_in_memory() => {
                 // SAFETY: the file is open; the parts and the memory stay in the slab (`flight_slab`) during the call.
                 return Some(unsafe { Call::of(fd, &step).run() });
             }
-            Step::Read { at, parts, .. } => Iocb::read(at, parts, fd, data),
-            Step::Write { at, parts } => Iocb::write(at, parts, fd, data),
+            IoStep::Read { at, parts, .. } => Iocb::read(at, parts, fd, data),
+            IoStep::Write { at, parts } => Iocb::write(at, parts, fd, data),
             // SAFETY: the file is open; the parts and the memory stay in the slab (`flight_slab`) during the call.
-            Step::WriteCached { .. } => return Some(unsafe { Call::of(fd, &step).run() }),
-            Step::SyncData if self.sync_inline => return Some(errno_of(rustix::fs::fdatasync(file))),
-            Step::SyncData => Iocb::new(FDSYNC, fd, data),
-            Step::Deallocate { at, len } => {
+            IoStep::WriteCached { .. } => return Some(unsafe { Call::of(fd, &step).run() }),
+            IoStep::SyncData if self.sync_inline => return Some(errno_of(rustix::fs::fdatasync(file))),
+            IoStep::SyncData => Iocb::new(FDSYNC, fd, data),
+            IoStep::Deallocate { at, len } => {
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 return Some(errno_of(rustix::fs::fallocate(file, mode, at, len)));
             }
@@ -220,7 +220,6 @@ impl Aio {
         None
     }
 
-    /// Adds a request to the batch.
     fn add_to_batch(&mut self, slot: Slot, iocb: Iocb) {
         match usize::try_from(slot).ok().and_then(|slot| self.iocbs.get_mut(slot)) {
             Some(place) => *place = iocb,
@@ -237,8 +236,8 @@ impl Aio {
         self.armed = true;
     }
 
-    /// Calls `io_submit` until each request of the batch is in the kernel, was refused, or must wait for others to
-    /// complete.
+    /// Calls `io_submit` until each request of the batch is in the kernel, was refused, or must wait for completions of
+    /// others.
     fn submit_batch(&mut self, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         let batch = std::mem::take(&mut self.batch);
         let mut left = batch.as_slice();
@@ -269,7 +268,7 @@ impl Aio {
         Ok(())
     }
 
-    /// The kernel cannot take a request now: it is queued again.
+    /// Queues a request again that the kernel cannot accept now.
     fn requeue(&mut self, slot: Slot) {
         if slot == self.poll_slot {
             self.armed = false;
@@ -279,13 +278,13 @@ impl Aio {
         self.queue.push_front(slot);
     }
 
-    /// The kernel rejected a request.
+    /// Handles a request that the kernel rejected.
     fn refused(&mut self, slot: Slot, errno: i32, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         if slot == self.poll_slot {
             self.armed = false;
             return Err(EngineFailed { what: "wait for descriptors through Linux AIO", errno });
         }
-        if errno == libc::EINVAL && matches!(self.flights.step(slot).1, Step::SyncData) {
+        if errno == libc::EINVAL && matches!(self.flights.step(slot).1, IoStep::SyncData) {
             self.sync_inline = true;
             self.requeue(slot);
             return Ok(());
@@ -303,12 +302,12 @@ impl Aio {
     }
 
     /// Processes available completions, after sleeping for one if `sleep`; checks the epoll if its poll completed.
-    /// Returns `false` if a signal came first, or nothing for as long as it may sleep.
+    /// Returns `false` if a signal or the sleep limit came first.
     fn harvest(&mut self, sleep: bool, done: &mut Vec<FileDone>) -> Result<bool, EngineFailed> {
         let was_armed = self.armed;
         let (flights, queue, files) = (&mut self.flights, &mut self.queue, &self.files);
         let (armed, in_kernel, poll_slot) = (&mut self.armed, &mut self.in_kernel, self.poll_slot);
-        let take = |event: Event| {
+        let take = |event: AioEvent| {
             let Ok(slot) = Slot::try_from(event.data) else { unreachable!("a request's data is its slot") };
             if slot == poll_slot {
                 *armed = false;
@@ -350,7 +349,8 @@ impl Aio {
         self.harvest(false, done).map(drop)
     }
 
-    /// Sleeps until a completion or a watched descriptor is ready. Returns `false` if a signal came first.
+    /// Sleeps until a completion or a watched descriptor is ready. Returns `false` if a signal or the sleep limit came
+    /// first.
     fn sleep(&mut self, before: usize, done: &mut Vec<FileDone>) -> Result<bool, EngineFailed> {
         if self.in_kernel == 0 {
             return self.poll_epoll(true);
@@ -448,7 +448,7 @@ mod test {
     use super::*;
     use crate::OpenOptions;
 
-    /// As on storage that completes whatever it is asked for at once.
+    /// An engine on storage that completes every request at once.
     fn engine(depth: usize) -> (Aio, TempDir) {
         let (mut aio, directory) = engine_on_tmpfs(depth);
         let mut file = aio.remove(FileId(0)).unwrap();
@@ -504,14 +504,14 @@ mod test {
     }
 
     #[test]
-    fn what_is_in_memory_is_not_submitted() {
+    fn transfers_on_tmpfs_are_not_submitted() {
         let (mut aio, _directory) = engine_on_tmpfs(8);
         let before = aio.context.submits;
         let write = Action::Write { at: FileOffset(512), from: Segments::copy_of(&[7; 4096]) };
         aio.push(FileOp { id: OpId(0), file: FileId(0), action: write }).unwrap();
         let mut done = Vec::new();
         aio.reap(Until::Any, &mut done).unwrap();
-        // To the end of the file and beyond it, in two parts.
+        // Across the end of the file, in two parts.
         let into = Segments::joined(vec![Segments::zeroed(512), Segments::zeroed(1024)]);
         let read = Action::Read { at: FileOffset((1 << 20) - 512), into: into.clone() };
         aio.push(FileOp { id: OpId(1), file: FileId(0), action: read }).unwrap();
@@ -521,7 +521,7 @@ mod test {
         }
         assert!(done.iter().all(|done| done.result == Ok(())), "{done:?}");
         assert_eq!(into.to_vec(), [[1; 512], [0; 512], [0; 512]].concat());
-        // The other one takes another call, for what is beyond the end.
+        // The read across the end takes a second call, and completes last.
         let Action::Read { into, .. } = &done[1].op.action else { panic!("{done:?}") };
         assert_eq!(into.to_vec(), [vec![1; 512], vec![7; 4096 - 512]].concat());
         assert_eq!(aio.context.submits, before);
@@ -536,7 +536,7 @@ mod test {
         assert_eq!(aio.context.submits, before);
     }
 
-    /// A request that never completes, because a watch must not depend on it.
+    /// `in_kernel` is set to count a request that never completes.
     #[test]
     fn a_watched_descriptor_wakes_the_engine_while_a_request_hangs() {
         let (mut aio, _directory) = engine_on_tmpfs(1);
@@ -544,14 +544,14 @@ mod test {
         let remote = event.try_clone().unwrap();
         aio.watch(event.as_fd(), false, 7).unwrap();
         aio.in_kernel = 1;
-        let (heard, next) = std::sync::mpsc::channel();
+        let (received, next) = std::sync::mpsc::channel();
         let signaller = std::thread::spawn(move || {
             for () in next {
                 rustix::io::write(&remote, &1u64.to_ne_bytes()).unwrap();
             }
         });
         for _ in 0..500 {
-            heard.send(()).unwrap();
+            received.send(()).unwrap();
             let mut ready = Vec::new();
             while ready.is_empty() {
                 aio.reap(Until::Any, &mut Vec::new()).unwrap();
@@ -559,7 +559,7 @@ mod test {
             }
             assert_eq!(ready, [7]);
         }
-        drop(heard);
+        drop(received);
         signaller.join().unwrap();
     }
 

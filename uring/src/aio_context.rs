@@ -2,7 +2,7 @@
 //!
 //! The kernel maps that ring into the process (the context's id is its address) so that completions can be taken
 //! without a system call. Tools have relied on this for fifteen years, and the ring's magic and feature numbers show
-//! whether its layout is still the one known here (`struct aio_ring`, fs/aio.c). If not, `io_getevents` is used.
+//! whether it still has the known layout (`struct aio_ring`, fs/aio.c). If not, `io_getevents` is used.
 //!
 //! Invariant: this value is the only consumer of the ring.
 
@@ -37,7 +37,7 @@ pub(crate) struct Iocb {
 
 const _: () = assert!(size_of::<Iocb>() == 64);
 
-/// IOCB_CMD_*
+/// The opcodes: `IOCB_CMD_*` of linux/aio_abi.h.
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 pub(crate) const FDSYNC: u16 = 3;
@@ -80,7 +80,7 @@ impl Iocb {
 /// `struct io_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Event {
+pub(crate) struct AioEvent {
     pub(crate) data: u64,
     obj: u64,
     pub(crate) res: i64,
@@ -150,7 +150,7 @@ impl AioContext {
         })
     }
 
-    /// A handle for other threads.
+    /// A handle for submitting from other threads.
     pub(crate) fn submitter(&self) -> Submitter {
         Submitter { id: self.id }
     }
@@ -175,7 +175,7 @@ impl AioContext {
     }
 
     /// Passes every available completion to `take`, without sleeping.
-    pub(crate) fn harvest(&mut self, mut take: impl FnMut(Event)) -> io::Result<()> {
+    pub(crate) fn harvest(&mut self, mut take: impl FnMut(AioEvent)) -> io::Result<()> {
         match self.ring {
             Some(ring) => {
                 // SAFETY: the ring is mapped as long as the context lives, and we are its only consumer.
@@ -186,14 +186,14 @@ impl AioContext {
         }
     }
 
-    /// Sleeps until there is a completion, or for so long at most, and passes all available ones to `take`. EINTR is an
+    /// Sleeps until there is a completion, for at most `most`, and passes all available ones to `take`. EINTR is an
     /// error.
-    pub(crate) fn wait(&mut self, most: Option<Duration>, take: impl FnMut(Event)) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, most: Option<Duration>, take: impl FnMut(AioEvent)) -> io::Result<()> {
         self.fetch(1, most, take)
     }
 
-    fn fetch(&mut self, least: libc::c_long, most: Option<Duration>, take: impl FnMut(Event)) -> io::Result<()> {
-        let mut events = [Event::default(); BATCH];
+    fn fetch(&mut self, least: libc::c_long, most: Option<Duration>, take: impl FnMut(AioEvent)) -> io::Result<()> {
+        let mut events = [AioEvent::default(); BATCH];
         let most = most.map(|most| libc::timespec {
             tv_sec: libc::time_t::try_from(most.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: libc::c_long::from(most.subsec_nanos()),
@@ -221,7 +221,7 @@ fn check(result: libc::c_long) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// The ring of a context, if its layout is the one known here.
+/// The ring of a context, if it has the known layout.
 fn known_ring(id: libc::c_ulong) -> Option<NonNull<RingHeader>> {
     let address = usize::try_from(id).ok()?;
     let ring = NonNull::new(std::ptr::with_exposed_provenance_mut::<RingHeader>(address))?;
@@ -237,11 +237,11 @@ fn known_ring(id: libc::c_ulong) -> Option<NonNull<RingHeader>> {
 
 /// # Safety
 /// `ring` is the mapped ring of a live context, and has no other consumer.
-unsafe fn harvest_ring(ring: NonNull<RingHeader>, take: &mut impl FnMut(Event)) {
+unsafe fn harvest_ring(ring: NonNull<RingHeader>, take: &mut impl FnMut(AioEvent)) {
     // SAFETY: mapped, by contract; the kernel changes only `head` and `tail`, which are atomics here.
     let header = unsafe { ring.as_ref() };
     // SAFETY: the events begin after the header.
-    let events = unsafe { ring.as_ptr().add(1).cast::<Event>() };
+    let events = unsafe { ring.as_ptr().add(1).cast::<AioEvent>() };
     let mut head = header.head.load(Ordering::Relaxed);
     // Acquire: the events before the tail are written (the kernel has a barrier before it moves the tail).
     let tail = header.tail.load(Ordering::Acquire);

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use memory::{PAGE, Segments};
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// What addresses, offsets and lengths must be multiples of. Both are powers of two.
+/// The required alignment of direct I/O: addresses, offsets and lengths must be multiples of these powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
     /// Of memory addresses.
@@ -30,7 +30,7 @@ impl Alignment {
     /// No requirements: the page cache accepts anything.
     pub(crate) const NONE: Alignment = Alignment { memory: 1, offset: 1 };
 
-    /// The alignment that `file`, open with O_DIRECT, requires; or why we cannot serve it.
+    /// The alignment that `file`, open with O_DIRECT, requires; fails with the reason if we do not support it.
     pub(crate) fn of_direct(file: BorrowedFd<'_>, block_device: bool) -> Result<Alignment, String> {
         let found = match Alignment::query_statx(file)? {
             Some(alignment) => alignment,
@@ -53,13 +53,13 @@ impl Alignment {
     /// statx(2), STATX_DIOALIGN: since Linux 6.1 on ext4, XFS, f2fs; on block devices since 6.11. Both values zero
     /// means that this file has no direct I/O, although it could be opened with the flag.
     ///
-    /// XFS (since Linux 6.14) reports whole blocks, for writes only, for a file that has ever shared any, and writes
-    /// smaller ones through the page cache (`xfs_report_dioalign`). Smaller writes do work, and a disk must not change
-    /// its sector size because someone has reflinked it: there, the alignment of reads is used.
+    /// For a file that has ever shared blocks, XFS (since Linux 6.14) reports whole blocks as the alignment of writes,
+    /// and does smaller ones through the page cache (`xfs_report_dioalign`). Smaller writes do work, and a disk must
+    /// not change its sector size because it was reflinked: on XFS the alignment of reads is used.
     fn query_statx(file: BorrowedFd<'_>) -> Result<Option<Alignment>, String> {
-        let asked = StatxFlags::DIOALIGN | StatxFlags::from_bits_retain(libc::STATX_DIO_READ_ALIGN);
-        let answer = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, asked);
-        let Some(found) = answer.ok().filter(|found| found.stx_mask & StatxFlags::DIOALIGN.bits() != 0) else {
+        let wanted = StatxFlags::DIOALIGN | StatxFlags::from_bits_retain(libc::STATX_DIO_READ_ALIGN);
+        let result = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted);
+        let Some(found) = result.ok().filter(|found| found.stx_mask & StatxFlags::DIOALIGN.bits() != 0) else {
             return Ok(None);
         };
         let number = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
@@ -73,7 +73,7 @@ impl Alignment {
         }
     }
 
-    /// BLKSSZGET: a device's logical block size is the largest alignment that either side can need.
+    /// BLKSSZGET: a device's logical block size is the largest alignment that memory or offsets can need.
     fn query_sector_size(device: BorrowedFd<'_>) -> Result<Alignment, String> {
         let block = rustix::fs::ioctl_blksszget(device)
             .map_err(|errno| format!("cannot query the device's block size (errno {})", errno.raw_os_error()))?;
@@ -81,8 +81,8 @@ impl Alignment {
         Ok(Alignment { memory: block, offset: block })
     }
 
-    /// Older kernels and file systems that do not report it: a sector, unless a read of a sector is refused and a read
-    /// of a page is not. tmpfs copies, and accepts anything.
+    /// For kernels and file systems that do not report an alignment: a sector, unless a read of a sector is refused and
+    /// a read of a page is not. tmpfs copies, and accepts anything.
     fn probe(file: BorrowedFd<'_>) -> Alignment {
         let sector = Alignment { memory: SECTOR, offset: SECTOR };
         let page = Alignment { memory: PAGE, offset: PAGE };
@@ -92,24 +92,24 @@ impl Alignment {
         }
     }
 
-    /// Whether `memory` can be passed to the kernel unchanged.
+    /// Returns true if `memory` can be passed to the kernel unchanged.
     pub(crate) fn admits(self, memory: &Segments) -> bool {
         self == Alignment::NONE
             || memory.parts().iter().all(|part| {
-                // Both are powers of two, which the compiler does not know: a division would cost as much as all the
-                // rest.
+                // Masks: the compiler does not know that both are powers of two, and a division would cost as much as
+                // all the rest.
                 part.base().addr() & self.memory.wrapping_sub(1) == 0 && part.len() & self.offset.wrapping_sub(1) == 0
             })
     }
 }
 
-/// Whether the file is on a file system of this type.
+/// Returns true if the file is on a file system of this type.
 pub(crate) fn is_on(file: BorrowedFd<'_>, magic: i64) -> bool {
     #[allow(clippy::useless_conversion, reason = "the type of f_type depends on the architecture and the C library")]
     rustix::fs::fstatfs(file).is_ok_and(|found| i64::try_from(found.f_type) == Ok(magic))
 }
 
-/// Whether a read of `len` bytes at offset `len`, into memory aligned to exactly `len`, works.
+/// Returns true if a read of `len` bytes at offset `len` succeeds, into memory aligned to `len` and no more.
 fn accepts_read(file: BorrowedFd<'_>, len: usize) -> bool {
     let buffer = memory::Buffer::zeroed(2 * PAGE);
     let target = buffer.base().wrapping_add(len.min(PAGE));

@@ -1,4 +1,4 @@
-//! The engine's way to the kernel, which its lanes have too: io_uring or Linux AIO; or, for measurements, to nowhere.
+//! What executes the operations of an engine or of one of its lanes: io_uring or Linux AIO; for measurements, nothing.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,20 +10,16 @@ use memory::Buffer;
 
 use crate::{Aio, EngineError, EngineKind, ImageFile, Modelled, Null, Uring};
 
-/// Passes operations to the kernel. It belongs to the thread that opened it.
+/// Executes operations. It belongs to the thread that opened it.
 pub(crate) enum Backend {
-    /// Over io_uring.
     Uring(Box<Uring>),
-    /// Over Linux AIO.
     Aio(Box<Aio>),
-    /// To nowhere.
     Null(Box<Null>),
-    /// There too, in the time of a device.
     Model(Box<Modelled>),
 }
 
 impl Backend {
-    /// One of this kind, for `depth` concurrent operations on `files`, numbered from 0.
+    /// Opens a backend for `depth` concurrent operations on `files`, numbered from 0.
     pub(crate) fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Backend, EngineError> {
         match kind {
             EngineKind::Uring => Uring::open(files, depth).map(|uring| Backend::Uring(Box::new(uring))),
@@ -74,7 +70,7 @@ impl Backend {
         }
     }
 
-    /// What was reported of `key` is of no interest.
+    /// Discards a pending report of `key`.
     pub(crate) fn ignore_ready(&mut self, key: u64) {
         match self {
             Backend::Uring(uring) => uring.ignore_ready(key),
@@ -114,7 +110,7 @@ impl Backend {
         }
     }
 
-    /// Registers a file under an id that another backend has chosen, in place of the one that has it.
+    /// Registers a file under an id chosen by another backend, replacing the file that has this id.
     pub(crate) fn put(&mut self, id: FileId, file: ImageFile) -> Result<(), EngineError> {
         match self {
             Backend::Uring(uring) => uring.put(id, file),
@@ -160,7 +156,7 @@ impl Backend {
         }
     }
 
-    /// The buffers that are registered.
+    /// The registered buffers.
     pub(crate) fn registered(&self) -> Vec<Arc<Buffer>> {
         match self {
             Backend::Uring(uring) => uring.registered(),

@@ -1,59 +1,59 @@
-//! How a thread that sleeps is woken for work that others have for it, and only then: a system call for each sleep,
-//! none for each piece of work.
+//! Wakes a thread for work that other threads have published, only if it sleeps: one system call per sleep, not per
+//! piece of work.
 //!
-//! The thread says that it sleeps, then looks once more. Others publish work, then look whether it sleeps. Between the
-//! two steps each has a full fence: so at least one of them sees what the other did. Without it, or without the second
-//! look, the thread could sleep while there is work, with no other wake-up to come.
+//! The thread sets a flag that it sleeps, then checks for work again. Others publish work, then check the flag.
+//! Both have a full fence between the two steps, so at least one of them sees what the other did. Without the fence, or
+//! without the second check, the thread could sleep while there is work, and never be woken.
 //!
-//! Invariant: a thread for which there is work does not sleep, or its event has been signalled since it said so.
+//! Invariant: a thread for which there is work does not sleep, or its event has been signalled since it set the flag.
 //!
-//! `tests/loom` runs it in every order that the memory model allows, and finds both mistakes.
+//! `tests/loom` runs it under every interleaving that the memory model allows, and detects both mistakes.
 
-use super::sync::{AtomicBool, Event, Ordering, fence};
+use super::sync::{AtomicBool, Ordering, WakeEvent, fence};
 
 /// Wakes one thread. The thread sleeps by watching the event.
 pub(crate) struct Bell {
     /// The thread sleeps, or is about to.
     asleep: AtomicBool,
-    event: Event,
+    event: WakeEvent,
 }
 
 impl Bell {
-    /// The bell of a thread that does not sleep.
-    pub(crate) fn new(event: Event) -> Bell {
+    /// A bell for a thread that is awake.
+    pub(crate) fn new(event: WakeEvent) -> Bell {
         Bell { asleep: AtomicBool::new(false), event }
     }
 
-    /// What the thread watches.
-    pub(crate) fn event(&self) -> &Event {
+    /// The event that the thread watches while it sleeps.
+    pub(crate) fn event(&self) -> &WakeEvent {
         &self.event
     }
 
-    /// The thread is about to sleep. Whether it may: if `has_work` does not find any now, whatever comes from now on
-    /// signals the event. [`Bell::awake`] must follow the sleep.
+    /// Called by the thread before it sleeps. Returns true if it may: `has_work` finds nothing, and any work published
+    /// later signals the event. [`Bell::awake`] must follow the sleep.
     #[inline]
     pub(crate) fn may_sleep(&self, has_work: impl FnOnce() -> bool) -> bool {
-        // In place of a store, so that it follows all that others have done to the flag: `loom` would not know.
+        // A swap, not a store: `loom` would not order a store after earlier changes of the flag by other threads.
         self.asleep.swap(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let works = has_work();
-        if works {
+        let finds_work = has_work();
+        if finds_work {
             self.awake();
         }
-        !works
+        !finds_work
     }
 
-    /// The thread does not sleep any more.
+    /// Called by the thread after its sleep.
     #[inline]
     pub(crate) fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Another thread has published work for this one, and wakes it if it sleeps.
+    /// Called by another thread after it has published work: wakes the thread if it sleeps.
     #[inline]
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
-        // Only one of those who find it asleep wakes it.
+        // If several find it asleep, one wakes it.
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
             self.event.signal();
         }

@@ -16,8 +16,8 @@ const BOUNCE_MAX: usize = 1 << 20;
 /// operations in flight, so the total is at most 32 MiB at a depth of 256.
 const BYTES_MAX: usize = 16 << 20;
 
-/// How many free buffers the pool keeps, and the size of a small one: enough for a few unaligned requests of ordinary
-/// size at once, and no more than 256 KiB of idle memory.
+/// The size of a small buffer, and the number of free ones that the pool keeps: enough for a few unaligned requests of
+/// ordinary size at once, and at most 256 KiB of idle memory.
 const KEPT_LEN: usize = 64 << 10;
 const KEPT_MAX: usize = 4;
 
@@ -78,9 +78,9 @@ impl Bounce {
 
     fn bytes(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= self.memory.len(), "larger than the bounce buffer");
-        // SAFETY: `take` made the memory of one buffer with at least that many initialised bytes. Of the two handles of
-        // the buffer, both in this value, only this one makes slices, under a borrow of the value. The kernel is not
-        // using it: `flight` calls this only before an operation is submitted and after it has completed.
+        // SAFETY: `take` allocated one buffer with at least that many initialised bytes. Of the two handles of the
+        // buffer, both in this value, only this one makes slices, under a borrow of the value. The kernel is not using
+        // it: `flight` calls this only before an operation is submitted and after it has completed.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.base(), len) }
     }
 }

@@ -1,4 +1,4 @@
-//! A step of an operation as a plain system call, for any thread to make.
+//! A step of an operation as a plain system call, which any thread can make.
 //!
 //! Invariant: the addresses in a call are passed to the kernel and never dereferenced here.
 
@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use memory::Part;
 use rustix::fs::OFlags;
 
-use crate::flight::Step;
+use crate::flight::IoStep;
 
 /// FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -22,7 +22,7 @@ pub(crate) struct Call {
 
 #[derive(Clone, Copy)]
 enum CallKind {
-    /// Into one part of memory, as nearly all are: the kernel has no list to read.
+    /// Into one part of memory, as most are: the kernel need not copy in a list.
     ReadOne {
         at: libc::off_t,
         part: Part,
@@ -58,24 +58,24 @@ unsafe impl Send for Call {}
 
 impl Call {
     /// The call for a step.
-    pub(crate) fn of(fd: RawFd, step: &Step<'_>) -> Call {
+    pub(crate) fn of(fd: RawFd, step: &IoStep<'_>) -> Call {
         let offset = |at: u64| libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
         // At most 1024.
         let count = |parts: usize| libc::c_int::try_from(parts).unwrap_or(libc::c_int::MAX);
         let kind = match *step {
-            Step::Read { at, parts: &[part], .. } => CallKind::ReadOne { at: offset(at), part },
-            Step::Write { at, parts: &[part] } => CallKind::WriteOne { at: offset(at), part },
-            Step::Read { at, parts, .. } => {
+            IoStep::Read { at, parts: &[part], .. } => CallKind::ReadOne { at: offset(at), part },
+            IoStep::Write { at, parts: &[part] } => CallKind::WriteOne { at: offset(at), part },
+            IoStep::Read { at, parts, .. } => {
                 CallKind::Read { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
-            Step::Write { at, parts } => {
+            IoStep::Write { at, parts } => {
                 CallKind::Write { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
-            Step::WriteCached { at, parts } => {
+            IoStep::WriteCached { at, parts } => {
                 CallKind::WriteCached { at: offset(at), parts: parts.as_ptr().cast(), count: count(parts.len()) }
             }
-            Step::SyncData => CallKind::SyncData,
-            Step::Deallocate { at, len } => CallKind::Deallocate { at: offset(at), len: offset(len) },
+            IoStep::SyncData => CallKind::SyncData,
+            IoStep::Deallocate { at, len } => CallKind::Deallocate { at: offset(at), len: offset(len) },
         };
         Call { fd, kind }
     }

@@ -4,8 +4,8 @@
 //! (`shape`), images with a data file (`data_files`), storage with large sectors (`aligner`), more threads (`lanes`).
 //! Most disks need none of them. The engine knows no policy: callers decide on shapes and lanes.
 //!
-//! Invariants: a file has one id in the backend and in all lanes; a stage comes into being with the first work for it,
-//! so that without stages an operation goes straight to the backend.
+//! Invariants: a file has one id in the backend and in all lanes; a stage exists only from its first use on, so that
+//! without stages an operation goes straight to the backend.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -34,14 +34,14 @@ pub enum EngineKind {
     Uring,
     /// Linux AIO.
     Aio,
-    /// None: operations end at once, with nothing done.
+    /// No I/O: operations succeed at once.
     Null,
-    /// None: operations end when a device of this kind would be done, with nothing done.
+    /// No I/O: operations succeed after the time that a device of this kind would take.
     Model(Preset),
 }
 
 impl EngineKind {
-    /// Whether nothing is stored.
+    /// Returns true for the engines that do no I/O.
     pub fn stores_nothing(self) -> bool {
         matches!(self, EngineKind::Null | EngineKind::Model(_))
     }
@@ -59,14 +59,15 @@ pub struct Engine {
     data_files: Option<Box<DataFiles>>,
     /// Present only if the minimum I/O unit of a file is, or was, larger than a sector.
     aligner: Option<Box<Aligner>>,
-    /// Present only if there are lanes, or were a moment ago.
+    /// Present only while there are lanes, or threads of ended lanes.
     lanes: Option<Box<Lanes>>,
-    /// Counts of earlier shapes.
+    /// Totals of shapes that were dropped.
     shaped: ShapeCounts,
 }
 
 impl Engine {
-    /// Opens an engine of this kind, with no fallback, for `depth` concurrent operations on `files` (leaf first).
+    /// Opens an engine of this kind for `depth` concurrent operations on `files` (leaf first). There is no fallback to
+    /// another kind.
     pub fn open(kind: EngineKind, files: Vec<ImageFile>, depth: usize) -> Result<Engine, EngineError> {
         let data: Vec<Option<ImageFile>> = files.iter().map(clone_data_file).collect::<Result<_, EngineError>>()?;
         let backend = Backend::open(kind, files, depth)?;
@@ -84,7 +85,7 @@ impl Engine {
         self.backend.kind()
     }
 
-    /// Splits and merges transfers by this policy from now on; what was pushed before ends as it began.
+    /// Splits and merges transfers by this policy from now on. Operations in flight keep the old policy.
     pub fn set_shape(&mut self, policy: ShapePolicy) {
         match &mut self.shape {
             Some(shape) => shape.set_policy(policy),
@@ -93,25 +94,25 @@ impl Engine {
         }
     }
 
-    /// How transfers are split and merged.
+    /// The policy by which transfers are split and merged.
     pub fn shape(&self) -> ShapePolicy {
         self.shape.as_ref().map_or_else(ShapePolicy::default, |shape| shape.policy())
     }
 
-    /// Whether transfers are split or merged, or were a moment ago.
+    /// Returns true while transfers are split or merged, or while operations of an earlier policy are in flight.
     #[inline]
     pub fn shapes(&self) -> bool {
         self.shape.is_some()
     }
 
-    /// What was split and merged so far.
+    /// The numbers of transfers split and merged since the engine was opened.
     pub fn shape_counts(&self) -> ShapeCounts {
         let here = self.shape.as_ref().map_or_else(ShapeCounts::default, |shape| shape.counts());
         self.shaped.plus(here)
     }
 
-    /// Starts one more lane: a thread that does transfers for this one ([`crate::lanes`]). One that turns out not to be
-    /// possible here is let go of, and [`Engine::take_lane_trouble`] says why.
+    /// Starts one more lane: a thread that does transfers for this one ([`crate::lanes`]). A lane that cannot open its
+    /// engine is ended later, and [`Engine::take_lane_trouble`] returns the reason.
     pub fn start_lane(&mut self) -> Result<(), EngineError> {
         if self.kind().stores_nothing() {
             return Err(EngineError::NoLanes);
@@ -120,7 +121,7 @@ impl Engine {
         lanes.start(backend)
     }
 
-    /// The lanes, present from now on, and the backend that they help.
+    /// Returns the lanes, creating them if needed, and the owner's backend.
     pub(crate) fn insert_lanes(&mut self) -> Result<(&mut Lanes, &Backend), EngineError> {
         let Engine { lanes, backend, .. } = self;
         let lanes = match lanes {
@@ -130,8 +131,8 @@ impl Engine {
         Ok((lanes, backend))
     }
 
-    /// Waits until each lane takes operations, or cannot; from then on they get all that they can do, also what this
-    /// thread would do faster itself. For tests, which want to see lanes at work.
+    /// Waits until each lane accepts operations or has failed. From then on lanes get every transfer, even those that
+    /// this thread would do faster itself. For tests of lanes.
     pub fn prefer_lanes(&mut self) {
         if let Some(lanes) = &mut self.lanes {
             lanes.wait_until_begun();
@@ -139,36 +140,39 @@ impl Engine {
         }
     }
 
-    /// Ends one lane, as soon as it has nothing in flight.
+    /// Ends one lane once it has nothing in flight. Does not wait for that.
     pub fn end_lane(&mut self) {
         if let Some(lanes) = &mut self.lanes {
             lanes.end_one();
         }
     }
 
-    /// The number of lanes, without those that are about to end.
+    /// The number of lanes, not counting those that are ending.
     pub fn lane_count(&self) -> usize {
         self.lanes.as_ref().map_or(0, |lanes| lanes.count())
     }
 
-    /// How many operations each lane has got since it was started.
+    /// The number of operations passed to each lane since its start.
     pub fn lane_operations(&self) -> Vec<u64> {
         self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.operations())
     }
 
-    /// The processor time that lanes have used, of those that are there.
+    /// The CPU time used by the lanes that have not ended yet.
     pub fn lane_time(&self) -> Duration {
         self.lanes.as_ref().map_or(Duration::ZERO, |lanes| lanes.time())
     }
 
-    /// Why a lane was let go of, if that was not asked for.
+    /// Returns why a lane has failed, once for each lane that was ended without [`Engine::end_lane`].
     pub fn take_lane_trouble(&mut self) -> Option<String> {
-        self.lanes.as_mut()?.take_trouble()
+        self.lanes.as_mut()?.take_failure()
     }
 
     /// Reports `key` when `fd` is ready (readable or hung up; with `write` also writable): immediately if it is ready
     /// now, then at each new event (edge triggered: an eventfd need not be read at all). There may be spurious reports,
-    /// but none is missed. Watching a key again replaces the old watch. One key is the engine's own, and refused.
+    /// but none is missed. Watching a key again replaces the old watch.
+    ///
+    /// # Panics
+    /// The engine uses one key itself: `u64::MAX - 63`.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, write: bool, key: u64) -> io::Result<()> {
         assert_ne!(key, BELL, "this key is the engine's own");
         self.backend.watch(fd, write, key)
@@ -184,13 +188,12 @@ impl Engine {
         self.backend.take_ready(into)
     }
 
-    /// The next sleep takes no longer than this; it may end with nothing.
+    /// Limits the next sleep in [`Io::reap`], which then may return with no completion.
     pub fn limit_sleep(&mut self, most: Duration) {
         self.backend.limit_sleep(most)
     }
 
-    /// Registers a buffer that much I/O will go through, if the engine supports that. I/O through unregistered buffers
-    /// also works, but is slower.
+    /// Registers a buffer, if the engine supports that. I/O through unregistered buffers also works, but is slower.
     pub fn register_memory(&mut self, buffer: Arc<Buffer>) -> Result<(), EngineError> {
         self.backend.register_memory(buffer.clone())?;
         self.lanes.iter_mut().for_each(|lanes| lanes.register_memory(&buffer));
@@ -231,7 +234,7 @@ impl Engine {
 
     fn add_one(&mut self, file: ImageFile) -> Result<FileId, EngineError> {
         let id = self.backend.add(file)?;
-        self.tell_lanes(id);
+        self.update_lanes(id);
         self.align(id);
         Ok(id)
     }
@@ -254,11 +257,11 @@ impl Engine {
 
     fn replace_one(&mut self, id: FileId, file: ImageFile) -> Result<ImageFile, EngineError> {
         let old = self.backend.replace(id, file)?;
-        self.tell_lanes(id);
+        self.update_lanes(id);
         Ok(old)
     }
 
-    /// Tells the engine that a file has grown by other means than this engine.
+    /// Makes the engine read the length of a file that has grown by other means than this engine.
     pub fn file_grew(&mut self, id: FileId) {
         self.align(id);
         self.data_file_of(id).into_iter().for_each(|data| self.align(data));
@@ -288,19 +291,19 @@ impl Engine {
         self.data_files.as_ref()?.of(id)
     }
 
-    /// Has lanes use the file that the backend has under this id.
-    fn tell_lanes(&mut self, id: FileId) {
+    /// Gives the lanes the file that the backend has under this id.
+    fn update_lanes(&mut self, id: FileId) {
         if let (Some(lanes), Some(file)) = (&mut self.lanes, self.backend.file(id)) {
             lanes.put(id, file);
         }
     }
 
-    /// Has the aligner know the file that the backend has under this id, if its storage does not take single sectors.
+    /// Adds the backend's file to the aligner if its storage does not accept single sectors, or removes it there.
     fn align(&mut self, id: FileId) {
         let file = self.backend.file(id).filter(|file| file.alignment().offset > SECTOR);
         if let Some(file) = file {
             let unit = u64::try_from(file.alignment().offset).unwrap_or(u64::MAX);
-            // A device ends where a unit does.
+            // A device ends at a unit boundary.
             let len = file.device_len().is_none().then(|| file.len());
             self.aligner.get_or_insert_default().add(id, unit, len);
         } else if let Some(aligner) = &mut self.aligner {
@@ -308,7 +311,7 @@ impl Engine {
         }
     }
 
-    /// Whether a stage has an operation on this file, of which the backend may not know.
+    /// Returns true if a stage has an operation on this file, which the backend may not have yet.
     fn is_in_stage(&self, id: FileId) -> bool {
         self.shape.as_ref().is_some_and(|shape| shape.uses(id))
             || self.data_files.as_ref().is_some_and(|data_files| data_files.uses(id))
@@ -316,14 +319,14 @@ impl Engine {
             || self.lanes.as_ref().is_some_and(|lanes| lanes.uses(id))
     }
 
-    /// Whether operations pass any stage on their way to the backend.
+    /// Returns true if operations pass any stage on their way to the backend.
     #[inline]
     pub(crate) fn has_stages(&self) -> bool {
         self.shape.is_some() || self.data_files.is_some() || self.aligner.is_some() || self.lanes.is_some()
     }
 
-    /// As [`Io::push`], through the stages in their order. Each is taken out of the engine while it works, so that what
-    /// it pushes itself passes those behind it only. Out of line, to keep the way without stages short.
+    /// [`Io::push`] through the stages in their order. Each is taken out of the engine while it works, so that what it
+    /// pushes passes only the stages after it. Out of line, to keep the path without stages short.
     #[inline(never)]
     #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `Io::push`")]
     fn push_staged(&mut self, op: FileOp) -> Result<(), FileOp> {
@@ -348,8 +351,8 @@ impl Engine {
         }
     }
 
-    /// As [`Io::reap`], through the stages as in [`Engine::push_staged`]. Drops an idle shape without a policy, and
-    /// lanes that are over: operations go without them again.
+    /// [`Io::reap`] through the stages, as in [`Engine::push_staged`]. Drops a stage that is idle and no longer wanted:
+    /// a shape without a policy, and lanes that have all ended.
     #[inline(never)]
     fn reap_staged(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         if let Some(mut shape) = self.shape.take() {
@@ -372,7 +375,7 @@ impl Engine {
         }
         let Some(lanes) = &mut self.lanes else { return self.backend.reap(until, done) };
         lanes.reap(until, &mut self.backend, done)?;
-        if lanes.are_over() {
+        if lanes.have_ended() {
             self.lanes = None;
             self.backend.forget(BELL);
         }

@@ -10,19 +10,19 @@ use crate::EngineKind;
 /// An engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// There is nothing that another thread could do.
+    /// Lanes were requested for an engine that does no I/O.
     #[error("a disk that stores nothing has no I/O that another thread could do")]
     NoLanes,
     /// io_uring is not available to this process: a sysctl, a seccomp filter, or a kernel without it.
     #[error("cannot set up io_uring: it is forbidden here ({reason})")]
     UringForbidden {
-        /// What forbids it, as far as that can be determined.
+        /// The cause, as far as it can be determined.
         reason: String,
     },
     /// The kernel's io_uring is too old.
     #[error("cannot use the io_uring of this kernel: it lacks {missing}")]
     UringTooOld {
-        /// What is missing, and which kernel introduced it.
+        /// The missing feature, and the kernel version that introduced it.
         missing: &'static str,
     },
     /// The rings count as locked memory of the user, and its limit is used up.
@@ -58,7 +58,7 @@ pub enum EngineError {
     /// A kernel without Linux AIO, or with an old one.
     #[error("cannot use the Linux AIO of this kernel: it lacks {missing}")]
     AioMissing {
-        /// What is missing.
+        /// The missing feature.
         missing: &'static str,
     },
     /// A chain that is too long, or too many files added to it.
@@ -87,7 +87,7 @@ pub enum EngineError {
     /// Another system call failed.
     #[error("cannot {tried}")]
     Failed {
-        /// What was attempted, as a verb phrase.
+        /// The attempted operation, as a verb phrase.
         tried: &'static str,
         /// The cause.
         source: io::Error,
@@ -95,7 +95,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The other engine, if it is the system that refuses this one.
+    /// The other engine, if the system refuses this one.
     pub fn other(&self) -> Option<EngineKind> {
         match self {
             EngineError::UringForbidden { .. } | EngineError::UringTooOld { .. } | EngineError::UringNoMemory(_) => {

@@ -1,7 +1,7 @@
 //! The file descriptors watched alongside Linux AIO: an inner epoll, edge triggered.
 //!
-//! It holds its own duplicate of each descriptor, as `polls` does: two keys may watch one descriptor, and a caller that
-//! closes too early does no harm.
+//! It holds its own duplicate of each descriptor, as `polls` does: two keys may watch one descriptor, and a caller may
+//! close its descriptor too early.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// Events taken by one system call. More wait for the next call.
+/// The maximum number of events fetched by one system call.
 const BATCH: usize = 32;
 
 pub(crate) struct Epoll {
@@ -38,14 +38,14 @@ impl Epoll {
     /// Returns whether the key was watched.
     pub(crate) fn forget(&mut self, key: u64) -> bool {
         let Some(fd) = self.by_key.remove(&key) else { return false };
-        // It was added and not deleted since. Closing alone is not enough: the caller has the file open too.
+        // Closing our descriptor alone would not end the watch: the caller has the file open too.
         let deleted = epoll::delete(&self.fd, &fd);
         debug_assert!(deleted.is_ok(), "a watched descriptor is missing from the epoll");
         true
     }
 
-    /// Adds the ready keys to `ready`, without duplicates; sleeps until there is one, or for so long at most. Returns
-    /// `false` if a signal came first, or nothing.
+    /// Adds the ready keys to `ready`, without duplicates; sleeps until there is one, for at most `most`. Returns
+    /// `false` if a signal or the timeout came first.
     pub(crate) fn wait(&self, most: Option<Duration>, ready: &mut Vec<u64>) -> io::Result<bool> {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
         let most = most.and_then(|most| Timespec::try_from(most).ok());

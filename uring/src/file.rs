@@ -36,8 +36,8 @@ pub struct OpenOptions {
     pub write: bool,
     /// The cache mode.
     pub cache: Cache,
-    /// Take the lock: exclusive for writers, shared for readers. Do without it only if the file is known to be locked
-    /// already, or to look at an image in use at the caller's own risk.
+    /// Take the lock: exclusive for writers, shared for readers. Omit it only if the file is known to be locked
+    /// already, or to read an image in use at the caller's own risk.
     pub lock: bool,
 }
 
@@ -50,8 +50,8 @@ impl OpenOptions {
     }
 }
 
-/// File systems of which io_uring reads through the page cache without a thread: ext4 and btrfs, by their numbers in
-/// linux/magic.h. XFS could, but a read of it waits for those that write to the file, in the thread that submits it.
+/// File systems whose files io_uring reads through the page cache without a worker thread: ext4 and btrfs, by their
+/// numbers in linux/magic.h. Not XFS: a read there waits for writers of the file in the thread that submits it.
 const WAITING: [i64; 2] = [0xef53, 0x9123_683e];
 
 /// An open image file; a clone is the same open file.
@@ -64,7 +64,8 @@ pub struct ImageFile {
     alignment: Alignment,
     /// The length of a block device, which is not in its inode.
     device_len: Option<u64>,
-    /// Reads that meet its end before this are errors. Shared by all descriptions of the file that come of this one.
+    /// A read that meets the end of the file before this length fails. Shared by all descriptions reopened from this
+    /// one.
     known_len: KnownLen,
     waits_for_pages: bool,
     is_in_memory: bool,
@@ -119,8 +120,8 @@ impl ImageFile {
         })
     }
 
-    /// A file of `len` bytes that has no name and takes no space: it stands for a disk without a file, and nothing is
-    /// ever written to it.
+    /// Creates an anonymous file of `len` bytes in memory, a placeholder for a disk without a file. Nothing is ever
+    /// written to it, so it takes no space.
     pub fn of_nothing(name: &Path, len: u64, write: bool) -> Result<ImageFile, FileOpenError> {
         let failed = |errno: Errno| FileOpenError::failed("create in memory", name, errno);
         let file = rustix::fs::memfd_create("tapline-null", MemfdFlags::CLOEXEC).map_err(failed)?;
@@ -129,7 +130,7 @@ impl ImageFile {
         Ok(ImageFile::from_parts(File::from(file), name.to_owned(), options, Alignment::NONE, None))
     }
 
-    /// Queries what must be known about a newly opened file, and locks it.
+    /// Queries the properties of a newly opened file, and locks it.
     fn adopt(file: File, path: &Path, options: OpenOptions) -> Result<ImageFile, FileOpenError> {
         let metadata = file.metadata().map_err(|cause| FileOpenError::failed("examine", path, cause))?;
         check_kind(path, &metadata)?;
@@ -146,12 +147,12 @@ impl ImageFile {
         if options.lock {
             opened.lock()?;
         }
-        // Not before: its last user may have been about to end.
+        // Only under the lock: the previous user may have changed the length until it ended.
         opened.reaches(opened.current_len().map_err(|cause| FileOpenError::failed("find the size of", path, cause))?);
         Ok(opened)
     }
 
-    /// A file whose properties are already known.
+    /// A file whose alignment and length are already known.
     pub(crate) fn from_parts(
         file: File,
         path: PathBuf,
@@ -160,7 +161,7 @@ impl ImageFile {
         device_len: Option<u64>,
     ) -> ImageFile {
         set_noatime(&file);
-        // Block devices read as these file systems do.
+        // Block devices behave like these file systems.
         let waits_for_pages = options.cache == Cache::Writeback
             && (device_len.is_some() || WAITING.iter().any(|&magic| is_on(file.as_fd(), magic)));
         let is_in_memory = device_len.is_none() && is_on(file.as_fd(), TMPFS);
@@ -214,8 +215,8 @@ impl ImageFile {
         self.options
     }
 
-    /// What offsets, lengths and memory of direct I/O must be multiples of. One byte in writeback mode. The engines
-    /// handle memory alignment; offsets and lengths are up to the caller.
+    /// The required alignment of I/O: one byte in writeback mode. The engines handle memory alignment; the caller must
+    /// align offsets and lengths.
     pub fn alignment(&self) -> Alignment {
         self.alignment
     }
@@ -225,7 +226,7 @@ impl ImageFile {
         self.device_len
     }
 
-    /// The file has been made this long: from now on it is not to be shorter.
+    /// Records that the file has at least this length. If it is shorter later, another program has truncated it.
     pub fn reaches(&self, len: u64) {
         self.known_len.reaches(len);
     }
@@ -234,7 +235,7 @@ impl ImageFile {
         &self.known_len
     }
 
-    /// The same file, of which as much is known as of `other`.
+    /// Shares the known length with `other`, a description of the same file.
     pub(crate) fn known_as(self, other: &ImageFile) -> ImageFile {
         ImageFile { known_len: other.known_len.clone(), ..self }
     }
@@ -247,7 +248,7 @@ impl ImageFile {
         }
     }
 
-    /// The file's current metadata, whatever its name refers to by now.
+    /// The current metadata of the open file, even if its name refers to another file now.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
@@ -267,7 +268,7 @@ impl ImageFile {
         self.file.clone()
     }
 
-    /// The same file under the same descriptor, which is closed with the last of these values. Without a data file.
+    /// A clone without the data file. The descriptor is closed with the last clone.
     pub(crate) fn shared(&self) -> ImageFile {
         ImageFile { data: None, ..self.clone() }
     }
@@ -281,31 +282,31 @@ impl ImageFile {
                 Ok(hole) if hole > at => Allocation::Data(len.min(hole - at)),
                 _ => Allocation::Data(len),
             },
-            // lseek(2): no data from here to the end, or already past it. A part that was cut off is no hole.
+            // lseek(2): no data from here to the end, or already past it. A truncated part is not a hole.
             Err(Errno::NXIO) if !self.is_cut_short() => Allocation::Hole(len),
             Err(_) => Allocation::Data(len),
         }
     }
 
-    /// Whether io_uring waits, without any thread, for pages of this file that are being read into the page cache
-    /// (FMODE_BUF_RASYNC). No call tells; these are the file systems that do (Linux 5.9 and later).
+    /// Returns true if io_uring waits without a worker thread for pages of this file that are being read into the page
+    /// cache (FMODE_BUF_RASYNC, Linux 5.9 and later). No system call reports this; it follows from the file system.
     pub(crate) fn waits_for_pages(&self) -> bool {
         self.waits_for_pages
     }
 
-    /// Whether a transfer is a copy in memory, which is over when the call that begins it returns, whatever call it is.
+    /// Returns true for tmpfs: a transfer is a copy in memory, complete when any system call that starts it returns.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.is_in_memory
     }
 
-    /// Takes it for a file on storage.
+    /// Treats the file as one on storage.
     #[cfg(test)]
     pub(crate) fn forget_memory(&mut self) {
         self.is_in_memory = false;
     }
 
-    /// Whether every transfer on this file would need a thread with io_uring, because the file system cannot do I/O
-    /// without blocking its caller (tmpfs). Linux AIO is the faster engine then.
+    /// Returns true if io_uring would need a worker thread for every transfer on this file, because the file system
+    /// cannot do I/O without blocking its caller (tmpfs). Linux AIO is the faster engine then.
     pub fn uring_needs_workers(&self) -> bool {
         let buffer = memory::Buffer::zeroed(memory::PAGE);
         // SAFETY: the page was allocated above, is initialised, and has no other user until it is dropped.
@@ -317,7 +318,7 @@ impl ImageFile {
 }
 
 impl ImageFile {
-    /// See [`unique_id`].
+    /// Identifies the file within this boot of the machine; see [`unique_id`].
     pub fn unique_id(&self) -> io::Result<Vec<u8>> {
         unique_id(&self.file)
     }
@@ -393,8 +394,8 @@ fn set_cache(file: &File, path: &Path, cache: Cache) -> Result<(), FileOpenError
     })
 }
 
-/// Nobody needs a disk's access time, and maintaining it costs the kernel a clock read and an inode check for each
-/// read. Only the owner of a file may set this (EPERM); for others nothing changes.
+/// Sets O_NOATIME: the access time of an image is of no use, and maintaining it costs the kernel a clock read and an
+/// inode check for each read. Only the owner of a file may set it (EPERM); for others nothing changes.
 fn set_noatime(file: &File) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
         rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).ok();

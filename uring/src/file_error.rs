@@ -1,16 +1,16 @@
-//! Why an image file cannot be opened or created: what was tried, on which path, what to do next.
+//! Why an image file could not be opened or created: what was tried, on which path, and what to do next.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::lock::{Holder, NotLocked};
 
-/// How a process uses a file: the mode of its lock.
+/// How a process uses a file, which decides the mode of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMode {
     /// Reading: writers are excluded.
     Reading,
-    /// Writing: everyone else is excluded.
+    /// Writing: all other users are excluded.
     Writing,
 }
 
@@ -47,7 +47,7 @@ pub enum FileOpenError {
     NotAnImage {
         /// The path as given.
         path: PathBuf,
-        /// What it is instead.
+        /// The actual type of the file, as a noun with an article.
         found: &'static str,
     },
     /// The file system has no direct I/O, or requires an alignment that we cannot serve.

@@ -1,7 +1,7 @@
 //! The files of an engine, by id.
 //!
-//! Of the files themselves it reads the lengths only. Invariant: an id refers to one file from [`FileTable::put`] until
-//! that file is removed, and is reused only after that.
+//! The only system call it makes on them reads their lengths. Invariant: an id refers to one file from
+//! [`FileTable::put`] until that file is removed, and is reused only after that.
 
 use disk::{Action, FileDone, FileId};
 
@@ -14,9 +14,10 @@ pub const FILES_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct FileTable {
     slots: Vec<Option<ImageFile>>,
-    /// The files whose lengths were looked at for this batch, one bit each, and those that were cut short.
-    looked: u64,
-    cut: u64,
+    /// The files whose lengths were checked in this batch, one bit each.
+    checked: u64,
+    /// The files that were found truncated.
+    truncated: u64,
 }
 
 impl FileTable {
@@ -27,28 +28,28 @@ impl FileTable {
             return Err(EngineError::TooManyFiles);
         }
         slots.resize_with(FILES_MAX, || None);
-        Ok(FileTable { slots, looked: 0, cut: 0 })
+        Ok(FileTable { slots, checked: 0, truncated: 0 })
     }
 
-    /// From now on lengths are looked at once more.
+    /// Starts a new batch: the length of each file is checked again at its first write.
     #[inline]
     pub(crate) fn begin_batch(&mut self) {
-        self.looked = 0;
+        self.checked = 0;
     }
 
-    /// Whether a transfer is a write to a file that another program has cut short: it would hide what was lost.
+    /// Returns true for a write to a file that another program has truncated: it would hide the loss.
     #[inline]
     pub(crate) fn refuses(&mut self, (id, is_write): (FileId, bool)) -> bool {
         let bit = 1 << id.0;
-        if is_write && self.looked & bit == 0 {
-            self.looked |= bit;
-            let cut = self.get(id).is_some_and(ImageFile::is_cut_short);
-            self.cut = if cut { self.cut | bit } else { self.cut & !bit };
+        if is_write && self.checked & bit == 0 {
+            self.checked |= bit;
+            let is_truncated = self.get(id).is_some_and(ImageFile::is_cut_short);
+            self.truncated = if is_truncated { self.truncated | bit } else { self.truncated & !bit };
         }
-        is_write && self.cut & bit != 0
+        is_write && self.truncated & bit != 0
     }
 
-    /// After an operation has ended: a file that was written to is that long.
+    /// Records the length that a file has at least after a successful write.
     #[inline]
     pub(crate) fn note_written(&self, done: Option<&FileDone>) {
         let Some(FileDone { op, result: Ok(()) }) = done else { return };
@@ -79,7 +80,7 @@ impl FileTable {
         std::mem::replace(slot, file)
     }
 
-    /// Whether `file` may replace the one at `id`: operations in flight rely on its alignment and size.
+    /// Checks that `file` may replace the one at `id`: operations in flight rely on its alignment and size.
     pub(crate) fn check_replacement(&self, id: FileId, file: &ImageFile) -> Result<(), EngineError> {
         let old = self.get(id).ok_or(EngineError::NoSuchFile(id))?;
         let same = old.alignment() == file.alignment() && old.device_len() == file.device_len();

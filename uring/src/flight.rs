@@ -16,7 +16,7 @@ use crate::{Alignment, ImageFile};
 /// `UIO_MAXIOV` of linux/uio.h: the maximum number of parts in one request.
 const PARTS_MAX: usize = 1024;
 
-/// What a file requires of I/O on it.
+/// The requirements of a file on its I/O.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IoConstraints {
     pub(crate) alignment: Alignment,
@@ -38,12 +38,13 @@ impl IoConstraints {
 
 /// The next request to the kernel.
 #[derive(Debug)]
-pub(crate) enum Step<'a> {
-    /// Read from offset `at` into `parts`, at most 1024. `waits`: for pages that are being read, without a thread.
+pub(crate) enum IoStep<'a> {
+    /// Read from offset `at` into `parts`, at most 1024. `waits`: io_uring waits for the page cache without a worker
+    /// thread.
     Read { at: u64, parts: &'a [Part], waits: bool },
     /// Write `parts`, at most 1024, to offset `at`.
     Write { at: u64, parts: &'a [Part] },
-    /// The same through the page cache, though the file is open with O_DIRECT. Nothing else is in flight on it.
+    /// Write through the page cache although the file is open with O_DIRECT. Nothing else is in flight on it.
     WriteCached { at: u64, parts: &'a [Part] },
     /// `fdatasync`.
     SyncData,
@@ -84,7 +85,7 @@ impl Flight {
     /// Takes in `op` and prepares its first step.
     #[inline(always)]
     pub(crate) fn begin(&mut self, op: FileOp, constraints: IoConstraints, pool: &mut BouncePool) {
-        // Stated explicitly so that the compiler sees no drop here, for which it would copy the operation once more.
+        // Stated explicitly so that the compiler sees no drop here, for which it would copy the operation again.
         if self.op.is_some() {
             unreachable!("an operation is already in flight here");
         }
@@ -125,21 +126,21 @@ impl Flight {
         }
     }
 
-    /// What to submit. The parts stay in place until the flight is settled.
+    /// The next request to submit. Its parts stay in place until the flight is settled.
     #[inline]
-    pub(crate) fn step(&self) -> Step<'_> {
+    pub(crate) fn step(&self) -> IoStep<'_> {
         // No file is that long, and io_uring takes an offset of -1 as the file's own position.
         let after = |at: FileOffset| at.0.saturating_add(as_u64(self.moved)).min(i64::MAX.unsigned_abs());
         match self.action() {
             Action::Read { at, into } => {
-                Step::Read { at: after(*at), parts: self.parts(into), waits: self.constraints.waits_for_pages }
+                IoStep::Read { at: after(*at), parts: self.parts(into), waits: self.constraints.waits_for_pages }
             }
             Action::Write { at, from } => match &self.buffer {
-                StepBuffer::FileEnd(rest) => Step::WriteCached { at: after(*at), parts: capped(rest.parts()) },
-                _ => Step::Write { at: after(*at), parts: self.parts(from) },
+                StepBuffer::FileEnd(rest) => IoStep::WriteCached { at: after(*at), parts: capped(rest.parts()) },
+                _ => IoStep::Write { at: after(*at), parts: self.parts(from) },
             },
-            Action::SyncData => Step::SyncData,
-            Action::Deallocate { at, len } => Step::Deallocate { at: at.0, len: *len },
+            Action::SyncData => IoStep::SyncData,
+            Action::Deallocate { at, len } => IoStep::Deallocate { at: at.0, len: *len },
         }
     }
 
@@ -152,13 +153,14 @@ impl Flight {
         capped(parts)
     }
 
-    /// Processes the result of a step: a count, or a negative errno. Returns `None` if another step must be submitted.
+    /// Processes the result of a step: a byte count, or a negative errno. Returns `None` if another step must be
+    /// submitted.
     #[inline]
     pub(crate) fn settle(&mut self, result: i32, pool: &mut BouncePool) -> Option<Result<(), FileError>> {
         if self.is_all(result) { Some(Ok(())) } else { self.settle_part(result, pool) }
     }
 
-    /// Whether this many bytes complete a transfer that uses the operation's own memory: the common case.
+    /// The common case: this many bytes complete a transfer that uses the operation's own memory.
     #[inline]
     fn is_all(&self, result: i32) -> bool {
         let (Action::Read { into: memory, .. } | Action::Write { from: memory, .. }) = self.action() else {
@@ -289,7 +291,7 @@ impl Flight {
     }
 }
 
-/// As many parts as one request may have.
+/// The first parts, as many as one request may have.
 fn capped(parts: &[Part]) -> &[Part] {
     parts.get(..PARTS_MAX).unwrap_or(parts)
 }
@@ -327,11 +329,11 @@ mod test {
 
     fn submitted(flight: &Flight) -> (u64, usize) {
         match flight.step() {
-            Step::Read { at, parts, .. } | Step::Write { at, parts } | Step::WriteCached { at, parts } => {
+            IoStep::Read { at, parts, .. } | IoStep::Write { at, parts } | IoStep::WriteCached { at, parts } => {
                 (at, parts.iter().map(Part::len).sum())
             }
-            Step::SyncData => (0, 0),
-            Step::Deallocate { at, .. } => (at, 0),
+            IoStep::SyncData => (0, 0),
+            IoStep::Deallocate { at, .. } => (at, 0),
         }
     }
 
@@ -356,7 +358,7 @@ mod test {
     }
 
     #[test]
-    fn the_end_of_a_file_that_was_cut_off_is_an_error() {
+    fn a_read_at_the_end_of_a_truncated_file_fails() {
         for (least_len, expected) in [(4608, Some(Ok(()))), (4609, Some(Err(FileError::Failed(libc::EIO))))] {
             let (mut flight, mut pool) =
                 flight(read_into(&Segments::zeroed(4096)), IoConstraints { least_len, ..DIRECT });
@@ -385,9 +387,9 @@ mod test {
         };
         let (mut flight, mut pool) =
             flight(Action::Write { at: FileOffset(4096), from: Segments::zeroed(1024) }, constraints);
-        assert!(matches!(flight.step(), Step::WriteCached { at: 4096, parts } if parts.len() == 1));
+        assert!(matches!(flight.step(), IoStep::WriteCached { at: 4096, parts } if parts.len() == 1));
         assert_eq!(flight.settle(700, &mut pool), None);
-        assert!(matches!(flight.step(), Step::WriteCached { .. }));
+        assert!(matches!(flight.step(), IoStep::WriteCached { .. }));
         assert_eq!(submitted(&flight), (4796, 324));
         assert_eq!(flight.settle(324, &mut pool), Some(Ok(())));
     }

@@ -6,7 +6,7 @@
 use disk::{Action, FileDone, FileId, FileOp};
 
 use crate::bounce::BouncePool;
-use crate::flight::{Flight, IoConstraints, Step};
+use crate::flight::{Flight, IoConstraints, IoStep};
 use crate::nowait_backoff::Transfer;
 
 /// The number of a slot, which the kernel carries as a request's user data.
@@ -57,9 +57,9 @@ impl FlightSlab {
         }
     }
 
-    /// What to submit for `slot`.
+    /// The next request to submit for `slot`.
     #[inline]
-    pub(crate) fn step(&self, slot: Slot) -> (FileId, Step<'_>) {
+    pub(crate) fn step(&self, slot: Slot) -> (FileId, IoStep<'_>) {
         let (op, flight) = self.get(slot);
         (op.file, flight.step())
     }

@@ -1,9 +1,9 @@
-//! How long a file is known to be, to notice that another program cuts it off.
+//! The length that a file is known to have, to detect that another program has truncated it.
 //!
-//! Nothing of ours makes an image shorter but [`ImageFile::set_len`]. So a file that is shorter than it was when it was
-//! opened, or than one of our writes has made it, has lost its end to another program. What is read there would be
-//! zeroes, and a write behind the new end would turn the lost part into a hole that nothing tells from zeroes: both
-//! are errors. A cut in the instant between the look and the write is not seen.
+//! We shorten an image only with [`ImageFile::set_len`]. So a file that is shorter than when it was opened, or than one
+//! of our writes made it, was truncated by another program. Reads of the lost part would return zeroes, and a write
+//! beyond the new end would turn it into a hole, indistinguishable from zeroes: both fail instead. A truncation between
+//! the check and the write is not detected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use crate::ImageFile;
 
-/// The length below which a file never falls; a clone is of the same file. None at first.
+/// The minimum length of a file, 0 at first. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownLen(Arc<AtomicU64>);
 
@@ -21,7 +21,7 @@ impl KnownLen {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The file reaches this far.
+    /// Records that the file has at least this length.
     #[inline]
     pub(crate) fn reaches(&self, len: u64) {
         if len > self.get() {
@@ -29,20 +29,20 @@ impl KnownLen {
         }
     }
 
-    /// The file was given this length.
+    /// Records that we have set the file to this length.
     pub(crate) fn set(&self, len: u64) {
         self.0.store(len, Ordering::Relaxed);
     }
 }
 
 impl ImageFile {
-    /// Whether another program has cut off a part of the file. A block device is never cut off.
+    /// Returns true if another program has truncated the file. Block devices are not checked.
     pub fn is_cut_short(&self) -> bool {
         let known = self.known_len().get();
         if known == 0 || self.device_len().is_some() {
             return false;
         }
-        // What the client of a network file system has cached must do, unless it looks bad.
+        // The length cached by a network file system's client suffices, unless it is too short.
         let cached = statx(self, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::SIZE);
         cached.is_ok_and(|found| found.stx_size < known) && self.current_len().is_ok_and(|len| len < known)
     }
@@ -55,7 +55,7 @@ mod test {
     use crate::{Cache, ImageFile, OpenOptions};
 
     #[test]
-    fn only_another_program_cuts_a_file_short() {
+    fn only_a_truncation_by_another_program_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
         std::fs::write(&path, [7; 4096]).unwrap();

@@ -1,25 +1,24 @@
-//! Lanes: threads that do transfers for the thread that owns an engine, each with a backend of its own on the same
-//! files.
+//! Lanes: threads that do transfers for the thread that owns an engine, each with its own backend on the same files.
 //!
-//! Submitting an operation is most of what a request costs, and is the kernel's; so that is what is spread. Everything
-//! else stays with the owner, and an operation is complete when the owner reaps it: for the disk above there is one
-//! engine. Syncs and deallocations stay with the owner's backend as well. A sync covers what has completed, wherever
-//! that was done: all backends have the same open file description, so that none misses a write error.
+//! Most of the cost of a request is its submission to the kernel, so submission is what lanes share. Everything else
+//! stays with the owner, and an operation is complete when the owner reaps it: the disk above sees one engine. Syncs
+//! and deallocations go through the owner's backend as well. A sync covers the writes completed by any backend: all
+//! use the same open file description, so no write error is missed.
 //!
-//! **Spreading.** Operations go to the lane that is least behind, a few at a time, so that lanes submit batches too. If
-//! all are behind, the owner does them itself; and the first of a batch, while no lane has anything: a disk with few
-//! requests at once is as fast as without lanes.
+//! **Distribution.** Operations go to the lane with the smallest backlog, a few at a time, so that lanes submit batches
+//! too. If all have a large backlog, the owner does them itself. It also does the first of a batch itself while no lane
+//! is busy: with few concurrent requests a disk is as fast as without lanes.
 //!
-//! **Waking.** Nothing sleeps but in its own backend ([`Bell`]).
+//! **Waking.** Each thread sleeps only in its own backend ([`Bell`]).
 //!
-//! **Files.** The owner decides on ids, and tells each lane, which applies the change in the order of its queue. The
-//! owner waits for that: a file that was removed is not open in any lane.
+//! **Files.** The owner assigns ids and sends each change to the lanes, which apply it in the order of their queues.
+//! The owner waits for that: no lane has a removed file open.
 //!
-//! A lane that cannot be started, or cannot follow a change, is let go of, and what it had goes on without it. A lane
-//! whose engine has failed is the failure of the engine.
+//! A lane that cannot be started, or cannot apply a change, is ended; its operations are done by others. If the backend
+//! of a lane fails, the engine fails.
 //!
-//! Invariants: an operation is in one backend, or in the queue to or from one lane; a lane never has more than its
-//! depth, so that queues are never full.
+//! Invariants: an operation is in one backend, or in the queue to or from one lane; a lane never has more operations
+//! than its depth, so queues are never full.
 
 mod faults;
 mod lane;
@@ -39,52 +38,52 @@ use crate::backend::Backend;
 use crate::bell::Bell;
 use crate::file_table::FILES_MAX;
 use crate::spsc::{self, Consumer, Producer};
-use crate::sync::Event;
+use crate::sync::WakeEvent;
 use crate::{EngineError, ImageFile, thread};
 pub(crate) use faults::Faults;
 pub(crate) use lane::BELL;
-use lane::{Change, Ends, FromLane, Shared, Start, ToLane};
+use lane::{FromLane, LaneChange, LaneEnds, LaneShared, LaneStart, ToLane};
 
-/// Operations that one lane has at most.
+/// The maximum number of operations of one lane.
 const DEPTH: usize = 128;
 
-/// Changes and the stop come in addition to operations; the owner waits for a change before the next.
+/// Queue entries in addition to operations: one change, as the owner waits for it before the next, and the stop.
 const CHANGES: usize = 2;
 
-/// Operations that go to one lane before another one is chosen.
+/// Consecutive operations that go to one lane before another is chosen.
 const RUN: u32 = 8;
 
-/// The first operations of a batch that the owner does itself while lanes have nothing: to pass one on and to be woken
-/// for its result costs several times as much as a few operations do, and takes longer.
-const OWN: u32 = 4;
+/// Operations at the start of a batch that the owner does itself while no lane is busy: passing an operation on and
+/// being woken for its result costs several times as much as doing a few, and takes longer.
+const OWNER_RUN: u32 = 4;
 
-/// A lane with so many operations that it has not even taken in is behind.
-const BEHIND: usize = 16;
+/// A lane with this number of queued operations gets no more.
+const BACKLOG_MAX: usize = 16;
 
-/// Results that are taken from one lane in one look: the first are answered while there is still work in flight.
+/// Results taken from one lane at a time: the first are answered while there is still work in flight.
 const RESULTS: usize = 8;
 
-/// What the frames of an engine need, in a build for tests as well.
+/// Sufficient for the frames of an engine, in a debug build as well.
 const STACK: usize = 256 << 10;
 
-/// A lane, as the owner sees it.
-struct Handle {
+/// The owner's side of a lane.
+struct LaneHandle {
     to: Producer<ToLane>,
     from: Consumer<FromLane>,
     replies: Receiver<Result<(), EngineError>>,
-    shared: Arc<Shared>,
+    shared: Arc<LaneShared>,
     thread: JoinHandle<()>,
-    /// Operations that have not come back.
+    /// Operations without a result.
     outstanding: usize,
-    /// Something was pushed since its bell was rung.
+    /// Set if something was pushed since its bell was rung.
     pushed: bool,
-    /// It gets no more operations, and ends when it has none.
+    /// It gets no more operations, and ends when none is outstanding.
     ending: bool,
-    /// Operations that it got.
+    /// Operations since its start.
     count: u64,
 }
 
-impl Handle {
+impl LaneHandle {
     fn has_begun(&self) -> bool {
         matches!(self.shared.begun.get(), Some(Ok(_)))
     }
@@ -96,31 +95,32 @@ impl Handle {
 
 /// All lanes of an engine.
 pub(crate) struct Lanes {
-    lanes: Vec<Handle>,
+    lanes: Vec<LaneHandle>,
     /// Wakes the owner.
     owner: Arc<Bell>,
-    /// Which lane gets operations, and how many before another choice; `None`: the owner.
+    /// The lane that gets the next operations; `None`: the owner's backend.
     chosen: Option<usize>,
+    /// Operations left before another choice.
     run: u32,
-    /// Whether the next choice is the first since the last look.
+    /// Set if the next choice is the first of a batch.
     is_first: bool,
-    /// Whether lanes get the first operations of a batch, too.
+    /// Set if lanes also get the first operations of a batch.
     are_preferred: bool,
     /// Operations in lanes, by file.
     on_file: [usize; FILES_MAX],
-    /// What lanes have handed back and the owner's backend had no room for.
-    back: VecDeque<FileOp>,
-    /// Threads that have nothing more to do, but may still have files open.
-    leaving: Vec<JoinHandle<()>>,
-    /// Why lanes were let go of.
-    troubles: Vec<String>,
+    /// Operations handed back by lanes for which the owner's backend had no room.
+    returned: VecDeque<FileOp>,
+    /// Threads of ended lanes, which may still have files open.
+    ending_threads: Vec<JoinHandle<()>>,
+    /// Why lanes have failed.
+    failures: Vec<String>,
     faults: Faults,
 }
 
 impl Lanes {
-    /// No lanes yet, for the owner of this backend.
+    /// Creates an empty set of lanes for the owner of this backend.
     pub(crate) fn new(backend: &mut Backend) -> Result<Lanes, EngineError> {
-        let event = Event::new().map_err(|cause| EngineError::failed("create an eventfd", cause))?;
+        let event = WakeEvent::new().map_err(|cause| EngineError::failed("create an eventfd", cause))?;
         let watched = backend.watch(event.as_fd(), false, BELL);
         watched.map_err(|cause| EngineError::failed("watch for results of lanes", cause))?;
         Ok(Lanes {
@@ -131,28 +131,28 @@ impl Lanes {
             is_first: true,
             are_preferred: false,
             on_file: [0; FILES_MAX],
-            back: VecDeque::new(),
-            leaving: Vec::new(),
-            troubles: Vec::new(),
+            returned: VecDeque::new(),
+            ending_threads: Vec::new(),
+            failures: Vec::new(),
             faults: Faults::default(),
         })
     }
 
-    /// Has lanes that are started from now on fail at some step.
+    /// Injects faults into lanes that are started from now on.
     #[cfg(test)]
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// Starts one more lane, with the files and the memory of this backend. It takes operations when it has opened its
-    /// own.
+    /// Starts one more lane, with the files and registered memory of this backend. It accepts operations once it has
+    /// opened its own backend.
     pub(crate) fn start(&mut self, backend: &Backend) -> Result<(), EngineError> {
-        let event = Event::new().map_err(|cause| EngineError::failed("create an eventfd", cause))?;
-        let shared = Arc::new(Shared { bell: Bell::new(event), begun: OnceLock::new(), failed: OnceLock::new() });
+        let event = WakeEvent::new().map_err(|cause| EngineError::failed("create an eventfd", cause))?;
+        let shared = Arc::new(LaneShared { bell: Bell::new(event), begun: OnceLock::new(), failed: OnceLock::new() });
         let (to, from_owner) = spsc::queue(DEPTH + CHANGES);
         let (to_owner, from) = spsc::queue(DEPTH);
         let (replies_of, replies) = channel();
-        let ends = Ends {
+        let ends = LaneEnds {
             from_owner,
             to_owner,
             replies: replies_of,
@@ -161,131 +161,132 @@ impl Lanes {
             faults: self.faults.clone(),
         };
         let files = (0..).map(FileId).take(FILES_MAX).filter_map(|id| Some((id, backend.file(id)?.shared())));
-        let start = Start { kind: backend.kind(), depth: DEPTH, files: files.collect(), memory: backend.registered() };
+        let start =
+            LaneStart { kind: backend.kind(), depth: DEPTH, files: files.collect(), memory: backend.registered() };
         let started = match self.faults.step() {
             Ok(()) => thread::spawn("lane", STACK, move || ends.run(start)),
             Err(errno) => Err(io::Error::from_raw_os_error(errno)),
         };
         let thread = started.map_err(|cause| EngineError::failed("start a thread", cause))?;
         let handle =
-            Handle { to, from, replies, shared, thread, outstanding: 0, pushed: false, ending: false, count: 0 };
+            LaneHandle { to, from, replies, shared, thread, outstanding: 0, pushed: false, ending: false, count: 0 };
         self.lanes.push(handle);
         Ok(())
     }
 
-    /// Has lanes get all that they can.
+    /// Passes every transfer to a lane if one has room.
     pub(crate) fn prefer(&mut self) {
         self.are_preferred = true;
     }
 
-    /// Waits until each lane takes operations, or cannot.
+    /// Waits until each lane accepts operations or has failed.
     pub(crate) fn wait_until_begun(&mut self) {
-        self.change(|| Change::Nothing);
+        self.change(|| LaneChange::Nothing);
     }
 
-    /// Ends one lane, when it has nothing in flight any more.
+    /// Ends one lane once it has nothing in flight.
     pub(crate) fn end_one(&mut self) {
         if let Some(lane) = self.lanes.iter_mut().rfind(|lane| !lane.ending) {
             lane.ending = true;
         }
         self.run = 0;
-        self.let_go();
+        self.stop_drained();
     }
 
-    /// How many there are, without those that are to end.
+    /// The number of lanes, not counting those that are ending.
     pub(crate) fn count(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.ending).count()
     }
 
-    /// Whether nothing is left of them.
-    pub(crate) fn are_over(&mut self) -> bool {
-        self.leaving.retain(|thread| !thread.is_finished());
-        self.lanes.is_empty() && self.leaving.is_empty() && self.back.is_empty() && self.troubles.is_empty()
+    /// Returns true if all lanes and their threads have ended, and nothing of theirs is left to process.
+    pub(crate) fn have_ended(&mut self) -> bool {
+        self.ending_threads.retain(|thread| !thread.is_finished());
+        self.lanes.is_empty() && self.ending_threads.is_empty() && self.returned.is_empty() && self.failures.is_empty()
     }
 
-    /// How many operations each has got.
+    /// The number of operations passed to each lane since its start.
     pub(crate) fn operations(&self) -> Vec<u64> {
         self.lanes.iter().filter(|lane| !lane.ending).map(|lane| lane.count).collect()
     }
 
-    /// The processor time of all of them together.
+    /// The total CPU time of the lanes.
     pub(crate) fn time(&self) -> Duration {
-        let clock = |lane: &Handle| lane.shared.begun.get()?.as_ref().ok().copied()??.time();
+        let clock = |lane: &LaneHandle| lane.shared.begun.get()?.as_ref().ok().copied()??.time();
         self.lanes.iter().filter_map(clock).sum()
     }
 
-    /// Why one was let go of, if that was not asked for.
-    pub(crate) fn take_trouble(&mut self) -> Option<String> {
-        self.troubles.pop()
+    /// Returns why a lane has failed, once for each.
+    pub(crate) fn take_failure(&mut self) -> Option<String> {
+        self.failures.pop()
     }
 
-    /// Whether an operation on this file is with a lane.
+    /// Returns true if an operation on this file is in a lane.
     pub(crate) fn uses(&self, file: FileId) -> bool {
         self.on_file.get(usize::from(file.0)).is_some_and(|&count| count > 0)
-            || self.back.iter().any(|op| op.file == file)
+            || self.returned.iter().any(|op| op.file == file)
     }
 
-    /// The owner's backend has this file under this id now.
+    /// Makes a file of the owner's backend, new or replaced, available to the lanes under its id.
     pub(crate) fn put(&mut self, id: FileId, file: &ImageFile) {
-        self.change(|| Change::Put(id, Box::new(file.shared())));
+        self.change(|| LaneChange::Put(id, Box::new(file.shared())));
     }
 
-    /// The owner's backend has no such file any more.
+    /// Closes a file that was removed from the owner's backend.
     pub(crate) fn remove(&mut self, id: FileId) {
-        self.change(|| Change::Remove(id));
+        self.change(|| LaneChange::Remove(id));
     }
 
-    /// Has lanes register a buffer that the owner's backend has registered.
+    /// Registers a buffer of the owner's backend with the lanes.
     pub(crate) fn register_memory(&mut self, buffer: &Arc<Buffer>) {
-        self.change(|| Change::Register(buffer.clone()));
+        self.change(|| LaneChange::Register(buffer.clone()));
     }
 
-    /// Has them unregister it.
+    /// Unregisters a buffer from the lanes.
     pub(crate) fn forget_memory(&mut self, buffer: &Arc<Buffer>) {
-        self.change(|| Change::Forget(buffer.clone()));
+        self.change(|| LaneChange::Forget(buffer.clone()));
     }
 
-    /// Has all lanes apply a change, and waits for them. They wait for storage no more than the owner itself would in
-    /// their place: while Linux AIO submits.
-    fn change(&mut self, make: impl Fn() -> Change) {
-        for thread in self.leaving.drain(..) {
-            // It has nothing more to do, and a panic of it has been reported.
+    /// Applies a change in all lanes, and waits for them. They wait for storage no longer than the owner would in their
+    /// place: while Linux AIO submits.
+    fn change(&mut self, make: impl Fn() -> LaneChange) {
+        for thread in self.ending_threads.drain(..) {
+            // A panic of the thread has been reported already.
             thread.join().unwrap_or_default();
         }
         for lane in &mut self.lanes {
-            lane.tell(ToLane::Change(make()));
+            lane.send_and_wake(ToLane::Change(make()));
         }
         for lane in &mut self.lanes {
             // Without a reply its thread has panicked.
             let replied = lane.replies.recv().unwrap_or_else(|_| Err(panicked()));
-            if let Err(trouble) = replied {
+            if let Err(error) = replied {
                 if !std::mem::replace(&mut lane.ending, true) {
-                    self.troubles.push(in_words(&trouble));
+                    self.failures.push(describe(&error));
                 }
             }
         }
         self.run = 0;
-        self.let_go();
+        self.stop_drained();
     }
 
-    /// Lets lanes go that are to end and have nothing in flight.
-    fn let_go(&mut self) {
+    /// Stops the ending lanes that have nothing in flight.
+    fn stop_drained(&mut self) {
         for index in (0..self.lanes.len()).rev() {
             if self.lanes.get(index).is_some_and(|lane| lane.ending && lane.outstanding == 0) {
                 let mut lane = self.lanes.swap_remove(index);
-                lane.tell(ToLane::Stop);
-                self.leaving.push(lane.thread);
+                lane.send_and_wake(ToLane::Stop);
+                self.ending_threads.push(lane.thread);
                 self.run = 0;
             }
         }
     }
 
-    /// As [`Io::push`], to a lane or to the owner's backend.
+    /// [`Io::push`], to a lane or to the owner's backend.
     #[inline]
     #[allow(clippy::result_large_err, reason = "handing back by value is the point, as in `Io::push`")]
     pub(crate) fn push(&mut self, op: FileOp, backend: &mut Backend) -> Result<(), FileOp> {
         let is_transfer = matches!(op.action, Action::Read { .. } | Action::Write { .. });
-        if !is_transfer || !self.back.is_empty() {
+        if !is_transfer || !self.returned.is_empty() {
             return backend.push(op);
         }
         let file = usize::from(op.file.0);
@@ -297,7 +298,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// As [`Io::reap`], of all lanes and of the owner's backend.
+    /// [`Io::reap`], from all lanes and from the owner's backend.
     pub(crate) fn reap(
         &mut self,
         until: Until,
@@ -319,9 +320,9 @@ impl Lanes {
         self.collect(backend, done)
     }
 
-    /// The lane for the next operation, if one is to do it.
+    /// The lane for the next operation; `None`: the owner's backend.
     #[inline]
-    fn choose(&mut self) -> Option<&mut Handle> {
+    fn choose(&mut self) -> Option<&mut LaneHandle> {
         if self.run == 0 {
             self.begin_run();
         }
@@ -332,17 +333,17 @@ impl Lanes {
     fn begin_run(&mut self) {
         let is_first = std::mem::replace(&mut self.is_first, false);
         if is_first && !self.are_preferred && self.lanes.iter().all(|lane| lane.outstanding == 0) {
-            (self.chosen, self.run) = (None, OWN);
+            (self.chosen, self.run) = (None, OWNER_RUN);
             return;
         }
         let lanes = self.lanes.iter().zip(0..).filter(|(lane, _)| lane.has_room() && lane.has_begun());
         let backlogs = lanes.map(|(lane, index)| (lane.to.backlog(), lane.outstanding, index));
-        let least = backlogs.min().filter(|&(backlog, ..)| backlog < BEHIND);
+        let least = backlogs.min().filter(|&(backlog, ..)| backlog < BACKLOG_MAX);
         self.chosen = least.map(|(.., index)| index);
         self.run = RUN;
     }
 
-    /// Wakes lanes that have got something.
+    /// Wakes the lanes with new operations.
     fn ring_bells(&mut self) {
         for lane in self.lanes.iter_mut().filter(|lane| lane.pushed) {
             lane.pushed = false;
@@ -351,22 +352,22 @@ impl Lanes {
         (self.run, self.is_first) = (0, true);
     }
 
-    /// Takes what lanes have done.
+    /// Takes results from the lanes.
     fn collect(&mut self, backend: &mut Backend, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
-        let mut lets_go = false;
+        let mut any_drained = false;
         for lane in &mut self.lanes {
             for _ in 0..RESULTS {
                 let Some(result) = lane.from.pop() else { break };
                 lane.outstanding -= 1;
                 let file = match &result {
-                    FromLane::Done(FileDone { op, .. }) | FromLane::Back(op) => op.file,
+                    FromLane::Done(FileDone { op, .. }) | FromLane::Returned(op) => op.file,
                 };
                 if let Some(count) = self.on_file.get_mut(usize::from(file.0)) {
                     *count -= 1;
                 }
                 match result {
                     FromLane::Done(one) => done.push(one),
-                    FromLane::Back(op) => self.back.push_back(op),
+                    FromLane::Returned(op) => self.returned.push_back(op),
                 }
             }
             if let Some(&EngineFailed { what, errno }) = lane.shared.failed.get() {
@@ -374,41 +375,41 @@ impl Lanes {
             }
             if let (false, Some(Err(refused))) = (lane.ending, lane.shared.begun.get()) {
                 lane.ending = true;
-                self.troubles.push(in_words(refused));
+                self.failures.push(describe(refused));
             }
-            lets_go |= lane.ending && lane.outstanding == 0;
+            any_drained |= lane.ending && lane.outstanding == 0;
         }
-        if lets_go {
-            self.let_go();
+        if any_drained {
+            self.stop_drained();
         }
-        while let Some(op) = self.back.pop_front() {
+        while let Some(op) = self.returned.pop_front() {
             if let Err(op) = backend.push(op) {
-                self.back.push_front(op);
+                self.returned.push_front(op);
                 break;
             }
         }
         Ok(())
     }
 
-    /// Whether the owner may sleep: no lane has a result for it.
+    /// Returns true if the owner may sleep: no lane has a result for it.
     fn may_sleep(&mut self) -> bool {
         let (owner, lanes) = (&self.owner, &mut self.lanes);
         owner.may_sleep(|| lanes.iter_mut().any(|lane| !lane.from.is_empty() || lane.shared.failed.get().is_some()))
     }
 }
 
-/// An error with its causes, and what can be done about it.
-fn in_words(error: &EngineError) -> String {
+/// The text of an error with its causes and the remedy.
+fn describe(error: &EngineError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     let remedy = error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"));
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")) + &remedy
 }
 
 fn panicked() -> EngineError {
-    EngineError::failed("go on with a lane", io::Error::other("its thread has panicked"))
+    EngineError::failed("continue with a lane", io::Error::other("its thread has panicked"))
 }
 
-impl Handle {
+impl LaneHandle {
     fn push(&mut self, op: FileOp) {
         self.outstanding += 1;
         self.count += 1;
@@ -416,26 +417,26 @@ impl Handle {
         self.send(ToLane::Op(op));
     }
 
-    fn tell(&mut self, what: ToLane) {
-        self.send(what);
+    fn send_and_wake(&mut self, message: ToLane) {
+        self.send(message);
         self.shared.bell.ring();
     }
 
-    fn send(&mut self, what: ToLane) {
-        if self.to.push(what).is_err() {
-            unreachable!("there is room for what a lane may have at once");
+    fn send(&mut self, message: ToLane) {
+        if self.to.push(message).is_err() {
+            unreachable!("the queue has room for all operations of a lane and a change");
         }
     }
 }
 
 impl Drop for Lanes {
-    /// Waits for the threads, and with that for what they have in the kernel.
+    /// Waits for the threads, and thereby for their requests in the kernel.
     fn drop(&mut self) {
         for mut lane in self.lanes.drain(..) {
-            lane.tell(ToLane::Stop);
-            self.leaving.push(lane.thread);
+            lane.send_and_wake(ToLane::Stop);
+            self.ending_threads.push(lane.thread);
         }
-        for thread in self.leaving.drain(..) {
+        for thread in self.ending_threads.drain(..) {
             thread.join().unwrap_or_default();
         }
     }

@@ -1,16 +1,17 @@
 //! File I/O engines, which turn a [`disk::FileOp`] into system calls, and the files they work on.
 //!
 //! Two engines follow the same rules (`flight`): [`Uring`] over io_uring, and [`Aio`] over Linux AIO, for machines
-//! where io_uring is forbidden and for files on which every io_uring request would need a thread. Each is the only wait
-//! of its thread: it also watches file descriptors. Two more do nothing, for measurements: [`Null`] at once, and
-//! [`Modelled`] in the time that a device of some kind would take. An engine can have lanes (`lanes`): more threads,
-//! each with such an engine on the same files, that do transfers for the first.
+//! where io_uring is forbidden and for files on which every io_uring request would need a thread. An engine also
+//! watches file descriptors, so that its thread sleeps in one place. Two more engines transfer nothing and are for
+//! measurements: [`Null`] completes operations at once, [`Modelled`] after the time that a given device would take. An
+//! engine can have lanes (`lanes`): additional threads, each with an engine of its own on the same files, that share
+//! the transfers.
 //!
 //! Invariant: memory, iovec and operation belong to the engine's slab from `push` until the operation is handed back;
 //! the kernel never holds an address of anything that may be freed or moved.
 //!
-//! Nothing here knows about images, guests or requests. There are no fallbacks: a file system that refuses O_DIRECT or
-//! a kernel that refuses io_uring is an error, which names the other engine where that one may do.
+//! Nothing here knows about images, guests or requests. There are no fallbacks: if the file system refuses O_DIRECT or
+//! the kernel refuses io_uring, opening fails, and the error names the other engine where that may work.
 //!
 //! A process that writes to files should ignore SIGXFSZ: the kernel sends it along with EFBIG.
 

@@ -1,18 +1,18 @@
-//! The lock of an image file: one writer, or any number of readers, whether they are ours or QEMU's.
+//! The lock of an image file: one writer, or any number of readers, compatible with QEMU's image locking.
 //!
-//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK), on the same description that I/O uses. The kernel
-//! therefore keeps the lock of a killed process until its last request in flight has ended, so that no one opens an
-//! image that old writes may still reach. That takes a moment, so [`acquire`] retries.
+//! It is an open-file-description lock (fcntl(2), F_OFD_SETLK) on the description that I/O uses. The kernel therefore
+//! keeps the lock of a killed process until its last request in flight has ended, so that the image cannot be opened
+//! while old writes may still reach it. That takes a moment, so [`acquire`] retries.
 //!
 //! A writer locks the whole file exclusively. A reader does what QEMU's readers do (docs/devel of QEMU, image locking;
-//! block/file-posix.c): it holds shared locks on single bytes, 100 plus the number of a permission that it uses and 200
-//! plus the number of one that it does not grant to others, and then tests whether another description uses what it
-//! does not grant, or does not grant what it uses. A lock of the whole file that is shared is a reader of an older
-//! version of ours. Invariant: both sides take their locks first and test afterwards, so that of two that exclude each
-//! other at least one is refused.
+//! block/file-posix.c): it holds shared locks on single bytes, 100 plus the number of each permission that it uses and
+//! 200 plus the number of each that it does not share, and then tests whether another description uses what it does not
+//! share, or does not share what it uses. A shared lock of the whole file belongs to a reader of an older version of
+//! Tapline. Invariant: both sides take their locks first and test afterwards, so that of two that exclude each other at
+//! least one is refused.
 //!
-//! On SMB it is flock(2), which the kernel's client requests from the server in the same way, and QEMU is not seen.
-//! There, the client would drop an OFD lock as soon as any descriptor of the description is closed, yet still report it
+//! On SMB it is flock(2), which the kernel's client requests from the server in the same way; QEMU is not detected
+//! there. The client would drop an OFD lock as soon as any descriptor of the description is closed, yet still report it
 //! locally. And a server stacks a new lock on top of the old one instead of converting it: the old lock is released
 //! first, so converting between a writer's and a reader's lock leaves a brief gap.
 
@@ -33,17 +33,18 @@ pub(crate) use holder::Holder;
 const ATTEMPTS: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Byte of the permission to read a consistent state, in use; that of writing; that of resizing.
+/// Bytes of the permissions to read a consistent state, to write and to resize, locked by the descriptions that use
+/// them.
 const READS: libc::off_t = 100;
 const WRITES: libc::off_t = 101;
 const RESIZES: libc::off_t = 103;
-/// Added to the byte of a permission: it is not granted to others.
-const NOT_GRANTED: libc::off_t = 100;
+/// Added to the byte of a permission: locked by the descriptions that do not share it.
+const NOT_SHARED: libc::off_t = 100;
 
-/// What a reader holds: it reads a consistent state, and lets nobody write or resize.
-const OF_READER: [libc::off_t; 3] = [READS, WRITES + NOT_GRANTED, RESIZES + NOT_GRANTED];
-/// What no other description may hold meanwhile.
-const AGAINST_READER: [libc::off_t; 3] = [WRITES, RESIZES, READS + NOT_GRANTED];
+/// The bytes that a reader locks: it reads a consistent state, and shares neither writing nor resizing.
+const OF_READER: [libc::off_t; 3] = [READS, WRITES + NOT_SHARED, RESIZES + NOT_SHARED];
+/// The bytes whose locks by another description exclude a reader.
+const AGAINST_READER: [libc::off_t; 3] = [WRITES, RESIZES, READS + NOT_SHARED];
 
 /// Why the lock was not acquired.
 pub(crate) enum NotLocked {
@@ -87,7 +88,7 @@ fn attempt(file: BorrowedFd<'_>, wanted: AccessMode) -> Result<(), NotLocked> {
     match Holder::against_reader(file) {
         None => Ok(()),
         Some(holder) => {
-            // Held any longer, it would refuse others.
+            // Kept any longer, our locks would exclude others.
             release(file).map_err(NotLocked::Failed)?;
             Err(NotLocked::Conflict(holder))
         }
@@ -106,7 +107,7 @@ fn is_conflict(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
-/// A lock of the bytes from `start`; a length of zero means all behind it.
+/// A lock of `len` bytes from `start`; a length of zero means to the end of the file.
 fn bytes(kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> libc::flock {
     // SAFETY: a C struct of integers, for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -136,7 +137,7 @@ fn set_on_smb(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes a reader's locks. A writer's lock becomes them without a gap, and the rest of it is released.
+/// Takes a reader's locks. A writer's lock on these bytes is converted without a gap, and the rest of it is released.
 fn set_reader(file: BorrowedFd<'_>) -> io::Result<()> {
     OF_READER.iter().try_for_each(|&byte| set(file, bytes(libc::F_RDLCK, byte, 1)))?;
     let mut free = 0;
@@ -155,7 +156,7 @@ fn set(file: BorrowedFd<'_>, lock: libc::flock) -> io::Result<()> {
     }
 }
 
-/// A lock of another description that conflicts with `lock`. `None` also where the file system cannot tell.
+/// A lock of another description that conflicts with `lock`. `None` also if the file system cannot report it.
 fn conflicting(file: BorrowedFd<'_>, mut lock: libc::flock) -> Option<libc::flock> {
     // SAFETY: the kernel reads and writes the struct during the call only.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
@@ -206,7 +207,7 @@ mod test {
     }
 
     #[test]
-    fn a_reader_is_refused_by_what_excludes_it_and_by_nothing_else() {
+    fn a_reader_is_refused_only_by_locks_that_exclude_it() {
         let directory = tempfile::tempdir().unwrap();
         for (held, writes) in [
             (&[100, 101, 103, 201, 203][..], true),
@@ -241,7 +242,7 @@ mod test {
     }
 
     #[test]
-    fn a_downgraded_lock_admits_readers_of_both_kinds_and_no_writer() {
+    fn a_downgraded_lock_admits_our_readers_and_those_of_qemu_but_no_writer() {
         let directory = tempfile::tempdir().unwrap();
         let (_, one) = pair(&directory, &[]);
         let other = File::open(directory.path().join("image")).unwrap();

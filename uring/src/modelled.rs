@@ -1,10 +1,10 @@
-//! The engine that takes as long as a device of a kind would, and does nothing else: for trying what suits storage that
-//! is not here.
+//! An engine without I/O that completes operations after the time that a given device would take: for finding settings
+//! for storage that is not available.
 //!
-//! When an operation ends follows from the model alone ([`device::Device`]); in between the thread waits, as it does
-//! with the io_uring engine. As with [`crate::Null`], reads leave the memory as it is, and nothing is stored.
+//! Completion times come from a model ([`device::Device`]); until then the thread waits as with the io_uring engine. As
+//! with [`crate::Null`], reads leave the memory as it is, and nothing is stored.
 //!
-//! Invariant: no operation ends before its time, and each ends once.
+//! Invariant: no operation completes before its time, and each completes once.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -16,26 +16,26 @@ use disk::{Action, Allocation, EngineFailed, FileDone, FileId, FileOffset, FileO
 use crate::engine::slots;
 use crate::{EngineError, ImageFile, Uring};
 
-/// A sleep ends so much too late on most machines: what is due earlier is waited for awake.
-const AWAKE: Duration = Duration::from_micros(30);
+/// The last part of a wait is spent spinning: on most machines a sleep ends this much too late.
+const SPIN: Duration = Duration::from_micros(30);
 
 /// An engine over a model of a device.
 pub struct Modelled {
-    /// For waiting, and to keep the files under their numbers.
+    /// Waits for watched descriptors, and holds the files by id.
     pub(crate) wait: Uring,
     preset: Preset,
     device: Device,
-    begun: Instant,
-    under_way: BinaryHeap<Timed>,
+    opened: Instant,
+    in_flight: BinaryHeap<TimedOp>,
     depth: usize,
     /// Operations so far.
     count: u64,
-    /// How long the next sleep may take.
+    /// The maximum duration of the next sleep.
     sleep_limit: Option<Duration>,
 }
 
-/// An operation, and when it ends. The first of them is the greatest.
-struct Timed {
+/// An operation and its completion time. In the heap, the earliest is the greatest.
+struct TimedOp {
     /// In nanoseconds since the engine was opened.
     due: u64,
     number: u64,
@@ -50,44 +50,44 @@ impl Modelled {
             wait: Uring::open(files, 1)?,
             preset,
             device: Device::new(preset.spec()),
-            begun: Instant::now(),
-            under_way: BinaryHeap::with_capacity(depth),
+            opened: Instant::now(),
+            in_flight: BinaryHeap::with_capacity(depth),
             depth,
             count: 0,
             sleep_limit: None,
         })
     }
 
-    /// What it is a model of.
+    /// The kind of device that is modelled.
     pub fn preset(&self) -> Preset {
         self.preset
     }
 
-    /// The next sleep takes no longer than this; it may end with nothing.
+    /// Limits the next sleep in [`Io::reap`], which then may return with no completion.
     pub fn limit_sleep(&mut self, most: Duration) {
         self.sleep_limit = Some(most);
     }
 
     /// Removes a file that has nothing in flight.
     pub fn remove(&mut self, id: FileId) -> Result<ImageFile, EngineError> {
-        if self.under_way.iter().any(|timed| timed.op.file == id) {
+        if self.in_flight.iter().any(|timed| timed.op.file == id) {
             return Err(EngineError::FileBusy(id));
         }
         self.wait.remove(id)
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Takes what is due; the time until the next one, if there is one.
+    /// Completes the operations that are due; returns the time until the next one is.
     fn take_due(&mut self, done: &mut Vec<FileDone>) -> Option<Duration> {
         let now = self.now();
-        while let Some(next) = self.under_way.peek() {
+        while let Some(next) = self.in_flight.peek() {
             if next.due > now {
                 return Some(Duration::from_nanos(next.due - now));
             }
-            done.extend(self.under_way.pop().map(|Timed { op, .. }| FileDone { op, result: Ok(()) }));
+            done.extend(self.in_flight.pop().map(|TimedOp { op, .. }| FileDone { op, result: Ok(()) }));
         }
         None
     }
@@ -95,7 +95,7 @@ impl Modelled {
 
 impl Io for Modelled {
     fn push(&mut self, op: FileOp) -> Result<(), FileOp> {
-        if self.under_way.len() >= self.depth {
+        if self.in_flight.len() >= self.depth {
             return Err(op);
         }
         let now = self.now();
@@ -107,7 +107,7 @@ impl Io for Modelled {
             Action::Deallocate { .. } => self.device.note(now),
         };
         self.count += 1;
-        self.under_way.push(Timed { due, number: self.count, op });
+        self.in_flight.push(TimedOp { due, number: self.count, op });
         Ok(())
     }
 
@@ -117,11 +117,11 @@ impl Io for Modelled {
         if until == Until::Now || done.len() > before {
             return self.wait.reap(Until::Now, done);
         }
-        // It may end with nothing: then there is another one, and nothing was missed.
-        let awake = next.is_some_and(|left| left <= AWAKE);
-        let sleep = next.map(|left| left.saturating_sub(AWAKE));
+        // It may return with nothing; the caller reaps again.
+        let spins = next.is_some_and(|left| left <= SPIN);
+        let sleep = next.map(|left| left.saturating_sub(SPIN));
         let limit = [sleep, self.sleep_limit.take()].into_iter().flatten().min();
-        if awake {
+        if spins {
             std::hint::spin_loop();
             self.wait.reap(Until::Now, done)?;
         } else {
@@ -137,22 +137,22 @@ impl Io for Modelled {
     }
 }
 
-impl PartialEq for Timed {
-    fn eq(&self, other: &Timed) -> bool {
+impl PartialEq for TimedOp {
+    fn eq(&self, other: &TimedOp) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Timed {}
+impl Eq for TimedOp {}
 
-impl PartialOrd for Timed {
-    fn partial_cmp(&self, other: &Timed) -> Option<Ordering> {
+impl PartialOrd for TimedOp {
+    fn partial_cmp(&self, other: &TimedOp) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Timed {
-    fn cmp(&self, other: &Timed) -> Ordering {
+impl Ord for TimedOp {
+    fn cmp(&self, other: &TimedOp) -> Ordering {
         (other.due, other.number).cmp(&(self.due, self.number))
     }
 }

@@ -19,9 +19,9 @@ const SKIP_MAX: u8 = 63;
 /// The backoff of one direction on one file.
 #[derive(Clone, Copy, Default)]
 struct Backoff {
-    /// How many transfers to skip after a refusal.
+    /// The number of transfers that skip the attempt after a refusal.
     skip: u8,
-    /// How many of these remain.
+    /// The number of these that remain.
     left: u8,
 }
 
@@ -43,13 +43,13 @@ impl NowaitBackoff {
         NowaitBackoff { files: Box::new([FileBackoff::default(); FILES_MAX]), is_active: false }
     }
 
-    /// Whether anything was ever refused. Usually not, and then there is nothing to check or record.
+    /// Returns true if a transfer was ever refused. Usually none was, and there is nothing to check or record.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.is_active
     }
 
-    /// Whether to try a transfer without blocking.
+    /// Returns true if the transfer should be tried without blocking.
     pub(crate) fn should_try(&mut self, (file, write): Transfer) -> bool {
         let Some(state) = self.state((file, write)) else { return true };
         let should_try = state.left == 0;
@@ -65,7 +65,7 @@ impl NowaitBackoff {
         }
         self.is_active = true;
         let Some(state) = self.state((file, write)) else { return };
-        // Transfers that were submitted together are refused together, which says no more than one refusal.
+        // Transfers that were submitted together are refused together, which counts as one refusal.
         if state.left == 0 {
             state.skip = (state.skip * 2 + 1).min(SKIP_MAX);
             state.left = state.skip;
@@ -98,7 +98,7 @@ mod test {
 
     const FILE: FileId = FileId(3);
 
-    /// How many transfers skip the attempt until the next one is tried.
+    /// The number of transfers that skip the attempt before the next one tries it.
     fn count_skipped(backoff: &mut NowaitBackoff, write: bool) -> usize {
         (0..).find(|_| backoff.should_try((FILE, write))).unwrap()
     }

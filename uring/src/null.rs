@@ -1,8 +1,9 @@
-//! The engine that does nothing, at once: for measuring what everything above an engine costs.
+//! An engine that completes every operation at once without doing it, to measure the cost of everything above an
+//! engine.
 //!
 //! Reads leave the memory as it is, writes and deallocations are dropped, and syncs have nothing to make durable. No
-//! operation makes a system call. Its thread waits for descriptors as it does with the io_uring engine, so that the two
-//! differ in the I/O alone.
+//! operation makes a system call. Its thread waits for descriptors as with the io_uring engine, so that the two differ
+//! only in the I/O.
 //!
 //! Invariant: an operation that was pushed is in `done` until the next reap hands it back, in the order of the pushes.
 
@@ -11,9 +12,9 @@ use disk::{Allocation, EngineFailed, FileDone, FileId, FileOffset, FileOp, Io, U
 use crate::engine::slots;
 use crate::{EngineError, ImageFile, Uring};
 
-/// An engine that does nothing.
+/// An engine without I/O; see [`crate::EngineKind::Null`].
 pub struct Null {
-    /// For waiting, and to keep the files under their numbers.
+    /// Waits for watched descriptors, and holds the files by id.
     pub(crate) wait: Uring,
     done: Vec<FileDone>,
 }
@@ -22,7 +23,7 @@ impl Null {
     /// An engine for up to `depth` concurrent operations on `files`, which it never touches.
     pub fn open(files: Vec<ImageFile>, depth: usize) -> Result<Null, EngineError> {
         slots(depth)?;
-        // The waiting thread has nothing in its ring but watches.
+        // The ring holds only watches.
         Ok(Null { wait: Uring::open(files, 1)?, done: Vec::with_capacity(depth) })
     }
 
@@ -49,7 +50,7 @@ impl Io for Null {
     fn reap(&mut self, until: Until, done: &mut Vec<FileDone>) -> Result<(), EngineFailed> {
         let until = if self.done.is_empty() { until } else { Until::Now };
         done.append(&mut self.done);
-        // With nothing new this is a look at memory that the kernel shares.
+        // Without events this only reads memory shared with the kernel.
         self.wait.reap(until, done)
     }
 

@@ -1,8 +1,8 @@
 //! Synchronous access to an image file, at any alignment: for creating, checking and repairing images that are not
 //! being served. The data path uses an engine instead.
 //!
-//! With O_DIRECT the bytes pass through an aligned buffer; a write first reads the surrounding blocks. No one else may
-//! write the same image meanwhile, which the lock ensures.
+//! With O_DIRECT the bytes pass through an aligned buffer; a write first reads the surrounding blocks. The lock ensures
+//! that no other process writes the image meanwhile.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -63,15 +63,15 @@ impl ImageFile {
         synced
     }
 
-    /// Whether [`ImageFile::sync`] has ever failed: what it should have made durable may be lost, and no later sync
-    /// tells.
+    /// Returns true if [`ImageFile::sync`] has ever failed: the data it should have made durable may be lost, and no
+    /// later sync reports that.
     pub fn sync_has_failed(&self) -> bool {
         self.sync_failed
     }
 
-    /// After a failed sync the page cache may hold data that never reached the storage, and consider it clean: a later
-    /// sync does not report it. This drops the cache so that reads return what the storage has, and returns whether
-    /// dirty data could be written.
+    /// Syncs, then drops the page cache, so that reads return what is on the storage. After a failed sync the page
+    /// cache may hold data that never reached the storage and consider it clean: later syncs do not report it. Fails if
+    /// the sync fails.
     pub fn sync_and_drop_cache(&mut self) -> io::Result<()> {
         let synced = self.sync();
         for file in self.all_files() {
@@ -133,7 +133,7 @@ impl ImageFile {
         Ok(())
     }
 
-    /// Whether the file extends to the end of this range.
+    /// Returns true if the file extends to the end of this range.
     fn covers(&self, range: &AlignedRange) -> io::Result<bool> {
         Ok(range.at.saturating_add(as_u64(range.len)) <= self.current_len()?)
     }
@@ -167,7 +167,7 @@ impl AlignedRange {
         AlignedRange { buffer: Buffer::zeroed(len), at: at - as_u64(skip), len, skip, take }
     }
 
-    /// Whether it contains only requested bytes.
+    /// Returns true if the range is exactly the requested bytes.
     fn is_exact(&self) -> bool {
         self.skip == 0 && self.take == self.len
     }

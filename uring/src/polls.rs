@@ -1,8 +1,8 @@
 //! The file descriptors watched through io_uring, by multishot POLL_ADD: one completion per wake-up.
 //!
-//! It does the bookkeeping and submits nothing. Each arming has its own id, so that a late completion of a watch that
-//! was removed or replaced is recognised. The engine holds its own duplicate of each descriptor: a caller that closes
-//! too early does no harm.
+//! It does the bookkeeping and submits nothing. Each watch has its own id, so that a late completion of a watch that
+//! was removed or replaced is recognised. It holds its own duplicate of each descriptor: a caller may close its
+//! descriptor too early.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -23,7 +23,7 @@ pub(crate) struct Polls {
     next: PollId,
 }
 
-/// What a completion means.
+/// A watch for which a completion was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fired {
     pub(crate) key: u64,
@@ -47,17 +47,17 @@ impl Polls {
         Some(id)
     }
 
-    /// What to arm for an id, unless it was removed meanwhile.
+    /// The descriptor and events to arm for an id, unless the watch was removed meanwhile.
     pub(crate) fn get(&self, id: PollId) -> Option<(RawFd, u32)> {
         self.by_id.get(&id).map(|poll| (poll.fd.as_raw_fd(), poll.events))
     }
 
-    /// Processes a completion; `more` says that the multishot continues. Returns `None` if the watch was removed
+    /// Processes a completion; `more` is set if the multishot continues. Returns `None` if the watch was removed
     /// meanwhile.
     pub(crate) fn fired(&mut self, id: PollId, result: i32, more: bool) -> Option<Fired> {
         let key = self.by_id.get(&id)?.key;
         if result < 0 && result != -libc::ECANCELED {
-            // Arming it again would fail again. The owner gets one report, and learns the cause from its own reads.
+            // Arming it again would fail again. The owner gets one report, and finds the cause when it reads.
             self.by_id.remove(&id);
             return Some(Fired { key, ended: false });
         }

@@ -53,7 +53,7 @@ impl RegisteredBuffers {
         Ok(())
     }
 
-    /// All that are registered.
+    /// The registered buffers.
     pub(crate) fn all(&self) -> Vec<Arc<Buffer>> {
         self.slots.iter().flatten().cloned().collect()
     }

@@ -1,9 +1,9 @@
 //! Reopens a file with other access: with write access, or without it.
 //!
-//! The file is found through its own descriptor, so that a renamed or replaced name does not matter; or another process
-//! that may open it has handed over the new description. A data file is reopened separately, and the result of
-//! reopening has none. Invariant: at every moment one of the two descriptions holds a lock that keeps writers out, so
-//! no one can take it in between.
+//! The file is opened through its own descriptor, so that it does not matter if its name was changed or replaced; or
+//! through a new description handed over by a process that may open it. A data file is reopened separately, and the
+//! reopened file has none attached. Invariant: at every moment one of the two descriptions holds a lock that excludes
+//! writers, so no other process can lock the file in between.
 
 use std::fs::{File, Metadata, OpenOptions as SystemOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::lock;
 use crate::{AccessMode, Cache, FileOpenError, ImageFile, OpenOptions};
 
 impl ImageFile {
-    /// A second handle of the same description, with the same access and the same lock: for another thread.
+    /// A second handle of the same description, with the same access and the same lock, for another thread.
     pub fn try_clone(&self) -> Result<ImageFile, FileOpenError> {
         let file = self.as_file().try_clone();
         let file = file.map_err(|cause| FileOpenError::failed("duplicate the descriptor of", self.path(), cause))?;
@@ -24,8 +24,7 @@ impl ImageFile {
         }
     }
 
-    /// Downgrades this writer's lock to a reader's, and has `from`, from which this was reopened, take a reader's lock
-    /// as well.
+    /// Downgrades this writer's lock to a reader's, and takes a reader's lock on `from`, from which this was reopened.
     pub fn return_lock(self, from: &ImageFile) -> Result<(), FileOpenError> {
         if self.options().lock {
             self.lock_as(AccessMode::Reading)?;
@@ -34,23 +33,23 @@ impl ImageFile {
         Ok(())
     }
 
-    /// The same file with write access and a writer's lock. Refused while anyone else reads it; this description, which
-    /// is to be dropped on success, then gets its lock back.
+    /// Reopens the file with write access and a writer's lock. On success this description is unlocked, and should be
+    /// dropped. Fails while another description reads the file; this one then keeps its lock.
     pub fn reopen_writable(&self) -> Result<ImageFile, FileOpenError> {
         self.upgrade_to(self.reopen(true)?)
     }
 
-    /// The same with a description of this file that was opened for writing by another process.
+    /// As [`ImageFile::reopen_writable`], with a description that another process has opened for writing.
     pub fn reopen_writable_as(&self, handed: OwnedFd) -> Result<ImageFile, FileOpenError> {
         self.upgrade_to(self.adopt_fd(handed, true)?)
     }
 
-    /// The same file for reading only, so that others may read it too. Nothing may be writing to it.
+    /// Reopens the file for reading only, so that others may read it too. No write may be in flight.
     pub fn reopen_read_only(&self) -> Result<ImageFile, FileOpenError> {
         self.downgrade_to(self.reopen(false)?)
     }
 
-    /// The same with a description of this file that was opened for reading by another process.
+    /// As [`ImageFile::reopen_read_only`], with a description that another process has opened for reading.
     pub fn reopen_read_only_as(&self, handed: OwnedFd) -> Result<ImageFile, FileOpenError> {
         self.downgrade_to(self.adopt_fd(handed, false)?)
     }
@@ -59,7 +58,7 @@ impl ImageFile {
         if !opened.options().lock {
             return Ok(opened);
         }
-        // Both are readers: no writer can get in while one replaces the other.
+        // Both are readers: no writer can lock the file while one replaces the other.
         opened.lock_as(AccessMode::Reading)?;
         lock::release(self.as_fd()).map_err(|cause| FileOpenError::failed("unlock", self.path(), cause))?;
         match opened.lock_as(AccessMode::Writing) {
@@ -90,7 +89,7 @@ impl ImageFile {
         Ok(self.with_file(file, options))
     }
 
-    /// Adopts a handed-over description, if it is of this very file. It is not locked yet.
+    /// Adopts a handed-over description if it is of this file. It is not locked yet.
     fn adopt_fd(&self, handed: OwnedFd, write: bool) -> Result<ImageFile, FileOpenError> {
         let options = OpenOptions { write, ..self.options() };
         let opened = ImageFile::from_fd(handed, self.path(), OpenOptions { lock: false, ..options })?;
@@ -106,7 +105,7 @@ impl ImageFile {
         lock::acquire(self.as_fd(), wanted).map_err(|why| FileOpenError::not_locked(self.path(), wanted, why))
     }
 
-    /// What is known about this file also holds for another description of it.
+    /// Wraps another description of this file, which has the same alignment and length.
     fn with_file(&self, file: File, options: OpenOptions) -> ImageFile {
         let path = self.path().to_owned();
         ImageFile::from_parts(file, path, options, self.alignment(), self.device_len()).known_as(self)
@@ -141,7 +140,7 @@ mod test {
     }
 
     #[test]
-    fn the_only_reader_can_become_a_writer_and_excludes_everyone() {
+    fn an_only_reader_can_become_a_writer_and_excludes_others() {
         let directory = tempfile::tempdir().unwrap();
         let path = image(&directory);
         let reader = ImageFile::open(&path, READER).unwrap();
@@ -204,7 +203,7 @@ mod test {
         assert!(matches!(refused, Err(FileOpenError::AnotherFile { .. })), "{refused:?}");
         let refused = reader.reopen_writable_as(handed(&path, false));
         assert!(matches!(refused, Err(FileOpenError::NotHanded { .. })), "{refused:?}");
-        // It still has its lock.
+        // The reader still has its lock.
         assert!(matches!(ImageFile::open(&path, WRITER), Err(FileOpenError::InUse { held: AccessMode::Reading, .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! Sets up an io_uring: the best mode that the kernel has, restricted to what an engine needs.
+//! Sets up an io_uring in the best mode that the kernel has, restricted to what an engine needs.
 //!
 //! **Restrictions.** The ring is created disabled, the files are registered, the ring is restricted, then enabled. From
 //! then on it accepts eight opcodes, and of `io_uring_register` only updating the file table (a chain changes while it
@@ -35,8 +35,8 @@ const REGISTER_BUFFERS: u8 = 0;
 /// `IORING_REGISTER_BUFFERS_UPDATE` of linux/io_uring.h.
 const REGISTER_BUFFERS_UPDATE: u8 = 16;
 
-/// Completions of watches come in addition to those of operations. The kernel keeps one that does not fit, at a cost:
-/// it ends the multishot, which must then be armed again. 4 KiB avoid that for all but a storm.
+/// Watches have completions in addition to those of operations. The kernel keeps one that does not fit, at a cost: it
+/// ends the multishot, which must then be armed again. 4 KiB avoid that for all but a storm of completions.
 const COMPLETIONS_MIN: u32 = 256;
 
 /// The opcodes that an engine needs.
@@ -69,15 +69,15 @@ pub(crate) fn open(entries: u32, files: &[RawFd]) -> Result<IoUring, EngineError
         .register_restrictions(&mut restrictions)
         .map_err(|cause| refused("io_uring_register", "restrict the io_uring", cause))?;
     submitter.register_enable_rings().map_err(|cause| refused("io_uring_register", "enable the io_uring", cause))?;
-    // Nothing is submitted and nothing is waited for: whether the call is granted is known before it is needed.
+    // Submits nothing and does not wait: it shows whether the call is permitted before it is needed.
     // SAFETY: there are no entries, and there is no argument.
     let entered = unsafe { submitter.enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
     entered.map_err(|cause| refused("io_uring_enter", "enter the io_uring", cause))?;
     Ok(ring)
 }
 
-/// The error of a call on a ring that was set up. Filters and emulations of Linux refuse it in these ways, and the
-/// ring is of no use without it.
+/// The error for a failed call on a new ring. Filters and emulations of Linux refuse calls with these errnos, and the
+/// ring is useless without them.
 fn refused(call: &str, tried: &'static str, cause: io::Error) -> EngineError {
     match cause.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
@@ -131,7 +131,7 @@ fn check_features(ring: &IoUring) -> Result<(), EngineError> {
     if !ring.params().is_feature_nodrop() {
         return Err(EngineError::UringTooOld { missing: "IORING_FEAT_NODROP (Linux 5.5)" });
     }
-    // It was introduced together with multishot POLL_ADD, which cannot be probed.
+    // This feature was introduced together with multishot POLL_ADD, which cannot be probed.
     if !ring.params().is_feature_resource_tagging() {
         return Err(EngineError::UringTooOld { missing: "multishot IORING_OP_POLL_ADD (Linux 5.13)" });
     }

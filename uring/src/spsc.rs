@@ -1,57 +1,57 @@
-//! A bounded queue from one thread to one other, without locks.
+//! A bounded lock-free queue between two threads: a single producer and a single consumer.
 //!
 //! Invariants: positions only grow; the places from `head` up to `tail` have a value and belong to the consumer, all
-//! others are empty and belong to the producer. Each end is a value that only one thread can have, and is used through
-//! `&mut`: there is one producer and one consumer.
+//! others are empty and belong to the producer. Each end is a value that cannot be cloned and is used through `&mut`:
+//! there is one producer and one consumer.
 //!
-//! `tests/loom` has its tests, in every order that the memory model allows.
+//! `tests/loom` tests it under every interleaving that the memory model allows.
 
 use super::sync::{Arc, AtomicUsize, Ordering, Place};
 
-/// A position on a cache line of its own, and of the line that processors fetch along with it.
+/// A position, alone in a pair of cache lines, as processors prefetch the adjacent line.
 #[repr(align(128))]
 struct Position(AtomicUsize);
 
-struct Shared<T> {
+struct SharedQueue<T> {
     places: Box<[Place<Option<T>>]>,
-    /// Values that were taken.
+    /// The number of values popped so far.
     head: Position,
-    /// Values that were pushed.
+    /// The number of values pushed so far.
     tail: Position,
 }
 
-// SAFETY: a place is used by the thread to which it belongs (the invariant of this file), and passes to the other one
-// with a release of the position, which that one acquires. Values move between the threads, so they must be `Send`.
-unsafe impl<T: Send> Sync for Shared<T> {}
-// SAFETY: as above: what is left is dropped by the last of the two.
-unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: a place is used only by the thread to which it belongs (the invariant of this file), and passes to the other
+// with a release store of the position, which the other acquires. Values move between the threads, so they must be
+// `Send`.
+unsafe impl<T: Send> Sync for SharedQueue<T> {}
+// SAFETY: as above; remaining values are dropped by the thread that drops the last end.
+unsafe impl<T: Send> Send for SharedQueue<T> {}
 
 /// The end that pushes.
 pub(crate) struct Producer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<SharedQueue<T>>,
     tail: usize,
-    /// Where the consumer was when the queue last seemed full.
+    /// The consumer's position when the queue last seemed full.
     head: usize,
 }
 
 /// The end that pops.
 pub(crate) struct Consumer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<SharedQueue<T>>,
     head: usize,
-    /// Where the producer was when the queue last seemed empty.
+    /// The producer's position when the queue last seemed empty.
     tail: usize,
 }
 
-/// A queue with room for `capacity` values.
+/// A queue with room for at least `capacity` values.
 pub(crate) fn queue<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     let places = (0..capacity.next_power_of_two()).map(|_| Place::default()).collect();
-    let shared = Shared { places, head: Position(AtomicUsize::new(0)), tail: Position(AtomicUsize::new(0)) };
+    let shared = SharedQueue { places, head: Position(AtomicUsize::new(0)), tail: Position(AtomicUsize::new(0)) };
     let shared = Arc::new(shared);
     (Producer { shared: shared.clone(), tail: 0, head: 0 }, Consumer { shared, head: 0, tail: 0 })
 }
 
-impl<T> Shared<T> {
-    /// The place of a position.
+impl<T> SharedQueue<T> {
     #[inline(always)]
     fn place(&self, position: usize) -> &Place<Option<T>> {
         match self.places.get(position & (self.places.len() - 1)) {
@@ -67,20 +67,20 @@ impl<T> Producer<T> {
     pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
         let room = self.shared.places.len();
         if self.tail.wrapping_sub(self.head) == room {
-            // What the consumer did with the place before comes before what is done with it here.
+            // Acquire: the consumer has finished with the place before it is written here.
             self.head = self.shared.head.0.load(Ordering::Acquire);
             if self.tail.wrapping_sub(self.head) == room {
                 return Err(value);
             }
         }
-        // SAFETY: the place is at `tail`, and the queue is not full: it is empty and belongs to the producer.
+        // SAFETY: the place is at `tail` and the queue is not full: the place is empty and belongs to the producer.
         self.shared.place(self.tail).with_mut(|place| unsafe { place.write(Some(value)) });
         self.tail = self.tail.wrapping_add(1);
         self.shared.tail.0.store(self.tail, Ordering::Release);
         Ok(())
     }
 
-    /// How many values have not been taken yet.
+    /// The number of values not yet popped.
     pub(crate) fn backlog(&self) -> usize {
         self.tail.wrapping_sub(self.shared.head.0.load(Ordering::Relaxed))
     }
@@ -100,11 +100,10 @@ impl<T> Consumer<T> {
         value
     }
 
-    /// Whether there is nothing to take.
     #[inline]
     pub(crate) fn is_empty(&mut self) -> bool {
         if self.head == self.tail {
-            // What the producer has put into the place comes before what is done with it here.
+            // Acquire: the producer has filled the place before it is read here.
             self.tail = self.shared.tail.0.load(Ordering::Acquire);
         }
         self.head == self.tail

@@ -7,7 +7,7 @@ use io_uring::types::Fixed;
 use io_uring::{opcode, squeue};
 use memory::Part;
 
-use crate::flight::Step;
+use crate::flight::IoStep;
 use crate::flight_slab::{FlightSlab, Slot};
 use crate::registered_buffers::RegisteredBuffers;
 
@@ -19,27 +19,27 @@ pub(crate) fn build(flights: &FlightSlab, slot: Slot, registered: &RegisteredBuf
     let (file, step) = flights.step(slot);
     let file = Fixed(u32::from(file.0));
     let entry = match step {
-        Step::Read { at, parts: [part], waits } => match registered.index_of(part) {
+        IoStep::Read { at, parts: [part], waits } => match registered.index_of(part) {
             Some(index) => opcode::ReadFixed::new(file, part.base(), len(part), index)
                 .offset(at)
                 .rw_flags(read_flags(waits))
                 .build(),
             None => opcode::Read::new(file, part.base(), len(part)).offset(at).rw_flags(read_flags(waits)).build(),
         },
-        Step::Write { at, parts: [part] } => match registered.index_of(part) {
+        IoStep::Write { at, parts: [part] } => match registered.index_of(part) {
             Some(index) => opcode::WriteFixed::new(file, part.base(), len(part), index)
                 .offset(at)
                 .rw_flags(libc::RWF_NOWAIT)
                 .build(),
             None => opcode::Write::new(file, part.base(), len(part)).offset(at).rw_flags(libc::RWF_NOWAIT).build(),
         },
-        Step::Read { at, parts, waits } => {
+        IoStep::Read { at, parts, waits } => {
             opcode::Readv::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(read_flags(waits)).build()
         }
-        Step::Write { at, parts } => {
+        IoStep::Write { at, parts } => {
             opcode::Writev::new(file, parts.as_ptr().cast(), count(parts)).offset(at).rw_flags(libc::RWF_NOWAIT).build()
         }
-        Step::WriteCached { .. } | Step::SyncData | Step::Deallocate { .. } => return None,
+        IoStep::WriteCached { .. } | IoStep::SyncData | IoStep::Deallocate { .. } => return None,
     };
     Some(entry.user_data(u64::from(slot)))
 }

@@ -6,8 +6,8 @@ use std::sync::Once;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Has all threads allocate from one heap. They allocate almost nothing; a heap each would cost 8 KiB per thread, which
-/// remain when it has ended.
+/// Makes all threads allocate from one heap. They allocate almost nothing; a heap of its own would cost 8 KiB per
+/// thread, which are not freed when it ends.
 fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number.
@@ -16,7 +16,7 @@ fn share_heap() {
     }
 }
 
-/// Starts a thread. It gets no signals: those are meant to wake the thread that sleeps in the engine.
+/// Starts a thread with all signals blocked: they must wake the thread that sleeps in the engine.
 pub(crate) fn spawn(name: &str, stack: usize, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     static ONCE: Once = Once::new();
     ONCE.call_once(share_heap);
@@ -34,12 +34,12 @@ pub(crate) fn spawn(name: &str, stack: usize, run: impl FnOnce() + Send + 'stati
     started
 }
 
-/// The clock of the processor time of one thread, which others may read as well.
+/// The CPU-time clock of one thread, which other threads can read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuClock(libc::clockid_t);
 
 impl CpuClock {
-    /// That of the calling thread.
+    /// The clock of the calling thread; `None` if the system has none.
     pub(crate) fn of_this_thread() -> Option<CpuClock> {
         let mut clock = 0;
         // SAFETY: the thread exists; the clock's number is written to a variable that lives.
@@ -47,7 +47,7 @@ impl CpuClock {
         (result == 0).then_some(CpuClock(clock))
     }
 
-    /// How long the thread has run; `None` if it has ended.
+    /// The CPU time used so far; `None` if the thread has ended.
     pub(crate) fn time(self) -> Option<Duration> {
         let mut time = MaybeUninit::<libc::timespec>::uninit();
         // SAFETY: the call fills the value if it returns 0, and it is read only then.
@@ -68,7 +68,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_threads_processor_time_is_read_by_another_one_until_it_ends() {
+    fn the_cpu_time_of_a_thread_can_be_read_until_it_ends() {
         let (clocks, clock) = channel();
         let (stop, stopped) = channel::<()>();
         let thread = spawn("busy", 64 << 10, move || {

@@ -3,10 +3,10 @@
 //! It passes steps of `flight` to the kernel and results back, and watches descriptors through the same ring. It has no
 //! timer: when idle, its thread sleeps in one `io_uring_enter` without a timeout, and no other thread exists.
 //!
-//! **Nothing is left to io-wq.** The kernel would hand what it cannot do without blocking to worker threads that it
-//! adds to the process, the last of which never ends and wakes every five seconds (Linux 6.1 to 6.18). So transfers are
-//! submitted with RWF_NOWAIT, and refused ones go to our own threads (`workers`), as syncs and deallocations do right
-//! away. Reads through the page cache of file systems that wait for pages without a thread have no such flag.
+//! **io-wq is never used.** The kernel would pass requests that block to worker threads that it adds to the process,
+//! the last of which never ends and wakes every five seconds (Linux 6.1 to 6.18). So transfers are submitted with
+//! RWF_NOWAIT, and refused ones go to our own threads (`workers`), as syncs and deallocations always do. Reads through
+//! the page cache do not have the flag on file systems where io_uring waits for pages without a thread.
 //!
 //! Invariant: `in_kernel` counts the slots whose request the kernel has or will get from the ring. While it is not
 //! zero, or a thread is processing a step, the slab is not freed: dropping the engine waits, or leaks the slab if
@@ -31,7 +31,7 @@ use crate::flight_slab::{FlightSlab, Settled, Slot};
 use crate::nowait_backoff::NowaitBackoff;
 use crate::polls::{PollId, Polls};
 use crate::registered_buffers::RegisteredBuffers;
-use crate::workers::{Outcome, Workers};
+use crate::workers::{StepOutcome, Workers};
 use crate::{EngineError, ImageFile, ring, sqe};
 
 /// User data: a slot, or with this bit the id of a watch.
@@ -43,8 +43,8 @@ const IGNORED: u64 = u64::MAX;
 /// User data of the poll on the workers' event.
 const WORKERS: u64 = u64::MAX - 1;
 
-/// A ring has an entry for each operation, and at least this many, for watches that are added and removed. A full ring
-/// is not an error: it is submitted and filled again.
+/// A ring has an entry for each operation, but at least this many, for changes of watches. A full ring is not an error:
+/// it is submitted and filled again.
 const ENTRIES_MIN: u32 = 16;
 
 /// POLLIN as io_uring encodes it.
@@ -62,8 +62,8 @@ enum WatchChange {
     ArmWorkers,
 }
 
-/// Completions of one look. Storage may complete many at once; the first of them are answered while the peer, and then
-/// the storage, have nothing to do.
+/// The maximum number of completions taken at a time. Storage may complete many at once; the first are answered while
+/// the peer, and then the storage, have nothing to do.
 const COMPLETIONS: usize = 8;
 
 /// An engine over io_uring. It belongs to the thread that opened it.
@@ -72,9 +72,9 @@ pub struct Uring {
     files: FileTable,
     in_flight: FlightSlab,
     registered: RegisteredBuffers,
-    /// Steps for the ring, or else for a worker.
+    /// Steps to be submitted to the ring, or to a worker if the ring does not do them.
     steps: VecDeque<Slot>,
-    /// Steps for a worker: the ring does not do these, or has refused them.
+    /// Steps for a worker: those that the ring does not do or has refused.
     blocking: VecDeque<Slot>,
     changes: VecDeque<WatchChange>,
     in_kernel: usize,
@@ -82,10 +82,10 @@ pub struct Uring {
     nowait_backoff: NowaitBackoff,
     polls: Polls,
     ready: Vec<u64>,
-    /// How long the next sleep may take.
+    /// The maximum duration of the next sleep.
     sleep_limit: Option<Duration>,
     /// Scratch space.
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<StepOutcome>,
     /// The kernel accepts submissions of one thread only (SINGLE_ISSUER).
     not_send: PhantomData<*const ()>,
 }
@@ -120,7 +120,7 @@ impl Uring {
         })
     }
 
-    /// The next sleep takes no longer than this; it may end with nothing.
+    /// Limits the next sleep in [`Io::reap`], which then may return with no completion.
     pub fn limit_sleep(&mut self, most: Duration) {
         self.sleep_limit = Some(most);
     }
@@ -149,7 +149,7 @@ impl Uring {
         into.append(&mut self.ready);
     }
 
-    /// What was reported of `key` is of no interest.
+    /// Discards a pending report of `key`.
     pub(crate) fn ignore_ready(&mut self, key: u64) {
         self.ready.retain(|&ready| ready != key);
     }
@@ -167,7 +167,7 @@ impl Uring {
         Ok(id)
     }
 
-    /// Registers a file under an id that another engine has chosen, in place of the one that has it.
+    /// Registers a file under an id chosen by another engine, replacing the file that has this id.
     pub(crate) fn put(&mut self, id: FileId, file: ImageFile) -> Result<(), EngineError> {
         self.register(id, file.as_fd().as_raw_fd())?;
         self.files.put(id, Some(file));
@@ -207,7 +207,7 @@ impl Uring {
         removed.map_err(|cause| EngineError::failed("unregister memory from io_uring", cause))
     }
 
-    /// The buffers that are registered.
+    /// The registered buffers.
     pub(crate) fn registered(&self) -> Vec<Arc<Buffer>> {
         self.registered.all()
     }
@@ -237,7 +237,7 @@ impl Uring {
         Ok(())
     }
 
-    /// Fills the ring. Returns whether there was room for everything.
+    /// Fills the ring. Returns true if there was room for all steps and changes.
     fn fill_ring(&mut self) -> bool {
         let mut entries = self.ring.submission();
         let mut room = entries.capacity() - entries.len();
@@ -272,7 +272,7 @@ impl Uring {
         self.steps.is_empty() && self.changes.is_empty()
     }
 
-    /// Has a worker perform the step of `slot`.
+    /// Passes the step of `slot` to a worker.
     fn submit_to_worker(&mut self, slot: Slot, done: &mut Vec<FileDone>) {
         if self.files.refuses(self.in_flight.transfer(slot)) {
             return self.settle(slot, -libc::EIO, done);
@@ -308,7 +308,7 @@ impl Uring {
         taken.map_err(|cause| EngineFailed { what: "io_getevents", errno: cause.raw_os_error().unwrap_or(libc::EIO) })
     }
 
-    /// Whether there is nothing to do: the common case for callers that poll often.
+    /// Returns true if there is nothing to do: the common case for callers that poll often.
     #[inline]
     fn is_idle(&mut self) -> bool {
         if !self.nothing_queued() || self.workers.are_busy() {
@@ -336,14 +336,13 @@ impl Uring {
         }
     }
 
-    /// Whether nothing is waiting for an entry in the ring, or for a worker.
+    /// Returns true if nothing is waiting for an entry in the ring, or for a worker.
     fn nothing_queued(&self) -> bool {
         self.steps.is_empty() && self.changes.is_empty() && self.blocking.is_empty()
     }
 
     /// Submits the ring, and sleeps until there are `want` completions. Makes no system call if there is nothing to
-    /// submit, to wait for, or to fetch. Returns `false` if a signal came first, or nothing for as long as it may
-    /// sleep.
+    /// submit, to wait for, or to fetch. Returns `false` if a signal or the sleep limit came first.
     fn enter(&mut self, want: usize) -> Result<bool, EngineFailed> {
         let submission = self.ring.submission();
         let pending = count_of(submission.len());
@@ -370,24 +369,24 @@ impl Uring {
             }
         };
         match entered {
-            // The number of entries submitted says nothing about how the sleep ended.
+            // The number of submitted entries does not show whether the sleep timed out.
             Ok(_) => Ok(limit.is_none()),
             Err(cause) => match cause.raw_os_error() {
                 Some(libc::EINTR | libc::ETIME) => Ok(false),
-                // Too many completions not yet taken, or no memory for requests just now: take some, try again.
+                // Too many completions not yet taken, or no memory for requests at the moment: take some, try again.
                 Some(libc::EBUSY | libc::EAGAIN) => Ok(true),
                 errno => Err(EngineFailed { what: "io_uring_enter", errno: errno.unwrap_or(libc::EIO) }),
             },
         }
     }
 
-    /// Whether nothing is ready yet. From now on the workers wake the ring.
+    /// Returns true if nothing is ready, so that the thread may sleep. From now on the workers wake the ring.
     fn prepare_to_sleep(&mut self) -> bool {
         let empty = self.ready.is_empty() && self.ring.completion().is_empty();
         empty && (!self.workers.are_busy() || self.workers.prepare_to_sleep())
     }
 
-    /// Processes completions in the ring: those of one look. The rest stay there for the next one.
+    /// Processes up to [`COMPLETIONS`] completions of the ring. The rest stay there for the next call.
     fn harvest(&mut self, done: &mut Vec<FileDone>) {
         for completion in self.ring.completion().take(COMPLETIONS) {
             let (name, result) = (completion.user_data(), completion.result());
@@ -440,8 +439,8 @@ fn watch_entry(change: WatchChange, polls: &Polls, workers: &Workers) -> Option<
     }
 }
 
-/// The errno, if the result means that the kernel cannot do a transfer without blocking. Some of these have other
-/// causes as well, which the worker that retries will find.
+/// The errno, if the result may mean that the kernel cannot do a transfer without blocking. These errnos have other
+/// causes as well; a worker retries the transfer and gets the actual error.
 fn nowait_errno(result: i32) -> Option<i32> {
     if result >= 0 {
         return None;
@@ -489,7 +488,7 @@ impl Io for Uring {
 }
 
 impl Drop for Uring {
-    /// Waits for requests in the kernel, and closes the files; what was not submitted yet is discarded.
+    /// Waits for requests in the kernel, and closes the files. Operations not yet submitted are discarded.
     fn drop(&mut self) {
         let mut completed = Vec::new();
         self.steps.clear();

@@ -1,23 +1,23 @@
 //! Worker threads for blocking steps: each performs one step at a time with plain system calls.
 //!
-//! They are started on demand, and end after a second without work: an idle engine has none, and nothing wakes. The
-//! kernel's own workers for io_uring (io-wq) do the same work, but the last of them stays in the process forever and
-//! wakes every five seconds; so the ring is never asked for anything that would need them (`uring`).
+//! They are started on demand, and end after a second without work: an idle engine has none, and causes no wake-ups.
+//! The kernel's own workers for io_uring (io-wq) do the same work, but the last of them stays in the process forever
+//! and wakes every five seconds; so nothing that would need them is submitted to the ring (`uring`).
 //!
 //! **Kinds.** Reads, writes, syncs and deallocations have separate threads: a sync may take seconds and must not hold
 //! up a write, nor the reverse. The queue of each kind is FIFO.
 //!
 //! **Direct I/O** blocks while it is submitted (locks, allocation), seldom while it is in flight. So a thread does not
-//! wait for a direct transfer: it submits it through Linux AIO and goes on to the next, so that many can be in flight.
+//! wait for a direct transfer: it submits it through Linux AIO and takes the next, so that many can be in flight.
 //!
 //! **Results** of threads wait in a queue, those of AIO in its ring. An eventfd wakes the engine's thread; workers
-//! signal it only if that thread has said that it is about to sleep ([`Workers::prepare_to_sleep`]).
+//! signal it only if that thread has announced that it will sleep ([`Workers::prepare_to_sleep`]).
 //!
-//! If the machine refuses a thread (RLIMIT_NPROC, a cgroup limit, seccomp) or AIO, I/O is slower but does not fail:
-//! with no other thread for the kind the caller performs the step itself, and without AIO the threads wait.
+//! If the system refuses a thread (RLIMIT_NPROC, a cgroup limit, seccomp) or AIO, I/O is slower but does not fail: if
+//! no thread of the kind exists, the caller performs the step itself, and without AIO the threads wait.
 //!
-//! Invariant: a kind with work has a thread. What a step points to, and its file, stay in use until its result has been
-//! taken.
+//! Invariant: a kind with work has a thread. The memory that a step points to, and its file, stay in use until its
+//! result has been taken.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::aio_context::{AioContext, Event, Iocb, Submitter};
+use crate::aio_context::{AioContext, AioEvent, Iocb, Submitter};
 use crate::call::Call;
-use crate::flight::Step;
+use crate::flight::IoStep;
 use crate::flight_slab::Slot;
 use crate::{Cache, ImageFile, thread};
 
@@ -59,23 +59,23 @@ const STEP_KINDS: [StepKind; 4] = [StepKind::Reads, StepKind::Writes, StepKind::
 /// The steps of one kind, and their threads.
 #[derive(Default)]
 struct KindQueue {
-    queue: VecDeque<Job>,
+    queue: VecDeque<QueuedStep>,
     threads: usize,
     /// Threads waiting for work, including woken ones that have not resumed yet.
     idle: usize,
 }
 
 /// A step for a thread.
-struct Job {
+struct QueuedStep {
     slot: Slot,
     call: Call,
-    /// Where and as what to submit it, if it need not be waited for.
+    /// The AIO context and request through which to submit it, if it is a direct transfer.
     submission: Option<(Submitter, Iocb)>,
 }
 
 /// The result of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct StepOutcome {
     pub(crate) slot: Slot,
     /// A count, or a negative errno.
     pub(crate) result: i32,
@@ -83,22 +83,22 @@ pub(crate) struct Outcome {
 
 /// State shared by the threads and the engine.
 #[derive(Default)]
-struct State {
+struct WorkersState {
     reads: KindQueue,
     writes: KindQueue,
     syncs: KindQueue,
     deallocations: KindQueue,
-    done: Vec<Outcome>,
-    /// Jobs that are queued or running.
+    done: Vec<StepOutcome>,
+    /// Steps that are queued or running.
     unfinished: usize,
     /// The engine's thread sleeps, or is about to, and must be woken.
     asleep: bool,
-    /// No more jobs will be submitted.
+    /// No more steps will be submitted.
     closed: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct WorkersShared {
+    state: Mutex<WorkersState>,
     reads: Condvar,
     writes: Condvar,
     syncs: Condvar,
@@ -110,19 +110,19 @@ struct Shared {
 
 /// The threads of one engine.
 pub(crate) struct Workers {
-    shared: Arc<Shared>,
-    /// For direct transfers, created with the first; the inner value is `None` if the machine refuses one.
+    shared: Arc<WorkersShared>,
+    /// For direct transfers, created with the first; the inner value is `None` if the system refuses one.
     context: Option<Option<AioContext>>,
     /// The files of steps whose results have not been taken yet, by slot.
     file_slot: Box<[Option<Arc<File>>]>,
-    /// How many of these there are.
+    /// The number of these files.
     outstanding: usize,
 }
 
 impl Workers {
     /// Workers for this many slots, with no threads yet.
     pub(crate) fn new(slots: usize) -> io::Result<Workers> {
-        let shared = Shared {
+        let shared = WorkersShared {
             state: Mutex::default(),
             reads: Condvar::new(),
             writes: Condvar::new(),
@@ -140,43 +140,43 @@ impl Workers {
         self.shared.event.as_fd()
     }
 
-    /// Whether there are outstanding results.
+    /// Returns true if there are outstanding results.
     pub(crate) fn are_busy(&self) -> bool {
         self.outstanding > 0
     }
 
-    /// Has a thread perform `step`. If there is no thread and none can be started, performs it inline and returns its
+    /// Queues `step` for a thread. If there is no thread and none can be started, performs it inline and returns its
     /// result.
     ///
     /// # Safety
-    /// What the step points to stays valid and in place until its result has been taken, or was returned here.
-    pub(crate) unsafe fn submit(&mut self, slot: Slot, file: &ImageFile, step: &Step<'_>) -> Option<i32> {
+    /// The memory that the step points to stays valid and in place until its result has been taken or returned here.
+    pub(crate) unsafe fn submit(&mut self, slot: Slot, file: &ImageFile, step: &IoStep<'_>) -> Option<i32> {
         let (kind, fd, data) = (StepKind::of(step), file.as_fd().as_raw_fd(), u64::from(slot));
         let direct = file.options().cache == Cache::None;
         let request = match *step {
-            Step::Read { at, parts, .. } if direct => Some(Iocb::read(at, parts, fd, data)),
-            Step::Write { at, parts } if direct => Some(Iocb::write(at, parts, fd, data)),
+            IoStep::Read { at, parts, .. } if direct => Some(Iocb::read(at, parts, fd, data)),
+            IoStep::Write { at, parts } if direct => Some(Iocb::write(at, parts, fd, data)),
             _ => None,
         };
         let submission = request.and_then(|request| Some((self.submitter()?, request)));
-        let job = Job { slot, call: Call::of(fd, step), submission };
+        let queued = QueuedStep { slot, call: Call::of(fd, step), submission };
         let mut state = self.shared.lock();
         let place = state.queue_of(kind);
-        let enough = place.queue.len() < place.idle || place.threads >= kind.threads_max(job.submission.is_none());
+        let enough = place.queue.len() < place.idle || place.threads >= kind.threads_max(queued.submission.is_none());
         if !enough {
             let shared = self.shared.clone();
             match thread::spawn(kind.thread_name(), STACK, move || shared.run_thread(kind)) {
                 Ok(_) => place.threads += 1,
-                // It waits for one of the existing threads.
+                // One of the existing threads will perform it.
                 Err(_) if place.threads > 0 => {}
                 Err(_) => {
                     drop(state);
                     // SAFETY: this function's contract.
-                    return Some(unsafe { job.call.run() });
+                    return Some(unsafe { queued.call.run() });
                 }
             }
         }
-        place.queue.push_back(job);
+        place.queue.push_back(queued);
         let waiting = place.idle > 0;
         state.unfinished += 1;
         drop(state);
@@ -200,14 +200,14 @@ impl Workers {
     }
 
     /// Moves the available results into `into`.
-    pub(crate) fn drain(&mut self, into: &mut Vec<Outcome>) -> io::Result<()> {
+    pub(crate) fn drain(&mut self, into: &mut Vec<StepOutcome>) -> io::Result<()> {
         let before = into.len();
         let mut state = self.shared.lock();
         state.asleep = false;
         into.append(&mut state.done);
         drop(state);
         if let Some(Some(context)) = &mut self.context {
-            context.harvest(|event| into.push(Outcome::of(event)))?;
+            context.harvest(|event| into.push(StepOutcome::of(event)))?;
         }
         for outcome in into.iter().skip(before) {
             if let Some(place) = self.file_slot(outcome.slot) {
@@ -218,15 +218,15 @@ impl Workers {
         Ok(())
     }
 
-    /// Announces that the engine's thread is about to sleep. Returns whether it may: `false` if there is a result
-    /// already. The next result wakes it through the event.
+    /// Announces that the engine's thread is about to sleep: the next result signals the event. Returns `false` if
+    /// there is a result already, so that it must not sleep.
     pub(crate) fn prepare_to_sleep(&self) -> bool {
         let mut state = self.shared.lock();
         state.asleep = state.done.is_empty();
         state.asleep
     }
 
-    /// Waits until all submitted jobs are done. No more may follow.
+    /// Waits until all submitted steps are done. No more may follow.
     pub(crate) fn finish(&mut self) {
         let mut state = self.shared.lock();
         while state.unfinished > 0 {
@@ -240,7 +240,7 @@ impl Workers {
 }
 
 impl Drop for Workers {
-    /// Finishes all submitted jobs, and lets the threads end.
+    /// Finishes all submitted steps, and ends the threads.
     fn drop(&mut self) {
         self.finish();
         self.shared.lock().closed = true;
@@ -251,12 +251,12 @@ impl Drop for Workers {
 }
 
 impl StepKind {
-    fn of(step: &Step<'_>) -> StepKind {
+    fn of(step: &IoStep<'_>) -> StepKind {
         match step {
-            Step::Read { .. } => StepKind::Reads,
-            Step::Write { .. } | Step::WriteCached { .. } => StepKind::Writes,
-            Step::SyncData => StepKind::Syncs,
-            Step::Deallocate { .. } => StepKind::Deallocations,
+            IoStep::Read { .. } => StepKind::Reads,
+            IoStep::Write { .. } | IoStep::WriteCached { .. } => StepKind::Writes,
+            IoStep::SyncData => StepKind::Syncs,
+            IoStep::Deallocate { .. } => StepKind::Deallocations,
         }
     }
 
@@ -280,14 +280,14 @@ impl StepKind {
     }
 }
 
-impl Outcome {
-    fn of(event: Event) -> Outcome {
+impl StepOutcome {
+    fn of(event: AioEvent) -> StepOutcome {
         let Ok(slot) = Slot::try_from(event.data) else { unreachable!("a request's data is its slot") };
-        Outcome { slot, result: i32::try_from(event.res).unwrap_or(i32::MAX) }
+        StepOutcome { slot, result: i32::try_from(event.res).unwrap_or(i32::MAX) }
     }
 }
 
-impl State {
+impl WorkersState {
     fn queue_of(&mut self, kind: StepKind) -> &mut KindQueue {
         match kind {
             StepKind::Reads => &mut self.reads,
@@ -298,8 +298,8 @@ impl State {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WorkersShared {
+    fn lock(&self) -> MutexGuard<'_, WorkersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -314,21 +314,21 @@ impl Shared {
 
     /// The main loop of a thread.
     fn run_thread(&self, kind: StepKind) {
-        while let Some(job) = self.next(kind) {
-            let outcome = self.run(&job);
+        while let Some(step) = self.next(kind) {
+            let outcome = self.run(&step);
             self.complete(outcome);
         }
     }
 
-    /// The next job, or `None` if the thread should end.
-    fn next(&self, kind: StepKind) -> Option<Job> {
+    /// The next step, or `None` if the thread should end.
+    fn next(&self, kind: StepKind) -> Option<QueuedStep> {
         let mut state = self.lock();
         let mut timed_out_once = false;
         loop {
             let closed = state.closed;
             let place = state.queue_of(kind);
-            if let Some(job) = place.queue.pop_front() {
-                return Some(job);
+            if let Some(step) = place.queue.pop_front() {
+                return Some(step);
             }
             if closed || timed_out_once {
                 place.threads -= 1;
@@ -343,9 +343,9 @@ impl Shared {
         }
     }
 
-    /// Performs a job; `None` if it was submitted to AIO.
-    fn run(&self, job: &Job) -> Option<Outcome> {
-        if let Some((submitter, request)) = job.submission {
+    /// Performs a step; `None` if it was submitted to AIO.
+    fn run(&self, step: &QueuedStep) -> Option<StepOutcome> {
+        if let Some((submitter, request)) = step.submission {
             let request = request.signalling(self.event.as_raw_fd());
             // SAFETY: the context lives until nothing is unfinished, the memory by the contract of `Workers::submit`.
             if unsafe { submitter.submit(request) }.is_ok() {
@@ -353,11 +353,11 @@ impl Shared {
             }
         }
         // SAFETY: what the call points to is valid by the contract of `Workers::submit`.
-        Some(Outcome { slot: job.slot, result: unsafe { job.call.run() } })
+        Some(StepOutcome { slot: step.slot, result: unsafe { step.call.run() } })
     }
 
-    /// Records that a job is finished.
-    fn complete(&self, outcome: Option<Outcome>) {
+    /// Records that a step is finished.
+    fn complete(&self, outcome: Option<StepOutcome>) {
         let mut state = self.lock();
         state.unfinished -= 1;
         if state.unfinished == 0 {
@@ -391,8 +391,8 @@ mod test {
         for slot in 0..100 {
             // SAFETY: neither step points to memory.
             unsafe {
-                assert!(workers.submit(slot, &file, &Step::SyncData).is_none());
-                let free = Step::Deallocate { at: 0, len: 4096 };
+                assert!(workers.submit(slot, &file, &IoStep::SyncData).is_none());
+                let free = IoStep::Deallocate { at: 0, len: 4096 };
                 assert!(workers.submit(100 + slot, &file, &free).is_none());
             }
             let state = workers.shared.lock();

@@ -1,4 +1,4 @@
-//! Both engines do file I/O by the rules of `disk::Io`, on tmpfs and on a disk file system.
+//! Both engines follow the rules of `disk::Io`, on tmpfs and on a disk file system.
 
 mod fixture;
 
@@ -382,14 +382,15 @@ fn a_partly_cached_read_gets_the_rest_from_storage() {
     }
 }
 
-/// Transfers inside, outside and across registered memory, while buffers are registered and unregistered.
+/// Transfers inside, outside and across registered memory, as buffers are registered and unregistered.
 #[test]
 fn registered_memory_works_like_any_other() {
     everywhere(&[], 4, |fixture| {
         let buffers: Vec<_> = (0..41).map(|_| Buffer::zeroed(64 * KIB)).collect();
-        let told: Vec<bool> = buffers.iter().map(|it| fixture.engine.register_memory(it.clone()).is_ok()).collect();
+        let registered: Vec<bool> =
+            buffers.iter().map(|it| fixture.engine.register_memory(it.clone()).is_ok()).collect();
         // More buffers than the table has slots are refused, if there is a table.
-        assert!(told == [true; 41] || told == [[true; 40].as_slice(), &[false]].concat(), "{told:?}");
+        assert!(registered == [true; 41] || registered == [[true; 40].as_slice(), &[false]].concat(), "{registered:?}");
         for buffer in &buffers {
             round_trip(fixture, 0, buffer.range(0, 4 * KIB), &buffer.range(60 * KIB, 4 * KIB));
             round_trip(fixture, 8192, buffer.range(512, 32 * KIB), &scattered(32 * KIB, 4 * KIB, 0));

@@ -1,5 +1,5 @@
-//! Exceeding the file size limit (EFBIG) is reported as no space. Alone in its program: the limit applies to the
-//! process.
+//! Exceeding the file size limit (EFBIG) is reported as no space. The only test of its program, as the limit applies to
+//! the process.
 
 mod fixture;
 

@@ -17,7 +17,7 @@ fn on_disk() -> TempDir {
 }
 
 #[test]
-fn a_second_writer_is_refused_with_an_error_that_names_the_file() {
+fn the_error_for_a_second_writer_names_the_file() {
     let directory = on_disk();
     let path = image(directory.path(), &[]);
     let _first = ImageFile::open(&path, DIRECT).unwrap();
@@ -42,7 +42,7 @@ fn a_writer_and_a_reader_exclude_each_other() {
 }
 
 #[test]
-fn readers_share_the_lock_and_opening_without_a_lock_takes_none() {
+fn readers_share_the_lock_and_an_unlocked_open_does_not_change_it() {
     let directory = on_disk();
     let path = image(directory.path(), &[]);
     let _one = ImageFile::open(&path, READ_ONLY).unwrap();
@@ -173,7 +173,7 @@ fn the_alignment_matches_the_storage() {
     assert_eq!(buffered.alignment(), Alignment { memory: 1, offset: 1 });
 }
 
-/// A loop device over a file, if the machine allows one.
+/// A loop device over a file, if the system allows one.
 struct LoopDevice(String);
 
 impl LoopDevice {
@@ -240,7 +240,7 @@ fn reading_an_image_does_not_change_its_access_time() {
 }
 
 #[test]
-fn deallocating_a_partial_block_of_a_device_is_unsupported_rather_than_failed() {
+fn deallocating_a_partial_block_of_a_device_is_unsupported() {
     let directory = on_disk();
     let backing = image(directory.path(), &[3; 1 << 20]);
     let Some(device) = LoopDevice::over(&backing, 4096) else { return };

@@ -1,4 +1,4 @@
-//! If the machine forbids an engine, the error names the other one, and there is no silent fallback.
+//! If the system forbids an engine, the error names the other one, and there is no silent fallback.
 
 mod fixture;
 
@@ -59,7 +59,7 @@ fn an_exhausted_aio_limit_is_named_in_the_error() {
     assert!(refused.to_string().contains("fs.aio-max-nr"), "{refused}");
 }
 
-/// Performs everything that needs threads, with the system calls that they need forbidden after the engine was opened.
+/// Runs all kinds of operations that need threads, after forbidding the system calls for them on an open engine.
 fn work_where_forbidden(options: OpenOptions, calls: &'static [libc::c_long]) {
     let thread = std::thread::spawn(move || {
         for storage in STORAGES {

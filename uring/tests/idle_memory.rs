@@ -1,5 +1,5 @@
-//! An idle engine holds little memory, even if all its threads were busy before. Alone in its program: memory is
-//! measured for the whole process.
+//! An idle engine holds little memory, even if all its threads were busy before. The only test of its program, as
+//! memory is measured for the whole process.
 
 mod fixture;
 
@@ -21,7 +21,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Performs allocating writes, syncs and deallocations, many at once; then waits until no thread is left.
+/// Runs concurrent allocating writes, reads, syncs and deallocations; then waits until the threads have ended.
 fn work_and_rest(fixture: &mut Fixture) {
     let before = threads();
     let memory = Segments::zeroed(64 << 10);

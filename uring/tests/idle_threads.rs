@@ -1,5 +1,5 @@
-//! An idle engine leaves no thread in the process but its lanes and causes no wake-ups, kernel workers included: lanes
-//! sleep as well. Alone in its program: threads are counted for the whole process.
+//! An idle engine has no threads except its lanes, which sleep, and causes no wake-ups; it does not start kernel
+//! workers either. The only test of its program, as threads are counted for the whole process.
 
 mod fixture;
 
@@ -14,7 +14,7 @@ use memory::Segments;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::gettid;
 
-/// Name prefixes of an engine's threads: ours, and the kernel's for io_uring.
+/// Name prefixes of threads: those of the engine's workers, and those of the kernel's for io_uring.
 const OURS: [&str; 4] = ["reads", "writes", "syncs", "deallocations"];
 const KERNELS: &str = "iou-";
 
@@ -35,14 +35,14 @@ fn field(task: &Path, name: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
 }
 
-/// How often threads other than this one have gone to sleep.
+/// The number of times that threads other than this one have gone to sleep.
 fn sleeps() -> u64 {
     let me = Path::new("/proc/self/task").join(gettid().as_raw_nonzero().to_string());
     let others = tasks().into_iter().filter(|task| *task != me);
     others.filter_map(|task| field(&task, "voluntary_ctxt_switches:")).map(|count| count.parse::<u64>().unwrap()).sum()
 }
 
-/// Everything that engines do with threads: allocating writes, syncs, deallocations; and reads.
+/// Operations that need threads: allocating writes, syncs, deallocations; and reads.
 fn work() -> Vec<Action> {
     let memory = Segments::zeroed(64 << 10);
     let len = 64 << 10;
@@ -56,7 +56,7 @@ fn reads() -> Vec<Action> {
     (0..64).map(|block| Action::Read { at: FileOffset(block * len), into: Segments::zeroed(64 << 10) }).collect()
 }
 
-/// Takes a file out of the page cache, so that reads have to wait for it.
+/// Evicts a file from the page cache, so that reads have to wait for storage.
 fn evict(path: &Path) {
     let file = std::fs::File::open(path).unwrap();
     file.sync_all().unwrap();

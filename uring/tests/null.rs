@@ -1,4 +1,4 @@
-//! The engine that does nothing keeps to the rules of `disk::Io`, and waits like the others.
+//! The null engine follows the rules of `disk::Io`, and waits like the other engines.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ fn op(id: u64, action: Action) -> FileOp {
 }
 
 #[test]
-fn every_operation_ends_well_in_order_and_touches_neither_memory_nor_file() {
+fn operations_succeed_in_order_and_touch_neither_memory_nor_file() {
     let mut engine = open(8);
     let memory = Segments::copy_of(&[7; 4096]);
     let actions = [
@@ -46,7 +46,7 @@ fn every_operation_ends_well_in_order_and_touches_neither_memory_nor_file() {
 }
 
 #[test]
-fn a_full_engine_hands_operations_back_and_a_file_in_use_stays() {
+fn a_full_engine_hands_operations_back_and_keeps_a_file_in_use() {
     let mut engine = open(4);
     let mut pushed = 0;
     let back = loop {
@@ -66,7 +66,7 @@ fn a_full_engine_hands_operations_back_and_a_file_in_use_stays() {
 }
 
 #[test]
-fn a_watched_descriptor_ends_a_wait_and_is_reported_beside_operations() {
+fn a_watched_descriptor_ends_a_wait_and_is_reported_among_operations() {
     let mut engine = open(4);
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     engine.watch(theirs.as_fd(), false, 5).unwrap();
@@ -75,7 +75,7 @@ fn a_watched_descriptor_ends_a_wait_and_is_reported_beside_operations() {
     engine.reap(Until::Any, &mut done).unwrap();
     engine.take_ready(&mut ready);
     assert_eq!((done.len(), ready.as_slice()), (0, [5].as_slice()));
-    // The kernel reports an event in its own time, and operations end all the while.
+    // The kernel reports an event with a delay, while operations complete at once.
     ours.write_all(b"b").unwrap();
     ready.clear();
     while ready.is_empty() {

@@ -1,4 +1,4 @@
-//! Transfers are split and merged in front of every engine, and what is written is what is read.
+//! Transfers are split and merged in front of every engine, and data is read back as written.
 
 mod fixture;
 
@@ -12,8 +12,8 @@ fn op(id: u64, action: Action) -> FileOp {
     FileOp { id: OpId(id), file: FileId(0), action }
 }
 
-/// Pushes all of them before the engine is looked at, and waits for them.
-fn together(fixture: &mut Fixture, actions: Vec<Action>) -> usize {
+/// Pushes all actions before the first reap, and waits for their success.
+fn run_batch(fixture: &mut Fixture, actions: Vec<Action>) -> usize {
     let (count, mut done) = (actions.len(), Vec::<FileDone>::new());
     for (id, action) in (0..).zip(actions) {
         fixture.engine.push(op(id, action)).unwrap();
@@ -30,23 +30,23 @@ fn at(bytes: usize) -> FileOffset {
 }
 
 #[test]
-fn adjacent_writes_and_reads_of_one_batch_are_merged_and_large_ones_split() {
+fn adjacent_transfers_of_a_batch_are_merged_and_large_ones_split() {
     everywhere(&[], 64, |fixture| {
         fixture.engine.set_shape(ShapePolicy { split: Some(16 << 10), merge: Some(16 << 10) });
         let bytes = pattern(64 * KIB, 7);
         let write =
             |(number, part): (usize, &[u8])| Action::Write { at: at(number * 4 * KIB), from: Segments::copy_of(part) };
-        together(fixture, bytes.chunks(4 * KIB).enumerate().map(write).collect());
+        run_batch(fixture, bytes.chunks(4 * KIB).enumerate().map(write).collect());
         let counts = fixture.engine.shape_counts();
-        assert_eq!((counts.merges, counts.splits), (16, 0), "four of four");
+        assert_eq!((counts.merges, counts.splits), (16, 0), "four groups of four");
         let whole = Segments::zeroed(64 * KIB);
-        together(fixture, vec![Action::Read { at: FileOffset(0), into: whole.clone() }]);
+        run_batch(fixture, vec![Action::Read { at: FileOffset(0), into: whole.clone() }]);
         assert_eq!(fixture.engine.shape_counts().splits, 1);
         assert!(whole.to_vec() == bytes);
         let parts: Vec<Segments> = (0..16).map(|_| Segments::zeroed(4 * KIB)).collect();
         let read = |(number, into): (usize, &Segments)| Action::Read { at: at(number * 4 * KIB), into: into.clone() };
-        // The last first: they are put together from behind.
-        together(fixture, parts.iter().enumerate().rev().map(read).collect());
+        // In reverse order: each is prepended to the one pushed before.
+        run_batch(fixture, parts.iter().enumerate().rev().map(read).collect());
         assert_eq!(fixture.engine.shape_counts().merges, 32);
         assert!(parts.iter().flat_map(Segments::to_vec).collect::<Vec<u8>>() == bytes);
         assert!(fixture.content() == bytes);
@@ -54,7 +54,7 @@ fn adjacent_writes_and_reads_of_one_batch_are_merged_and_large_ones_split() {
 }
 
 #[test]
-fn counters_stay_and_nothing_is_lost_when_the_policy_ends_with_operations_under_way() {
+fn removing_the_policy_keeps_operations_in_flight_and_counters() {
     everywhere(&[], 8, |fixture| {
         fixture.engine.set_shape(ShapePolicy { split: Some(4 << 10), merge: Some(8 << 10) });
         let bytes = pattern(32 * KIB, 3);
@@ -65,7 +65,7 @@ fn counters_stay_and_nothing_is_lost_when_the_policy_ends_with_operations_under_
         while done.is_empty() {
             fixture.engine.reap(Until::Any, &mut done).unwrap();
         }
-        assert!(!fixture.engine.shapes(), "nothing is passed on the way any more");
+        assert!(!fixture.engine.shapes(), "the idle stage is dropped");
         assert_eq!(fixture.engine.shape_counts().splits, 1);
         assert!(fixture.content() == bytes);
         fixture.engine.remove(FileId(0)).unwrap();
@@ -73,14 +73,14 @@ fn counters_stay_and_nothing_is_lost_when_the_policy_ends_with_operations_under_
 }
 
 #[test]
-fn a_model_ends_operations_in_the_order_of_its_time_and_not_before() {
+fn a_model_completes_operations_in_order_of_their_due_times() {
     let file = uring::ImageFile::of_nothing("1G".as_ref(), 1 << 30, true).unwrap();
     let kind = uring::EngineKind::Model("disk".parse().unwrap());
     let mut engine = uring::Engine::open(kind, vec![file], 4).unwrap();
     let begun = std::time::Instant::now();
     let read = |place: u64| Action::Read { at: FileOffset(place << 20), into: Segments::zeroed(4 * KIB) };
     (0..4).for_each(|id| engine.push(op(id, read(100 * (id + 1)))).unwrap());
-    assert!(engine.push(op(9, Action::SyncData)).is_err(), "it is full");
+    assert!(engine.push(op(9, Action::SyncData)).is_err(), "the engine is full");
     let mut done = Vec::new();
     engine.reap(Until::Now, &mut done).unwrap();
     while done.len() < 4 {

@@ -1,5 +1,5 @@
-//! Storage that with O_DIRECT accepts nothing smaller than 4096 bytes: sectors of 512 bytes can still be read and
-//! written, many at once, and a file ends where it should.
+//! On storage with an O_DIRECT unit of 4096 bytes, sectors of 512 bytes can be read and written concurrently, and files
+//! get exact lengths.
 
 mod fixture;
 
@@ -17,7 +17,7 @@ use uring::{Engine, EngineKind, ImageFile};
 const SECTOR: usize = 512;
 const ENGINES: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Aio];
 
-/// A loop device with such sectors, optionally mounted as a file system.
+/// A loop device with sectors of 4096 bytes, optionally with a mounted file system.
 struct Device {
     name: String,
     directory: tempfile::TempDir,
@@ -25,15 +25,15 @@ struct Device {
 }
 
 impl Device {
-    /// `None`, with a message, if the machine does not allow one.
+    /// Returns `None`, with a message, if the system does not allow one.
     fn new() -> Option<Device> {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let back = directory.path().join("back");
         std::fs::File::create(&back).unwrap().set_len(512 << 20).unwrap();
-        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(&back).output();
-        match made {
-            Ok(made) if made.status.success() => {
-                let name = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        let output = Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(&back).output();
+        match output {
+            Ok(output) if output.status.success() => {
+                let name = String::from_utf8(output.stdout).unwrap().trim().to_owned();
                 Some(Device { name, directory, mounted: false })
             }
             other => {
@@ -77,8 +77,8 @@ fn open(path: &Path) -> ImageFile {
     file
 }
 
-/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, none overlapping another's write, on the file of an
-/// engine from `base` on: of `model`'s length, growing to `sectors`, or a device of that size.
+/// Scope: 3000 operations of up to 20 sectors, up to 16 at once, without overlaps, on an engine's file from `base` on:
+/// a file of `model`'s length that grows to `sectors`, or a device of that size.
 fn work(engine: &mut Engine, base: FileOffset, model: &mut Vec<u8>, sectors: usize) {
     let is_device = engine.file(FileId(0)).unwrap().device_len().is_some();
     let mut random = Rng::with_seed(1);
@@ -108,11 +108,11 @@ fn work(engine: &mut Engine, base: FileOffset, model: &mut Vec<u8>, sectors: usi
         }
         let until = if random.usize(..3) == 0 { Until::Any } else { Until::Now };
         engine.reap(if busy.is_empty() { Until::Now } else { until }, &mut done).unwrap();
-        done.drain(..).for_each(|done| ended(done, &mut busy, model));
+        done.drain(..).for_each(|done| check_completed(done, &mut busy, model));
     }
     while !busy.is_empty() {
         engine.reap(Until::Any, &mut done).unwrap();
-        done.drain(..).for_each(|done| ended(done, &mut busy, model));
+        done.drain(..).for_each(|done| check_completed(done, &mut busy, model));
     }
     let file = engine.remove(FileId(0)).expect("an operation is still in flight");
     assert!(rustix::fs::fcntl_getfl(&file).unwrap().contains(rustix::fs::OFlags::DIRECT));
@@ -128,7 +128,7 @@ fn change(model: &mut Vec<u8>, at: usize, action: &Action) {
     model[at..at + bytes.len()].copy_from_slice(&bytes);
 }
 
-fn ended(done: FileDone, busy: &mut BTreeMap<u64, (usize, usize, Option<Segments>)>, model: &[u8]) {
+fn check_completed(done: FileDone, busy: &mut BTreeMap<u64, (usize, usize, Option<Segments>)>, model: &[u8]) {
     assert_eq!(done.result, Ok(()), "{:?}", done.op);
     let (from, to, read) = busy.remove(&done.op.id.0).unwrap();
     let Some(memory) = read else { return };
@@ -137,7 +137,7 @@ fn ended(done: FileDone, busy: &mut BTreeMap<u64, (usize, usize, Option<Segments
 }
 
 #[test]
-fn a_file_is_read_and_written_in_sectors_and_ends_where_it_should() {
+fn a_file_is_read_and_written_in_sectors_and_has_the_exact_length() {
     for program in ["/usr/sbin/mkfs.ext4", "/usr/sbin/mkfs.xfs"] {
         let Some(device) = Device::mounted(program) else { return };
         for kind in ENGINES {

@@ -127,15 +127,15 @@ fn watching_a_key_again_replaces_the_watch() {
 #[test]
 fn a_forgotten_key_is_not_reported() {
     with_each_engine(|fixture| {
-        let (gone, never_seen, kept) = (event(), event(), event());
-        fixture.engine.watch(gone.as_fd(), false, 1).unwrap();
+        let (forgotten, never_armed, kept) = (event(), event(), event());
+        fixture.engine.watch(forgotten.as_fd(), false, 1).unwrap();
         fixture.engine.watch(kept.as_fd(), false, 2).unwrap();
         assert_eq!(ready_now(&mut fixture.engine), []);
-        fixture.engine.watch(never_seen.as_fd(), false, 3).unwrap();
+        fixture.engine.watch(never_armed.as_fd(), false, 3).unwrap();
         fixture.engine.forget(3);
         fixture.engine.forget(1);
         fixture.engine.forget(99);
-        for event in [&gone, &never_seen, &kept] {
+        for event in [&forgotten, &never_armed, &kept] {
             signal(event);
         }
         assert_eq!(ready_next(&mut fixture.engine), [2]);
@@ -167,31 +167,31 @@ fn another_thread_wakes_an_idle_engine() {
         let event = event();
         let remote = event.try_clone().unwrap();
         fixture.engine.watch(event.as_fd(), false, 7).unwrap();
-        let (heard, next) = std::sync::mpsc::channel();
+        let (received, next) = std::sync::mpsc::channel();
         let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
         for _ in 0..500 {
-            heard.send(()).unwrap();
+            received.send(()).unwrap();
             assert_eq!(ready_next(&mut fixture.engine), [7]);
         }
-        drop(heard);
+        drop(received);
         signaller.join().unwrap();
     });
 }
 
 /// As above, with a read in flight that may complete before, after or during the signal.
 #[test]
-fn either_io_or_a_signal_wakes_an_engine_with_io_in_flight() {
+fn io_and_signals_both_wake_an_engine_with_io_in_flight() {
     with_each_engine(|fixture| {
         let event = event();
         let remote = event.try_clone().unwrap();
         fixture.engine.watch(event.as_fd(), false, 7).unwrap();
-        let (heard, next) = std::sync::mpsc::channel();
+        let (received, next) = std::sync::mpsc::channel();
         let signaller = std::thread::spawn(move || next.iter().for_each(|()| signal(&remote)));
         let mut done = Vec::new();
         for round in 0..500 {
             let action = Action::Read { at: FileOffset(0), into: Segments::zeroed(64 << 10) };
             fixture.engine.push(FileOp { id: OpId(round), file: FileId(0), action }).unwrap();
-            heard.send(()).unwrap();
+            received.send(()).unwrap();
             let mut ready = Vec::new();
             while done.is_empty() || ready.is_empty() {
                 fixture.engine.reap(Until::Any, &mut done).unwrap();
@@ -200,12 +200,12 @@ fn either_io_or_a_signal_wakes_an_engine_with_io_in_flight() {
             assert_eq!((done.len(), ready), (1, vec![7]));
             assert!(done.drain(..).all(|done| done.result == Ok(())));
         }
-        drop(heard);
+        drop(received);
         signaller.join().unwrap();
     });
 }
 
-/// A caller that always has completions to take must still learn about its sockets.
+/// A caller that always has completions to take must still be notified of its sockets.
 #[test]
 fn steady_completions_do_not_hide_a_signal() {
     with_each_engine(|fixture| {
@@ -249,8 +249,8 @@ fn engine_threads_block_signals() {
     }
 }
 
-/// A descriptor that is unwatched while it becomes ready is closed as well: its peer sees the end when its owner closes
-/// it.
+/// The engine also closes its duplicate of a descriptor that becomes ready while it is unwatched, so that the peer sees
+/// the end when the owner closes it.
 #[test]
 fn a_socket_forgotten_while_data_arrives_is_closed() {
     with_each_engine(|fixture| {

@@ -69,27 +69,30 @@ pub fn empty_log(connection: &Connection) -> rusqlite::Result<()> {
 
 /// A request to the thread.
 enum Asking {
-    Change(Box<dyn Change>),
+    Change(Box<dyn Pending>),
     /// To end, with all that it has written in the one file.
     End(oneshot::Sender<Result<(), Problem>>),
 }
 
 /// A change, with its waiting caller.
-trait Change: Send {
+trait Pending: Send {
     /// Applies it, within a transaction that may still fail; returns whether it succeeded.
     fn make(&mut self, tx: &mut Tx<'_>) -> bool;
     /// Says what came of it, when the transaction has ended.
     fn answer(self: Box<Self>, committed: Result<(), Problem>);
 }
 
-struct Asked<T, F> {
-    change: Option<F>,
+/// A change of the catalogue, whose closure is behind a pointer so that the rest is compiled for each result only.
+pub type Change<T> = Box<dyn FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send>;
+
+struct Asked<T> {
+    change: Option<Change<T>>,
     requester: Requester,
     outcome: Option<Result<T, Problem>>,
     who: oneshot::Sender<Result<T, Problem>>,
 }
 
-impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send> Change for Asked<T, F> {
+impl<T: Send> Pending for Asked<T> {
     fn make(&mut self, tx: &mut Tx<'_>) -> bool {
         tx.requester = self.requester.clone();
         self.outcome = self.change.take().map(|change| change(tx));
@@ -133,11 +136,7 @@ impl Writer {
     }
 
     /// Applies a change.
-    pub async fn write<T, F>(&self, change: F) -> Result<T, Problem>
-    where
-        T: Send + 'static,
-        F: FnOnce(&mut Tx<'_>) -> Result<T, Problem> + Send + 'static,
-    {
+    pub async fn write<T: Send + 'static>(&self, change: Change<T>) -> Result<T, Problem> {
         let (who, answer) = oneshot::channel();
         let asked = Box::new(Asked { change: Some(change), requester: requester::current(), outcome: None, who });
         self.changes.send(Asking::Change(asked)).await.map_err(|_| ended())?;
@@ -207,7 +206,7 @@ fn put_into_one(connection: &Connection) -> Result<(), Problem> {
 }
 
 /// One commit of all changes that are not refused. Those who were are known by their outcome.
-fn commit(state: &mut State, batch: &mut [Box<dyn Change>]) -> Result<(), Problem> {
+fn commit(state: &mut State, batch: &mut [Box<dyn Pending>]) -> Result<(), Problem> {
     let State { connection, event_bus, outbox, last_commit, .. } = state;
     let unchanged = connection.total_changes();
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(failed)?;

@@ -124,9 +124,9 @@ impl Found {
                 self.hidden.push(page);
                 return;
             }
-            // It was removed meanwhile, or has only been begun.
+            // It was removed meanwhile.
             Err(ReadError::Failed(error)) if error.kind() == io::ErrorKind::NotFound => return,
-            Err(ReadError::NotAPage) => return,
+            Err(ReadError::NotAPage | ReadError::NotStarted) => return,
             Err(why) => {
                 self.checks.push(unknown(format!("the disk of {}: {why}", page.display())));
                 return;

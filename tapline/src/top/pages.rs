@@ -199,7 +199,7 @@ impl Pages {
         };
         match Disk::of(path.clone(), file, self.round) {
             Ok(disk) if disk.ended.is_none() || is_named => drop(self.disks.insert(path, disk)),
-            Ok(_) => {}
+            Ok(_) | Err(ReadError::NotStarted) => {}
             Err(error) => drop(self.unread.insert(path, Unread::of(&error))),
         }
     }

@@ -10,6 +10,7 @@ use api::{Backup, BackupReason, Problem};
 use jiff::Timestamp;
 use repo::catalogue::backup;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
@@ -31,7 +32,7 @@ impl Care {
         if let Ok(mut copied) = self.copied.try_lock() {
             *copied = daemon.catalogue.commits();
         }
-        tokio::spawn(maintain(daemon.clone()));
+        background::spawn(maintain(daemon.clone()));
     }
 
     /// The existing backups, newest first.
@@ -43,7 +44,7 @@ impl Care {
     /// Creates a backup, even if the caller stops waiting; concurrent backups would have the same file name.
     pub async fn back_up(&self, daemon: &Daemon, reason: BackupReason) -> Result<Backup, Problem> {
         let at_work = daemon.clone();
-        let made = tokio::spawn(async move { at_work.care.make(&at_work, reason).await }).await;
+        let made = background::spawn(async move { at_work.care.make(&at_work, reason).await }).await;
         made.map_err(|error| Problem::failed("create a backup", error))?
     }
 

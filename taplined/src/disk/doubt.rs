@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 
 /// Timeout for a response, and the pause before the next poll, which doubles each time.
@@ -45,7 +46,7 @@ pub fn doubt(daemon: &Daemon, vbd: Uuid) {
         return;
     }
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         if let Err(problem) = poll_until_it_responds(&daemon, vbd).await {
             tracing::error!(%vbd, "cannot tell whether its process responds: {problem}");
         }

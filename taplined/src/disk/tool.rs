@@ -109,7 +109,7 @@ impl Tool {
         process.child().into_iter().filter_map(|child| child.id()).for_each(oom::make_normal);
         let running = Running::begin();
         // Our end of its standard input stays open until it has exited.
-        let sent = tokio::task::spawn_blocking(move || {
+        let mut sent = repo::blocking::start(move || {
             let sent = ready.send();
             drop(running);
             sent
@@ -121,7 +121,7 @@ impl Tool {
                 .map_err(|error| Problem::failed("parse the output of a disk process", error).into()),
             _ => {
                 // A failure to pass files is then only a consequence.
-                drop(sent.await);
+                drop(sent.ended().await);
                 Err(why(&output, &words, status))
             }
         }

@@ -13,6 +13,7 @@ use api::{Code, ObjectKind, Problem};
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::files::{self, Astray};
 use crate::disk::live;
@@ -62,7 +63,7 @@ pub async fn watch(daemon: Daemon) {
         for (sr, vbds) in plugged {
             if lock(&noted).busy.insert(sr) {
                 let (daemon, noted) = (daemon.clone(), noted.clone());
-                tokio::spawn(async move {
+                background::spawn(async move {
                     if let Err(problem) = look(&daemon, sr, vbds, &noted).await {
                         tracing::debug!(%sr, "the files of its disks could not be examined: {problem}");
                     }

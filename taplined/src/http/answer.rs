@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use super::Answer;
 use super::list::Page;
+use crate::background;
 use crate::daemon::Daemon;
 use crate::request::representation;
 
@@ -80,7 +81,7 @@ impl Answers {
         let len = text.len();
         let unread: Unread = Arc::new(Mutex::new(Some((text.into(), room))));
         let (late, to_read) = (Arc::downgrade(&unread), self.to_read);
-        tokio::spawn(async move {
+        background::spawn(async move {
             tokio::time::sleep(to_read).await;
             if let Some(unread) = late.upgrade() {
                 drop(unread.lock().unwrap_or_else(PoisonError::into_inner).take());

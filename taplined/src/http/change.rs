@@ -19,6 +19,7 @@ use super::etag::{self, condition_of};
 use super::extract::whole;
 use super::listener::REQUEST_TIMEOUT;
 use super::{Refusal, begun, location};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::request::Condition;
 use crate::{fault, panics, request as current};
@@ -50,7 +51,7 @@ pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) 
         Some(caller) => caller.requester().await,
         None => Requester::Daemon,
     };
-    let done = tokio::spawn(panics::during(
+    let done = background::spawn(panics::during(
         name,
         on_behalf_of(requester, async move {
             let carried_out = match (key_of(&request), condition_of(&request)) {

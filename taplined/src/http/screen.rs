@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use super::caller::Caller;
 use super::extract::Id;
 use super::{Answer, websocket};
+use crate::background;
 use crate::daemon::Daemon;
 
 /// The subprotocol of the WebSocket.
@@ -56,7 +57,7 @@ async fn vm_screen(
         return Err(problem.advise("close one of them").into());
     };
     let guest = daemon.vms.screen(&daemon.config, &vm)?;
-    tokio::spawn(async move {
+    background::spawn(async move {
         let _place = place;
         if let Err(error) = caller.serve(connection, |viewer| websocket::relay(viewer, guest)).await {
             tracing::debug!(vm = %uuid, %error, "a viewer of its screen is gone");

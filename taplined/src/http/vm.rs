@@ -21,6 +21,7 @@ use super::caller::Caller;
 use super::extract::{Body, Id, NestedId, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, Created, begun, created, must_end};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
 use crate::request;
@@ -325,7 +326,7 @@ async fn vm_console(
         let what = format!("cannot open the console of VM '{}' ({uuid}): too many clients have it open", vm.name);
         return Err(Problem::new(Code::Overloaded, what).advise("close one of them").into());
     };
-    tokio::spawn(async move {
+    background::spawn(async move {
         if let Err(error) = caller.serve(connection, |viewer| console.show(viewer, recent, seat)).await {
             tracing::debug!(vm = %uuid, %error, "a client of its console is gone");
         }

@@ -11,6 +11,7 @@ use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use super::supervise;
 use super::xen_disk::XenDisk;
+use crate::background;
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::reconcile;
@@ -148,7 +149,7 @@ fn record_failed_plug_later(daemon: &Daemon, vbd: Uuid, why: Problem) {
     // No other operation can have started: the VBD is `plugging` in the catalogue.
     let Ok(operation) = daemon.plugs.operations.begin(vbd, Kind::Plug) else { return };
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         let recorded = catalogue::record(&daemon.catalogue, move |tx| match tx.vbd(vbd)?.state {
             VbdState::Plugging => tx.end_unplug(vbd, Some(&why)).map(drop),
             _ => Ok(()),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::{Code, Problem, VbdState};
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::vm;
 
@@ -17,7 +18,7 @@ const TO_SPEAK: Duration = Duration::from_secs(20);
 /// Checks, some time after a new process started to serve, whether the guest has reconnected.
 pub fn check_later(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         if let Err(problem) = check(&daemon, vbd).await {
             tracing::warn!(%vbd, "cannot tell whether its guest has reconnected: {problem}");
         }

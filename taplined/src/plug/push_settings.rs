@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::{Code, Problem, VbdState};
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::control::Refused;
 
@@ -26,7 +27,7 @@ where
     let sent = send(daemon.clone(), vbd).await;
     if sent.as_ref().is_err_and(|problem| problem.code != Code::Unsupported) {
         let daemon = daemon.clone();
-        tokio::spawn(async move {
+        background::spawn(async move {
             for attempt in 0..TRIES {
                 tokio::time::sleep(FIRST_PAUSE * 2u32.pow(attempt)).await;
                 let plugged = daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.state == VbdState::Plugged)).await;
@@ -68,7 +69,7 @@ pub fn send_in_background<Sending>(vbd: Uuid, send: Sending)
 where
     Sending: Future<Output = Result<(), Problem>> + Send + 'static,
 {
-    tokio::spawn(async move {
+    background::spawn(async move {
         if let Err(problem) = send.await {
             tracing::debug!(%vbd, "{problem}");
         }

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::settle::{Rest, record, settle};
 use super::stray::{self, Found};
 use super::{cleanup, limit, space, supervise};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::paths;
 use crate::disk::process::DiskProcess;
@@ -30,7 +31,7 @@ const BOOT: &str = "boot";
 /// Reattaches to disks, restarts those that died in the meantime, and completes unfinished work. Returns the VBDs
 /// that were plugged, or got another process, since the catalogue's state was recorded.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
-    tokio::spawn(space::notify_of_space(daemon.clone(), daemon.srs.relieved()));
+    background::spawn(space::notify_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
     let found = daemon.catalogue.read(|view| {
         let vbds = view.vbds(None, None)?;

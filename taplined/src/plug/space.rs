@@ -10,6 +10,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::background;
 use crate::daemon::Daemon;
 
 /// Pause before a running disk is contacted again after a failure: it may have had too many clients.
@@ -31,7 +32,7 @@ impl Drop for Subscription {
 /// Subscribes to the events of a VBD's disk.
 pub fn subscribe(daemon: &Daemon, vbd: Uuid) -> Subscription {
     let daemon = daemon.clone();
-    Subscription(tokio::spawn(async move {
+    Subscription(background::spawn(async move {
         loop {
             // When the disk's supervision ends, so does this.
             if let Err(problem) = receive(&daemon, vbd).await {

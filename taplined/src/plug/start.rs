@@ -127,8 +127,8 @@ pub fn launch(
 
 /// Sends everything. The daemon has none of it open afterwards.
 async fn hand(ready: Ready) -> Result<(), Problem> {
-    let sent = tokio::task::spawn_blocking(move || ready.send().map(drop));
-    match sent.await.map_err(|error| Problem::failed("pass files to a disk process", error))? {
+    let mut sent = repo::blocking::start(move || ready.send().map(drop));
+    match sent.ended().await.map_err(|died| Problem::failed("pass files to a disk process", died))? {
         // A process that receives nothing has exited, and reports the reason itself.
         Err(problem) => {
             tracing::debug!("{problem}");

@@ -22,6 +22,7 @@ use super::space;
 use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use super::xen_disk::XenDisk;
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::files;
 use crate::disk::paths::DiskPaths;
@@ -49,7 +50,7 @@ impl Served {
 pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
-    let task = tokio::spawn(async move { supervise(&at_work, vbd, process, &mut stopped).await });
+    let task = background::spawn(async move { supervise(&at_work, vbd, process, &mut stopped).await });
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
@@ -57,7 +58,7 @@ pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
 pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
-    let task = tokio::spawn(async move {
+    let task = background::spawn(async move {
         let mut process = process;
         tokio::select! {
             biased;
@@ -138,7 +139,7 @@ async fn supervise(
 /// Compares, in the background, the files opened by a newly started process with the catalogue.
 fn compare(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
-    tokio::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
+    background::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
 }
 
 /// The process to which an exited process handed over its disk, at the request of another client than this daemon.

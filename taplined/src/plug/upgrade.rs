@@ -32,6 +32,7 @@ use super::settle::{Rest, record, settle};
 use super::start::{Incarnation, launch};
 use super::steps::Steps;
 use super::{leave, supervise};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::control::problem;
 use crate::disk::live;
@@ -246,7 +247,7 @@ impl Upgrade {
             Err(_) => {
                 tracing::warn!(%vbd, pid, "killing a process that has handed over its disk but does not exit");
                 // This may take as long as storage that does not answer.
-                tokio::spawn(async move { old.kill().await });
+                background::spawn(async move { old.kill().await });
             }
         }
         self.daemon.disks.shares.ended(pid);

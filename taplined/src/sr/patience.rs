@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::{Code, Problem};
+use repo::blocking::{Blocking, Died};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use crate::background;
 use crate::task::started::Running;
 
 /// Maximum number of threads that one repository may block. All blocking calls of the daemon share 512.
@@ -61,12 +63,12 @@ impl Patience {
                 return Err(silent(sr, tried, "earlier requests have not been answered"));
             }
             let running = Running::begin();
-            let mut running_call = tokio::task::spawn_blocking(move || {
+            let mut running_call = repo::blocking::start(move || {
                 let answer = question();
                 drop(running);
                 answer
             });
-            match tokio::time::timeout(patience.limit, &mut running_call).await {
+            match tokio::time::timeout(patience.limit, running_call.ended()).await {
                 Ok(answer) => answer.map_err(ended)?,
                 Err(_) => {
                     patience.leave(sr, tried, running_call);
@@ -77,7 +79,7 @@ impl Patience {
     }
 
     /// Counts an abandoned thread until it returns.
-    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, running_call: tokio::task::JoinHandle<T>) {
+    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, mut running_call: Blocking<T>) {
         let stuck = {
             let mut all = self.stuck();
             let stuck = all.entry(sr).or_default();
@@ -87,9 +89,9 @@ impl Patience {
         self.changed.notify_one();
         tracing::error!(%sr, tried, stuck, "the storage does not respond; a thread stays blocked on it");
         let patience = self.clone();
-        tokio::spawn(async move {
+        background::spawn(async move {
             // A result this late is of no use.
-            drop(running_call.await);
+            drop(running_call.ended().await);
             tracing::info!(%sr, tried, "the storage responded after all");
             let mut all = patience.stuck();
             if let Some(stuck) = all.get_mut(&sr) {
@@ -107,8 +109,8 @@ fn silent(sr: Uuid, tried: &str, why: &str) -> Problem {
         .advise("check the server or disk")
 }
 
-fn ended(error: tokio::task::JoinError) -> Problem {
-    Problem::new(Code::Internal, format!("a thread with a request to the storage ended: {error}"))
+fn ended(died: Died) -> Problem {
+    Problem::new(Code::Internal, format!("a request to the storage: {died}"))
 }
 
 #[cfg(test)]

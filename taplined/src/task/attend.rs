@@ -4,10 +4,10 @@
 //! be right: a merge may take hours, and an NFS server may be away for as long. So an administrator decides.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use api::{Code, Problem};
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 
 use super::{Context, TaskControl, UNDO};
@@ -18,12 +18,12 @@ impl Context {
     /// Runs a step, or an undo, after all threads and killed processes of earlier steps have ended. If it makes no
     /// progress within the storage timeout, the task's problem says so until it does; an error if the task is
     /// abandoned, and the step is then dropped.
-    pub async fn attend<T>(
+    pub async fn attend(
         &self,
         daemon: &Daemon,
         step: &str,
-        work: impl Future<Output = Result<T, Problem>>,
-    ) -> Result<T, Problem> {
+        work: BoxFuture<'_, Result<(), Problem>>,
+    ) -> Result<(), Problem> {
         self.progressed.send_replace(Instant::now());
         let patience = daemon.config.storage.patience();
         let mut requested = self.abandoned.clone();

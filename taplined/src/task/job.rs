@@ -196,7 +196,8 @@ impl<J: Job> Run<'_, J> {
             (*recorded, self.begun) = (true, Some(step));
         }
         fault::point(J::VERB, word, false);
-        self.context.attend(self.daemon, word, self.job.step(step, self.daemon, &self.context)).await?;
+        let work = Box::pin(self.job.step(step, self.daemon, &self.context));
+        self.context.attend(self.daemon, word, work).await?;
         fault::point(J::VERB, word, true);
         Ok(())
     }
@@ -266,7 +267,7 @@ async fn undo_until_done<J: Job>(
             tracing::error!(task = %context.uuid(), verb = J::VERB, "{what}: {problem}");
             context.rest(AGAIN_AFTER, &problem).await?;
         }
-        match context.attend(daemon, UNDO, job.undo(daemon)).await {
+        match context.attend(daemon, UNDO, Box::pin(job.undo(daemon))).await {
             Ok(()) => break,
             Err(problem) => failed = Some(problem),
         }

@@ -28,6 +28,7 @@ use uuid::Uuid;
 use super::destroy::Reclaim;
 use super::file::{physical, remove_file};
 use super::{Chain, about_vdi};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::live;
 use crate::fault::{self, Planted};
@@ -407,7 +408,7 @@ pub fn tidy_up(daemon: &Daemon, sr: Uuid, done: bool) {
 /// Starts, in the background, the removal of images in a repository that are no longer needed.
 pub fn collect(daemon: &Daemon, sr: Uuid) {
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         if !collect_now(&daemon, sr).await {
             postpone(&daemon, sr);
         }
@@ -418,7 +419,7 @@ pub fn collect(daemon: &Daemon, sr: Uuid) {
 fn postpone(daemon: &Daemon, sr: Uuid) {
     let Some(pause) = daemon.postponed.begin(sr) else { return };
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         tokio::time::sleep(pause).await;
         daemon.postponed.waited(sr);
         collect(&daemon, sr);

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream as BlockingStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::background;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -79,7 +80,7 @@ impl Console {
         let (typed, to_type) = mpsc::channel(TYPED_MAX);
         let (writing, written) = watch::channel(0);
         let output = Arc::new(Mutex::default());
-        tokio::spawn(run(stream, output.clone(), writing, to_type));
+        background::spawn(run(stream, output.clone(), writing, to_type));
         Ok(Console { output, written, typed, viewers: Arc::new(Semaphore::new(VIEWERS_MAX)) })
     }
 

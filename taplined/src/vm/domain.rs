@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::machine::by_xen;
+use crate::background;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::task;
@@ -50,7 +51,7 @@ pub async fn query<T: Send + 'static>(
 /// Monitors a domain; the value becomes true at its end. Stops when there is no receiver.
 pub fn follow(vm: Uuid, domain: XenDomain) -> watch::Receiver<bool> {
     let (ended, listens) = watch::channel(false);
-    tokio::spawn(async move {
+    background::spawn(async move {
         loop {
             let followed = tokio::select! {
                 () = ended.closed() => return,

@@ -11,6 +11,7 @@ use super::guest::Guest;
 use super::machine::{End, RunningVm};
 use super::network::Bridged;
 use super::{Operation, group, memory, new_task, power, start, vm_directory};
+use crate::background;
 use crate::catalogue;
 use crate::daemon::Daemon;
 use crate::fault;
@@ -22,7 +23,7 @@ use crate::task::{Context, blocking};
 pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
     power::follow(daemon, guest.clone());
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         if let Err(problem) = guest.ended().await {
             tracing::error!(vm = %guest.vm, "{problem}");
             return;

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::guest::Guest;
 use super::machine::RunningVm;
+use crate::background;
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 
@@ -25,7 +26,7 @@ pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
         return;
     }
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         loop {
             let changed = tokio::select! {
                 _ended = guest.ended() => return,

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::end::Ended;
 use super::reach::{adopt, kill};
 use super::{domain, end, guest, is_being_suspended, memory, network, new_task, stop, strays, vm_directory};
+use crate::background;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
@@ -197,7 +198,7 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
         return Ok(());
     };
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         let ended = loop {
             match tokio::time::timeout(REACH_AGAIN_AFTER, process.ended()).await {
                 Ok(ended) => break ended,

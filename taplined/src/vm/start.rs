@@ -26,6 +26,7 @@ use super::machine::RunningVm;
 use super::network::Bridged;
 use super::{Operation, domain, end, group, hardware, machine, memory, new_task, seed};
 use crate::account::As;
+use crate::background;
 use crate::catalogue;
 use crate::config::Config;
 use crate::daemon::Daemon;
@@ -99,7 +100,7 @@ fn record_failed_start(daemon: &Daemon, vm: Uuid) {
     // No other operation can have started: the VM is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
     let daemon = daemon.clone();
-    tokio::spawn(async move {
+    background::spawn(async move {
         let recorded = catalogue::record(&daemon.catalogue, move |tx| match tx.vm(vm)?.power {
             Power::Starting => tx.set_vm_down(vm, None),
             _ => Ok(()),
@@ -258,7 +259,7 @@ async fn start_qemu(
     match Guest::of_qemu(vm, machine) {
         Ok(guest) => Ok(Arc::new(guest)),
         Err((mut machine, problem)) => {
-            let ended = tokio::task::spawn_blocking(move || machine.end()).await;
+            let ended = repo::blocking::start(move || machine.end()).ended().await;
             if !matches!(ended, Ok(Ok(_))) {
                 tracing::error!(%vm, "its QEMU could not be stopped; this is retried when the daemon restarts");
             }

@@ -1,7 +1,7 @@
 //! The layout of ring entries, for each kind of front end.
 //!
-//! It knows nothing about the meaning of the fields. The layouts differ because a compiler for 32-bit x86 aligns a
-//! 64-bit number to four bytes only. Invariant: an [`Entry`] is our own copy, which nobody changes any more.
+//! It knows nothing about the meaning of the fields. The layouts differ because compilers for 32-bit x86 align 64-bit
+//! numbers to four bytes. Invariant: an [`Entry`] is a private copy, which the front end cannot change.
 //!
 //! Specification: Xen's public header io/blkif.h, `struct blkif_request` and its variants.
 
@@ -9,22 +9,23 @@ use memory::{Shared, Window};
 
 use super::kill_point::kill_point;
 
-/// Segments that fit into an entry itself (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
+/// The number of segments that fit into an entry itself (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
 pub const SEGMENTS_DIRECT: usize = 11;
 
-/// Size of one segment, in an entry and in an indirect page (`struct blkif_request_segment`).
+/// The size of one segment, in an entry and in an indirect page (`struct blkif_request_segment`).
 pub const SEGMENT_LEN: usize = 8;
 
-/// Size of the header before the first entry of a ring (io/ring.h, `DEFINE_RING_TYPES`).
+/// The size of the header before the first entry of a ring (io/ring.h, `DEFINE_RING_TYPES`).
 pub const HEADER_LEN: usize = 64;
 
-/// Size of an entry.
+/// The size of an entry on 64-bit x86.
 const WIDE_LEN: usize = 112;
+/// The size of an entry on 32-bit x86.
 const NARROW_LEN: usize = 108;
 
-/// The alignment of 64-bit numbers by the compiler, and so the offset of `id`. It is followed in both layouts by 64
-/// bits each: `sector_number`, and the segments. In place of the first segment a discard has its `nr_sectors`, and an
-/// indirect request its `handle`, two unused bytes, and the first of its `indirect_grefs`.
+/// The alignment of 64-bit numbers by the compiler, and so the offset of `id`. In both layouts it is followed by
+/// `sector_number` and the segments, of 64 bits each. In place of the first segment a discard has its `nr_sectors`, and
+/// an indirect request its `handle`, two unused bytes, and the first of its `indirect_grefs`.
 const WIDE: usize = 8;
 const NARROW: usize = 4;
 
@@ -38,24 +39,24 @@ pub struct EntryLayout {
     wide: bool,
 }
 
-/// 64-bit x86, and the native layout where we run.
+/// The layout of 64-bit x86, which is the native one.
 pub static X86_64: EntryLayout = EntryLayout { wide: true };
 
-/// 32-bit x86.
+/// The layout of 32-bit x86.
 pub static X86_32: EntryLayout = EntryLayout { wide: false };
 
 impl EntryLayout {
-    /// The layout that a front end's key `protocol` names. `None` if it is unknown.
+    /// The layout named by a front end's key `protocol`; `None` if it is unknown.
     pub fn of(protocol: Option<&str>) -> Option<&'static EntryLayout> {
         match protocol {
-            // The header: the default is native.
+            // io/blkif.h: the default is the native layout.
             None | Some("" | "x86_64-abi" | "arm-abi") => Some(&X86_64),
             Some("x86_32-abi") => Some(&X86_32),
             Some(_) => None,
         }
     }
 
-    /// Size of an entry.
+    /// The size of an entry.
     pub fn entry_len(&self) -> usize {
         if self.wide { WIDE_LEN } else { NARROW_LEN }
     }
@@ -72,22 +73,22 @@ impl EntryLayout {
         usize::from(slot) * self.entry_len() + HEADER_LEN
     }
 
-    /// Copies the entry in a slot out of its ring, as far as its own length field says; each byte is read once.
+    /// Copies the entry in a slot out of its ring, up to the length in its own length field. Each byte is read once.
     #[inline(always)]
     pub fn read(&self, ring: &Shared, slot: u16, entry: &mut Entry) -> Option<()> {
-        let offset_of = self.offset_of(slot);
+        let at = self.offset_of(slot);
         match self.wide {
-            true => entry.read(ring.window::<WIDE_LEN, WIDE>(offset_of)?),
-            false => entry.read(ring.window::<NARROW_LEN, NARROW>(offset_of)?),
+            true => entry.read(ring.window::<WIDE_LEN, WIDE>(at)?),
+            false => entry.read(ring.window::<NARROW_LEN, NARROW>(at)?),
         }
     }
 
     /// Writes an entry into another slot of its ring.
     pub fn write(&self, ring: &Shared, slot: u16, entry: &Entry) -> Option<()> {
-        let offset_of = self.offset_of(slot);
+        let at = self.offset_of(slot);
         match self.wide {
-            true => entry.write(ring.window::<WIDE_LEN, WIDE>(offset_of)?),
-            false => entry.write(ring.window::<NARROW_LEN, NARROW>(offset_of)?),
+            true => entry.write(ring.window::<WIDE_LEN, WIDE>(at)?),
+            false => entry.write(ring.window::<NARROW_LEN, NARROW>(at)?),
         }
     }
 
@@ -95,35 +96,35 @@ impl EntryLayout {
     /// rest is four bytes shorter, and the bytes after it are unused.
     #[inline]
     pub fn respond(&self, ring: &Shared, slot: u16, id: u64, result: u64) -> Option<()> {
-        let offset_of = self.offset_of(slot);
+        let at = self.offset_of(slot);
         kill_point();
         if self.wide {
-            let response = ring.window::<16, WIDE>(offset_of)?;
+            let response = ring.window::<16, WIDE>(at)?;
             response.store_u64(0, id)?;
             kill_point();
             return response.store_u64(8, result);
         }
-        let response = ring.window::<16, NARROW>(offset_of)?;
+        let response = ring.window::<16, NARROW>(at)?;
         response.store_u64(0, id)?;
         kill_point();
         response.store_u64(8, result)
     }
 }
 
-/// 64-bit words of an entry: its `id`, its `sector_number`, and the words in place of its segments.
+/// The maximum number of 64-bit words of an entry: its `id`, its `sector_number`, and its segments.
 const WORDS_MAX: usize = 2 + SEGMENTS_DIRECT;
 
-/// The words that every kind of request has; most requests have no more.
+/// The number of words that every request has; most have no more.
 const WORDS_MIN: usize = 3;
 
-/// One entry, copied out of the ring. Most of it is left untouched for a short one.
+/// One entry, copied out of the ring. It is reused, and only the words of the new entry are written.
 #[derive(Default)]
 pub struct Entry {
     operation: u8,
     second: u8,
     third: u16,
     words: [u64; WORDS_MAX],
-    /// How many of them were copied. The others belong to an earlier entry.
+    /// The number of words copied. The others belong to an earlier entry.
     count: usize,
 }
 
@@ -187,14 +188,14 @@ impl Entry {
         count
     }
 
-    /// The first of `indirect_grefs`, which is the only one if no more segments are allowed than fit into one page.
+    /// The first of `indirect_grefs`: the only one, as the segments offered fit into one page.
     pub fn indirect_page(&self) -> u32 {
         let [_, _, first, ..] = self.words;
         let [_, _, _, _, a, b, c, d] = first.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// As many raw segments as the entry claims to have. `None` if that is more than fit.
+    /// The raw segments, by the entry's own count; `None` if that is more than fit.
     pub fn segments(&self) -> Option<&[u64]> {
         let [_, _, segments @ ..] = &self.words;
         segments.get(..usize::from(self.second))
@@ -208,7 +209,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_ring_has_as_many_entries_as_its_front_end_counts() {
+    fn the_number_of_slots_is_the_largest_power_of_two_that_fits() {
         for (pages, slots) in [(1, 32), (2, 64), (4, 128), (8, 256), (16, 512)] {
             assert_eq!(X86_64.slots(pages * 4096), slots, "{pages} pages");
             assert_eq!(X86_32.slots(pages * 4096), slots, "{pages} pages");
@@ -219,9 +220,9 @@ mod test {
     /// An entry with numbered bytes and this many segments, and the ring that contains it.
     fn numbered(layout: &EntryLayout, segments: u8) -> (Shared, Entry) {
         let ring = Shared::of(Mapping::anonymous(4096).unwrap());
-        let byte = |offset_of: usize| if offset_of == 1 { segments } else { u8::try_from(offset_of).unwrap() };
-        for offset_of in 0..layout.entry_len() {
-            ring.write(layout.offset_of(1) + offset_of, [byte(offset_of)]).unwrap();
+        let byte = |offset: usize| if offset == 1 { segments } else { u8::try_from(offset).unwrap() };
+        for offset in 0..layout.entry_len() {
+            ring.write(layout.offset_of(1) + offset, [byte(offset)]).unwrap();
         }
         let mut entry = Entry { words: [u64::MAX; WORDS_MAX], ..Entry::default() };
         layout.read(&ring, 1, &mut entry).unwrap();
@@ -229,9 +230,9 @@ mod test {
     }
 
     #[test]
-    fn fields_are_at_the_offsets_of_the_header() {
+    fn fields_are_at_the_specified_offsets() {
         let number =
-            |offset_of: u8| u64::from_le_bytes(std::array::from_fn(|index| offset_of + u8::try_from(index).unwrap()));
+            |offset: u8| u64::from_le_bytes(std::array::from_fn(|index| offset + u8::try_from(index).unwrap()));
         for (layout, id, sector, segments, page) in [(&X86_64, 8, 16, 24, 28), (&X86_32, 4, 12, 20, 24)] {
             let (_, entry) = numbered(layout, 11);
             assert_eq!((entry.operation(), entry.second(), entry.indirect_count()), (0, 11, 0x0302));
@@ -246,17 +247,17 @@ mod test {
     #[test]
     fn an_entry_is_read_up_to_its_length_and_written_unchanged() {
         for layout in [&X86_64, &X86_32] {
-            for (says, read) in [(0, 1), (1, 1), (2, 2), (11, 11), (12, 11), (255, 11)] {
-                let (ring, entry) = numbered(layout, says);
-                assert_eq!(entry.count, 2 + read, "{says}");
+            for (count, read) in [(0, 1), (1, 1), (2, 2), (11, 11), (12, 11), (255, 11)] {
+                let (ring, entry) = numbered(layout, count);
+                assert_eq!(entry.count, 2 + read, "{count}");
                 layout.write(&ring, 3, &entry).unwrap();
                 let id = if layout.wide { WIDE } else { NARROW };
                 let end = id + 16 + 8 * read;
-                let byte = |slot: u16, offset_of: usize| ring.read::<1>(layout.offset_of(slot) + offset_of).unwrap();
+                let byte = |slot: u16, offset: usize| ring.read::<1>(layout.offset_of(slot) + offset).unwrap();
                 // The bytes between the head and `id` are unused.
-                let meant = (0..4).chain(id..end);
-                assert!(meant.into_iter().all(|offset_of| byte(3, offset_of) == byte(1, offset_of)), "{says}");
-                assert!((end..layout.entry_len()).all(|offset_of| byte(3, offset_of) == [0]), "{says}");
+                let used = (0..4).chain(id..end);
+                assert!(used.into_iter().all(|offset| byte(3, offset) == byte(1, offset)), "{count}");
+                assert!((end..layout.entry_len()).all(|offset| byte(3, offset) == [0]), "{count}");
                 assert_eq!(byte(4, 0), [0], "the next slot is untouched");
             }
         }

@@ -1,7 +1,7 @@
 //! Why a front end's rings could not be attached, and whether to retry.
 //!
-//! It knows nothing about how they are attached. Invariant: for a connected front end attaching is always retried,
-//! whatever the error.
+//! It knows nothing about how they are attached. Invariant: for a connected front end attaching is retried after every
+//! error.
 
 use std::io;
 
@@ -13,17 +13,17 @@ use super::node::KeysError;
 use super::ring::Broken;
 use super::state::{Handshake, XenbusState};
 
-/// Attempts for a front end that is not connected: it may name rings that do not exist; or it is closing, and may have
-/// released the rings in which an earlier process left requests unanswered.
+/// The number of attempts for a front end that is not connected: its rings may not exist; or it is closing, and may
+/// have released the rings in which an earlier process has left requests unanswered.
 const ATTEMPTS: u32 = 4;
 
 /// Why the rings could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Its keys are invalid.
+    /// The keys of the front end are invalid.
     #[error("its keys are invalid")]
     Keys(#[source] KeysError),
-    /// Its pages cannot be mapped.
+    /// The pages of a ring cannot be mapped.
     #[error("cannot map ring {queue}")]
     Map {
         /// Index of the ring.
@@ -32,7 +32,7 @@ pub enum AttachError {
         #[source]
         source: io::Error,
     },
-    /// The contents are invalid.
+    /// The contents of a ring are invalid.
     #[error("ring {queue} is malformed")]
     Ring {
         /// Index of the ring.
@@ -41,7 +41,7 @@ pub enum AttachError {
         #[source]
         source: Broken,
     },
-    /// Its event channel cannot be bound.
+    /// An event channel cannot be bound.
     #[error("cannot bind the event channel of ring {queue}")]
     Bind {
         /// Index of the ring.
@@ -65,14 +65,15 @@ impl AttachError {
         errno.unwrap_or(Errno::INVAL.raw_os_error())
     }
 
-    /// Whether to retry after this many attempts. A connected front end is never told to close.
+    /// Returns true if attaching should be retried after this number of attempts. A connected front end is never made
+    /// to close.
     pub fn should_retry(&self, handshake: &Handshake, attempts: u32) -> bool {
-        let ours_to_blame = matches!(self, AttachError::Map { .. } | AttachError::Bind { .. });
+        let may_be_our_fault = matches!(self, AttachError::Map { .. } | AttachError::Bind { .. });
         let again = match (handshake.ours, handshake.theirs) {
-            (_, Some(XenbusState::Closing | XenbusState::Closed)) => ours_to_blame && attempts < ATTEMPTS,
+            (_, Some(XenbusState::Closing | XenbusState::Closed)) => may_be_our_fault && attempts < ATTEMPTS,
             (Some(XenbusState::Connected), _) => true,
-            (_, Some(XenbusState::Connected)) => ours_to_blame,
-            _ => ours_to_blame && attempts < ATTEMPTS,
+            (_, Some(XenbusState::Connected)) => may_be_our_fault,
+            _ => may_be_our_fault && attempts < ATTEMPTS,
         };
         again && !injected(InjectedBug::FailureIsFinal)
     }

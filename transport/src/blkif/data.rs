@@ -1,13 +1,14 @@
-//! Moves data between a guest's pages and the memory that the disk reads and writes.
+//! Transfers data between a guest's pages and the memory that the disk reads and writes.
 //!
-//! It knows nothing about rings. Invariants: memory is handed out only after every grant behind it was found to be
-//! valid; data read from the disk goes to the guest only if the disk filled all of it; nothing stays mapped for a front
-//! end that is gone.
+//! It knows nothing about rings. Invariants: memory is handed out only after all grants for it were found to be valid;
+//! data read from the disk goes to the guest only if the disk has filled all of it; nothing stays mapped for a
+//! disconnected front end.
 //!
-//! There are three modes. *Copy*: by the hypervisor, in one call for all requests of a pass. *Persistent*: by us, from
-//! and to pages that stay mapped, mapping new ones in one call per pass; what cannot be mapped, or exceeds the limit,
-//! is copied as in the first mode. *Map*: the pages themselves, mapped for each request. In the first two the storage
-//! never accesses a guest's page, so hung storage does not pin a dead guest's memory.
+//! There are three modes. *Copy*: the hypervisor copies, in one call for all requests of a pass. *Persistent*: this
+//! process copies from and to pages that stay mapped, and maps new ones in one call per pass; pages that cannot be
+//! mapped, or exceed the limit, are copied as in the first mode. *Map*: the pages themselves are mapped for each
+//! request. In the first two modes the storage never accesses a guest's page, so hung storage does not pin a dead
+//! guest's memory.
 
 use std::sync::Arc;
 
@@ -21,10 +22,10 @@ use super::pool::{Pool, PoolBuffer};
 use super::request::{Descriptors, SEGMENTS_MAX};
 use crate::MemoryChange;
 
-/// Length of the descriptors of the largest request.
+/// The size of the descriptors of the largest request.
 pub const DESCRIPTORS_MAX: usize = SEGMENTS_MAX as usize * SEGMENT_LEN;
 
-/// Maximum total size of the buffers in use by one disk. Beyond that its requests wait in the ring.
+/// The maximum total size of one disk's buffers in use. Beyond that its requests wait in the ring.
 const IN_USE_MAX: usize = 32 << 20;
 
 /// How a guest's pages are accessed.
@@ -39,14 +40,14 @@ pub enum DataMode {
 
 /// The memory of a request's data while the disk processes it.
 pub enum DataBuffer {
-    /// Our own buffer, to be returned to the pool.
+    /// A buffer of the pool.
     PoolBuffer(PoolBuffer),
-    /// The guest's own pages, for the disk alone; `None` once the disk has taken them.
+    /// The guest's own pages, mapped; `None` once they are passed to the disk.
     Mapped(Option<Box<Segments>>),
 }
 
 impl DataBuffer {
-    /// Length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         let len = match self {
             DataBuffer::PoolBuffer(memory) => memory.len(),
@@ -65,12 +66,12 @@ pub enum TransferState {
     Failed,
     /// The transfer is in the batch of its direction, at this index.
     Queued(u32),
-    /// A call is needed first: the pages are not mapped, or not known yet.
+    /// A system call is needed first: the pages are not mapped, or not known yet.
     Deferred,
 }
 
-/// Transfers data for one front end.
-pub struct Data {
+/// Transfers the data of one front end.
+pub struct DataTransfer {
     domain: DomId,
     mode: DataMode,
     pool: Pool,
@@ -78,20 +79,20 @@ pub struct Data {
     to_guest: CopyBatch,
 }
 
-impl Data {
-    /// Creates one for a front end of `domain`; copied data goes through `staging`, which must have no other user.
-    pub fn new(domain: DomId, mode: DataMode, staging: Arc<Buffer>) -> Data {
+impl DataTransfer {
+    /// Creates one for a front end of `domain`. Copied data goes through `staging`, which must have no other user.
+    pub fn new(domain: DomId, mode: DataMode, staging: Arc<Buffer>) -> DataTransfer {
         let (from_guest, to_guest) = Default::default();
-        Data { domain, mode, pool: Pool::new(staging), from_guest, to_guest }
+        DataTransfer { domain, mode, pool: Pool::new(staging), from_guest, to_guest }
     }
 
-    /// Whether more requests may be taken.
+    /// Returns true if more requests may be taken, when requests of `coming` bytes will need memory as well.
     pub fn has_room(&self, coming: usize) -> bool {
         self.pool.allocated() + coming < IN_USE_MAX
     }
 
-    /// The segment descriptors in that page, copied once into `into`. `None` unless the page is mapped already, so that
-    /// no call is needed.
+    /// Copies the segment descriptors of an indirect request, once, into `into`. `None` unless their page is mapped
+    /// already, so that no system call is needed.
     #[inline]
     pub fn mapped_descriptors<'a>(&self, wanted: Descriptors, into: &'a mut [u8; DESCRIPTORS_MAX]) -> Option<&'a [u8]> {
         let DataMode::Persistent(pages) = &self.mode else { return None };
@@ -100,38 +101,38 @@ impl Data {
         Some(bytes)
     }
 
-    /// The segment descriptors in those pages, each copied once; `None` for a page that cannot be read. Copies that are
-    /// already queued are made in the same call.
+    /// Copies the segment descriptors of several requests, once; `None` for a page that cannot be read. Queued copies
+    /// are made in the same call.
     pub fn fetch_descriptors(&mut self, grants: &mut dyn Grants, wanted: &[Descriptors]) -> Vec<Option<Vec<u8>>> {
         let ranges: Vec<PageRange> = wanted.iter().map(Descriptors::range).collect();
         self.map_pages(grants, ranges.iter());
         let mut acquire = |range: &PageRange| {
             let mut buffer = None;
-            // As for a write: descriptors come from the guest.
+            // As for a write: descriptors are read from the guest.
             let ranges = (std::slice::from_ref(range), usize::from(range.len));
             let state = self.acquire_or_fail(grants, ranges, true, &mut buffer);
             (buffer, state)
         };
-        let buffer: Vec<_> = ranges.iter().map(&mut acquire).collect();
+        let acquired: Vec<_> = ranges.iter().map(&mut acquire).collect();
         self.copy_from_guest(grants);
-        let taken = buffer.into_iter().map(|(buffer, state)| {
+        let fetched = acquired.into_iter().map(|(buffer, state)| {
             let mut buffer = buffer?;
             let bytes = (self.incoming_state(state) == TransferState::Done).then(|| self.memory(&mut buffer).to_vec());
             self.release(buffer);
             bytes
         });
-        taken.collect()
+        fetched.collect()
     }
 
-    /// Maps, in one call, the pages of these ranges that should stay mapped and are not mapped yet.
+    /// In persistent mode, maps the pages of these ranges that are not mapped yet, in one call.
     pub fn map_pages<'a>(&mut self, grants: &mut dyn Grants, ranges: impl Iterator<Item = &'a PageRange>) {
         if let DataMode::Persistent(pages) = &mut self.mode {
             pages.map_pages(grants, self.domain, ranges.map(|range| range.page));
         }
     }
 
-    /// Acquires memory for the data in these ranges, `len` bytes. Returns the state of the transfer of data to be
-    /// written; `Failed` also for data whose grants are found to be invalid.
+    /// Acquires memory for the data in these ranges, `len` bytes in total, and starts its transfer if it is to be
+    /// written. Returns the state of that transfer, or `Failed` if a grant is invalid.
     #[inline(always)]
     pub fn acquire(
         &mut self,
@@ -147,7 +148,7 @@ impl Data {
                 }
                 let memory = self.pool.allocate(len);
                 if write && pages.copy_out(ranges, (&**self.pool.buffer(&memory), memory.at())).is_none() {
-                    // Data copied before an unmapped page was found is copied again.
+                    // Ranges before the unmapped page will be copied again.
                     self.pool.release(memory);
                     return TransferState::Deferred;
                 }
@@ -179,8 +180,9 @@ impl Data {
         state
     }
 
-    /// As `acquire`, but never deferred: what could not be mapped together with other pages may be mappable alone, and
-    /// otherwise is copied by the hypervisor along with the others of the pass, which shows whether it can be.
+    /// Like [`DataTransfer::acquire`], but never returns `Deferred`: pages that could not be mapped together with
+    /// others are mapped alone, or else copied by the hypervisor with the others of the pass, which detects invalid
+    /// grants.
     pub fn acquire_or_fail(
         &mut self,
         grants: &mut dyn Grants,
@@ -206,7 +208,7 @@ impl Data {
         }
     }
 
-    /// Whether copies from the guest are queued, or done but not processed yet.
+    /// Returns true if copies from the guest are queued, or done but not processed yet.
     pub fn has_copies_from_guest(&self) -> bool {
         !self.from_guest.is_empty()
     }
@@ -225,7 +227,7 @@ impl Data {
         self.from_guest.clear();
     }
 
-    /// Memory for the disk.
+    /// The buffer as memory for the disk. Mapped pages can be taken once.
     #[inline]
     pub fn memory(&self, buffer: &mut DataBuffer) -> Segments {
         match buffer {
@@ -234,7 +236,7 @@ impl Data {
         }
     }
 
-    /// Transfers data read from the disk to the guest, or queues that, unless it is already in the guest's pages.
+    /// Transfers data read from the disk to the guest, or queues the copy, unless the guest's pages are mapped.
     #[inline]
     pub fn queue_to_guest(
         &mut self,
@@ -247,7 +249,7 @@ impl Data {
             DataMode::Persistent(pages) => {
                 let ours = (&**self.pool.buffer(memory), memory.at());
                 let copied = pages.copy_in(ranges, ours).or_else(|| {
-                    // The pages were unmapped meanwhile. Data copied before an unmapped page was found is copied again.
+                    // Pages were unmapped meanwhile. Ranges before the first of them are copied again.
                     pages.ensure_mapped(grants, self.domain, ranges).then(|| pages.copy_in(ranges, ours)).flatten()
                 });
                 match copied {
@@ -267,7 +269,7 @@ impl Data {
         }
     }
 
-    /// Whether data has reached the guest.
+    /// Returns true if data has reached the guest.
     #[inline]
     pub fn is_transferred(&self, state: TransferState) -> bool {
         is_copied(&self.to_guest, state)
@@ -286,7 +288,7 @@ impl Data {
         }
     }
 
-    /// The next change of the memory that data passes through that the engine has not been told about.
+    /// The next change of its buffers that was not reported to the engine yet.
     #[inline]
     pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
         self.pool.take_change()
@@ -297,12 +299,12 @@ impl Data {
         self.pool.release_all();
     }
 
-    /// Whether more memory is kept for future requests than an idle disk should hold.
+    /// Returns true if more memory is kept for further requests than an idle disk should keep.
     pub fn has_excess_memory(&self) -> bool {
         self.pool.has_excess_memory()
     }
 
-    /// Releases memory kept for future requests.
+    /// Releases memory kept for further requests, if none of it was needed since the last call.
     pub fn trim(&mut self) {
         self.pool.trim();
     }
@@ -315,11 +317,11 @@ impl Descriptors {
     }
 }
 
-/// Makes all copies, and retries once if the call itself fails: that is not the guest's fault, and would fail all its
-/// requests. Data is then copied again, which is not visible to the guest before it is answered.
+/// Makes all copies. If the call itself fails, which is not the guest's fault and would fail all its requests, it is
+/// retried once: data is then copied again, unnoticed by the guest as its requests are not answered yet.
 fn copy(grants: &mut dyn Grants, domain: DomId, batch: &mut CopyBatch) {
     if grants.copy(domain, batch).is_err() {
-        // A failed call marks every copy as failed.
+        // If it fails again, every copy is marked as failed.
         grants.copy(domain, batch).ok();
     }
 }

@@ -1,8 +1,7 @@
 //! The queues of one front end: turns ring entries into disk requests, and sends back responses.
 //!
-//! It knows nothing about the store. Invariants: an entry that is taken is answered once; a pass takes a bounded number
-//! of entries and makes a bounded number of system calls for all of them; requests of an earlier front end are
-//! recognised.
+//! It knows nothing about the store. Invariants: a taken entry is answered once; a pass takes a bounded number of
+//! entries and makes a bounded number of system calls for all of them; requests of an earlier front end are recognised.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -10,7 +9,7 @@ use disk::{Geometry, Request, Span, Status, Token};
 use memory::Segments;
 use xen::{EventChannels, Grants, PAGE, Port};
 
-use super::data::{DESCRIPTORS_MAX, Data, TransferState};
+use super::data::{DESCRIPTORS_MAX, DataTransfer, TransferState};
 use super::event::{Event, Log};
 use super::kill_point::{InjectedBug, injected};
 use super::queue::{Queue, RequestRecord};
@@ -18,44 +17,44 @@ use super::request::{self, Descriptors, ERROR, Operation, UNSUPPORTED};
 use super::ring::Broken;
 use crate::MemoryChange;
 
-/// Entries taken from one queue before the next one has its turn: a ring of one page.
+/// Entries taken from one queue before the next queue: a ring of one page.
 const BATCH_MAX: usize = 32;
 
-/// Attempts to notify a front end that is closing. It may no longer be listening.
+/// Attempts to notify a closing front end, which may have closed its event channel already.
 const NOTIFY_ATTEMPTS_MAX: u32 = 4;
 
 /// The device of one front end.
 pub struct Device {
     queues: Vec<Queue>,
-    data: Data,
+    data: DataTransfer,
     limits: Limits,
     /// Distinguishes its requests from those of the previous device.
     epoch: u32,
     /// Requests taken in the last pass.
     taken: Vec<TakenRequest>,
-    /// How many of them were popped.
+    /// The number of taken requests that were popped.
     popped: usize,
     /// Indirect requests of the current pass whose descriptors must be fetched.
     indirect: Vec<(RequestId, Descriptors)>,
     /// Scratch space for the descriptors of one request.
     descriptors: Box<[u8; DESCRIPTORS_MAX]>,
-    /// The transfer of some data of the pass had to be deferred.
+    /// A transfer of the current pass was deferred.
     deferred: bool,
     responses: Vec<PendingResponse>,
-    /// Requests popped and not yet completed.
+    /// The number of requests popped and not yet completed.
     in_flight: usize,
     /// No new requests are taken.
     finishing: bool,
     /// Nothing was published yet: the front end may not have been notified of responses of an earlier process.
     first_publish: bool,
-    /// Consecutive failures to notify the front end.
+    /// The number of consecutive failures to notify the front end.
     failed_notifications: u32,
 }
 
-/// Limits of what a front end may request, in addition to those of the disk.
+/// Limits on requests of a front end, in addition to those of the disk.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    /// Maximum segments of an indirect request.
+    /// The maximum number of segments of an indirect request.
     pub segments_max: u16,
     /// Writes are refused.
     pub read_only: bool,
@@ -70,11 +69,11 @@ struct RequestId {
     number: u16,
 }
 
-/// A completed request whose response is to be put into the ring.
+/// A response that was not written to the ring yet.
 struct PendingResponse {
     request: RequestId,
     status: i16,
-    /// The transfer to the guest that must happen first.
+    /// The state of the transfer of read data, which must be done first.
     transfer: TransferState,
 }
 
@@ -87,7 +86,7 @@ struct TakenRequest {
 
 impl Device {
     /// Creates a device with these queues.
-    pub fn new(queues: Vec<Queue>, data: Data, limits: Limits, epoch: u32) -> Device {
+    pub fn new(queues: Vec<Queue>, data: DataTransfer, limits: Limits, epoch: u32) -> Device {
         let (taken, indirect, responses) = Default::default();
         let (popped, deferred, in_flight, finishing, first_publish, failed_notifications) =
             (0, false, 0, false, true, 0);
@@ -109,7 +108,8 @@ impl Device {
         }
     }
 
-    /// The next request. If there is none this costs one load per queue: it is called on every turn of the event loop.
+    /// Pops the next request. If there is none this costs one load per queue: it is called on every turn of the event
+    /// loop.
     #[inline]
     pub fn pop(&mut self, geometry: &Geometry, grants: &mut dyn Grants, log: &mut Log) -> Option<Request> {
         match self.popped < self.taken.len() || self.queues.iter().any(Queue::has_requests) {
@@ -161,8 +161,8 @@ impl Device {
         }
     }
 
-    /// Takes the entries of one queue, and transfers data that needs no system call; `bytes` is an upper bound for the
-    /// rest.
+    /// Takes the entries of one queue, and transfers data if that needs no system call. An upper bound for the size of
+    /// other data is added to `bytes`.
     fn take_from(
         &mut self,
         index: usize,
@@ -222,7 +222,7 @@ impl Device {
         self.queues.get_mut(usize::from(request.queue))?.record_mut(request.number)
     }
 
-    /// Fetches the descriptors of indirect requests. The data of those that have none is treated as failed.
+    /// Fetches the descriptors of indirect requests. Without descriptors, the transfer of data fails.
     fn fetch_indirect(&mut self, grants: &mut dyn Grants) {
         if self.indirect.is_empty() {
             return;
@@ -242,8 +242,8 @@ impl Device {
         self.update_states();
     }
 
-    /// Acquires memory for deferred data: requests whose pages must be mapped first, or whose descriptors were not
-    /// known.
+    /// Acquires memory for requests with deferred transfers: their pages must be mapped first, or their descriptors
+    /// were not known.
     fn acquire_deferred(&mut self, grants: &mut dyn Grants) {
         let Device { queues, data, taken, .. } = self;
         let deferred = |taken: &&TakenRequest| taken.state == TransferState::Deferred;
@@ -269,7 +269,7 @@ impl Device {
         }
     }
 
-    /// Builds a request for the disk, if its data was transferred and it is valid.
+    /// Builds a request for the disk; rejects it if its data was not transferred or it is invalid.
     #[inline]
     fn build_request(&mut self, request: RequestId, state: TransferState, geometry: &Geometry) -> Option<Request> {
         let queue = self.queues.get_mut(usize::from(request.queue))?;
@@ -296,8 +296,8 @@ impl Device {
         }
     }
 
-    /// Processes the completion of a request; one without a status stays in its ring, for the process that takes it
-    /// over. Returns `false` if it belongs to an earlier device.
+    /// Processes the completion of a request. Without a status, the request stays in its ring for the next process.
+    /// Returns `false` if it belongs to an earlier device.
     #[inline]
     pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         let (epoch, id) = parts(request.token());
@@ -323,10 +323,10 @@ impl Device {
         true
     }
 
-    /// Transfers read data to the guest, publishes responses, and notifies the guest if it asked for that.
+    /// Transfers read data to the guest, publishes responses, and notifies the guest if it has requested that.
     #[inline]
     pub fn publish(&mut self, grants: &mut dyn Grants, channels: &mut dyn EventChannels, log: &mut Log) {
-        if self.first_publish || !self.responses.is_empty() || self.owes_notification() {
+        if self.first_publish || !self.responses.is_empty() || self.has_pending_notification() {
             self.first_publish = false;
             self.publish_responses(grants, channels, log);
         }
@@ -340,8 +340,8 @@ impl Device {
             responses.reverse();
         }
         for PendingResponse { request, status, transfer } in responses.drain(..) {
-            let there = transfer == TransferState::Done || self.data.is_transferred(transfer);
-            let status = if there { status } else { ERROR };
+            let transferred = transfer == TransferState::Done || self.data.is_transferred(transfer);
+            let status = if transferred { status } else { ERROR };
             let Some(queue) = self.queues.get_mut(usize::from(request.queue)) else { continue };
             if let Err(why) = queue.respond(request.number, status, |buffer| self.data.release(buffer)) {
                 self.mark_broken(usize::from(request.queue), why, log);
@@ -364,20 +364,20 @@ impl Device {
         self.failed_notifications = failed_notifications;
     }
 
-    /// Whether the front end still has to be notified of responses.
-    pub fn owes_notification(&self) -> bool {
+    /// Returns true if a notification of the front end failed and must be retried.
+    pub fn has_pending_notification(&self) -> bool {
         self.failed_notifications > 0
     }
 
-    /// Whether responses are in the reverse order of their requests, as some kernels complete I/O that ends
-    /// immediately. In the reversed order none has to be moved in its ring.
+    /// Returns true if responses are in the reverse order of their requests, in which some kernels complete immediate
+    /// I/O. Reversed again, no request has to be moved in its ring.
     fn are_reversed(&self, responses: &[PendingResponse]) -> bool {
         let [_, .., PendingResponse { request, .. }] = responses else { return false };
         self.queues.get(usize::from(request.queue)).is_some_and(|queue| queue.is_next(request.number))
     }
 
-    /// Requests notifications on all queues, and checks once more. Returns `false` if there is something to take or to
-    /// publish.
+    /// Requests notifications on all queues, then checks them again. Returns `false` if there are requests to take or
+    /// responses to publish.
     pub fn prepare_to_sleep(&mut self, log: &mut Log) -> bool {
         if self.popped < self.taken.len() || !self.responses.is_empty() {
             return false;
@@ -391,8 +391,8 @@ impl Device {
                 self.mark_broken(index, why, log);
             }
         }
-        // io/ring.h, RING_FINAL_CHECK_FOR_REQUESTS: the request for a notification must be visible before we check, or
-        // both sides miss each other.
+        // io/ring.h, RING_FINAL_CHECK_FOR_REQUESTS: the request for a notification must be visible before this check,
+        // or a request could be missed by both sides.
         fence(Ordering::SeqCst);
         let mut empty = true;
         for index in 0..self.queues.len() {
@@ -405,7 +405,7 @@ impl Device {
         empty
     }
 
-    /// Takes no requests that the front end announces from now on. Returns `false` if some are still unanswered.
+    /// Ignores requests announced from now on. Returns `false` if earlier ones are still unanswered.
     pub fn finish(&mut self, log: &mut Log) -> bool {
         if !std::mem::replace(&mut self.finishing, true) {
             for index in 0..self.queues.len() {
@@ -417,39 +417,39 @@ impl Device {
         self.is_finished()
     }
 
-    /// Whether no new requests are taken.
+    /// Returns true if no new requests are taken.
     pub fn is_finishing(&self) -> bool {
         self.finishing
     }
 
-    /// Whether no new requests are taken and all are answered.
+    /// Returns true if no new requests are taken and all are answered.
     pub fn is_finished(&mut self) -> bool {
         let idle = self.in_flight == 0 && self.popped == self.taken.len() && self.responses.is_empty();
-        // The front end is notified of responses of an earlier process along with our first ones, or even without any.
-        let indirect =
+        // The first publication notifies the front end of responses of an earlier process, even without any of ours.
+        let notified =
             !self.first_publish && (self.failed_notifications == 0 || self.failed_notifications >= NOTIFY_ATTEMPTS_MAX);
         // A broken queue counts as empty.
-        self.finishing && idle && indirect && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
+        self.finishing && idle && notified && self.queues.iter_mut().all(|queue| queue.is_empty().unwrap_or(true))
     }
 
-    /// The next change of its memory that the engine has not been told about.
+    /// The next change of its buffers that was not reported to the engine yet.
     #[inline]
     pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
         self.data.take_memory_change()
     }
 
-    /// Releases its own memory; returns the changes that the engine has to be told about, including earlier ones.
+    /// Releases its own memory; returns all changes that were not reported to the engine yet.
     pub fn release_all_memory(&mut self) -> impl Iterator<Item = MemoryChange> + '_ {
         self.data.release_all_memory();
         std::iter::from_fn(|| self.take_memory_change())
     }
 
-    /// Whether it keeps memory that an idle disk should not hold.
+    /// Returns true if it keeps more memory than an idle disk should.
     pub fn has_excess_memory(&self) -> bool {
         self.data.has_excess_memory()
     }
 
-    /// Releases that memory.
+    /// Releases excess memory that was not needed since the last call.
     pub fn trim(&mut self) {
         self.data.trim();
     }
@@ -479,7 +479,7 @@ fn token(epoch: u32, RequestId { queue, number }: RequestId) -> Token {
     Token((u64::from(epoch) << 32) | (u64::from(queue) << 16) | u64::from(number))
 }
 
-/// A description of where a request came from, for log messages.
+/// A description of the origin of a request, for log messages.
 pub fn place_of(token: Token) -> String {
     let (_, RequestId { queue, .. }) = parts(token);
     format!("queue {queue}")

@@ -1,6 +1,6 @@
 //! Events at a front end that are worth logging.
 //!
-//! It knows nothing about where they are logged, nor how many are kept ([`crate::log`]).
+//! It knows nothing about where they are logged, nor how many are buffered ([`crate::log`]).
 
 use std::error::Error;
 use std::fmt;
@@ -15,16 +15,16 @@ pub enum Event {
     Announced,
     /// The front end is connected.
     Connected {
-        /// Number of rings.
+        /// The number of rings.
         queues: usize,
-        /// Pages per ring.
+        /// The number of pages per ring.
         pages: usize,
         /// How its pages are accessed.
         grants: &'static str,
-        /// It was connected to another process before us.
+        /// It was connected to another process before.
         taken_over: bool,
     },
-    /// What the front end has written to the store is invalid.
+    /// The keys of the front end in the store are invalid.
     Refused {
         /// The reason.
         why: String,
@@ -35,11 +35,11 @@ pub enum Event {
         /// The reason.
         why: String,
     },
-    /// The front end is gone, or restarts.
+    /// The front end has disconnected, or restarts.
     Disconnected {
         /// The reason.
         why: &'static str,
-        /// Requests that were in flight; their results are discarded.
+        /// The number of requests in flight; their results are discarded.
         in_flight: usize,
     },
     /// A queue is no longer served because its front end violated the protocol.
@@ -51,7 +51,7 @@ pub enum Event {
     },
     /// An operation of Xen failed.
     Failed {
-        /// What was tried.
+        /// The failure, as a phrase.
         what: &'static str,
         /// The reason.
         why: String,
@@ -65,10 +65,10 @@ pub enum Event {
     Closed,
     /// The front end did not release the device in time.
     StillUsed {
-        /// The state that it is still in.
+        /// The current state of the front end.
         state: &'static str,
     },
-    /// This many more events happened.
+    /// The number of events that were not recorded.
     More(usize),
 }
 
@@ -112,7 +112,7 @@ impl LogEvent for Event {
     }
 }
 
-/// Events not taken yet.
+/// The buffer of events that were not taken yet.
 pub type Log = crate::log::Log<Event>;
 
 impl Log {

@@ -1,7 +1,7 @@
 //! Points at which a test can kill the process, and bugs that a test can inject to check that they are detected.
 //!
-//! It knows nothing about what happens there. Invariant: outside this crate's own tests it does nothing and costs
-//! nothing.
+//! It knows nothing about the operations at these points. Invariant: outside of this crate's own tests it does nothing
+//! and costs nothing.
 
 /// A bug that can be injected, to be detected by [`model`](super).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,11 +13,11 @@ pub enum InjectedBug {
     IntentClearedEarly,
     /// The intent record of a killed process is not completed.
     IntentNotCompleted,
-    /// A front end's choices are checked against what this process offers, not what it was offered.
+    /// A front end's choices are checked against the features of this process, not those that it was offered.
     OwnFeatures,
-    /// The same for persistent grants.
+    /// Persistent grants are used if this process supports them, even if the front end was not offered them.
     OwnPersistence,
-    /// A front end whose rings cannot be attached is told to close.
+    /// A front end whose rings cannot be attached is made to close.
     FailureIsFinal,
     /// The number of queues chosen by an earlier guest kernel is used for the current one.
     StaleQueueCount,
@@ -52,7 +52,7 @@ mod test {
 
     use super::InjectedBug;
 
-    /// What is about to happen.
+    /// The operation that follows a kill point.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum KillPoint {
         /// A store to a ring.
@@ -64,24 +64,24 @@ mod test {
     type Hook = Rc<dyn Fn(KillPoint) -> bool>;
 
     thread_local! {
-        static MISTAKE: Cell<Option<InjectedBug>> = const { Cell::new(None) };
+        static INJECTED: Cell<Option<InjectedBug>> = const { Cell::new(None) };
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    pub fn injected(which: InjectedBug) -> bool {
-        MISTAKE.get() == Some(which)
+    pub fn injected(bug: InjectedBug) -> bool {
+        INJECTED.get() == Some(bug)
     }
 
-    /// Injects the bug in this thread from now on.
-    pub fn inject(injected: Option<InjectedBug>) {
-        MISTAKE.set(injected);
+    /// Injects a bug in this thread from now on; `None` for no bug.
+    pub fn inject(bug: Option<InjectedBug>) {
+        INJECTED.set(bug);
     }
 
     pub fn kill_point() {
         run_hook(KillPoint::Stored);
     }
 
-    /// Called for each call of Xen in this thread; returns whether it fails.
+    /// Called for each call of Xen in this thread; returns true if the call must fail.
     pub fn xen_called(part: Subsystem) -> bool {
         run_hook(KillPoint::Called(part))
     }

@@ -1,4 +1,4 @@
-//! A blkif back end: the disk of a Xen guest, over rings in pages that the guest grants.
+//! A blkif back end: serves the disk of a Xen guest over rings in pages that the guest grants.
 //!
 //! [`Server`] serves one device, whose front end it finds through the store, and is the [`disk::Transport`] of the
 //! disk. It knows nothing about the disk behind it, and blocks only on replies of the store, each for a bounded time.
@@ -7,19 +7,19 @@
 //! front end is connected only when all requests of the previous one have completed, so that no late write of the old
 //! one reaches data of the new one.
 //!
-//! | file | knows |
+//! | file | contents |
 //! |---|---|
-//! | `state` | the handshake, as a function |
-//! | `node` | what both ends write into the store |
-//! | `session` | performs the handshake |
+//! | `state` | the handshake, as a pure function |
+//! | `node` | the keys of both ends in the store |
+//! | `session` | the actions of the handshake |
 //! | `attach_error` | why attaching failed |
-//! | `retry` | what is retried, and when |
+//! | `retry` | the retries of failed operations |
 //! | `device` | the queues of one front end |
 //! | `queue`, `ring`, `abi` | one ring |
-//! | `request` | parses an entry |
+//! | `request` | the parser of entries |
 //! | `data`, `pool`, `persistent` | access to the guest's pages |
-//! | `event` | what to log |
-//! | `kill_point` | where tests kill the process, and bugs that they inject |
+//! | `event` | events to be logged |
+//! | `kill_point` | the points at which tests kill the process, and the bugs that they inject |
 
 mod abi;
 mod attach_error;
@@ -60,10 +60,10 @@ use event::Log;
 use retry::{RetryBudget, RetryTimer};
 use session::Session;
 
-/// The largest ring: 16 pages, 512 requests. Linux's front end asks for that size.
+/// The largest ring, as a power of two of pages: 512 requests. Linux's front end uses that size.
 pub const RING_ORDER_MAX: u32 = 4;
 
-/// Maximum queues of one disk.
+/// The maximum number of queues of one disk.
 pub const QUEUES_MAX: u16 = 64;
 
 const STORE: WatchKey = WatchKey(0);
@@ -72,10 +72,10 @@ const WAKE: WatchKey = WatchKey(2);
 const TRIM: WatchKey = WatchKey(3);
 const RETRY: WatchKey = WatchKey(4);
 
-/// How long memory that only large requests need is kept for the next ones: until it was not needed for so long.
+/// Memory for large requests is freed when it was not needed for this time.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
 
-/// Ports, or events of the store, processed before other work has its turn.
+/// Ports, or events of the store, processed before other work.
 const BATCH_MAX: usize = 64;
 
 /// How a guest's pages are accessed.
@@ -92,11 +92,11 @@ pub enum GrantsPolicy {
     Auto,
 }
 
-/// What happens to a front end when the server stops.
+/// The treatment of a front end when the server stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStop {
-    /// It is asked to release the device, at the latest when the server stops: [`Detach::close`] gives it time
-    /// for that.
+    /// The release of the device is requested, when the server stops at the latest; [`Detach::close`] requests it
+    /// earlier, which gives the front end time.
     #[default]
     Close,
     /// It is not notified, and another process takes over its rings.
@@ -114,17 +114,18 @@ pub struct Config {
     pub backend: String,
     /// Size and limits of the disk.
     pub geometry: Geometry,
-    /// Refuse writes, whatever the disk allows.
+    /// Refuse writes even if the disk is writable.
     pub read_only: bool,
     /// How the guest's pages are accessed.
     pub grants: GrantsPolicy,
     /// The largest ring, as a power of two of pages: at most [`RING_ORDER_MAX`].
     pub max_ring_pages_order: u32,
-    /// Maximum queues: 1 to [`QUEUES_MAX`].
+    /// The maximum number of queues: 1 to [`QUEUES_MAX`].
     pub max_queues: u16,
-    /// Maximum segments of an indirect request: at most [`SEGMENTS_MAX`]; zero for no such requests.
+    /// The maximum number of segments of an indirect request, at most [`SEGMENTS_MAX`]; zero to not offer such
+    /// requests.
     pub max_segments: u16,
-    /// What happens to the front end when the server stops.
+    /// The treatment of the front end when the server stops.
     pub on_stop: OnStop,
 }
 
@@ -132,19 +133,19 @@ pub struct Config {
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
     /// A configured limit is out of range.
-    #[error("{asked} {what} requested; must be {wanted}")]
+    #[error("{requested} {what} requested; must be {wanted}")]
     Limit {
-        /// What was requested.
+        /// The limited item.
         what: &'static str,
         /// The requested number.
-        asked: u32,
+        requested: u32,
         /// The permitted range.
         wanted: &'static str,
     },
-    /// A system call failed.
+    /// No eventfd could be created.
     #[error("cannot create an eventfd")]
     Eventfd(#[source] io::Error),
-    /// A system call failed.
+    /// No timer could be created.
     #[error("cannot create a timerfd")]
     Timer(#[source] io::Error),
     /// The store could not be read.
@@ -163,7 +164,7 @@ struct Xen {
     store: Box<dyn Store>,
     grants: Box<dyn Grants>,
     channels: Box<dyn EventChannels>,
-    /// Signalled by ourselves, for work to be done on the next turn.
+    /// Signalled by the server itself, for work on the next turn of the event loop.
     wake: OwnedFd,
     /// Expires when failed operations are to be retried.
     retry: RetryTimer,
@@ -173,9 +174,10 @@ struct Xen {
 pub struct Server {
     xen: Xen,
     session: Session,
-    /// Reported ports to be unmasked before we sleep.
+    /// Signalled ports to be unmasked before the thread sleeps.
     masked: Vec<Port>,
-    /// Expires when unused memory may be released; runs only while there is some, so that an idle disk wakes twice.
+    /// Expires when unused memory may be released; runs only while there is some, so that a disk wakes twice after it
+    /// has become idle.
     trim_timer: Timer,
     trim_armed: bool,
     channel_retries: RetryBudget,
@@ -186,7 +188,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that has not been started.
+    /// Creates a server, which does nothing until it is started. Fails if the store cannot be read.
     pub fn new(
         config: Config,
         mut store: Box<dyn Store>,
@@ -223,18 +225,18 @@ impl Server {
         self.log.take()
     }
 
-    /// Whether the front end is connected.
+    /// Returns true if the front end is connected.
     pub fn is_connected(&self) -> bool {
         self.session.device.as_ref().is_some_and(|device| !device.is_finishing())
     }
 
-    /// Whether the device was to be closed, and no front end has to be waited for.
+    /// Returns true if the device is being closed and there is no front end to wait for.
     pub fn is_closed(&self) -> bool {
         self.session.is_closed()
     }
 
-    /// Collects the signalled ports. Each stays masked until we are about to sleep: a guest that signals continuously
-    /// wakes us once.
+    /// Collects the signalled ports. Each stays masked until the thread is about to sleep: a guest that signals
+    /// continuously wakes it once.
     fn take_ports(&mut self) {
         for _ in 0..BATCH_MAX {
             match self.xen.channels.take(&mut self.masked) {
@@ -249,7 +251,7 @@ impl Server {
         self.xen.wake();
     }
 
-    /// Collects changes in the store. Whatever they were, both nodes are read.
+    /// Collects events of the store, and reads both nodes in any case.
     fn take_store_events(&mut self) {
         if self.session.is_store_lost() {
             return;
@@ -320,7 +322,7 @@ impl Server {
 impl Config {
     fn check(&self) -> Result<(), SetUpError> {
         let Config { max_ring_pages_order, max_queues, max_segments, .. } = *self;
-        let bad = |what, asked, wanted| Err(SetUpError::Limit { what, asked, wanted });
+        let bad = |what, requested, wanted| Err(SetUpError::Limit { what, requested, wanted });
         if max_ring_pages_order > RING_ORDER_MAX {
             return bad("as ring page order", max_ring_pages_order, "0 to 4");
         }
@@ -336,7 +338,7 @@ impl Config {
 
 impl Xen {
     fn wake(&self) {
-        // It does not block, and a saturated eventfd is signalled already.
+        // Does not block, and fails only if the eventfd is saturated and thus signalled already.
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
     }
 }
@@ -358,14 +360,14 @@ impl Transport for Server {
     fn publish(&mut self) -> Result<(), Disconnected> {
         if let Some(device) = &mut self.session.device {
             device.publish(&mut *self.xen.grants, &mut *self.xen.channels, &mut self.log);
-            if device.owes_notification() {
+            if device.has_pending_notification() {
                 self.xen.retry.arm(&mut self.log);
             }
             if device.is_finishing() && device.is_finished() {
                 self.xen.wake();
             }
         }
-        // The disk need not know about a front end that is gone: it may come back.
+        // Not an error for the disk if the front end has disconnected: it may reconnect.
         Ok(())
     }
 }
@@ -442,7 +444,7 @@ impl crate::Server for Server {
         self.session.stop(&mut self.xen, &mut self.log);
     }
 
-    /// When the rings are left to the next process, it takes unanswered requests from there.
+    /// Available if the rings are left to the next process, which takes unanswered requests from them.
     fn takes_back(&mut self) -> Option<&mut dyn TakeBack> {
         if self.session.config.on_stop == OnStop::Leave { Some(self) } else { None }
     }
@@ -461,7 +463,7 @@ impl TakeBack for Server {
         self.session.complete(request, None, &mut *self.xen.grants);
     }
 
-    /// The ring itself has them all.
+    /// None: there is no record besides the rings themselves.
     fn records_in_flight(&self) -> Option<bool> {
         None
     }
@@ -469,7 +471,7 @@ impl TakeBack for Server {
 
 impl Detach for Server {
     fn is_finishing(&self) -> bool {
-        // Pages of one that is gone are unmapped when its requests have ended.
+        // Pages of an earlier front end are unmapped when its requests have completed.
         self.session.orphans > 0 || self.session.device.as_ref().is_some_and(Device::is_finishing)
     }
 
@@ -478,7 +480,7 @@ impl Detach for Server {
         self.session.config.on_stop == OnStop::Leave || self.is_closed()
     }
 
-    /// Requests that were popped must still be completed and published; others stay in the rings.
+    /// Popped requests must still be completed and published; others stay in the rings.
     fn leave(&mut self) {
         self.session.leave();
     }

@@ -1,20 +1,19 @@
-//! What both ends of a device write into the store.
+//! The keys that both ends of a device write into the store.
 //!
-//! It knows nothing about the consequences. Invariants: our features become visible atomically; a front end's keys are
-//! numbers within what it was offered, by whichever process, or it is refused; the choices of an earlier front end do
-//! not count for the current one; no transaction stays open; our node is not recreated after someone has removed it,
-//! and a state that the toolstack has written meanwhile is not overwritten.
+//! It knows nothing about the handshake. Invariants: our features become visible atomically; a front end is refused
+//! unless its keys are numbers within the offer that it got, from this or an earlier process; the choices of an earlier
+//! front end are not used for the current one; no transaction stays open; our node is not recreated after it was
+//! removed, and a state that the toolstack has written meanwhile is not overwritten.
 //!
 //! Specification: Xen's public header io/blkif.h, "Backend XenBus Nodes" and "Frontend XenBus Nodes".
 //!
-//! **Sectors.** `sectors`, and every sector in a request, count 512 bytes, whatever `sector-size` says; that is the
-//! block size to which requests must be aligned. The header says so since Xen 4.20 ("blkif: reconcile protocol
-//! specification with in-use implementations", September 2024), and Linux's front and back end have always done so.
-//! Headers from 2013 on said otherwise, and front ends that believed them (FreeBSD's, MiniOS's, Windows' with
-//! `feature-large-sector-size`) see a disk of 4096-byte blocks as eight times as large. The header asks back ends to
-//! ignore that key, and we do. With `sector-size` 512, which all our formats have except raw on storage with 4096-byte
-//! blocks, all of them agree.
-//! 4096-byte blocks, all of them agree.
+//! **Sectors.** `sectors`, and the sectors in requests, are units of 512 bytes, regardless of `sector-size`, which is
+//! the block size to which requests must be aligned. The header specifies this since Xen 4.20 ("blkif: reconcile
+//! protocol specification with in-use implementations", September 2024), and Linux's front and back end have always
+//! done so. Headers from 2013 on specified otherwise, and front ends that follow those (FreeBSD's, MiniOS's, Windows'
+//! with `feature-large-sector-size`) see a disk of 4096-byte blocks as eight times as large. The header requires back
+//! ends to ignore that key, and we do. With `sector-size` 512, which all our formats have except raw on storage with
+//! 4096-byte blocks, all front ends agree.
 
 use disk::Geometry;
 use xen::{DomId, GrantRef, Port, Store, StoreError, Transaction};
@@ -25,13 +24,14 @@ use super::request::SEGMENTS_MAX;
 use super::state::XenbusState;
 use super::{QUEUES_MAX, RING_ORDER_MAX};
 
-/// Attempts at a transaction that conflicts with others. Only the toolstack also writes here, and seldom.
+/// The maximum number of attempts at a transaction that conflicts with others. Only the toolstack also writes here,
+/// and seldom.
 const ATTEMPTS: usize = 16;
 
-/// Maximum length of an error message. It may quote what a guest has written.
+/// The maximum length of an error message, which may quote a guest's value.
 const ERROR_MAX: usize = 256;
 
-/// Maximum number of quoted characters of a guest's value.
+/// The maximum number of quoted characters of a guest's value.
 const QUOTED_MAX: usize = 32;
 
 /// `VDISK_READONLY`, in `info`.
@@ -45,7 +45,7 @@ pub struct DeviceNodes {
     pub frontend: String,
 }
 
-/// What the backend offers.
+/// The properties that the backend announces.
 #[derive(Clone, Copy)]
 pub struct Offer {
     /// Size and limits of the disk.
@@ -56,26 +56,26 @@ pub struct Offer {
     pub features: Features,
 }
 
-/// Features that a front end reads before it creates its rings, and relies on for as long as it is connected, whichever
-/// process serves it.
+/// The features that a front end reads before it creates its rings. It relies on them while it is connected, even if
+/// another process serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// The largest ring, as a power of two of pages.
     pub ring_order: u32,
-    /// Maximum number of queues.
+    /// The maximum number of queues.
     pub queues: u16,
-    /// Maximum segments of an indirect request; zero if they are not supported.
+    /// The maximum number of segments of an indirect request; zero if they are not supported.
     pub segments: u16,
     /// Whether persistent grants are supported.
     pub persistent: bool,
 }
 
 impl Features {
-    /// The features of a front end that was offered nothing.
+    /// The features used by a front end without an offer.
     pub const NONE: Features = Features { ring_order: 0, queues: 1, segments: 0, persistent: false };
 
-    /// Features that also suit a front end that has read `before`, which may use them in its rings already: limits only
-    /// grow, and grants are persistent only if both say so.
+    /// Merges the features with earlier ones, `before`, which a front end may use in its rings already: limits only
+    /// grow, and grants are persistent only if both have that feature.
     pub fn merged_with(self, before: Features) -> Features {
         Features {
             ring_order: self.ring_order.max(before.ring_order),
@@ -86,7 +86,7 @@ impl Features {
     }
 }
 
-/// Whether a front end is just starting, so that the contents of its node belong to an earlier one.
+/// Whether a front end is starting, so that the keys in its node belong to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrontendPhase {
     /// It waits for our offer.
@@ -95,28 +95,28 @@ pub enum FrontendPhase {
     Running,
 }
 
-/// Keys that a front end writes only if it chooses the feature. Those of an earlier front end would be taken for its
-/// own: Linux's front end writes neither the number of queues nor the order of a ring of one page, and removes nothing,
-/// so for the kernel that boots after a crash, or after firmware with a driver of its own, its single ring would not be
-/// read (Linux's back end has that problem). In io/blkif.h both ends make their choices after the back end is in
+/// Keys that a front end writes only if it chooses the feature. Stale keys of an earlier front end would be mistaken
+/// for its own: Linux's front end writes neither the number of queues nor the order of a ring of one page, and removes
+/// nothing, so the single ring of a kernel that boots after a crash, or after firmware with its own driver, would not
+/// be read (Linux's back end has that problem). In io/blkif.h both ends make their choices after the back end is in
 /// InitWait; so keys that exist before that are stale. Keys that every front end writes, like `ring-ref`, are
-/// overwritten or not read; a driver that ignores the header's order and writes its keys right away (Linux before 4.2)
-/// has none of these but the last, and can do without it.
+/// overwritten or not read. A driver that ignores the specified order and writes its keys right away (Linux before 4.2)
+/// writes only the last of these, and works without it.
 const OPTIONAL_KEYS: [&str; 4] = ["multi-queue-num-queues", "ring-page-order", "num-ring-pages", "feature-persistent"];
 
-/// What a front end has written.
+/// The choices of a front end, checked.
 pub struct Rings {
-    /// How it lays out entries.
+    /// The layout of entries.
     pub layout: &'static EntryLayout,
     /// Whether grants are persistent: both ends support it.
     pub persistent: bool,
-    /// One or more.
+    /// The rings, at least one.
     pub queues: Vec<RingKeys>,
 }
 
 /// The keys of one ring.
 pub struct RingKeys {
-    /// Its pages.
+    /// The pages of the ring.
     pub pages: Vec<GrantRef>,
     /// The front end's port of its event channel.
     pub port: Port,
@@ -137,12 +137,12 @@ pub enum KeysError {
     /// A key is missing.
     #[error("key {0} is missing")]
     Missing(String),
-    /// A value is not within what was offered.
+    /// A value is not within the offer.
     #[error("{path} is '{value}'; must be {wanted}")]
     Value {
         /// The key.
         path: String,
-        /// Its value.
+        /// The value of the key.
         value: String,
         /// The permitted values.
         wanted: String,
@@ -150,7 +150,7 @@ pub enum KeysError {
 }
 
 impl DeviceNodes {
-    /// The device at `backend`; its front end is where that node says, or else at the default path.
+    /// The nodes of the device at `backend`, which names the front end's node; if not, that is at the default path.
     pub fn find(store: &mut dyn Store, backend: &str, domain: DomId, device: u32) -> Result<DeviceNodes, StoreError> {
         let named = text(store, &format!("{backend}/frontend"))?;
         let usual = || format!("/local/domain/{domain}/device/vbd/{device}");
@@ -167,13 +167,13 @@ impl DeviceNodes {
         format!("{}/state", self.frontend)
     }
 
-    /// Whether the toolstack wants to keep the device.
+    /// Returns false if the toolstack is removing the device.
     pub fn is_online(&self, store: &mut dyn Store) -> Result<bool, StoreError> {
         Ok(text(store, &format!("{}/online", self.backend))?.as_deref() != Some("0"))
     }
 
-    /// The features in our node that a front end may have read; `None` if there are none. Values beyond what we support
-    /// are reduced to that: a front end that chose more is detected by its own keys.
+    /// The features in our node that a front end may have read; `None` if there are none. Values beyond our limits are
+    /// reduced to those: a front end that has chosen more is detected by its own keys.
     pub fn announced_features(&self, store: &mut dyn Store) -> Result<Option<Features>, KeysError> {
         let mut number = |key: &str| -> Result<Option<u32>, KeysError> {
             let value = text(store, &format!("{}/{key}", self.backend)).map_err(KeysError::Store)?;
@@ -187,7 +187,7 @@ impl DeviceNodes {
         }
         let order = order.or_else(|| pages.and_then(u32::checked_ilog2)).unwrap_or(0);
         let segments = segments.unwrap_or(0);
-        // Larger requests would be refused one by one, as disk errors.
+        // A higher limit is an error here: larger requests would be refused one by one, as disk errors.
         let served = u16::try_from(segments).ok().filter(|&segments| segments <= SEGMENTS_MAX);
         let segments = served.ok_or(KeysError::TooManySegments { segments })?;
         let queues = queues.and_then(|queues| u16::try_from(queues).ok()).unwrap_or(1).clamp(1, QUEUES_MAX);
@@ -195,13 +195,13 @@ impl DeviceNodes {
         Ok(Some(Features { ring_order: order.min(RING_ORDER_MAX), queues, segments, persistent }))
     }
 
-    /// Whether the toolstack allows discard (libxl's `discard-enable`; Linux's back end checks it too).
+    /// Returns true if the toolstack allows discard (libxl's `discard-enable`; Linux's back end checks it too).
     pub fn may_discard(&self, store: &mut dyn Store) -> Result<bool, StoreError> {
         Ok(text(store, &format!("{}/discard-enable", self.backend))?.as_deref() != Some("0"))
     }
 
-    /// Writes our features, and our next state with them, if our current one is `ours`. Returns `false` if it is not,
-    /// or our node is gone.
+    /// Writes our features and our next state, if our current one is `ours`. Returns `false` if it is not, or if our
+    /// node does not exist.
     pub fn announce(
         &self,
         store: &mut dyn Store,
@@ -218,7 +218,7 @@ impl DeviceNodes {
         self.write(store, &[("sectors", (len / 512).to_string())], FrontendPhase::Running, Some)
     }
 
-    /// Writes our next state, if our current one is `ours`. Returns `false` if it is not, or our node is gone.
+    /// Writes our next state, if our current one is `ours`. Returns `false` if it is not, or our node does not exist.
     pub fn write_state(
         &self,
         store: &mut dyn Store,
@@ -228,7 +228,8 @@ impl DeviceNodes {
         self.write(store, &[], FrontendPhase::Running, |present| (Some(present) == ours).then_some(next))
     }
 
-    /// Writes values, and the state that follows from our current one; nothing if there is none, or our node is gone.
+    /// Writes values, and the state that `next` returns for our current one. Writes nothing if it returns none, or if
+    /// our node does not exist.
     fn write(
         &self,
         store: &mut dyn Store,
@@ -282,8 +283,8 @@ impl DeviceNodes {
         Ok(true)
     }
 
-    /// Removes the choices of an earlier front end before a starting one. In a driver domain, which may not write
-    /// there, they stay and are taken for its own.
+    /// Removes the choices of an earlier front end before a starting one. A driver domain may not write there: in one
+    /// they stay, and are mistaken for the front end's own.
     fn remove_stale_choices(&self, store: &mut dyn Store, transaction: Transaction) -> Result<(), StoreError> {
         let within = Some(transaction);
         let theirs = store.read(within, &self.frontend_state_path())?.map(as_text);
@@ -303,8 +304,9 @@ impl DeviceNodes {
         Ok(())
     }
 
-    /// Where back ends report errors of a device to the host's administrator: `error/` and the device's path in our
-    /// domain, as Linux's do (xenbus_dev_error in drivers/xen/xenbus/xenbus_client.c). The guest cannot read it.
+    /// The node in which back ends report errors of a device to the host's administrator: `error/` and the device's
+    /// path, in our domain, as Linux's do (xenbus_dev_error in drivers/xen/xenbus/xenbus_client.c). The guest cannot
+    /// read it.
     fn error_node(&self) -> Option<String> {
         let (domain, path) = self.backend.strip_prefix("/local/domain/")?.split_once('/')?;
         Some(format!("/local/domain/{domain}/error/{path}"))
@@ -359,7 +361,7 @@ impl Offer {
             ("max-ring-page-order", ring_order.to_string()),
             ("max-ring-pages", 1u32.checked_shl(ring_order).unwrap_or(1).to_string()),
             ("multi-queue-max-queues", queues.to_string()),
-            // The header: in units of 512, whatever `sector-size` says.
+            // In units of 512 bytes, regardless of `sector-size` (see above).
             ("sectors", (len / 512).to_string()),
             ("sector-size", block.to_string()),
             ("physical-sector-size", physical_block.to_string()),

@@ -1,8 +1,8 @@
 //! Persistent grants: pages of a guest that stay mapped from one request to the next.
 //!
-//! It knows nothing about requests. Invariants: the number of mapped pages is bounded; only we access them, while
-//! copying, so that unmapping one need not wait. A front end that sees a grant still in use does not free it
-//! (io/blkif.h, `feature-persistent`), so a reference refers to the same page for as long as we have it mapped.
+//! It knows nothing about requests. Invariants: the number of mapped pages is bounded; they are accessed only here,
+//! while copying, so that unmapping need not wait. A front end does not free a grant that is in use (io/blkif.h,
+//! `feature-persistent`), so a reference refers to the same page as long as we have it mapped.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use disk::size::in_memory;
 use memory::Buffer;
 use xen::{DomId, GrantRef, Granted, Grants, PAGE, PageRange};
 
-/// Maximum number of mapped pages: 32 MiB. Linux's front end uses 1056 for a ring of one page.
+/// The maximum number of mapped pages: 32 MiB. Linux's front end uses 1056 for a ring of one page.
 const PAGES_MAX: usize = 8192;
 
 /// Mapped pages, by reference.
 #[derive(Default)]
 pub struct PersistentGrants {
     mapped: PageTable,
-    /// Number of pages rejected since the limit was reached.
+    /// The number of pages rejected since the limit was reached.
     rejected: usize,
     /// Scratch space for one call.
     new: Vec<GrantRef>,
@@ -27,16 +27,15 @@ pub struct PersistentGrants {
 /// A mapped page.
 struct MappedPage {
     page: GrantRef,
-    /// Its index within the pages that were mapped together.
+    /// Its index among the pages mapped by the same call.
     index: u32,
     granted: Arc<Granted>,
 }
 
-/// A hash table of mapped pages: at most half full, with linear probing from the slot of the reference. Each range of
-/// each request is looked up, twice for a read, and this costs half as much as a general map. Entries are only ever
-/// removed all at once.
+/// A hash table of mapped pages: at most half full, with linear probing. Each range of each request is looked up, twice
+/// for a read, and this costs half as much as a general map. Entries are only removed all at once.
 struct PageTable {
-    /// The length is a power of two, once there are any.
+    /// Empty, or a power of two.
     slots: Vec<Option<MappedPage>>,
     len: usize,
     /// The hash multiplier. It is odd, and unknown to the guest, which could otherwise choose references that share one
@@ -52,7 +51,7 @@ impl Default for PageTable {
 
 impl PageTable {
     #[inline]
-    fn ensure_mapped(&self, page: GrantRef) -> Option<&MappedPage> {
+    fn get(&self, page: GrantRef) -> Option<&MappedPage> {
         let last = self.slots.len().wrapping_sub(1);
         let mut slot = self.slot(page);
         loop {
@@ -64,8 +63,8 @@ impl PageTable {
         }
     }
 
-    /// The first slot to probe for a reference. It is taken from the upper half of the product, which depends on every
-    /// bit of the reference.
+    /// The first slot to probe for a reference, from the upper half of the product, which depends on every bit of the
+    /// reference.
     #[inline]
     fn slot(&self, page: GrantRef) -> usize {
         in_memory(u64::from(page.0).wrapping_mul(self.factor) >> 32)
@@ -98,12 +97,12 @@ impl PageTable {
 }
 
 impl PersistentGrants {
-    /// Maps those pages that are not yet mapped, in one call; returns whether all are mapped now. What cannot be
-    /// mapped, or exceeds the limit, is copied instead. If as many pages were rejected as the limit allows, the front
-    /// end uses other pages by now: all are unmapped, and the table starts empty.
+    /// Maps those pages that are not mapped yet, in one call; returns true if all are mapped now. Pages that cannot be
+    /// mapped, or exceed the limit, are copied instead. When the number of rejected pages reaches the limit, the front
+    /// end has changed to other pages: all are unmapped, and the table starts empty.
     pub fn map_pages(&mut self, grants: &mut dyn Grants, domain: DomId, pages: impl Iterator<Item = GrantRef>) -> bool {
         self.new.clear();
-        self.new.extend(pages.filter(|&page| self.mapped.ensure_mapped(page).is_none()));
+        self.new.extend(pages.filter(|&page| self.mapped.get(page).is_none()));
         if self.new.is_empty() {
             return true;
         }
@@ -124,22 +123,22 @@ impl PersistentGrants {
         true
     }
 
-    /// Whether every page is mapped.
+    /// Returns true if every page is mapped.
     #[inline]
     pub fn contains_all(&self, ranges: &[PageRange]) -> bool {
-        ranges.iter().all(|range| self.mapped.ensure_mapped(range.page).is_some())
+        ranges.iter().all(|range| self.mapped.get(range.page).is_some())
     }
 
-    /// Maps the missing pages of one request; returns whether all are mapped then. An invalid grant of another request
-    /// may have prevented mapping them before, or they were unmapped for others.
+    /// Maps the missing pages of one request; returns true if all are mapped now. Mapping them before may have failed
+    /// because of an invalid grant of another request, or they were unmapped for others.
     pub fn ensure_mapped(&mut self, grants: &mut dyn Grants, domain: DomId, ranges: &[PageRange]) -> bool {
         self.map_pages(grants, domain, ranges.iter().map(|range| range.page)) && self.contains_all(ranges)
     }
 
-    /// Reads the beginning of a page; `into` is no longer than that. `None` if it is not mapped.
+    /// Reads the beginning of a page into `into`. `None` if it is not mapped, or shorter.
     #[inline]
     pub fn read(&self, page: GrantRef, into: &mut [u8]) -> Option<()> {
-        let entry = self.mapped.ensure_mapped(page)?;
+        let entry = self.mapped.get(page)?;
         entry.granted.read(usize::try_from(entry.index).ok()?.checked_mul(PAGE)?, into)
     }
 
@@ -163,7 +162,7 @@ impl PersistentGrants {
         one: impl Fn(&Granted, usize, usize, &Buffer, usize) -> Option<()>,
     ) -> Option<()> {
         for range in ranges {
-            let (entry, len) = (self.mapped.ensure_mapped(range.page)?, usize::from(range.len));
+            let (entry, len) = (self.mapped.get(range.page)?, usize::from(range.len));
             let theirs = usize::try_from(entry.index).ok()?.checked_mul(PAGE)?.checked_add(usize::from(range.from))?;
             one(&entry.granted, theirs, len, buffer, at)?;
             at = at.checked_add(len)?;
@@ -181,7 +180,7 @@ mod test {
     const DOMAIN: DomId = DomId(3);
 
     #[test]
-    fn entries_are_found_whatever_slot_their_references_hash_to() {
+    fn entries_with_the_same_hash_are_found() {
         let host = Host::new().unwrap();
         let guest = host.guest(DOMAIN);
         let page = guest.grant(guest.page().unwrap(), Access::ReadWrite);
@@ -190,14 +189,14 @@ mod test {
         for factor in [PageTable::default().factor, 0] {
             let mut entries = PageTable { factor, ..PageTable::default() };
             let refs = || (0..300u32).map(|number| (number, GrantRef(number.wrapping_mul(0x0101_0101))));
-            assert!(refs().all(|(_, page)| entries.ensure_mapped(page).is_none()));
+            assert!(refs().all(|(_, page)| entries.get(page).is_none()));
             for (index, page) in refs() {
                 entries.insert(MappedPage { page, index, granted: granted.clone() });
             }
-            assert!(refs().all(|(index, page)| entries.ensure_mapped(page).is_some_and(|entry| entry.index == index)));
-            assert!(entries.ensure_mapped(GrantRef(7)).is_none());
+            assert!(refs().all(|(index, page)| entries.get(page).is_some_and(|entry| entry.index == index)));
+            assert!(entries.get(GrantRef(7)).is_none());
             entries.clear();
-            assert!(refs().all(|(_, page)| entries.ensure_mapped(page).is_none()));
+            assert!(refs().all(|(_, page)| entries.get(page).is_none()));
         }
     }
 
@@ -218,11 +217,12 @@ mod test {
         let range = |page: GrantRef| [PageRange { page, from: 7, len: 5 }];
         let (first, last) = (range(refs[0]), range(refs[PAGES_MAX]));
         assert!(kept.contains_all(&first) && !kept.contains_all(&last), "mapped pages stay, and the last is rejected");
-        // A front end that uses only the last page gets it mapped eventually, and the first again after it.
-        let got = |kept: &mut PersistentGrants, grants: &mut xen::fake::GrantTable, ranges: &[PageRange]| {
-            (0..=PAGES_MAX).any(|_| kept.ensure_mapped(grants, DOMAIN, ranges))
-        };
-        assert!(!kept.ensure_mapped(&mut grants, DOMAIN, &last) && got(&mut kept, &mut grants, &last));
+        // If only the last page is used, it is mapped eventually; then the first one can be mapped again.
+        let is_mapped_eventually =
+            |kept: &mut PersistentGrants, grants: &mut xen::fake::GrantTable, ranges: &[PageRange]| {
+                (0..=PAGES_MAX).any(|_| kept.ensure_mapped(grants, DOMAIN, ranges))
+            };
+        assert!(!kept.ensure_mapped(&mut grants, DOMAIN, &last) && is_mapped_eventually(&mut kept, &mut grants, &last));
         assert!(!kept.contains_all(&first) && kept.copy_out(&first, (&buffer, 0)).is_none());
         assert!(kept.ensure_mapped(&mut grants, DOMAIN, &first));
         kept.copy_out(&first, (&buffer, 0)).unwrap();
@@ -232,7 +232,7 @@ mod test {
     }
 
     #[test]
-    fn mapped_pages_are_bounded_even_if_a_bad_grant_prevents_batch_mapping() {
+    fn mapped_pages_are_bounded_if_a_bad_grant_prevents_batch_mapping() {
         let host = Host::new().unwrap();
         let guest = host.guest(DOMAIN);
         let pages = guest.pages(PAGES_MAX + 1024).unwrap();
@@ -242,9 +242,9 @@ mod test {
             let bad = part.iter().copied().chain([GrantRef(u32::MAX)]);
             assert!(!kept.map_pages(&mut grants, DOMAIN, bad));
             let ranges: Vec<PageRange> = part.iter().map(|&page| PageRange { page, from: 0, len: 512 }).collect();
-            let got = kept.ensure_mapped(&mut grants, DOMAIN, &ranges);
-            assert_eq!(got, kept.contains_all(&ranges));
-            assert!(got || kept.mapped.len + part.len() > PAGES_MAX, "mapping failed below the limit");
+            let mapped = kept.ensure_mapped(&mut grants, DOMAIN, &ranges);
+            assert_eq!(mapped, kept.contains_all(&ranges));
+            assert!(mapped || kept.mapped.len + part.len() > PAGES_MAX, "mapping failed below the limit");
             assert!(kept.mapped.len <= PAGES_MAX);
         }
     }
@@ -265,8 +265,8 @@ mod test {
         kept.copy_out(&ranges, (&buffer, at)).unwrap();
         assert_eq!(buffer.range(at, 5).to_vec(), b"hello");
         let mut bytes = [0; 3];
-        assert_eq!((kept.read(refs[0], &mut bytes), &bytes), (Some(()), b"llo"), "by us, from its beginning");
-        assert_eq!(kept.read(refs[0], &mut [0; PAGE * 3]), None, "no more than is mapped");
+        assert_eq!((kept.read(refs[0], &mut bytes), &bytes), (Some(()), b"llo"), "the page begins with this");
+        assert_eq!(kept.read(refs[0], &mut [0; PAGE * 3]), None, "longer than the mapping");
         assert_eq!(kept.read(GrantRef(u32::MAX), &mut bytes), None);
         let bad = PageRange { page: GrantRef(u32::MAX), from: 0, len: 1 };
         assert!(!kept.ensure_mapped(&mut grants, DOMAIN, &[ranges[0], bad]) && !kept.contains_all(&[ranges[0], bad]));

@@ -1,11 +1,11 @@
-//! The buffer pool between a guest's pages and the storage.
+//! The pool of buffers for data between a guest's pages and the storage.
 //!
 //! It knows nothing about requests. Invariants: a buffer has one user until it is released; the memory kept is bounded,
 //! and small while idle.
 //!
-//! One chunk of memory, the *staging* buffer, exists as long as the server. What does not fit goes to chunks of 1 MiB,
-//! which exist while there are large requests. The engine is told about all these chunks: it may register them, which
-//! saves looking up their pages each time. Only what fits into none of them gets a buffer of its own.
+//! One chunk of memory, the *staging* buffer, exists as long as the server. Data that does not fit goes to chunks of
+//! 1 MiB, which exist while there are large requests. These chunks are reported to the engine, which may register them
+//! to save the lookup of their pages in each transfer. Data that fits into no chunk gets a buffer of its own.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,76 +16,76 @@ use memory::{Buffer, PAGE, Segments};
 use super::request::SEGMENTS_MAX;
 use crate::MemoryChange;
 
-/// Size of the staging buffer: four requests of 64 KiB, or two rings of one page full of small ones. It stays while the
-/// disk is idle.
+/// The size of the staging buffer: four requests of 64 KiB, or two rings of one page full of small ones. It is kept
+/// while the disk is idle.
 pub const STAGING_LEN: usize = PAGE * UNITS;
 
-/// Units per chunk, one bit each.
+/// The number of units per chunk, one bit each.
 const UNITS: usize = 64;
 const _: () = assert!(UNITS as u64 == u64::BITS as u64);
 
-/// Unit size of the temporary chunks: one chunk has room for the largest request.
+/// The unit size of a large chunk, which has room for the largest request.
 const LARGE_UNIT: usize = 16 << 10;
 const _: () = assert!(LARGE_UNIT * UNITS >= SEGMENTS_MAX as usize * PAGE);
 
-/// Maximum number of such chunks: enough for all bytes that a disk may have in flight.
+/// The maximum number of large chunks: enough for all data that a disk may have in flight.
 const LARGE_MAX: usize = 32;
 
 /// Memory allocated for one request.
 pub struct PoolBuffer {
     /// The chunk that contains it.
-    location: Location,
+    location: BufferLocation,
     /// Its first byte in the chunk.
     at: usize,
     len: usize,
-    /// Its units of the chunk; zero for a buffer of its own.
+    /// Its units of the chunk; zero for a separate buffer.
     units: u64,
 }
 
-enum Location {
+enum BufferLocation {
     Staging,
-    /// In the large chunk of this index.
+    /// In the large chunk with this index.
     Large(u8, Arc<Buffer>),
     Separate(Arc<Buffer>),
 }
 
 impl PoolBuffer {
-    /// Offset in the buffer.
+    /// The offset in the chunk.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 }
 
-/// A temporary chunk.
-struct Large {
+/// A chunk that exists while there are large requests.
+struct LargeChunk {
     buffer: Arc<Buffer>,
-    /// Allocated units.
+    /// Bitmap of allocated units.
     allocated: u64,
 }
 
-/// The pool.
+/// The buffers of one front end.
 pub struct Pool {
     staging: Arc<Buffer>,
-    /// Allocated pages of the staging buffer.
+    /// Bitmap of allocated pages of the staging buffer.
     staging_pages: u64,
-    large: [Option<Large>; LARGE_MAX],
-    /// How many of these exist.
+    large: [Option<LargeChunk>; LARGE_MAX],
+    /// The number of large chunks.
     large_count: usize,
-    /// One of them was needed since the last trim.
+    /// A large chunk was needed since the last trim.
     large_needed: bool,
-    /// Changes that the engine has not been told about.
+    /// Changes not reported to the engine yet.
     changes: VecDeque<MemoryChange>,
-    /// Total allocated bytes.
+    /// The total number of allocated bytes.
     allocated: usize,
 }
 
 impl Pool {
-    /// A pool over this staging buffer, which must be unused.
+    /// A pool with this staging buffer, which must be unused.
     pub fn new(staging: Arc<Buffer>) -> Pool {
         Pool {
             staging,
@@ -106,7 +106,7 @@ impl Pool {
         match run(!self.staging_pages, count) {
             Some((first, units)) => {
                 self.staging_pages |= units;
-                PoolBuffer { location: Location::Staging, at: first * PAGE, len, units }
+                PoolBuffer { location: BufferLocation::Staging, at: first * PAGE, len, units }
             }
             None => self.allocate_large(len),
         }
@@ -116,21 +116,21 @@ impl Pool {
     fn allocate_large(&mut self, len: usize) -> PoolBuffer {
         let count = units(len, LARGE_UNIT);
         self.large_needed = true;
-        for (number, location) in (0..).zip(&mut self.large) {
-            // Existing chunks come first: one is created when the others have no room.
-            let large = location.get_or_insert_with(|| {
+        for (number, place) in (0..).zip(&mut self.large) {
+            // Existing chunks are used first: one is created when the others have no room.
+            let large = place.get_or_insert_with(|| {
                 let buffer = Buffer::zeroed(LARGE_UNIT * UNITS);
                 self.changes.push_back(MemoryChange::Comes(buffer.clone()));
                 self.large_count += 1;
-                Large { buffer, allocated: 0 }
+                LargeChunk { buffer, allocated: 0 }
             });
             if let Some((first, units)) = run(!large.allocated, count) {
                 large.allocated |= units;
-                let location = Location::Large(number, large.buffer.clone());
+                let location = BufferLocation::Large(number, large.buffer.clone());
                 return PoolBuffer { location, at: first * LARGE_UNIT, len, units };
             }
         }
-        PoolBuffer { location: Location::Separate(Buffer::zeroed(len)), at: 0, len, units: 0 }
+        PoolBuffer { location: BufferLocation::Separate(Buffer::zeroed(len)), at: 0, len, units: 0 }
     }
 
     /// Releases a buffer that is no longer used.
@@ -138,22 +138,22 @@ impl Pool {
     pub fn release(&mut self, buffer: PoolBuffer) {
         self.allocated -= units(buffer.len, PAGE) * PAGE;
         match buffer.location {
-            Location::Staging => self.staging_pages &= !buffer.units,
-            Location::Large(number, _) => {
+            BufferLocation::Staging => self.staging_pages &= !buffer.units,
+            BufferLocation::Large(number, _) => {
                 if let Some(Some(large)) = self.large.get_mut(usize::from(number)) {
                     large.allocated &= !buffer.units;
                 }
             }
-            Location::Separate(_) => {}
+            BufferLocation::Separate(_) => {}
         }
     }
 
-    /// The buffer that contains an allocation.
+    /// The chunk that contains an allocation.
     #[inline]
     pub fn buffer<'a>(&'a self, buffer: &'a PoolBuffer) -> &'a Arc<Buffer> {
         match &buffer.location {
-            Location::Staging => &self.staging,
-            Location::Large(_, buffer) | Location::Separate(buffer) => buffer,
+            BufferLocation::Staging => &self.staging,
+            BufferLocation::Large(_, buffer) | BufferLocation::Separate(buffer) => buffer,
         }
     }
 
@@ -163,24 +163,24 @@ impl Pool {
         self.buffer(buffer).range(buffer.at, buffer.len)
     }
 
-    /// Total allocated bytes.
+    /// The total number of allocated bytes.
     pub fn allocated(&self) -> usize {
         self.allocated
     }
 
-    /// The next change of this memory, besides the staging buffer, that the engine has not been told about.
+    /// The next change of the large chunks that was not reported to the engine yet.
     #[inline]
     pub fn take_change(&mut self) -> Option<MemoryChange> {
         self.changes.pop_front()
     }
 
-    /// Whether there is something to trim.
+    /// Returns true if there are large chunks.
     pub fn has_excess_memory(&self) -> bool {
         self.large_count > 0
     }
 
-    /// Frees unused large chunks, unless some were needed since the last time: to create one, and to have the engine
-    /// register it, costs as much as a hundred requests.
+    /// Frees unused large chunks, unless one was needed since the last call: creating a chunk and registering it with
+    /// the engine cost as much as a hundred requests.
     pub fn trim(&mut self) {
         if !std::mem::take(&mut self.large_needed) {
             self.drop_large(|large| large.allocated == 0);
@@ -192,9 +192,9 @@ impl Pool {
         self.drop_large(|_| true);
     }
 
-    fn drop_large(&mut self, which: impl Fn(&Large) -> bool) {
-        for location in &mut self.large {
-            if let Some(large) = location.take_if(|large| which(large)) {
+    fn drop_large(&mut self, is_dropped: impl Fn(&LargeChunk) -> bool) {
+        for place in &mut self.large {
+            if let Some(large) = place.take_if(|large| is_dropped(large)) {
                 self.changes.push_back(MemoryChange::Goes(large.buffer));
                 self.large_count -= 1;
             }
@@ -202,12 +202,12 @@ impl Pool {
     }
 }
 
-/// Units for `len` bytes: at least one.
+/// The number of units for `len` bytes, at least one.
 fn units(len: usize, unit: usize) -> usize {
     len.max(1).div_ceil(unit)
 }
 
-/// The first run of `count` set bits: the index of the first, and a mask of all.
+/// The first run of `count` set bits: the index of its first bit, and its mask.
 #[inline]
 fn run(set: u64, count: usize) -> Option<(usize, u64)> {
     if count == 1 {
@@ -218,7 +218,7 @@ fn run(set: u64, count: usize) -> Option<(usize, u64)> {
 }
 
 fn long_run(set: u64, count: u32) -> Option<(usize, u64)> {
-    // Where a run of `have` begins; two adjacent runs form one of twice the length.
+    // The bits at which a run of `have` begins; two adjacent runs form one of twice the length.
     let (mut starts, mut have) = (set, 1);
     while have < count {
         let more = have.min(count - have);
@@ -240,7 +240,7 @@ mod test {
     }
 
     #[test]
-    fn the_first_run_that_is_long_enough_is_chosen() {
+    fn the_first_sufficient_run_is_found() {
         assert_eq!(run(0b0110_1110, 2), Some((1, 0b110)));
         assert_eq!(run(0b0110_1110, 3), Some((1, 0b1110)));
         assert_eq!(run(0b0110_1110, 4), None);
@@ -255,20 +255,20 @@ mod test {
     fn allocations_do_not_overlap() {
         let mut pool = pool();
         let mut seen = std::collections::BTreeSet::new();
-        let loans: Vec<PoolBuffer> =
+        let buffers: Vec<PoolBuffer> =
             [5000, 1, 4096, 70_000, 300_000, 512, 600_000, 1 << 20].map(|len| pool.allocate(len)).into();
-        for buffer in &loans {
+        for buffer in &buffers {
             let base = pool.buffer(buffer).base().addr() + buffer.at();
             for page in 0..buffer.len.div_ceil(PAGE) {
                 assert!(seen.insert(base + page * PAGE), "{} bytes", buffer.len);
             }
             assert_eq!(pool.segments(buffer).len(), buffer.len);
         }
-        loans.into_iter().for_each(|buffer| pool.release(buffer));
+        buffers.into_iter().for_each(|buffer| pool.release(buffer));
         assert_eq!((pool.allocated(), pool.staging_pages), (0, 0));
     }
 
-    /// What an engine that is told about all changes knows.
+    /// The buffers that an engine knows after processing all reported changes.
     fn known(pool: &mut Pool, mut known: Vec<*mut u8>) -> Vec<*mut u8> {
         while let Some(change) = pool.take_change() {
             match change {
@@ -291,7 +291,7 @@ mod test {
         small.into_iter().chain(large).skip(1).for_each(|buffer| pool.release(buffer));
         let kept = pool.allocate(300_000);
         pool.trim();
-        assert!(pool.take_change().is_none(), "some were needed lately");
+        assert!(pool.take_change().is_none(), "a chunk was needed recently");
         pool.trim();
         let reported = known(&mut pool, reported);
         assert_eq!(reported, [pool.buffer(&kept).base()], "one is still in use");
@@ -304,10 +304,10 @@ mod test {
     #[test]
     fn an_allocation_that_fits_no_chunk_gets_a_separate_buffer() {
         let mut pool = pool();
-        let loans: Vec<PoolBuffer> = (0..LARGE_MAX + 1).map(|_| pool.allocate(1 << 20)).collect();
-        assert_eq!(loans.iter().filter(|buffer| matches!(buffer.location, Location::Separate(_))).count(), 1);
+        let buffers: Vec<PoolBuffer> = (0..LARGE_MAX + 1).map(|_| pool.allocate(1 << 20)).collect();
+        assert_eq!(buffers.iter().filter(|buffer| matches!(buffer.location, BufferLocation::Separate(_))).count(), 1);
         assert_eq!(known(&mut pool, Vec::new()).len(), LARGE_MAX);
-        loans.into_iter().for_each(|buffer| pool.release(buffer));
+        buffers.into_iter().for_each(|buffer| pool.release(buffer));
         assert_eq!(pool.allocated(), 0);
     }
 }

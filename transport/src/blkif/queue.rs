@@ -1,7 +1,7 @@
 //! One queue: a ring, its event channel, and the requests taken from it and not yet answered.
 //!
-//! It knows nothing about grants. Invariants: a request is answered once; a barrier runs alone; a broken queue is not
-//! accessed again.
+//! It knows nothing about grants. Invariants: a request is answered once; while a barrier runs, no other request does;
+//! a broken queue is not accessed again.
 
 use std::io;
 
@@ -13,44 +13,44 @@ use super::kill_point::{InjectedBug, injected};
 use super::request::{PageRanges, Parsed};
 use super::ring::{Broken, Response, Ring};
 
-/// One queue.
+/// A queue of a front end.
 pub struct Queue {
     ring: Ring,
     /// Our port of its event channel.
     pub port: Port,
     records: Vec<RequestRecord>,
     free: Vec<u16>,
-    /// Requests taken and not yet completed.
+    /// The number of requests taken and not yet completed.
     in_progress: usize,
     barrier: Barrier,
     broken: bool,
     /// There are responses of which the front end may have to be notified.
     has_new_responses: bool,
-    /// A notification failed and is still to be sent.
-    owes_notification: bool,
+    /// A notification failed and must be retried.
+    pending_notification: bool,
 }
 
 /// A request that was taken and not yet answered.
 pub struct RequestRecord {
-    /// Its parsed entry.
+    /// The parsed entry.
     pub parsed: Parsed,
-    /// The ranges of the guest's pages that hold its data.
+    /// The ranges of the guest's pages that contain its data.
     pub ranges: PageRanges,
-    /// The memory that holds its data meanwhile.
+    /// The memory for its data while it is in progress.
     pub buffer: Option<DataBuffer>,
 }
 
-/// The state of a barrier. No requests are taken while there is one.
+/// The state of a barrier. While there is one, no further requests are taken.
 enum Barrier {
     None,
-    /// It waits for earlier requests.
+    /// The request with this number waits for earlier ones.
     Waiting(u16),
-    /// It is running.
+    /// The barrier is in progress.
     Running,
 }
 
 impl Barrier {
-    /// Starts it once it is alone; returns its number.
+    /// Starts a waiting barrier if no other request is in progress; returns its number.
     fn start(&mut self, in_progress: &mut usize) -> Option<u16> {
         match *self {
             Barrier::Waiting(number) if *in_progress == 0 => {
@@ -68,19 +68,19 @@ impl Queue {
         let slots = ring.slots();
         let records = (0..slots).map(|_| RequestRecord::default()).collect();
         let free = (0..slots).rev().collect();
-        let (in_progress, barrier, broken, has_new_responses, owes_notification) =
-            (0, Barrier::None, false, true, false);
-        Queue { ring, port, records, free, in_progress, barrier, broken, has_new_responses, owes_notification }
+        let (in_progress, barrier, broken) = (0, Barrier::None, false);
+        let (has_new_responses, pending_notification) = (true, false);
+        Queue { ring, port, records, free, in_progress, barrier, broken, has_new_responses, pending_notification }
     }
 
-    /// Whether there may be requests, at the cost of one load.
+    /// Returns true if there may be requests, at the cost of one load.
     #[inline]
     pub fn has_requests(&self) -> bool {
         !self.broken && (self.ring.has_requests() || !matches!(self.barrier, Barrier::None))
     }
 
-    /// The next request, with its number. Its record contains only what its entry says. A rejected request counts as
-    /// completed.
+    /// Takes the next request; returns its number and its record, which has only the contents of the entry. A request
+    /// that the parser rejects counts as completed.
     #[inline]
     pub fn take(
         &mut self,
@@ -131,12 +131,12 @@ impl Queue {
         }
     }
 
-    /// Whether this request's response would go into the request's own slot, if it were next.
+    /// Returns true if the next response would take the slot of this request.
     pub fn is_next(&self, number: u16) -> bool {
         self.ring.is_next(number)
     }
 
-    /// Puts the response to a completed request into the ring and frees its memory, if it has any.
+    /// Writes the response to a completed request into the ring, and passes its memory, if it has any, to `free`.
     #[inline]
     pub fn respond(&mut self, number: u16, status: i16, free: impl FnOnce(DataBuffer)) -> Result<(), Broken> {
         let Some(record) = self.records.get_mut(usize::from(number)) else { return Ok(()) };
@@ -153,17 +153,17 @@ impl Queue {
         self.ring.respond(number, Response { id, operation, status })
     }
 
-    /// Notifies the front end of responses, if it wants to know. A failed notification is retried by the next call: the
-    /// front end may be waiting for nothing else.
+    /// Notifies the front end of responses, if it has requested that. A failed notification is retried by the next
+    /// call, as the front end may be waiting for it.
     pub fn notify(&mut self, channels: &mut dyn EventChannels) -> Result<io::Result<()>, Broken> {
-        if self.broken || !(std::mem::take(&mut self.has_new_responses) || self.owes_notification) {
+        if self.broken || !(std::mem::take(&mut self.has_new_responses) || self.pending_notification) {
             return Ok(Ok(()));
         }
-        if !self.ring.must_notify()? && !self.owes_notification {
+        if !self.ring.must_notify()? && !self.pending_notification {
             return Ok(Ok(()));
         }
         let notified = channels.notify(self.port);
-        self.owes_notification = notified.is_err() && !injected(InjectedBug::NotificationLost);
+        self.pending_notification = notified.is_err() && !injected(InjectedBug::NotificationLost);
         Ok(notified)
     }
 
@@ -172,7 +172,7 @@ impl Queue {
         if self.broken { Ok(()) } else { self.ring.request_notification() }
     }
 
-    /// Whether nothing can be taken now.
+    /// Returns true if no request can be taken now.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
         match &self.barrier {
             _ if self.broken => Ok(true),
@@ -182,7 +182,7 @@ impl Queue {
         }
     }
 
-    /// Takes no requests announced from now on.
+    /// Ignores requests announced from now on.
     pub fn close(&mut self) -> Result<(), Broken> {
         if self.broken { Ok(()) } else { self.ring.close() }
     }

@@ -1,10 +1,10 @@
 //! Parses the request in a ring entry.
 //!
-//! It knows nothing about rings and grants. Invariant: a request names at most as many pages as were offered, and each
-//! of its ranges is within a page; whether its span is within the disk is checked by [`disk::Request`]. Ranges are
-//! written once, directly into the caller's memory.
+//! It knows nothing about rings and grants. Invariant: a request has at most the offered number of segments, and each
+//! of its ranges is within a page; [`disk::Request`] checks that its span is within the disk. Ranges are written once,
+//! directly into the caller's memory.
 //!
-//! Specification: Xen's public header io/blkif.h. Sectors are 512 bytes there, whatever `sector-size` says.
+//! Specification: Xen's public header io/blkif.h. Sectors are 512 bytes there, regardless of `sector-size`.
 
 use std::ops::Deref;
 
@@ -13,11 +13,11 @@ use xen::{GrantRef, PageRange};
 
 use super::abi::{Entry, SEGMENT_LEN, SEGMENTS_DIRECT};
 
-/// Maximum segments of an indirect request: 1 MiB of pages. Their descriptors fit into half a page.
+/// The maximum number of segments of an indirect request: 1 MiB of pages. Their descriptors fit into half a page.
 pub const SEGMENTS_MAX: u16 = 256;
 
-/// Indirect ranges for which a request keeps its allocation: as many as Linux's front end uses unless told otherwise.
-/// They are 256 bytes, and 128 KiB in the largest ring.
+/// The number of indirect ranges up to which a request keeps its allocation: the default maximum of Linux's front end.
+/// They are 256 bytes, or 128 KiB for all requests of the largest ring.
 const INDIRECT_KEPT: usize = 32;
 
 /// `BLKIF_RSP_OKAY`.
@@ -42,9 +42,9 @@ const SECTOR: u64 = 512;
 /// Ranges of a guest's pages, in order. Those of a direct request need no allocation.
 pub struct PageRanges {
     direct: [PageRange; SEGMENTS_DIRECT],
-    /// How many of `direct` are used.
+    /// The number of ranges in `direct`.
     count: usize,
-    /// Total length in bytes.
+    /// The total length in bytes.
     len: usize,
     /// All ranges of an indirect request; empty for others.
     indirect: Vec<PageRange>,
@@ -67,13 +67,12 @@ impl Deref for PageRanges {
 }
 
 impl PageRanges {
-    /// Total length in bytes.
+    /// The total length in bytes.
     pub fn bytes(&self) -> usize {
         self.len
     }
 
-    /// Removes all ranges, and frees a large allocation for indirect ones: a ring of large requests would keep a
-    /// megabyte of it.
+    /// Removes all ranges, and frees a large allocation for indirect ones, of which a ring could keep a megabyte.
     #[inline]
     pub fn clear(&mut self) {
         (self.count, self.len) = (0, 0);
@@ -83,14 +82,14 @@ impl PageRanges {
         self.indirect.clear();
     }
 
-    /// Parses the segments of a direct request, which has no more than fit.
+    /// Parses the segments of a direct request, at most [`SEGMENTS_DIRECT`].
     #[inline]
     fn parse_direct(&mut self, segments: &[u64]) -> Result<(), i16> {
         self.clear();
         let mut len = 0;
-        for (offset, &segment) in self.direct.iter_mut().zip(segments) {
-            *offset = range(segment).ok_or(ERROR)?;
-            len += usize::from(offset.len);
+        for (place, &segment) in self.direct.iter_mut().zip(segments) {
+            *place = range(segment).ok_or(ERROR)?;
+            len += usize::from(place.len);
         }
         (self.count, self.len) = (segments.len(), len);
         Ok(())
@@ -110,15 +109,15 @@ impl PageRanges {
     }
 }
 
-/// The range of its page that a segment names, from its first to its last sector. `None` if it is invalid: a page has
-/// eight sectors.
+/// The range of a segment, given by its first and last sector in the page. `None` if it is invalid: a page has eight
+/// sectors.
 #[inline]
 fn range(segment: u64) -> Option<PageRange> {
     let [a, b, c, d, first, last, ..] = segment.to_le_bytes();
     if first > last || last >= 8 {
         return None;
     }
-    // Less than eight, as just checked: the mask shows the compiler that nothing overflows.
+    // Less than eight, as checked above: the mask shows the compiler that there is no overflow.
     let (before, more) = (u16::from(first) & 7, u16::from(last.saturating_sub(first)) & 7);
     Some(PageRange { page: GrantRef(u32::from_le_bytes([a, b, c, d])), from: before * 512, len: (more + 1) * 512 })
 }
@@ -126,13 +125,13 @@ fn range(segment: u64) -> Option<PageRange> {
 /// A parsed entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// Returned with the response.
+    /// The front end's id, repeated in the response.
     pub id: u64,
-    /// Likewise; for an indirect request the operation that it contains.
+    /// The front end's operation, repeated in the response; of an indirect request, its `indirect_op`.
     pub opcode: u8,
     /// The operation, or the status to respond with.
     pub operation: Result<Operation, i16>,
-    /// The position on the disk. The length of a transfer is that of its ranges.
+    /// The span on the disk. The length of a transfer is that of its ranges.
     pub span: Span,
     /// The descriptors of an indirect request.
     pub descriptors: Option<Descriptors>,
@@ -141,43 +140,39 @@ pub struct Parsed {
 /// An operation requested through a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Read from the disk.
     Read,
-    /// Write to the disk.
     Write,
-    /// Write, and make the data and everything before it durable.
+    /// A write that makes its data and earlier writes durable.
     WriteDurable,
-    /// As `WriteDurable`, with no other request in progress meanwhile.
+    /// A durable write during which no other request is in progress.
     WriteBarrier,
-    /// Make earlier writes durable.
     Flush,
-    /// Complete everything before it first and make it durable, and start nothing after it: a barrier without data.
+    /// A flush during which no other request is in progress.
     Barrier,
-    /// Discard a range.
     Discard,
 }
 
-/// A page of descriptors, and their number.
+/// The descriptors of an indirect request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// The page.
+    /// The page that contains them.
     pub page: GrantRef,
-    /// Number of descriptors.
+    /// The number of descriptors.
     pub count: u16,
 }
 
 impl Operation {
-    /// Whether it transfers data.
+    /// Returns true if it transfers data.
     pub fn has_data(self) -> bool {
         matches!(self, Operation::Read | Operation::Write | Operation::WriteDurable | Operation::WriteBarrier)
     }
 
-    /// Whether it changes the disk.
+    /// Returns true if it changes the disk.
     pub fn is_write(self) -> bool {
         matches!(self, Operation::Write | Operation::WriteDurable | Operation::WriteBarrier | Operation::Discard)
     }
 
-    /// Whether it waits for all requests before it, and all after it wait for it.
+    /// Returns true if it waits for all requests before it, and all after it wait for it.
     pub fn is_barrier(self) -> bool {
         matches!(self, Operation::WriteBarrier | Operation::Barrier)
     }
@@ -206,8 +201,8 @@ impl Parsed {
         }
     }
 
-    /// Parses an entry, and writes the ranges that it contains itself into `ranges`. Indirect requests have at most
-    /// `segments_max` segments; zero if they were not offered.
+    /// Parses an entry, and the segments in it into `ranges`. Indirect requests may have up to `segments_max` segments;
+    /// zero if they were not offered.
     #[inline]
     pub fn parse(&mut self, entry: &Entry, segments_max: u16, geometry: &Geometry, ranges: &mut PageRanges) {
         (self.id, self.opcode, self.descriptors) = (entry.id(), entry.operation(), None);
@@ -222,7 +217,7 @@ impl Parsed {
         }
     }
 
-    /// A request with its segments in the entry.
+    /// Parses a request with its segments in the entry.
     #[inline]
     fn direct(&mut self, entry: &Entry, ranges: &mut PageRanges) -> Result<Operation, i16> {
         let operation = transfer(self.opcode)?;
@@ -238,13 +233,13 @@ impl Parsed {
         Ok(operation)
     }
 
-    /// A request with its segments in a separate page.
+    /// Parses a request with its segments in a separate page.
     fn indirect(&mut self, entry: &Entry, segments_max: u16) -> Result<Operation, i16> {
         self.opcode = entry.second();
         if segments_max == 0 {
             return Err(UNSUPPORTED);
         }
-        // The header: only reads and writes can be indirect.
+        // io/blkif.h: only reads and writes can be indirect.
         let operation = transfer(self.opcode)
             .ok()
             .filter(|operation| matches!(operation, Operation::Read | Operation::Write))
@@ -269,7 +264,7 @@ impl Parsed {
     }
 }
 
-/// The operations that transfer data.
+/// The operation of a request that transfers data.
 #[inline]
 fn transfer(operation: u8) -> Result<Operation, i16> {
     match operation {
@@ -286,11 +281,11 @@ fn offset(entry: &Entry) -> Result<DiskOffset, i16> {
     entry.sector().checked_mul(SECTOR).map(DiskOffset).ok_or(ERROR)
 }
 
-/// The status of a response.
+/// The status of the response to an operation of the front end.
 pub fn status(status: Status, operation: u8) -> i16 {
     match status {
         Status::Done => OKAY,
-        // Only for operations that a front end can do without is missing support reported as such.
+        // Missing support is reported as such only for operations that a front end does not need.
         Status::Unsupported if operation == DISCARD => UNSUPPORTED,
         Status::Failed | Status::NoSpace | Status::Refused | Status::Unsupported => ERROR,
     }
@@ -371,7 +366,7 @@ mod test {
         for (first, last) in [(3, 2), (0, 8), (8, 8), (255, 255), (0, 255)] {
             assert_eq!(parse_operation(READ, 1, 0, &[(9, first, last)]), Err(ERROR), "{first} to {last}");
         }
-        assert_eq!(parse_operation(READ, 0, 0, &[]), Err(ERROR), "a read of nothing");
+        assert_eq!(parse_operation(READ, 0, 0, &[]), Err(ERROR), "a read without segments");
         assert_eq!(parse_operation(WRITE, 12, 0, &[]), Err(ERROR), "more segments than fit");
         assert_eq!(
             parse_operation(WRITE, 1, u64::MAX / 256, &[(9, 0, 7)]),
@@ -381,17 +376,17 @@ mod test {
         assert_eq!(parse_operation(4, 1, 0, &[(9, 0, 7)]), Err(UNSUPPORTED));
         assert_eq!(parse_operation(255, 1, 0, &[(9, 0, 7)]), Err(UNSUPPORTED));
         assert_eq!(parse_operation(INDIRECT, DISCARD, 0, &[]), Err(UNSUPPORTED));
-        assert_eq!(parse_operation(INDIRECT, READ, 0, &[]), Err(ERROR), "an indirect read of nothing");
+        assert_eq!(parse_operation(INDIRECT, READ, 0, &[]), Err(ERROR), "an indirect read without segments");
     }
 
     #[test]
     fn a_discard_must_be_within_the_disk_and_not_secure() {
-        let asked = |flag, sector: u64, count: u32| parse_operation(DISCARD, flag, sector, &[(count, 0, 0)]);
+        let parsed_discard = |flag, sector: u64, count: u32| parse_operation(DISCARD, flag, sector, &[(count, 0, 0)]);
         let parsed = parsed(&entry(DISCARD, 0, 8, &[(16, 0, 0)]), &GEOMETRY, &mut PageRanges::default());
         assert_eq!((parsed.operation, parsed.span), (Ok(Operation::Discard), Span { at: DiskOffset(4096), len: 8192 }));
-        assert_eq!(asked(SECURE, 8, 16), Err(UNSUPPORTED));
-        assert_eq!(asked(0, 8, 2048), Err(ERROR));
-        assert_eq!(asked(0, 8, 0), Err(ERROR));
+        assert_eq!(parsed_discard(SECURE, 8, 16), Err(UNSUPPORTED));
+        assert_eq!(parsed_discard(0, 8, 2048), Err(ERROR));
+        assert_eq!(parsed_discard(0, 8, 0), Err(ERROR));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Retries of failed operations by a timer: the failure may have consumed the only event that would trigger another
+//! Retries failed operations after a delay: the failure may have consumed the only event that would trigger another
 //! attempt.
 //!
 //! It knows nothing about the operations. Invariants: repeated failures are retried at growing intervals, so that a
@@ -11,22 +11,22 @@ use super::Xen;
 use super::event::Log;
 use crate::Timer;
 
-/// The first delay; each is twice as long as the one before.
+/// The first delay, which doubles with each failure.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 
-/// The maximum delay: how long a guest waits at most after its disk could be served again.
+/// The maximum delay, which a guest may have to wait after the cause of the failure has ended.
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
 /// The timer for pending retries.
 pub struct RetryTimer {
     timer: Timer,
-    /// Failures since the last success.
+    /// The number of failures since the last success.
     failures: u32,
     is_armed: bool,
 }
 
 impl RetryTimer {
-    /// A timer that is not armed.
+    /// Creates a timer that is not armed.
     pub fn new() -> std::io::Result<RetryTimer> {
         Ok(RetryTimer { timer: Timer::new()?, failures: 0, is_armed: false })
     }
@@ -44,7 +44,7 @@ impl RetryTimer {
         }
     }
 
-    /// Whether the timer is running.
+    /// Returns true if the timer is running.
     pub fn is_armed(&self) -> bool {
         self.is_armed
     }
@@ -56,7 +56,7 @@ impl RetryTimer {
         self.is_armed = false;
     }
 
-    /// Resets the delay: the operation succeeded, or is no longer wanted.
+    /// Resets the delay, after the operation has succeeded or is no longer needed.
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }
@@ -78,7 +78,7 @@ impl RetryBudget {
     /// The number of immediate retries.
     const ATTEMPTS: u32 = 3;
 
-    /// Records a failure, and retries until it succeeds.
+    /// Records a failure, and retries, without limit.
     pub fn failed(&mut self, xen: &mut Xen, log: &mut Log) {
         if !self.try_again(xen) {
             xen.retry.arm(log);

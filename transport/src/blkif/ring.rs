@@ -1,10 +1,10 @@
-//! A ring: requests in, responses out, and the notifications of either side.
+//! A ring of requests and responses, and the notifications of both sides.
 //!
 //! It knows nothing about the meaning of a request. Invariants: an entry is copied once; an invalid index ends the
-//! ring; and the slots between the last response and the last request hold, at every moment, exactly the unanswered
-//! requests. The latter lets another process take the ring over from one that was killed. Responses take the slots in
-//! order, but requests complete in any order: so the request in the slot that a response takes is moved to the slot of
-//! the completed request.
+//! ring; and the slots between the last response and the last request contain, at every moment, exactly the unanswered
+//! requests. The latter lets another process take over the ring of a killed one. Responses take the slots in order, but
+//! requests complete in any order: so a request in the slot that a response takes is moved to the slot of the completed
+//! request.
 //!
 //! Specification: Xen's public header io/ring.h.
 
@@ -23,18 +23,18 @@ const RSP_EVENT: usize = 12;
 /// The header before the entries.
 type Header<'a> = Window<'a, HEADER_LEN, 8>;
 
-// 44 bytes of the header are unused. An intent record is kept there about what a response is about to overwrite, for a
-// process that takes over after we are killed half way: which response, to which slot the other request moves, and the
-// response itself. The record is valid as soon as it names the next response, and until that is counted; index and slot
-// are stored at once. The process that finds it may be of another version: neither these offsets nor what makes the
-// record valid can change.
+// 44 bytes of the header are unused. An intent record is kept there for each response, for a process that takes over if
+// this one is killed while it writes the response: the index of the response, the slot to which a request is moved, and
+// the response itself. The record is valid as soon as its index is that of the next response, until that response is
+// counted; index and slot are written by one store. The process that finds it may be of another version: neither these
+// offsets nor the condition for validity can change.
 const INTENT_PHASE: usize = 20;
 const INTENT_INDEX: usize = 24;
 const INTENT_SLOT: usize = 28;
 const INTENT_ID: usize = 32;
 const INTENT_RESULT: usize = 40;
 
-/// Values of the phase that nothing else would write by chance.
+/// The phases, with values that are unlikely to be written there by chance.
 const PHASE_MOVING: u32 = 0x7461_7001;
 const PHASE_RESPONDING: u32 = 0x7461_7002;
 
@@ -44,9 +44,9 @@ pub enum Broken {
     /// More requests announced than the ring has slots.
     #[error("the request index is {to} with {from} requests answered, in a ring of {slots}")]
     IndexOutOfRange {
-        /// Requests answered.
+        /// The number of requests answered.
         from: u32,
-        /// Requests announced.
+        /// The number of requests announced.
         to: u32,
         /// Slots in the ring.
         slots: u32,
@@ -63,12 +63,12 @@ pub struct Response {
     pub id: u64,
     /// The request's operation.
     pub operation: u8,
-    /// `BLKIF_RSP_*`.
+    /// The status: `BLKIF_RSP_*`.
     pub status: i16,
 }
 
 impl Response {
-    /// The bytes stored after `id`. The unused ones are zero: none of our memory leaks to the guest.
+    /// The bytes stored after `id`. Unused ones are zero, so that none of our memory leaks to the guest.
     fn result(self) -> u64 {
         let [low, high] = self.status.to_le_bytes();
         u64::from_le_bytes([self.operation, 0, low, high, 0, 0, 0, 0])
@@ -80,17 +80,17 @@ pub struct Ring {
     shared: Shared,
     layout: &'static EntryLayout,
     slots: u16,
-    /// Index of the next request to take.
+    /// The index of the next request to take.
     next: u32,
-    /// Requests announced, as last read.
+    /// The number of requests announced, as last read.
     seen: u32,
-    /// Number of responses written.
+    /// The number of responses written.
     answered: u32,
     /// The phase in the intent record, as last stored; zero before that.
     phase: u32,
-    /// Number of responses when the front end was last notified, or found not to want it.
+    /// The number of responses at the last call of [`Ring::must_notify`].
     notified_at: u32,
-    /// No notification was sent yet: the front end may be waiting for one about an earlier process's responses.
+    /// No notification was sent yet: the front end may be waiting for one of an earlier process's responses.
     first_notification: bool,
     /// Requests announced from now on are ignored.
     closed: bool,
@@ -129,19 +129,19 @@ impl Ring {
         if !injected(InjectedBug::IntentNotCompleted) {
             ring.complete_intent()?;
         }
-        // Whatever the record contains now, it is not about the next response.
+        // Makes the record invalid in any case: its index must not be that of the next response.
         set_intent_target(ring.header()?, ring.answered.wrapping_sub(1), 0)?;
         ring.read_producer()?;
         Ok(ring)
     }
 
-    /// Number of slots.
+    /// The number of slots.
     pub fn slots(&self) -> u16 {
         self.slots
     }
 
-    /// Takes the next request, under the number `number` until it is answered. There are never more than `slots` of
-    /// them.
+    /// Takes the next request, which has the number `number` until it is answered. There are never more unanswered
+    /// requests than slots.
     #[inline]
     pub fn take(&mut self, number: u16) -> Result<Option<&Entry>, Broken> {
         if self.is_empty()? {
@@ -154,7 +154,7 @@ impl Ring {
         Ok(Some(&self.entry))
     }
 
-    /// Whether there may be requests, at the cost of one load.
+    /// Returns true if there may be requests, at the cost of one load.
     #[inline]
     pub fn has_requests(&self) -> bool {
         self.next != self.seen || (!self.closed && self.produced() != Ok(self.seen))
@@ -165,7 +165,8 @@ impl Ring {
         self.header()?.load_u32(REQ_PROD).ok_or(Broken::OutOfBounds)
     }
 
-    /// Reads how many requests were announced. The load is ordered before reads of what was written earlier.
+    /// Reads the number of announced requests; returns true if there are new ones. The load is ordered before reads of
+    /// data that the front end has written before it.
     #[inline]
     fn read_producer(&mut self) -> Result<bool, Broken> {
         let to = self.produced()?;
@@ -178,8 +179,8 @@ impl Ring {
         Ok(to != self.next)
     }
 
-    /// Writes the response to request `number`. It is visible from now on; `must_notify` says whether a notification is
-    /// needed.
+    /// Writes the response to request `number`, which is visible immediately. [`Ring::must_notify`] returns whether a
+    /// notification is needed.
     #[inline]
     pub fn respond(&mut self, number: u16, response: Response) -> Result<(), Broken> {
         let ours = self.slot(self.answered);
@@ -199,13 +200,13 @@ impl Ring {
         self.write_response(ours, response)
     }
 
-    /// Whether the next response takes the slot of request `number`, so that answering that one moves nothing.
+    /// Returns true if the next response takes the slot of request `number`, so that answering that one moves nothing.
     pub fn is_next(&self, number: u16) -> bool {
         self.slot_by_request.get(usize::from(number)).is_some_and(|&slot| slot == self.slot(self.answered))
     }
 
-    /// Records what is going to be overwritten; the response index is stored last, which makes the record valid. The
-    /// previous record is about the previous response.
+    /// Writes the intent record. The response index is stored last, which makes the record valid; until then it has the
+    /// index of the previous response.
     #[inline]
     fn record_intent(&mut self, freed: u16, response: Response, phase: u32) -> Result<(), Broken> {
         self.store_phase(phase)?;
@@ -232,7 +233,7 @@ impl Ring {
         self.shared.window(0).ok_or(Broken::OutOfBounds)
     }
 
-    /// Completes the operation recorded by an earlier process, if it is about the next response.
+    /// Completes the response in the intent record of an earlier process, if the record is valid.
     fn complete_intent(&mut self) -> Result<(), Broken> {
         let header = self.header()?;
         let word = |at| header.load_u32(at).ok_or(Broken::OutOfBounds);
@@ -269,34 +270,34 @@ impl Ring {
         self.header()?.store_u32(RSP_PROD, self.answered).ok_or(Broken::OutOfBounds)
     }
 
-    /// Whether the front end wants to be notified of the responses since the last call.
+    /// Returns true if the front end must be notified of the responses since the last call.
     pub fn must_notify(&mut self) -> Result<bool, Broken> {
         let (old, new) = (self.notified_at, self.answered);
         if old == new && !self.first_notification {
             return Ok(false);
         }
         self.notified_at = new;
-        // io/ring.h, RING_PUSH_RESPONSES_AND_CHECK_NOTIFY: the count must be visible before we check, or both sides
-        // miss each other.
+        // io/ring.h, RING_PUSH_RESPONSES_AND_CHECK_NOTIFY: the count must be visible before this check, or a response
+        // could be missed by both sides.
         fence(Ordering::SeqCst);
         let event = self.header()?.load_u32(RSP_EVENT).ok_or(Broken::OutOfBounds)?;
         Ok(std::mem::take(&mut self.first_notification) || has_crossed(event, old, new))
     }
 
-    /// Asks the front end for a notification of its next request. It must be followed by a full barrier and `is_empty`.
-    /// Otherwise the event index stays behind, and the front end sends no notifications while we are busy anyway.
+    /// Requests a notification of the next request. A full barrier and [`Ring::is_empty`] must follow. Until this is
+    /// called again the front end sends no further notifications, which are not needed while we are busy.
     pub fn request_notification(&mut self) -> Result<(), Broken> {
         kill_point();
         self.header()?.store_u32(REQ_EVENT, self.next.wrapping_add(1)).ok_or(Broken::OutOfBounds)
     }
 
-    /// Whether there is nothing to take.
+    /// Returns true if there is no request to take.
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
         Ok(self.next == self.seen && (self.closed || !self.read_producer()?))
     }
 
-    /// Reads the announced requests for the last time.
+    /// Reads the number of announced requests for the last time: later ones are ignored.
     pub fn close(&mut self) -> Result<(), Broken> {
         self.read_producer()?;
         self.closed = true;
@@ -305,7 +306,7 @@ impl Ring {
 
     fn slot(&self, index: u32) -> u16 {
         let [low, high, ..] = index.to_le_bytes();
-        // A power of two, or else the ring is always empty.
+        // The number of slots is a power of two, or zero and the ring is always empty.
         u16::from_le_bytes([low, high]) & self.slots.wrapping_sub(1)
     }
 
@@ -319,7 +320,7 @@ impl Ring {
     }
 }
 
-/// Makes the intent record be about the response `index` and the slot freed by its request, with a single store.
+/// Sets the response index and the freed slot of the intent record, with a single store.
 #[inline]
 fn set_intent_target(header: Header<'_>, index: u32, freed: u16) -> Result<(), Broken> {
     const _: () = assert!(INTENT_SLOT == INTENT_INDEX + 4);
@@ -327,7 +328,7 @@ fn set_intent_target(header: Header<'_>, index: u32, freed: u16) -> Result<(), B
     header.store_u64(INTENT_INDEX, u64::from(index) | u64::from(freed) << 32).ok_or(Broken::OutOfBounds)
 }
 
-/// Whether a count that went from `old` to `new` has passed `event` (io/ring.h).
+/// Returns true if a count has passed `event` on its way from `old` to `new` (io/ring.h).
 fn has_crossed(event: u32, old: u32, new: u32) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
 }

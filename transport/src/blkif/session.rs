@@ -1,10 +1,10 @@
 //! Performs the actions of the handshake: reads both nodes, attaches the rings, releases them.
 //!
-//! It knows nothing about the contents of the rings. Invariants: what was mapped or bound for a front end that then
-//! cannot be connected is released; each update ends, whatever the nodes say; a connected front end is never told to
-//! close because its rings cannot be attached: it is left as it is, and attaching is retried after a delay; a store
-//! that fails while a front end is served is queried again a bounded number of times, since each attempt may delay its
-//! requests.
+//! It knows nothing about the contents of the rings. Invariants: pages and ports of a front end that cannot be
+//! connected are released; each update ends, regardless of the contents of the nodes; a connected front end is never
+//! made to close because its rings cannot be attached: its state is not changed, and attaching is retried after a
+//! delay; if the store fails while a front end is served, it is queried again a bounded number of times, since each
+//! attempt may delay requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use memory::Buffer;
 use xen::{Granted, Grants, Port, Store, StoreError};
 
 use super::attach_error::AttachError;
-use super::data::{Data, DataMode};
+use super::data::{DataMode, DataTransfer};
 use super::device::{Device, Limits};
 use super::event::{Event, Log};
 use super::kill_point::{InjectedBug, injected};
@@ -27,7 +27,7 @@ use super::{Config, GrantsPolicy, OnStop, Xen};
 use crate::MemoryChange;
 use crate::log::with_causes;
 
-/// Maximum actions per update. Three lead from any state to rest, unless the nodes change meanwhile.
+/// The maximum number of actions per update. Three are sufficient, unless the nodes change meanwhile.
 const ACTIONS_MAX: usize = 8;
 
 const WATCH: &str = "blkif";
@@ -39,11 +39,11 @@ pub struct Session {
     nodes: DeviceNodes,
     /// The front end's rings, while it is connected.
     pub device: Option<Device>,
-    /// The memory that data passes through: used by the current front end, as earlier ones have no requests any more.
+    /// The buffer for the data of the current front end, as earlier ones have no requests any more.
     staging: Arc<Buffer>,
-    /// Memory changes that the engine has not been told about, except those of the current front end.
+    /// Changes of buffers not reported to the engine yet, except those of the current front end.
     memory_changes: VecDeque<MemoryChange>,
-    /// Requests of earlier front ends, not yet completed.
+    /// The number of requests of earlier front ends that have not completed.
     pub orphans: usize,
     epoch: u32,
     seen_connected: bool,
@@ -54,7 +54,7 @@ pub struct Session {
     /// Why the rings of a front end that keeps its connection cannot be attached, and the number of attempts.
     attach_failure: Option<(String, u32)>,
     ended: bool,
-    closing: Closing,
+    closing: CloseState,
     /// The connection to the store is lost, and all watches with it. The rings are still served.
     store_lost: bool,
     store_retries: RetryBudget,
@@ -64,21 +64,21 @@ pub struct Session {
 
 /// Whether the device is being closed because the server stops.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Closing {
-    No,
-    /// The front end was asked to release it.
+enum CloseState {
+    Open,
+    /// The release was requested from the front end.
     Requested,
-    /// The front end is not asked: the store fails, and trying again would only take time; or no process has the rings
-    /// of a connected front end, so it would get no responses.
+    /// The release cannot be requested: the store fails, and retrying would only take time; or the rings of a connected
+    /// front end are not attached, so that it would get no responses.
     Unreachable,
 }
 
 impl Session {
     /// A session with no front end connected.
     pub fn new(config: Config, nodes: DeviceNodes, staging: Arc<Buffer>) -> Session {
-        // In this mode pages are mapped, and no buffer of ours is used.
-        let passes = config.grants != GrantsPolicy::Map;
-        let memory_changes = passes.then(|| MemoryChange::Comes(staging.clone())).into_iter().collect();
+        // When pages are mapped for each request, the buffer is not used.
+        let uses_staging = config.grants != GrantsPolicy::Map;
+        let memory_changes = uses_staging.then(|| MemoryChange::Comes(staging.clone())).into_iter().collect();
         Session {
             config,
             nodes,
@@ -93,14 +93,14 @@ impl Session {
             inherited: None,
             attach_failure: None,
             ended: false,
-            closing: Closing::No,
+            closing: CloseState::Open,
             store_lost: false,
             store_retries: RetryBudget::default(),
             ports_to_close: Vec::new(),
         }
     }
 
-    /// The next memory change that the engine has not been told about.
+    /// The next change of buffers that was not reported to the engine yet.
     #[inline]
     pub fn take_memory_change(&mut self) -> Option<MemoryChange> {
         match &mut self.device {
@@ -115,13 +115,13 @@ impl Session {
         store.watch(&self.nodes.frontend_state_path(), WATCH)
     }
 
-    /// Whether the device is closed and no longer wanted.
+    /// Returns true if the device is closed and the toolstack is removing it.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Processes the completion of a request; one without a status stays in its ring, for the next process. Returns
-    /// `true` if it was the last one of earlier front ends.
+    /// Processes the completion of a request. Without a status, the request stays in its ring for the next process.
+    /// Returns `true` if it was the last one of earlier front ends.
     pub fn complete(&mut self, request: Request, status: Option<Status>, grants: &mut dyn Grants) -> bool {
         match &mut self.device {
             Some(device) => {
@@ -146,27 +146,26 @@ impl Session {
                 Ok(true) => {}
                 Ok(false) => return self.store_retries.succeeded(),
                 Err(error) => {
-                    let may_be_asked = self.store_failed("cannot read the device's nodes in the store", &error, log);
-                    let again = may_be_asked && self.store_retries.try_again(xen);
-                    if may_be_asked && !again && self.device.is_none() {
+                    let is_usable = self.store_failed("cannot read the device's nodes in the store", &error, log);
+                    let again = is_usable && self.store_retries.try_again(xen);
+                    if is_usable && !again && self.device.is_none() {
                         xen.retry.arm(log);
                     }
                     return;
                 }
             }
         }
-        // They change faster than we read; the last change will be reported to us.
+        // The nodes change faster than they are read; the watch will report the last change.
     }
 
-    /// Logs a failure of the store. Returns `false` if the connection is lost, which is logged once, and the store is
-    /// not used any more.
+    /// Logs a failure of the store. Returns `false` if the connection is lost, and the store must not be used any more.
     pub fn store_failed(&mut self, what: &'static str, error: &StoreError, log: &mut Log) -> bool {
         self.store_lost |= matches!(error, StoreError::Lost { .. });
         log.failed(what, error);
         !self.store_lost
     }
 
-    /// Whether the connection to the store is lost.
+    /// Returns true if the connection to the store is lost.
     pub fn is_store_lost(&self) -> bool {
         self.store_lost
     }
@@ -181,7 +180,7 @@ impl Session {
                 self.ended |= seen.ours.is_none();
                 return Ok(false);
             }
-            Action::Announce | Action::Connect { .. } if self.closing != Closing::No => return Ok(false),
+            Action::Announce | Action::Connect { .. } if self.closing != CloseState::Open => return Ok(false),
             Action::Announce => self.announce(xen, &seen, log)?,
             Action::Connect { .. } if self.attach_failure.is_some() && xen.retry.is_armed() => return Ok(false),
             Action::Connect { write_state } => match self.connect(xen, &seen, write_state, log) {
@@ -205,10 +204,10 @@ impl Session {
         Ok(true)
     }
 
-    /// Writes our features, and that we wait for the front end.
+    /// Writes our features, and the state in which we wait for the front end.
     fn announce(&mut self, xen: &mut Xen, seen: &Handshake, log: &mut Log) -> Result<(), StoreError> {
         let mut offer = self.offer(&mut *xen.store)?;
-        // A front end that already waits for us may have read the features that another process offered.
+        // The front end may have read the features that another process has offered.
         let mut phase = FrontendPhase::Starting;
         if seen.ours == Some(XenbusState::InitWait) {
             phase = FrontendPhase::Running;
@@ -233,7 +232,7 @@ impl Session {
         let attempts = self.attach_failure.as_ref().map_or(0, |(_, attempts)| *attempts) + 1;
         let again = error.should_retry(seen, attempts);
         if !again && matches!(seen.theirs, Some(XenbusState::Closing | XenbusState::Closed)) {
-            // It has released its rings, and expects no responses in them.
+            // The front end has released its rings, and expects no responses in them.
             (self.inherited, self.attach_failure) = (Some(false), None);
             return xen.wake();
         }
@@ -241,7 +240,7 @@ impl Session {
             self.log_result(self.nodes.report_error(&mut *xen.store, errno, &why), log);
             log.record(Event::Refused { why });
             (self.refused, self.attach_failure) = (true, None);
-            // It is told so right away.
+            // The next update makes it close.
             return xen.wake();
         }
         if self.attach_failure.as_ref().is_none_or(|(before, _)| *before != why) {
@@ -252,9 +251,9 @@ impl Session {
         xen.retry.arm(log);
     }
 
-    /// Error reports for the administrator are not part of the handshake, and a failure must not stop it.
-    fn log_result(&self, said: Result<(), StoreError>, log: &mut Log) {
-        if let Err(error) = said {
+    /// Logs a failed report to the administrator, which must not stop the handshake.
+    fn log_result(&self, result: Result<(), StoreError>, log: &mut Log) {
+        if let Err(error) = result {
             log.failed("cannot report the device's state in the store", &error);
         }
     }
@@ -268,10 +267,10 @@ impl Session {
         let in_use = matches!(ours, Some(XenbusState::Connected | XenbusState::Closing));
         let inherited = *self.inherited.get_or_insert(in_use) && !injected(InjectedBug::ClosedUnanswered);
         if ours.is_none() || matches!(theirs, None | Some(XenbusState::Initialising | XenbusState::InitWait)) {
-            // The front end whose rings they were is gone.
+            // The front end whose rings could not be attached no longer exists.
             self.attach_failure = None;
         }
-        // A front end that has left the states in which it wants to be connected has restarted.
+        // A refused front end that has left these states has restarted.
         self.refused &= matches!(theirs, Some(XenbusState::Initialised | XenbusState::Connected));
         let finishing = self.device.as_ref().is_some_and(Device::is_finishing);
         let unanswered = self.device.as_mut().is_some_and(|device| !device.is_finished());
@@ -306,8 +305,8 @@ impl Session {
         })
     }
 
-    /// What the front end was offered. It has chosen from the contents of our node, whoever wrote them; and it keeps
-    /// its choice, so these stay as they are until it restarts.
+    /// The offer that the front end got. It has chosen from the contents of our node, whichever process wrote them, and
+    /// keeps its choice, so these are not changed until it restarts.
     fn announced_features(&self, seen: &Handshake, store: &mut dyn Store) -> Result<Offer, AttachError> {
         let offer = self.offer(store).map_err(AttachError::Store)?;
         let before = match seen.ours {
@@ -325,7 +324,7 @@ impl Session {
         Ok(Offer { features, ..offer })
     }
 
-    /// Returns `false` if our node has changed meanwhile.
+    /// Attaches the rings of the front end. Returns `false` if our node has changed meanwhile.
     fn connect(&mut self, xen: &mut Xen, seen: &Handshake, write: bool, log: &mut Log) -> Result<bool, AttachError> {
         let offer = self.announced_features(seen, &mut *xen.store)?;
         let rings = self.nodes.rings(&mut *xen.store, &offer.features).map_err(AttachError::Keys)?;
@@ -335,19 +334,19 @@ impl Session {
             queues.push(self.attach_ring(xen, &rings, keys, queues.len())?);
             Ok(())
         });
-        let said = taken.and_then(|()| {
+        let announced = taken.and_then(|()| {
             let states = (seen.ours, write.then_some(XenbusState::Connected));
             self.nodes.announce(&mut *xen.store, &offer, states, FrontendPhase::Running).map_err(AttachError::Store)
         });
-        if !matches!(said, Ok(true)) {
+        if !matches!(announced, Ok(true)) {
             queues.iter().for_each(|queue| self.unbind(queue.port, xen));
-            return said;
+            return announced;
         }
         let (data_mode, grants) = self.data_mode(&rings);
         let taken_over = seen.ours == Some(XenbusState::Connected) && seen.theirs == Some(XenbusState::Connected);
         log.record(Event::Connected { queues: queues.len(), pages, grants, taken_over });
         self.epoch = self.epoch.wrapping_add(1);
-        let data = Data::new(self.config.domain, data_mode, self.staging.clone());
+        let data = DataTransfer::new(self.config.domain, data_mode, self.staging.clone());
         let limits =
             Limits { segments_max: offer.features.segments, read_only: self.config.read_only, discard: offer.discard };
         self.device = Some(Device::new(queues, data, limits, self.epoch));
@@ -355,8 +354,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Binds the event channel first: a driver that is gone has closed its port, and its references may refer to
-    /// other pages now.
+    /// Attaches one ring. The event channel is bound first: that fails for a driver that no longer exists, whose
+    /// references may refer to other pages now.
     fn attach_ring(
         &mut self,
         xen: &mut Xen,
@@ -399,7 +398,7 @@ impl Session {
         }
     }
 
-    /// The disk has a new size.
+    /// Sets a new disk size, and notifies the front end.
     pub fn resized(&mut self, geometry: &Geometry, xen: &mut Xen, log: &mut Log) {
         self.config.geometry = *geometry;
         let connected = self.device.is_some();
@@ -413,26 +412,26 @@ impl Session {
         }
     }
 
-    /// From now on stopping leaves the front end to another process.
+    /// Makes stopping leave the front end to another process.
     pub fn leave(&mut self) {
         self.config.on_stop = OnStop::Leave;
     }
 
-    /// Asks the front end to release the device. Its requests are served until it has: its driver waits for the
+    /// Requests that the front end release the device. Its requests are served until then: its driver waits for the
     /// responses.
     pub fn close(&mut self, xen: &mut Xen, log: &mut Log) {
-        if self.config.on_stop == OnStop::Leave || self.closing != Closing::No {
+        if self.config.on_stop == OnStop::Leave || self.closing != CloseState::Open {
             return;
         }
-        let unheard = self.store_lost || self.attach_failure.is_some();
-        self.closing = if unheard { Closing::Unreachable } else { Closing::Requested };
-        if self.closing == Closing::Requested && self.device.is_some() {
-            let asked = self.ask_to_close(xen);
-            self.record_close(asked, log);
+        let is_unreachable = self.store_lost || self.attach_failure.is_some();
+        self.closing = if is_unreachable { CloseState::Unreachable } else { CloseState::Requested };
+        if self.closing == CloseState::Requested && self.device.is_some() {
+            let written = self.request_close(xen);
+            self.record_close(written, log);
         }
     }
 
-    fn ask_to_close(&self, xen: &mut Xen) -> Result<(), StoreError> {
+    fn request_close(&self, xen: &mut Xen) -> Result<(), StoreError> {
         let ours = node::state(&mut *xen.store, &self.nodes.backend_state_path())?;
         if ours.is_some_and(|ours| !matches!(ours, XenbusState::Closing | XenbusState::Closed)) {
             self.nodes.write_state(&mut *xen.store, ours, XenbusState::Closing)?;
@@ -440,28 +439,28 @@ impl Session {
         Ok(())
     }
 
-    fn record_close(&mut self, said: Result<(), StoreError>, log: &mut Log) {
-        if let Err(error) = said {
+    fn record_close(&mut self, written: Result<(), StoreError>, log: &mut Log) {
+        if let Err(error) = written {
             log.failed("cannot close the device", &error);
-            self.closing = Closing::Unreachable;
+            self.closing = CloseState::Unreachable;
         }
     }
 
-    /// Whether the device was to be closed, and no front end has to be waited for.
+    /// Returns true if the device is being closed and there is no front end to wait for.
     pub fn is_closed(&self) -> bool {
         match self.closing {
-            Closing::No => false,
-            Closing::Requested => self.device.is_none(),
-            Closing::Unreachable => true,
+            CloseState::Open => false,
+            CloseState::Requested => self.device.is_none(),
+            CloseState::Unreachable => true,
         }
     }
 
-    /// Writes the final state of the device. Requests that were popped are answered after that.
+    /// Writes the final state of the device. Popped requests are answered afterwards.
     pub fn stop(&mut self, xen: &mut Xen, log: &mut Log) {
         self.close(xen, log);
-        if self.closing == Closing::Requested {
-            let said = self.write_final_state(xen, log);
-            self.record_close(said, log);
+        if self.closing == CloseState::Requested {
+            let written = self.write_final_state(xen, log);
+            self.record_close(written, log);
         }
     }
 
@@ -481,10 +480,10 @@ impl Session {
         Ok(())
     }
 
-    /// Releases everything that is held for a front end.
+    /// Releases all resources of the front end.
     pub fn release_all(&mut self, xen: &mut Xen, log: &mut Log) {
-        if self.closing == Closing::Requested && self.device.is_some() {
-            // A front end that has closed since, or whose responses took longer, has them now.
+        if self.closing == CloseState::Requested && self.device.is_some() {
+            // The front end may have closed, or may have got its last responses, since `stop`.
             self.update(xen, log);
         }
         self.disconnect("the server is gone", xen, log);

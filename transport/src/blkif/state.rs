@@ -1,8 +1,8 @@
 //! The xenbus handshake: the next action, derived from the states of both ends.
 //!
-//! It knows nothing about rings, grants or the store: it is a pure function. Invariants: nothing is connected before
-//! requests of an earlier front end have completed; a front end's keys are not read before its state says that they are
-//! its own; a refused front end is not retried before it has restarted.
+//! It knows nothing about rings, grants or the store: it is a pure function. Invariants: a front end is connected only
+//! when the requests of the earlier one have completed; a front end's keys are not read before its state shows that
+//! they are its own; a refused front end is not retried before it has restarted.
 //!
 //! Specification: Xen's public header io/xenbus.h, and io/blkif.h "Startup".
 
@@ -11,21 +11,21 @@
 pub enum XenbusState {
     /// Not a valid state.
     Unknown,
-    /// It is starting.
+    /// The end is starting.
     Initialising,
-    /// It has written its features, and waits.
+    /// The end has written its features, and waits.
     InitWait,
-    /// It has written everything.
+    /// The end has written all its keys.
     Initialised,
-    /// It is connected.
+    /// The end is connected.
     Connected,
-    /// It is shutting down.
+    /// The end is shutting down.
     Closing,
-    /// It has shut down.
+    /// The end has shut down.
     Closed,
-    /// For devices that are reconfigured while in use, which disks are not.
+    /// Not used by disks: for devices that are reconfigured while in use.
     Reconfiguring,
-    /// Likewise.
+    /// Not used by disks, like `Reconfiguring`.
     Reconfigured,
 }
 
@@ -45,7 +45,7 @@ impl XenbusState {
         }
     }
 
-    /// The value of a node.
+    /// The value in a node.
     pub fn value(self) -> &'static str {
         match self {
             XenbusState::Unknown => "0",
@@ -60,7 +60,7 @@ impl XenbusState {
         }
     }
 
-    /// Its name.
+    /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
             XenbusState::Unknown => "in no known state",
@@ -79,19 +79,19 @@ impl XenbusState {
 /// The inputs of the handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct Handshake {
-    /// Our state; `None` if our node is gone.
+    /// Our state; `None` if our node does not exist.
     pub ours: Option<XenbusState>,
-    /// The front end's state; `None` if its node is gone.
+    /// The front end's state; `None` if its node does not exist.
     pub theirs: Option<XenbusState>,
-    /// Whether the toolstack wants to keep the device.
+    /// The toolstack is not removing the device.
     pub online: bool,
-    /// Whether we are attached to the front end's rings.
+    /// We are attached to the front end's rings.
     pub connected: bool,
-    /// It has closed since: no new requests are taken.
+    /// The connected front end has closed: no new requests are taken.
     pub finishing: bool,
-    /// Some of its requests are, or may be, unanswered.
+    /// The connected front end has, or may have, unanswered requests.
     pub unanswered: bool,
-    /// Whether it was seen connected since we attached.
+    /// The front end was seen connected since we attached.
     pub seen_connected: bool,
     /// Requests of an earlier front end are in flight.
     pub draining: bool,
@@ -107,13 +107,13 @@ pub struct Handshake {
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing until something changes.
+    /// Do nothing until an input changes.
     Wait,
-    /// Write our features, and that we wait.
+    /// Write our features and InitWait.
     Announce,
-    /// Attach the rings, and write that we are connected unless the device is to be removed.
+    /// Attach the rings.
     Connect {
-        /// Write that we are connected.
+        /// Also write Connected; not if the device is being removed.
         write_state: bool,
     },
     /// Answer the requests in the rings, and take no new ones.
@@ -125,7 +125,7 @@ pub enum Action {
 }
 
 impl Handshake {
-    /// The next action. Each brings the device closer to rest.
+    /// The next action. A few actions lead to [`Action::Wait`] from any state.
     pub fn next(&self) -> Action {
         let Some(ours) = self.ours else {
             return self.after_responses("the backend node is gone", Action::Wait);
@@ -135,7 +135,7 @@ impl Handshake {
             XenbusState::Initialising | XenbusState::InitWait => {
                 self.after_disconnect("the front end restarts", self.on_initialising(ours))
             }
-            // Whatever its state is now, it has closed.
+            // In any later state, it has closed.
             _ if self.connected && self.finishing => self.after_responses("the front end has closed", Action::Wait),
             XenbusState::Initialised | XenbusState::Connected => self.on_initialised(ours, theirs),
             XenbusState::Closing | XenbusState::Closed if self.has_inherited_requests(ours) => match self.draining {
@@ -151,7 +151,8 @@ impl Handshake {
         }
     }
 
-    /// Whether an earlier process may have left requests of a closing front end unanswered: its driver waits for them.
+    /// Returns true if an earlier process may have left requests of a closing front end unanswered, for which its
+    /// driver waits.
     fn has_inherited_requests(&self, ours: XenbusState) -> bool {
         self.inherited
             && !self.connected
@@ -159,7 +160,7 @@ impl Handshake {
             && matches!(ours, XenbusState::Connected | XenbusState::Closing)
     }
 
-    /// First releases the rings, and waits for requests in flight; then `action`.
+    /// Releases the rings and waits for requests in flight before `action`.
     fn after_disconnect(&self, why: &'static str, action: Action) -> Action {
         match (self.connected, self.draining) {
             (true, _) => Action::Disconnect(why),
@@ -168,8 +169,8 @@ impl Handshake {
         }
     }
 
-    /// The same; but a driver that releases its device waits for the responses to its requests first. One that restarts
-    /// has forgotten them, and the pages that they would be written to.
+    /// Answers the requests in the rings, then continues as [`Handshake::after_disconnect`]: a driver that releases its
+    /// device waits for the responses. One that restarts does not: its pages may be in use for other data.
     fn after_responses(&self, why: &'static str, action: Action) -> Action {
         match self.connected && self.unanswered {
             true => Action::Finish,
@@ -188,7 +189,7 @@ impl Handshake {
 
     fn on_initialised(&self, ours: XenbusState, theirs: XenbusState) -> Action {
         if self.connected {
-            // A front end that was connected and is only initialised has restarted, faster than we looked.
+            // A front end that was connected and is Initialised now has restarted between two observations.
             let restarted = self.seen_connected && theirs == XenbusState::Initialised;
             return if restarted { Action::Disconnect("the front end restarts") } else { Action::Wait };
         }
@@ -256,7 +257,7 @@ mod test {
                 Action::WriteState(state) => seen.ours = Some(state),
             }
         }
-        panic!("{seen:?} never comes to rest");
+        panic!("{seen:?} never leads to Wait");
     }
 
     #[test]
@@ -286,7 +287,7 @@ mod test {
     }
 
     #[test]
-    fn every_combination_comes_to_rest_and_never_connects_a_refused_front_end() {
+    fn every_state_leads_to_wait_and_refused_front_ends_stay_unconnected() {
         let mut count = 0;
         let states = || ALL.into_iter().map(Some).chain([None]);
         for (ours, theirs) in states().flat_map(|ours| states().map(move |theirs| (ours, theirs))) {
@@ -331,14 +332,14 @@ mod test {
     }
 
     #[test]
-    fn requests_of_a_closing_front_end_are_answered_first_but_not_of_a_restarting_one() {
+    fn requests_of_closing_front_ends_are_answered_but_not_of_restarting_ones() {
         let used = Handshake { connected: true, unanswered: true, ours: Some(XenbusState::Connected), ..NEW };
         for theirs in [Some(XenbusState::Closed), None] {
             assert_eq!(Handshake { theirs, ..used }.next(), Action::Finish);
             assert!(matches!(Handshake { theirs, unanswered: false, ..used }.next(), Action::Disconnect(_)));
         }
         assert_eq!(Handshake { ours: None, ..used }.next(), Action::Finish);
-        assert!(matches!(used.next(), Action::Disconnect(_)), "it restarts");
+        assert!(matches!(used.next(), Action::Disconnect(_)), "the front end restarts");
         let back = Handshake { theirs: Some(XenbusState::Connected), finishing: true, unanswered: false, ..used };
         assert!(matches!(back.next(), Action::Disconnect(_)), "a closed front end is not served any more");
     }
@@ -352,8 +353,8 @@ mod test {
                 assert_eq!(run_to_rest(seen).0.ours, Some(theirs));
                 assert!(!matches!(Handshake { inherited: false, ..seen }.next(), Action::Connect { .. }));
             }
-            let on_closed = Handshake { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
-            assert_eq!(on_closed.next(), Action::Wait, "a process that wrote Closed has answered everything");
+            let closed = Handshake { ours: Some(XenbusState::Closed), theirs: Some(theirs), inherited: true, ..NEW };
+            assert_eq!(closed.next(), Action::Wait, "a process that wrote Closed has answered all requests");
         }
     }
 

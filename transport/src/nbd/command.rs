@@ -1,7 +1,7 @@
-//! Validates a client's request before anything is done about it.
+//! Validates the header of a client's request.
 //!
-//! A pure function. It knows the export's geometry and the negotiated options; nothing about data, sockets and replies.
-//! [`Verdict::Serve`] always passes `Request::new`.
+//! A pure function of the header, the export's geometry and the negotiated options. Invariant: a request in
+//! [`Verdict::Serve`] is accepted by `Request::new`.
 
 use disk::{DiskOffset, Geometry, Operation, Span};
 
@@ -26,24 +26,24 @@ pub(super) enum Verdict {
 pub(super) struct DiskRequest {
     pub(super) operation: Operation,
     pub(super) span: Span,
-    /// FUA on an operation that the disk has no durable form of: a flush must follow before the reply.
+    /// FUA on an operation without a durable form in the disk: a flush must follow before the reply.
     pub(super) flush_after: bool,
     /// NBD_CMD_FLAG_REQ_ONE: the reply contains one extent only.
     pub(super) one_extent: bool,
-    /// NBD_CMD_FLAG_FAST_ZERO: refuse zeroes that would have to be written.
+    /// NBD_CMD_FLAG_FAST_ZERO: fail if zeroes would have to be written.
     pub(super) fast: bool,
-    /// NBD_CMD_CACHE: the result is cached, not sent.
+    /// NBD_CMD_CACHE: the extents are looked up, not sent.
     pub(super) discard_result: bool,
 }
 
-/// An error to reply with, and its message.
+/// The error code and message of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ErrorReply {
     pub(super) errno: Errno,
     pub(super) why: &'static str,
 }
 
-/// Validates `header`.
+/// Returns what to do about a request with this header.
 pub(super) fn validate(header: &RequestHeader, negotiated: Negotiated, geometry: &Geometry) -> Verdict {
     let flags = header.flags.get();
     let durable = flags & wire::CMD_FLAG_FUA != 0;
@@ -78,7 +78,7 @@ pub(super) fn validate(header: &RequestHeader, negotiated: Negotiated, geometry:
     }
 }
 
-/// The disk's operation for a command, and the flags that it may have besides FUA.
+/// The disk's operation for a command, and the flags that it allows in addition to FUA.
 fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation, u16)> {
     let durable = flags & wire::CMD_FLAG_FUA != 0;
     match kind {
@@ -91,7 +91,7 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
             let free = flags & wire::CMD_FLAG_NO_HOLE == 0;
             Some((Operation::WriteZeroes { free, durable }, wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO))
         }
-        // What can be cached beforehand is where bytes are stored: data itself is not cached.
+        // Only the location of data can be cached in advance, not the data itself.
         wire::CMD_CACHE => Some((Operation::Extents { depths: false }, 0)),
         wire::CMD_BLOCK_STATUS if negotiated.allocation || negotiated.depth => {
             Some((Operation::Extents { depths: negotiated.depth }, wire::CMD_FLAG_REQ_ONE))
@@ -100,7 +100,7 @@ fn operation(kind: u16, flags: u16, negotiated: Negotiated) -> Option<(Operation
     }
 }
 
-/// The range of the request, if it is within the disk. It need not be whole blocks.
+/// The range of the request, if it is within the disk. It may have partial blocks.
 fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Result<Span, ErrorReply> {
     let span = Span { at: DiskOffset(header.at.get()), len: u64::from(header.len.get()) };
     if operation == Operation::Flush {
@@ -115,7 +115,7 @@ fn span(header: &RequestHeader, operation: Operation, geometry: &Geometry) -> Re
         return Err(ErrorReply { errno, why: "the request extends past the end of the disk" });
     }
     if header.kind == wire::CMD_BLOCK_STATUS && span.len == 0 {
-        // Its reply is never empty.
+        // A reply to it cannot be empty.
         return invalid("the length of a block status request must not be zero");
     }
     if operation == Operation::Read && span.len > u64::from(REQUEST_MAX) {
@@ -164,7 +164,7 @@ mod test {
 
     fn served(verdict: Verdict) -> Option<Operation> {
         match verdict {
-            Verdict::Serve(validate_with) => Some(validate_with.operation),
+            Verdict::Serve(request) => Some(request.operation),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! One client: its session and its non-blocking socket.
 //!
-//! It knows nothing about the other clients. Invariants: the socket is open exactly as long as it may be watched;
-//! received bytes that are kept are either less than one message, or wait for memory.
+//! It knows nothing about other clients. Invariants: the socket is open exactly as long as it may be watched; `unread`
+//! is either an incomplete message, or a message for which there is no memory.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,14 +19,14 @@ use crate::Interest;
 /// A client and the state of its socket.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Numbers the connections of a server.
+    /// The number of the connection within its server.
     pub(super) client: u32,
     pub(super) session: Session,
     socket: Option<OwnedFd>,
     ended: bool,
     /// Received, but not processed yet.
     unread: Vec<u8>,
-    /// The bytes in `unread` were received by the previous process and not yet looked at here.
+    /// The bytes in `unread` were received by the previous process, and have not been examined by this one.
     inherited: bool,
     /// The socket may have data (or hang-up) for us.
     readable: bool,
@@ -56,13 +56,12 @@ impl Connection {
         Connection { unread, inherited: true, ..Connection::new(client, session, socket) }
     }
 
-    /// Its socket, its session, and unprocessed input; `None` for a client that is disconnecting.
+    /// The socket, the session and unprocessed input, to be handed over; `None` for a client that is disconnecting.
     pub(super) fn state(&self) -> Option<(&OwnedFd, &Session, &[u8])> {
         let socket = self.socket.as_ref().filter(|_| !self.ended)?;
         Some((socket, &self.session, &self.unread))
     }
 
-    /// The socket, to be watched from now on.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
     }
@@ -71,7 +70,7 @@ impl Connection {
         self.ended
     }
 
-    /// Whether nothing is left: no socket, and no request in the disk.
+    /// Returns true if there is no socket and no request in the disk any more.
     pub(super) fn is_gone(&self) -> bool {
         self.socket.is_none() && self.session.in_flight() == 0
     }
@@ -82,7 +81,7 @@ impl Connection {
         self.writable = true;
     }
 
-    /// Whether processing input may make progress.
+    /// Returns true if processing input may make progress.
     pub(super) fn wants_input(&self, quota: MemoryQuota) -> bool {
         !self.ended && self.session.has_memory(quota) && (self.readable || self.inherited || self.session.is_stalled())
     }
@@ -101,11 +100,11 @@ impl Connection {
         let (front, back) = staging.split_at_mut_checked(kept).ok_or(DisconnectReason::Socket(Errno::NOBUFS))?;
         front.copy_from_slice(&self.unread);
         let retry = std::mem::take(&mut self.inherited) || self.session.is_stalled();
-        let inherited = if retry { 0 } else { self.receive(back)? };
-        if inherited == 0 && !retry {
+        let len = if retry { 0 } else { self.receive(back)? };
+        if len == 0 && !retry {
             return Ok(());
         }
-        let bytes = staging.get(..kept + inherited).unwrap_or_default();
+        let bytes = staging.get(..kept + len).unwrap_or_default();
         let received = self.session.receive(bytes, export, geometry, quota, requests)?;
         self.save_unread(bytes.get(received.used..).unwrap_or_default());
         match received.next {
@@ -137,7 +136,7 @@ impl Connection {
 
     fn save_unread(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
-            // A client that once had to wait does not keep its buffer forever.
+            // Frees the buffer of a client that once had to wait for memory.
             self.unread = Vec::new();
         } else {
             self.unread.clear();
@@ -145,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Sends pending replies until the socket accepts no more. The only copy of a read's data is made here.
+    /// Sends pending replies until the socket accepts no more. Here a read's data is copied, once.
     pub(super) fn send(&mut self, staging: &mut [u8]) -> Result<(), DisconnectReason> {
         let Some(socket) = &self.socket else { return Ok(()) };
         while self.writable && !self.session.outgoing().is_empty() {
@@ -160,8 +159,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The socket, if it must now be watched for writability and is not yet. It then stays so: a client that filled its
-    /// socket will do so again.
+    /// The socket, if it must now be watched for writability and is not yet. It stays watched: a client that has filled
+    /// its socket will do so again.
     pub(super) fn watch_for_write(&mut self) -> Option<BorrowedFd<'_>> {
         if self.ended || self.writable || self.watched == Interest::ReadWrite {
             return None;
@@ -170,7 +169,7 @@ impl Connection {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether [`Connection::watch_for_write`] would return the socket.
+    /// Returns true if [`Connection::watch_for_write`] would return the socket.
     pub(super) fn needs_write_watch(&self) -> bool {
         !self.ended && !self.writable && self.watched == Interest::Read
     }
@@ -181,12 +180,12 @@ impl Connection {
         self.unread = Vec::new();
         self.session.hang_up();
         if let Some(socket) = &self.socket {
-            // Fails if the client has closed it already, which amounts to the same.
+            // Fails if the client has closed it already, to the same effect.
             shutdown(socket, Shutdown::Both).ok();
         }
     }
 
-    /// Whether the socket of an ended session still has to be unwatched and closed.
+    /// Returns true if the session has ended and its socket must be unwatched and closed.
     pub(super) fn needs_close(&self) -> bool {
         self.ended && self.socket.is_some()
     }

@@ -29,7 +29,7 @@ pub enum ProtocolError {
     #[error("option {0} from a client that does not support fixed newstyle")]
     NotFixed(u32),
     /// A nonexistent export, named by the option that has no error reply.
-    #[error("the client asked for an export that does not exist")]
+    #[error("the client requested an export that does not exist")]
     UnknownExport,
     /// A request without its magic number.
     #[error("a request does not begin with its magic number")]
@@ -68,13 +68,13 @@ pub enum Event {
     /// A client has connected.
     #[error("client {client}: connected")]
     Connected {
-        /// Numbers connections from 1.
+        /// The number of the connection, counted from 1.
         client: u32,
     },
     /// A client's connection has ended.
     #[error("client {client}: {why}")]
     Ended {
-        /// Numbers connections from 1.
+        /// The number of the connection, counted from 1.
         client: u32,
         /// The reason.
         why: DisconnectReason,
@@ -126,7 +126,7 @@ pub enum BindError {
     /// An export's name or description exceeds the protocol's limit.
     #[error("cannot export: {what} has {len} bytes; NBD allows {max}")]
     TextTooLong {
-        /// Which text.
+        /// "the name" or "the description".
         what: &'static str,
         /// Its length in bytes.
         len: usize,
@@ -136,9 +136,9 @@ pub enum BindError {
     /// Any other error.
     #[error("cannot {doing} {on}")]
     Failed {
-        /// What was tried.
+        /// The failed step, as a verb phrase.
         doing: &'static str,
-        /// On what.
+        /// The object of that verb.
         on: String,
         /// The system error.
         #[source]

@@ -7,7 +7,7 @@ use super::wire;
 /// The largest READ or WRITE: the default that clients assume ("Block size constraints").
 pub const REQUEST_MAX: u32 = 32 << 20;
 
-/// The one disk that a server exports.
+/// The disk that a server exports.
 #[derive(Clone, Debug)]
 pub struct Export {
     /// Its name; it is also the default export, for clients that give no name.
@@ -16,11 +16,11 @@ pub struct Export {
     pub description: String,
     /// Size and limits.
     pub geometry: Geometry,
-    /// Whether clients may query which layer holds what. A file without metadata has no layers.
+    /// Whether `qemu:allocation-depth` is offered. Images without metadata have no layers.
     pub layered: bool,
 }
 
-/// What both sides have negotiated for the transmission phase.
+/// The options negotiated for the transmission phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Negotiated {
     /// Replies may be structured; those to READ must be.
@@ -32,14 +32,14 @@ pub(super) struct Negotiated {
 }
 
 impl Export {
-    /// Whether `name` refers to this export: its name, or the empty one.
+    /// Returns true if `name` is this export's name, or empty.
     pub(super) fn has_name(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
 
     /// "Transmission flags".
     pub(super) fn flags(&self, negotiated: Negotiated) -> u16 {
-        // One disk serves all connections and its flush covers every write answered before: multi-conn holds.
+        // CAN_MULTI_CONN: all connections share one disk, whose flush covers every write answered before.
         let always = wire::HAS_FLAGS | wire::SEND_FLUSH | wire::CAN_MULTI_CONN | wire::SEND_CACHE;
         let changes = if self.geometry.read_only {
             wire::READ_ONLY
@@ -50,10 +50,10 @@ impl Export {
         always | changes | structured
     }
 
-    /// The minimum efficient block size, for a client that has `asked` for block sizes. To others only 1 may be
-    /// announced, as they will request single bytes ("Block size constraints"); those are served to everyone.
-    pub(super) fn block_minimum(&self, asked: bool) -> u32 {
-        if asked { self.geometry.block } else { 1 }
+    /// The minimum efficient block size, for a client that has requested block sizes. For others only 1 may be
+    /// announced, as they may send requests of single bytes ("Block size constraints"), which are served anyway.
+    pub(super) fn block_minimum(&self, is_requested: bool) -> u32 {
+        if is_requested { self.geometry.block } else { 1 }
     }
 
     /// "Block size constraints": a power of two, at least 512, here at least a page.

@@ -1,5 +1,5 @@
-//! The state of one client as handed over to a successor process: what was negotiated, and the bytes in transit in
-//! either direction.
+//! The state of one client as handed over to a successor process: the negotiated options, and the bytes in transit in
+//! both directions.
 //!
 //! It knows nothing about how parcels are transported. Invariant: a client is handed over between two requests, or
 //! while it is sending a write; none of its requests is in the disk.
@@ -20,7 +20,7 @@ use super::connection::Connection;
 use super::export::{Negotiated, REQUEST_MAX};
 use super::handshake::{ClientFlags, Handshake};
 use super::outgoing::Outgoing;
-use super::session::{Phase, Session};
+use super::session::{Session, SessionPhase};
 use super::transmission::{Receiving, Transmission};
 use crate::{HandoverError, Parcel};
 
@@ -36,16 +36,17 @@ const FIXED: u32 = 1 << 0;
 const NO_ZEROES: u32 = 1 << 1;
 const STRUCTURED: u32 = 1 << 2;
 const ALLOCATION: u32 = 1 << 3;
-/// A write is partly received; it is to be durable.
+/// A write has been received partially.
 const WRITING: u32 = 1 << 4;
+/// The partially received write has FUA.
 const DURABLE: u32 = 1 << 5;
 const DEPTH: u32 = 1 << 6;
 
-/// Maximum unsent replies of one client: the data that it may hold, and the headers.
+/// The maximum size of one client's unsent replies: the memory quota of a connection, and headers.
 const OUTGOING_MAX: u64 = 128 << 20;
 const UNREAD_MAX: u64 = 1 << 20;
 
-/// The state of a client, besides its socket and a file with bytes: unsent replies, unprocessed input, and the received
+/// The fixed-size state of a client. The accompanying file holds unsent replies, unprocessed input, and the received
 /// part of the current write.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -82,9 +83,9 @@ pub(super) fn save(connection: &Connection) -> Result<Parcel, HandoverError> {
         written: 0,
     };
     let written = match session.phase() {
-        Phase::Negotiating(handshake) => save.negotiating(handshake),
-        Phase::Serving(transmission) => save.serving(transmission)?,
-        Phase::Closed => return Err(HandoverError::NotNow("a client is disconnecting")),
+        SessionPhase::Negotiating(handshake) => save.negotiating(handshake),
+        SessionPhase::Serving(transmission) => save.serving(transmission)?,
+        SessionPhase::Closed => return Err(HandoverError::NotNow("a client is disconnecting")),
     };
     save.written = on_disk(written.len());
     let file =
@@ -120,7 +121,7 @@ impl ClientState {
         self.set([(STRUCTURED, structured), (ALLOCATION, allocation), (DEPTH, depth)]);
     }
 
-    /// The received bytes of the current write.
+    /// Records the transmission phase; returns the received bytes of the current write.
     fn serving(&mut self, transmission: &Transmission) -> Result<Vec<u8>, HandoverError> {
         self.phase = SERVING;
         let (negotiated, receiving) = transmission.state().ok_or(HandoverError::NotNow("requests are in flight"))?;
@@ -148,18 +149,20 @@ impl ClientState {
     }
 
     /// The phase of the session, with the received part of a write.
-    fn phase(&self, written: &[u8], prefix: u64) -> Option<Phase> {
+    fn phase(&self, written: &[u8], prefix: u64) -> Option<SessionPhase> {
         let client = ClientFlags { fixed: self.has(FIXED), no_zeroes: self.has(NO_ZEROES) };
         let client = (self.phase == NEGOTIATING).then_some(client);
         match self.phase {
-            GREETED | NEGOTIATING => Some(Phase::Negotiating(Handshake {
+            GREETED | NEGOTIATING => Some(SessionPhase::Negotiating(Handshake {
                 client,
                 options: self.options,
                 negotiated: self.restored_options(),
             })),
-            SERVING => {
-                Some(Phase::Serving(Transmission::resumed(self.restored_options(), prefix, self.receiving(written)?)))
-            }
+            SERVING => Some(SessionPhase::Serving(Transmission::resumed(
+                self.restored_options(),
+                prefix,
+                self.receiving(written)?,
+            ))),
             _ => None,
         }
     }
@@ -221,7 +224,7 @@ mod test {
             save.negotiated(negotiated);
             assert_eq!(save.restored_options(), negotiated);
         }
-        // As a process writes it that does not know about depths.
+        // As written by a version without depths.
         let save = ClientState { flags: STRUCTURED | ALLOCATION, ..ClientState::new_zeroed() };
         assert_eq!(save.restored_options(), Negotiated { structured: true, allocation: true, depth: false });
     }

@@ -1,7 +1,8 @@
-//! The negotiation of one connection: options in, replies out, until the client is served or disconnected.
+//! The negotiation of one connection: processes options and produces replies, until the client is served or
+//! disconnected.
 //!
-//! Pure: bytes to bytes. It knows nothing about sockets and requests. Invariant: work and memory per connection are
-//! bounded by [`OPTIONS_MAX`] options of at most [`OPTION_DATA_MAX`] bytes each.
+//! It does no I/O, and knows nothing about sockets and requests. Invariant: work and memory per connection are bounded
+//! by [`OPTIONS_MAX`] options of at most [`OPTION_DATA_MAX`] bytes each.
 
 use disk::size::in_memory;
 use zerocopy::{FromBytes, IntoBytes};
@@ -11,9 +12,9 @@ use super::export::{Export, Negotiated, REQUEST_MAX};
 use super::option::{ContextQuery, ExportQuery, Malformed};
 use super::wire::{self, OptionHeader};
 
-/// libnbd and QEMU need fewer than ten; a client that sends more is hostile.
+/// The maximum number of options. libnbd and QEMU send fewer than ten; a client that sends more than this is hostile.
 pub(super) const OPTIONS_MAX: u32 = 64;
-/// MemoryQuota for an export name and a context name of the maximum length, twice.
+/// The maximum size of an option: twice an export name and a context name of the maximum length.
 pub(super) const OPTION_DATA_MAX: usize = 16 << 10;
 
 /// The metadata contexts ("Metadata querying"; QEMU's docs/interop/nbd.txt), and their ids in replies.
@@ -27,9 +28,9 @@ pub(super) const DEPTH_ID: u32 = 2;
 pub(super) enum Progress {
     /// The message is incomplete.
     Incomplete,
-    /// This many bytes were used; continue negotiating.
+    /// The message had this number of bytes, and negotiation continues.
     Negotiating(usize),
-    /// This many bytes were used; requests follow.
+    /// The message had this number of bytes, and requests follow.
     Negotiated(usize, Negotiated),
     /// The client aborted.
     Aborted,
@@ -134,7 +135,7 @@ impl Handshake {
         Ok(Progress::Negotiating(used))
     }
 
-    /// NBD_OPT_EXPORT_NAME: has no error reply; an unknown name ends the connection.
+    /// NBD_OPT_EXPORT_NAME. It has no error reply: an unknown name ends the connection.
     fn export_name(
         &self,
         client: ClientFlags,
@@ -154,7 +155,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// NBD_OPT_INFO and NBD_OPT_GO; returns whether it was acknowledged.
+    /// NBD_OPT_INFO and NBD_OPT_GO. Returns true if the option was acknowledged.
     fn info(&self, option: u32, data: &[u8], export: &Export, out: &mut Vec<u8>) -> bool {
         let Ok(query) = ExportQuery::parse(data) else {
             refuse(out, option, wire::REP_ERR_INVALID, "the option's data is malformed");
@@ -197,7 +198,7 @@ impl Handshake {
         reply(out, wire::OPT_STRUCTURED_REPLY, wire::REP_ACK, &[]);
     }
 
-    /// NBD_OPT_LIST_META_CONTEXT: no query selects all contexts, a namespace those in it.
+    /// NBD_OPT_LIST_META_CONTEXT. Without queries all contexts are listed; a namespace selects the contexts in it.
     fn list_contexts(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_LIST_META_CONTEXT;
         let Some(query) = self.context_query(option, data, export, out) else { return };
@@ -211,7 +212,7 @@ impl Handshake {
         reply(out, option, wire::REP_ACK, &[]);
     }
 
-    /// NBD_OPT_SET_META_CONTEXT: replaces earlier contexts, even if it fails.
+    /// NBD_OPT_SET_META_CONTEXT. It replaces earlier contexts even if it fails.
     fn set_contexts(&mut self, data: &[u8], export: &Export, out: &mut Vec<u8>) {
         let option = wire::OPT_SET_META_CONTEXT;
         (self.negotiated.allocation, self.negotiated.depth) = (false, false);
@@ -247,7 +248,7 @@ impl Handshake {
     }
 }
 
-/// The contexts of an export.
+/// The names and ids of an export's contexts.
 fn contexts(export: &Export) -> impl Iterator<Item = (&'static str, u32)> {
     [ALLOCATION].into_iter().chain(export.layered.then_some(DEPTH))
 }

@@ -1,7 +1,7 @@
 //! The listening socket.
 //!
-//! It knows nothing about NBD, nor about existing files at a path (`unix_socket`). Invariant: a path is removed only
-//! while it is ours.
+//! It knows nothing about NBD, nor about existing files at a path (`unix_socket`). Invariant: a path is removed only if
+//! this process owns it.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -44,7 +44,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Binds to an address; with `mode`, if given, for a Unix socket.
+    /// Listens at an address. A Unix socket gets the permissions `mode` if given.
     pub(super) fn bind(address: &Address, mode: Option<Mode>) -> Result<Listener, BindError> {
         let listener = match address {
             Address::Unix(path) => bind_path(path, mode)?,
@@ -55,7 +55,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// A Unix socket that is already listening, known as `path`, which another process will remove.
+    /// Uses a listening Unix socket bound to `path`, which another process will remove.
     pub(super) fn from_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
         let address = Address::Unix(path.to_owned());
         rustix::io::ioctl_fionbio(&socket, true)
@@ -63,8 +63,8 @@ impl Listener {
         Ok(Listener { socket, address, path: None })
     }
 
-    /// As `from_socket`, but the path has this device and inode and is to be removed at the end, after
-    /// [`Listener::take_ownership`]; or a TCP port.
+    /// Uses a listening socket of the previous process: a TCP port, or a Unix socket bound to `path`, which has the
+    /// device and inode `file` and is removed in the end if [`Listener::take_ownership`] was called.
     pub(super) fn from_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let unix = Address::Unix(path.to_owned());
         let found =
@@ -77,14 +77,14 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The previous process has released the path: it is now ours to remove, if it was its.
+    /// Takes ownership of the path if the previous process, which has released it, owned it.
     pub(super) fn take_ownership(&mut self) {
         if let Some(path) = &mut self.path {
             path.take_ownership();
         }
     }
 
-    /// Device and inode of the path, if it is to be removed at the end.
+    /// Device and inode of the path, if this process owns it.
     pub(super) fn bound(&self) -> Option<(u64, u64)> {
         self.path.as_ref().and_then(BoundPath::file)
     }
@@ -93,7 +93,7 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// Where it listens; with the port that the system chose.
+    /// The address of the socket, with the port chosen by the system.
     pub(super) fn address(&self) -> &Address {
         &self.address
     }
@@ -104,7 +104,7 @@ impl Listener {
             return match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(socket) => self.prepare(socket).map(Some),
                 Err(Errno::AGAIN) => Ok(None),
-                // That client is gone, or a signal came: try the next one.
+                // The client has disconnected already, or a signal arrived: try the next one.
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(errno) => Err(errno.into()),
             };
@@ -120,7 +120,7 @@ impl Listener {
         Ok(socket)
     }
 
-    /// Removes the socket's path, when no more clients are to connect.
+    /// Removes the socket's path, so that no more clients can connect.
     pub(super) fn remove_path(&mut self) {
         self.path = None;
     }

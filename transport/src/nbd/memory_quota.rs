@@ -1,23 +1,23 @@
-//! The memory quota of a connection, shared with the others.
+//! The memory quota of a connection, which depends on what the others hold.
 //!
 //! Invariant: all connections together hold at most a fixed amount, and none can starve another.
 
-/// Memory that one connection's requests and replies may hold: two of the longest requests.
+/// The maximum memory of one connection's requests and replies: two of the longest requests.
 const PER_CONNECTION_MAX: usize = 64 << 20;
-/// Memory that those of all connections together may hold.
+/// The maximum memory of all connections' requests and replies.
 const TOTAL_MAX: usize = 256 << 20;
-/// Always granted to a connection that holds nothing, so that others cannot starve it by hoarding.
+/// Memory always granted to a connection that holds none, so that others cannot starve it by hoarding.
 const GUARANTEED: usize = 1 << 20;
 
-/// The quota left by the other connections of the server.
+/// The quota of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryQuota {
-    /// Bytes that their requests and replies hold.
+    /// Bytes held by requests and replies of the other connections.
     pub others: usize,
 }
 
 impl MemoryQuota {
-    /// Whether a connection that holds `held` bytes may hold `len` more.
+    /// Returns true if a connection that holds `held` bytes may hold `len` more.
     pub(super) fn admits(self, held: usize, len: usize) -> bool {
         let wanted = held + len;
         let guaranteed = held == 0 && len <= GUARANTEED;

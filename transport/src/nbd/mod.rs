@@ -1,14 +1,14 @@
-//! NBD: the disk for clients of the Network Block Device protocol, over Unix sockets and TCP.
+//! NBD: serves a disk to clients of the Network Block Device protocol, over Unix sockets and TCP.
 //!
-//! Fixed newstyle negotiation, simple and structured replies, `base:allocation`. One export, any number of clients up
-//! to a limit, all of one disk. No thread and no timer. A client can block its own requests and, by hoarding memory,
-//! other clients' requests longer than 1 MiB; it cannot make the server grow without bound, spin or fail. A client that
-//! connects and never finishes negotiating occupies one of few slots, which it loses to the next client.
+//! It supports fixed newstyle negotiation, simple and structured replies, and `base:allocation`. There is one export,
+//! for a limited number of clients, and no thread or timer. A client can block its own requests and, by hoarding
+//! memory, other clients' requests longer than 1 MiB; it cannot make the server grow without bound, spin or fail. A
+//! client that never finishes negotiating occupies one of few slots, which it loses to a newer client.
 //!
-//! Modules: `wire` the protocol's bytes; `option`, `handshake` the negotiation; `command`, `reply`, `transmission` the
-//! requests; [`Session`] one session, all of it pure; `listener`, `connection` the sockets; `handover` the state of a
-//! client for a successor process; `spare_memory` what answered requests leave to the next; [`Server`] all clients and
-//! the disk's side of them.
+//! Modules: `wire` defines the protocol's bytes; `option` and `handshake` are the negotiation; `command`, `reply` and
+//! `transmission` the requests; [`Session`] combines them for one client, without I/O; `listener` and `connection` are
+//! the sockets; `handover` saves a client for a successor process; `spare_memory` keeps the memory of answered
+//! requests; [`Server`] has all clients and is the disk's transport.
 
 mod command;
 mod connection;

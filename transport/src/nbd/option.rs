@@ -1,6 +1,6 @@
 //! Parses the data of one option: lengths inside it are checked against the actual data.
 //!
-//! It knows nothing about exports or states. A parsed value has consumed its data to the last byte.
+//! It knows nothing about exports or states. Data after the parsed value is an error.
 
 use super::wire::STRING_MAX;
 
@@ -27,7 +27,7 @@ impl<'a> ExportQuery<'a> {
         let mut rest = Reader(data);
         let name = rest.string()?;
         let count = u16::from_be_bytes(rest.array()?);
-        // The count is not trusted beyond the data: `collect` ends at the first missing number.
+        // The count may be larger than the data: `collect` ends at the first missing number.
         let wanted = (0..count).map(|_| rest.array().map(u16::from_be_bytes)).collect::<Result<_, _>>()?;
         rest.end().map(|()| ExportQuery { name, wanted })
     }

@@ -1,7 +1,7 @@
-//! The send queue of one client: replies in order, each with the memory that a read has filled.
+//! The send queue of one client: replies in order, each with the data of a read.
 //!
-//! It knows nothing about sockets. Invariant: memory is held exactly until its last byte is reported as sent, and
-//! [`Outgoing::held`] counts it.
+//! It knows nothing about sockets. Invariant: a reply is kept, and counted by [`Outgoing::held`], until its last byte
+//! is reported as sent.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::spare_memory::SpareMemory;
 
-/// The bytes of a reply before the data of a read: as a rule a header and an offset, which need no memory of their own.
+/// The bytes of a reply before the data of a read: usually a header and an offset, which need no heap memory.
 pub(super) type Head = SmallVec<[u8; 32]>;
 
 /// Replies that have not been sent completely.
@@ -20,7 +20,7 @@ pub struct Outgoing {
     /// Bytes of the first reply that have been sent.
     sent: usize,
     held: usize,
-    /// What sent replies leave.
+    /// Memory of sent replies.
     spare: SpareMemory,
 }
 
@@ -47,12 +47,12 @@ impl Outgoing {
         self.replies.push_back(reply);
     }
 
-    /// Whether everything has been sent.
+    /// Returns true if all replies have been sent.
     pub fn is_empty(&self) -> bool {
         self.replies.is_empty()
     }
 
-    /// Total size of the replies that have not been sent completely.
+    /// The total size of the replies that have not been sent completely.
     pub fn held(&self) -> usize {
         self.held
     }
@@ -61,7 +61,7 @@ impl Outgoing {
         self.replies.len()
     }
 
-    /// The memory that sent replies have left.
+    /// The memory of sent replies, kept for further requests.
     pub(super) fn spare(&self) -> &SpareMemory {
         &self.spare
     }
@@ -131,7 +131,7 @@ mod test {
     }
 
     #[test]
-    fn bytes_come_in_order_whatever_the_chunk_size() {
+    fn bytes_are_in_order_for_every_chunk_size() {
         for room in 1..=13 {
             let mut outgoing = two_replies();
             let mut all = Vec::new();

@@ -1,7 +1,7 @@
-//! The bytes of a reply, except the data of a read, which follows them.
+//! Encodes replies, except the data of a read, which follows them.
 //!
-//! Pure. "Structured replies": once negotiated, READ and BLOCK_STATUS must be answered by chunks; success of anything
-//! else remains a simple reply, which is shorter, and an error uses a chunk, which can include a message.
+//! "Structured replies": once negotiated, READ and BLOCK_STATUS must be answered by chunks. Success of other commands
+//! remains a simple reply, which is shorter; an error is a chunk, which can include a message.
 
 use disk::{Extent, ExtentKind, Span, Status};
 use zerocopy::IntoBytes;
@@ -12,7 +12,7 @@ use super::handshake::{ALLOCATION_ID, DEPTH_ID};
 use super::outgoing::Head;
 use super::wire::{self, ChunkHeader, Descriptor, Errno, SimpleReply};
 
-/// 64 KiB of reply. The client repeats the request for the rest.
+/// The maximum number of extents in a reply, which is then 64 KiB. The client requests the rest separately.
 const DESCRIPTORS_MAX: usize = 8192;
 
 /// The only mapping from status to protocol error; `None` is success.
@@ -27,12 +27,12 @@ pub(super) fn error_reply(status: Status) -> Option<ErrorReply> {
     Some(ErrorReply { errno, why })
 }
 
-/// Success without data.
+/// The reply for success without data.
 pub(super) fn done(negotiated: Negotiated, reads: bool, cookie: u64) -> Head {
     if negotiated.structured && reads { chunk(wire::CHUNK_NONE, cookie, &[], 0) } else { simple(cookie, 0) }
 }
 
-/// An error.
+/// The reply for an error.
 pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply) -> Head {
     let errno = error_reply.errno.number();
     if !negotiated.structured {
@@ -46,7 +46,7 @@ pub(super) fn error(negotiated: Negotiated, cookie: u64, error_reply: ErrorReply
     chunk(wire::CHUNK_ERROR, cookie, &payload, 0)
 }
 
-/// Success of a read; `span.len` bytes of data follow.
+/// The reply for a successful read; `span.len` bytes of data must follow.
 pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Head {
     if negotiated.structured {
         let Ok(len) = u32::try_from(span.len) else { unreachable!("a read has at most REQUEST_MAX bytes") };
@@ -56,7 +56,7 @@ pub(super) fn data(negotiated: Negotiated, cookie: u64, span: Span) -> Head {
     }
 }
 
-/// The allocation of `span`: a chunk for each negotiated context.
+/// The reply with the extents of `span`: a chunk for each negotiated context.
 pub(super) fn extents(negotiated: Negotiated, cookie: u64, span: Span, extents: &[Extent], one: bool) -> Head {
     let contexts = [
         negotiated.allocation.then_some((ALLOCATION_ID, allocation as fn(&Extent) -> u32)),
@@ -80,7 +80,8 @@ fn allocation(extent: &Extent) -> u32 {
     }
 }
 
-/// The payload of one context. Adjacent extents of the same state are merged; a part that the disk left out is omitted.
+/// The payload for one context. Adjacent extents of the same state are merged. If `extents` are shorter than `span`, so
+/// is the reply.
 fn context(id: u32, span: Span, extents: &[Extent], one: bool, state: fn(&Extent) -> u32) -> Vec<u8> {
     let limit = if one { 1 } else { DESCRIPTORS_MAX };
     let mut payload = id.to_be_bytes().to_vec();
@@ -103,7 +104,7 @@ fn simple(cookie: u64, error: u32) -> Head {
     Head::from_slice(reply.as_bytes())
 }
 
-/// A chunk that is the whole reply; `follow` bytes come after `payload`.
+/// A chunk that is the whole reply; `follow` bytes will be sent after `payload`.
 fn chunk(kind: u16, cookie: u64, payload: &[u8], follow: u32) -> Head {
     chunk_of(wire::CHUNK_DONE, kind, cookie, payload, follow)
 }

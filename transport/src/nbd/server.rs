@@ -27,19 +27,19 @@ use super::wire::STRING_MAX;
 use crate::log::{Log, with_causes};
 use crate::{HandOver, Handover, HandoverError, Interest, KeepMemory, MemoryChange, Watch, WatchKey};
 
-/// Maximum connections. Clients with multi-conn open 4 to 16.
+/// The maximum number of connections. Clients with multi-conn open 4 to 16.
 const CONNECTIONS_MAX: usize = 64;
-/// Of these, clients that have not finished negotiating; the oldest of them is dropped for a new one.
+/// The maximum number of clients that have not finished negotiating; the oldest is dropped for a new one.
 const NEGOTIATING_MAX: usize = 16;
-/// Clients accepted before others have their turn.
+/// Clients accepted before requests of others are processed.
 const ACCEPTS_AT_ONCE: usize = 16;
-/// Bytes received or sent per call: about what a Unix socket holds, plus the longest option.
+/// Bytes received or sent per call: about the capacity of a Unix socket, plus the longest option.
 const STAGING: usize = (256 << 10) + OPTION_DATA_MAX + 64;
 
 const LISTENER: WatchKey = WatchKey(u64::MAX);
 const WAKE: WatchKey = WatchKey(u64::MAX - 1);
 
-/// What to serve, and where.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The address to listen at.
@@ -55,24 +55,25 @@ pub struct Server {
     wake: OwnedFd,
     woken: bool,
     connections: Vec<Option<Connection>>,
+    /// The number of the latest client.
     clients: u32,
-    /// The next client to process.
+    /// The index of the next connection to process.
     next_client: usize,
     requests: VecDeque<Request>,
     staging: Vec<u8>,
     log: Log<Event>,
     stopping: bool,
-    /// Temporarily takes no requests.
+    /// No requests are taken until [`HandOver::hold`] is called again.
     held: bool,
 }
 
 impl Server {
-    /// Starts listening. The socket of a server that is gone is replaced; one with a listener is an error.
+    /// Starts listening. The socket of a dead server is replaced; one with a listener is an error.
     pub fn bind(config: Config) -> Result<Server, BindError> {
         Server::bind_with(config, None)
     }
 
-    /// As `bind`, with a Unix socket accessible only to this process's user.
+    /// Like [`Server::bind`], with a Unix socket accessible only to this process's user.
     pub fn bind_private(config: Config) -> Result<Server, BindError> {
         Server::bind_with(config, Some(Mode::RUSR | Mode::WUSR))
     }
@@ -83,7 +84,7 @@ impl Server {
         Server::on(listener, config.export)
     }
 
-    /// Uses a Unix socket that is already listening, known as `path`; the path is not removed.
+    /// Uses a listening Unix socket that is bound to `path`. The path is not removed.
     pub fn on_socket(socket: OwnedFd, path: &Path, export: Export) -> Result<Server, BindError> {
         check_texts(&export)?;
         Server::on(Listener::from_socket(socket, path)?, export)
@@ -111,7 +112,7 @@ impl Server {
         })
     }
 
-    /// Replaces another process, with its socket, known as `path`, and its clients ([`HandOver::hand_over`]).
+    /// Takes over the socket, bound to `path`, and the clients of another process ([`HandOver::hand_over`]).
     pub fn taken_over(handover: Handover, path: &Path, export: Export) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
         let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
@@ -126,7 +127,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens; with the port that the system chose.
+    /// The address of the listening socket, with the port chosen by the system.
     pub fn address(&self) -> &Address {
         self.listener.address()
     }
@@ -136,7 +137,7 @@ impl Server {
         self.log.take()
     }
 
-    /// Causes `ready` to be called, where the watch is available.
+    /// Causes [`Server::ready`] to be called, which has the watch.
     fn wake(&mut self) {
         if !self.woken {
             self.woken = true;
@@ -145,7 +146,7 @@ impl Server {
         }
     }
 
-    /// Bytes held for all connections.
+    /// The bytes held by requests and replies of all connections.
     fn held(&self) -> usize {
         self.connections.iter().flatten().map(|connection| connection.session.held()).fold(0, usize::saturating_add)
     }
@@ -212,7 +213,7 @@ impl Server {
         }
     }
 
-    /// Frees the slot of a connection of which nothing is left.
+    /// Frees the slot of a connection without socket and requests.
     fn reap_client(&mut self, index: usize) {
         if let Some(slot) = self.connections.get_mut(index) {
             if slot.as_ref().is_some_and(Connection::is_gone) {
@@ -226,7 +227,7 @@ impl Server {
             match self.listener.accept() {
                 Ok(Some(socket)) => self.admit(socket, watch),
                 Ok(None) => return,
-                // Out of descriptors or memory: retried when the next client comes or one goes.
+                // Out of descriptors or memory: retried when the next client connects or one disconnects.
                 Err(error) => return self.log.record(Event::AcceptFailed(error)),
             }
         }
@@ -331,7 +332,7 @@ impl crate::Server for Server {
         self.listener.take_ownership();
         watch.watch(self.listener.fd(), Interest::Read, LISTENER)?;
         watch.watch(self.wake.as_fd(), Interest::Read, WAKE)?;
-        // Clients of the previous process.
+        // Clients taken over from the previous process.
         for (index, connection) in self.connections.iter().enumerate() {
             if let Some((connection, socket)) = connection.as_ref().and_then(|found| Some((found, found.socket()?))) {
                 watch.watch(socket, Interest::Read, key(index, connection.client))?;
@@ -373,12 +374,12 @@ impl crate::Server for Server {
         self.requests.is_empty() && (self.stopping || self.held || !self.connections.iter().flatten().any(wants_input))
     }
 
-    /// NBD has no message for it: a client learned the size when it connected, and keeps that.
+    /// NBD has no message for a new size: clients keep the size that they received when they connected.
     fn resized(&mut self, geometry: &Geometry, _watch: &mut dyn Watch) {
         self.export.geometry = *geometry;
     }
 
-    /// The cookie of a request means nothing to people.
+    /// None: a request has only a cookie, which is of no use in a log.
     fn place_of(&self, _token: Token) -> Option<String> {
         None
     }
@@ -464,7 +465,7 @@ fn check_texts(export: &Export) -> Result<(), BindError> {
     Ok(())
 }
 
-/// The quota of `connection`, if all together hold `held` bytes.
+/// The quota of `connection`, if all connections together hold `held` bytes.
 fn quota_of(connection: &Connection, held: usize) -> MemoryQuota {
     MemoryQuota { others: held - connection.session.held() }
 }
@@ -479,7 +480,7 @@ fn token_prefix(index: usize, client: u32) -> u64 {
     slot(index) << 48 | u64::from(client) << 16
 }
 
-/// The slot of a connection, as keys and tokens have it.
+/// The slot number of a connection in keys and tokens.
 fn slot(index: usize) -> u64 {
     let Ok(slot) = u16::try_from(index) else { unreachable!("at most CONNECTIONS_MAX slots") };
     slot.into()

@@ -1,7 +1,7 @@
 //! One client's session from the first byte to the last, without its socket.
 //!
-//! Pure: bytes in, requests out, completions in, bytes out; driven by fuzzers and tests. It knows nothing about file
-//! descriptors, other clients (beyond the memory they hold, [`MemoryQuota`]) and the disk.
+//! It does no I/O: it turns bytes into requests and completions into bytes, so fuzzers and tests can drive it. It knows
+//! nothing about file descriptors, other clients (beyond the memory they hold, [`MemoryQuota`]) and the disk.
 
 use std::collections::VecDeque;
 
@@ -19,81 +19,80 @@ use super::transmission::{InputProgress, Transmission};
 /// The result of processing received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes used; the others must be passed again, before the bytes received next.
+    /// The number of bytes used; the others must be passed again, before the bytes received next.
     pub used: usize,
-    /// What to do next.
+    /// The next action of the caller.
     pub next: Next,
 }
 
-/// What to do after processing received bytes.
+/// The action that a session requests from its caller after it has processed received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Receive more.
     Receive,
     /// Receive nothing more until [`Session::has_memory`].
     Stall,
-    /// Send what is pending; the session is over.
+    /// Send pending replies, then disconnect.
     Disconnect,
 }
 
-/// One session.
+/// The session of one client.
 #[derive(Debug)]
 pub struct Session {
-    phase: Phase,
+    phase: SessionPhase,
     outgoing: Outgoing,
     prefix: u64,
-    /// Memory that the next request needs, if it was not available.
+    /// The size of the next request, if there was no memory for it.
     stalled: Option<usize>,
 }
 
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum SessionPhase {
     Negotiating(Handshake),
     Serving(Transmission),
     Closed,
 }
 
 impl Session {
-    /// A new session. The tokens of its requests are `prefix` in all but the lowest 16 bits.
+    /// A new session. Its requests' tokens have `prefix` in all but the lowest 16 bits.
     pub fn new(prefix: u64) -> Session {
         let mut outgoing = Outgoing::default();
         outgoing.push(handshake::greeting(), Segments::empty());
-        Session { phase: Phase::Negotiating(Handshake::default()), outgoing, prefix, stalled: None }
+        Session { phase: SessionPhase::Negotiating(Handshake::default()), outgoing, prefix, stalled: None }
     }
 
     /// A session taken over from another process, with replies to be sent.
-    pub(super) fn resumed(phase: Phase, outgoing: Outgoing, prefix: u64) -> Session {
+    pub(super) fn resumed(phase: SessionPhase, outgoing: Outgoing, prefix: u64) -> Session {
         Session { phase, outgoing, prefix, stalled: None }
     }
 
-    /// The current phase.
-    pub(super) fn phase(&self) -> &Phase {
+    pub(super) fn phase(&self) -> &SessionPhase {
         &self.phase
     }
 
-    /// Replies that have not been sent to the client.
+    /// The replies that have not been sent to the client.
     pub(super) fn unsent(&self) -> &Outgoing {
         &self.outgoing
     }
 
-    /// Whether the client has not finished negotiating.
+    /// Returns true until the client has finished negotiating.
     pub fn is_negotiating(&self) -> bool {
-        matches!(self.phase, Phase::Negotiating(_))
+        matches!(self.phase, SessionPhase::Negotiating(_))
     }
 
-    /// Number of requests in the disk.
+    /// The number of requests in the disk.
     pub fn in_flight(&self) -> usize {
         match &self.phase {
-            Phase::Serving(transmission) => transmission.in_flight(),
-            Phase::Negotiating(_) | Phase::Closed => 0,
+            SessionPhase::Serving(transmission) => transmission.in_flight(),
+            SessionPhase::Negotiating(_) | SessionPhase::Closed => 0,
         }
     }
 
-    /// Memory held by requests and replies.
+    /// The memory held by requests and replies, in bytes.
     pub fn held(&self) -> usize {
         let requests = match &self.phase {
-            Phase::Serving(transmission) => transmission.held(),
-            Phase::Negotiating(_) | Phase::Closed => 0,
+            SessionPhase::Serving(transmission) => transmission.held(),
+            SessionPhase::Negotiating(_) | SessionPhase::Closed => 0,
         };
         requests + self.outgoing.held()
     }
@@ -103,19 +102,20 @@ impl Session {
         &mut self.outgoing
     }
 
-    /// Whether input is wanted: always, except after [`Next::Stall`] while memory is still missing, and at the end.
+    /// Returns true if input is accepted: always, except after [`Next::Stall`] until memory is available, and at the
+    /// end.
     pub fn has_memory(&self, quota: MemoryQuota) -> bool {
         match &self.phase {
             // If the client does not read its replies, no more are produced.
-            Phase::Negotiating(_) => self.stalled.is_none() || self.outgoing.is_empty(),
-            Phase::Serving(transmission) => {
+            SessionPhase::Negotiating(_) => self.stalled.is_none() || self.outgoing.is_empty(),
+            SessionPhase::Serving(transmission) => {
                 self.stalled.is_none_or(|len| transmission.admits(len, &self.outgoing, quota))
             }
-            Phase::Closed => false,
+            SessionPhase::Closed => false,
         }
     }
 
-    /// Whether processing of the last bytes ended with [`Next::Stall`].
+    /// Returns true if processing of the last bytes ended with [`Next::Stall`].
     pub fn is_stalled(&self) -> bool {
         self.stalled.is_some()
     }
@@ -134,11 +134,11 @@ impl Session {
         loop {
             let rest = bytes.get(used..).unwrap_or_default();
             let progress = match &mut self.phase {
-                Phase::Negotiating(_) => self.negotiate(rest, export)?,
-                Phase::Serving(transmission) => {
+                SessionPhase::Negotiating(_) => self.negotiate(rest, export)?,
+                SessionPhase::Serving(transmission) => {
                     transmission.process(rest, geometry, quota, &mut self.outgoing, requests)?
                 }
-                Phase::Closed => InputProgress::Disconnect,
+                SessionPhase::Closed => InputProgress::Disconnect,
             };
             let next = match progress {
                 InputProgress::Used(len) => {
@@ -157,7 +157,7 @@ impl Session {
     }
 
     fn negotiate(&mut self, bytes: &[u8], export: &Export) -> Result<InputProgress, ProtocolError> {
-        let Phase::Negotiating(handshake) = &mut self.phase else { return Ok(InputProgress::Incomplete) };
+        let SessionPhase::Negotiating(handshake) = &mut self.phase else { return Ok(InputProgress::Incomplete) };
         if self.outgoing.held() > REPLIES_MAX {
             return Ok(InputProgress::Stalled(0));
         }
@@ -168,22 +168,22 @@ impl Session {
             Progress::Incomplete => InputProgress::Incomplete,
             Progress::Negotiating(used) => InputProgress::Used(used),
             Progress::Negotiated(used, negotiated) => {
-                self.phase = Phase::Serving(Transmission::new(negotiated, self.prefix));
+                self.phase = SessionPhase::Serving(Transmission::new(negotiated, self.prefix));
                 InputProgress::Used(used)
             }
             Progress::Aborted => {
-                self.phase = Phase::Closed;
+                self.phase = SessionPhase::Closed;
                 InputProgress::Disconnect
             }
         })
     }
 
-    /// Replies to a completed request. With `follow`, it may lead to another one ([`disk::Operation::Flush`] after a
-    /// durable trim); without, the client is told that the server is stopping.
+    /// Replies to a completed request. A durable trim may add a [`disk::Operation::Flush`] to `follow`; without
+    /// `follow`, it is answered with an error because the server is stopping.
     pub fn complete(&mut self, request: Request, status: Status, follow: Option<(&Geometry, &mut VecDeque<Request>)>) {
         match &mut self.phase {
-            Phase::Serving(transmission) => transmission.complete(request, status, &mut self.outgoing, follow),
-            Phase::Negotiating(_) | Phase::Closed => {
+            SessionPhase::Serving(transmission) => transmission.complete(request, status, &mut self.outgoing, follow),
+            SessionPhase::Negotiating(_) | SessionPhase::Closed => {
                 debug_assert!(false, "a completion for a client without requests");
                 request.retire();
             }
@@ -193,33 +193,33 @@ impl Session {
     /// Replies to a request that was never passed to the disk: the server is stopping.
     pub fn reject(&mut self, request: Request) {
         match &mut self.phase {
-            Phase::Serving(transmission) => transmission.reject(request, &mut self.outgoing),
-            Phase::Negotiating(_) | Phase::Closed => {
+            SessionPhase::Serving(transmission) => transmission.reject(request, &mut self.outgoing),
+            SessionPhase::Negotiating(_) | SessionPhase::Closed => {
                 request.retire();
             }
         }
     }
 
-    /// Whether memory is kept for the next requests that an idle client should not have.
+    /// Returns true if more memory is kept for further requests than an idle client should keep.
     pub fn keeps_much_memory(&self) -> bool {
-        self.outgoing.spare().is_much()
+        self.outgoing.spare().exceeds_idle_max()
     }
 
-    /// Frees the memory that is kept for the next requests.
+    /// Frees the memory kept for further requests.
     pub fn free_kept_memory(&mut self) {
         *self.outgoing.spare_mut() = SpareMemory::default();
     }
 
-    /// The client is gone: frees everything held for it, except requests in the disk.
+    /// Frees everything held for a client that has disconnected, except requests in the disk.
     pub fn hang_up(&mut self) {
         self.outgoing = Outgoing::default();
-        if let Phase::Serving(transmission) = &mut self.phase {
+        if let SessionPhase::Serving(transmission) = &mut self.phase {
             transmission.hang_up();
         }
     }
 }
 
-/// Maximum pending replies of a negotiation: a few of the longest.
+/// The maximum size of pending replies in a negotiation: a few of the longest.
 const REPLIES_MAX: usize = 64 << 10;
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! Memory of answered requests, kept for the next requests of the same client.
+//! Memory of answered requests, kept for further requests of the same client.
 //!
-//! It is not zeroed again: what it holds was read or written by this client, and a read is answered with data only when
-//! all of it has been filled (by every disk but one without a file, which leaves memory as it is). Invariants: kept
-//! memory is a buffer that nothing else refers to, and refers to nothing else; a connection keeps at most [`KEPT_MAX`]
-//! bytes, and one that is idle for a while [`MUCH`].
+//! It is not zeroed: it holds data that this client has read or written, and a read replies with data only when all of
+//! it has been filled (except by a disk without a file, which leaves memory as it is). Invariants: kept memory is a
+//! buffer that nothing else refers to, and refers to nothing else; a connection keeps at most [`KEPT_MAX`] bytes, and
+//! one that is idle for a while [`IDLE_MAX`].
 
 use memory::Segments;
 
-/// Bytes kept while requests are in progress: the requests of a busy client, as long as they are small.
+/// The maximum number of bytes kept: enough for a busy client with small requests.
 const KEPT_MAX: usize = 512 << 10;
-/// More than a client of one request at a time will need; no disk wakes up to free less.
-const MUCH: usize = 64 << 10;
+/// The maximum kept when idle: enough for one request at a time. An idle disk is not woken to free less.
+const IDLE_MAX: usize = 64 << 10;
 
 /// The spare memory of one client.
 #[derive(Debug, Default)]
@@ -20,7 +20,8 @@ pub(super) struct SpareMemory {
 }
 
 impl SpareMemory {
-    /// Page-aligned memory with undefined contents. Clients mostly have requests of one length.
+    /// Page-aligned memory with undefined contents. It is reused only for the same length, as a client's requests
+    /// mostly have one length.
     pub(super) fn take(&mut self, len: usize) -> Segments {
         if self.kept.last().is_none_or(|last| last.len() != len) {
             return Segments::zeroed(len);
@@ -29,7 +30,7 @@ impl SpareMemory {
         self.kept.pop().unwrap_or_default()
     }
 
-    /// Keeps `memory` if it is a buffer of its own, unless there is enough.
+    /// Keeps `memory` if it is a buffer of its own, up to [`KEPT_MAX`] in total.
     pub(super) fn keep(&mut self, mut memory: Segments) {
         let len = memory.len();
         if self.bytes + len <= KEPT_MAX && memory.is_own_buffer() {
@@ -38,9 +39,9 @@ impl SpareMemory {
         }
     }
 
-    /// Whether an idle client should not have it.
-    pub(super) fn is_much(&self) -> bool {
-        self.bytes > MUCH
+    /// Returns true if an idle client should not keep this amount.
+    pub(super) fn exceeds_idle_max(&self) -> bool {
+        self.bytes > IDLE_MAX
     }
 }
 
@@ -81,6 +82,6 @@ mod test {
             spare.keep(Segments::zeroed(PAGE));
         }
         assert_eq!(spare.bytes, KEPT_MAX);
-        assert!(spare.is_much());
+        assert!(spare.exceeds_idle_max());
     }
 }

@@ -1,8 +1,9 @@
-//! The transmission phase of one connection: requests in, replies in the order in which the disk completes them.
+//! The transmission phase of one connection: parses requests, and replies in the order in which the disk completes
+//! them.
 //!
-//! Pure: bytes and [`Request`]s. It knows nothing about sockets and other connections. Invariants: at most
-//! [`REQUESTS_MAX`] requests are between their header and the last byte of their reply; a request's memory is counted
-//! as held for exactly that time; no input is processed from a client that sends without reading.
+//! It does no I/O, and knows nothing about sockets and other connections. Invariants: at most [`REQUESTS_MAX`] requests
+//! are between their header and the last byte of their reply; a request's memory is counted as held for exactly that
+//! time; no more input is processed from a client that does not read its replies.
 
 use std::collections::VecDeque;
 
@@ -19,7 +20,7 @@ use super::outgoing::{Head, Outgoing};
 use super::reply;
 use super::wire::{self, Errno, RequestHeader};
 
-/// Maximum requests of one connection in progress. QEMU has 16 in flight, libnbd's tools 64.
+/// The maximum number of one connection's requests in progress. QEMU has 16 in flight, libnbd's tools 64.
 pub(super) const REQUESTS_MAX: usize = 128;
 
 /// The state of a transmission.
@@ -36,18 +37,18 @@ pub(super) struct Transmission {
     held: usize,
 }
 
-/// What the next bytes from the client are.
+/// The kind of the next bytes from the client.
 #[derive(Debug)]
 pub(super) enum Receiving {
     Header,
-    /// Data of a write, of which `filled` bytes have been received.
+    /// Data of a write; `filled` bytes have been received.
     Data {
         cookie: u64,
         request: DiskRequest,
         memory: Segments,
         filled: usize,
     },
-    /// Data of a write that is answered without being performed.
+    /// Data of a write that is not passed to the disk.
     Discard {
         cookie: u64,
         left: usize,
@@ -65,11 +66,11 @@ struct Pending {
 /// The result of processing some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InputProgress {
-    /// This many were used.
+    /// This number of bytes was used.
     Used(usize),
-    /// There are too few of them.
+    /// The message is incomplete.
     Incomplete,
-    /// There is no memory for another request of this many bytes.
+    /// There is no memory for a request of this number of bytes.
     Stalled(usize),
     /// The client has disconnected.
     Disconnect,
@@ -96,7 +97,7 @@ impl Transmission {
         Transmission { receiving, held, ..Transmission::new(negotiated, prefix) }
     }
 
-    /// What was negotiated, and what is being received; `None` if requests are in the disk.
+    /// The negotiated options and the state of reception; `None` if requests are in the disk.
     pub(super) fn state(&self) -> Option<(Negotiated, &Receiving)> {
         (self.in_flight() == 0).then_some((self.negotiated, &self.receiving))
     }
@@ -109,7 +110,7 @@ impl Transmission {
         self.held
     }
 
-    /// Whether another request with `len` bytes of memory may be taken.
+    /// Returns true if another request with `len` bytes of memory may be taken.
     pub(super) fn admits(&self, len: usize, outgoing: &Outgoing, quota: MemoryQuota) -> bool {
         let in_progress = self.in_flight() + outgoing.replies();
         in_progress < REQUESTS_MAX && quota.admits(self.held + outgoing.held(), len)
@@ -246,7 +247,7 @@ impl Transmission {
         }
     }
 
-    /// Replies to a request that the disk has never seen.
+    /// Replies to a request that was not passed to the disk.
     fn reply(&self, cookie: u64, reads: bool, error_reply: Option<ErrorReply>, outgoing: &mut Outgoing) {
         let head = match error_reply {
             None => reply::done(self.negotiated, reads, cookie),
@@ -255,7 +256,7 @@ impl Transmission {
         outgoing.push(head, Segments::empty());
     }
 
-    /// Processes a completion. A trim with FUA goes to the disk once more, as a flush, unless `follow` is `None`.
+    /// Processes a completion. A flush for a trim with FUA is added to `follow`; without `follow`, the trim fails.
     pub(super) fn complete(
         &mut self,
         request: Request,
@@ -291,7 +292,7 @@ impl Transmission {
         }
     }
 
-    /// Replies to a request that the disk will not see because the server is stopping.
+    /// Replies to a request that is not passed to the disk because the server is stopping.
     pub(super) fn reject(&mut self, request: Request, outgoing: &mut Outgoing) {
         if let Some(pending) = self.take_pending(&request) {
             outgoing.push(reply::error(self.negotiated, pending.cookie, STOPPING), Segments::empty());
@@ -299,7 +300,7 @@ impl Transmission {
         request.retire();
     }
 
-    /// The client is gone: its partly received write will never be complete.
+    /// Drops the partly received write of a client that has disconnected.
     pub(super) fn hang_up(&mut self) {
         if let Receiving::Data { memory, .. } = &self.receiving {
             self.held -= memory.len();
@@ -318,7 +319,7 @@ impl Transmission {
         pending
     }
 
-    /// FUA: the trim is done, and is answered when a flush has made it durable.
+    /// Submits a flush for a completed trim with FUA, which is answered when the flush has made it durable.
     fn flush_before_reply(
         &mut self,
         trim: Pending,
@@ -351,7 +352,7 @@ const SLOT_MASK: u64 = 0xffff;
 
 const STOPPING: ErrorReply = ErrorReply { errno: Errno::ShuttingDown, why: "the server is stopping" };
 
-/// Memory that a request needs.
+/// The size of the memory that a request needs.
 fn memory_of(verdict: Verdict) -> usize {
     match verdict {
         Verdict::Serve(DiskRequest { operation: Operation::Read | Operation::Write { .. }, span, .. }) => {
@@ -361,7 +362,7 @@ fn memory_of(verdict: Verdict) -> usize {
     }
 }
 
-/// Why a request has failed, if it has.
+/// The error of a failed request; `None` for success.
 fn error_reply(pending: &Pending, status: Status) -> Option<ErrorReply> {
     match status {
         // "NBD_CMD_WRITE_ZEROES": no other error may be returned for zeroes that are not fast.
@@ -373,14 +374,14 @@ fn error_reply(pending: &Pending, status: Status) -> Option<ErrorReply> {
 }
 
 fn extents(pending: &Pending, request: &Request, negotiated: Negotiated) -> Head {
-    // They begin at the block that contains the start of the request.
+    // The extents begin at the block that contains the start of the request.
     let mut skip = request.asked().at - request.span().at;
-    let asked = request.extents().iter().map(|extent| {
+    let requested = request.extents().iter().map(|extent| {
         let skipped = skip.min(extent.len);
         skip -= skipped;
         Extent { len: extent.len - skipped, ..*extent }
     });
-    let extents: Vec<Extent> = asked.filter(|extent| extent.len > 0).collect();
+    let extents: Vec<Extent> = requested.filter(|extent| extent.len > 0).collect();
     if extents.is_empty() {
         // BLOCK_STATUS has no empty reply; a disk that returns no extents is a bug of ours.
         let error_reply = ErrorReply { errno: Errno::Io, why: "the disk returned no extents" };

@@ -16,7 +16,7 @@ pub(super) const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
 pub(super) const FLAG_NO_ZEROES: u16 = 1 << 1;
 pub(super) const CLIENT_FIXED_NEWSTYLE: u32 = 1 << 0;
 pub(super) const CLIENT_NO_ZEROES: u32 = 1 << 1;
-/// What follows the reply to EXPORT_NAME unless both sides negotiated NO_ZEROES.
+/// The number of zeroes after the reply to EXPORT_NAME unless both sides negotiated NO_ZEROES.
 pub(super) const EXPORT_NAME_ZEROES: usize = 124;
 
 // "Option types".
@@ -221,7 +221,7 @@ pub(super) struct Descriptor {
 }
 const _: () = assert!(size_of::<Descriptor>() == 8);
 
-/// The length field of bytes that we send: replies to options, and descriptions in replies to requests.
+/// The value of a length field for bytes that we send: replies to options, and messages in replies to requests.
 pub(super) fn length(bytes: &[u8]) -> u32 {
     let Ok(len) = u32::try_from(bytes.len()) else { unreachable!("a few strings of at most STRING_MAX bytes") };
     len

@@ -14,7 +14,7 @@ use rustix::net::{SendFlags, send};
 use super::connection::DisconnectReason;
 use super::message::backend_request;
 
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: asks the front-end to read the configuration space again.
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: requests that the front-end read the configuration space again.
 const CONFIG_CHANGE: u32 = 2;
 
 /// Whether the front-end was notified of a change.
@@ -22,11 +22,11 @@ const CONFIG_CHANGE: u32 = 2;
 pub enum Notified {
     /// A message was sent.
     Yes,
-    /// It has given us no channel, or has not negotiated such messages.
+    /// The front-end has sent no channel, or has not negotiated such messages.
     Unsupported,
 }
 
-/// The channel.
+/// The back-end channel to a front-end.
 pub struct Backend {
     socket: OwnedFd,
 }
@@ -39,12 +39,12 @@ impl Backend {
         Ok(Backend { socket })
     }
 
-    /// The socket.
+    /// The socket of the channel.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Reports that the configuration space has changed. If the channel is full, the front-end does not read it.
+    /// Reports that the configuration space has changed. A full channel is an error: the front-end does not read it.
     pub fn configuration_changed(&mut self) -> Result<(), DisconnectReason> {
         let message = backend_request(CONFIG_CHANGE);
         loop {

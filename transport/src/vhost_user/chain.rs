@@ -1,4 +1,4 @@
-//! A flattened descriptor chain: what the device reads, what it writes, and where the status goes.
+//! A flattened descriptor chain: the parts that the device reads, those that it writes, and the status byte.
 //!
 //! It knows nothing about requests. Invariant: walking ends after at most [`MAX_CHAIN`] descriptors, each copied once,
 //! and the lists are built from those copies.
@@ -13,8 +13,8 @@ use super::message::RegionInfo;
 use super::ring::{Broken, Ring};
 use super::table::MemoryTable;
 
-/// Maximum descriptors in one chain. More than we offer (`seg_max` is 126), and as many as `readv` accepts; drivers may
-/// fill an indirect table beyond the size of the queue.
+/// The maximum number of descriptors in one chain: more than we offer (`seg_max` is 126), and as many as `readv`
+/// accepts; drivers may fill an indirect table beyond the size of the queue.
 pub const MAX_CHAIN: u16 = 1024;
 
 const NEXT: u16 = 1;
@@ -39,12 +39,12 @@ impl From<u128> for Descriptor {
     }
 }
 
-/// A chain. Reused, so that a request costs no allocation.
+/// A chain. It is reused to avoid an allocation per request.
 #[derive(Default)]
 pub struct Chain {
-    /// Written by the driver for us to read.
+    /// The parts that the device reads.
     pub readable: Vec<(GuestAddr, u32)>,
-    /// To be written by us, without the status.
+    /// The parts that the device writes, without the status.
     pub writable: Vec<(GuestAddr, u32)>,
 }
 
@@ -99,7 +99,7 @@ impl Chain {
         Err(Broken::TooLong(head))
     }
 
-    /// Whether a part of it, as far as it was walked and not consumed yet, is within one of these regions.
+    /// Returns true if a part that was walked and not consumed yet overlaps one of these regions.
     pub fn touches(&self, places: &[RegionInfo]) -> bool {
         let overlaps = |&(addr, len): &(GuestAddr, u32)| {
             let end = addr.0.saturating_add(u64::from(len));

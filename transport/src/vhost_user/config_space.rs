@@ -14,7 +14,7 @@ const SEG_MAX: u64 = 1 << 2;
 const GEOMETRY: u64 = 1 << 4;
 const RO: u64 = 1 << 5;
 const BLK_SIZE: u64 = 1 << 6;
-/// The driver can flush; one that cannot gets durable writes (virtio 1.2, 5.2.6.2).
+/// The driver can flush; without this feature writes are durable (virtio 1.2, 5.2.6.2).
 pub const FLUSH: u64 = 1 << 9;
 const TOPOLOGY: u64 = 1 << 10;
 const MQ: u64 = 1 << 12;
@@ -30,7 +30,7 @@ pub const RING_EVENT_IDX: u64 = 1 << 29;
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 
-/// Maximum data segments in one request: what fits into a ring of 128, QEMU's default, with header and status.
+/// The maximum number of data segments in one request: with header and status, a ring of 128, QEMU's default.
 const SEGMENTS: u32 = 126;
 
 #[repr(C)]
@@ -84,7 +84,7 @@ pub fn bytes(geometry: &Geometry, queues: u16) -> Vec<u8> {
     let writable = u32::from(!geometry.read_only);
     let layout = ConfigLayout {
         capacity: (geometry.len / SECTOR).into(),
-        // Not offered: a segment may have any length.
+        // SIZE_MAX is not offered: a segment may have any length.
         size_max: 0.into(),
         seg_max: SEGMENTS.into(),
         cylinders: cylinders.into(),
@@ -95,7 +95,7 @@ pub fn bytes(geometry: &Geometry, queues: u16) -> Vec<u8> {
         alignment_offset: 0,
         min_io_size: u16::try_from(per_physical).unwrap_or(1).into(),
         opt_io_size: 0.into(),
-        // There is a write cache that can be flushed, and no switch for it (CONFIG_WCE is not offered).
+        // There is a write cache that can be flushed, but not switched off (CONFIG_WCE is not offered).
         writeback: 1,
         unused0: 0,
         num_queues: queues.into(),

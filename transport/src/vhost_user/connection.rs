@@ -1,8 +1,8 @@
 //! One connected front-end: receives bytes and file descriptors, sends replies, and never blocks.
 //!
-//! It knows the header of a message and nothing after it. Invariant: a message is read up to its end and not one byte
-//! further, so that file descriptors (which the kernel delivers with the bytes they were sent with) always belong to
-//! the message being read.
+//! Of a message it knows only the header. Invariant: a message is read up to its end and not one byte further, so that
+//! file descriptors (which the kernel delivers with the bytes they were sent with) always belong to the message being
+//! read.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -52,10 +52,10 @@ pub enum DisconnectReason {
     /// The front-end does not read its replies.
     #[error("the front-end does not read its replies")]
     NotReading,
-    /// What was written to guest memory is not in the dirty log, so that a migration would lose it.
+    /// A write to guest memory could not be logged, so that a migration would lose it.
     #[error("its dirty log does not cover the guest's memory")]
     Unlogged,
-    /// A refused request whose reply cannot express an error.
+    /// A request was refused whose reply cannot express an error.
     #[error("{0}")]
     Refused(String),
 }
@@ -76,7 +76,7 @@ impl Connection {
         Ok(Connection { stream, partial: Box::new([0; HEADER_LEN + MAX_PAYLOAD]), filled: 0, fds: Vec::new() })
     }
 
-    /// Continues with a socket on which part of a message was received already.
+    /// Uses a socket on which part of a message was received already.
     pub fn resumed(stream: UnixStream, partial: &[u8], fds: Vec<OwnedFd>) -> io::Result<Connection> {
         let mut connection = Connection::new(stream)?;
         let place = connection.partial.get_mut(..partial.len()).ok_or(io::ErrorKind::InvalidData)?;
@@ -169,7 +169,7 @@ impl Connection {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if let Some(fd) = &fd {
-            // There is room for one.
+            // The space suffices for one.
             control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
         }
         loop {
@@ -247,7 +247,7 @@ mod test {
     }
 
     #[test]
-    fn end_of_file_within_a_message_differs_from_one_between_messages() {
+    fn end_of_file_within_a_message_is_truncation() {
         let (mut connection, mut peer) = pair();
         peer.write_all(&bytes(1, 1, 0)[..5]).unwrap();
         drop(peer);

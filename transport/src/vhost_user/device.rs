@@ -1,8 +1,8 @@
 //! The virtio-blk device of one front-end: turns chains of its queues into requests, and completions into used
 //! elements.
 //!
-//! It knows nothing about the socket. Invariant: every chain taken from a ring is either answered at once or counted in
-//! its queue until its last request completes; requests of an earlier device are recognised and dropped.
+//! It knows nothing about the socket. Invariants: every chain taken from a ring is either answered at once or counted
+//! in its queue until its last request completes; requests of an earlier device are recognised and dropped.
 //!
 //! Specification: virtio 1.2, 5.2 "Block Device".
 
@@ -23,36 +23,36 @@ use super::inflight::InflightRegion;
 use super::kill_point;
 use super::message::RegionInfo;
 use super::queue::{Queue, RingContext};
-use super::request::{Header, ID_LEN, Kind, MAX_RANGES, Range, S_IOERR, S_OK, take_16};
+use super::request::{Header, ID_LEN, MAX_RANGES, Range, RequestKind, S_IOERR, S_OK, take_16};
 use super::ring::Broken;
 use super::signal::signal;
 use super::table::{MAX_REGIONS, MemoryTable};
 use super::token::{number, parts, token};
 
-/// Chains taken from one queue before the next has its turn: enough to benefit from the cache, few enough to be fair.
+/// Chains taken from one queue before the next queue: enough to benefit from the cache, few enough to be fair.
 const CHAINS_PER_TURN: u32 = 16;
 
-/// The used element counts bytes in 32 bits, including the status.
+/// The maximum size of a request's data: the used element counts bytes in 32 bits, including the status.
 const MAX_DATA: u64 = 0xffff_fffe;
 
-/// Maximum parts of one request's memory: as many as the kernel accepts in one call.
+/// The maximum number of parts of a request's memory: as many as the kernel accepts in one call.
 const MAX_PARTS: usize = 1024;
 
 /// The device of one front-end.
 pub struct Device {
     /// Guest memory.
     pub table: MemoryTable,
-    /// Regions that were removed and may come back: a front-end that changes its table removes them first.
+    /// Regions that were removed and may be added again: a front-end that changes its table removes them first.
     removed_regions: Vec<RegionInfo>,
     /// The front-end's record of requests in flight.
     pub region: Option<InflightRegion>,
-    /// The dirty log that the front-end has given, whether it is in force or not.
+    /// The dirty log sent by the front-end, even if it is not in use.
     pub dirty_log: Option<Arc<DirtyLog>>,
-    /// Signalled when something was logged.
+    /// Signalled after writes to the log.
     pub log_fd: Option<OwnedFd>,
-    /// The log in force: every write to guest memory is logged there.
+    /// The log in use: every write to guest memory is logged there.
     log: Option<Arc<DirtyLog>>,
-    /// Guest memory was written to that the log in force does not cover: the front-end is to be disconnected.
+    /// A write to guest memory could not be logged: the front-end must be disconnected.
     unlogged: bool,
     /// The queues, by index; as many as were offered.
     pub queues: Vec<Queue>,
@@ -65,24 +65,25 @@ pub struct Device {
     epoch: u32,
     /// Requests of a fully processed chain, to be popped next.
     ready: VecDeque<Request>,
-    /// Requests popped and not yet completed.
+    /// The number of requests popped and not yet completed.
     in_flight: usize,
-    /// The queue whose turn it is, and the chains taken from it in this turn.
+    /// The queue from which chains are taken now.
     turn: usize,
+    /// The number of chains taken in this turn.
     taken: u32,
     /// Bitmap of queues with something to publish.
     unpublished: u64,
-    /// Whether the way in which rings run was logged.
+    /// [`Event::Started`] was logged.
     logged: bool,
     scratch: Chain,
 }
 
 /// The result of processing a chain.
 #[derive(Clone, Copy)]
-enum Taken {
-    /// Requests, which are in `ready`: they are large, and moved as few times as possible.
+enum ChainResult {
+    /// Its requests are in `ready`: they are large, and moved as few times as possible.
     Requests,
-    /// Answered with this status byte and number of bytes.
+    /// It is answered with this status byte and number of bytes.
     Answer(u8, u32),
 }
 
@@ -112,7 +113,7 @@ impl Device {
         }
     }
 
-    /// Puts a dirty log in force, or none: from now on, also for requests in flight.
+    /// Sets the dirty log to use from now on, also for requests in flight; `None` for no logging.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, events: &mut Log) {
         self.log = log;
         for index in 0..self.queues.len() {
@@ -123,7 +124,7 @@ impl Device {
         }
     }
 
-    /// Whether the front-end has to be disconnected, because what was written is not in its log.
+    /// Returns true if the front-end must be disconnected, because a write could not be logged.
     pub fn is_unlogged(&self) -> bool {
         self.unlogged
     }
@@ -133,12 +134,12 @@ impl Device {
         number(self.queues.len())
     }
 
-    /// Starts the ring of a queue, or moves it to its new address, and writes the answers that waited for that.
+    /// Starts the ring of a queue, or moves it to its new address, and writes answers that waited for that.
     pub fn start(&mut self, index: usize, log: &mut Log) {
         let Device { queues, table, region, event_idx, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
-        let ground = RingContext { table, event_idx: *event_idx, region: region.as_ref() };
-        let begun = queue.start(number(index), ground);
+        let context = RingContext { table, event_idx: *event_idx, region: region.as_ref() };
+        let begun = queue.start(number(index), context);
         match begun.and_then(|begun| Ok((begun, queue.answer_in_order(table)?))) {
             Ok((begun, _)) => {
                 // Including requests answered before the ring's memory was removed.
@@ -155,32 +156,32 @@ impl Device {
         }
     }
 
-    /// Records that a region was removed: chains that need it wait until it comes back.
-    pub fn removed(&mut self, info: RegionInfo) {
-        // As many as a table can have; a front-end that exceeds this is not just changing its table.
+    /// Records that a region was removed: chains that need it wait until it is added again.
+    pub fn region_removed(&mut self, info: RegionInfo) {
+        // The limit of a table; a front-end that exceeds it is not just changing its table.
         if self.removed_regions.len() >= usize::from(MAX_REGIONS) {
             self.removed_regions.clear();
         }
         self.removed_regions.push(info);
     }
 
-    /// Records that a region was added, or all were replaced.
-    pub fn added(&mut self, info: Option<&RegionInfo>) {
-        let is_apart = |place: &RegionInfo| {
+    /// Records that a region was added; `None` if all were replaced.
+    pub fn region_added(&mut self, info: Option<&RegionInfo>) {
+        let is_disjoint = |place: &RegionInfo| {
             info.is_some_and(|info| {
                 place.guest.saturating_add(place.len) <= info.guest
                     || info.guest.saturating_add(info.len) <= place.guest
             })
         };
-        self.removed_regions.retain(is_apart);
+        self.removed_regions.retain(is_disjoint);
     }
 
-    /// Regions that were removed and may come back.
+    /// Regions that were removed and may be added again.
     pub fn removed_regions(&self) -> &[RegionInfo] {
         &self.removed_regions
     }
 
-    /// The next request of a chain that was processed before.
+    /// Pops the next request of a chain that is already processed.
     #[inline]
     pub fn pop_ready(&mut self) -> Option<Request> {
         if !self.ready.is_empty() {
@@ -189,17 +190,17 @@ impl Device {
         self.ready.pop_front()
     }
 
-    /// Whether all requests of the processed chains are popped.
+    /// Returns true if all requests of the processed chains are popped.
     pub fn has_popped_all(&self) -> bool {
         self.ready.is_empty()
     }
 
-    /// Whether the front-end records requests in flight; `None` before a ring runs.
+    /// Returns true if the front-end records requests in flight; `None` before a ring runs.
     pub fn records_in_flight(&self) -> Option<bool> {
         self.queues.iter().filter_map(Queue::is_recorded).reduce(|all, one| all && one)
     }
 
-    /// The next request. Queues take turns; work per call is bounded by the number of queues.
+    /// Pops the next request. Queues take turns; work per call is bounded by the number of queues.
     pub fn pop(&mut self, geometry: &Geometry, log: &mut Log) -> Option<Request> {
         if self.ready.is_empty() {
             self.take_next(geometry, log);
@@ -215,8 +216,8 @@ impl Device {
             while self.taken < CHAINS_PER_TURN {
                 self.taken += 1;
                 match self.take(self.turn, geometry, log) {
-                    Ok(Some(Taken::Requests)) => return,
-                    Ok(Some(Taken::Answer(..))) => {}
+                    Ok(Some(ChainResult::Requests)) => return,
+                    Ok(Some(ChainResult::Answer(..))) => {}
                     Ok(None) => break,
                     Err(why) => self.mark_broken(self.turn, why, log),
                 }
@@ -227,22 +228,22 @@ impl Device {
     }
 
     /// Takes one chain from a queue.
-    fn take(&mut self, index: usize, geometry: &Geometry, log: &mut Log) -> Result<Option<Taken>, Broken> {
+    fn take(&mut self, index: usize, geometry: &Geometry, log: &mut Log) -> Result<Option<ChainResult>, Broken> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         let Some((head, ring)) = queue.pop()? else { return Ok(None) };
-        ring.look_ahead(&self.table);
+        ring.prefetch_next(&self.table);
         let filled = self.scratch.fill(ring, &self.table, head);
         let taken = filled.and_then(|status_at| {
             let taken = match take_16(&self.table, &mut self.scratch.readable).map(Header::parse) {
-                Some(Ok(Header { kind: Kind::GetId, .. })) => self.identify()?,
+                Some(Ok(Header { kind: RequestKind::GetId, .. })) => self.identify()?,
                 Some(Ok(header)) => self.process_chain(index, head, status_at, header, geometry),
-                Some(Err(byte)) => Taken::Answer(byte, 1),
-                None => Taken::Answer(S_IOERR, 1),
+                Some(Err(byte)) => ChainResult::Answer(byte, 1),
+                None => ChainResult::Answer(S_IOERR, 1),
             };
             Ok((taken, status_at))
         });
         // Checked only after an error, since removed regions may remain removed.
-        let is_bad = matches!(taken, Err(_) | Ok((Taken::Answer(S_IOERR, _), _)));
+        let is_bad = matches!(taken, Err(_) | Ok((ChainResult::Answer(S_IOERR, _), _)));
         if is_bad && self.scratch.touches(&self.removed_regions) {
             if let Some(queue) = self.queues.get_mut(index) {
                 queue.park(head);
@@ -251,7 +252,7 @@ impl Device {
             return Ok(None);
         }
         let (taken, status_at) = taken?;
-        if let Taken::Answer(byte, written) = taken {
+        if let ChainResult::Answer(byte, written) = taken {
             let queue = self.queues.get_mut(index);
             if queue.map_or(Ok(false), |queue| queue.answer(head, status_at, byte, written, &self.table))? {
                 self.mark(index);
@@ -269,42 +270,42 @@ impl Device {
         status_at: GuestAddr,
         header: Header,
         geometry: &Geometry,
-    ) -> Taken {
+    ) -> ChainResult {
         let durable = !self.can_flush;
         let token = token(self.epoch, number(index), head);
         let (operation, read) = match header.kind {
-            Kind::Read => (Operation::Read, true),
-            Kind::Write => (Operation::Write { durable }, false),
-            Kind::Flush => {
+            RequestKind::Read => (Operation::Read, true),
+            RequestKind::Write => (Operation::Write { durable }, false),
+            RequestKind::Flush => {
                 let nothing = Span { at: DiskOffset(0), len: 0 };
                 let Ok(flush) = Request::new(Operation::Flush, nothing, Segments::empty(), token, geometry) else {
-                    return Taken::Answer(S_IOERR, 1);
+                    return ChainResult::Answer(S_IOERR, 1);
                 };
                 self.ready.push_back(flush);
                 self.open(index, head, status_at, 1, 1);
-                return Taken::Requests;
+                return ChainResult::Requests;
             }
-            Kind::GetId => unreachable!("answered by `take`"),
-            Kind::Discard | Kind::WriteZeroes => {
+            RequestKind::GetId => unreachable!("answered by `take`"),
+            RequestKind::Discard | RequestKind::WriteZeroes => {
                 return match self.ranges(header.kind, durable, token, geometry) {
                     Ok(count) => {
                         self.open(index, head, status_at, 1, count);
-                        Taken::Requests
+                        ChainResult::Requests
                     }
-                    Err(byte) => Taken::Answer(byte, 1),
+                    Err(byte) => ChainResult::Answer(byte, 1),
                 };
             }
         };
-        let Some(memory) = self.data(read) else { return Taken::Answer(S_IOERR, 1) };
+        let Some(memory) = self.data(read) else { return ChainResult::Answer(S_IOERR, 1) };
         let Ok(len) = u32::try_from(memory.len()) else { unreachable!("`data` allows MAX_DATA") };
         let span = Span { at: header.at, len: u64::from(len) };
         match Request::new(operation, span, memory, token, geometry) {
             Ok(request) => self.ready.push_back(request),
             // Not within the disk.
-            Err(_) => return Taken::Answer(S_IOERR, 1),
+            Err(_) => return ChainResult::Answer(S_IOERR, 1),
         }
         self.open(index, head, status_at, if read { len + 1 } else { 1 }, 1);
-        Taken::Requests
+        ChainResult::Requests
     }
 
     fn open(&mut self, index: usize, head: u16, status_at: GuestAddr, written: u32, count: u16) {
@@ -313,7 +314,7 @@ impl Device {
         }
     }
 
-    /// The memory of a read or write: all of it in the direction that the kind requires.
+    /// The memory of a read or write. `None` if a part has the wrong direction, or the memory is invalid.
     #[inline]
     fn data(&self, read: bool) -> Option<Segments> {
         let Chain { readable, writable } = &self.scratch;
@@ -327,9 +328,9 @@ impl Device {
     }
 
     /// virtio 1.2, 5.2.6: the serial number, 20 bytes, without a final NUL if it has that length.
-    fn identify(&self) -> Result<Taken, Unlogged> {
+    fn identify(&self) -> Result<ChainResult, Unlogged> {
         let Some(memory) = self.table.segments(self.scratch.writable.iter().copied()) else {
-            return Ok(Taken::Answer(S_IOERR, 1));
+            return Ok(ChainResult::Answer(S_IOERR, 1));
         };
         let len = memory.len().min(ID_LEN);
         if let Some(serial) = self.serial.get(..len) {
@@ -340,12 +341,12 @@ impl Device {
             }
         }
         let Ok(len) = u32::try_from(len) else { unreachable!("at most ID_LEN bytes") };
-        Ok(Taken::Answer(S_OK, len + 1))
+        Ok(ChainResult::Answer(S_OK, len + 1))
     }
 
     /// Creates the requests of a discard or write-zeroes: one per range; returns their number. All are checked before
     /// the first is popped.
-    fn ranges(&mut self, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<u16, u8> {
+    fn ranges(&mut self, kind: RequestKind, durable: bool, token: Token, geometry: &Geometry) -> Result<u16, u8> {
         let bytes: u64 = self.scratch.readable.iter().map(|&(_, len)| u64::from(len)).sum();
         let count = u16::try_from(bytes / 16).ok().filter(|&count| count <= MAX_RANGES).ok_or(S_IOERR)?;
         if bytes % 16 != 0 {
@@ -356,7 +357,7 @@ impl Device {
             let made = take_16(&self.table, &mut self.scratch.readable)
                 .ok_or(S_IOERR)
                 .and_then(|bytes| Range::parse(bytes, kind))
-                .and_then(|range| request_for(range, kind, durable, token, geometry));
+                .and_then(|range| request_of(range, kind, durable, token, geometry));
             match made {
                 Ok(request) => self.ready.push_back(request),
                 Err(byte) => {
@@ -375,7 +376,7 @@ impl Device {
         let token = request.retire();
         match logged {
             Ok(()) => self.close(token, Some(status), log),
-            // The chain stays unanswered; it is taken again when the front-end has connected again.
+            // The chain stays unanswered; it is taken again when the front-end has reconnected.
             Err(Unlogged(addr)) => {
                 let (_, index, _) = parts(token);
                 self.mark_broken(index, Broken::Unlogged(addr), log);
@@ -384,8 +385,7 @@ impl Device {
         }
     }
 
-    /// Logs what a request has written to guest memory, whatever it passed through on its way there. A failed read may
-    /// have written as well.
+    /// Logs the memory of a read, whichever way the data got there. A failed read may have written as well.
     #[cold]
     fn log_read(&self, request: &Request) -> Result<(), Unlogged> {
         let (epoch, ..) = parts(request.token());
@@ -404,12 +404,13 @@ impl Device {
         log.mark_memory(request.memory())
     }
 
-    /// Takes back a request that was not started. Returns `false` if it belongs to an earlier device.
+    /// Drops a request that was not started; its chain stays unanswered. Returns `false` if it belongs to an earlier
+    /// device.
     pub fn give_back(&mut self, token: Token, log: &mut Log) -> bool {
         self.close(token, None, log)
     }
 
-    /// Whether a request belongs to a queue that is to stop, or to no queue of this device.
+    /// Returns true if a request belongs to a queue that is being stopped, or to no queue of this device.
     pub fn recalls(&self, token: Token) -> bool {
         let (epoch, index, _) = parts(token);
         #[cfg(test)]
@@ -439,7 +440,7 @@ impl Device {
         self.unpublished |= 1 << index;
     }
 
-    /// Makes answers visible to the driver: once per queue, however many there are.
+    /// Makes answers visible to the driver, with one index update per queue.
     pub fn publish(&mut self, log: &mut Log) {
         let mut left = std::mem::take(&mut self.unpublished);
         while left != 0 {
@@ -458,7 +459,7 @@ impl Device {
         }
     }
 
-    /// Requests notifications on all queues, and checks once more. Returns `false` if there are requests to pop first.
+    /// Requests notifications on all queues, then checks them again. Returns `false` if there are requests to pop.
     pub fn prepare_to_sleep(&mut self, log: &mut Log) -> bool {
         for index in 0..self.queues.len() {
             if let Some(Err(why)) = self.queues.get_mut(index).map(Queue::request_kicks) {
@@ -502,12 +503,12 @@ impl Drop for Device {
 }
 
 /// The request for one range. A range outside the disk is an error, rather than unsupported.
-fn request_for(range: Range, kind: Kind, durable: bool, token: Token, geometry: &Geometry) -> Result<Request, u8> {
+fn request_of(range: Range, kind: RequestKind, durable: bool, token: Token, disk: &Geometry) -> Result<Request, u8> {
     let operation = match kind {
-        Kind::Discard => Operation::Discard,
+        RequestKind::Discard => Operation::Discard,
         _ => Operation::WriteZeroes { free: range.unmap, durable },
     };
-    Request::new(operation, range.span, Segments::empty(), token, geometry).map_err(|_| S_IOERR)
+    Request::new(operation, range.span, Segments::empty(), token, disk).map_err(|_| S_IOERR)
 }
 
 fn retire_all(requests: impl Iterator<Item = Request>) {

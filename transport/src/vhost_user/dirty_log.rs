@@ -1,9 +1,9 @@
-//! The dirty log of a migration: a bitmap in memory of the front-end, with a bit for each page that we have written to.
+//! The dirty log of a migration: a bitmap in memory of the front-end, in which the back-end marks pages that it has
+//! written to.
 //!
-//! It knows nothing about who writes what. Invariants: the log was checked against its file when it was mapped, as a
-//! region of guest memory is; a bit is set after the page was written, and no bit outside of the log is ever touched. A
-//! page that has no bit is an error, upon which the front-end is disconnected before the write is announced: a
-//! migration that went on would lose it.
+//! It knows nothing about the writes themselves. Invariants: the log was checked against its file when it was mapped,
+//! as regions of guest memory are; a bit is set after the page was written; nothing outside of the log is accessed. If
+//! a page has no bit, the front-end is disconnected before the write is announced, as a migration would lose it.
 //!
 //! Specification: QEMU, docs/interop/vhost-user.rst, "Migration".
 
@@ -17,7 +17,7 @@ use rustix::fs::{FileType, fstat};
 use super::kill_point;
 use super::message::LogInfo;
 
-/// Bytes of guest memory that one bit stands for, whatever the guest's own pages are.
+/// Bytes of guest memory per bit, regardless of the guest's own page size.
 const LOG_PAGE: u64 = 4096;
 const PAGE: u64 = 4096;
 
@@ -40,7 +40,7 @@ pub enum LogError {
         /// The end of the log in the file.
         needed: u64,
     },
-    /// Not shared memory.
+    /// The file is not shared memory.
     #[error("its file is not memory")]
     NotMemory,
     /// A system call failed.
@@ -55,17 +55,17 @@ pub struct Unlogged(pub GuestAddr);
 /// One log. It is never changed, only replaced.
 pub struct DirtyLog {
     bytes: Shared,
-    /// The first byte of the log in the mapping, which begins at a page.
+    /// The first byte of the log in the mapping, which begins at a page boundary.
     start: u64,
-    /// Bytes of the log.
+    /// The length of the log in bytes.
     len: u64,
-    /// Its description and file: for a successor process.
+    /// Its description and file, for a successor process.
     description: (LogInfo, OwnedFd),
 }
 
 impl DirtyLog {
-    /// Maps a log after checking it against its file. If the file is truncated later, that is its owner's fault, as it
-    /// is with guest memory.
+    /// Maps a log after checking it against its file. A later truncation of the file is the front-end's fault, as with
+    /// guest memory.
     pub fn of(info: &LogInfo, file: OwnedFd) -> Result<DirtyLog, LogError> {
         let LogInfo { len, offset } = *info;
         let range = || LogError::Range { len, offset };
@@ -90,14 +90,14 @@ impl DirtyLog {
         (&self.description.0, &self.description.1)
     }
 
-    /// Sets the bits of `len` bytes, which have been written.
+    /// Marks `len` bytes at `addr` as written.
     #[inline]
     pub fn mark(&self, addr: GuestAddr, len: u64) -> Result<(), Unlogged> {
         let Some(more) = len.checked_sub(1) else { return Ok(()) };
         let last = addr.0.checked_add(more).ok_or(Unlogged(addr))? / LOG_PAGE;
         let mut page = addr.0 / LOG_PAGE;
         while page <= last {
-            // The bits of one byte at once: up to eight pages.
+            // Up to eight pages at a time: the bits of one byte.
             let end = last.min(page | 7);
             let bits = (page..=end).fold(0u8, |bits, page| bits | 1 << (page % 8));
             self.set(page / 8, bits).ok_or(Unlogged(addr))?;
@@ -106,16 +106,16 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// Sets bits of byte `index` of the log. `None`: there is no such byte.
+    /// Sets bits in byte `index` of the log; `None` if the log has no such byte.
     fn set(&self, index: u64, bits: u8) -> Option<()> {
         let at = self.start.checked_add(index).filter(|_| index < self.len)?;
         if kill_point::is_alive() { self.bytes.or_u8(usize::try_from(at).ok()?, bits) } else { Some(()) }
     }
 
-    /// Sets the bits of guest memory that a request had, which has been written.
+    /// Marks the memory of a request as written.
     pub fn mark_memory(&self, memory: &Segments) -> Result<(), Unlogged> {
         for (addr, len) in memory.guest_ranges() {
-            // Without an address it is no guest memory, and none of our requests has such memory.
+            // All memory of our requests is guest memory and has an address.
             let addr = addr.ok_or(Unlogged(GuestAddr(u64::MAX)))?;
             self.mark(addr, len)?;
         }
@@ -123,17 +123,17 @@ impl DirtyLog {
     }
 }
 
-/// Where writes to a used ring are logged.
+/// The log of writes to a used ring.
 #[derive(Clone)]
 pub struct UsedLog {
-    /// The log in force.
+    /// The log in use.
     pub log: Arc<DirtyLog>,
-    /// The guest address that the used ring has in it, according to the front-end.
+    /// The guest address under which the used ring is logged, according to the front-end.
     pub at: u64,
 }
 
 impl UsedLog {
-    /// Sets the bits of `len` bytes at `at` of the used ring, which have been written.
+    /// Marks `len` bytes at offset `at` of the used ring as written.
     #[inline]
     pub fn mark(&self, at: usize, len: usize) -> Result<(), Unlogged> {
         let at = self.at.checked_add(on_disk(at)).ok_or(Unlogged(GuestAddr(self.at)))?;
@@ -178,7 +178,7 @@ mod test {
     }
 
     #[test]
-    fn each_page_has_the_bit_of_its_number_and_no_other_bit_is_set() {
+    fn only_the_bits_of_written_pages_are_set() {
         let shared = file(8192);
         let log = DirtyLog::of(&LogInfo { len: 3, offset: 4099 }, dup(&shared).unwrap()).unwrap();
         log.mark(GuestAddr(4095), 2).unwrap();
@@ -191,7 +191,7 @@ mod test {
     }
 
     #[test]
-    fn a_page_behind_the_log_is_an_error_and_changes_nothing_behind_it() {
+    fn marking_a_page_beyond_the_log_fails_and_writes_nothing_there() {
         let shared = file(8192);
         let log = DirtyLog::of(&LogInfo { len: 1, offset: 0 }, dup(&shared).unwrap()).unwrap();
         let behind = GuestAddr(8 * 4096);

@@ -1,6 +1,6 @@
 //! Events of a server that are worth logging.
 //!
-//! It knows nothing about where they are logged, nor how many are kept ([`crate::log`]).
+//! It knows nothing about where they are logged, nor how many are buffered ([`crate::log`]).
 
 use std::fmt;
 
@@ -14,11 +14,11 @@ pub enum Event {
     Connected,
     /// A front-end was refused, because another one is connected.
     SecondRefused,
-    /// The front-end is gone, or was disconnected.
+    /// The front-end has disconnected, or was disconnected.
     Disconnected {
         /// The reason.
         why: String,
-        /// Requests that were in flight; their results are discarded.
+        /// The number of requests in flight; their results are discarded.
         in_flight: usize,
     },
     /// A request of the front-end was refused.
@@ -38,7 +38,7 @@ pub enum Event {
         /// Whether there is a record.
         recorded: bool,
     },
-    /// Requests were taken by an earlier process, or before the queue was stopped, and not answered.
+    /// Requests are taken again that an earlier process, or this one before the queue was stopped, has not answered.
     Resumed {
         /// The queue.
         queue: usize,
@@ -46,7 +46,7 @@ pub enum Event {
         count: usize,
     },
     /// A request of a queue uses memory that the front-end has removed; no more requests are taken until it changes its
-    /// memory again, which is at once if it only moves regions.
+    /// memory again, which happens at once if it is only moving regions.
     WaitingForMemory {
         /// The queue.
         queue: usize,
@@ -66,7 +66,7 @@ pub enum Event {
         /// The new size in bytes.
         len: u64,
     },
-    /// This many more events happened.
+    /// The number of events that were not recorded.
     More(usize),
 }
 
@@ -114,7 +114,7 @@ impl LogEvent for Event {
     }
 }
 
-/// Events not taken yet.
+/// The buffer of events that were not taken yet.
 pub type Log = crate::log::Log<Event>;
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn excess_events_are_counted_not_kept() {
+    fn excess_events_are_counted_and_not_buffered() {
         let mut log = Log::default();
         for _ in 0..Event::CAPACITY + 1000 {
             log.record(Event::SecondRefused);

@@ -1,9 +1,10 @@
-//! Describes a front-end to a successor process: through the messages that the front-end itself would send after a
-//! reconnect, with the same descriptors.
+//! Describes a front-end to a successor process by the messages that the front-end itself would send after a reconnect,
+//! with the same descriptors.
 //!
-//! So the successor checks all of it as if it came from a front-end, and refuses it if it does not offer what was
-//! negotiated. It knows nothing about how parcels are transported. Invariants: describing changes nothing; of these
-//! messages, only the kicks start anything visible to the guest, and they are held back until the server is started.
+//! So the successor checks all of the state as if it came from a front-end, and refuses it if it does not offer the
+//! negotiated features. It knows nothing about how parcels are transported. Invariants: describing changes nothing; of
+//! these messages, only the kicks have effects visible to the guest, and they are held back until the server is
+//! started.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,13 +21,14 @@ use super::{Client, Log};
 use crate::log::with_causes;
 use crate::{HandoverError, Interest, Parcel, Watch, WatchKey};
 
-/// The type of a parcel, in its first byte: the connection, with the received part of an incomplete message; a memory
-/// region that was removed and may come back; a message.
+/// The type of a parcel, in its first byte: the connection, with the received part of an incomplete message.
 const CONNECTION: u8 = b'c';
+/// A memory region that was removed and may be added again.
 const REMOVED_REGION: u8 = b'g';
+/// A message of the front-end.
 const MESSAGE: u8 = b'm';
 
-/// Requests by their names in the specification.
+// Requests by their names in the specification.
 const SET_FEATURES: u32 = 2;
 const SET_LOG_BASE: u32 = 6;
 const SET_LOG_FD: u32 = 7;
@@ -49,44 +51,44 @@ pub fn save(client: &Client) -> Result<Vec<Parcel>, HandoverError> {
         return Err(HandoverError::NotNow("a queue is being stopped"));
     }
     let (stream, partial, fds) = connection.pending_message();
-    let mut said = Parcels { parcels: Vec::new() };
-    said.add(CONNECTION, partial, std::iter::once(stream).chain(fds.iter().map(AsFd::as_fd)))?;
-    said.message(SET_FEATURES, session.features.as_bytes(), None)?;
-    said.message(SET_PROTOCOL_FEATURES, session.protocol.as_bytes(), None)?;
+    let mut state = Parcels { parcels: Vec::new() };
+    state.add(CONNECTION, partial, std::iter::once(stream).chain(fds.iter().map(AsFd::as_fd)))?;
+    state.message(SET_FEATURES, session.features.as_bytes(), None)?;
+    state.message(SET_PROTOCOL_FEATURES, session.protocol.as_bytes(), None)?;
     if let Some(backend) = &session.backend {
-        said.message(SET_BACKEND_REQ_FD, &[], Some(backend.fd()))?;
+        state.message(SET_BACKEND_REQ_FD, &[], Some(backend.fd()))?;
     }
     let Device { table, region, dirty_log, log_fd, queues, .. } = &session.device;
     for (info, file) in table.descriptions() {
-        said.message(ADD_MEM_REG, &[&[0; 8], info.as_bytes()].concat(), Some(file.as_fd()))?;
+        state.message(ADD_MEM_REG, &[&[0; 8], info.as_bytes()].concat(), Some(file.as_fd()))?;
     }
     for info in session.device.removed_regions() {
         #[cfg(test)]
-        if kill_point::is_planted(kill_point::Bug::GoneUntold) {
+        if kill_point::is_planted(kill_point::Bug::RemovedRegionsOmitted) {
             continue;
         }
-        said.add(REMOVED_REGION, info.as_bytes(), std::iter::empty())?;
+        state.add(REMOVED_REGION, info.as_bytes(), std::iter::empty())?;
     }
     #[cfg(test)]
-    let region = &region.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::RegionUntold));
+    let region = &region.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::RegionOmitted));
     if let Some(region) = region {
         let (InflightInfo { len, offset, queues, size }, file) = region.description();
         let payload = [len.as_bytes(), offset.as_bytes(), queues.as_bytes(), size.as_bytes()].concat();
-        said.message(SET_INFLIGHT_FD, &payload, Some(file.as_fd()))?;
+        state.message(SET_INFLIGHT_FD, &payload, Some(file.as_fd()))?;
     }
     #[cfg(test)]
-    let dirty_log = &dirty_log.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::LogUntold));
+    let dirty_log = &dirty_log.as_ref().filter(|_| !kill_point::is_planted(kill_point::Bug::LogOmitted));
     if let Some(log) = dirty_log {
         let (info, file) = log.description();
-        said.message(SET_LOG_BASE, info.as_bytes(), Some(file.as_fd()))?;
+        state.message(SET_LOG_BASE, info.as_bytes(), Some(file.as_fd()))?;
     }
     if let Some(fd) = log_fd {
-        said.message(SET_LOG_FD, &[], Some(fd.as_fd()))?;
+        state.message(SET_LOG_FD, &[], Some(fd.as_fd()))?;
     }
     for (index, queue) in (0..).zip(queues) {
-        said.queue(index, queue)?;
+        state.queue(index, queue)?;
     }
-    Ok(said.parcels)
+    Ok(state.parcels)
 }
 
 struct Parcels {
@@ -121,7 +123,7 @@ impl Parcels {
         if queue.size > 0 {
             self.message(SET_VRING_NUM, state(u32::from(queue.size)).as_bytes(), None)?;
         }
-        let base = queue.goes_on_at();
+        let base = queue.next_base();
         #[cfg(test)]
         let base = base.wrapping_add(if kill_point::is_planted(kill_point::Bug::BaseOfTaken) {
             queue.unanswered()
@@ -159,13 +161,13 @@ pub fn restore(
         return Err(unknown_format());
     };
     let connection = Connection::resumed(stream.into(), partial, descriptors.collect());
-    let connection = connection.map_err(|error| HandoverError::Failed("go on with a connection", error))?;
+    let connection = connection.map_err(|error| HandoverError::Failed("continue with a connection", error))?;
     let mut client = Client { connection, session };
     let mut kicks = Vec::new();
     for Parcel { bytes, descriptors } in parcels {
         match bytes.split_first() {
             Some((&REMOVED_REGION, info)) => {
-                client.session.device.removed(RegionInfo::read_from_bytes(info).map_err(|_| unknown_format())?);
+                client.session.device.region_removed(RegionInfo::read_from_bytes(info).map_err(|_| unknown_format())?);
             }
             Some((&MESSAGE, bytes)) => match message(bytes, descriptors)? {
                 kick @ Message::SetVringKick(_) => kicks.push(kick),
@@ -191,7 +193,7 @@ fn unknown_format() -> HandoverError {
     HandoverError::Refused("the state handed over by the previous process has an unknown format".into())
 }
 
-/// Before a server is started there is no event loop, and only kick messages need one.
+/// Stands for the event loop before a server is started. Only kick messages need one.
 struct NoWatch;
 
 impl Watch for NoWatch {

@@ -1,26 +1,27 @@
-//! The record of requests in flight that a front-end keeps for us: requests that a killed process had taken and not
+//! The record of requests in flight, in memory kept by the front-end: requests that a killed process had taken and not
 //! answered.
 //!
 //! It knows nothing about guest memory or the meaning of a request. Invariants: the contents of the region are read
-//! once, when a ring starts, and validated; afterwards it is only written. A request is in flight there from before it
-//! is started until after its answer is visible.
+//! once, when a ring starts, and validated; afterwards it is only written. A request is marked there as in flight
+//! before it is started, and until its answer is visible.
 //!
-//! Why a kill at any store is survived (vhost-user specification, "Inflight I/O tracking", split virtqueues):
-//! 1. Taken: counter, then `inflight`. Killed before: the number of requests in flight does not include it, so that it
-//!    is taken from the available ring again.
-//! 2. Answered: `next` and `last_batch_head`, then the used element. Killed here: the used index has not moved; the
-//!    whole batch is still in flight and done again.
-//! 3. Published: the used index of the ring. Killed here: it differs from `used_idx` by the size of the batch, whose
+//! Why a kill between any two stores loses nothing (vhost-user specification, "Inflight I/O tracking", split
+//! virtqueues):
+//! 1. Take: counter, then `inflight`. Killed before: the number of requests in flight does not include this one, so
+//!    that it is taken from the available ring again.
+//! 2. Answer: `next` and `last_batch_head`, then the used element. Killed here: the used index is unchanged; the whole
+//!    batch is still in flight and done again.
+//! 3. Publish: the used index of the ring. Killed here: it differs from `used_idx` by the size of the batch, whose
 //!    heads are linked starting at `last_batch_head`: they are answered.
-//! 4. Cleared: `inflight` of each, then `used_idx`. Killed between: as in 3. Nothing is taken before `used_idx` is
+//! 4. Clear: `inflight` of each, then `used_idx`. Killed between: as in 3. Nothing is taken before `used_idx` is
 //!    written.
 //!
-//! So the requests taken are always those answered plus those in flight: the used index plus the number in flight is
-//! where the available ring continues.
+//! So the requests taken are always those answered plus those in flight: the available ring continues at the used index
+//! plus the number in flight.
 //!
-//! Size: a front-end requests a region before the driver has chosen the size of its rings, and reports its own number
+//! Size: a front-end requests a region before the driver has chosen the size of its rings, and sends its own number
 //! again when it reconnects (QEMU: the property `queue-size`, 128, although Linux uses a ring of 1024). So a region has
-//! more room than requested, and its length alone determines where each queue's record is.
+//! more room than requested, and its length alone determines the offset of each queue's record.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -33,19 +34,19 @@ use super::kill_point;
 use super::message::InflightInfo;
 use super::ring::MAX_SIZE;
 
-/// Size of the header before the descriptor states, and of one state.
+/// The size of the header before the descriptor states.
 const HEADER_LEN: usize = 16;
+/// The size of one descriptor state.
 const STATE_LEN: usize = 16;
-/// Regions of queues are aligned to a cache line.
+/// Records of queues are aligned to a cache line.
 const ALIGN: u64 = 64;
 
-/// Descriptors per queue of a region, unless more are requested: the largest ring that QEMU lets a driver use.
+/// Descriptors per queue of a new region, unless more are requested: the largest ring that QEMU lets a driver use.
 const ROOM: u16 = 1024;
 
-/// The features of the region, in its first eight bytes: they describe the layout of all of it (specification: "feature
-/// flags of this region"). We know none. A future version that changes the layout sets one when the region is created,
-/// and never clears it: then a process that does not know it refuses the region as it is, wherever it assumes the
-/// second queue's record to be.
+/// The features of the region, in its first eight bytes: they describe its layout (specification: "feature flags of
+/// this region"). We know none. A future version that changes the layout sets one when it creates a region, and never
+/// clears it: then a process that does not know the layout refuses the region without interpreting it.
 const FEATURES_AT: usize = 0;
 const VERSION_AT: usize = 8;
 const DESC_NUM_AT: usize = 10;
@@ -53,7 +54,7 @@ const LAST_BATCH_HEAD_AT: usize = 12;
 const USED_IDX_AT: usize = 14;
 const VERSION: u16 = 1;
 
-/// In the first word of a state: the flag, and the position of `next`. The bytes between are padding.
+/// The first word of a state has this flag, and `next` at this bit. The bytes between are padding.
 const IN_FLIGHT: u64 = 1;
 const NEXT_SHIFT: u32 = 48;
 const COUNTER_AT: usize = 8;
@@ -64,12 +65,12 @@ pub enum InflightRegionError {
     /// An unsupported number of queues or descriptors.
     #[error("{queues} queues of {size} descriptors do not match this disk")]
     Shape {
-        /// Number of queues.
+        /// The number of queues.
         queues: u16,
         /// Descriptors in each.
         size: u16,
     },
-    /// It is too small.
+    /// The region is too small.
     #[error("it has {len} bytes at offset {offset} of a file of {file_len} bytes; {needed} are needed")]
     TooSmall {
         /// Its announced size.
@@ -81,7 +82,7 @@ pub enum InflightRegionError {
         /// The size that these queues need.
         needed: u64,
     },
-    /// Not shared memory.
+    /// The file is not shared memory.
     #[error("its file is not memory")]
     NotMemory,
     /// It was created by a newer version.
@@ -92,10 +93,10 @@ pub enum InflightRegionError {
     Failed(#[source] std::io::Error),
 }
 
-/// Contents of a region that no process of ours has written.
+/// Invalid contents of a region, which this program never writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// An unknown version.
+    /// The version of the record is unknown.
     #[error("its version is {0}")]
     Version(u16),
     /// Created for a smaller ring, or larger than possible.
@@ -111,26 +112,26 @@ pub enum RecordError {
     /// The two indices are inconsistent.
     #[error("its used index is {region}; the ring's is {ring}")]
     Index {
-        /// In the region.
+        /// The index in the region.
         region: u16,
-        /// In the ring.
+        /// The index in the ring.
         ring: u16,
     },
-    /// An invalid head.
+    /// A head is not a descriptor of the ring.
     #[error("it contains the invalid descriptor {0}")]
     Head(u16),
-    /// Neither in flight nor free.
+    /// A descriptor is neither in flight nor free.
     #[error("the state of descriptor {0} is invalid")]
     State(u16),
-    /// An ambiguous order.
+    /// The order of two requests is ambiguous.
     #[error("two requests have the counter {0}")]
     Counter(u64),
     /// More requests than the driver has made available.
     #[error("it has {count} requests; the driver waits for {offered}")]
     TooMany {
-        /// Requests in flight.
+        /// The number of requests in flight.
         count: u16,
-        /// Requests made available and not answered.
+        /// The number of requests made available and not answered.
         offered: u16,
     },
     /// The region's memory is not accessible.
@@ -142,17 +143,17 @@ pub enum RecordError {
 pub struct InflightRegion {
     memory: Arc<GuestMemory>,
     queues: u16,
-    /// Descriptors that fit into each queue's record.
+    /// The number of descriptors that fit into each queue's record.
     room: u16,
-    /// Its description and file: for a successor process.
+    /// Its description and file, for a successor process.
     description: (InflightInfo, OwnedFd),
 }
 
 impl InflightRegion {
-    /// Creates a region, as a file with a sealed size, and its description.
-    pub fn create(asked: &InflightInfo, queues: u16) -> Result<(InflightInfo, OwnedFd), InflightRegionError> {
-        let InflightInfo { queues: count, size, .. } = *asked;
-        checked_total(asked, queues)?;
+    /// Creates a region as a file with a sealed size; returns its description and the file.
+    pub fn create(requested: &InflightInfo, queues: u16) -> Result<(InflightInfo, OwnedFd), InflightRegionError> {
+        let InflightInfo { queues: count, size, .. } = *requested;
+        checked_total(requested, queues)?;
         let len = total_len(count, size.max(ROOM)).ok_or(InflightRegionError::Shape { queues: count, size })?;
         let failed = |errno: Errno| InflightRegionError::Failed(errno.into());
         let file = memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
@@ -161,7 +162,7 @@ impl InflightRegion {
         Ok((InflightInfo { len, offset: 0, queues: count, size }, file))
     }
 
-    /// Attaches to a region that a front-end has kept, or was just given.
+    /// Maps a region sent by a front-end, new or with contents.
     pub fn of(info: &InflightInfo, file: OwnedFd, queues: u16) -> Result<InflightRegion, InflightRegionError> {
         let InflightInfo { len, offset, queues: count, size } = *info;
         let needed = checked_total(info, queues)?;
@@ -176,7 +177,7 @@ impl InflightRegion {
         }
         let shape = || InflightRegionError::Shape { queues: count, size };
         let room = room(info).ok_or_else(shape)?;
-        // No more than the largest rings need is mapped, however large it is said to be.
+        // A larger region is mapped only up to the size needed for the largest rings.
         let used = total_len(count, room).ok_or_else(shape)?;
         let bytes = usize::try_from(used).map_err(|_| shape())?;
         let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, bytes).map_err(InflightRegionError::Failed)?);
@@ -187,7 +188,7 @@ impl InflightRegion {
             0 => {}
             features => return Err(InflightRegionError::Layout(features)),
         }
-        // A process of a version without extra room uses this number for the layout.
+        // A successor of a version without extra room uses this number for the layout.
         let description = InflightInfo { size: room, ..*info };
         Ok(InflightRegion { memory, queues: count, room, description: (description, file) })
     }
@@ -206,10 +207,10 @@ impl InflightRegion {
         self.memory.shared(GuestAddr(at), usize::try_from(len).ok()?)
     }
 
-    /// Clears all requests in flight: the device was reset.
+    /// Clears all requests in flight, after a reset of the device.
     pub fn clear_all(&self) {
         for queue in 0..self.queues {
-            // In bounds, as checked when it was mapped.
+            // In bounds, as checked when the region was mapped.
             self.queue_record(queue)
                 .filter(|_| kill_point::is_alive())
                 .and_then(|queue_record| queue_record.store_u16(VERSION_AT, 0));
@@ -217,13 +218,13 @@ impl InflightRegion {
     }
 }
 
-/// Size of one queue's record.
+/// The size of one queue's record.
 fn queue_len(size: u16) -> Option<u64> {
     let states = u64::from(size).checked_mul(u64::try_from(STATE_LEN).ok()?)?;
     states.checked_add(u64::try_from(HEADER_LEN).ok()?)?.checked_next_multiple_of(ALIGN)
 }
 
-/// Size of all queues' records.
+/// The size of all queues' records.
 fn total_len(queues: u16, size: u16) -> Option<u64> {
     let sane = queues > 0 && (1..=MAX_SIZE).contains(&size);
     queue_len(size).filter(|_| sane)?.checked_mul(u64::from(queues))
@@ -235,8 +236,8 @@ fn checked_total(info: &InflightInfo, queues: u16) -> Result<u64, InflightRegion
     total_len(count, size).filter(|_| count <= queues).ok_or(InflightRegionError::Shape { queues: count, size })
 }
 
-/// Descriptors that fit into each queue's record of a region, which has at least the minimum size. Its length is a
-/// multiple of one record, whichever process has created it.
+/// The number of descriptors that fit into each queue's record of a region that has at least the minimum size. Its
+/// length is a multiple of one record, whichever process has created it.
 fn room(info: &InflightInfo) -> Option<u16> {
     let queue_record = info.len.checked_div(u64::from(info.queues))?;
     let queue_record = queue_record.checked_sub(queue_record % ALIGN)?;
@@ -248,19 +249,19 @@ fn room(info: &InflightInfo) -> Option<u16> {
     Some(u16::try_from(states).map_or(MAX_SIZE, |states| states.min(MAX_SIZE)))
 }
 
-/// What an earlier process has left.
+/// The requests that an earlier process has left in the record of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recovered {
-    /// Nothing: the region is new.
+    /// None: the record is new.
     Nothing,
-    /// These requests were taken and not answered, the oldest first.
+    /// The heads of requests taken and not answered, the oldest first.
     InFlight(Vec<u16>),
 }
 
 /// The record of one queue while its ring runs.
 pub struct InflightRecord {
     queue_record: Shared,
-    /// Of the next request.
+    /// The counter of the next request.
     counter: u64,
     last_batch_head: u16,
     /// Heads answered and not published yet, each with its `next`.
@@ -268,8 +269,8 @@ pub struct InflightRecord {
 }
 
 impl InflightRecord {
-    /// Starts with the existing contents; `used` is the index of the ring. `None` if the region has no room for this
-    /// queue's ring, and its contents belong to another ring.
+    /// Starts with the existing contents; `used` is the used index of the ring. `None` if the region has no room for
+    /// this queue's ring; its contents, which belong to another ring, are then discarded.
     pub fn begin(
         region: &InflightRegion,
         queue: u16,
@@ -277,7 +278,7 @@ impl InflightRecord {
         used: u16,
     ) -> Option<Result<(InflightRecord, Recovered), RecordError>> {
         let queue_record = region.queue_record(queue)?;
-        // Before anything is written: unknown contents remain unchanged.
+        // Checked before anything is written, so that unknown contents remain unchanged.
         let is_new = match queue_record.load_u16(VERSION_AT) {
             Some(0) => true,
             Some(VERSION) => false,
@@ -291,11 +292,11 @@ impl InflightRecord {
             return None;
         }
         let mut record = InflightRecord { queue_record, counter: 0, last_batch_head: 0, batch: Vec::new() };
-        let left = match is_new {
+        let recovered = match is_new {
             true => record.initialise(region.room, used).map(|()| Recovered::Nothing).ok_or(RecordError::OutOfBounds),
             false => record.recover(region.room, size, used).map(Recovered::InFlight),
         };
-        Some(left.map(|left| (record, left)))
+        Some(recovered.map(|recovered| (record, recovered)))
     }
 
     /// Initializes a new region; its version is written last.
@@ -322,7 +323,7 @@ impl InflightRecord {
             return Err(RecordError::Size { found: descriptors, size, room });
         }
         let (before, newest) = (load(USED_IDX_AT)?, load(LAST_BATCH_HEAD_AT)?);
-        let states: Option<Vec<State>> = (0..descriptors).map(|head| self.state(head)).collect();
+        let states: Option<Vec<DescriptorState>> = (0..descriptors).map(|head| self.state(head)).collect();
         let mut states = states.ok_or(RecordError::OutOfBounds)?;
         self.last_batch_head = newest;
         self.finish_batch(&mut states, size, before, newest, used)?;
@@ -351,10 +352,10 @@ impl InflightRecord {
         Ok(in_flight.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// Requests that were published and not cleared are no longer in flight.
+    /// Clears requests that were published and not cleared.
     fn finish_batch(
         &self,
-        states: &mut [State],
+        states: &mut [DescriptorState],
         size: u16,
         before: u16,
         newest: u16,
@@ -369,9 +370,9 @@ impl InflightRecord {
             return Ok(());
         }
         if count > size {
-            // Left by a ring that ran without this record, if nothing is in flight: then there is nothing to complete.
+            // If nothing is in flight, a ring has run without this record since, and there is no batch to complete.
             return match states.iter().all(|state| state.inflight == 0) {
-                true => self.show_used(used).ok_or(RecordError::OutOfBounds),
+                true => self.store_used_idx(used).ok_or(RecordError::OutOfBounds),
                 false => Err(RecordError::Index { region: before, ring: used }),
             };
         }
@@ -382,13 +383,13 @@ impl InflightRecord {
             self.clear(head, state.next).ok_or(RecordError::OutOfBounds)?;
             head = state.next;
         }
-        self.show_used(used).ok_or(RecordError::OutOfBounds)
+        self.store_used_idx(used).ok_or(RecordError::OutOfBounds)
     }
 
-    fn state(&self, head: u16) -> Option<State> {
+    fn state(&self, head: u16) -> Option<DescriptorState> {
         let bytes: [u8; STATE_LEN] = self.queue_record.read(state_at(head))?;
         let [inflight, _, _, _, _, _, low, high, counter @ ..] = bytes;
-        Some(State { inflight, next: u16::from_le_bytes([low, high]), counter: u64::from_le_bytes(counter) })
+        Some(DescriptorState { inflight, next: u16::from_le_bytes([low, high]), counter: u64::from_le_bytes(counter) })
     }
 
     /// Records that a request was taken from the ring.
@@ -410,7 +411,7 @@ impl InflightRecord {
         Some(())
     }
 
-    /// Records that a request is to be answered with the next batch.
+    /// Records that a request is answered with the next batch.
     #[inline]
     pub fn answer(&mut self, head: u16) -> Option<()> {
         let next = std::mem::replace(&mut self.last_batch_head, head);
@@ -424,14 +425,14 @@ impl InflightRecord {
         Some(())
     }
 
-    /// The used index `used` is visible: nothing of the batch is in flight any more. `free` is called for each head.
+    /// Clears the batch, after the used index `used` was published. `free` is called for each head.
     pub fn published(&mut self, used: u16, mut free: impl FnMut(u16)) -> Option<()> {
         for &(head, next) in &self.batch {
             self.clear(head, next)?;
             free(head);
         }
         self.batch.clear();
-        self.show_used(used)
+        self.store_used_idx(used)
     }
 
     #[inline]
@@ -442,7 +443,7 @@ impl InflightRecord {
         Some(())
     }
 
-    fn show_used(&self, used: u16) -> Option<()> {
+    fn store_used_idx(&self, used: u16) -> Option<()> {
         #[cfg(test)]
         if kill_point::is_planted(kill_point::Bug::UsedIndexLost) {
             return Some(());
@@ -457,7 +458,7 @@ impl InflightRecord {
         self.queue_record.window::<STATE_LEN, 8>(state_at(head))?.store_u64(0, word)
     }
 
-    /// For a bug that the model must detect.
+    /// Clears the batch before it is published: a bug that the model must detect.
     #[cfg(test)]
     pub fn clear_early(&self) {
         for &(head, next) in &self.batch {
@@ -466,8 +467,8 @@ impl InflightRecord {
     }
 }
 
-/// One state as it was read.
-struct State {
+/// The state of one descriptor, as read from the record.
+struct DescriptorState {
     inflight: u8,
     next: u16,
     counter: u64,

@@ -1,10 +1,10 @@
 //! The points at which tests may kill the process: before every externally visible effect.
 //!
-//! It knows nothing about what happens there. Invariant: outside tests this does nothing; in a test, nothing after the
+//! It knows nothing about the effects. Invariant: outside of tests this does nothing; in a test, nothing after the
 //! chosen point leaves the process, so that the remaining state is that of a real kill.
 
-/// To be checked before each store, signal or reply visible to others. If `false`, the process is dead, and the effect
-/// must not happen.
+/// Must be called before each store, signal or reply that is visible to others. If it returns `false`, the process is
+/// dead, and the effect must not happen.
 #[cfg(not(test))]
 #[inline(always)]
 pub fn is_alive() -> bool {
@@ -43,43 +43,43 @@ pub mod test {
         DoneAfterStop,
         /// New requests are taken before those in flight.
         NewFirst,
-        /// The base given by the front-end is used, regardless of the region.
-        BaseBelieved,
+        /// The base sent by the front-end is used, regardless of the region.
+        BaseTrusted,
         /// A request is marked as in flight only when it is answered.
         MarkedLate,
         /// An answer that an earlier process may not have signalled is not signalled.
         SignalLost,
         /// The successor continues after all requests taken, answered or not.
         BaseOfTaken,
-        /// The successor is not given the record of requests in flight.
-        RegionUntold,
-        /// The successor is not given the regions that were removed and may come back.
-        GoneUntold,
+        /// The successor does not get the record of requests in flight.
+        RegionOmitted,
+        /// The successor does not get the regions that were removed and may be added again.
+        RemovedRegionsOmitted,
         /// A failed request is answered as successful.
         ErrorLost,
         /// The status of a chain is that of its last request.
-        LastSaysAll,
+        LastStatusWins,
         /// A failed read is answered with the length of a successful one.
         LengthOfFailure,
         /// All queues use the record of the first.
         OneRecord,
-        /// When a queue is to stop, waiting requests of the others are given back as well.
+        /// When a queue is stopped, waiting requests of the others are given back as well.
         RecallsAll,
-        /// A queue stops only when nothing is in progress in the others.
+        /// A queue stops only when nothing is in progress in the others either.
         WaitsForAll,
         /// Answers are published in the first queue only.
         FirstPublished,
         /// A chain is answered although one of its requests was given back.
         GivenBackAnswered,
-        /// Data that was read is not in the dirty log.
+        /// Data of reads is not in the dirty log.
         ReadNotLogged,
         /// The used ring of a killed process is not in the dirty log.
         UsedRingNotLoggedAtStart,
-        /// The successor is not given the dirty log.
-        LogUntold,
+        /// The successor does not get the dirty log.
+        LogOmitted,
     }
 
-    /// All of them.
+    /// All bugs.
     pub const BUGS: [Bug; 25] = [
         Bug::ClearBeforePublish,
         Bug::UsedIndexLost,
@@ -89,11 +89,11 @@ pub mod test {
         Bug::OutOfOrder,
         Bug::DoneAfterStop,
         Bug::NewFirst,
-        Bug::BaseBelieved,
+        Bug::BaseTrusted,
         Bug::MarkedLate,
         Bug::SignalLost,
         Bug::ErrorLost,
-        Bug::LastSaysAll,
+        Bug::LastStatusWins,
         Bug::LengthOfFailure,
         Bug::OneRecord,
         Bug::RecallsAll,
@@ -101,14 +101,14 @@ pub mod test {
         Bug::FirstPublished,
         Bug::GivenBackAnswered,
         Bug::BaseOfTaken,
-        Bug::RegionUntold,
-        Bug::GoneUntold,
+        Bug::RegionOmitted,
+        Bug::RemovedRegionsOmitted,
         Bug::ReadNotLogged,
         Bug::UsedRingNotLoggedAtStart,
-        Bug::LogUntold,
+        Bug::LogOmitted,
     ];
 
-    /// Reaches the next kill point; returns whether the process is still alive.
+    /// Passes the next kill point; returns true if the process is still alive.
     pub fn is_alive() -> bool {
         let passed = PASSED.get() + 1;
         PASSED.set(passed);
@@ -121,17 +121,17 @@ pub mod test {
         LAST.set(last);
     }
 
-    /// Whether the process has been killed.
+    /// Returns true if the process has been killed.
     pub fn is_dead() -> bool {
         PASSED.get() > LAST.get()
     }
 
-    /// Plants a bug, or none.
+    /// Plants a bug in this thread; `None` for no bug.
     pub fn plant(bug: Option<Bug>) {
         PLANTED.set(bug);
     }
 
-    /// Whether a bug is planted.
+    /// Returns true if this bug is planted.
     pub fn is_planted(bug: Bug) -> bool {
         PLANTED.get() == Some(bug)
     }

@@ -1,7 +1,7 @@
 //! The listening socket and its path.
 //!
 //! It knows nothing about the protocol, nor about existing files at the path (`unix_socket`). Invariant: the path is
-//! removed only while it is ours.
+//! removed only if this process owns it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,10 +31,10 @@ pub enum BindError {
     #[error("{0:?} exists and is not a socket")]
     NotASocket(PathBuf),
     /// An unsupported number of queues.
-    #[error("{asked} queues requested; must be 1-{max}", max = super::MAX_QUEUES)]
+    #[error("{requested} queues requested; must be 1-{max}", max = super::MAX_QUEUES)]
     Queues {
         /// The requested number.
-        asked: u16,
+        requested: u16,
     },
     /// The serial number exceeds the device's limit.
     #[error("the serial number {0:?} is longer than 20 bytes")]
@@ -42,9 +42,9 @@ pub enum BindError {
     /// A system call failed.
     #[error("cannot {what} the socket {path:?}")]
     Failed {
-        /// What was tried.
+        /// The failed step, as a verb.
         what: &'static str,
-        /// On which path.
+        /// The path of the socket.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -60,23 +60,23 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket left there by a server that is gone is replaced.
+    /// Listens at `path`. A socket left there by a dead server is replaced.
     pub fn bind(path: &Path) -> Result<Listener, BindError> {
         Listener::bind_with(path, None)
     }
 
-    /// As `bind`, accessible only to this process's user.
+    /// Like [`Listener::bind`], with a socket accessible only to this process's user.
     pub fn bind_private(path: &Path) -> Result<Listener, BindError> {
         Listener::bind_with(path, Some(Mode::RUSR | Mode::WUSR))
     }
 
-    /// A socket that is already listening, known as `path`, which another process will remove.
+    /// Uses a listening socket bound to `path`, which another process will remove.
     pub fn of_socket(socket: OwnedFd, path: &Path) -> Result<Listener, BindError> {
         Listener::of_bound(socket, path, None)
     }
 
-    /// As `of_socket`, but the path has this device and inode and is to be removed at the end, after
-    /// [`Listener::begin`].
+    /// Uses a listening socket of the previous process, bound to `path`, which has the device and inode `file` and is
+    /// removed in the end if [`Listener::begin`] was called.
     pub fn of_bound(socket: OwnedFd, path: &Path, file: Option<(u64, u64)>) -> Result<Listener, BindError> {
         let socket = UnixListener::from(socket);
         let failed = |source| BindError::Failed { what: "make non-blocking", path: path.into(), source };
@@ -84,12 +84,12 @@ impl Listener {
         Ok(Listener { socket, path: BoundPath::foreign(path, file) })
     }
 
-    /// The previous process has released the path: it is now ours to remove, if it was its.
+    /// Takes ownership of the path if the previous process, which has released it, owned it.
     pub fn begin(&mut self) {
         self.path.take_ownership();
     }
 
-    /// Device and inode of the path, if it is to be removed at the end.
+    /// Device and inode of the path, if this process owns it.
     pub fn bound(&self) -> Option<(u64, u64)> {
         self.path.file()
     }
@@ -109,7 +109,7 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// The next connection, if one is waiting.
+    /// Accepts the next connection, if one is waiting.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
         loop {
             match self.socket.accept() {
@@ -127,7 +127,7 @@ impl Listener {
         self.path.disown();
     }
 
-    /// Removes the path, if it is still the one we created.
+    /// Removes the path if this process owns it and it is still the same file.
     pub fn remove_path(&mut self) {
         self.path.remove();
     }
@@ -161,7 +161,7 @@ mod test {
     }
 
     #[test]
-    fn a_handed_over_socket_is_used_and_its_path_left_alone() {
+    fn the_path_of_a_handed_over_socket_is_not_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let mut listener = Listener::of_socket(UnixListener::bind(&path).unwrap().into(), &path).unwrap();

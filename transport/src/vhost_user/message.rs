@@ -10,23 +10,23 @@ use std::os::fd::OwnedFd;
 use disk::size::in_memory;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of a [`Header`].
+/// The size of a [`Header`].
 pub const HEADER_LEN: usize = 12;
 /// The largest payload read: a memory table of 8 regions has 264 bytes, a configuration access 268; the rest leaves
 /// room for requests of later versions, which are refused by name instead of by size.
 pub const MAX_PAYLOAD: usize = 1024;
-/// File descriptors in one message: one for each region of a memory table.
+/// The maximum number of file descriptors in one message: one for each region of a memory table.
 pub const MAX_FDS: usize = 8;
-/// Regions in one SET_MEM_TABLE message (the specification's payload has eight).
+/// The maximum number of regions in one SET_MEM_TABLE message (the specification's payload has eight).
 pub const MAX_TABLE: usize = 8;
-/// Bytes of configuration space that one message can cover.
+/// The maximum size of configuration space that one message can cover.
 pub const MAX_CONFIG: u32 = 256;
 
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const FLAG_REPLY: u32 = 1 << 2;
 const FLAG_NEED_REPLY: u32 = 1 << 3;
-/// Set in the payload of SET_VRING_KICK, CALL and ERR when no file descriptor comes with it.
+/// Set in the payload of SET_VRING_KICK, CALL and ERR if the message has no file descriptor.
 const VRING_NO_FD: u64 = 1 << 8;
 const VRING_INDEX: u64 = 0xff;
 
@@ -36,25 +36,25 @@ const VRING_INDEX: u64 = 0xff;
 pub struct Header {
     /// The request: the `id` of the specification.
     pub request: u32,
-    /// Version, "this is a reply", "a reply is wanted".
+    /// The version, and whether this is a reply or needs one.
     pub flags: u32,
-    /// Bytes of payload that follow.
+    /// The size of the payload that follows.
     pub size: u32,
 }
 const _: () = assert!(size_of::<Header>() == HEADER_LEN);
 
 impl Header {
-    /// Whether this is a request of the only version.
+    /// Returns true for a request of the only known version.
     pub fn is_request(&self) -> bool {
         self.flags & VERSION_MASK == VERSION && self.flags & FLAG_REPLY == 0
     }
 
-    /// Whether the front-end waits for a reply even if the request has none of its own.
+    /// Returns true if the front-end waits for a reply even to a request that has none of its own.
     pub fn needs_reply(&self) -> bool {
         self.flags & FLAG_NEED_REPLY != 0
     }
 
-    /// The header of a message with this payload, which is one of ours: a few structures.
+    /// The header of a message that we send with this payload.
     pub fn of(request: u32, flags: u32, payload: &[u8]) -> Header {
         let Ok(size) = u32::try_from(payload.len()) else { unreachable!("a few structures, or MAX_CONFIG bytes") };
         Header { request, flags, size }
@@ -135,7 +135,7 @@ pub struct ConfigWindow {
 }
 const _: () = assert!(size_of::<ConfigWindow>() == 12);
 
-/// A region for requests in flight, as described in a message.
+/// A region for the record of requests in flight, as described in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightInfo {
     /// Bytes to be mapped.
@@ -148,7 +148,7 @@ pub struct InflightInfo {
     pub size: u16,
 }
 
-/// Where the dirty log is in its file.
+/// The range of the dirty log in its file.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LogInfo {
@@ -177,9 +177,9 @@ const INFLIGHT_LEN: usize = 20;
 pub struct Frame {
     /// The header.
     pub header: Header,
-    /// As many bytes as the header says.
+    /// The payload, with the length given in the header.
     pub payload: Vec<u8>,
-    /// Its file descriptors.
+    /// The accompanying file descriptors.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -188,7 +188,7 @@ pub struct Frame {
 pub struct VringFd {
     /// The ring.
     pub queue: u32,
-    /// Absent: the front-end polls, or wants polling.
+    /// Absent if the front-end polls, or requires polling.
     pub fd: Option<OwnedFd>,
 }
 
@@ -244,7 +244,7 @@ pub enum Malformed {
     Fds {
         /// The request.
         request: u32,
-        /// How many it came with.
+        /// The number of file descriptors received.
         count: usize,
     },
 }
@@ -252,7 +252,7 @@ pub enum Malformed {
 impl Message {
     /// Parses a frame. File descriptors that the message does not require make it malformed.
     pub fn parse(frame: Frame) -> Result<Message, Malformed> {
-        let mut body = Body { request: frame.header.request, payload: &frame.payload, fds: frame.fds };
+        let mut body = FrameBody { request: frame.header.request, payload: &frame.payload, fds: frame.fds };
         let message = match frame.header.request {
             1 => Message::GetFeatures,
             2 => Message::SetFeatures(body.read()?),
@@ -288,13 +288,13 @@ impl Message {
 }
 
 /// The remaining parts of a frame while its message is parsed.
-struct Body<'a> {
+struct FrameBody<'a> {
     request: u32,
     payload: &'a [u8],
     fds: Vec<OwnedFd>,
 }
 
-impl Body<'_> {
+impl FrameBody<'_> {
     fn wrong_size(&self) -> Malformed {
         Malformed::Payload { request: self.request, len: self.payload.len() }
     }
@@ -329,7 +329,7 @@ impl Body<'_> {
     fn table(&mut self) -> Result<Vec<(RegionInfo, OwnedFd)>, Malformed> {
         let (head, rest) = TableHeader::read_from_prefix(self.payload).map_err(|_| self.wrong_size())?;
         let count = in_memory(head.regions.into());
-        // QEMU sends just the existing regions; others send all eight with the unused ones empty.
+        // QEMU sends only the existing regions; others send all eight, with unused ones empty.
         let needed = count.checked_mul(size_of::<RegionInfo>()).filter(|&len| count <= MAX_TABLE && len <= rest.len());
         if needed.is_none() {
             return Err(self.wrong_size());
@@ -384,12 +384,12 @@ pub enum Reply {
     Vring(VringState),
     /// A part of the configuration space; `None` reports an error.
     Config(Option<(ConfigWindow, Vec<u8>)>),
-    /// A region for requests in flight; its file is sent along.
+    /// A region for the record of requests in flight; its file is sent with the reply.
     Inflight(InflightInfo),
 }
 
 impl Reply {
-    /// The reply to `request` as sent on the socket.
+    /// Encodes the reply to `request` for the socket.
     pub fn encode(&self, request: u32) -> Vec<u8> {
         let payload = match self {
             Reply::Number(number) => number.as_bytes().to_vec(),
@@ -404,14 +404,14 @@ impl Reply {
     }
 }
 
-/// The requests whose replies have a format of their own.
+/// Returns true if the reply to this request has a format of its own.
 pub fn has_own_reply(request: u32) -> bool {
     // GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG, GET_INFLIGHT_FD,
     // GET_MAX_MEM_SLOTS, and SET_LOG_BASE.
     matches!(request, 1 | 6 | 11 | 15 | 17 | 24 | 31 | 36)
 }
 
-/// A message of the back-end, without payload.
+/// Encodes a message of the back-end without payload.
 pub fn backend_request(request: u32) -> Vec<u8> {
     Header { request, flags: VERSION, size: 0 }.as_bytes().to_vec()
 }

@@ -1,28 +1,28 @@
-//! A vhost-user-blk back-end: the disk of a virtual machine over a Unix socket and shared memory.
+//! A vhost-user-blk back-end: serves the disk of a virtual machine over a Unix socket and shared memory.
 //!
 //! [`Server`] accepts one front-end at a time (QEMU, Cloud Hypervisor, `blkio`) and is the [`disk::Transport`] of the
-//! disk. It knows nothing about the disk behind it, and waits for nothing: neither for a slow front-end nor for
-//! requests in flight.
+//! disk. It knows nothing about the disk behind it, and never blocks: neither for a slow front-end nor for requests in
+//! flight.
 //!
 //! Invariant: a front-end is accepted only when all requests of the previous one have completed, so that no late write
 //! of the old one reaches data of the new one.
 //!
-//! | file | knows |
+//! | file | contents |
 //! |---|---|
 //! | `listener` | the path and the socket |
 //! | `connection` | framing, file descriptors |
 //! | `message`, `refusal` | requests, and why they are refused |
-//! | `session` | what each message does |
+//! | `session` | the effect of each message |
 //! | `table` | guest memory |
 //! | `queue`, `ring`, `chain` | split virtqueues |
-//! | `inflight` | requests taken and not answered, for the next process |
-//! | `kill_point` | where tests kill the process |
+//! | `inflight` | the record of unanswered requests, for the next process |
+//! | `kill_point` | the points at which tests kill the process |
 //! | `device`, `request`, `token`, `config_space` | virtio-blk |
 //! | `signal` | eventfds and pipes |
-//! | `dirty_log` | which pages of guest memory were written to, for a migration |
+//! | `dirty_log` | the pages of guest memory written to during a migration |
 //! | `handover` | the state for a successor process |
 //! | `backend` | unsolicited messages to the front-end |
-//! | `event` | what to log |
+//! | `event` | events to be logged |
 
 mod backend;
 mod chain;
@@ -70,7 +70,7 @@ use message::Message;
 use request::ID_LEN;
 use session::Session;
 
-/// Maximum queues of one disk: as many as one word has bits.
+/// The maximum number of queues of one disk: the bits of one word.
 pub const MAX_QUEUES: u16 = 64;
 
 const LISTENER: u64 = 0;
@@ -79,15 +79,15 @@ const WAKE: u64 = 2;
 /// The kick of queue 0; the others follow.
 const KICK: u64 = 16;
 
-/// Messages and connections handled before other work has its turn; a front-end sends about fifteen per queue.
+/// Messages and connections handled before other work; a front-end sends about fifteen messages per queue.
 const BATCH_MAX: usize = 64;
 
-/// What to serve, and where.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Path of the socket.
     pub path: PathBuf,
-    /// Queues offered: 1 to [`MAX_QUEUES`].
+    /// The number of queues offered: 1 to [`MAX_QUEUES`].
     pub queues: u16,
     /// The disk's serial number: up to 20 bytes.
     pub serial: String,
@@ -101,15 +101,15 @@ pub struct Server {
     serial: [u8; ID_LEN],
     listener: Listener,
     client: Option<Client>,
-    /// Signalled by ourselves, for work that needs a [`Watch`].
+    /// Signalled by the server itself, for work that needs a [`Watch`].
     wake: OwnedFd,
-    /// Requests of earlier front-ends, not yet completed.
+    /// The number of requests of earlier front-ends that have not completed.
     orphans: usize,
     epoch: u32,
     stopped: bool,
-    /// Temporarily takes no requests.
+    /// No requests are taken until [`HandOver::hold`] is called again.
     held: bool,
-    /// Rings handed over by the previous process, to be started with the server.
+    /// SET_VRING_KICK messages of rings taken over from the previous process, executed when the server starts.
     kicks: Vec<Message>,
     log: Log,
 }
@@ -126,10 +126,10 @@ impl Server {
         Server::on(listener, config)
     }
 
-    /// As `bind`, with a socket that is already listening.
+    /// Like [`Server::bind`], with a socket that is already listening.
     pub fn on(listener: Listener, config: Config) -> Result<Server, BindError> {
         if !(1..=MAX_QUEUES).contains(&config.queues) {
-            return Err(BindError::Queues { asked: config.queues });
+            return Err(BindError::Queues { requested: config.queues });
         }
         let mut serial = [0; ID_LEN];
         match serial.get_mut(..config.serial.len()) {
@@ -147,7 +147,7 @@ impl Server {
         Ok(Server { config, serial, listener, client, wake, orphans, epoch, stopped, held, kicks, log })
     }
 
-    /// Replaces another process, with its socket and its front-end ([`HandOver::hand_over`]).
+    /// Takes over the socket and the front-end of another process ([`HandOver::hand_over`]).
     pub fn taken_over(handover: Handover, config: Config) -> Result<Server, HandoverError> {
         let Handover { listener, bound, peers } = handover;
         let refused = |error: BindError| HandoverError::Refused(with_causes(&error));
@@ -160,7 +160,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Another process has taken over, and the path belongs to it.
+    /// Leaves the path to the process that has taken over.
     #[cfg(test)]
     fn leave_path(mut self) {
         self.listener.leave_path();
@@ -176,7 +176,7 @@ impl Server {
         self.log.take()
     }
 
-    /// Whether a front-end is connected.
+    /// Returns true if a front-end is connected.
     pub fn is_connected(&self) -> bool {
         self.client.is_some()
     }
@@ -213,7 +213,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts the rings that were handed over.
+    /// Starts the rings taken over from the previous process.
     fn resume(&mut self, watch: &mut dyn Watch) -> io::Result<()> {
         let Some(client) = &mut self.client else { return Ok(()) };
         watch.watch(client.connection.fd(), Interest::Read, WatchKey(CONNECTION))?;
@@ -225,9 +225,9 @@ impl Server {
     }
 
     /// Handles messages of the front-end, up to one that has to wait.
-    fn listen(&mut self, watch: &mut dyn Watch) {
+    fn handle_messages(&mut self, watch: &mut dyn Watch) {
         let Some(client) = &mut self.client else { return };
-        let end = client.listen(watch, &mut self.log);
+        let end = client.handle_messages(watch, &mut self.log);
         let end = if client.session.device.is_unlogged() { Err(DisconnectReason::Unlogged) } else { end };
         match end {
             Ok(true) => {}
@@ -253,24 +253,24 @@ impl Server {
     }
 
     fn wake(&self) {
-        // It does not block, and a saturated eventfd is signalled already.
+        // Does not block, and fails only if the eventfd is saturated and thus signalled already.
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
     }
 }
 
 impl Client {
-    /// Returns `true` if there is nothing more for now; `false` if there may be.
-    fn listen(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Result<bool, DisconnectReason> {
-        if let Some(answer) = self.session.settle(watch, log) {
-            self.connection.send(&answer.bytes, answer.fd.as_ref().map(AsFd::as_fd))?;
+    /// Returns false if there may be more messages.
+    fn handle_messages(&mut self, watch: &mut dyn Watch, log: &mut Log) -> Result<bool, DisconnectReason> {
+        if let Some(reply) = self.session.settle(watch, log) {
+            self.connection.send(&reply.bytes, reply.fd.as_ref().map(AsFd::as_fd))?;
         }
         for _ in 0..BATCH_MAX {
             if self.session.is_waiting() {
                 return Ok(true);
             }
             let Some(frame) = self.connection.receive()? else { return Ok(true) };
-            if let Some(answer) = self.session.handle(frame, watch, log)? {
-                self.connection.send(&answer.bytes, answer.fd.as_ref().map(AsFd::as_fd))?;
+            if let Some(reply) = self.session.handle(frame, watch, log)? {
+                self.connection.send(&reply.bytes, reply.fd.as_ref().map(AsFd::as_fd))?;
             }
         }
         Ok(false)
@@ -306,7 +306,7 @@ impl Transport for Server {
                 self.wake();
             }
         }
-        // The disk need not know about a front-end that is gone: another one may connect.
+        // Not an error for the disk if the front-end has disconnected: another one may connect.
         Ok(())
     }
 }
@@ -324,17 +324,17 @@ impl crate::Server for Server {
             return;
         }
         match key.0 {
-            // The current front-end first: it may be gone, and the new one its successor.
+            // The current front-end first: it may have disconnected, and the new one replace it.
             LISTENER | CONNECTION | WAKE => {
-                self.listen(watch);
+                self.handle_messages(watch);
                 self.admit(watch);
             }
-            // A kick says that there is something to pop, which is what happens next anyway.
+            // Kicks: the caller pops requests next anyway.
             _ => {}
         }
     }
 
-    /// Requests' data is in the guest's memory.
+    /// None: the data of requests is in the guest's memory.
     #[inline]
     fn memory_change(&mut self) -> Option<MemoryChange> {
         None
@@ -356,8 +356,8 @@ impl crate::Server for Server {
 
     fn resized(&mut self, geometry: &Geometry, watch: &mut dyn Watch) {
         self.config.geometry = *geometry;
-        let told = self.client.as_mut().map(|client| client.session.resized(geometry));
-        match told {
+        let notified = self.client.as_mut().map(|client| client.session.resized(geometry));
+        match notified {
             Some(Ok(Notified::Yes)) => self.log.record(Event::SizeAnnounced { len: geometry.len }),
             Some(Ok(Notified::Unsupported)) => self.log.record(Event::SizeNotAnnounced { len: geometry.len }),
             Some(Err(end)) => self.disconnect(&end, watch),

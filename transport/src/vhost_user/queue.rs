@@ -1,9 +1,9 @@
-//! One queue: its configuration by the front-end, the ring once it runs, and the chains in progress.
+//! One queue: its configuration by the front-end, its ring while that runs, and the chains in progress.
 //!
 //! It knows nothing about the meaning of a chain. Invariants: a chain is answered once, after the last of its requests;
 //! a chain not answered when the ring stops is taken again when it starts: according to the record of requests in
-//! flight if the front-end keeps one, otherwise according to the used index alone, since answers are then given in the
-//! order of the available ring. A broken queue is not accessed again before it is set up anew.
+//! flight if the front-end keeps one, otherwise according to the used index alone, since chains are then answered in
+//! the order of the available ring. A broken queue is not accessed until the front-end sets it up again.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -17,14 +17,14 @@ use super::inflight::{InflightRecord, InflightRegion, RecordError, Recovered};
 use super::kill_point;
 use super::message::VringAddr;
 use super::request::{S_OK, status_byte};
-use super::ring::{Broken, Position, Ring};
+use super::ring::{Broken, Ring, RingPosition};
 use super::signal::signal;
 use super::table::MemoryTable;
 
 /// In the flags of SET_VRING_ADDR: writes to the used ring are logged.
 const VRING_LOG: u32 = 1;
 
-/// One queue.
+/// A virtqueue of a device.
 #[derive(Default)]
 pub struct Queue {
     /// Slots in the ring; zero until set.
@@ -33,11 +33,11 @@ pub struct Queue {
     pub base: u16,
     /// The addresses of the ring.
     pub place: Option<VringAddr>,
-    /// The dirty log in force.
+    /// The dirty log in use.
     log: Option<Arc<DirtyLog>>,
-    /// Whether it may be served (if the front-end negotiates that at all).
+    /// Whether chains may be taken; always set if the front-end does not negotiate enabling.
     pub enabled: bool,
-    /// Started: signalled by the driver on new requests.
+    /// Signalled by the driver on new requests; present if the queue is started.
     pub kick: Option<OwnedFd>,
     /// Signalled on answers.
     call: Option<OwnedFd>,
@@ -47,13 +47,13 @@ pub struct Queue {
     pub draining: bool,
     ring: Option<Ring>,
     /// The position of the ring when its memory was removed.
-    lost: Option<Position>,
+    lost: Option<RingPosition>,
     broken: bool,
     /// The next chain uses memory that was removed: no more are taken before the table changes.
     parked: bool,
     /// By head of the chain; as many as the ring has slots, so that every head is in bounds.
-    slots: Vec<Slot>,
-    /// Chains with requests in progress.
+    slots: Vec<ChainSlot>,
+    /// The number of chains with requests in progress.
     in_flight: u16,
     /// The front-end's record of chains in flight.
     record: Option<InflightRecord>,
@@ -64,7 +64,7 @@ pub struct Queue {
     order: VecDeque<u16>,
 }
 
-/// What is needed to start a ring.
+/// The parts of the device needed to start a ring.
 #[derive(Clone, Copy)]
 pub struct RingContext<'a> {
     /// Guest memory.
@@ -80,37 +80,37 @@ pub struct RingContext<'a> {
 pub struct RingStarted {
     /// The front-end records requests in flight.
     pub recorded: bool,
-    /// Number of chains that are taken again.
+    /// The number of chains that are taken again.
     pub again: usize,
 }
 
-/// A chain that was taken.
+/// The state of the chain at one head.
 #[derive(Clone, Copy)]
-struct Slot {
+struct ChainSlot {
     status_at: GuestAddr,
-    /// Bytes reported as written, including the status, if all requests succeed.
+    /// The number of bytes reported as written, including the status, if all requests succeed.
     written: u32,
-    /// Requests of the chain that have not completed.
+    /// The number of requests of the chain that have not completed.
     open: u16,
     stage: ChainState,
     /// The status to report: success, or an error.
     status: u8,
 }
 
-/// The state of a chain.
+/// The progress of a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChainState {
     /// Owned by the driver.
     Free,
-    /// In progress.
+    /// Its requests are in progress.
     Taken,
     /// One of its requests was given back: it remains unanswered.
     GivenBack,
-    /// Completed, and its answer not written or not published yet.
+    /// Completed; its answer is not written or not published yet.
     Done,
 }
 
-impl Slot {
+impl ChainSlot {
     /// After a failed read only the status byte is valid.
     #[cold]
     fn fail(&mut self, status: Status) {
@@ -118,25 +118,27 @@ impl Slot {
     }
 }
 
-const FREE: Slot = Slot { status_at: GuestAddr(0), written: 0, open: 0, stage: ChainState::Free, status: S_OK };
+const FREE: ChainSlot =
+    ChainSlot { status_at: GuestAddr(0), written: 0, open: 0, stage: ChainState::Free, status: S_OK };
 
 impl Queue {
-    /// Whether the front-end has started it.
+    /// Returns true if the front-end has started the queue.
     pub fn is_started(&self) -> bool {
         self.kick.is_some()
     }
 
-    /// Whether no request is in progress.
+    /// Returns true if no request is in progress.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// Whether requests are recorded by the front-end; `None` while it does not run.
+    /// Returns true if the front-end records requests in flight; `None` while the ring does not run.
     pub fn is_recorded(&self) -> Option<bool> {
         (self.ring.is_some() || self.lost.is_some()).then_some(self.record.is_some())
     }
 
-    /// Signals answers at `call` from now on. An earlier signal may have been lost with its process, or its descriptor.
+    /// Sets the descriptor on which answers are signalled, and signals it once: an earlier signal may have been lost
+    /// with its process or its descriptor.
     pub fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call;
         #[cfg(test)]
@@ -146,24 +148,24 @@ impl Queue {
         signal(self.call.as_ref());
     }
 
-    /// Starts the ring, or moves it, once everything needed is known; if it is not within the table, it waits for the
-    /// next table, and completions are answered then.
-    pub fn start(&mut self, index: u16, ground: RingContext<'_>) -> Result<Option<RingStarted>, Broken> {
+    /// Starts the ring, or moves it, if its configuration is complete. A ring that is not within the table waits for
+    /// the next table, and completed chains are answered then.
+    pub fn start(&mut self, index: u16, context: RingContext<'_>) -> Result<Option<RingStarted>, Broken> {
         let Some(place) = self.place.filter(|_| self.is_started() && self.size > 0 && !self.broken) else {
             return Ok(None);
         };
-        let started = self.put_in_place(index, &place, ground)?;
-        self.log_ring()?;
+        let started = self.start_or_move(index, &place, context)?;
+        self.update_ring_log()?;
         Ok(started)
     }
 
-    fn put_in_place(
+    fn start_or_move(
         &mut self,
         index: u16,
         place: &VringAddr,
-        ground: RingContext<'_>,
+        context: RingContext<'_>,
     ) -> Result<Option<RingStarted>, Broken> {
-        let RingContext { table, event_idx, .. } = ground;
+        let RingContext { table, event_idx, .. } = context;
         self.parked = false;
         match (&mut self.ring, self.lost) {
             (Some(ring), _) => {
@@ -179,20 +181,20 @@ impl Queue {
                 Ok(None)
             }
             (None, None) => match Ring::new(table, place, self.size, self.base, event_idx) {
-                Some(ring) => self.begin(index, ring, ground.region).map(Some),
+                Some(ring) => self.begin(index, ring, context.region).map(Some),
                 None => Ok(None),
             },
         }
     }
 
-    /// Sets the dirty log that is in force from now on: for the answers of requests in flight as well.
+    /// Sets the dirty log to use from now on, also for the answers of requests in flight.
     pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) -> Result<(), Broken> {
         self.log = log.cloned();
-        self.log_ring()
+        self.update_ring_log()
     }
 
-    /// Has writes to the used ring logged if the front-end wants that.
-    fn log_ring(&mut self) -> Result<(), Broken> {
+    /// Logs writes to the used ring if the front-end has set that flag.
+    fn update_ring_log(&mut self) -> Result<(), Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(()) };
         let at = self.place.filter(|place| place.flags & VRING_LOG != 0).map(|place| place.log);
         ring.set_log(self.log.clone().zip(at).map(|(log, at)| UsedLog { log, at }))
@@ -202,12 +204,12 @@ impl Queue {
     fn begin(&mut self, index: u16, mut ring: Ring, region: Option<&InflightRegion>) -> Result<RingStarted, Broken> {
         let used = ring.used();
         let recorded = region.and_then(|region| InflightRecord::begin(region, index, self.size, used)).transpose();
-        let (record, left) = match recorded.map_err(Broken::Inflight)? {
-            Some((record, left)) => (Some(record), left),
+        let (record, recovered) = match recorded.map_err(Broken::Inflight)? {
+            Some((record, recovered)) => (Some(record), recovered),
             None => (None, Recovered::Nothing),
         };
-        match left {
-            // The requests taken are those answered plus those in flight, whatever index the front-end gives.
+        match recovered {
+            // The requests taken are those answered plus those in flight; the base from the front-end is ignored.
             Recovered::InFlight(heads) => {
                 let count = u16::try_from(heads.len()).unwrap_or(u16::MAX);
                 let offered = ring.unanswered().ok_or(Broken::OutOfBounds)?;
@@ -216,11 +218,11 @@ impl Queue {
                 }
                 let next = used.wrapping_add(count);
                 #[cfg(test)]
-                let next = if kill_point::is_planted(kill_point::Bug::BaseBelieved) { self.base } else { next };
+                let next = if kill_point::is_planted(kill_point::Bug::BaseTrusted) { self.base } else { next };
                 ring.continue_at(next);
                 self.again = heads.into();
             }
-            // Answers given after the front-end read the used index count as well.
+            // Chains answered after the front-end has read the used index count as well.
             Recovered::Nothing if (1..=self.size).contains(&used.wrapping_sub(self.base)) => ring.continue_at(used),
             Recovered::Nothing => {}
         }
@@ -231,10 +233,10 @@ impl Queue {
         Ok(RingStarted { recorded: self.record.is_some(), again: self.again.len() })
     }
 
-    /// Stops the ring; returns the index at which it is to be continued. Unanswered chains will be taken again:
-    /// recorded ones count as taken, others are returned to the available ring.
+    /// Stops the ring; returns the index at which it must be continued. Unanswered chains will be taken again: recorded
+    /// ones count as taken, others are returned to the available ring.
     pub fn stop(&mut self) -> u16 {
-        self.base = self.goes_on_at();
+        self.base = self.next_base();
         (self.ring, self.lost) = (None, None);
         self.kick = None;
         self.draining = false;
@@ -247,7 +249,7 @@ impl Queue {
     }
 
     /// The index at which the ring would be continued if it were stopped now.
-    pub fn goes_on_at(&self) -> u16 {
+    pub fn next_base(&self) -> u16 {
         let Some(at) = self.ring.as_ref().map(Ring::position).or(self.lost) else { return self.base };
         at.next_avail().wrapping_sub(self.unanswered().wrapping_add(if self.record.is_some() {
             0
@@ -256,17 +258,17 @@ impl Queue {
         }))
     }
 
-    /// Without a record: chains that were taken and whose answers are not written.
+    /// The number of chains that were taken and whose answers are not written; zero with a record.
     pub fn unanswered(&self) -> u16 {
         if self.record.is_some() { 0 } else { u16::try_from(self.order.len()).unwrap_or(u16::MAX) }
     }
 
-    /// The descriptor at which answers are signalled.
+    /// The descriptor on which answers are signalled.
     pub fn call(&self) -> Option<&OwnedFd> {
         self.call.as_ref()
     }
 
-    /// Whether it is no longer accessed until it is set up anew.
+    /// Returns true if the queue is not accessed until the front-end sets it up again.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -277,7 +279,7 @@ impl Queue {
         self.ring.as_mut().filter(|_| serve)
     }
 
-    /// The next chain: its head, and the ring to read it from.
+    /// Takes the next chain; returns its head, and the ring to read it from.
     pub fn pop(&mut self) -> Result<Option<(u16, &Ring)>, Broken> {
         let again = self.next_again();
         let head = match again {
@@ -322,13 +324,13 @@ impl Queue {
     /// Records that `open` requests were created for a chain.
     pub fn open(&mut self, head: u16, status_at: GuestAddr, written: u32, open: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(head)) {
-            *slot = Slot { status_at, written, open, stage: ChainState::Taken, status: S_OK };
+            *slot = ChainSlot { status_at, written, open, stage: ChainState::Taken, status: S_OK };
             self.in_flight += 1;
         }
     }
 
-    /// Records that one request of a chain has completed, or was given back; after the last one the chain is answered,
-    /// or never will be. Returns `true` if there is something to publish.
+    /// Records that one request of a chain has completed, or was given back (`None`). After the last one the chain is
+    /// answered, unless one was given back. Returns `true` if there is something to publish.
     #[inline(always)]
     pub fn close(&mut self, head: u16, status: Option<Status>, table: &MemoryTable) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
@@ -342,7 +344,7 @@ impl Queue {
         };
         match status {
             #[cfg(test)]
-            Some(Status::Done) if kill_point::is_planted(kill_point::Bug::LastSaysAll) => slot.status = S_OK,
+            Some(Status::Done) if kill_point::is_planted(kill_point::Bug::LastStatusWins) => slot.status = S_OK,
             #[cfg(test)]
             Some(status) if status != Status::Done && kill_point::is_planted(kill_point::Bug::LengthOfFailure) => {
                 slot.status = status_byte(status);
@@ -372,11 +374,11 @@ impl Queue {
         table: &MemoryTable,
     ) -> Result<bool, Broken> {
         let Some(slot) = self.slots.get_mut(usize::from(head)) else { return Ok(false) };
-        *slot = Slot { status_at, written, open: 0, stage: ChainState::Done, status };
+        *slot = ChainSlot { status_at, written, open: 0, stage: ChainState::Done, status };
         self.finish(head, table)
     }
 
-    /// Answers a completed chain, if it is its turn and its memory is there; otherwise that happens later.
+    /// Answers a completed chain if it is next in order and its memory is accessible; otherwise that happens later.
     #[inline(always)]
     fn finish(&mut self, head: u16, table: &MemoryTable) -> Result<bool, Broken> {
         #[cfg(test)]
@@ -410,7 +412,7 @@ impl Queue {
     }
 
     /// Writes an answer: status first, then the used element. Returns `false` if the chain is not completed, or its
-    /// memory is not there.
+    /// memory is not accessible.
     #[inline(always)]
     fn put_answer(&mut self, head: u16, table: &MemoryTable) -> Result<bool, Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(false) };
@@ -430,7 +432,7 @@ impl Queue {
         Ok(true)
     }
 
-    /// Makes answers visible to the driver and signals it if it wants that.
+    /// Makes answers visible to the driver, and signals it if it has requested that.
     pub fn publish(&mut self) -> Result<(), Broken> {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.broken) else { return Ok(()) };
         #[cfg(test)]
@@ -460,13 +462,13 @@ impl Queue {
         self.served().map_or(Ok(()), Ring::request_kicks)
     }
 
-    /// Whether there is no chain to take.
+    /// Returns true if there is no chain to take.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
         let none_again = self.again.is_empty();
         self.served().map_or(Ok(true), |ring| Ok(ring.is_empty()? && none_again))
     }
 
-    /// Stops using the ring, and signals that. Results of chains in progress are discarded.
+    /// Stops using the ring, and signals the error. Results of chains in progress are discarded.
     pub fn mark_broken(&mut self) {
         self.broken = true;
         signal(self.err.as_ref());

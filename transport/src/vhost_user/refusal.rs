@@ -1,7 +1,7 @@
 //! Why a request of a front-end is refused.
 //!
-//! It knows nothing about what a message does. Invariant: each reason states what was requested and what is wrong with
-//! it.
+//! It knows nothing about the effects of messages. Invariant: each reason states what was requested and what is wrong
+//! with it.
 
 use super::dirty_log::LogError;
 use super::inflight;

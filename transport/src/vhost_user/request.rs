@@ -1,7 +1,7 @@
 //! Parses the header of a virtio-blk request and the ranges of a discard: bytes from the driver, read once.
 //!
-//! It knows nothing about rings. Invariant: a header or a range is a plain, unchecked number; [`disk::Request::new`]
-//! checks it against the disk.
+//! It knows nothing about rings. Offsets and lengths are not checked here; [`disk::Request::new`] checks them against
+//! the disk.
 //!
 //! Specification: virtio 1.2, 5.2.6 "Device Operation".
 
@@ -12,13 +12,13 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::table::MemoryTable;
 
-/// virtio-blk counts in sectors of 512 bytes, whatever the block size.
+/// virtio-blk counts in sectors of 512 bytes, regardless of the block size.
 pub const SECTOR: u64 = 512;
-/// Size of the serial number returned by VIRTIO_BLK_T_GET_ID.
+/// The size of the serial number returned by VIRTIO_BLK_T_GET_ID.
 pub const ID_LEN: usize = 20;
-/// Maximum ranges in one discard or write-zeroes request: enough for Linux, which merges up to this many discards.
+/// The maximum number of ranges in one discard or write-zeroes request: Linux merges up to this number of discards.
 pub const MAX_RANGES: u16 = 16;
-/// Maximum sectors in one range: 2 GiB, a limit that drivers are used to.
+/// The maximum number of sectors in one range: 2 GiB, a common limit.
 pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 
 /// virtio 1.2, 5.2.6: the three values of the status byte.
@@ -30,7 +30,7 @@ const UNMAP: u32 = 1;
 
 /// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     Read,
     Write,
     Flush,
@@ -60,8 +60,7 @@ const _: () = assert!(size_of::<RawRange>() == 16);
 /// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    pub kind: Kind,
-    /// Where it begins.
+    pub kind: RequestKind,
     pub at: DiskOffset,
 }
 
@@ -70,12 +69,12 @@ impl Header {
     pub fn parse(bytes: [u8; 16]) -> Result<Header, u8> {
         let raw: RawHeader = zerocopy::transmute!(bytes);
         let kind = match raw.kind.get() {
-            0 => Kind::Read,
-            1 => Kind::Write,
-            4 => Kind::Flush,
-            8 => Kind::GetId,
-            11 => Kind::Discard,
-            13 => Kind::WriteZeroes,
+            0 => RequestKind::Read,
+            1 => RequestKind::Write,
+            4 => RequestKind::Flush,
+            8 => RequestKind::GetId,
+            11 => RequestKind::Discard,
+            13 => RequestKind::WriteZeroes,
             _ => return Err(S_UNSUPP),
         };
         let at = raw.sector.get().checked_mul(SECTOR).ok_or(S_IOERR)?;
@@ -93,11 +92,11 @@ pub struct Range {
 
 impl Range {
     /// Parses a range; the error is the status to return.
-    pub fn parse(bytes: [u8; 16], kind: Kind) -> Result<Range, u8> {
+    pub fn parse(bytes: [u8; 16], kind: RequestKind) -> Result<Range, u8> {
         let raw: RawRange = zerocopy::transmute!(bytes);
         let flags = raw.flags.get();
         // virtio 1.2, 5.2.6.2: unknown flags, and "unmap" of a discard, are unsupported.
-        let known = if kind == Kind::WriteZeroes { UNMAP } else { 0 };
+        let known = if kind == RequestKind::WriteZeroes { UNMAP } else { 0 };
         if flags & !known != 0 {
             return Err(S_UNSUPP);
         }
@@ -110,22 +109,22 @@ impl Range {
     }
 }
 
-/// Consumes the first 16 bytes of a list of parts, however the driver has split it (virtio 1.2, 2.7.4.1: the device
-/// must not assume an arrangement). `None` if they do not exist, or are not in guest memory.
+/// Consumes the first 16 bytes of a list of parts, which may be split in any way (virtio 1.2, 2.7.4.1: the device must
+/// not assume an arrangement). `None` if there are fewer bytes, or they are not in guest memory.
 #[inline]
 pub fn take_16(table: &MemoryTable, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
     let (addr, len) = parts.iter_mut().find(|(_, len)| *len > 0)?;
     if *len < 16 {
-        return take_16_cut(table, parts);
+        return take_16_split(table, parts);
     }
     let number = table.read_u128(*addr)?;
     skip(addr, len, 16)?;
     Some(number.to_le_bytes())
 }
 
-/// The same if they may be split over several parts.
+/// As [`take_16`], for bytes that are split over several parts.
 #[cold]
-fn take_16_cut(table: &MemoryTable, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
+fn take_16_split(table: &MemoryTable, parts: &mut [(GuestAddr, u32)]) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     for (addr, len) in parts.iter_mut().filter(|(_, len)| *len > 0) {
@@ -178,7 +177,7 @@ mod test {
 
     #[test]
     fn a_header_has_a_type_and_an_offset() {
-        assert_eq!(Header::parse(header(1, 3)), Ok(Header { kind: Kind::Write, at: DiskOffset(1536) }));
+        assert_eq!(Header::parse(header(1, 3)), Ok(Header { kind: RequestKind::Write, at: DiskOffset(1536) }));
         assert_eq!(Header::parse(header(2, 0)), Err(S_UNSUPP));
         assert_eq!(Header::parse(header(0x8000_0000, 0)), Err(S_UNSUPP));
         assert_eq!(Header::parse(header(0, u64::MAX / 512 + 1)), Err(S_IOERR));
@@ -186,12 +185,12 @@ mod test {
 
     #[test]
     fn the_flags_and_limits_of_a_range_are_checked() {
-        let parsed = Range::parse(range(8, 16, 1), Kind::WriteZeroes);
+        let parsed = Range::parse(range(8, 16, 1), RequestKind::WriteZeroes);
         assert_eq!(parsed, Ok(Range { span: Span { at: DiskOffset(4096), len: 8192 }, unmap: true }));
-        assert_eq!(Range::parse(range(8, 16, 1), Kind::Discard), Err(S_UNSUPP));
-        assert_eq!(Range::parse(range(8, 16, 2), Kind::WriteZeroes), Err(S_UNSUPP));
-        assert_eq!(Range::parse(range(0, MAX_RANGE_SECTORS + 1, 0), Kind::Discard), Err(S_IOERR));
-        assert_eq!(Range::parse(range(u64::MAX, 1, 0), Kind::Discard), Err(S_IOERR));
+        assert_eq!(Range::parse(range(8, 16, 1), RequestKind::Discard), Err(S_UNSUPP));
+        assert_eq!(Range::parse(range(8, 16, 2), RequestKind::WriteZeroes), Err(S_UNSUPP));
+        assert_eq!(Range::parse(range(0, MAX_RANGE_SECTORS + 1, 0), RequestKind::Discard), Err(S_IOERR));
+        assert_eq!(Range::parse(range(u64::MAX, 1, 0), RequestKind::Discard), Err(S_IOERR));
     }
 
     #[test]

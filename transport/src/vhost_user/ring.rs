@@ -1,7 +1,7 @@
 //! A split virtqueue: takes heads of descriptor chains, writes used elements, and decides about notifications.
 //!
 //! It knows nothing about the meaning of a chain. Invariant: each field owned by the driver is read once per use, and
-//! whatever it contains leads to a value or a [`Broken`], in bounded time.
+//! any contents lead to a value or a [`Broken`], in bounded time.
 //!
 //! Specification: virtio 1.2, 2.7 "Split Virtqueues".
 
@@ -18,9 +18,9 @@ use super::table::MemoryTable;
 /// The largest split ring (virtio 1.2, 2.7: "maximum Queue Size value is 32768").
 pub const MAX_SIZE: u16 = 32768;
 
-/// virtio 1.2, 2.7.6: the driver wants no interrupts (only without event indices).
+/// virtio 1.2, 2.7.6: the driver needs no interrupts (only without event indices).
 const AVAIL_NO_INTERRUPT: u16 = 1;
-/// virtio 1.2, 2.7.8: the device wants no notifications (only without event indices).
+/// virtio 1.2, 2.7.8: the device needs no notifications (only without event indices).
 const USED_NO_NOTIFY: u16 = 1;
 
 const FLAGS_AT: usize = 0;
@@ -48,7 +48,7 @@ pub enum Broken {
     /// A chain that was made available again while in progress.
     #[error("the chain at descriptor {0} was made available a second time")]
     InUse(u16),
-    /// An endless chain.
+    /// A chain that is a loop or too long.
     #[error("the chain at descriptor {0} is a loop or longer than allowed")]
     TooLong(u16),
     /// A nested indirect table, one combined with `next`, an empty one, or one of an invalid size.
@@ -57,7 +57,7 @@ pub enum Broken {
     /// A readable descriptor after a writable one.
     #[error("the chain at descriptor {0} has its parts in the wrong order")]
     WrongOrder(u16),
-    /// No byte for the status.
+    /// A chain without a byte for the status.
     #[error("the chain at descriptor {0} has no place for the status")]
     NoStatus(u16),
     /// The ring's memory is not accessible.
@@ -66,7 +66,7 @@ pub enum Broken {
     /// The front-end's record of requests in flight does not fit this ring.
     #[error("the record of requests in flight is damaged: {0}")]
     Inflight(RecordError),
-    /// Guest memory that was written to is not covered by the dirty log. The front-end is disconnected.
+    /// A write to guest memory that the dirty log does not cover. The front-end is disconnected.
     #[error("the dirty log has no bit for guest memory at {:#x}", .0.0)]
     Unlogged(GuestAddr),
 }
@@ -86,16 +86,16 @@ pub struct Ring {
     avail: Shared,
     used: Shared,
     event_idx: bool,
-    at: Position,
-    /// The driver has been asked for notifications.
+    at: RingPosition,
+    /// Notifications were requested from the driver.
     wants_kick: bool,
-    /// Where writes to the used ring are logged.
+    /// The log of writes to the used ring.
     log: Option<UsedLog>,
 }
 
-/// The position of a ring, also while its memory is removed.
+/// The position of a ring, which is kept while its memory is removed.
 #[derive(Clone, Copy)]
-pub struct Position {
+pub struct RingPosition {
     /// The index of the next available entry to read.
     next_avail: u16,
     /// The available index as last read.
@@ -104,17 +104,17 @@ pub struct Position {
     next_used: u16,
     /// The used index visible to the driver.
     published: u16,
-    /// No notification was sent yet, so the driver may be waiting for one from before our time.
+    /// No interrupt was sent yet, so the driver may be waiting for one that an earlier process has not sent.
     fresh: bool,
 }
 
-impl Position {
-    /// The index at which a successor continues.
+impl RingPosition {
+    /// The index of the next available entry, at which a successor continues.
     pub fn next_avail(&self) -> u16 {
         self.next_avail
     }
 
-    /// Number of answers that the driver has not seen.
+    /// The number of used elements that are not visible to the driver.
     pub fn unpublished(&self) -> u16 {
         self.next_used.wrapping_sub(self.published)
     }
@@ -128,23 +128,29 @@ impl Ring {
         // We continue at the used index last visible to the driver; `base` is the corresponding index of the other
         // ring.
         let used = used.load_u16(INDEX_AT)?;
-        let at = Position { next_avail: base, seen_avail: base, next_used: used, published: used, fresh: true };
+        let at = RingPosition { next_avail: base, seen_avail: base, next_used: used, published: used, fresh: true };
         Ring::resume(table, place, size, at, event_idx)
     }
 
-    /// The ring at `place`, continued at position `at`. `None` as above.
-    pub fn resume(table: &MemoryTable, place: &VringAddr, size: u16, at: Position, event_idx: bool) -> Option<Ring> {
+    /// The ring at `place`, continued at position `at`. `None` as for [`Ring::new`].
+    pub fn resume(
+        table: &MemoryTable,
+        place: &VringAddr,
+        size: u16,
+        at: RingPosition,
+        event_idx: bool,
+    ) -> Option<Ring> {
         let (desc, avail, used) = parts(table, place, size)?;
         avail.load_u16(INDEX_AT)?;
         let mask = size.checked_sub(1)?;
         let mut ring = Ring { size, mask, desc, avail, used, event_idx, at, wants_kick: true, log: None };
-        // It fails only where writes are logged, and this one is logged by `set_log`.
+        // Fails only if the write cannot be logged; there is no log yet, and `set_log` will log this write.
         ring.suppress_kicks().ok();
         Some(ring)
     }
 
-    /// Sets where writes to the used ring are logged from now on. All of it is logged at once: it may have been written
-    /// to before the log was there, or by a process that was killed before it logged that.
+    /// Sets the log of writes to the used ring. All of the ring is logged at once: it may have been written to before
+    /// there was a log, or by a process that was killed before it logged the write.
     pub fn set_log(&mut self, log: Option<UsedLog>) -> Result<(), Broken> {
         self.log = log;
         #[cfg(test)]
@@ -164,21 +170,21 @@ impl Ring {
     }
 
     /// The current position.
-    pub fn position(&self) -> Position {
+    pub fn position(&self) -> RingPosition {
         self.at
     }
 
-    /// The used index.
+    /// The index of the next used element.
     pub fn used(&self) -> u16 {
         self.at.next_used
     }
 
-    /// Requests made available and not answered, according to the driver.
+    /// The number of requests made available and not answered, according to the driver.
     pub fn unanswered(&self) -> Option<u16> {
         Some(self.avail.load_u16(INDEX_AT)?.wrapping_sub(self.at.next_used))
     }
 
-    /// Continues at another index, before anything was taken.
+    /// Continues at another index. Called before any chain is taken.
     pub fn continue_at(&mut self, next: u16) {
         (self.at.next_avail, self.at.seen_avail) = (next, next);
     }
@@ -189,12 +195,12 @@ impl Ring {
         Some(())
     }
 
-    /// Number of slots.
+    /// The number of slots.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The head of the next available chain.
+    /// Takes the next available chain; returns its head.
     pub fn pop(&mut self) -> Result<Option<u16>, Broken> {
         if self.at.next_avail == self.at.seen_avail && !self.read_available()? {
             return Ok(None);
@@ -211,10 +217,10 @@ impl Ring {
         Ok(Some(head))
     }
 
-    /// Fetches what the next chains are read from, while the present one is worked on: the descriptor of the one after
-    /// the next, and what the first descriptor of the next points to. What is read here is a hint, and read again.
+    /// Prefetches for the next chains while the current one is processed: the descriptor of the one after the next, and
+    /// the memory to which the first descriptor of the next points. Values read here are hints, and read again later.
     #[inline]
-    pub fn look_ahead(&self, table: &MemoryTable) {
+    pub fn prefetch_next(&self, table: &MemoryTable) {
         let ahead = self.at.seen_avail.wrapping_sub(self.at.next_avail);
         let descriptor = |after: u16| {
             let entry = usize::from(self.at.next_avail.wrapping_add(after) & self.mask);
@@ -230,7 +236,8 @@ impl Ring {
         }
     }
 
-    /// Reads the available index. The load is ordered before reads of what the driver wrote earlier.
+    /// Reads the available index; returns true if there are new chains. The load is ordered before reads of data that
+    /// the driver has written before the index.
     fn read_available(&mut self) -> Result<bool, Broken> {
         let to = self.avail.load_u16(INDEX_AT).ok_or(Broken::OutOfBounds)?;
         if to.wrapping_sub(self.at.next_avail) > self.size {
@@ -265,7 +272,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Makes all used elements visible to the driver. Returns `true` if it wants an interrupt.
+    /// Makes all used elements visible to the driver. Returns `true` if it must be interrupted.
     pub fn publish(&mut self) -> Result<bool, Broken> {
         let (old, new) = (self.at.published, self.at.next_used);
         if old == new {
@@ -289,7 +296,7 @@ impl Ring {
         Ok(std::mem::take(&mut self.at.fresh) || wanted)
     }
 
-    /// Requests a notification for the next request. It must be followed by a full barrier and [`Ring::is_empty`].
+    /// Requests a notification for the next request. A full barrier and [`Ring::is_empty`] must follow.
     pub fn request_kicks(&mut self) -> Result<(), Broken> {
         self.wants_kick = true;
         let (at, value) = if self.event_idx { (self.avail_event_at(), self.at.next_avail) } else { (FLAGS_AT, 0) };
@@ -297,13 +304,13 @@ impl Ring {
         self.log_used(at, 2)
     }
 
-    /// Whether everything that the driver has made available was taken.
+    /// Returns true if all available chains were taken.
     pub fn is_empty(&mut self) -> Result<bool, Broken> {
         Ok(self.at.next_avail == self.at.seen_avail && !self.read_available()?)
     }
 
-    /// With event indices there is nothing to do: the index we asked for is behind the driver now, and it will not
-    /// cross it again for 65,536 requests.
+    /// Stops requesting notifications. With event indices there is nothing to do: the driver has passed the requested
+    /// index, and will not cross it again for 65,536 requests.
     fn suppress_kicks(&mut self) -> Result<(), Broken> {
         self.wants_kick = false;
         if self.event_idx {
@@ -321,12 +328,12 @@ impl Ring {
     }
 }
 
-/// Whether an index that went from `old` to `new` has passed `event` (virtio 1.2, 2.7.10, `vring_need_event`).
+/// Returns true if an index has passed `event` on its way from `old` to `new` (virtio 1.2, 2.7.10, `vring_need_event`).
 fn has_crossed(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Whether a ring is within the table and properly aligned.
+/// Returns true if a ring is within the table and properly aligned.
 pub fn is_reachable(table: &MemoryTable, place: &VringAddr, size: u16) -> bool {
     parts(table, place, size).is_some()
 }
@@ -420,7 +427,7 @@ mod test {
         let table = table();
         let mut ring = ring_at(&table, 100, false);
         put(&table, AVAIL + 2, 100 + SIZE);
-        assert!(ring.pop().unwrap().is_some(), "a full ring is no jump");
+        assert!(ring.pop().unwrap().is_some(), "a full ring is not a jump");
         let mut ring = ring_at(&table, 100, false);
         put(&table, AVAIL + 2, 101 + SIZE);
         assert_eq!(ring.pop(), Err(Broken::IndexJump { from: 100, to: 109, size: SIZE }));
@@ -443,7 +450,7 @@ mod test {
         assert_eq!(ring.publish(), Ok(false));
         ring.push_used(3, 1).unwrap();
         assert_eq!(ring.publish(), Ok(true));
-        assert_eq!(ring.publish(), Ok(false), "nothing new");
+        assert_eq!(ring.publish(), Ok(false), "there is nothing to publish");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The negotiated state of one front-end, and what each of its messages does to the device.
+//! The negotiated state of one front-end, and the effect of each of its messages on the device.
 //!
 //! It knows nothing about framing. Invariant: a refused message has changed nothing.
 //!
@@ -48,11 +48,11 @@ const PROTOCOL: u64 = F_MQ
     | F_RESET_DEVICE
     | F_CONFIGURE_MEM_SLOTS;
 
-/// A message to be sent back.
+/// A reply to be sent to the front-end.
 pub struct ReplyMessage {
-    /// The message.
+    /// The encoded message.
     pub bytes: Vec<u8>,
-    /// Its file descriptor.
+    /// The file descriptor to be sent with it.
     pub fd: Option<OwnedFd>,
 }
 
@@ -62,13 +62,13 @@ impl From<Vec<u8>> for ReplyMessage {
     }
 }
 
-/// The outcome of a message.
-pub enum Outcome {
+/// The result of executing a message.
+pub enum Executed {
     /// Done; acknowledged if requested.
     Done,
-    /// It has a reply of its own.
+    /// Done, with a reply of its own.
     Reply(Reply),
-    /// A reply with a file.
+    /// Done, with a reply that includes a file.
     File(Reply, OwnedFd),
     /// To be continued when requests in flight have completed.
     Drain(Drain),
@@ -85,15 +85,15 @@ pub enum Drain {
 
 /// The negotiated state of one front-end.
 pub struct Session {
-    /// The device that it uses.
+    /// The device used by the front-end.
     pub device: Device,
     offered: u64,
     /// The offered features that the front-end has accepted.
     pub features: u64,
-    /// The same for protocol features.
+    /// The offered protocol features that the front-end has accepted.
     pub protocol: u64,
     config: Vec<u8>,
-    /// To notify the front-end of a changed configuration.
+    /// The channel for notifications of a changed configuration.
     pub backend: Option<Backend>,
     waiting: Option<(Header, Drain)>,
 }
@@ -123,12 +123,12 @@ impl Session {
         let header = frame.header;
         let message = Message::parse(frame).map_err(Refusal::Malformed);
         match message.and_then(|message| self.execute(message, watch, log)) {
-            Ok(Outcome::Reply(reply)) => Ok(Some(reply.encode(header.request).into())),
-            Ok(Outcome::File(reply, fd)) => {
+            Ok(Executed::Reply(reply)) => Ok(Some(reply.encode(header.request).into())),
+            Ok(Executed::File(reply, fd)) => {
                 Ok(Some(ReplyMessage { bytes: reply.encode(header.request), fd: Some(fd) }))
             }
-            Ok(Outcome::Done) => Ok(self.acknowledge(&header, 0)),
-            Ok(Outcome::Drain(drain)) => {
+            Ok(Executed::Done) => Ok(self.acknowledge(&header, 0)),
+            Ok(Executed::Drain(drain)) => {
                 self.waiting = Some((header, drain));
                 Ok(self.settle(watch, log))
             }
@@ -151,12 +151,12 @@ impl Session {
         wanted.then(|| Reply::Number(code).encode(header.request).into())
     }
 
-    /// Whether a message waits for requests in flight; later messages wait for it.
+    /// Returns true if a message waits for requests in flight; later messages wait for it.
     pub fn is_waiting(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// Whether it need not wait any longer.
+    /// Returns true if the requests for which a message waits have completed.
     pub fn can_settle(&self) -> bool {
         match self.waiting {
             #[cfg(test)]
@@ -189,17 +189,17 @@ impl Session {
                         *queue = Queue::default();
                     }
                 }
-                // The driver has to discard what is in flight, and has done so.
+                // A reset ends all requests for the driver.
                 if let Some(region) = &self.device.region {
                     region.clear_all();
                 }
-                self.put_log_in_force(log);
+                self.update_log(log);
                 self.acknowledge(&header, 0)
             }
         }
     }
 
-    /// Sets a new disk size: the configuration shows it, and the front-end is notified if possible.
+    /// Sets a new disk size in the configuration space, and notifies the front-end if possible.
     pub fn resized(&mut self, geometry: &Geometry) -> Result<Notified, DisconnectReason> {
         let queues = self.device.queue_count();
         self.config = config_space::bytes(geometry, queues);
@@ -219,16 +219,16 @@ impl Session {
     }
 
     /// Executes a message, or refuses it.
-    pub fn execute(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Outcome, Refusal> {
+    pub fn execute(&mut self, message: Message, watch: &mut dyn Watch, log: &mut Log) -> Result<Executed, Refusal> {
         match message {
-            Message::GetFeatures => Ok(Outcome::Reply(Reply::Number(self.offered))),
-            Message::GetProtocolFeatures => Ok(Outcome::Reply(Reply::Number(PROTOCOL))),
-            Message::GetQueueNum => Ok(Outcome::Reply(Reply::Number(u64::from(self.queue_count())))),
-            Message::GetMaxMemSlots => Ok(Outcome::Reply(Reply::Number(MAX_REGIONS.into()))),
-            Message::GetConfig(window) => Ok(Outcome::Reply(Reply::Config(self.config(window)))),
+            Message::GetFeatures => Ok(Executed::Reply(Reply::Number(self.offered))),
+            Message::GetProtocolFeatures => Ok(Executed::Reply(Reply::Number(PROTOCOL))),
+            Message::GetQueueNum => Ok(Executed::Reply(Reply::Number(u64::from(self.queue_count())))),
+            Message::GetMaxMemSlots => Ok(Executed::Reply(Reply::Number(MAX_REGIONS.into()))),
+            Message::GetConfig(window) => Ok(Executed::Reply(Reply::Config(self.config(window)))),
             Message::GetVringBase(state) => self.get_base(state),
             Message::ResetDevice => Ok(self.reset()),
-            Message::SetOwner => Ok(Outcome::Done),
+            Message::SetOwner => Ok(Executed::Done),
             Message::ResetOwner => Ok(self.disable_all()),
             Message::SetFeatures(bits) => self.set_features(bits, log).map(done),
             Message::SetProtocolFeatures(bits) => self.set_protocol(bits).map(done),
@@ -236,20 +236,20 @@ impl Session {
             Message::SetConfig => Err(Refusal::ReadOnlyConfig),
             Message::SetBackendReqFd(fd) => {
                 self.backend = Some(Backend::new(fd).map_err(Refusal::Backend)?);
-                Ok(Outcome::Done)
+                Ok(Executed::Done)
             }
             Message::GetInflightFd(info) => self.create_region(&info),
             Message::SetInflightFd(info, fd) => self.set_region(&info, fd).map(done),
             Message::SetMemTable(regions) => {
-                self.set_table(MemoryTable::of(regions), |device| device.added(None), log).map(done)
+                self.set_table(MemoryTable::of(regions), |device| device.region_added(None), log).map(done)
             }
             Message::AddMemReg(info, fd) => {
                 let table = self.device.table.with(&info, fd);
-                self.set_table(table, |device| device.added(Some(&info)), log).map(done)
+                self.set_table(table, |device| device.region_added(Some(&info)), log).map(done)
             }
             Message::RemMemReg(info) => {
                 let table = self.device.table.without(&info);
-                self.set_table(table, |device| device.removed(info), log).map(done)
+                self.set_table(table, |device| device.region_removed(info), log).map(done)
             }
             Message::SetLogBase(info, fd) => self.set_dirty_log(&info, fd, log),
             Message::SetLogFd(fd) => self.set_log_fd(fd).map(done),
@@ -261,12 +261,12 @@ impl Session {
             Message::SetVringCall(VringFd { queue, fd }) => {
                 let fd = fd.map(|fd| vring_fd(queue, fd)).transpose()?;
                 self.queue(queue)?.set_call(fd);
-                Ok(Outcome::Done)
+                Ok(Executed::Done)
             }
             Message::SetVringErr(VringFd { queue, fd }) => {
                 let fd = fd.map(|fd| vring_fd(queue, fd)).transpose()?;
                 self.queue(queue)?.err = fd;
-                Ok(Outcome::Done)
+                Ok(Executed::Done)
             }
         }
     }
@@ -300,26 +300,26 @@ impl Session {
                 queue.enabled = true;
             }
         }
-        self.put_log_in_force(log);
+        self.update_log(log);
         Ok(())
     }
 
-    /// The dirty log that the front-end has given is in force while it has the feature set; it sets both while rings
-    /// run. Until there is a log nothing can be logged: a front-end that reconnects during a migration starts the rings
+    /// Uses the dirty log sent by the front-end while the feature is set; the front-end sets both while rings run. As
+    /// long as there is no log, nothing is logged: a front-end that reconnects during a migration starts the rings
     /// first, and enables them when it has sent the log.
-    fn put_log_in_force(&mut self, events: &mut Log) {
+    fn update_log(&mut self, events: &mut Log) {
         let log = self.device.dirty_log.clone().filter(|_| self.features & LOG_ALL != 0);
         self.device.set_log(log, events);
     }
 
-    /// The reply has the value zero, whether an acknowledgement is wanted or not.
-    fn set_dirty_log(&mut self, info: &LogInfo, fd: OwnedFd, events: &mut Log) -> Result<Outcome, Refusal> {
+    /// The reply has the value zero, even if no acknowledgement was requested.
+    fn set_dirty_log(&mut self, info: &LogInfo, fd: OwnedFd, events: &mut Log) -> Result<Executed, Refusal> {
         if self.protocol & F_LOG_SHMFD == 0 {
             return Err(Refusal::LogNotNegotiated);
         }
         self.device.dirty_log = Some(Arc::new(DirtyLog::of(info, fd).map_err(Refusal::Log)?));
-        self.put_log_in_force(events);
-        Ok(Outcome::Reply(Reply::Number(0)))
+        self.update_log(events);
+        Ok(Executed::Reply(Reply::Number(0)))
     }
 
     fn set_log_fd(&mut self, fd: OwnedFd) -> Result<(), Refusal> {
@@ -341,25 +341,25 @@ impl Session {
     fn set_table(
         &mut self,
         table: Result<MemoryTable, RegionError>,
-        note: impl FnOnce(&mut Device),
+        record: impl FnOnce(&mut Device),
         log: &mut Log,
     ) -> Result<(), Refusal> {
         self.device.table = table.map_err(Refusal::Region)?;
-        note(&mut self.device);
+        record(&mut self.device);
         for index in 0..self.device.queues.len() {
             self.device.start(index, log);
         }
         Ok(())
     }
 
-    fn create_region(&mut self, asked: &InflightInfo) -> Result<Outcome, Refusal> {
-        let queues = self.may_have_region()?;
-        let (info, file) = InflightRegion::create(asked, queues).map_err(Refusal::Inflight)?;
-        Ok(Outcome::File(Reply::Inflight(info), file))
+    fn create_region(&mut self, requested: &InflightInfo) -> Result<Executed, Refusal> {
+        let queues = self.region_queues()?;
+        let (info, file) = InflightRegion::create(requested, queues).map_err(Refusal::Inflight)?;
+        Ok(Executed::File(Reply::Inflight(info), file))
     }
 
     fn set_region(&mut self, info: &InflightInfo, file: OwnedFd) -> Result<(), Refusal> {
-        let queues = self.may_have_region()?;
+        let queues = self.region_queues()?;
         let running = (0..).zip(&self.device.queues).find(|(_, queue)| queue.is_recorded().is_some());
         if let Some((index, _)) = running {
             return Err(Refusal::Running(index));
@@ -368,8 +368,8 @@ impl Session {
         Ok(())
     }
 
-    /// The number of queues that a record may have.
-    fn may_have_region(&self) -> Result<u16, Refusal> {
+    /// The maximum number of queues in a record; an error if records were not negotiated.
+    fn region_queues(&self) -> Result<u16, Refusal> {
         if self.protocol & F_INFLIGHT_SHMFD == 0 {
             return Err(Refusal::NotNegotiated);
         }
@@ -419,8 +419,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a queue. In the specification it starts with the first kick; a driver that makes requests available
-    /// earlier may have them taken earlier, as by every device that polls.
+    /// Starts a queue. In the specification it starts with the first kick; requests that the driver makes available
+    /// earlier may be taken earlier, as every polling device does.
     fn set_kick(&mut self, kick: VringFd, watch: &mut dyn Watch, log: &mut Log) -> Result<(), Refusal> {
         let index = kick.queue;
         let Device { queues, table, .. } = &mut self.device;
@@ -445,24 +445,24 @@ impl Session {
         self.device.start(in_memory(index.into()), log);
     }
 
-    fn get_base(&mut self, VringState { queue: index, .. }: VringState) -> Result<Outcome, Refusal> {
+    fn get_base(&mut self, VringState { queue: index, .. }: VringState) -> Result<Executed, Refusal> {
         self.queue(index)?.draining = true;
-        Ok(Outcome::Drain(Drain::Vring(index)))
+        Ok(Executed::Drain(Drain::Vring(index)))
     }
 
-    fn reset(&mut self) -> Outcome {
+    fn reset(&mut self) -> Executed {
         for queue in &mut self.device.queues {
             queue.draining = true;
         }
-        Outcome::Drain(Drain::Reset)
+        Executed::Drain(Drain::Reset)
     }
 
     /// RESET_OWNER: "recommended that back-ends either ignore this message, or use it to disable all rings".
-    fn disable_all(&mut self) -> Outcome {
+    fn disable_all(&mut self) -> Executed {
         for queue in &mut self.device.queues {
             queue.enabled = false;
         }
-        Outcome::Done
+        Executed::Done
     }
 
     fn stop(&mut self, index: u32, watch: &mut dyn Watch) -> u16 {
@@ -474,8 +474,8 @@ impl Session {
     }
 }
 
-fn done((): ()) -> Outcome {
-    Outcome::Done
+fn done((): ()) -> Executed {
+    Executed::Done
 }
 
 fn key(queue: u32) -> WatchKey {

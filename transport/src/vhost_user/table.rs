@@ -1,7 +1,7 @@
-//! The memory table: the regions of guest memory that a front-end has shared, and fast access to small items in them.
+//! The memory table: the regions of guest memory that a front-end has shared, with fast access to small items in them.
 //!
-//! It knows nothing about rings or requests. Invariant: every region was checked against its file when it was mapped; a
-//! table is never changed, only replaced, so that requests in flight keep their memory.
+//! It knows nothing about rings or requests. Invariants: every region was checked against its file when it was mapped;
+//! a table is never changed, only replaced, so that requests in flight keep their memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use rustix::fs::{FileType, fstat, fstatfs};
 
 use super::message::RegionInfo;
 
-/// Maximum regions in a table: the number of memory slots that KVM has had, which no machine exceeds.
+/// The maximum number of regions in a table: KVM's original number of memory slots, which no machine exceeds.
 pub const MAX_REGIONS: u16 = 509;
 
-/// `f_type` of hugetlbfs, whose files can be mapped in whole huge pages only.
+/// `f_type` of hugetlbfs, whose files can only be mapped in whole huge pages.
 const HUGETLBFS: u64 = 0x9584_58f6;
 const PAGE: u64 = 4096;
 
@@ -41,7 +41,7 @@ pub enum RegionError {
         /// The end of the region in the file.
         needed: u64,
     },
-    /// It cannot be mapped.
+    /// The file is not shared memory.
     #[error("the file of the region at {guest:#x} is not memory")]
     NotMemory {
         /// Its address in the guest.
@@ -74,9 +74,9 @@ pub enum RegionError {
 #[derive(Default)]
 pub struct MemoryTable {
     memory: Arc<GuestMemory>,
-    /// Each region as one piece, for accesses that need no owner of their own.
-    pieces: Vec<RegionView>,
-    /// The regions as described by the front-end, and their files: for a successor process.
+    /// A view of each region, for accesses that end within the call.
+    views: Vec<RegionView>,
+    /// The regions as described by the front-end, and their files, for a successor process.
     descriptions: Vec<(RegionInfo, Arc<OwnedFd>)>,
 }
 
@@ -94,7 +94,7 @@ impl MemoryTable {
 
     /// The table with an additional region.
     pub fn with(&self, info: &RegionInfo, file: OwnedFd) -> Result<MemoryTable, RegionError> {
-        let mut regions: Vec<Region> = self.memory.regions().iter().map(same).collect();
+        let mut regions: Vec<Region> = self.memory.regions().iter().map(share).collect();
         regions.push(map(info, &file)?);
         let mut descriptions = self.descriptions.clone();
         descriptions.push((*info, Arc::new(file)));
@@ -105,7 +105,7 @@ impl MemoryTable {
     pub fn without(&self, info: &RegionInfo) -> Result<MemoryTable, RegionError> {
         let is_it =
             |region: &&Region| region.guest.0 == info.guest && region.len == info.len && region.peer == info.peer;
-        let left: Vec<Region> = self.memory.regions().iter().filter(|region| !is_it(region)).map(same).collect();
+        let left: Vec<Region> = self.memory.regions().iter().filter(|region| !is_it(region)).map(share).collect();
         if left.len() == self.memory.regions().len() {
             return Err(RegionError::NotFound { guest: info.guest });
         }
@@ -125,12 +125,12 @@ impl MemoryTable {
             return Err(RegionError::TooMany);
         }
         let memory = Arc::new(GuestMemory::new(regions).ok_or(RegionError::Overlap)?);
-        let piece = |region: &Region| {
+        let view = |region: &Region| {
             let bytes = memory.shared(region.guest, usize::try_from(region.len).ok()?)?;
             Some(RegionView { guest: region.guest.0, bytes })
         };
-        let pieces = memory.regions().iter().filter_map(piece).collect();
-        Ok(MemoryTable { memory, pieces, descriptions })
+        let views = memory.regions().iter().filter_map(view).collect();
+        Ok(MemoryTable { memory, views, descriptions })
     }
 
     /// A ring at an address of the front-end's process.
@@ -143,15 +143,15 @@ impl MemoryTable {
         self.memory.segments(ranges)
     }
 
-    /// `N` bytes, each read once.
+    /// Reads `N` bytes, each once.
     pub fn read<const N: usize>(&self, addr: GuestAddr) -> Option<[u8; N]> {
-        match self.piece(addr).and_then(|(piece, at)| piece.read(at)) {
+        match self.view(addr).and_then(|(view, at)| view.read(at)) {
             Some(bytes) => Some(bytes),
             None => self.read_across(addr),
         }
     }
 
-    /// Reads bytes that cross from one region into the next, or are in none.
+    /// Reads bytes that may cross from one region into the next; `None` if they are not in guest memory.
     #[cold]
     fn read_across<const N: usize>(&self, addr: GuestAddr) -> Option<[u8; N]> {
         let mut bytes = [0; N];
@@ -159,48 +159,48 @@ impl MemoryTable {
         Some(bytes)
     }
 
-    /// Sixteen bytes as one little-endian number, each read once.
+    /// Reads sixteen bytes, each once, as one little-endian number.
     #[inline]
     pub fn read_u128(&self, addr: GuestAddr) -> Option<u128> {
-        match self.piece(addr).and_then(|(piece, at)| piece.read_u128(at)) {
+        match self.view(addr).and_then(|(view, at)| view.read_u128(at)) {
             Some(value) => Some(value),
             None => self.read_across(addr).map(u128::from_le_bytes),
         }
     }
 
-    /// Fetches the line around an address, if it is guest memory.
+    /// Prefetches the cache line at an address, if it is guest memory.
     #[inline]
     pub fn prefetch(&self, addr: GuestAddr) {
-        if let Some((piece, at)) = self.piece(addr) {
-            piece.prefetch(at);
+        if let Some((view, at)) = self.view(addr) {
+            view.prefetch(at);
         }
     }
 
-    /// Writes one byte.
+    /// Writes one byte; `None` if it is not guest memory.
     pub fn write_byte(&self, addr: GuestAddr, byte: u8) -> Option<()> {
-        self.piece(addr).and_then(|(piece, at)| piece.write(at, [byte]))
+        self.view(addr).and_then(|(view, at)| view.write(at, [byte]))
     }
 
-    /// Whether the byte is guest memory.
+    /// Returns true if the byte is guest memory.
     pub fn has(&self, addr: GuestAddr) -> bool {
-        self.piece(addr).is_some()
+        self.view(addr).is_some()
     }
 
-    fn piece(&self, addr: GuestAddr) -> Option<(&Shared, usize)> {
+    fn view(&self, addr: GuestAddr) -> Option<(&Shared, usize)> {
         // There are few regions, and nearly all requests are in the largest of them: a scan beats a search.
-        self.pieces.iter().find_map(|piece| {
-            let at = usize::try_from(addr.0.checked_sub(piece.guest)?).ok()?;
-            (at < piece.bytes.len()).then_some((&piece.bytes, at))
+        self.views.iter().find_map(|view| {
+            let at = usize::try_from(addr.0.checked_sub(view.guest)?).ok()?;
+            (at < view.bytes.len()).then_some((&view.bytes, at))
         })
     }
 }
 
-/// The same region for another table, sharing the mapping.
-fn same(region: &Region) -> Region {
+/// A copy of the region for another table, sharing the mapping.
+fn share(region: &Region) -> Region {
     Region { mapping: region.mapping.clone(), ..*region }
 }
 
-/// Maps a region after checking it against its file. If the file is truncated later, that is its owner's fault.
+/// Maps a region after checking it against its file. A later truncation of the file is the front-end's fault.
 fn map(info: &RegionInfo, file: &OwnedFd) -> Result<Region, RegionError> {
     let guest = info.guest;
     let range = || RegionError::Range { guest, len: info.len, offset: info.offset };
@@ -216,7 +216,7 @@ fn map(info: &RegionInfo, file: &OwnedFd) -> Result<Region, RegionError> {
                 return Err(RegionError::FileTooShort { guest, file_len, needed: end });
             }
         }
-        // A DAX device: its size is not known here, and mapping past it fails.
+        // A DAX device: its size is not known here, and mapping past its end fails.
         FileType::CharacterDevice => {}
         _ => return Err(RegionError::NotMemory { guest }),
     }

@@ -22,7 +22,7 @@ fn machine(config: Config) -> (TestBackend, Front) {
 }
 
 #[test]
-fn a_leaving_server_answers_what_it_has_taken_and_another_continues() {
+fn a_leaving_server_answers_its_requests_and_another_continues() {
     let (mut machine, mut front) = machine(config(GrantsPolicy::Copy));
     front.connect(&mut machine, Rings::default());
     let (_, page) = front.page(3);
@@ -57,9 +57,9 @@ fn the_reason_for_a_refusal_is_in_the_store_until_a_front_end_connects() {
     set(&machine.host, &format!("{FRONTEND}/protocol"), &"\u{1b}[2Jvax-abi".repeat(300));
     machine.settle();
     assert_eq!(front.backend_state(), "5");
-    let complaint = get(&machine.host, ERROR_NODE).unwrap();
-    assert!(complaint.starts_with("22 ") && complaint.contains("must be x86_64-abi or x86_32-abi"), "{complaint}");
-    assert!(complaint.len() <= 256 && !complaint.contains('\u{1b}'), "{complaint}");
+    let error = get(&machine.host, ERROR_NODE).unwrap();
+    assert!(error.starts_with("22 ") && error.contains("must be x86_64-abi or x86_32-abi"), "{error}");
+    assert!(error.len() <= 256 && !error.contains('\u{1b}'), "{error}");
     assert!(!machine.log.contains('\u{1b}') && machine.log.len() < 1000, "{}", machine.log);
 
     front.close(&mut machine);
@@ -113,22 +113,23 @@ fn concurrent_writes_of_the_toolstack_are_not_overwritten() {
     }
 }
 
-/// io/blkif.h since Xen 4.20, and Linux's front end always: sectors have 512 bytes, and blocks only restrict alignment.
+/// In io/blkif.h since Xen 4.20, and always in Linux's front end, sectors have 512 bytes, and blocks only restrict
+/// alignment.
 #[test]
 fn the_size_of_a_disk_with_large_blocks_is_in_512_byte_sectors() {
     let geometry = Geometry { block: 4096, ..config(GrantsPolicy::Copy).geometry };
     let (mut machine, mut front) = machine(Config { geometry, ..config(GrantsPolicy::Copy) });
     front.connect(&mut machine, Rings::default());
-    let said =
+    let keys =
         ["sectors", "sector-size", "physical-sector-size"].map(|key| get(&machine.host, &format!("{BACKEND}/{key}")));
-    assert_eq!(said.each_ref().map(Option::as_deref), [Some("8192"), Some("4096"), Some("4096")]);
+    assert_eq!(keys.each_ref().map(Option::as_deref), [Some("8192"), Some("4096"), Some("4096")]);
     let (page, grant) = front.page(0);
     assert_eq!(front.run(&mut machine, &transfer(READ, 1, 16, &[(grant, 0, 7)])), OKAY);
     assert_eq!(front.guest.read(page, 0, 1).unwrap(), [16], "the sixteenth 512-byte sector");
     assert_eq!(front.run(&mut machine, &transfer(READ, 2, LEN / 512 - 8, &[(grant, 0, 7)])), OKAY);
     for (sector, first, last) in [(1, 0, 7), (0, 0, 0), (0, 1, 7), (LEN / 512, 0, 7)] {
-        let asked = transfer(READ, 3, sector, &[(grant, first, last)]);
-        assert_eq!(front.run(&mut machine, &asked), ERROR, "{sector} {first} {last}");
+        let request = transfer(READ, 3, sector, &[(grant, first, last)]);
+        assert_eq!(front.run(&mut machine, &request), ERROR, "{sector} {first} {last}");
     }
 }
 
@@ -145,8 +146,8 @@ fn removing_the_node_ends_the_server_and_it_is_not_recreated() {
     assert_eq!(store.list(None, "/local/domain/0/backend/tap/7").unwrap(), Some(Vec::new()));
 }
 
-/// A front end that uses the device, with five writes submitted that the storage holds back.
-fn waiting() -> (TestBackend, Front, xen::GrantRef) {
+/// A connected front end with five submitted writes, which the storage holds back.
+fn with_held_writes() -> (TestBackend, Front, xen::GrantRef) {
     let (mut machine, mut front) = machine(config(GrantsPolicy::Copy));
     front.connect(&mut machine, Rings::default());
     let (_, page) = front.page(3);
@@ -169,7 +170,7 @@ fn answered(front: &mut Front) -> Vec<u64> {
 
 #[test]
 fn a_stopping_server_answers_until_its_front_end_has_closed() {
-    let (mut machine, mut front, page) = waiting();
+    let (mut machine, mut front, page) = with_held_writes();
     let close = |machine: &mut TestBackend| machine.server.as_mut().unwrap().close();
     let is_closed = |machine: &TestBackend| machine.server.as_ref().unwrap().is_closed();
     close(&mut machine);
@@ -192,9 +193,9 @@ fn a_stopping_server_answers_until_its_front_end_has_closed() {
 }
 
 #[test]
-fn a_stopping_server_answers_what_it_has_taken_whatever_its_front_end_does() {
+fn a_stopping_server_always_answers_its_requests() {
     for closes in [false, true] {
-        let (mut machine, mut front, page) = waiting();
+        let (mut machine, mut front, page) = with_held_writes();
         let server = machine.server.as_mut().unwrap();
         server.close();
         server.stop(&mut machine.watch);
@@ -234,23 +235,23 @@ fn a_closing_device_accepts_no_other_front_end() {
 
 #[test]
 fn a_failed_write_of_the_closing_state_is_not_retried() {
-    let (mut machine, mut front, _) = waiting();
+    let (mut machine, mut front, _) = with_held_writes();
     let before = machine.host.calls(Subsystem::Store);
     machine.host.fail(Subsystem::Store, 1);
     let server = machine.server.as_mut().unwrap();
     server.close();
-    assert!(server.is_closed(), "a front end that was not asked must not be waited for");
+    assert!(server.is_closed(), "a front end without a close request must not be waited for");
     machine.stop();
     assert_eq!(machine.host.calls(Subsystem::Store) - before, 1);
     assert_eq!(answered(&mut front), [0, 1, 2, 3, 4]);
     assert!(machine.log.contains("cannot close the device"), "{}", machine.log);
 }
 
-/// Requests that a driver submits after its node is gone are not seen: its rings were released when that was noticed.
-/// Earlier ones are all answered.
+/// Requests submitted after the server has noticed the removal are not seen, because it has released the rings. All
+/// earlier ones are answered.
 #[test]
-fn a_front_end_whose_node_is_gone_gets_responses_to_earlier_requests_only() {
-    let (mut machine, mut front, page) = waiting();
+fn a_front_end_without_a_node_gets_only_responses_to_earlier_requests() {
+    let (mut machine, mut front, page) = with_held_writes();
     remove(&machine.host, FRONTEND);
     front.submit(0, &transfer(WRITE, 5, 40, &[(page, 0, 7)]));
     machine.settle();

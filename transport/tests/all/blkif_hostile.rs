@@ -58,7 +58,7 @@ fn a_bad_grant_fails_only_its_own_request() {
     }
 }
 
-/// Also in a page that stays mapped from the request before.
+/// With persistent grants, the page of the descriptors stays mapped from the first request.
 #[test]
 fn invalid_descriptors_are_refused() {
     for policy in POLICIES {
@@ -204,7 +204,7 @@ fn requests_beyond_the_memory_limit_wait_in_the_ring() {
 }
 
 #[test]
-fn keys_beyond_what_was_offered_are_refused_and_the_next_front_end_works() {
+fn invalid_keys_are_refused_and_the_next_front_end_works() {
     let bad: [(&str, Option<&str>); 12] = [
         ("ring-page-order", Some("5")),
         ("ring-page-order", Some("-1")),
@@ -236,10 +236,10 @@ fn keys_beyond_what_was_offered_are_refused_and_the_next_front_end_works() {
         assert_eq!(front.backend_state(), "5", "{key} {value:?}");
         assert!(machine.log.contains("cannot be connected"), "{key}: {}", machine.log);
         assert_eq!((host.counts().mapped, host.counts().bound), (0, 0), "{key}");
-        let said = machine.log.len();
+        let logged = machine.log.len();
         (0..10).for_each(|_| set(&host, &format!("{FRONTEND}/state"), "3"));
         machine.settle();
-        assert_eq!(machine.log.len(), said, "it must not be retried");
+        assert_eq!(machine.log.len(), logged, "it must not be retried");
         remove(&host, &path);
         front.close(&mut machine);
         remove(&host, &format!("{FRONTEND}/num-ring-pages"));
@@ -311,8 +311,8 @@ fn random_state_sequences_leak_nothing_and_end_in_a_connection() {
     }
 }
 
-/// A device's lifecycle in which a call fails; returns how often `part` was called.
-fn life(policy: GrantsPolicy, part: Subsystem, nth: u64) -> u64 {
+/// Runs a device's lifecycle in which call `nth` of `part` fails; returns the number of calls of `part`.
+fn run_lifecycle(policy: GrantsPolicy, part: Subsystem, nth: u64) -> u64 {
     let host = Host::new().unwrap();
     attach(&host);
     let mut front = Front::new(&host);
@@ -343,7 +343,7 @@ fn life(policy: GrantsPolicy, part: Subsystem, nth: u64) -> u64 {
     front.write_state(1);
     front.connect(&mut machine, PERSISTENT);
     assert_eq!(front.run(&mut machine, &transfer(READ, 9, 0, &[(page, 0, 7)])), OKAY, "{policy:?} {part:?} {nth}");
-    // All of them or, if the guest could not be waited for, none; never some.
+    // All of them or, if the server could not connect, none; never some.
     assert!(answered == 4 || answered == 0, "{policy:?} {part:?} {nth}: {answered}");
     assert_eq!(get(&host, &format!("{BACKEND}/state")).as_deref(), Some("4"));
     drop(machine);
@@ -352,12 +352,12 @@ fn life(policy: GrantsPolicy, part: Subsystem, nth: u64) -> u64 {
 }
 
 #[test]
-fn whichever_call_fails_nothing_leaks_and_the_next_front_end_is_served() {
+fn after_any_failed_call_nothing_leaks_and_the_next_front_end_works() {
     for policy in POLICIES {
         for part in [Subsystem::Grants, Subsystem::Channels, Subsystem::Store] {
-            let calls = life(policy, part, u64::MAX >> 1);
+            let calls = run_lifecycle(policy, part, u64::MAX >> 1);
             assert!(calls > 0);
-            (1..=calls).for_each(|nth| assert!(life(policy, part, nth) > 0));
+            (1..=calls).for_each(|nth| assert!(run_lifecycle(policy, part, nth) > 0));
         }
     }
 }
@@ -374,10 +374,10 @@ fn flipped_words(at: usize, page: GrantRef) -> [(usize, u32, u32); 5] {
     ]
 }
 
-/// Stops the thread on drop, also if the test fails: it would be waited for otherwise.
-struct Stop<'a>(&'a AtomicBool);
+/// Stops the thread on drop, also if the test fails, because the scope waits for it.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -400,7 +400,7 @@ fn concurrently_changed_entries_are_processed_in_either_state_or_refused() {
                     changes.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            let stop_at_last = Stop(&stop);
+            let stop_at_last = StopOnDrop(&stop);
             // On a busy machine the thread may not run for a long time.
             while rounds < 300 || (changes.load(Ordering::Relaxed) < 1000 && rounds < 100_000) {
                 (0..32).for_each(|id| front.put(0, &transfer(WRITE, id, 64, &[(page, 0, 7)])));

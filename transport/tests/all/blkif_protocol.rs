@@ -29,7 +29,7 @@ fn connected(grants: GrantsPolicy, rings: Rings) -> (TestBackend, Front) {
     (machine, front)
 }
 
-fn every_way() -> impl Iterator<Item = (GrantsPolicy, Rings)> {
+fn every_layout_and_policy() -> impl Iterator<Item = (GrantsPolicy, Rings)> {
     let abis = [Abi::Native, Abi::X86_32, Abi::X86_64];
     let rings = abis.map(|abi| Rings { abi, persistent: true, ..Rings::default() });
     POLICIES.into_iter().flat_map(move |policy| rings.map(|rings| (policy, rings)))
@@ -68,7 +68,7 @@ fn the_features_are_published_before_the_front_end_starts() {
 
 #[test]
 fn completions_in_reverse_order_are_answered_in_the_order_of_the_requests() {
-    for (policy, rings) in every_way() {
+    for (policy, rings) in every_layout_and_policy() {
         let (mut machine, mut front) = connected(policy, rings);
         machine.file.backwards = true;
         let (_, page) = front.page(1);
@@ -84,7 +84,7 @@ fn completions_in_reverse_order_are_answered_in_the_order_of_the_requests() {
 
 #[test]
 fn data_is_transferred_both_ways_in_every_layout_and_mode() {
-    for (policy, rings) in every_way() {
+    for (policy, rings) in every_layout_and_policy() {
         let (mut machine, mut front) = connected(policy, rings);
         let ((first, one), (second, two)) = (front.page(0xaa), front.page(0xbb));
         let parts = [(one, 2, 3), (two, 0, 7)];
@@ -116,7 +116,7 @@ fn responses_carry_the_id_of_their_request() {
 
 #[test]
 fn one_indirect_request_transfers_a_mebibyte() {
-    for (policy, rings) in every_way() {
+    for (policy, rings) in every_layout_and_policy() {
         let (mut machine, mut front) = connected(policy, rings);
         let pages: Vec<_> = (0..=255).map(|byte| front.page(byte)).collect();
         let parts: Vec<_> = pages.iter().map(|&(_, grant)| (grant, 0, 7)).collect();
@@ -321,7 +321,7 @@ fn no_front_end_connects_while_old_requests_are_in_flight() {
         machine.file.hold = true;
         front.submit(0, &transfer(READ, 1, 0, &[(page, 0, 7)]));
         machine.settle();
-        // It has forgotten its requests: its ring must not be written to.
+        // It restarts without its requests: its old ring must not be written to.
         front.write_state(1);
         machine.settle();
         assert_eq!((front.backend_state().as_str(), machine.host.counts().bound), ("4", 0), "{policy:?}");
@@ -334,12 +334,12 @@ fn no_front_end_connects_while_old_requests_are_in_flight() {
 
 #[test]
 fn a_vanished_guest_or_node_leaks_nothing() {
-    for (gone, state) in [(FRONTEND, Some("6")), (BACKEND, None)] {
+    for (removed, state) in [(FRONTEND, Some("6")), (BACKEND, None)] {
         let (mut machine, mut front) =
             connected(GrantsPolicy::Persistent, Rings { persistent: true, ..Rings::default() });
         let (_, page) = front.page(3);
         assert_eq!(front.run(&mut machine, &transfer(READ, 1, 0, &[(page, 0, 7)])), OKAY);
-        remove(&machine.host, gone);
+        remove(&machine.host, removed);
         machine.settle();
         assert_eq!(get(&machine.host, &format!("{BACKEND}/state")).as_deref(), state);
         assert_eq!((machine.host.counts().mapped, machine.host.counts().bound), (0, 0));
@@ -348,7 +348,7 @@ fn a_vanished_guest_or_node_leaks_nothing() {
 }
 
 #[test]
-fn the_toolstack_detaches() {
+fn the_toolstack_can_detach_the_device() {
     let (mut machine, mut front) = connected(GrantsPolicy::Copy, Rings::default());
     set(&machine.host, &format!("{BACKEND}/online"), "0");
     set(&machine.host, &format!("{BACKEND}/state"), "5");
@@ -365,8 +365,7 @@ fn a_stopping_server_waits_a_bounded_time() {
     machine.stop();
     assert!(machine.log.contains("stays connected: the guest still uses the device"), "{}", machine.log);
     assert_eq!(front.backend_state(), "5");
-    let mine = config(GrantsPolicy::Copy);
-    machine.start(mine).unwrap();
+    machine.start(config(GrantsPolicy::Copy)).unwrap();
     machine.settle();
     assert_eq!(front.backend_state(), "4", "the next process takes it over");
     front.write_state(6);
@@ -392,7 +391,7 @@ fn a_successor_answers_the_unanswered_requests() {
             for (id, _, status) in front.responses(0) {
                 assert!(unanswered.remove(&id) && status == OKAY, "answered twice, or never submitted: {id}");
             }
-            // Killed: its requests end in its own disk, and are not answered.
+            // The process is killed: its requests complete on the disk and are not answered.
             machine = successor(machine, Config { on_stop: OnStop::Leave, ..config(GrantsPolicy::Copy) });
             assert!(
                 machine.log.contains("taken over") || {
@@ -407,7 +406,7 @@ fn a_successor_answers_the_unanswered_requests() {
     }
 }
 
-/// Another process, with what the killed one has left.
+/// Starts another process with the file contents of the killed one.
 fn successor(mut killed: TestBackend, config: Config) -> TestBackend {
     let mut machine = TestBackend::idle(&killed.host, killed.geometry);
     killed.server = None;

@@ -1,7 +1,6 @@
-//! What happens to a front end whose back end is replaced: by one with other options, in the presence of failures, and
-//! after its own kernel was replaced.
+//! Takeovers of a front end: by a server with other options, with failing calls, and after a restart of its kernel.
 //!
-//! Every kill point is covered by the model (src/blkif/model); these are the cases worth reading on their own.
+//! The model (src/blkif/model) covers every kill point; these tests cover individual cases.
 
 use disk::{Request, Status, Transport};
 use transport::blkif::{Config, GrantsPolicy, OnStop};
@@ -22,8 +21,8 @@ fn leaving(grants: GrantsPolicy) -> Config {
     Config { on_stop: OnStop::Leave, ..config(grants) }
 }
 
-/// A front end that was connected by a server that is gone.
-fn left(first: Config, rings: Rings) -> (TestBackend, Front) {
+/// A connected front end whose server has ended.
+fn abandoned(first: Config, rings: Rings) -> (TestBackend, Front) {
     let host = Host::new().unwrap();
     attach(&host);
     let (mut machine, mut front) = (TestBackend::new(&host, first), Front::new(&host));
@@ -34,11 +33,11 @@ fn left(first: Config, rings: Rings) -> (TestBackend, Front) {
 }
 
 #[test]
-fn failed_calls_during_takeover_are_retried_and_the_front_end_stays_connected() {
+fn failed_calls_of_a_takeover_are_retried_without_a_disconnection() {
     for part in [Subsystem::Grants, Subsystem::Channels] {
         for nth in 1..=2 {
             let rings = Rings { queues: 2, ..Rings::default() };
-            let (mut machine, mut front) = left(leaving(GrantsPolicy::Copy), rings);
+            let (mut machine, mut front) = abandoned(leaving(GrantsPolicy::Copy), rings);
             machine.host.fail(part, nth);
             machine.start(leaving(GrantsPolicy::Copy)).unwrap();
             machine.settle();
@@ -55,7 +54,7 @@ fn failed_calls_during_takeover_are_retried_and_the_front_end_stays_connected() 
     }
 }
 
-/// Requests that were popped and not started.
+/// Pops all available requests without starting them.
 fn popped(machine: &mut TestBackend) -> Vec<Request> {
     let (server, mut requests) = (machine.server.as_mut().unwrap(), Vec::new());
     for key in machine.watch.wait(false) {
@@ -99,7 +98,7 @@ fn waiting_requests_stay_in_the_ring_and_are_done_by_the_next_process() {
 
 #[test]
 fn retries_are_rare_and_a_server_that_never_attached_closes_no_front_end() {
-    let (mut machine, front) = left(leaving(GrantsPolicy::Copy), Rings::default());
+    let (mut machine, front) = abandoned(leaving(GrantsPolicy::Copy), Rings::default());
     // Another process holds its event channel.
     let mut other = machine.host.channels().unwrap();
     let port = front.rings[0].port;
@@ -107,7 +106,7 @@ fn retries_are_rare_and_a_server_that_never_attached_closes_no_front_end() {
     machine.start(config(GrantsPolicy::Copy)).unwrap();
     machine.settle();
     for _ in 0..10 {
-        // Whatever its guest writes meanwhile.
+        // Writes of the guest must not cause a retry.
         front.write_state(4);
         machine.settle();
     }
@@ -123,9 +122,9 @@ fn retries_are_rare_and_a_server_that_never_attached_closes_no_front_end() {
 }
 
 #[test]
-fn a_front_end_is_served_with_the_features_it_was_offered_not_the_current_ones() {
+fn a_front_end_keeps_the_features_it_was_offered() {
     let first = Config { max_ring_pages_order: 2, max_queues: 4, max_segments: 64, ..leaving(GrantsPolicy::Auto) };
-    let (mut machine, mut front) = left(first, Rings { order: 2, queues: 4, ..Rings::default() });
+    let (mut machine, mut front) = abandoned(first, Rings { order: 2, queues: 4, ..Rings::default() });
     let less = Config { max_ring_pages_order: 0, max_queues: 1, max_segments: 0, ..leaving(GrantsPolicy::Copy) };
     for _ in 0..2 {
         machine.start(less.clone()).unwrap();
@@ -155,7 +154,7 @@ fn pages_stay_mapped_only_if_persistent_grants_were_offered() {
         (GrantsPolicy::Auto, GrantsPolicy::Copy, 1),
         (GrantsPolicy::Auto, GrantsPolicy::Auto, 2),
     ] {
-        let (mut machine, mut front) = left(leaving(first), persistent);
+        let (mut machine, mut front) = abandoned(leaving(first), persistent);
         // The third process also sees the features that the first one offered.
         for _ in 0..2 {
             machine.start(leaving(then)).unwrap();
@@ -189,7 +188,7 @@ fn a_front_end_may_use_features_it_read_before_a_takeover() {
     assert_eq!(machine.host.counts().mapped, 4, "only the rings are mapped");
 }
 
-/// Firmware, a kernel, the kernel that boots after that has crashed: each with rings of its own, and none removes keys.
+/// Firmware, a kernel, and the kernel that boots after a crash: each creates its own rings, and none removes keys.
 #[test]
 fn choices_of_an_earlier_kernel_are_ignored() {
     let host = Host::new().unwrap();
@@ -217,7 +216,7 @@ fn choices_of_an_earlier_kernel_are_ignored() {
 fn inherited_requests_of_a_closing_driver_are_answered() {
     for state in [5, 6] {
         for ours in ["4", "5"] {
-            let (mut machine, mut front) = left(leaving(GrantsPolicy::Copy), Rings::default());
+            let (mut machine, mut front) = abandoned(leaving(GrantsPolicy::Copy), Rings::default());
             let (_, page) = front.page(3);
             front.put(0, &transfer(WRITE, 1, 8, &[(page, 0, 7)]));
             front.push(0);
@@ -235,7 +234,7 @@ fn inherited_requests_of_a_closing_driver_are_answered() {
 
 #[test]
 fn a_driver_that_closed_and_released_its_rings_is_disconnected() {
-    let (mut machine, mut front) = left(leaving(GrantsPolicy::Copy), Rings::default());
+    let (mut machine, mut front) = abandoned(leaving(GrantsPolicy::Copy), Rings::default());
     front.write_state(6);
     front.forget();
     machine.start(leaving(GrantsPolicy::Copy)).unwrap();
@@ -264,7 +263,7 @@ fn the_toolstack_can_disable_discard() {
 
 #[test]
 fn a_failed_notification_is_retried_later() {
-    let (mut machine, mut front) = left(leaving(GrantsPolicy::Copy), Rings::default());
+    let (mut machine, mut front) = abandoned(leaving(GrantsPolicy::Copy), Rings::default());
     machine.start(leaving(GrantsPolicy::Copy)).unwrap();
     machine.settle();
     let (_, page) = front.page(0);
@@ -304,7 +303,7 @@ fn pages_that_cannot_be_mapped_persistently_are_copied() {
         assert_eq!(front.run(&mut machine, &indirect(WRITE, 2, 16, list, 1)), OKAY);
         assert_eq!(machine.file.bytes[4096..3 * 4096], [9; 2 * 4096]);
         assert_eq!(machine.host.counts().mapped, before);
-        // Calls that fail while a page is read into: those that would map it.
+        // The calls fail that would map the page of a read.
         let (page, granted) = front.page(0);
         machine.host.observe(Some(maps_fail));
         assert_eq!(front.run(&mut machine, &transfer(READ, 3, 8, &[(granted, 0, 7)])), OKAY);
@@ -321,7 +320,7 @@ fn maps_fail(part: Subsystem) -> bool {
 }
 
 #[test]
-fn a_front_end_that_does_not_wait_for_features_is_also_refused_after_some_attempts() {
+fn a_front_end_that_initialises_early_is_also_refused() {
     let host = Host::new().unwrap();
     attach(&host);
     let mut front = Front::new(&host);

@@ -1,7 +1,7 @@
-//! All tests of the servers in one program: with one program per file, each would be linked with all dependencies. Two
-//! are apart: `vhost_corpus`, which counts file descriptors, and `xen_hostile`, which is run in dom0.
+//! The tests of the servers, in one program, as each program is linked with all dependencies. Two have programs of
+//! their own: `vhost_corpus`, which counts file descriptors, and `xen_hostile`, which is run in dom0.
 
-#![allow(missing_docs, reason = "nobody imports a test")]
+#![allow(missing_docs, reason = "a test program has no users")]
 #![allow(clippy::cast_possible_truncation, reason = "the tests' own numbers are small")]
 
 #[path = "../blkif_mock/mod.rs"]

@@ -1,4 +1,4 @@
-//! Replays the fuzzers' corpus with the normal compiler.
+//! Replays the committed corpus of the NBD fuzz targets, with a normal toolchain.
 
 #[path = "../../../fuzz/src/nbd.rs"]
 #[allow(clippy::cast_possible_truncation, reason = "as loose as the fuzz crate, whose file it is")]

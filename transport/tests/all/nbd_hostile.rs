@@ -1,4 +1,4 @@
-//! Clients that disconnect midway, send garbage, flood and never read; each can harm only itself.
+//! Clients that disconnect midway, send garbage, flood the server or never read can harm only themselves.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -9,7 +9,7 @@ use testkit::nbd::wire::{Command, Connection, OPTION_LIST, option, request};
 use crate::nbd_support::{GEOMETRY, Served};
 
 /// Asserts that the disk still replies to a well-behaved client.
-fn serves(served: &Served) {
+fn assert_serves(served: &Served) {
     let mut client = served.simple();
     client.request(Command::Read, 0, 7, 0, 512).unwrap();
     assert_eq!(client.simple_reply().unwrap(), (0, 7));
@@ -22,36 +22,36 @@ fn garbage_ends_only_its_own_connection() {
     let mut negotiating = served.greeted();
     negotiating.send(&[0x55; 64]).unwrap();
     assert!(negotiating.is_disconnected());
-    let mut asking = served.simple();
-    asking.send(&[0x55; 64]).unwrap();
-    assert!(asking.is_disconnected());
-    serves(&served);
+    let mut negotiated = served.simple();
+    negotiated.send(&[0x55; 64]).unwrap();
+    assert!(negotiated.is_disconnected());
+    assert_serves(&served);
     let events = served.events.lock().unwrap();
     assert!(events.iter().any(|event| event.contains("a request does not begin with its magic number")), "{events:?}");
 }
 
 #[test]
-fn half_a_request_does_nothing() {
+fn an_incomplete_request_has_no_effect() {
     let served = Served::unix(GEOMETRY);
     served.simple().send(&request(Command::Write, 0, 1, 0, 4096)[..20]).unwrap();
     let mut halfway = served.simple();
     halfway.request(Command::Write, 0, 1, 0, 4096).unwrap();
     halfway.send(&[1; 1000]).unwrap();
     drop(halfway);
-    serves(&served);
+    assert_serves(&served);
     let disk = served.disk.lock().unwrap();
     assert!(disk.done.iter().all(|(operation, _)| *operation == Operation::Read), "{:?}", disk.done);
 }
 
 #[test]
-fn a_client_may_disconnect_with_reads_in_flight() {
+fn the_server_survives_disconnects_with_reads_in_flight() {
     let served = Served::unix(GEOMETRY);
     for _ in 0..100 {
         let mut client = served.simple();
         let reads: Vec<u8> = (0..8).flat_map(|cookie| request(Command::Read, 0, cookie, 0, 1 << 20)).collect();
         client.send(&reads).unwrap();
     }
-    serves(&served);
+    assert_serves(&served);
 }
 
 #[test]
@@ -91,29 +91,29 @@ fn a_write_longer_than_announced_ends_the_connection() {
     let mut client = served.simple();
     client.request(Command::Write, 0, 1, 0, (32 << 20) + 512).unwrap();
     assert!(client.is_disconnected());
-    serves(&served);
+    assert_serves(&served);
 }
 
 #[test]
 fn unread_replies_stop_further_requests() {
     let served = Served::unix(GEOMETRY);
-    let mut deaf = served.simple();
+    let mut silent = served.simple();
     let reads: Vec<u8> = (0..512).flat_map(|cookie| request(Command::Read, 0, cookie, 0, 1 << 20)).collect();
-    deaf.send(&reads).unwrap();
-    // By the time another client has been served, input of the client that does not read was processed.
-    serves(&served);
-    serves(&served);
+    silent.send(&reads).unwrap();
+    // When another client has been served, the input of the one that does not read has been processed.
+    assert_serves(&served);
+    assert_serves(&served);
     let done = served.disk.lock().unwrap().done.len();
     assert!(done <= 64 + 1 + 2, "{done} reads of 1 MiB were done for a client that reads nothing");
     for _ in 0..512 {
-        assert_eq!(deaf.simple_reply().unwrap().0, 0);
-        deaf.receive(1 << 20).unwrap();
+        assert_eq!(silent.simple_reply().unwrap().0, 0);
+        silent.receive(1 << 20).unwrap();
     }
     assert_eq!(served.disk.lock().unwrap().done.len(), 512 + 2);
 }
 
 #[test]
-fn many_concurrent_small_requests_are_all_answered() {
+fn each_of_many_concurrent_requests_is_answered() {
     let served = Served::unix(GEOMETRY);
     let mut client = served.simple();
     let mut sender = client.0.try_clone().unwrap();
@@ -135,10 +135,10 @@ fn ten_thousand_options_end_the_connection() {
     let served = Served::unix(GEOMETRY);
     let mut client = served.greeted();
     let option = option(OPTION_LIST, &[]);
-    // The connection ends before all of them are sent.
+    // The connection may end before all of them are sent.
     let sent = client.0.write_all(&option.repeat(10_000));
     assert!(sent.is_err() || client.is_disconnected());
-    serves(&served);
+    assert_serves(&served);
     assert!(served.events.lock().unwrap().iter().any(|event| event.contains("too many options")));
 }
 
@@ -147,7 +147,7 @@ fn new_clients_displace_idle_negotiations_but_not_served_clients() {
     let served = Served::unix(GEOMETRY);
     let mut first = served.simple();
     let mut idle: Vec<Connection> = (0..100).map(|_| served.greeted()).collect();
-    serves(&served);
+    assert_serves(&served);
     first.request(Command::Read, 0, 9, 0, 512).unwrap();
     assert_eq!(first.simple_reply().unwrap(), (0, 9));
     assert!(idle.iter_mut().take(80).all(Connection::is_disconnected));
@@ -162,10 +162,10 @@ fn the_number_of_clients_is_limited() {
     let mut clients: Vec<Connection> = (0..64).map(|_| served.simple()).collect();
     let mut late = Connection(std::os::unix::net::UnixStream::connect(served.path()).unwrap());
     assert!(late.is_disconnected());
-    let mut gone = clients.pop().unwrap();
-    gone.request(Command::Disconnect, 0, 0, 0, 0).unwrap();
-    assert!(gone.is_disconnected());
-    serves(&served);
+    let mut leaving = clients.pop().unwrap();
+    leaving.request(Command::Disconnect, 0, 0, 0, 0).unwrap();
+    assert!(leaving.is_disconnected());
+    assert_serves(&served);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Guarantees for well-behaved clients that the standard tools do not check closely enough.
+//! The protocol as seen by well-behaved clients, where the standard tools do not check it closely enough.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ fn a_trim_with_fua_is_answered_after_a_flush() {
 }
 
 #[test]
-fn a_client_that_names_its_export_is_told_its_size_and_flags() {
+fn the_reply_to_export_name_has_size_and_flags() {
     let served = Served::unix(GEOMETRY);
     let mut client = served.greeted();
     client.option(OPTION_EXPORT_NAME, &[]).unwrap();
@@ -51,7 +51,7 @@ fn a_client_that_names_its_export_is_told_its_size_and_flags() {
 }
 
 #[test]
-fn replies_come_in_the_order_of_completion() {
+fn replies_are_sent_in_the_order_of_completion() {
     let served = Served::unix(GEOMETRY);
     let mut client = served.simple();
     client
@@ -71,12 +71,12 @@ fn replies_come_in_the_order_of_completion() {
         cookies.push(cookie);
         client.receive(if cookie == 2 { 512 } else { 0 }).unwrap();
     }
-    // The disk of these tests completes a batch from its end.
+    // The disk of these tests completes a batch in reverse order.
     assert_eq!(cookies, [3, 2, 1]);
 }
 
 #[test]
-fn single_bytes_are_served_to_clients_that_never_asked_for_block_sizes() {
+fn clients_that_did_not_request_block_sizes_may_access_single_bytes() {
     let served = Served::unix(GEOMETRY);
     let mut client = served.structured();
     client.request(Command::Write, 0, 1, 511, 3).unwrap();
@@ -142,7 +142,7 @@ fn zero_length_requests_succeed() {
 }
 
 #[test]
-fn a_path_in_use_is_refused_and_a_stale_one_replaced() {
+fn a_path_in_use_is_refused_and_a_stale_one_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let first = bind(&path).unwrap();
@@ -164,7 +164,7 @@ fn a_private_socket_is_accessible_only_to_its_user() {
 }
 
 #[test]
-fn a_successor_keeps_its_path() {
+fn the_path_of_a_successor_is_not_removed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let first = bind(&path).unwrap();
@@ -205,8 +205,8 @@ impl Watch for NoWatch {
     fn forget(&mut self, _: WatchKey) {}
 }
 
-/// A server that has greeted a client and reached the transmission phase.
-fn driven_by_hand(directory: &tempfile::TempDir) -> (Server, std::os::unix::net::UnixStream) {
+/// A server without an event loop, and a client in the transmission phase.
+fn server_without_loop(directory: &tempfile::TempDir) -> (Server, std::os::unix::net::UnixStream) {
     use std::io::Write;
     let path = directory.path().join("nbd.sock");
     let mut server = bind(&path).unwrap();
@@ -225,7 +225,7 @@ const FIRST_CLIENT: WatchKey = WatchKey(1);
 fn a_server_sleeps_while_a_client_does_not_read() {
     use std::io::Write;
     let directory = tempfile::tempdir().unwrap();
-    let (mut server, mut stream) = driven_by_hand(&directory);
+    let (mut server, mut stream) = server_without_loop(&directory);
     let reads: Vec<u8> = (0..200).flat_map(|cookie| request(Command::Read, 0, cookie, 0, 1 << 20)).collect();
     stream.write_all(&reads).unwrap();
     server.ready(FIRST_CLIENT, &mut NoWatch);
@@ -243,7 +243,7 @@ fn a_server_sleeps_while_a_client_does_not_read() {
 fn requests_not_popped_before_a_stop_fail() {
     use std::io::{Read, Write};
     let directory = tempfile::tempdir().unwrap();
-    let (mut server, mut stream) = driven_by_hand(&directory);
+    let (mut server, mut stream) = server_without_loop(&directory);
     stream.write_all(&[request(Command::Flush, 0, 1, 0, 0), request(Command::Flush, 0, 2, 0, 0)].concat()).unwrap();
     server.ready(FIRST_CLIENT, &mut NoWatch);
     let first = server.pop(&GEOMETRY).unwrap();

@@ -1,4 +1,4 @@
-//! Our server with the common NBD tools.
+//! The server with the common NBD tools.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

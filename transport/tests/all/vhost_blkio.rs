@@ -10,7 +10,7 @@ use disk::Geometry;
 use memory::{GuestAddr, GuestMemory, Mapping, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use crate::vhost_mock::{GEOMETRY, Running};
+use crate::vhost_mock::{GEOMETRY, RunningBackend};
 
 fn connect(path: &Path) -> Blkio {
     let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
@@ -27,20 +27,20 @@ fn start(mut blkio: Blkio, queues: i32) -> (Blkio, Vec<Blkioq>) {
 }
 
 /// Memory that both the client and the test can see.
-struct Shared {
+struct SharedBuffers {
     file: OwnedFd,
     mapping: Arc<Mapping>,
     memory: Arc<GuestMemory>,
 }
 
-impl Shared {
-    fn new(blkio: &mut Blkio, len: usize) -> Shared {
+impl SharedBuffers {
+    fn new(blkio: &mut Blkio, len: usize) -> SharedBuffers {
         let file = memfd_create("buffers", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, len as u64).unwrap();
         let mapping = Arc::new(Mapping::of_file(file.as_fd(), 0, len).unwrap());
         let region = Region { guest: GuestAddr(0), peer: 0, len: len as u64, offset: 0, mapping: mapping.clone() };
         let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
-        let shared = Shared { file, mapping, memory };
+        let shared = SharedBuffers { file, mapping, memory };
         blkio.map_mem_region(&shared.region()).unwrap();
         shared
     }
@@ -86,7 +86,7 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
 
 #[test]
 fn the_disk_has_the_configured_properties() {
-    let mut running = Running::new(GEOMETRY, 4);
+    let mut running = RunningBackend::new(GEOMETRY, 4);
     let blkio = connect(&running.path());
     assert_eq!(blkio.get_u64("capacity").unwrap(), GEOMETRY.len);
     assert_eq!(blkio.get_i32("max-queues").unwrap(), 4);
@@ -101,9 +101,9 @@ fn the_disk_has_the_configured_properties() {
 
 #[test]
 fn written_data_is_read_back() {
-    let mut running = Running::new(GEOMETRY, 1);
+    let mut running = RunningBackend::new(GEOMETRY, 1);
     let (mut blkio, mut queues) = start(connect(&running.path()), 1);
-    let shared = Shared::new(&mut blkio, 64 << 10);
+    let shared = SharedBuffers::new(&mut blkio, 64 << 10);
     let written = pattern(1, 16384);
     shared.put(0, &written);
 
@@ -121,9 +121,9 @@ fn written_data_is_read_back() {
 
 #[test]
 fn discarded_and_zeroed_ranges_read_as_zero() {
-    let mut running = Running::new(GEOMETRY, 1);
+    let mut running = RunningBackend::new(GEOMETRY, 1);
     let (mut blkio, mut queues) = start(connect(&running.path()), 1);
-    let shared = Shared::new(&mut blkio, 16384);
+    let shared = SharedBuffers::new(&mut blkio, 16384);
     shared.put(0, &[0xaa; 12288]);
 
     queues[0].write(0, shared.at(0), 12288, 0, ReqFlags::empty());
@@ -140,17 +140,20 @@ fn discarded_and_zeroed_ranges_read_as_zero() {
 
 #[test]
 fn a_read_only_disk_announces_that_and_refuses_writes() {
-    let mut running = Running::new(Geometry { read_only: true, ..GEOMETRY }, 1);
+    let mut running = RunningBackend::new(Geometry { read_only: true, ..GEOMETRY }, 1);
     let mut writer = Blkio::new("virtio-blk-vhost-user").unwrap();
     writer.set_str("path", running.path().to_str().unwrap()).unwrap();
-    assert!(writer.connect().and_then(|()| writer.start()).is_err(), "a client that wants to write is refused");
+    assert!(
+        writer.connect().and_then(|()| writer.start()).is_err(),
+        "a client without the read-only property is refused"
+    );
     drop(writer);
     let mut reader = Blkio::new("virtio-blk-vhost-user").unwrap();
     reader.set_str("path", running.path().to_str().unwrap()).unwrap();
     reader.set_bool("read-only", true).unwrap();
     reader.connect().unwrap();
     let (mut blkio, mut queues) = start(reader, 1);
-    let shared = Shared::new(&mut blkio, 4096);
+    let shared = SharedBuffers::new(&mut blkio, 4096);
     shared.put(0, &[1; 4096]);
 
     queues[0].read(0, shared.at(0), 4096, 1, ReqFlags::empty());
@@ -166,9 +169,9 @@ fn a_read_only_disk_announces_that_and_refuses_writes() {
 
 #[test]
 fn a_request_past_the_end_of_the_disk_fails_alone() {
-    let mut running = Running::new(GEOMETRY, 1);
+    let mut running = RunningBackend::new(GEOMETRY, 1);
     let (mut blkio, mut queues) = start(connect(&running.path()), 1);
-    let shared = Shared::new(&mut blkio, 4096);
+    let shared = SharedBuffers::new(&mut blkio, 4096);
 
     queues[0].read(GEOMETRY.len, shared.at(0), 4096, 1, ReqFlags::empty());
     queues[0].read(GEOMETRY.len - 4096, shared.at(0), 4096, 2, ReqFlags::empty());
@@ -186,9 +189,9 @@ fn a_request_past_the_end_of_the_disk_fails_alone() {
 fn many_queues_at_depth_neither_lose_nor_mix_requests() {
     const DEPTH: usize = 16;
     const ROUNDS: usize = 16;
-    let mut running = Running::new(GEOMETRY, 4);
+    let mut running = RunningBackend::new(GEOMETRY, 4);
     let (mut blkio, mut queues) = start(connect(&running.path()), 4);
-    let shared = Shared::new(&mut blkio, 4 * DEPTH * 4096);
+    let shared = SharedBuffers::new(&mut blkio, 4 * DEPTH * 4096);
     let block = |round: usize, queue: usize, slot: usize| (round * 4 + queue) * DEPTH + slot;
 
     for round in 0..ROUNDS {
@@ -225,10 +228,10 @@ fn many_queues_at_depth_neither_lose_nor_mix_requests() {
 
 #[test]
 fn a_client_can_connect_after_another() {
-    let mut running = Running::new(GEOMETRY, 2);
+    let mut running = RunningBackend::new(GEOMETRY, 2);
     for round in 0..20 {
         let (mut blkio, mut queues) = start(connect(&running.path()), 2);
-        let shared = Shared::new(&mut blkio, 8192);
+        let shared = SharedBuffers::new(&mut blkio, 8192);
         shared.put(0, &pattern(round, 4096));
         queues[1].write(round as u64 * 4096, shared.at(0), 4096, 0, ReqFlags::empty());
         assert_eq!(wait(&mut queues[1], 1), [(0, 0)]);

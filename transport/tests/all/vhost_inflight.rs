@@ -1,7 +1,7 @@
-//! Requests that are unanswered when a ring, a connection or the process ends: with a record of requests in flight, and
-//! without; and invalid contents of such a record.
+//! Requests that are unanswered when a ring, a connection or the process ends, with and without a record of requests in
+//! flight; and invalid contents of such a record.
 //!
-//! That no kill point loses or repeats anything is explored in `vhost_user::model`.
+//! `vhost_user::model` explores all kill points for lost and repeated requests.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -26,7 +26,8 @@ const fn queue_len(descriptors: u16) -> u64 {
     (16 + 16 * descriptors as u64).next_multiple_of(64)
 }
 
-struct Recorded {
+/// A back-end and a front-end with a record of requests in flight.
+struct RecordedFixture {
     machine: TestBackend,
     front: FrontEnd,
     payload: Vec<u8>,
@@ -35,29 +36,29 @@ struct Recorded {
     record: Shared,
 }
 
-fn recorded() -> Recorded {
+fn recorded() -> RecordedFixture {
     let mut machine = TestBackend::new(GEOMETRY, 2);
     let mut front = FrontEnd::connect(&machine.path());
     front.negotiate(&mut machine, FEATURES);
-    let (payload, file) = front.ask_for_region(&mut machine, 2, SIZE);
+    let (payload, file) = front.request_region(&mut machine, 2, SIZE);
     let record = Shared::of(Mapping::of_file(file.as_fd(), 0, 2 * QUEUE_LEN as usize).unwrap());
     front.expect(&mut machine, 32, &payload, &[file.as_fd()], 0);
     front.set_up(&mut machine, FEATURES, 1);
-    Recorded { machine, front, payload, file, record }
+    RecordedFixture { machine, front, payload, file, record }
 }
 
-/// The same with four writes taken, of which the third is completed and not published.
-fn one_of_four_done() -> Recorded {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..4);
-    of.machine.settle();
-    answer(&mut of.machine, 2);
-    of
+/// A recorded fixture with four writes taken, of which the third is completed but not published.
+fn one_of_four_done() -> RecordedFixture {
+    let mut fixture = recorded();
+    fixture.machine.hold = true;
+    fixture.offer_writes(0..4);
+    fixture.machine.settle();
+    answer(&mut fixture.machine, 2);
+    fixture
 }
 
-impl Recorded {
-    /// Kills the process; another one serves the same front-end.
+impl RecordedFixture {
+    /// Kills the process and starts another one, to which the front-end reconnects.
     fn kill(&mut self) {
         let bytes = std::mem::take(&mut self.machine.bytes);
         self.machine = {
@@ -72,8 +73,8 @@ impl Recorded {
         self.front.reconnect(&self.machine.path());
     }
 
-    /// Reconnects with the record.
-    fn come_again(&mut self) {
+    /// Negotiates after a reconnection, sends the record and starts queue 0.
+    fn resume(&mut self) {
         self.front.negotiate(&mut self.machine, FEATURES);
         self.front.expect(&mut self.machine, 32, &self.payload, &[self.file.as_fd()], 0);
         let base = self.front.get_u16(self.front.used_at(0) + 2);
@@ -143,71 +144,81 @@ fn heads(front: &FrontEnd) -> Vec<u32> {
 }
 
 #[test]
-fn the_layout_of_the_record_matches_the_specification_and_its_size_is_sealed() {
-    let mut of = recorded();
-    assert_eq!(of.payload[..8], (2 * QUEUE_LEN).to_ne_bytes());
-    assert_eq!(of.payload[8..], [0u64.to_ne_bytes().to_vec(), [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat());
-    assert!(ftruncate(&of.file, 0).is_err() && ftruncate(&of.file, 1 << 20).is_err(), "sealed");
+fn the_record_has_the_specified_layout_and_a_sealed_size() {
+    let mut fixture = recorded();
+    assert_eq!(fixture.payload[..8], (2 * QUEUE_LEN).to_ne_bytes());
+    assert_eq!(
+        fixture.payload[8..],
+        [0u64.to_ne_bytes().to_vec(), [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat()
+    );
+    assert!(ftruncate(&fixture.file, 0).is_err() && ftruncate(&fixture.file, 1 << 20).is_err(), "sealed");
     let room = (QUEUE_LEN as u16 - 16) / 16;
-    assert_eq!((of.record.load_u16(8), of.record.load_u16(10)), (Some(1), Some(room)), "version, desc_num");
-    of.machine.hold = true;
-    of.offer_writes(0..3);
-    of.machine.settle();
+    assert_eq!((fixture.record.load_u16(8), fixture.record.load_u16(10)), (Some(1), Some(room)), "version, desc_num");
+    fixture.machine.hold = true;
+    fixture.offer_writes(0..3);
+    fixture.machine.settle();
     for (head, counter) in [(0, 0), (3, 1), (6, 2u64)] {
-        assert_eq!(of.state(head)[..6], [1, 0, 0, 0, 0, 0], "in flight");
-        assert_eq!(of.state(head)[8..], counter.to_le_bytes());
+        assert_eq!(fixture.state(head)[..6], [1, 0, 0, 0, 0, 0], "in flight");
+        assert_eq!(fixture.state(head)[8..], counter.to_le_bytes());
     }
-    answer(&mut of.machine, 1);
-    answer(&mut of.machine, 0);
-    assert_eq!(of.state(3)[0], 1, "in flight until its answer is published");
-    publish(&mut of.machine);
-    assert_eq!(heads(&of.front), [3, 0], "in the order of completion");
-    assert_eq!([of.state(0)[0], of.state(3)[0], of.state(6)[0]], [0, 0, 1]);
-    assert_eq!(of.state(0)[6..8], 3u16.to_le_bytes(), "next");
-    assert_eq!((of.record.load_u16(12), of.record.load_u16(14)), (Some(0), Some(2)), "last_batch_head, used_idx");
+    answer(&mut fixture.machine, 1);
+    answer(&mut fixture.machine, 0);
+    assert_eq!(fixture.state(3)[0], 1, "in flight until its answer is published");
+    publish(&mut fixture.machine);
+    assert_eq!(heads(&fixture.front), [3, 0], "in the order of completion");
+    assert_eq!([fixture.state(0)[0], fixture.state(3)[0], fixture.state(6)[0]], [0, 0, 1]);
+    assert_eq!(fixture.state(0)[6..8], 3u16.to_le_bytes(), "next");
+    assert_eq!(
+        (fixture.record.load_u16(12), fixture.record.load_u16(14)),
+        (Some(0), Some(2)),
+        "last_batch_head, used_idx"
+    );
 }
 
 #[test]
 fn a_successor_takes_requests_in_flight_first_and_in_order() {
-    let mut of = one_of_four_done();
-    publish(&mut of.machine);
-    answer(&mut of.machine, 0);
-    of.kill();
-    of.machine.hold = true;
-    of.offer_writes(4..5);
-    of.come_again();
-    assert_eq!(held(&of.machine), [0, 1, 3, 4]);
-    let said = of.machine.events();
-    assert!(said.contains("survive a crash") && said.contains("continues with 3 requests"), "{said}");
-    assert_eq!(of.machine.server.records_in_flight(), Some(true));
-    of.machine.release();
-    assert_eq!(heads(&of.front), [6, 0, 3, 9, 12]);
-    assert_eq!(of.machine.bytes[3 * 512], 4);
+    let mut fixture = one_of_four_done();
+    publish(&mut fixture.machine);
+    answer(&mut fixture.machine, 0);
+    fixture.kill();
+    fixture.machine.hold = true;
+    fixture.offer_writes(4..5);
+    fixture.resume();
+    assert_eq!(held(&fixture.machine), [0, 1, 3, 4]);
+    let events = fixture.machine.events();
+    assert!(events.contains("survive a crash") && events.contains("continues with 3 requests"), "{events}");
+    assert_eq!(fixture.machine.server.records_in_flight(), Some(true));
+    fixture.machine.release();
+    assert_eq!(heads(&fixture.front), [6, 0, 3, 9, 12]);
+    assert_eq!(fixture.machine.bytes[3 * 512], 4);
 }
 
-/// QEMU requests as many descriptors as its property `queue-size` says and repeats that number when it reconnects, and
-/// lets the driver choose a larger ring: QEMU 10 requests 128, SeaBIOS 1.16.3 uses a ring of 256, Linux one of 1024.
+/// QEMU requests `queue-size` descriptors, and the same number when it reconnects, but lets the driver choose a larger
+/// ring: QEMU 10 requests 128, SeaBIOS 1.16.3 uses a ring of 256, Linux one of 1024.
 #[test]
-fn a_ring_larger_than_asked_for_is_recorded_and_taken_over() {
+fn a_ring_larger_than_requested_is_recorded_and_taken_over() {
     for size in [256, ROOM] {
-        let mut of = recorded();
-        of.kill();
-        of.front.size = size;
-        of.come_again();
-        assert_eq!(of.machine.server.records_in_flight(), Some(true), "{size}: {}", of.machine.events());
-        of.machine.hold = true;
+        let mut fixture = recorded();
+        fixture.kill();
+        fixture.front.size = size;
+        fixture.resume();
+        assert_eq!(fixture.machine.server.records_in_flight(), Some(true), "{size}: {}", fixture.machine.events());
+        fixture.machine.hold = true;
         let heads = [0, size - 3, SIZE];
-        (0..).zip(heads).for_each(|(index, head)| offer_write_at(&of.front, index, head));
-        of.machine.settle();
-        answer(&mut of.machine, 2);
-        publish(&mut of.machine);
-        assert_eq!(heads.map(|head| of.state(head)[0]), [1, 1, 0]);
-        of.kill();
-        of.machine.hold = true;
-        of.come_again();
-        assert_eq!(held(&of.machine), [0, 1], "{size}: {}", of.machine.events());
-        of.machine.release();
-        assert_eq!(of.front.used(0, 0).iter().map(|&(head, _)| head).collect::<Vec<_>>(), [16, 0, u32::from(size) - 3]);
+        (0..).zip(heads).for_each(|(index, head)| offer_write_at(&fixture.front, index, head));
+        fixture.machine.settle();
+        answer(&mut fixture.machine, 2);
+        publish(&mut fixture.machine);
+        assert_eq!(heads.map(|head| fixture.state(head)[0]), [1, 1, 0]);
+        fixture.kill();
+        fixture.machine.hold = true;
+        fixture.resume();
+        assert_eq!(held(&fixture.machine), [0, 1], "{size}: {}", fixture.machine.events());
+        fixture.machine.release();
+        assert_eq!(
+            fixture.front.used(0, 0).iter().map(|&(head, _)| head).collect::<Vec<_>>(),
+            [16, 0, u32::from(size) - 3]
+        );
     }
 }
 
@@ -216,15 +227,15 @@ fn a_record_has_room_for_the_requested_number_of_descriptors() {
     let mut machine = TestBackend::new(GEOMETRY, 2);
     let mut front = FrontEnd::connect(&machine.path());
     front.negotiate(&mut machine, FEATURES);
-    for (queues, asked, room) in [(1, 1, ROOM), (2, ROOM, ROOM), (2, ROOM + 1, ROOM + 1), (1, 32768, 32768)] {
-        let (payload, file) = front.ask_for_region(&mut machine, queues, asked);
+    for (queues, requested, room) in [(1, 1, ROOM), (2, ROOM, ROOM), (2, ROOM + 1, ROOM + 1), (1, 32768, 32768)] {
+        let (payload, file) = front.request_region(&mut machine, queues, requested);
         let len = u64::from(queues) * queue_len(room);
-        assert_eq!(payload, region_for(len, 0, queues, asked));
+        assert_eq!(payload, region_for(len, 0, queues, requested));
         front.expect(&mut machine, 32, &payload, &[file.as_fd()], 0);
     }
 }
 
-/// What a process has left that created records no larger than requested.
+/// The record is from a process that creates records no larger than requested.
 #[test]
 fn a_record_without_room_to_spare_is_taken_over() {
     let old_len = queue_len(SIZE) as usize;
@@ -243,8 +254,8 @@ fn a_record_without_room_to_spare_is_taken_over() {
         let mut front = FrontEnd::connect(&machine.path());
         front.size = size;
         front.negotiate(&mut machine, FEATURES);
-        let told = region_for(2 * old_len as u64, 0, 2, SIZE);
-        front.expect(&mut machine, 32, &told, &[file.as_fd()], 0);
+        let payload = region_for(2 * old_len as u64, 0, 2, SIZE);
+        front.expect(&mut machine, 32, &payload, &[file.as_fd()], 0);
         machine.hold = true;
         front.set_up(&mut machine, FEATURES, 0);
         for (index, head) in [(1, 0), (2, 6)] {
@@ -261,80 +272,80 @@ fn a_record_without_room_to_spare_is_taken_over() {
 
 #[test]
 fn a_record_of_another_size_is_refused_and_changes_nothing() {
-    let mut of = recorded();
-    of.kill();
-    of.front.negotiate(&mut of.machine, FEATURES);
-    let of_len = 2 * QUEUE_LEN;
+    let mut fixture = recorded();
+    fixture.kill();
+    fixture.front.negotiate(&mut fixture.machine, FEATURES);
+    let record_len = 2 * QUEUE_LEN;
     let cases = [
-        (region_for(of_len - 1, 0, 2, ROOM), "are needed"),
+        (region_for(record_len - 1, 0, 2, ROOM), "are needed"),
         (region_for(2 * queue_len(SIZE) - 1, 0, 2, SIZE), "are needed"),
-        (region_for(of_len + 1, 0, 2, SIZE), "are needed"),
-        (region_for(2 * queue_len(SIZE), of_len, 2, SIZE), "are needed"),
-        (region_for(of_len, 4096, 2, SIZE), "are needed"),
-        (region_for(of_len, u64::MAX - 100, 2, SIZE), "are needed"),
+        (region_for(record_len + 1, 0, 2, SIZE), "are needed"),
+        (region_for(2 * queue_len(SIZE), record_len, 2, SIZE), "are needed"),
+        (region_for(record_len, 4096, 2, SIZE), "are needed"),
+        (region_for(record_len, u64::MAX - 100, 2, SIZE), "are needed"),
         (region_for(u64::MAX, 1, 2, SIZE), "are needed"),
-        (region_for(of_len, 0, 2, ROOM * 2), "are needed"),
-        (region_for(of_len, 0, 3, SIZE), "do not match this disk"),
-        (region_for(of_len, 0, 0, SIZE), "do not match this disk"),
-        (region_for(of_len, 0, 1, 0), "do not match this disk"),
-        (region_for(of_len, 0, u16::MAX, u16::MAX), "do not match this disk"),
+        (region_for(record_len, 0, 2, ROOM * 2), "are needed"),
+        (region_for(record_len, 0, 3, SIZE), "do not match this disk"),
+        (region_for(record_len, 0, 0, SIZE), "do not match this disk"),
+        (region_for(record_len, 0, 1, 0), "do not match this disk"),
+        (region_for(record_len, 0, u16::MAX, u16::MAX), "do not match this disk"),
     ];
     for (payload, why) in cases {
-        of.front.expect(&mut of.machine, 32, &payload, &[of.file.as_fd()], 1);
-        let said = of.machine.events();
-        assert!(said.contains(why), "{said}");
+        fixture.front.expect(&mut fixture.machine, 32, &payload, &[fixture.file.as_fd()], 1);
+        let events = fixture.machine.events();
+        assert!(events.contains(why), "{events}");
     }
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
-    of.front.expect(&mut of.machine, 32, &of.payload, &[pipe.as_fd()], 1);
-    of.front.expect(&mut of.machine, 32, &of.payload, &[], 1);
-    of.front.expect(&mut of.machine, 32, &of.payload[..19], &[of.file.as_fd()], 1);
-    of.front.expect(&mut of.machine, 32, &of.payload[..20], &[of.file.as_fd()], 0);
-    of.start(0);
-    of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 1);
-    assert!(of.machine.events().contains("queue 0 is running"));
+    fixture.front.expect(&mut fixture.machine, 32, &fixture.payload, &[pipe.as_fd()], 1);
+    fixture.front.expect(&mut fixture.machine, 32, &fixture.payload, &[], 1);
+    fixture.front.expect(&mut fixture.machine, 32, &fixture.payload[..19], &[fixture.file.as_fd()], 1);
+    fixture.front.expect(&mut fixture.machine, 32, &fixture.payload[..20], &[fixture.file.as_fd()], 0);
+    fixture.start(0);
+    fixture.front.expect(&mut fixture.machine, 32, &fixture.payload, &[fixture.file.as_fd()], 1);
+    assert!(fixture.machine.events().contains("queue 0 is running"));
 }
 
-/// What a later version has left whose records are elsewhere, as seen by an earlier one (decision 0016).
+/// The record is from a later version, which stores its records elsewhere (decision 0016).
 #[test]
 fn a_record_with_an_unknown_layout_is_refused_and_not_modified() {
-    let mut of = one_of_four_done();
-    publish(&mut of.machine);
-    of.kill();
-    of.record.write(0, 1u64.to_le_bytes()).unwrap();
-    let bytes: [u8; 4096] = of.record.read(0).unwrap();
-    of.front.negotiate(&mut of.machine, FEATURES);
-    of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 1);
-    let said = of.machine.events();
-    assert!(said.contains("unknown (features 0x1): it was created by a newer version"), "{said}");
-    // QEMU does not check whether it was accepted: it must not continue as if it had no record.
-    of.front.send(32, 0, &of.payload, &[of.file.as_fd()]);
-    of.machine.settle();
-    assert!(of.front.is_closed());
-    assert!(of.record.read(0) == Some(bytes), "the record must not be written to");
+    let mut fixture = one_of_four_done();
+    publish(&mut fixture.machine);
+    fixture.kill();
+    fixture.record.write(0, 1u64.to_le_bytes()).unwrap();
+    let bytes: [u8; 4096] = fixture.record.read(0).unwrap();
+    fixture.front.negotiate(&mut fixture.machine, FEATURES);
+    fixture.front.expect(&mut fixture.machine, 32, &fixture.payload, &[fixture.file.as_fd()], 1);
+    let events = fixture.machine.events();
+    assert!(events.contains("unknown (features 0x1): it was created by a newer version"), "{events}");
+    // QEMU does not check the reply: it must not continue without a record.
+    fixture.front.send(32, 0, &fixture.payload, &[fixture.file.as_fd()]);
+    fixture.machine.settle();
+    assert!(fixture.front.is_closed());
+    assert!(fixture.record.read(0) == Some(bytes), "the record must not be written to");
 
-    // The version that knows it.
-    of.record.write(0, [0; 8]).unwrap();
-    of.kill();
-    of.machine.hold = true;
-    of.come_again();
-    assert_eq!(held(&of.machine), [0, 1, 3], "{}", of.machine.events());
+    // A version that knows the layout takes it over.
+    fixture.record.write(0, [0; 8]).unwrap();
+    fixture.kill();
+    fixture.machine.hold = true;
+    fixture.resume();
+    assert_eq!(held(&fixture.machine), [0, 1, 3], "{}", fixture.machine.events());
 }
 
 #[test]
 fn a_record_of_an_unknown_version_is_kept_even_for_a_larger_ring() {
     for size in [SIZE, SIZE * 2] {
-        let mut of = recorded();
-        of.kill();
+        let mut fixture = recorded();
+        fixture.kill();
         let small = region_for(2 * queue_len(SIZE), 0, 2, SIZE);
-        of.record.store_u16(8, 7).unwrap();
-        of.front.size = size;
-        of.front.negotiate(&mut of.machine, FEATURES);
-        of.front.expect(&mut of.machine, 32, &small, &[of.file.as_fd()], 0);
-        of.front.set_up(&mut of.machine, FEATURES, 0);
-        of.front.start_queue(&mut of.machine, 0, 0);
-        let said = of.machine.events();
-        assert!(said.contains("its version is 7"), "{size}: {said}");
-        assert_eq!((of.record.load_u16(8), of.machine.server.records_in_flight()), (Some(7), None), "{size}");
+        fixture.record.store_u16(8, 7).unwrap();
+        fixture.front.size = size;
+        fixture.front.negotiate(&mut fixture.machine, FEATURES);
+        fixture.front.expect(&mut fixture.machine, 32, &small, &[fixture.file.as_fd()], 0);
+        fixture.front.set_up(&mut fixture.machine, FEATURES, 0);
+        fixture.front.start_queue(&mut fixture.machine, 0, 0);
+        let events = fixture.machine.events();
+        assert!(events.contains("its version is 7"), "{size}: {events}");
+        assert_eq!((fixture.record.load_u16(8), fixture.machine.server.records_in_flight()), (Some(7), None), "{size}");
     }
 }
 
@@ -359,164 +370,164 @@ fn a_record_can_be_requested_only_if_negotiated() {
     }
 }
 
-/// What a front-end has written into its record, and the resulting message.
-type Damage<'a> = (&'a str, &'a dyn Fn(&Recorded));
+/// The message about a damaged record, and the function that damages it as the front-end.
+type RecordDamage<'a> = (&'a str, &'a dyn Fn(&RecordedFixture));
 
 #[test]
 fn a_damaged_record_breaks_only_its_own_queue_and_the_reason_is_logged() {
-    let damages: [Damage; 9] = [
-        ("version is 7", &|of| of.record.store_u16(8, 7).unwrap()),
-        ("it has 3 descriptors", &|of| of.record.store_u16(10, 3).unwrap()),
-        ("it has 65535 descriptors", &|of| of.record.store_u16(10, u16::MAX).unwrap()),
-        ("used index is 65000; the ring's is 1", &|of| {
-            of.record.store_u16(14, 65000).unwrap();
-            of.put_state(3, 1, 1);
+    let damages: [RecordDamage; 9] = [
+        ("version is 7", &|fixture| fixture.record.store_u16(8, 7).unwrap()),
+        ("it has 3 descriptors", &|fixture| fixture.record.store_u16(10, 3).unwrap()),
+        ("it has 65535 descriptors", &|fixture| fixture.record.store_u16(10, u16::MAX).unwrap()),
+        ("used index is 65000; the ring's is 1", &|fixture| {
+            fixture.record.store_u16(14, 65000).unwrap();
+            fixture.put_state(3, 1, 1);
         }),
-        ("it contains the invalid descriptor 16", &|of| {
-            of.record.store_u16(14, 0).unwrap();
-            of.record.store_u16(12, SIZE).unwrap();
+        ("it contains the invalid descriptor 16", &|fixture| {
+            fixture.record.store_u16(14, 0).unwrap();
+            fixture.record.store_u16(12, SIZE).unwrap();
         }),
-        ("state of descriptor 2 is invalid", &|of| of.put_state(2, 2, 9)),
-        ("two requests have the counter 9", &|of| (5..7).for_each(|head| of.put_state(head, 1, 9))),
-        ("two requests have the counter 18446744073709551615", &|of| of.put_state(2, 1, u64::MAX)),
-        ("it has 16 requests; the driver waits for 0", &|of| {
-            (0..SIZE).for_each(|head| of.put_state(head, 1, u64::from(head)))
+        ("state of descriptor 2 is invalid", &|fixture| fixture.put_state(2, 2, 9)),
+        ("two requests have the counter 9", &|fixture| (5..7).for_each(|head| fixture.put_state(head, 1, 9))),
+        ("two requests have the counter 18446744073709551615", &|fixture| fixture.put_state(2, 1, u64::MAX)),
+        ("it has 16 requests; the driver waits for 0", &|fixture| {
+            (0..SIZE).for_each(|head| fixture.put_state(head, 1, u64::from(head)))
         }),
     ];
     for (what, damage) in damages {
-        let mut of = recorded();
-        of.offer_writes(0..1);
-        of.machine.settle();
-        of.kill();
-        damage(&of);
-        of.come_again();
-        of.machine.settle();
-        let said = of.machine.events();
-        assert!(said.contains("queue 0 is broken") && said.contains(what), "{what}: {said}");
-        of.offer_writes(1..2);
-        of.machine.settle();
-        assert_eq!(of.front.used(0, 0).len(), 1, "{what}: the broken queue is not accessed");
-        of.front.start_queue(&mut of.machine, 1, 0);
-        of.front.header(0x4f000, 4, 0);
-        of.front.chain(1, 0, &[(0x4f000, 16, 0), (0x4f080, 1, WRITE)]);
-        of.front.offer(1, 0);
-        of.machine.settle();
-        assert_eq!(of.front.used(1, 0).len(), 1, "{what}: the other queue still works");
+        let mut fixture = recorded();
+        fixture.offer_writes(0..1);
+        fixture.machine.settle();
+        fixture.kill();
+        damage(&fixture);
+        fixture.resume();
+        fixture.machine.settle();
+        let events = fixture.machine.events();
+        assert!(events.contains("queue 0 is broken") && events.contains(what), "{what}: {events}");
+        fixture.offer_writes(1..2);
+        fixture.machine.settle();
+        assert_eq!(fixture.front.used(0, 0).len(), 1, "{what}: the broken queue is not accessed");
+        fixture.front.start_queue(&mut fixture.machine, 1, 0);
+        fixture.front.header(0x4f000, 4, 0);
+        fixture.front.chain(1, 0, &[(0x4f000, 16, 0), (0x4f080, 1, WRITE)]);
+        fixture.front.offer(1, 0);
+        fixture.machine.settle();
+        assert_eq!(fixture.front.used(1, 0).len(), 1, "{what}: the other queue still works");
     }
 }
 
 #[test]
 fn an_inconsistent_index_matters_only_if_requests_are_in_flight() {
-    let mut of = recorded();
-    of.offer_writes(0..2);
-    of.machine.settle();
-    of.kill();
-    of.record.store_u16(14, 65000).unwrap();
-    of.come_again();
-    of.offer_writes(2..3);
-    of.machine.settle();
-    assert_eq!((heads(&of.front), of.record.load_u16(14)), (vec![0, 3, 6], Some(3)));
+    let mut fixture = recorded();
+    fixture.offer_writes(0..2);
+    fixture.machine.settle();
+    fixture.kill();
+    fixture.record.store_u16(14, 65000).unwrap();
+    fixture.resume();
+    fixture.offer_writes(2..3);
+    fixture.machine.settle();
+    assert_eq!((heads(&fixture.front), fixture.record.load_u16(14)), (vec![0, 3, 6], Some(3)));
 }
 
 #[test]
 fn changes_to_the_record_while_a_ring_runs_are_ignored() {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..4);
-    of.machine.settle();
+    let mut fixture = recorded();
+    fixture.machine.hold = true;
+    fixture.offer_writes(0..4);
+    fixture.machine.settle();
     for at in (0..QUEUE_LEN as usize).step_by(8) {
-        of.record.write(at, [0xff; 8]).unwrap();
+        fixture.record.write(at, [0xff; 8]).unwrap();
     }
-    of.machine.release();
-    assert_eq!(heads(&of.front), [0, 3, 6, 9]);
-    assert_eq!(of.machine.events().matches("broken").count(), 0);
+    fixture.machine.release();
+    assert_eq!(heads(&fixture.front), [0, 3, 6, 9]);
+    assert_eq!(fixture.machine.events().matches("broken").count(), 0);
 }
 
 #[test]
 fn a_record_shared_by_two_disks_harms_neither_process() {
-    let mut of = recorded();
+    let mut fixture = recorded();
     let mut other = recorded();
     other.kill();
-    (other.payload, other.file) = (of.payload.clone(), of.file.try_clone().unwrap());
-    other.come_again();
+    (other.payload, other.file) = (fixture.payload.clone(), fixture.file.try_clone().unwrap());
+    other.resume();
     for round in 0..3 {
-        of.offer_writes(round..round + 1);
+        fixture.offer_writes(round..round + 1);
         other.offer_writes(round..round + 1);
-        of.machine.settle();
+        fixture.machine.settle();
         other.machine.settle();
     }
-    assert_eq!((heads(&of.front), heads(&other.front)), (vec![0, 3, 6], vec![0, 3, 6]));
-    of.kill();
-    of.come_again();
+    assert_eq!((heads(&fixture.front), heads(&other.front)), (vec![0, 3, 6], vec![0, 3, 6]));
+    fixture.kill();
+    fixture.resume();
     other.kill();
-    other.come_again();
-    assert!(of.machine.server.is_connected() && other.machine.server.is_connected());
+    other.resume();
+    assert!(fixture.machine.server.is_connected() && other.machine.server.is_connected());
 }
 
 #[test]
-fn a_smaller_ring_than_the_record_is_recorded_and_a_larger_one_is_served_in_order() {
+fn only_a_ring_larger_than_its_record_is_served_in_order() {
     for (size, is_recorded) in [(SIZE / 2, true), (SIZE * 2, true), (ROOM * 2, false)] {
-        let mut of = recorded();
-        of.kill();
-        of.front.size = size;
-        of.come_again();
-        assert_eq!(of.machine.server.records_in_flight(), Some(is_recorded), "{}", of.machine.events());
-        of.machine.hold = true;
-        of.offer_writes(0..2);
-        of.machine.settle();
-        answer(&mut of.machine, 1);
-        publish(&mut of.machine);
-        assert_eq!(heads(&of.front), if is_recorded { vec![3] } else { vec![] });
-        of.machine.release();
-        assert_eq!(heads(&of.front), if is_recorded { vec![3, 0] } else { vec![0, 3] });
+        let mut fixture = recorded();
+        fixture.kill();
+        fixture.front.size = size;
+        fixture.resume();
+        assert_eq!(fixture.machine.server.records_in_flight(), Some(is_recorded), "{}", fixture.machine.events());
+        fixture.machine.hold = true;
+        fixture.offer_writes(0..2);
+        fixture.machine.settle();
+        answer(&mut fixture.machine, 1);
+        publish(&mut fixture.machine);
+        assert_eq!(heads(&fixture.front), if is_recorded { vec![3] } else { vec![] });
+        fixture.machine.release();
+        assert_eq!(heads(&fixture.front), if is_recorded { vec![3, 0] } else { vec![0, 3] });
     }
 }
 
 #[test]
 fn the_record_of_another_ring_is_cleared_by_a_larger_one() {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..1);
-    of.machine.settle();
-    of.kill();
-    let used = of.front.get_u16(of.front.used_at(0) + 2);
+    let mut fixture = recorded();
+    fixture.machine.hold = true;
+    fixture.offer_writes(0..1);
+    fixture.machine.settle();
+    fixture.kill();
+    let used = fixture.front.get_u16(fixture.front.used_at(0) + 2);
     for size in [ROOM * 2, SIZE] {
-        of.front.size = size;
-        of.front.negotiate(&mut of.machine, FEATURES);
-        of.front.expect(&mut of.machine, 32, &of.payload, &[of.file.as_fd()], 0);
-        // Its driver creates each ring anew.
-        for at in [of.front.avail_at(0) + 2, of.front.used_at(0) + 2] {
-            of.front.put(at, &used.to_ne_bytes());
+        fixture.front.size = size;
+        fixture.front.negotiate(&mut fixture.machine, FEATURES);
+        fixture.front.expect(&mut fixture.machine, 32, &fixture.payload, &[fixture.file.as_fd()], 0);
+        // Its driver initialises each ring.
+        for at in [fixture.front.avail_at(0) + 2, fixture.front.used_at(0) + 2] {
+            fixture.front.put(at, &used.to_ne_bytes());
         }
-        of.start(used);
-        of.offer_writes(0..1);
-        of.machine.settle();
-        assert_eq!(of.front.used(0, used).len(), 1, "{size}: {}", of.machine.events());
-        of.kill();
+        fixture.start(used);
+        fixture.offer_writes(0..1);
+        fixture.machine.settle();
+        assert_eq!(fixture.front.used(0, used).len(), 1, "{size}: {}", fixture.machine.events());
+        fixture.kill();
     }
 }
 
 #[test]
 fn a_reset_clears_requests_in_flight() {
-    let mut of = recorded();
-    of.machine.hold = true;
-    of.offer_writes(0..1);
-    of.machine.settle();
-    of.front.send(34, 8, &[], &[]);
-    of.machine.settle();
-    of.machine.server.give_back(of.machine.held.pop().unwrap());
-    publish(&mut of.machine);
-    of.machine.settle();
-    assert_eq!(of.front.reply(34).unwrap(), [0; 8]);
-    // The driver creates its ring anew.
-    for at in [of.front.avail_at(0) + 2, of.front.used_at(0) + 2] {
-        of.front.put(at, &[0; 2]);
+    let mut fixture = recorded();
+    fixture.machine.hold = true;
+    fixture.offer_writes(0..1);
+    fixture.machine.settle();
+    fixture.front.send(34, 8, &[], &[]);
+    fixture.machine.settle();
+    fixture.machine.server.give_back(fixture.machine.held.pop().unwrap());
+    publish(&mut fixture.machine);
+    fixture.machine.settle();
+    assert_eq!(fixture.front.reply(34).unwrap(), [0; 8]);
+    // The driver initialises its ring.
+    for at in [fixture.front.avail_at(0) + 2, fixture.front.used_at(0) + 2] {
+        fixture.front.put(at, &[0; 2]);
     }
-    of.front.start_queue(&mut of.machine, 0, 0);
-    assert!(held(&of.machine).is_empty());
-    of.offer_writes(1..2);
-    of.machine.settle();
-    assert_eq!(held(&of.machine), [1]);
+    fixture.front.start_queue(&mut fixture.machine, 0, 0);
+    assert!(held(&fixture.machine).is_empty());
+    fixture.offer_writes(1..2);
+    fixture.machine.settle();
+    assert_eq!(held(&fixture.machine), [1]);
 }
 
 /// A front-end without a record, with four writes taken.
@@ -531,7 +542,7 @@ fn unrecorded() -> (TestBackend, FrontEnd) {
 }
 
 #[test]
-fn without_a_record_answers_come_in_the_order_of_the_requests() {
+fn without_a_record_requests_are_answered_in_order() {
     let (mut machine, front) = unrecorded();
     assert!(machine.events().contains("requests are answered in order"));
     assert_eq!(machine.server.records_in_flight(), Some(false));
@@ -585,20 +596,20 @@ fn a_queue_with_waiting_requests_stops_at_once() {
 
 #[test]
 fn with_a_record_requests_given_back_stay_in_flight() {
-    let mut of = one_of_four_done();
-    of.front.send(11, 0, &[0; 8], &[]);
-    of.machine.settle();
-    for request in std::mem::take(&mut of.machine.held) {
-        of.machine.server.give_back(request);
+    let mut fixture = one_of_four_done();
+    fixture.front.send(11, 0, &[0; 8], &[]);
+    fixture.machine.settle();
+    for request in std::mem::take(&mut fixture.machine.held) {
+        fixture.machine.server.give_back(request);
     }
-    publish(&mut of.machine);
-    of.machine.settle();
-    assert_eq!(of.front.reply(11).unwrap()[4..], 4u32.to_ne_bytes());
-    assert_eq!((heads(&of.front), of.state(0)[0], of.state(6)[0]), (vec![6], 1, 0));
-    of.front.start_queue(&mut of.machine, 0, 4);
-    assert_eq!(held(&of.machine), [0, 1, 3]);
-    of.machine.release();
-    assert_eq!(heads(&of.front), [6, 0, 3, 9]);
+    publish(&mut fixture.machine);
+    fixture.machine.settle();
+    assert_eq!(fixture.front.reply(11).unwrap()[4..], 4u32.to_ne_bytes());
+    assert_eq!((heads(&fixture.front), fixture.state(0)[0], fixture.state(6)[0]), (vec![6], 1, 0));
+    fixture.front.start_queue(&mut fixture.machine, 0, 4);
+    assert_eq!(held(&fixture.machine), [0, 1, 3]);
+    fixture.machine.release();
+    assert_eq!(heads(&fixture.front), [6, 0, 3, 9]);
 }
 
 #[test]
@@ -618,16 +629,16 @@ fn the_next_front_end_is_accepted_once_waiting_requests_are_given_back() {
     assert_eq!(machine.server.peers(), 1);
 }
 
-/// A regression test: completions while the ring's memory is removed are answered when it is back.
+/// They are answered once the memory is mapped again. A regression test.
 #[test]
-fn completions_while_the_rings_memory_is_removed_are_answered_when_it_is_back() {
+fn completions_wait_while_the_memory_of_their_ring_is_removed() {
     for is_recorded in [true, false] {
         let (mut machine, mut front) = if is_recorded {
-            let mut of = recorded();
-            of.machine.hold = true;
-            of.offer_writes(0..4);
-            of.machine.settle();
-            (of.machine, of.front)
+            let mut fixture = recorded();
+            fixture.machine.hold = true;
+            fixture.offer_writes(0..4);
+            fixture.machine.settle();
+            (fixture.machine, fixture.front)
         } else {
             unrecorded()
         };
@@ -685,15 +696,14 @@ fn a_request_waits_if_any_part_of_its_memory_was_removed() {
     }
 }
 
-/// Guest memory is used in place, so that large requests need no memory of ours.
 #[test]
-fn requests_of_a_mebibyte_use_no_memory_of_ours() {
+fn requests_of_a_mebibyte_use_guest_memory_in_place() {
     let mut machine = TestBackend::new(GEOMETRY, 1);
     let mut front = FrontEnd::connect(&machine.path());
     front.size = 1024;
     front.set_up(&mut machine, FEATURES, 1);
     machine.hold = true;
-    // Both regions, 256 times over.
+    // 256 requests with data in both regions.
     for index in 0..256 {
         front.header(0x40000, 0, 0);
         front.chain(0, 4 * index, &[(0x40000, 16, 0), (0x41000, 0xbf000, WRITE), (0x40800, 1, WRITE)]);

@@ -1,4 +1,4 @@
-//! The dirty log: what is in it after each kind of write, and logs that do not do.
+//! The dirty log: its contents after each kind of write, and invalid logs.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -48,8 +48,8 @@ fn ready(features: u64) -> (TestBackend, FrontEnd) {
     (machine, front_end)
 }
 
-/// Sends a log; the reply comes whether an acknowledgement is wanted or not.
-fn give_log(machine: &mut TestBackend, front_end: &mut FrontEnd, file: &OwnedFd, len: u64) {
+/// Sends a log. The reply does not depend on the flag that requests an acknowledgement.
+fn send_log(machine: &mut TestBackend, front_end: &mut FrontEnd, file: &OwnedFd, len: u64) {
     front_end.send(6, 0, &base(len, 0), &[file.as_fd()]);
     machine.settle();
     assert_eq!(front_end.reply(6), Some(vec![0; 8]), "{}", machine.events());
@@ -66,7 +66,7 @@ fn set_logging(machine: &mut TestBackend, front_end: &mut FrontEnd, features: u6
 fn logging(features: u64) -> (TestBackend, FrontEnd, OwnedFd) {
     let (mut machine, mut front_end) = ready(features);
     let file = log_file(WHOLE);
-    give_log(&mut machine, &mut front_end, &file, WHOLE);
+    send_log(&mut machine, &mut front_end, &file, WHOLE);
     set_logging(&mut machine, &mut front_end, features, true);
     (machine, front_end, file)
 }
@@ -75,8 +75,8 @@ fn logging(features: u64) -> (TestBackend, FrontEnd, OwnedFd) {
 fn dirty_logging_is_offered_as_a_feature_and_in_the_protocol() {
     let (mut machine, mut front_end) = ready(FEATURES);
     let number = |reply: Option<Vec<u8>>| u64::from_ne_bytes(reply.unwrap().try_into().unwrap());
-    assert_ne!(number(front_end.ask(&mut machine, 1, &[])) & LOG_ALL, 0);
-    assert_ne!(number(front_end.ask(&mut machine, 15, &[])) & 2, 0);
+    assert_ne!(number(front_end.query(&mut machine, 1, &[])) & LOG_ALL, 0);
+    assert_ne!(number(front_end.query(&mut machine, 15, &[])) & 2, 0);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_request_for_notifications_is_logged() {
 }
 
 #[test]
-fn a_used_ring_that_is_not_to_be_logged_is_not() {
+fn a_used_ring_without_the_log_flag_is_not_logged() {
     let (mut machine, mut front_end, file) = logging(FEATURES);
     let place = front_end.place(0, 0);
     front_end.expect(&mut machine, 9, &place, &[], 0);
@@ -152,15 +152,15 @@ fn a_used_ring_that_is_not_to_be_logged_is_not() {
 }
 
 #[test]
-fn a_request_in_flight_is_logged_in_the_log_in_force_at_its_end() {
+fn a_completion_is_logged_in_the_newest_log() {
     let (mut machine, mut front_end) = ready(FEATURES);
     machine.hold = true;
     front_end.request(0, 8, &[(DATA, 4096, WRITE)]);
     machine.settle();
     let [first, second] = [log_file(WHOLE), log_file(WHOLE)];
-    give_log(&mut machine, &mut front_end, &first, WHOLE);
+    send_log(&mut machine, &mut front_end, &first, WHOLE);
     set_logging(&mut machine, &mut front_end, FEATURES, true);
-    give_log(&mut machine, &mut front_end, &second, WHOLE);
+    send_log(&mut machine, &mut front_end, &second, WHOLE);
     clear(&first, WHOLE);
     clear(&second, WHOLE);
     machine.release();
@@ -169,7 +169,7 @@ fn a_request_in_flight_is_logged_in_the_log_in_force_at_its_end() {
 }
 
 #[test]
-fn a_read_whose_memory_was_removed_meanwhile_is_logged_where_it_was() {
+fn a_read_into_removed_memory_is_logged_at_its_old_address() {
     let (mut machine, mut front_end, file) = logging(FEATURES);
     machine.hold = true;
     front_end.request(0, 8, &[(REGION + 0x3000, 4096, WRITE)]);
@@ -193,15 +193,15 @@ fn a_reset_does_not_end_the_logging() {
 }
 
 #[test]
-fn a_write_that_the_log_does_not_cover_ends_the_session_before_it_is_announced() {
+fn a_write_outside_the_log_ends_the_session_unanswered() {
     let (mut machine, mut front_end) = ready(FEATURES);
-    // As far as the status, but not the data.
+    // The log covers the status but not the data.
     let file = log_file(4096);
     let len = DATA_PAGE / 8;
     front_end.request(0, 8, &[(DATA, 4096, WRITE)]);
     machine.hold = true;
     machine.settle();
-    give_log(&mut machine, &mut front_end, &file, len);
+    send_log(&mut machine, &mut front_end, &file, len);
     set_logging(&mut machine, &mut front_end, FEATURES, true);
     machine.hold = false;
     machine.release();
@@ -211,7 +211,7 @@ fn a_write_that_the_log_does_not_cover_ends_the_session_before_it_is_announced()
     let events = machine.events();
     assert!(events.contains("dirty log") && events.contains("0x41000"), "{events}");
     assert!(pages(&file).iter().all(|&page| page < 8 * len), "{:?}", pages(&file));
-    // It is taken again by the next session.
+    // The next session takes it again.
     front_end.reconnect(&machine.path());
     front_end.set_up(&mut machine, FEATURES, 1);
     machine.settle();
@@ -222,7 +222,7 @@ fn a_write_that_the_log_does_not_cover_ends_the_session_before_it_is_announced()
 fn a_used_ring_outside_of_the_log_ends_the_session() {
     let (mut machine, mut front_end) = ready(FEATURES);
     let file = log_file(WHOLE);
-    give_log(&mut machine, &mut front_end, &file, WHOLE);
+    send_log(&mut machine, &mut front_end, &file, WHOLE);
     front_end.expect(&mut machine, 2, &(FEATURES | PROTOCOL | LOG_ALL).to_ne_bytes(), &[], 0);
     let mut place = front_end.place(0, 1);
     place.truncate(32);
@@ -256,7 +256,7 @@ fn a_log_is_refused_where_it_was_not_negotiated() {
 }
 
 #[test]
-fn writes_to_the_log_are_signalled_if_the_front_end_wants_that() {
+fn writes_to_the_log_are_signalled_at_the_log_fd() {
     let (mut machine, mut front_end, file) = logging(FEATURES);
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     front_end.expect(&mut machine, 7, &[], &[file.as_fd()], 1);

@@ -44,8 +44,8 @@ fn region(guest: u64, len: u64, peer: u64, offset: u64) -> Vec<u8> {
     [0, guest, len, peer, offset].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Sends something after which the server disconnects; returns the logged reason.
-fn hangs_up(send: impl FnOnce(&FrontEnd)) -> String {
+/// Lets a front-end send something invalid; returns the events that the server logs when it disconnects.
+fn disconnection_reason(send: impl FnOnce(&FrontEnd)) -> String {
     let (mut machine, mut front_end) = connected();
     send(&front_end);
     machine.settle();
@@ -63,32 +63,32 @@ fn hangs_up(send: impl FnOnce(&FrontEnd)) -> String {
 #[test]
 fn exactly_the_implemented_features_are_offered() {
     let (mut machine, mut front_end) = connected();
-    let features = number(front_end.ask(&mut machine, 1, &[]));
+    let features = number(front_end.query(&mut machine, 1, &[]));
     for bit in [2, 6, 9, 10, 12, 13, 14, 26, 28, 29, 30, 32] {
         assert_ne!(features & 1 << bit, 0, "feature {bit}");
     }
     for bit in [1, 4, 5, 11, 34] {
         assert_eq!(features & 1 << bit, 0, "feature {bit}");
     }
-    let protocol = number(front_end.ask(&mut machine, 15, &[]));
+    let protocol = number(front_end.query(&mut machine, 15, &[]));
     assert_eq!(protocol, 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15);
-    assert_eq!(number(front_end.ask(&mut machine, 17, &[])), 2);
-    assert_eq!(number(front_end.ask(&mut machine, 36, &[])), 509);
+    assert_eq!(number(front_end.query(&mut machine, 17, &[])), 2);
+    assert_eq!(number(front_end.query(&mut machine, 36, &[])), 509);
 }
 
 #[test]
 fn the_configuration_is_read_in_windows() {
     let (mut machine, mut front_end) = connected();
-    let mut ask = |offset: u32, size: u32| {
+    let mut read = |offset: u32, size: u32| {
         let payload = [words(&[offset, size, 0]), vec![0; size as usize]].concat();
-        front_end.ask(&mut machine, 24, &payload).unwrap()
+        front_end.query(&mut machine, 24, &payload).unwrap()
     };
-    assert_eq!(ask(0, 8)[12..], (GEOMETRY.len / 512).to_ne_bytes());
-    assert_eq!(ask(34, 2)[12..], 2u16.to_ne_bytes());
-    assert_eq!(ask(60, 40)[12..], [0; 40], "fields of later versions are zero");
-    assert_eq!(ask(0, 256).len(), 12 + 256);
-    assert!(ask(1, 256).is_empty(), "a window that is too large");
-    assert!(ask(u32::MAX, 2).is_empty(), "a window that wraps around");
+    assert_eq!(read(0, 8)[12..], (GEOMETRY.len / 512).to_ne_bytes());
+    assert_eq!(read(34, 2)[12..], 2u16.to_ne_bytes());
+    assert_eq!(read(60, 40)[12..], [0; 40], "fields of later versions are zero");
+    assert_eq!(read(0, 256).len(), 12 + 256);
+    assert!(read(1, 256).is_empty(), "a window that is too large");
+    assert!(read(u32::MAX, 2).is_empty(), "a window that wraps around");
 }
 
 fn larger() -> disk::Geometry {
@@ -97,7 +97,7 @@ fn larger() -> disk::Geometry {
 
 fn capacity(machine: &mut TestBackend, front_end: &mut FrontEnd) -> u64 {
     let payload = [words(&[0, 8, 0]), vec![0; 8]].concat();
-    let reply = front_end.ask(machine, 24, &payload).unwrap();
+    let reply = front_end.query(machine, 24, &payload).unwrap();
     u64::from_ne_bytes(reply[12..].try_into().unwrap()) * 512
 }
 
@@ -176,16 +176,21 @@ fn an_unknown_request_is_refused_if_a_reply_is_requested() {
 
 #[test]
 fn malformed_messages_end_the_connection() {
-    assert!(hangs_up(|f| f.send_raw(&words(&[1, 1, u32::MAX]), &[])).contains("payload of 4294967295 bytes"));
-    assert!(hangs_up(|f| f.send_raw(&words(&[1, 1, 1025]), &[])).contains("payload of 1025 bytes"));
-    assert!(hangs_up(|f| f.send_raw(&words(&[1, 0, 0]), &[])).contains("flags 0x0"));
-    assert!(hangs_up(|f| f.send(2, 0, &[0; 7], &[])).contains("request 2 has a payload of 7 bytes"));
-    assert!(hangs_up(|f| f.send(11, 8, &words(&[2, 0]), &[])).contains("no queue 2"));
-    assert!(hangs_up(|f| f.send(24, 8, &words(&[0, 9, 0]), &[])).contains("request 24 has a payload"));
-    assert!(hangs_up(|f| f.send(2, 0, &(1u64 << 34).to_ne_bytes(), &[])).contains("were not offered"));
-    assert!(hangs_up(|f| f.send(16, 0, &(1u64 << 14).to_ne_bytes(), &[])).contains("were not offered"));
-    assert!(hangs_up(|f| f.stream.shutdown(std::net::Shutdown::Write).unwrap()).contains("closed the connection"));
-    let truncated = hangs_up(|f| {
+    assert!(
+        disconnection_reason(|f| f.send_raw(&words(&[1, 1, u32::MAX]), &[])).contains("payload of 4294967295 bytes")
+    );
+    assert!(disconnection_reason(|f| f.send_raw(&words(&[1, 1, 1025]), &[])).contains("payload of 1025 bytes"));
+    assert!(disconnection_reason(|f| f.send_raw(&words(&[1, 0, 0]), &[])).contains("flags 0x0"));
+    assert!(disconnection_reason(|f| f.send(2, 0, &[0; 7], &[])).contains("request 2 has a payload of 7 bytes"));
+    assert!(disconnection_reason(|f| f.send(11, 8, &words(&[2, 0]), &[])).contains("no queue 2"));
+    assert!(disconnection_reason(|f| f.send(24, 8, &words(&[0, 9, 0]), &[])).contains("request 24 has a payload"));
+    assert!(disconnection_reason(|f| f.send(2, 0, &(1u64 << 34).to_ne_bytes(), &[])).contains("were not offered"));
+    assert!(disconnection_reason(|f| f.send(16, 0, &(1u64 << 14).to_ne_bytes(), &[])).contains("were not offered"));
+    assert!(
+        disconnection_reason(|f| f.stream.shutdown(std::net::Shutdown::Write).unwrap())
+            .contains("closed the connection")
+    );
+    let truncated = disconnection_reason(|f| {
         f.send_raw(&words(&[2, 1, 8, 0]), &[]);
         f.stream.shutdown(std::net::Shutdown::Write).unwrap();
     });
@@ -196,14 +201,14 @@ fn malformed_messages_end_the_connection() {
 fn too_many_file_descriptors_end_the_connection() {
     let fds: Vec<OwnedFd> = (0..20).map(|_| new_eventfd()).collect();
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    assert!(hangs_up(|f| f.send(12, 0, &[0; 8], &borrowed)).contains("more than 8 file descriptors"));
-    let trickle = hangs_up(|f| {
+    assert!(disconnection_reason(|f| f.send(12, 0, &[0; 8], &borrowed)).contains("more than 8 file descriptors"));
+    let trickle = disconnection_reason(|f| {
         for byte in words(&[12, 1, 8, 0]) {
             f.send_raw(&[byte], &borrowed[..1]);
         }
     });
     assert!(trickle.contains("more than 8 file descriptors"));
-    assert!(hangs_up(|f| f.send(1, 0, &[], &borrowed[..1])).contains("came with 1 file descriptors"));
+    assert!(disconnection_reason(|f| f.send(1, 0, &[], &borrowed[..1])).contains("came with 1 file descriptors"));
 }
 
 #[test]
@@ -327,7 +332,7 @@ fn only_descriptors_that_can_be_signalled_without_blocking_are_accepted() {
     front_end.expect(&mut machine, 13, &[0; 8], &[file.as_fd()], 1);
     front_end.expect(&mut machine, 14, &[0; 8], &[file.as_fd()], 1);
 
-    // A saturated, blocking eventfd: neither may stop the thread.
+    // A write to this saturated, blocking eventfd would block the thread.
     let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     front_end.set_up(&mut machine, FEATURES, 1);
@@ -340,7 +345,7 @@ fn only_descriptors_that_can_be_signalled_without_blocking_are_accepted() {
 #[test]
 fn a_driver_that_polls_for_answers_is_served() {
     let (mut machine, mut front_end) = ready();
-    assert_eq!(FrontEnd::signalled(&front_end.calls[0]), 1, "once, for what may have been lost before");
+    assert_eq!(FrontEnd::signalled(&front_end.calls[0]), 1, "once, because an earlier signal may have been lost");
     front_end.expect(&mut machine, 13, &0x100u64.to_ne_bytes(), &[], 0);
     front_end.request(4, 0, &[]);
     machine.settle();
@@ -392,7 +397,7 @@ fn without_protocol_features_queues_start_enabled() {
     front_end.request(4, 0, &[]);
     machine.settle();
     assert_eq!(front_end.used(0, 0).len(), 1, "{}", machine.events());
-    assert!(front_end.reply(2).is_none(), "nothing is acknowledged that was not negotiated");
+    assert!(front_end.reply(2).is_none(), "acknowledgements were not negotiated");
 }
 
 #[test]
@@ -452,8 +457,8 @@ fn memory_may_change_while_requests_are_in_flight() {
     let at = REGION + 4096;
     front_end.request(0, 0, &[(at, 512, WRITE)]);
     machine.settle();
-    let gone = front_end.region(1);
-    front_end.expect(&mut machine, 38, &gone, &[], 0);
+    let removed = front_end.region(1);
+    front_end.expect(&mut machine, 38, &removed, &[], 0);
     machine.release();
     assert_eq!(front_end.used(0, 0), [(0, 513)]);
     assert_eq!(front_end.get(at, 512), [3; 512], "the old mapping was alive");
@@ -462,10 +467,10 @@ fn memory_may_change_while_requests_are_in_flight() {
     machine.bytes[..512].fill(4);
     front_end.request(0, 0, &[(at, 512, WRITE)]);
     machine.settle();
-    assert_eq!(front_end.used(0, 0).len(), 1, "a front-end that changes its table takes away first");
+    assert_eq!(front_end.used(0, 0).len(), 1, "the request waits: front-ends remove a region before they replace it");
     assert!(machine.events().contains("queue 0 waits for memory"));
     let file = rustix::io::dup(&front_end.files[1]).unwrap();
-    front_end.expect(&mut machine, 37, &gone, &[file.as_fd()], 0);
+    front_end.expect(&mut machine, 37, &removed, &[file.as_fd()], 0);
     assert_eq!((front_end.status(), front_end.used(0, 0).len()), (0, 2));
     assert_eq!(front_end.get(at, 512), [4; 512]);
 }
@@ -535,7 +540,7 @@ fn a_second_front_end_is_refused() {
 }
 
 #[test]
-fn a_front_end_that_replaces_one_just_gone_is_accepted() {
+fn a_front_end_is_accepted_right_after_a_disconnection() {
     let (mut machine, first) = ready();
     drop(first);
     let mut second = FrontEnd::connect(&machine.path());
@@ -546,7 +551,7 @@ fn a_front_end_that_replaces_one_just_gone_is_accepted() {
 }
 
 #[test]
-fn a_stopped_server_takes_no_more_requests_but_completes_what_it_has() {
+fn a_stopped_server_completes_its_requests_and_takes_no_more() {
     let (mut machine, mut front_end) = ready();
     machine.hold = true;
     front_end.request(0, 0, &[(DATA, 512, WRITE)]);
@@ -567,9 +572,9 @@ fn the_error_for_unsupported_options_names_them() {
     let path = directory.path().join("disk.sock");
     let config = Config { path, queues: 1, serial: String::new(), geometry: GEOMETRY };
     let none = Server::bind(Config { queues: 0, ..config.clone() });
-    assert!(matches!(none.err(), Some(BindError::Queues { asked: 0 })));
+    assert!(matches!(none.err(), Some(BindError::Queues { requested: 0 })));
     let many = Server::bind(Config { queues: 65, ..config.clone() });
-    assert!(matches!(many.err(), Some(BindError::Queues { asked: 65 })));
+    assert!(matches!(many.err(), Some(BindError::Queues { requested: 65 })));
     let long = Server::bind(Config { serial: "x".repeat(21), ..config.clone() });
     assert!(matches!(long.err(), Some(BindError::SerialTooLong(_))));
     let first = Server::bind(Config { queues: 64, serial: "x".repeat(20), ..config.clone() }).unwrap();

@@ -35,11 +35,11 @@ fn run(kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, Vec<(u32, u32)>
     (front_end.status(), front_end.used(0, 0))
 }
 
-/// A protocol violation by a driver, and the resulting message.
-type Misdeed<'a> = (&'a str, &'a dyn Fn(&FrontEnd));
+/// The message about a protocol violation, and the function that commits it as the driver.
+type Violation<'a> = (&'a str, &'a dyn Fn(&FrontEnd));
 
-/// Lets a driver violate the protocol on queue 0 of two.
-fn breaks(write: impl Fn(&FrontEnd)) -> String {
+/// Lets a driver violate the protocol on queue 0 of two; returns the logged events.
+fn violate(write: impl Fn(&FrontEnd)) -> String {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 2);
     front_end.header(HEADER, 0, 0);
     front_end.put(STATUS, &[UNANSWERED]);
@@ -152,7 +152,7 @@ fn a_truncated_or_misplaced_header_is_answered() {
 
 #[test]
 fn a_chain_that_cannot_be_answered_breaks_only_its_own_queue() {
-    let cases: [Misdeed; 9] = [
+    let cases: [Violation; 9] = [
         ("loop or longer", &|f| {
             f.describe(f.desc_at(0, 0), Desc { addr: HEADER, len: 16, flags: NEXT, next: 0 });
             f.offer(0, 0);
@@ -182,7 +182,7 @@ fn a_chain_that_cannot_be_answered_breaks_only_its_own_queue() {
         ("index jumped from 0 to 65535", &|f| f.put(f.avail_at(0) + 2, &u16::MAX.to_le_bytes())),
     ];
     for (what, write) in cases {
-        let events = breaks(write);
+        let events = violate(write);
         assert!(events.contains(what), "{what}: {events}");
     }
 }
@@ -191,7 +191,7 @@ fn a_chain_that_cannot_be_answered_breaks_only_its_own_queue() {
 fn a_bad_indirect_table_breaks_its_queue() {
     let table = 0x50000;
     let inner = |f: &FrontEnd, flags, next| f.describe(table, Desc { addr: HEADER, len: 16, flags, next });
-    let cases: [Misdeed; 6] = [
+    let cases: [Violation; 6] = [
         ("bad indirect", &|f| {
             inner(f, INDIRECT, 0);
             f.chain(0, 0, &[(table, 16, INDIRECT)]);
@@ -209,7 +209,7 @@ fn a_bad_indirect_table_breaks_its_queue() {
         }),
     ];
     for (what, write) in cases {
-        let events = breaks(|f| {
+        let events = violate(|f| {
             write(f);
             f.offer(0, 0);
         });
@@ -338,7 +338,7 @@ fn a_batch_is_published_and_signalled_once() {
 }
 
 #[test]
-fn a_driver_that_wants_no_interrupt_gets_none() {
+fn a_driver_can_suppress_interrupts() {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES, 1);
     front_end.request(4, 0, &[]);
     machine.settle();
@@ -350,7 +350,7 @@ fn a_driver_that_wants_no_interrupt_gets_none() {
 }
 
 #[test]
-fn with_event_indices_the_driver_selects_the_answer_it_waits_for() {
+fn the_event_index_selects_the_answer_to_signal() {
     let (mut machine, front_end) = ready(GEOMETRY, FEATURES | EVENT_IDX, 1);
     let used_event = front_end.avail_at(0) + 4 + 2 * u64::from(front_end.size);
     let mut signals = Vec::new();
@@ -420,6 +420,6 @@ fn a_ring_is_continued_where_it_was_stopped() {
         machine.settle();
     }
     assert_eq!(front_end.used(0, base).len(), 4);
-    let stopped = front_end.ask(&mut machine, 11, &[0; 8]).unwrap();
+    let stopped = front_end.query(&mut machine, 11, &[0; 8]).unwrap();
     assert_eq!(stopped[4..], 2u32.to_ne_bytes());
 }

@@ -1,4 +1,4 @@
-//! Ring entries and responses of a front end. The offsets are defined independently, from io/blkif.h.
+//! Ring entries and responses of a front end. The offsets are from io/blkif.h, independent of the server's.
 
 #![allow(dead_code, reason = "each test uses only part of it")]
 #![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
@@ -48,7 +48,7 @@ impl Abi {
         64 + (index & (slots - 1)) as usize * self.len()
     }
 
-    /// Writes an entry at offset `at`: 64-bit compilers have padding before `id`.
+    /// Writes an entry at offset `at`, for 64-bit compilers with padding before `id`.
     pub fn write(self, ring: &Shared, at: usize, entry: &Entry) {
         if self == Abi::X86_32 {
             return ring.write(at, *entry).unwrap();

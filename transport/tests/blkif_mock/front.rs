@@ -1,4 +1,4 @@
-//! A front end that can write anything.
+//! A front end that can write anything into its rings and its node.
 
 use memory::Shared;
 use xen::fake::{Access, Guest, Host, Page};
@@ -10,7 +10,6 @@ use super::{BACKEND, DOMAIN, FRONTEND, TestBackend, get, set};
 /// One ring.
 pub struct Ring {
     pub shared: Shared,
-    /// Its pages.
     pub own: Vec<Page>,
     pub pages: Vec<GrantRef>,
     pub port: Port,
@@ -96,14 +95,13 @@ impl Front {
         machine.settle();
     }
 
-    /// Performs the whole handshake of a front end that writes only what it has chosen, and keeps what an earlier one
-    /// has written.
+    /// Performs the whole handshake, as a front end that does not know persistent grants unless `made` has them, and
+    /// does not remove the keys of an earlier one.
     pub fn connect_as_linux(&mut self, machine: &mut TestBackend, made: Rings) {
         machine.settle();
         let kept = ["feature-persistent"].map(|key| (key, get(&self.host, &format!("{FRONTEND}/{key}"))));
         self.initialise(made);
         if !made.persistent {
-            // It does not know that key.
             for (key, before) in kept {
                 let path = format!("{FRONTEND}/{key}");
                 before.map_or_else(|| super::remove(&self.host, &path), |before| set(&self.host, &path, &before));

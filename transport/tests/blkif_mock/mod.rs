@@ -47,15 +47,15 @@ pub struct File {
     pub fault: Option<FileError>,
     /// Operations are queued, not performed.
     pub hold: bool,
-    /// The newest operation completes first. Otherwise the order of completion is arbitrary.
+    /// The newest operation completes first, otherwise one from the middle.
     pub backwards: bool,
-    /// Nothing completes any more: the process that submitted the operations is dead.
+    /// The process that submitted the operations is dead: they have no effect.
     pub dead: bool,
     queue: Vec<FileOp>,
 }
 
 impl File {
-    /// The process is dead: its operations end before another process starts, performed or not.
+    /// The process dies: its operations end before another process starts, performed only where `is_done` says so.
     pub fn die(&mut self, mut is_done: impl FnMut() -> bool) {
         let queue = std::mem::take(&mut self.queue);
         for op in queue.iter().filter(|_| is_done()) {
@@ -111,7 +111,7 @@ pub struct TestBackend {
     pub disk: Disk<Image>,
     pub file: File,
     pub geometry: Geometry,
-    /// Every operation that was popped.
+    /// All popped operations.
     pub seen: Vec<Operation>,
     pub log: String,
 }
@@ -146,7 +146,7 @@ pub fn attach(host: &Host) {
     }
 }
 
-/// A call of the test itself: a failure injected for the server is retried.
+/// Makes a store call of the test itself, and retries it if it gets a failure injected for the server.
 fn own<T>(host: &Host, call: impl Fn(&mut dyn Store) -> Result<T, StoreError>) -> T {
     let mut store = host.store(DomId(0)).unwrap();
     call(&mut store).or_else(|_| call(&mut store)).unwrap()
@@ -194,7 +194,7 @@ impl TestBackend {
         Ok(())
     }
 
-    /// Does everything that can be done now. Returns whether anything was.
+    /// Does all available work. Returns whether there was any.
     pub fn turn(&mut self) -> bool {
         self.turn_after(false)
     }

@@ -1,7 +1,8 @@
 //! A front end that writes anything into its rings, its pages and its node, at any time.
 //!
-//! Invariants checked: no panic; the server becomes idle after each step, however much of the ring it was made to read;
-//! after the front end has closed, nothing of it is mapped or bound, and the next one is served.
+//! Invariants checked: no panic; the server becomes idle after each step, regardless of the announced number of
+//! requests; after the front end has closed, none of its pages is mapped and none of its ports is bound, and the next
+//! one is served.
 //!
 //! Input: two bytes for the configuration, then records of one byte and its arguments (see `step`).
 

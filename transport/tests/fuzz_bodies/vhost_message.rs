@@ -1,10 +1,10 @@
 //! A front-end that sends arbitrary messages, with arbitrary file descriptors.
 //!
-//! Invariants checked: no panic; every reply has a header of its request and its announced size; the server either
-//! still serves the front-end or has disconnected it; the next front-end is served; no file descriptor leaks.
+//! Invariants checked: no panic; every reply has a valid header and its announced size; the server either still serves
+//! the front-end or has disconnected it; the next front-end is served; no file descriptor leaks.
 //!
 //! Input: records of request, flags, file descriptors (count in the low four bits, type in the others), length, and
-//! that many bytes of payload. With bit 7 of the flags the size in the header is the payload's first word instead.
+//! that many bytes of payload. With bit 7 of the flags the header has the payload's first word as its size.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ pub fn run(data: &[u8]) {
         while let [request, flags, fds, len, more @ ..] = rest {
             let (payload, next) = more.split_at(more.len().min(usize::from(*len)));
             rest = next;
-            say(&front_end, *request, *flags, *fds, payload);
+            send_message(&front_end, *request, *flags, *fds, payload);
             machine.settle();
             read_replies(&mut front_end);
         }
@@ -43,9 +43,9 @@ fn open_fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn say(front_end: &FrontEnd, request: u8, flags: u8, fds: u8, payload: &[u8]) {
-    let lie = payload.first_chunk().filter(|_| flags & 0x80 != 0).map(|word| u32::from_ne_bytes(*word));
-    let size = lie.unwrap_or(payload.len() as u32);
+fn send_message(front_end: &FrontEnd, request: u8, flags: u8, fds: u8, payload: &[u8]) {
+    let wrong_size = payload.first_chunk().filter(|_| flags & 0x80 != 0).map(|word| u32::from_ne_bytes(*word));
+    let size = wrong_size.unwrap_or(payload.len() as u32);
     let header = [u32::from(request), u32::from(flags & 0x7f), size];
     let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
     bytes.extend(payload);

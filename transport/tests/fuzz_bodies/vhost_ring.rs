@@ -72,7 +72,8 @@ pub fn run(data: &[u8]) {
     assert_eq!(next.used(0, 0).len(), 1, "the next front-end is served");
 }
 
-/// A record of requests in flight, if the input wants one: the message that sends it, its file, and its contents.
+/// Requests a record of requests in flight if the features byte selects it. Returns the message that sends it, its
+/// file, and its contents.
 fn recorded(
     byte: u8,
     features: u64,
@@ -83,7 +84,7 @@ fn recorded(
         return None;
     }
     front_end.negotiate(machine, features);
-    let (payload, file) = front_end.ask_for_region(machine, 1, SIZE);
+    let (payload, file) = front_end.request_region(machine, 1, SIZE);
     front_end.expect(machine, 32, &payload, &[file.as_fd()], 0);
     let record = Shared::of(Mapping::of_file(file.as_fd(), 0, 16 + 16 * usize::from(SIZE)).unwrap());
     Some((payload, file, record))

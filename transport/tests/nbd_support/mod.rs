@@ -89,7 +89,7 @@ fn size(len: u64) -> usize {
 /// An edge-triggered epoll, as `Watch` requires.
 struct Epoll {
     epoll: OwnedFd,
-    /// Our own descriptor for each key, to be able to unwatch by key.
+    /// Our own descriptor for each key, to unwatch by key.
     known: BTreeMap<WatchKey, OwnedFd>,
 }
 
@@ -115,7 +115,7 @@ impl Watch for Epoll {
     }
 }
 
-/// A served disk; stopped when dropped.
+/// A disk and its NBD server, which is stopped when dropped.
 pub struct Served {
     pub address: Address,
     pub disk: Arc<Mutex<RamDisk>>,
@@ -163,17 +163,17 @@ impl Served {
         }
     }
 
-    /// A client to which nothing but the greeting was said.
+    /// A client that has received the greeting and sent nothing.
     pub fn greeted(&self) -> Connection {
         Connection::greeted(self.path()).unwrap()
     }
 
-    /// A client that takes simple replies.
+    /// A client that uses simple replies.
     pub fn simple(&self) -> Connection {
         Connection::simple(self.path()).unwrap()
     }
 
-    /// A client that takes structured replies.
+    /// A client that uses structured replies.
     pub fn structured(&self) -> Connection {
         Connection::structured(self.path()).unwrap()
     }
@@ -213,7 +213,7 @@ fn serve(
     let mut watch = Epoll { epoll: epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(), known: BTreeMap::new() };
     epoll::add(&watch.epoll, wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN).unwrap();
     server.start(&mut watch).unwrap();
-    let mut happened = vec![epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
+    let mut ready = vec![epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
     while !stop.load(Ordering::SeqCst) {
         let mut batch: Vec<Request> = std::iter::from_fn(|| server.pop(&geometry)).collect();
         while let Some(mut request) = batch.pop() {
@@ -222,13 +222,13 @@ fn serve(
         }
         server.publish().unwrap();
         events.lock().unwrap().extend(server.take_events().iter().map(ToString::to_string));
-        let patience = if server.may_sleep() { None } else { Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }) };
-        let count = match epoll::wait(&watch.epoll, happened.as_mut_slice(), patience) {
+        let timeout = if server.may_sleep() { None } else { Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }) };
+        let count = match epoll::wait(&watch.epoll, ready.as_mut_slice(), timeout) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => 0,
             Err(errno) => panic!("epoll_wait: {errno}"),
         };
-        for event in &happened[..count] {
+        for event in &ready[..count] {
             let key = event.data.u64();
             if key != WAKE {
                 server.ready(WatchKey(key), &mut watch);
@@ -238,7 +238,7 @@ fn serve(
     server.stop(&mut watch);
 }
 
-/// Runs a tool and returns its output; if it fails, so does the test.
+/// Runs a tool, asserts that it succeeds, and returns its output.
 pub fn run(package: &str, tool: &str, arguments: &[&str]) -> String {
     let output = output(package, tool, arguments);
     assert!(
@@ -251,7 +251,7 @@ pub fn run(package: &str, tool: &str, arguments: &[&str]) -> String {
 }
 
 pub fn output(package: &str, tool: &str, arguments: &[&str]) -> Output {
-    // If a server loses a reply, the tool and so the test would wait forever.
+    // With a timeout: if the server lost a reply, the tool would wait forever.
     let output = Command::new("timeout").arg("120").arg(tool).args(arguments).output().unwrap();
     assert!(output.status.code() != Some(127), "cannot run {tool}; install the package {package}");
     output

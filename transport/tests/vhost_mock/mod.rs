@@ -42,12 +42,12 @@ pub struct TestBackend {
     pub watch: Epoll,
     pub geometry: Geometry,
     pub bytes: Vec<u8>,
-    /// Every operation that was popped.
+    /// All popped operations.
     pub seen: Vec<Operation>,
     /// Requests are held instead of completed.
     pub hold: bool,
     pub held: Vec<Request>,
-    /// A status to return instead of the real one.
+    /// The status of all requests, which are then not executed.
     pub fault: Option<Status>,
     pub directory: Option<TempDir>,
 }
@@ -94,7 +94,7 @@ impl TestBackend {
         keys
     }
 
-    /// Runs until there is nothing more to do.
+    /// Runs until it is idle.
     pub fn settle(&mut self) {
         while !self.turn(false).is_empty() {}
     }
@@ -151,20 +151,20 @@ impl Drop for TestBackend {
 
 const STOP: WatchKey = WatchKey(u64::MAX);
 
-/// A back-end with a thread of its own, which sleeps when idle.
-pub struct Running {
+/// A back-end on its own thread, which sleeps when idle.
+pub struct RunningBackend {
     directory: TempDir,
     stop: OwnedFd,
     thread: Option<JoinHandle<Vec<u8>>>,
 }
 
-impl Running {
-    pub fn new(geometry: Geometry, queues: u16) -> Running {
-        Running::holding(&[], geometry, queues)
+impl RunningBackend {
+    pub fn new(geometry: Geometry, queues: u16) -> RunningBackend {
+        RunningBackend::with_content(&[], geometry, queues)
     }
 
     /// A back-end whose disk starts with `content`.
-    pub fn holding(content: &[u8], geometry: Geometry, queues: u16) -> Running {
+    pub fn with_content(content: &[u8], geometry: Geometry, queues: u16) -> RunningBackend {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.sock");
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -180,7 +180,7 @@ impl Running {
                 }
             }
         };
-        Running { directory, stop, thread: Some(std::thread::spawn(serve)) }
+        RunningBackend { directory, stop, thread: Some(std::thread::spawn(serve)) }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -228,7 +228,7 @@ pub struct FrontEnd {
     pub calls: Vec<OwnedFd>,
     pub kicks: Vec<OwnedFd>,
     pub errs: Vec<OwnedFd>,
-    /// A copy of the guest's memory, in which its own writes are: a migration's.
+    /// During a migration, the copy of the guest's memory, which also gets the guest's own writes.
     pub copy: RefCell<Option<Vec<u8>>>,
 }
 
@@ -282,7 +282,7 @@ impl FrontEnd {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        // The server may have disconnected already, which is for the test to detect.
+        // The server may have disconnected already; the test detects that.
         rustix::net::sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).ok();
     }
 
@@ -319,8 +319,8 @@ impl FrontEnd {
     }
 
     /// Disconnects, and reconnects with the same memory. Closing the socket is not enough: a front-end that connects
-    /// while the last is connected is refused, and a process started by another test also has our socket open for a
-    /// moment.
+    /// while the previous one is connected is refused, and a process started by another test briefly has our socket
+    /// open as well.
     pub fn reconnect(&mut self, path: &Path) {
         self.stream.shutdown(Shutdown::Both).ok();
         self.stream = UnixStream::connect(path).unwrap();
@@ -330,14 +330,14 @@ impl FrontEnd {
     }
 
     /// Requests a region for requests in flight; returns the payload that sends it back, and its file.
-    pub fn ask_for_region(&mut self, machine: &mut TestBackend, queues: u16, size: u16) -> (Vec<u8>, OwnedFd) {
+    pub fn request_region(&mut self, machine: &mut TestBackend, queues: u16, size: u16) -> (Vec<u8>, OwnedFd) {
         self.send(31, 0, &region_for(0, 0, queues, size), &[]);
         machine.settle();
         self.reply_with_file(31).unwrap_or_else(|| panic!("no region: {}", machine.events()))
     }
 
     /// Sends a request, runs the back-end, and reads the reply.
-    pub fn ask(&mut self, machine: &mut TestBackend, request: u32, payload: &[u8]) -> Option<Vec<u8>> {
+    pub fn query(&mut self, machine: &mut TestBackend, request: u32, payload: &[u8]) -> Option<Vec<u8>> {
         self.send(request, 8, payload, &[]);
         machine.settle();
         self.reply(request)
@@ -377,9 +377,9 @@ impl FrontEnd {
     }
 
     pub fn negotiate(&mut self, machine: &mut TestBackend, features: u64) {
-        self.ask(machine, 1, &[]).unwrap();
+        self.query(machine, 1, &[]).unwrap();
         self.send(2, 0, &(features | PROTOCOL).to_ne_bytes(), &[]);
-        let offered = self.ask(machine, 15, &[]).unwrap();
+        let offered = self.query(machine, 15, &[]).unwrap();
         self.send(16, 0, &offered, &[]);
         machine.settle();
     }
@@ -423,11 +423,11 @@ impl FrontEnd {
     }
 
     pub fn put(&self, at: u64, bytes: &[u8]) {
-        self.note_put(at, bytes);
+        self.copy_put(at, bytes);
         self.memory.segments([(GuestAddr(at), bytes.len() as u32)]).unwrap().copy_from(bytes);
     }
 
-    fn note_put(&self, at: u64, bytes: &[u8]) {
+    fn copy_put(&self, at: u64, bytes: &[u8]) {
         if let Some(copy) = self.copy.borrow_mut().as_mut() {
             copy[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         }
@@ -437,14 +437,14 @@ impl FrontEnd {
         self.memory.segments([(GuestAddr(at), len as u32)]).unwrap().to_vec()
     }
 
-    /// Loads a number that the other side may be storing, without tearing. A copy of two bytes may be two loads.
+    /// Loads a number that the server may be storing. It does not tear, unlike a copy of two bytes.
     pub fn get_u16(&self, at: u64) -> u16 {
         self.memory.shared(GuestAddr(at), 2).and_then(|place| place.load_u16(0)).unwrap()
     }
 
-    /// Stores a number that the other side may be loading; earlier writes are visible by then.
+    /// Stores a number that the server may be loading; earlier writes are visible before it.
     pub fn put_u16(&self, at: u64, value: u16) {
-        self.note_put(at, &value.to_le_bytes());
+        self.copy_put(at, &value.to_le_bytes());
         self.memory.shared(GuestAddr(at), 2).and_then(|place| place.store_u16(0, value)).unwrap();
     }
 
@@ -508,7 +508,7 @@ impl FrontEnd {
         self.get(0x40100, 1)[0]
     }
 
-    /// How often an eventfd was signalled since the last call.
+    /// Number of signals of an eventfd since the last call.
     pub fn signalled(fd: &OwnedFd) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(fd, &mut count) {

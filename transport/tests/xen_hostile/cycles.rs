@@ -1,4 +1,4 @@
-//! A thousand front ends, one after the other, on one process.
+//! A thousand connections of front ends, one after the other, to one process.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use crate::disk_process::grants_in_use;
 use crate::entry::{Abi, READ, Rings, WRITE, indirect, transfer};
 use crate::fixture::Fixture;
 
-/// KiB by which a process may have grown after serving all kinds of front ends, and no more with each cycle.
-const GROWN: u64 = 512;
+/// KiB by which a process may grow once it has served all kinds of front ends, regardless of the number of cycles.
+const GROWTH_MAX: u64 = 512;
 
 fn cycles_leak_nothing(policy: &str, cycles: u32) {
     let Some(mut fixture) = Fixture::new(&["--grants", policy, "--queues", "2"]) else { return };
@@ -17,7 +17,7 @@ fn cycles_leak_nothing(policy: &str, cycles: u32) {
     let (data, list) = (fixture.front.pages(16), fixture.front.pages(1));
     describe(&list, &whole(&data.pages));
     let mut memory = 0;
-    let (began, before) = (Instant::now(), fixture.process.used());
+    let (began, before) = (Instant::now(), fixture.process.usage());
     for cycle in 0..cycles {
         // Every combination of two layouts, three sizes, one or two queues, persistent grants or not.
         let abi = if cycle % 2 == 0 { Abi::X86_64 } else { Abi::X86_32 };
@@ -38,15 +38,15 @@ fn cycles_leak_nothing(policy: &str, cycles: u32) {
     }
     fixture.assert_idle();
     let grown = fixture.process.memory().saturating_sub(memory);
-    let (each, used) = (began.elapsed() / cycles, fixture.process.used().since(before).cpu / cycles);
+    let (each, used) = (began.elapsed() / cycles, fixture.process.usage().since(before).cpu / cycles);
     println!("{policy}: {each:?} each, {used:?} of that in the process; grown by {grown} KiB since the hundredth");
-    assert!(grown <= GROWN, "{policy}: grown by {grown} KiB");
+    assert!(grown <= GROWTH_MAX, "{policy}: grown by {grown} KiB");
     drop((data, list));
     assert_eq!(grants_in_use(), grants, "grants in use according to Xen");
     fixture.end(&[0..u64::from(cycles) * 8]);
 }
 
-/// By copies and by persistent mapping, in turn: as the front end chooses.
+/// The front ends choose copies and persistent mapping in turn.
 #[test]
 fn a_thousand_connections_leak_nothing() {
     cycles_leak_nothing("auto", 1000);

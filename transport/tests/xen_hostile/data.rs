@@ -1,4 +1,4 @@
-//! The contents of a front end's pages, and descriptors that name them.
+//! The contents of a front end's pages, and descriptors of them.
 //!
 //! It knows nothing about the requests.
 

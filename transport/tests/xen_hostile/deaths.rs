@@ -1,10 +1,11 @@
-//! A disk's process dies under a live front end, by a kill or because of a request: the next one takes over the rings.
+//! A disk's process dies while a front end is connected, killed by the test or by a request, and the next one takes
+//! over the rings.
 //!
-//! `TAPLINE_TAKEOVER_ROUNDS` sets how often the process is killed, on each kind of disk; `TAPLINE_TAKEOVER_SEED` sets
-//! the seed of the random numbers.
+//! `TAPLINE_TAKEOVER_ROUNDS` sets the number of kills on each kind of disk; `TAPLINE_TAKEOVER_SEED` sets the seed of
+//! the random numbers.
 //!
-//! Invariants checked: each request is answered once, and with an error only the one that killed three processes;
-//! answered data is there for the next process, and is covered by its flush; the image is consistent afterwards.
+//! Invariants checked: each request is answered once, and only the one that killed three processes with an error; the
+//! next process reads the answered writes, and its flush covers them; the image is consistent afterwards.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -29,15 +30,15 @@ const SLOTS: usize = 32;
 /// Number of 4 KiB blocks of every disk.
 const BLOCKS: u64 = 4096;
 
-/// Disks created, for their images' names.
-static MADE: AtomicU32 = AtomicU32::new(0);
+/// Number of created disks, for the names of their images.
+static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// A disk, the program that serves it, and the expected contents of its blocks.
 struct Disk {
     program: PathBuf,
     words: Vec<String>,
     log: PathBuf,
-    /// The point at which the process is to abort.
+    /// The point and the sector at which the process aborts.
     abort_at: Option<String>,
     front: Front,
     pages: Vec<GrantedPages>,
@@ -45,14 +46,14 @@ struct Disk {
 }
 
 impl Disk {
-    /// A disk of a kind, `qcow2` or `qcow2-raw` for one on a parent, in the file system that the script has created.
-    fn made(kind: &str, grants: &str) -> Option<Disk> {
+    /// Creates a disk in the file system that the script has created. A `kind` such as `qcow2-raw` has a parent.
+    fn create(kind: &str, grants: &str) -> Option<Disk> {
         let Some(program) = std::env::var_os("TAPLINE_DISK").map(PathBuf::from) else {
             println!("skipped: needs Xen; TAPLINE_DISK names the program to test there");
             return None;
         };
         let (format, below) = kind.split_once('-').map_or((kind, None), |(format, below)| (format, Some(below)));
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let leaf = format!("{format}:/images/{number}-{kind}");
         let mut words = vec!["serve".to_owned(), leaf.clone()];
         match below {
@@ -119,7 +120,7 @@ impl Disk {
         }
     }
 
-    /// Serves and reads everything once more; then ends, and checks the image.
+    /// Reads and checks the whole disk; then ends the process, and checks the image.
     fn end(mut self, process: DiskProcess) {
         self.check(&(0..BLOCKS).collect::<Vec<u64>>());
         self.front.close();
@@ -132,25 +133,25 @@ impl Disk {
         }
         let Disk { front, pages, .. } = self;
         drop(pages);
-        front.leave();
+        front.remove_nodes();
     }
 }
 
-/// Runs a job on images.
+/// Runs a subcommand of `image`.
 fn image(program: &Path, words: &[&str]) {
     let output = Command::new(program).arg("image").args(words).output().unwrap();
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn number(name: &str, default: u64) -> u64 {
+fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// Writes with responses; writes without; kill, takeover, flush, read; repeated.
-fn survives_kills(kind: &str, grants: &str) {
-    let (rounds, seed) = (number("TAPLINE_TAKEOVER_ROUNDS", 12), number("TAPLINE_TAKEOVER_SEED", 7));
+/// Repeats: writes with responses, writes without, a kill, a takeover, a flush, and reads.
+fn kill_and_take_over(kind: &str, grants: &str) {
+    let (rounds, seed) = (variable("TAPLINE_TAKEOVER_ROUNDS", 12), variable("TAPLINE_TAKEOVER_SEED", 7));
     println!("{kind}, {grants}: TAPLINE_TAKEOVER_ROUNDS={rounds} TAPLINE_TAKEOVER_SEED={seed}");
-    let Some(mut disk) = Disk::made(kind, grants) else { return };
+    let Some(mut disk) = Disk::create(kind, grants) else { return };
     let mut random = Rng::with_seed(seed);
     let mut process = disk.serve();
     disk.front.connect(PERSISTENT);
@@ -163,7 +164,7 @@ fn survives_kills(kind: &str, grants: &str) {
         }
         disk.front.push(0);
         disk.await_done((0..12).collect());
-        // Each block only once: any of these writes may be the last to be done.
+        // Each block only once, because these writes complete in any order.
         let first = random.u64(..BLOCKS);
         for page in 12..20 {
             written.push((first + 37 * page as u64) % BLOCKS);
@@ -184,9 +185,9 @@ fn survives_kills(kind: &str, grants: &str) {
         process = disk.serve();
         disk.front.put(0, &transfer(FLUSH, 99, 0, &[]));
         disk.front.push(0);
-        let told: Vec<u64> = answered.iter().map(|answer| answer.0).collect();
+        let ids: Vec<u64> = answered.iter().map(|answer| answer.0).collect();
         assert!(answered.iter().all(|answer| answer.2 == OKAY), "round {round}: {answered:?}");
-        disk.await_done((12..20).chain([99]).filter(|id| !told.contains(id)).collect());
+        disk.await_done((12..20).chain([99]).filter(|id| !ids.contains(id)).collect());
         for _ in 20..SLOTS {
             written.push(random.u64(..BLOCKS));
         }
@@ -200,35 +201,35 @@ fn survives_kills(kind: &str, grants: &str) {
 
 #[test]
 fn answered_writes_survive_the_process_on_raw() {
-    survives_kills("raw", "persistent");
+    kill_and_take_over("raw", "persistent");
 }
 
 #[test]
 fn answered_writes_survive_the_process_on_vhd() {
-    survives_kills("vhd", "copy");
+    kill_and_take_over("vhd", "copy");
 }
 
 #[test]
 fn answered_writes_survive_the_process_on_qcow2() {
-    survives_kills("qcow2", "auto");
+    kill_and_take_over("qcow2", "auto");
 }
 
 #[test]
 fn answered_writes_survive_the_process_on_a_chain_of_vhd() {
-    survives_kills("vhd-raw", "persistent");
+    kill_and_take_over("vhd-raw", "persistent");
 }
 
 #[test]
 fn answered_writes_survive_the_process_on_a_chain_of_qcow2() {
-    survives_kills("qcow2-vhd", "copy");
+    kill_and_take_over("qcow2-vhd", "copy");
 }
 
 /// The block of the fatal request, which is submitted in the middle of a full ring.
 const FATAL: u64 = 17;
 
-fn is_failed_once(kind: &str, operation: u8, point: &str, grants: &str) {
+fn check_failed_once(kind: &str, operation: u8, point: &str, grants: &str) {
     println!("{kind}, {grants}: {point}");
-    let Some(mut disk) = Disk::made(kind, grants) else { return };
+    let Some(mut disk) = Disk::create(kind, grants) else { return };
     disk.abort_at = Some(format!("{point}:{}", FATAL * 8));
     let mut process = disk.serve();
     disk.front.connect(PERSISTENT);
@@ -244,7 +245,7 @@ fn is_failed_once(kind: &str, operation: u8, point: &str, grants: &str) {
     disk.front.push(0);
     for _ in 0..3 {
         let status = process.wait();
-        assert_eq!(status.signal(), Some(6), "{}", process.said());
+        assert_eq!(status.signal(), Some(6), "{}", process.log_text());
         process = disk.serve();
     }
     let mut answers = disk.front.await_answers(0, SLOTS);
@@ -252,12 +253,12 @@ fn is_failed_once(kind: &str, operation: u8, point: &str, grants: &str) {
     let expected = |id| if id == FATAL { ERROR } else { OKAY };
     let all: Vec<(u64, i16)> = answers.iter().map(|answer| (answer.0, answer.2)).collect();
     assert_eq!(all, (0..SLOTS as u64).map(|id| (id, expected(id))).collect::<Vec<_>>());
-    let said = process.said();
-    let asked = if operation == READ { "a read" } else { "a write" };
-    assert!(said.contains(&format!("{asked} of 4096 bytes at sector {}, queue 0", FATAL * 8)), "{said}");
-    assert!(said.contains("3 processes of this disk in a row have died of it"), "{said}");
+    let log = process.log_text();
+    let operation_name = if operation == READ { "a read" } else { "a write" };
+    assert!(log.contains(&format!("{operation_name} of 4096 bytes at sector {}, queue 0", FATAL * 8)), "{log}");
+    assert!(log.contains("3 processes of this disk in a row have died of it"), "{log}");
 
-    // It continues normally, with a process that was not told to abort.
+    // A process that does not abort serves the disk normally.
     disk.abort_at = None;
     process.kill();
     process = disk.serve();
@@ -269,14 +270,14 @@ fn is_failed_once(kind: &str, operation: u8, point: &str, grants: &str) {
 
 #[test]
 fn a_request_that_kills_the_process_before_it_starts_is_failed_once() {
-    is_failed_once("raw", WRITE, "begin", "persistent");
-    is_failed_once("qcow2", WRITE, "begin", "copy");
-    is_failed_once("vhd", READ, "begin", "map");
+    check_failed_once("raw", WRITE, "begin", "persistent");
+    check_failed_once("qcow2", WRITE, "begin", "copy");
+    check_failed_once("vhd", READ, "begin", "map");
 }
 
 #[test]
 fn a_request_that_kills_the_process_after_it_is_done_is_failed_once() {
-    is_failed_once("raw", READ, "answer", "copy");
-    is_failed_once("qcow2", WRITE, "answer", "persistent");
-    is_failed_once("vhd", WRITE, "answer", "map");
+    check_failed_once("raw", READ, "answer", "copy");
+    check_failed_once("qcow2", WRITE, "answer", "persistent");
+    check_failed_once("vhd", WRITE, "answer", "map");
 }

@@ -1,6 +1,6 @@
-//! A disk's process: started, observed from outside, ended.
+//! The process of a disk, observed only from outside.
 //!
-//! It knows nothing about its requests.
+//! It knows nothing about the requests.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The time limit of everything that must happen eventually. The clock is the machine's, which counts instructions.
+/// The time limit of every wait, by the clock of the machine under test, which counts instructions.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Processes started, for their logs' names.
+/// Number of started processes, for the names of their logs.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// A disk's process.
@@ -23,18 +23,18 @@ pub struct DiskProcess {
     log: PathBuf,
 }
 
-/// What a process holds and must not keep for a front end that is gone.
+/// Resources of a process, none of which it may keep for a disconnected front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {
     pub descriptors: usize,
     pub grant_mappings: usize,
-    /// Event channels between domains, of all processes: no one else creates or closes any meanwhile.
+    /// Event channels between domains, of all processes: nothing else creates or closes any during the test.
     pub channels: usize,
 }
 
-/// What a process has used.
+/// CPU time and wake-ups of a process since its start.
 #[derive(Clone, Copy, Debug)]
-pub struct Used {
+pub struct ProcessUsage {
     pub cpu: Duration,
     pub wake_ups: u64,
 }
@@ -56,31 +56,31 @@ impl DiskProcess {
         DiskProcess::of(command, &log, vdev)
     }
 
-    /// The process of this command, which serves `vdev`, with a log of its own.
+    /// Starts a command that serves `vdev`, with its messages in the file `log`, and waits until it serves.
     pub fn of(mut command: Command, log: &Path, vdev: &str) -> DiskProcess {
         command.stderr(File::create(log).unwrap());
         let mut process = DiskProcess { child: command.spawn().unwrap(), log: log.to_owned() };
         let began = Instant::now();
-        while !process.said().contains(&format!("serving {vdev}")) {
-            assert!(process.child.try_wait().unwrap().is_none(), "the process has ended: {}", process.said());
-            assert!(began.elapsed() < TIMEOUT, "the process does not serve: {}", process.said());
+        while !process.log_text().contains(&format!("serving {vdev}")) {
+            assert!(process.child.try_wait().unwrap().is_none(), "the process has ended: {}", process.log_text());
+            assert!(began.elapsed() < TIMEOUT, "the process does not serve: {}", process.log_text());
             sleep(Duration::from_millis(5));
         }
         process
     }
 
-    pub fn said(&self) -> String {
+    pub fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    pub fn assert_lives(&mut self) {
+    pub fn assert_running(&mut self) {
         let ended = self.child.try_wait().unwrap();
-        assert!(ended.is_none(), "the process has ended, {ended:?}: {}", self.said());
+        assert!(ended.is_none(), "the process has ended, {ended:?}: {}", self.log_text());
     }
 
     fn proc(&self, file: &str) -> String {
         let path = format!("/proc/{}/{file}", self.child.id());
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}; {}", self.said()))
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}; {}", self.log_text()))
     }
 
     pub fn holdings(&self) -> Holdings {
@@ -89,18 +89,18 @@ impl DiskProcess {
         Holdings { descriptors, grant_mappings, channels: channels() }
     }
 
-    /// KiB of its own memory, without grant mappings.
+    /// Anonymous memory in KiB, which excludes grant mappings.
     pub fn memory(&self) -> u64 {
-        number_behind(&self.proc("status"), "RssAnon:")
+        number_after(&self.proc("status"), "RssAnon:")
     }
 
-    pub fn used(&self) -> Used {
+    pub fn usage(&self) -> ProcessUsage {
         let run: u64 = self.proc("schedstat").split_whitespace().next().unwrap().parse().unwrap();
-        let wake_ups = number_behind(&self.proc("status"), "voluntary_ctxt_switches:");
-        Used { cpu: Duration::from_nanos(run), wake_ups }
+        let wake_ups = number_after(&self.proc("status"), "voluntary_ctxt_switches:");
+        ProcessUsage { cpu: Duration::from_nanos(run), wake_ups }
     }
 
-    /// Waits until it holds exactly this.
+    /// Waits until it holds exactly `wanted`.
     pub fn await_holdings(&self, wanted: Holdings) {
         let began = Instant::now();
         loop {
@@ -108,20 +108,20 @@ impl DiskProcess {
             if holds == wanted {
                 return;
             }
-            assert!(began.elapsed() < TIMEOUT, "it holds {holds:?}; before {wanted:?}: {}", self.said());
+            assert!(began.elapsed() < TIMEOUT, "it holds {holds:?}; before {wanted:?}: {}", self.log_text());
             sleep(Duration::from_millis(20));
         }
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Terminates it, and waits for its successful exit.
     pub fn end(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let status = self.wait();
-        assert!(status.success(), "it ended with {status}: {}", self.said());
-        assert!(!self.said().contains("panicked"), "{}", self.said());
+        assert!(status.success(), "it ended with {status}: {}", self.log_text());
+        assert!(!self.log_text().contains("panicked"), "{}", self.log_text());
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills it, and waits for its end.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.wait();
@@ -132,7 +132,7 @@ impl DiskProcess {
         loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => return status,
-                None => assert!(began.elapsed() < TIMEOUT, "the process does not end: {}", self.said()),
+                None => assert!(began.elapsed() < TIMEOUT, "the process does not end: {}", self.log_text()),
             }
             sleep(Duration::from_millis(5));
         }
@@ -141,19 +141,19 @@ impl DiskProcess {
 
 impl Drop for DiskProcess {
     fn drop(&mut self) {
-        // Of a failed test; a process that was ended is gone already.
+        // If the test failed; otherwise the process has ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-impl Used {
-    pub fn since(self, before: Used) -> Used {
-        Used { cpu: self.cpu - before.cpu, wake_ups: self.wake_ups - before.wake_ups }
+impl ProcessUsage {
+    pub fn since(self, before: ProcessUsage) -> ProcessUsage {
+        ProcessUsage { cpu: self.cpu - before.cpu, wake_ups: self.wake_ups - before.wake_ups }
     }
 }
 
-fn number_behind(text: &str, key: &str) -> u64 {
+fn number_after(text: &str, key: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.split_whitespace().next().unwrap().parse().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The fixture of every test: a process under test, another one that must not be affected, and the final checks.
+//! The fixture of every test: the process under test, another one that must not be affected, and the final checks.
 //!
 //! It knows nothing about the individual tests.
 
@@ -17,8 +17,8 @@ use crate::{OKAY, POLICIES};
 const TESTED: (&str, u32, &str) = ("xvda", 51712, "/dev/ram0");
 const BYSTANDER: (&str, u32, &str) = ("xvdb", 51728, "/dev/ram1");
 
-/// KiB that a process may keep for the next front end and in the allocator.
-const KEPT: u64 = 2048;
+/// KiB of memory that a process may retain for the next front end and in the allocator.
+const RETAINED_MAX: u64 = 2048;
 
 pub const PERSISTENT: Rings = Rings { abi: Abi::X86_64, order: 0, queues: 1, persistent: true };
 
@@ -42,8 +42,8 @@ pub struct Bystander {
 }
 
 impl Fixture {
-    /// A fixture whose process was started with `options` and has served one front end. `None`, with a message, if
-    /// there is no Xen.
+    /// A fixture whose process was started with `options` and has served one front end. Without Xen, prints a message
+    /// and returns `None`.
     pub fn new(options: &[&str]) -> Option<Fixture> {
         let Some(program) = std::env::var_os("TAPLINE_DISK").map(PathBuf::from) else {
             println!("skipped: needs Xen; TAPLINE_DISK names the program to test there");
@@ -53,7 +53,7 @@ impl Fixture {
         let image = Image::filled(TESTED.2.as_ref());
         let mut front = Front::new(TESTED.1);
         let process = DiskProcess::start(&program, &image.path, TESTED.0, options);
-        // It has found its front end, and holds everything that it needs for itself.
+        // It has found its front end, and has all the resources that it needs for itself.
         front.await_backend(&["6"]);
         let bare = process.holdings();
         front.connect(PERSISTENT);
@@ -68,25 +68,25 @@ impl Fixture {
         Some(Fixture { process, front, image, bystander, idle: bare, memory, nodes })
     }
 
-    /// One fixture after the other, each with another grants policy.
-    pub fn each_policy(claim: impl Fn(Fixture, &str)) {
+    /// Runs a test once with each grants policy.
+    pub fn each_policy(test: impl Fn(Fixture, &str)) {
         for policy in POLICIES {
             if let Some(fixture) = Fixture::of_policy(policy) {
-                claim(fixture, policy);
+                test(fixture, policy);
             }
         }
     }
 
-    /// A fixture with this grants policy, checked to be in use by its process.
+    /// A fixture with this grants policy; checks that the process uses it.
     pub fn of_policy(policy: &str) -> Option<Fixture> {
         let fixture = Fixture::new(&["--grants", policy, "--queues", "4"])?;
-        let by = match policy {
+        let mode = match policy {
             "copy" => "grants by copies",
             "persistent" => "grants by persistent mapping",
             "map" => "grants by per-request mapping",
             _ => panic!("there is no policy {policy}"),
         };
-        assert!(fixture.process.said().contains(by), "{policy}: {}", fixture.process.said());
+        assert!(fixture.process.log_text().contains(mode), "{policy}: {}", fixture.process.log_text());
         Some(fixture)
     }
 
@@ -94,22 +94,22 @@ impl Fixture {
         self.front.connect(made);
     }
 
-    /// Closes, and checks that nothing is held any more.
+    /// Closes the front end, and waits until the process holds nothing for it.
     pub fn close(&mut self) {
         self.front.close();
         self.process.await_holdings(self.idle);
     }
 
-    /// Asserts that nothing is held for a front end.
+    /// Asserts that the process runs and holds nothing for a front end.
     pub fn assert_idle(&mut self) {
-        self.process.assert_lives();
+        self.process.assert_running();
         self.process.await_holdings(self.idle);
     }
 
-    /// Checks that the process serves the next front end and has kept nothing of the previous ones; then ends
-    /// everything. Only these sectors may have changed.
+    /// Checks that the process serves the next front end, holds nothing for the previous ones, and has changed only the
+    /// sectors in `written`; then ends everything.
     pub fn end(mut self, written: &[Range<u64>]) {
-        self.process.assert_lives();
+        self.process.assert_running();
         self.front.connect(PERSISTENT);
         let (grant, page) = one_page(&self.front);
         let expected = self.image.bytes_of(0..8);
@@ -118,12 +118,12 @@ impl Fixture {
         self.close();
         assert_eq!(self.front.nodes(), self.nodes, "nodes in the store");
         let memory = self.process.memory();
-        assert!(memory <= self.memory + KEPT, "{memory} KiB, {} at the beginning", self.memory);
+        assert!(memory <= self.memory + RETAINED_MAX, "{memory} KiB, {} at the beginning", self.memory);
         self.image.assert_only_written(written);
         self.bystander.work();
         let Fixture { process, front, bystander, .. } = self;
         process.end();
-        front.leave();
+        front.remove_nodes();
         bystander.end();
     }
 }
@@ -160,6 +160,6 @@ impl Bystander {
         let Bystander { process, mut front, .. } = self;
         front.close();
         process.end();
-        front.leave();
+        front.remove_nodes();
     }
 }

@@ -1,6 +1,6 @@
 //! A front end on real Xen that can write anything into its rings and its node.
 //!
-//! It does nothing by itself: a test decides what is written and when. Every wait is bounded.
+//! It does nothing by itself: a test decides what it writes and when. Every wait is bounded.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use xen::{DomId, EventChannels, GrantRef, Port, Store, StoreError};
 use crate::disk_process::TIMEOUT;
 use crate::entry::{Entry, Response, Rings, parse_response};
 
-/// dom0, which is both ends.
+/// dom0, which runs both ends.
 pub const OURS: DomId = DomId(0);
 
 /// One ring.
@@ -39,7 +39,7 @@ pub struct Front {
 }
 
 impl Front {
-    /// A front end of disk `number`, which has written nothing yet. Leftovers of a failed test are removed.
+    /// A front end of disk `number`, which has written nothing yet. Removes the nodes of a failed test.
     pub fn new(number: u32) -> Front {
         let mut store = XenstoredClient::connect().unwrap();
         let node = format!("/local/domain/0/device/vbd/{number}");
@@ -52,7 +52,7 @@ impl Front {
     }
 
     /// Writes the keys that a toolstack writes.
-    pub fn appear(&mut self) {
+    pub fn write_toolstack_keys(&mut self) {
         let backend = self.backend.clone();
         self.put_keys(&[("backend", backend), ("backend-id", "0".to_owned()), ("state", "1".to_owned())]);
     }
@@ -102,7 +102,7 @@ impl Front {
         }
     }
 
-    /// Zeroed pages, granted.
+    /// Allocates zeroed pages, and grants them.
     pub fn pages(&self, count: u32) -> GrantedPages {
         self.memory.grant(OURS, count, false).unwrap()
     }
@@ -150,7 +150,7 @@ impl Front {
     /// Performs the whole handshake, from any state.
     pub fn connect(&mut self, made: Rings) {
         self.forget();
-        self.appear();
+        self.write_toolstack_keys();
         self.await_backend(&["2"]);
         self.initialise(made);
         self.await_backend(&["4"]);
@@ -188,11 +188,11 @@ impl Front {
 
     /// Announces the entries written, and notifies.
     pub fn push(&mut self, queue: usize) {
-        let asked = self.rings[queue].submitted;
-        self.announce(queue, asked);
+        let submitted = self.rings[queue].submitted;
+        self.announce(queue, submitted);
     }
 
-    /// Announces any number of requests, and notifies.
+    /// Stores a producer index, which may be invalid, and notifies.
     pub fn announce(&mut self, queue: usize, submitted: u32) {
         self.rings[queue].shared.store_u32(0, submitted).unwrap();
         self.signal(queue);
@@ -225,7 +225,7 @@ impl Front {
         answers
     }
 
-    /// Waits for this many responses, or a few more. Requests a notification for the last of them, and does not poll.
+    /// Waits for at least `count` responses. Requests a notification for the last of them instead of polling.
     pub fn await_answers(&mut self, queue: usize, count: usize) -> Vec<Response> {
         let began = Instant::now();
         let mut answers = self.responses(queue);
@@ -249,11 +249,11 @@ impl Front {
         wait(self.channels.fd(), wait_ms);
         let mut ports = Vec::new();
         self.channels.take(&mut ports).unwrap();
-        // A port that was closed meanwhile cannot be unmasked.
+        // A port that is closed now cannot be unmasked.
         ports.into_iter().for_each(|port| drop(self.channels.unmask(port)));
     }
 
-    /// The responses to these entries, ordered by id.
+    /// Submits entries, and returns their responses, ordered by id.
     pub fn run_all(&mut self, queue: usize, entries: &[Entry]) -> Vec<Response> {
         entries.iter().for_each(|entry| self.put(queue, entry));
         self.push(queue);
@@ -263,7 +263,7 @@ impl Front {
         answers
     }
 
-    /// The status of one request.
+    /// Runs one request, and returns its status.
     pub fn run(&mut self, entry: &Entry) -> i16 {
         self.run_all(0, std::slice::from_ref(entry))[0].2
     }
@@ -275,7 +275,7 @@ impl Front {
     }
 
     /// Removes both ends' nodes.
-    pub fn leave(mut self) {
+    pub fn remove_nodes(mut self) {
         self.forget();
         self.store.remove(None, &self.node).unwrap();
         self.store.remove(None, &self.backend).unwrap();

@@ -1,4 +1,4 @@
-//! Invalid grants, and revoked ones.
+//! Invalid and revoked grants.
 
 use xen::{DomId, GrantRef};
 
@@ -19,7 +19,7 @@ fn a_bad_grant_fails_only_its_own_request() {
         let sealed = front.memory.grant(OURS, 1, true).unwrap();
         let others = front.memory.grant(DomId(77), 1, false).unwrap();
         let (list, sealed, others_page) = (front.pages(1), sealed.pages[0], others.pages[0]);
-        // The last one: the next grant gets its number.
+        // Revoked last, because the next grant would get its number.
         drop(page);
         for bad in [revoked, others_page, GrantRef(0), GrantRef(1 << 20), GrantRef(u32::MAX)] {
             describe(&list, &[(good, 0, 7), (bad, 0, 7), (good, 0, 7)]);
@@ -76,14 +76,14 @@ fn a_revoked_ring_is_served_until_it_is_released() {
         describe(&list, &whole(&data.pages));
         (0..64).for_each(|id| front.put(0, &indirect(READ, id, 0, list.pages[0], 256)));
         front.push(0);
-        // Our mapping and our port are dropped while it works.
+        // Our mapping and our port are dropped while the process serves the ring.
         let ring = front.rings.remove(0);
         xen::EventChannels::unbind(&mut front.channels, ring.port).unwrap();
         drop((ring, data, list));
         fixture.bystander.work();
-        fixture.process.assert_lives();
+        fixture.process.assert_running();
         fixture.close();
-        assert!(!fixture.process.said().contains("panicked"), "{policy}");
+        assert!(!fixture.process.log_text().contains("panicked"), "{policy}");
         fixture.end(&[]);
     });
 }

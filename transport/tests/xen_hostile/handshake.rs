@@ -46,7 +46,7 @@ fn invalid_keys_are_refused_and_the_next_front_end_works() {
     ];
     for (key, value) in bad {
         let front = &mut fixture.front;
-        front.appear();
+        front.write_toolstack_keys();
         front.await_backend(&["2"]);
         let keys = front.make_rings(Rings::default());
         keys.iter().for_each(|(key, value)| front.set(key, value.as_bytes()));
@@ -60,10 +60,10 @@ fn invalid_keys_are_refused_and_the_next_front_end_works() {
         front.await_backend(&["6"]);
         front.forget();
     }
-    // An event channel of another user: one end of the other disk's.
+    // An event channel of another disk.
     let taken = fixture.bystander.front.rings[0].port.0.to_string();
     let front = &mut fixture.front;
-    front.appear();
+    front.write_toolstack_keys();
     front.await_backend(&["2"]);
     let keys = front.make_rings(Rings::default());
     keys.iter().for_each(|(key, value)| front.set(key, value.as_bytes()));
@@ -73,20 +73,20 @@ fn invalid_keys_are_refused_and_the_next_front_end_works() {
     front.write_state(6);
     front.await_backend(&["6"]);
     front.forget();
-    let said = fixture.process.said();
-    assert!(said.contains("cannot be connected"), "{said}");
-    // Its value is quoted, but cannot form a line of its own, nor a long one.
-    assert!(!said.contains('\u{1b}') && !said.contains("\ntapline-disk: all is well"), "{said}");
-    assert!(said.lines().all(|line| line.len() < 400), "{said}");
+    let log = fixture.process.log_text();
+    assert!(log.contains("cannot be connected"), "{log}");
+    // The log quotes the value, but it can form neither a line of its own nor a long one.
+    assert!(!log.contains('\u{1b}') && !log.contains("\ntapline-disk: all is well"), "{log}");
+    assert!(log.lines().all(|line| line.len() < 400), "{log}");
     fixture.end(&[]);
 }
 
 #[test]
-fn rings_that_share_pages_affect_no_one_else() {
+fn rings_that_share_pages_do_not_affect_other_disks() {
     let Some(mut fixture) = Fixture::new(&["--queues", "4"]) else { return };
     for queues in [1, 4] {
         let front = &mut fixture.front;
-        front.appear();
+        front.write_toolstack_keys();
         front.await_backend(&["2"]);
         let keys = front.make_rings(Rings { order: 4, queues, ..PERSISTENT });
         let (page, _data) = one_page(front);
@@ -115,7 +115,7 @@ fn random_states_and_keys_leak_nothing_and_end_in_a_connection() {
     Fixture::each_policy(|mut fixture, policy| {
         let mut random = Rng::with_seed(7 + policy.len() as u64);
         let front = &mut fixture.front;
-        front.appear();
+        front.write_toolstack_keys();
         let keys = front.make_rings(Rings { queues: 2, ..PERSISTENT });
         keys.iter().for_each(|(key, value)| front.set(key, value.as_bytes()));
         let (page, _data) = one_page(front);
@@ -128,7 +128,7 @@ fn random_states_and_keys_leak_nothing_and_end_in_a_connection() {
                 12 => front.set("state", b"\0\xff4"),
                 13 => front.unset(&keys[random.usize(..keys.len())].0),
                 14 => front.set(&keys[random.usize(..keys.len())].0, b"4294967295"),
-                15 => front.set(&format!("unheard-of-{}", random.u8(..50)), &[b'x'; 2000]),
+                15 => front.set(&format!("unknown-{}", random.u8(..50)), &[b'x'; 2000]),
                 16 => {
                     let queue = random.usize(..2);
                     if front.rings[queue].submitted.wrapping_sub(front.rings[queue].read) < front.slots {
@@ -137,7 +137,7 @@ fn random_states_and_keys_leak_nothing_and_end_in_a_connection() {
                     }
                     answered += front.responses(queue).len();
                 }
-                // Most of the time everything is there.
+                // Most of the time all keys are valid.
                 _ => keys.iter().for_each(|(key, value)| front.set(key, value.as_bytes())),
             }
         }
@@ -196,7 +196,7 @@ fn a_front_end_that_vanishes_is_disconnected() {
                     front.initialise(PERSISTENT);
                     front.write_state(4);
                     let began = Instant::now();
-                    // The state may still be the old one's: what counts is that the new ring is served.
+                    // The state may be that of the old connection: the new ring must be served.
                     while front.backend_state() != "4" || !serves(front, page) {
                         assert!(began.elapsed() < TIMEOUT, "{policy}: the new rings are not served");
                         front.write_state(3);

@@ -1,4 +1,4 @@
-//! The image behind a disk: its initial contents, and which sectors may have changed.
+//! The image of a disk: its initial contents, and the check of its changed sectors.
 //!
 //! It knows nothing about rings.
 
@@ -23,7 +23,7 @@ pub fn sector(number: u64) -> [u8; 512] {
     std::array::from_fn(|at| word[at % 8])
 }
 
-/// The initial contents of those sectors.
+/// The initial contents of a range of sectors.
 pub fn sectors(range: Range<u64>) -> Vec<u8> {
     range.flat_map(sector).collect()
 }

@@ -1,4 +1,4 @@
-//! Continuous load: notifications, writes into the store, changes of data that is being read.
+//! Continuous load: notifications, writes into the store, and concurrent changes of entries and descriptors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,19 +8,19 @@ use memory::Shared;
 use xen::GrantRef;
 
 use crate::data::{describe, fill};
-use crate::disk_process::{TIMEOUT, Used};
+use crate::disk_process::{ProcessUsage, TIMEOUT};
 use crate::entry::{READ, Rings, WRITE, indirect, transfer};
 use crate::fixture::{Bystander, Fixture, PERSISTENT, one_page};
 use crate::image::SECTORS;
 use crate::{ERROR, OKAY, UNSUPPORTED};
 
-/// How long each load lasts.
-const LONG: Duration = Duration::from_secs(2);
+/// Duration of each load.
+const LOAD_TIME: Duration = Duration::from_secs(2);
 
-/// The maximum average cost of one wake-up: a look at the rings, or at the nodes, independent of the load.
+/// The maximum average CPU time of a wake-up, which checks the rings or the nodes, independent of the load.
 const WAKE_UP_MAX: Duration = Duration::from_micros(500);
 
-/// How many rounds the other disk completes in that time.
+/// Number of rounds that the other disk completes in that time.
 fn progress(bystander: &mut Bystander, long: Duration) -> u32 {
     let began = Instant::now();
     let mut done = 0;
@@ -31,8 +31,8 @@ fn progress(bystander: &mut Bystander, long: Duration) -> u32 {
     done
 }
 
-/// Asserts that each wake-up was cheap and the other disk has got its share, which on a single CPU is at least a tenth.
-fn assert_bounded(what: &str, used: Used, done: u32, undisturbed: u32) {
+/// Asserts that wake-ups were cheap, and that the other disk got its share: on a single CPU at least a tenth.
+fn assert_bounded(what: &str, used: ProcessUsage, done: u32, undisturbed: u32) {
     println!("{what}: {used:?}, other disk {done} of {undisturbed}");
     assert!(used.wake_ups > 0, "{what}: no work was done");
     let each = used.cpu / u32::try_from(used.wake_ups).unwrap();
@@ -40,18 +40,18 @@ fn assert_bounded(what: &str, used: Used, done: u32, undisturbed: u32) {
     assert!(done > undisturbed / 10, "{what}: the other disk completed {done} rounds; {undisturbed} without load");
 }
 
-/// Repeats `endless` while `body` runs; returns how often.
+/// Repeats `endless` in a thread while `body` runs; returns the number of repetitions as well.
 fn meanwhile<R>(mut endless: impl FnMut(u64) + Send, body: impl FnOnce() -> R) -> (R, u64) {
-    /// Also if the body fails: the thread is waited for.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
+    /// Stops the thread also if the body fails, because the scope waits for it.
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let stop_at_last = Stop(&stop);
+        let stop_at_last = StopOnDrop(&stop);
         let thread = scope.spawn(|| {
             let mut times = 0;
             while !stop.load(Ordering::Relaxed) {
@@ -70,17 +70,17 @@ fn meanwhile<R>(mut endless: impl FnMut(u64) + Send, body: impl FnOnce() -> R) -
 fn continuous_notifications_have_a_bounded_cost() {
     let Some(mut fixture) = Fixture::new(&[]) else { return };
     fixture.connect(PERSISTENT);
-    let undisturbed = progress(&mut fixture.bystander, LONG);
-    let before = fixture.process.used();
+    let undisturbed = progress(&mut fixture.bystander, LOAD_TIME);
+    let before = fixture.process.usage();
     let Fixture { front, bystander, .. } = &mut fixture;
-    let (done, signals) = meanwhile(|_| front.signal(0), || progress(bystander, LONG));
+    let (done, signals) = meanwhile(|_| front.signal(0), || progress(bystander, LOAD_TIME));
     println!("{signals} notifications");
-    assert_bounded("signals", fixture.process.used().since(before), done, undisturbed);
-    // Afterwards it must be quiet.
+    assert_bounded("signals", fixture.process.usage().since(before), done, undisturbed);
+    // Afterwards the process must sleep.
     thread::sleep(Duration::from_millis(200));
-    let before = fixture.process.used();
+    let before = fixture.process.usage();
     thread::sleep(Duration::from_millis(500));
-    assert_eq!(fixture.process.used().since(before).wake_ups, 0, "asleep");
+    assert_eq!(fixture.process.usage().since(before).wake_ups, 0, "asleep");
     fixture.close();
     fixture.end(&[]);
 }
@@ -89,17 +89,17 @@ fn continuous_notifications_have_a_bounded_cost() {
 fn continuous_store_writes_have_a_bounded_cost() {
     let Some(mut fixture) = Fixture::new(&[]) else { return };
     fixture.connect(PERSISTENT);
-    let undisturbed = progress(&mut fixture.bystander, LONG);
-    let (before, memory) = (fixture.process.used(), fixture.process.memory());
+    let undisturbed = progress(&mut fixture.bystander, LOAD_TIME);
+    let (before, memory) = (fixture.process.usage(), fixture.process.memory());
     let Fixture { front, bystander, .. } = &mut fixture;
     // Rewrites the unchanged state, and a node below it, which is watched as well.
     let storm = |number: u64| {
         front.write_state(4);
         front.set(&format!("state/{}", number % 1000), &[b'x'; 1000]);
     };
-    let (done, writes) = meanwhile(storm, || progress(bystander, LONG));
+    let (done, writes) = meanwhile(storm, || progress(bystander, LOAD_TIME));
     println!("{writes} times two writes");
-    assert_bounded("writes", fixture.process.used().since(before), done, undisturbed);
+    assert_bounded("writes", fixture.process.usage().since(before), done, undisturbed);
     assert!(fixture.process.memory() < memory + 2048, "{} KiB, before {memory}", fixture.process.memory());
     let (page, _data) = one_page(&fixture.front);
     assert_eq!(fixture.front.run(&transfer(READ, 1, 0, &[(page, 0, 7)])), OKAY, "the front end is still served");
@@ -142,21 +142,21 @@ fn concurrently_changed_entries_are_processed_in_either_state_or_refused() {
             let (abi, slots) = (front.made.abi, front.slots);
             (0..u64::from(slots)).for_each(|id| front.put(0, &transfer(WRITE, id, 8192, &[(page, 0, 7)])));
             let words: Vec<_> = (0..slots).flat_map(|slot| entry_words(abi.offset(slots, slot), page)).collect();
-            let (ring, asked) = (front.rings[0].shared.clone(), front.rings[0].submitted);
-            ring.store_u32(12, asked).unwrap();
+            let (ring, submitted) = (front.rings[0].shared.clone(), front.rings[0].submitted);
+            ring.store_u32(12, submitted).unwrap();
             meanwhile(
                 |_| flip(&ring, &words),
                 || {
                     front.push(0);
-                    // Responses are changed like everything else: only their number can be trusted.
+                    // The thread also changes the responses: only their number can be checked.
                     let began = Instant::now();
-                    while front.rings[0].shared.load_u32(8) != Some(asked) {
+                    while front.rings[0].shared.load_u32(8) != Some(submitted) {
                         assert!(began.elapsed() < TIMEOUT, "{policy}: not all requests are answered");
                         front.wait_for_notification(50);
                     }
                 },
             );
-            front.rings[0].read = asked;
+            front.rings[0].read = submitted;
         }
         // The same with the list of an indirect request, whose responses are not changed.
         let list = front.pages(1);
@@ -189,7 +189,7 @@ fn continuous_invalid_requests_are_answered_one_ring_at_a_time() {
     }
     fixture.bystander.work();
     assert!(fixture.process.memory() < before + 2048, "{} KiB, before {before}", fixture.process.memory());
-    assert!(fixture.process.said().len() < 16 << 10, "its log grows with the number of requests");
+    assert!(fixture.process.log_text().len() < 16 << 10, "its log grows with the number of requests");
     fixture.close();
     fixture.end(&[]);
 }

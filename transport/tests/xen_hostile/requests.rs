@@ -64,8 +64,8 @@ fn sixteen_pages_and_four_queues_are_full_at_once() {
         let data = front.pages(4);
         for round in 0..2u64 {
             for (queue, &page) in data.pages.iter().enumerate() {
-                let asked = |id: u64| transfer(READ, id << 32 | round, id * 8 + queue as u64, &[(page, 0, 7)]);
-                (0..512).for_each(|id| front.put(queue, &asked(id)));
+                let request = |id: u64| transfer(READ, id << 32 | round, id * 8 + queue as u64, &[(page, 0, 7)]);
+                (0..512).for_each(|id| front.put(queue, &request(id)));
             }
             (0..4).for_each(|queue| front.push(queue));
             for queue in 0..4 {
@@ -90,7 +90,7 @@ fn only_invalid_requests_are_refused() {
         fill(&data.bytes, 0xaa);
         let one = [(page, 0, 7)];
         let bad_parts = [(page, 3, 2), (page, 0, 8), (page, 8, 8), (page, 255, 255), (page, 0, 255), (page, 7, 0)];
-        let mut asked = vec![
+        let mut cases = vec![
             (transfer(WRITE, 0, 0, &[]), ERROR),
             (transfer(READ, 0, 0, &[]), ERROR),
             (transfer(WRITE, 0, 0, &[(page, 0, 7); 11]), OKAY),
@@ -116,14 +116,14 @@ fn only_invalid_requests_are_refused() {
             (indirect(FLUSH, 0, 0, list.pages[0], 1), UNSUPPORTED),
             (indirect(BARRIER, 0, 0, list.pages[0], 1), UNSUPPORTED),
         ];
-        asked.extend(bad_parts.map(|part| (transfer(WRITE, 0, 0, &[part]), ERROR)));
-        asked.extend([4u8, 7, 8, 127, 255].map(|unknown| (transfer(unknown, 0, 0, &one), UNSUPPORTED)));
+        cases.extend(bad_parts.map(|part| (transfer(WRITE, 0, 0, &[part]), ERROR)));
+        cases.extend([4u8, 7, 8, 127, 255].map(|unknown| (transfer(unknown, 0, 0, &one), UNSUPPORTED)));
         for count in [12, 13, 255u8] {
             let mut many = transfer(WRITE, 0, 0, &one);
             many[1] = count;
-            asked.push((many, ERROR));
+            cases.push((many, ERROR));
         }
-        for (number, (entry, status)) in asked.iter_mut().enumerate() {
+        for (number, (entry, status)) in cases.iter_mut().enumerate() {
             let id = (number as u64) << 48 | 0xdead_beef;
             entry[4..12].copy_from_slice(&id.to_le_bytes());
             let answer = front.run_all(0, &[*entry])[0];
@@ -187,31 +187,31 @@ fn an_out_of_range_index_ends_only_its_own_queue() {
         fixture.connect(Rings { queues: 2, ..PERSISTENT });
         let front = &mut fixture.front;
         let (page, _data) = one_page(front);
-        let asked = |id| transfer(READ, id, 0, &[(page, 0, 7)]);
+        let request = |id| transfer(READ, id, 0, &[(page, 0, 7)]);
         // Ten requests are done, so 5 is a decreasing index.
-        assert_eq!(front.run_all(0, &(0..10).map(asked).collect::<Vec<_>>()).len(), 10);
+        assert_eq!(front.run_all(0, &(0..10).map(request).collect::<Vec<_>>()).len(), 10);
         front.announce(0, if index == 5 { 5 } else { 10u32.wrapping_add(index) });
-        assert_eq!(front.run_all(1, &[asked(77)]), [(77, READ, OKAY)], "the other queue still works");
+        assert_eq!(front.run_all(1, &[request(77)]), [(77, READ, OKAY)], "the other queue still works");
         assert_eq!(front.responses(0), []);
-        // It stays broken, whatever the index is now.
+        // It stays broken with a valid index.
         front.announce(0, 11);
-        assert_eq!(front.run_all(1, &[asked(78)]), [(78, READ, OKAY)]);
+        assert_eq!(front.run_all(1, &[request(78)]), [(78, READ, OKAY)]);
         assert_eq!(front.responses(0), []);
         fixture.close();
     }
-    assert!(fixture.process.said().contains("is broken by its front end"), "{}", fixture.process.said());
+    assert!(fixture.process.log_text().contains("is broken by its front end"), "{}", fixture.process.log_text());
     fixture.end(&[]);
 }
 
 #[test]
-fn a_ring_used_as_its_own_data_affects_no_one_else() {
+fn a_ring_used_as_its_own_data_does_not_affect_other_disks() {
     Fixture::each_policy(|mut fixture, _| {
         for sector in 0..8 {
             fixture.connect(PERSISTENT);
             let front = &mut fixture.front;
             let ring = front.rings[0].pages[0];
-            // The data read overwrites the ring, its indices and the entry itself; then the ring is written to the
-            // disk; then it is its own list of descriptors. Whether there is a response does not matter.
+            // A read overwrites the ring with its indices and the entry itself; a write stores the ring on the disk; an
+            // indirect request has the ring as its list of descriptors. None of them needs a response.
             front.put(0, &transfer(READ, 1, sector, &[(ring, 0, 7)]));
             front.put(0, &transfer(WRITE, 2, image::SECTORS - 8, &[(ring, 0, 7)]));
             front.put(0, &indirect(READ, 3, 0, ring, 256));

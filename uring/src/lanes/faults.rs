@@ -1,11 +1,11 @@
-//! Where tests have a lane fail: at the nth step that can.
+//! Fault injection into lanes, for tests: the nth step that can fail does.
 
 #[cfg(test)]
 use std::sync::Arc;
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// None, except in tests.
+/// The fault to inject; always none outside of tests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
     #[cfg(test)]
@@ -13,19 +13,19 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// The nth step fails, counted from 1.
+    /// Makes the nth step fail, counted from 1.
     #[cfg(test)]
     pub(crate) fn at(step: usize) -> Faults {
         Faults { steps_left: Some(Arc::new(AtomicUsize::new(step))) }
     }
 
-    /// Whether there were fewer steps than that.
+    /// Returns true if there were too few steps to fail one.
     #[cfg(test)]
-    pub(crate) fn was_never_met(&self) -> bool {
+    pub(crate) fn was_not_reached(&self) -> bool {
         self.steps_left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) > 0)
     }
 
-    /// A step that can fail: with this errno, if it is to.
+    /// Counts a step that can fail; returns an errno if this one must.
     #[inline]
     pub(crate) fn step(&self) -> Result<(), i32> {
         #[cfg(test)]

@@ -1,11 +1,11 @@
-//! One lane, as its thread sees it: operations come in through one queue, and results go out through another.
+//! The thread of one lane: it takes operations from one queue and puts their results into another.
 //!
-//! When there is nothing to do it sleeps in its own backend, which also watches its bell: it has no timer. A lane whose
-//! backend cannot be opened, or has failed, goes on without: it hands every operation back, until it is told to end. So
-//! nothing is ever lost in its queue.
+//! Without work it sleeps in its own backend, which also watches its bell: it has no timer. If its backend cannot be
+//! opened, or has failed, the thread hands every operation back until it receives [`ToLane::Stop`], so no operation is
+//! lost in its queue.
 //!
-//! Invariants: every operation that came in goes out once; a result is published before the owner's bell is rung, and
-//! the bell before this thread sleeps.
+//! Invariants: every operation received is returned once; a result is published before the owner's bell is rung, and
+//! the bell is rung before this thread sleeps.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -22,79 +22,79 @@ use crate::spsc::{Consumer, Producer};
 use crate::thread::CpuClock;
 use crate::{EngineError, EngineKind, ImageFile};
 
-/// What is watched under this key is the bell: an engine refuses it to others. No server and no disk process uses it.
+/// The key under which the bell is watched. An engine refuses it to others; no server and no disk process uses it.
 pub(crate) const BELL: u64 = u64::MAX - 63;
 
-/// Operations that are taken in before they are submitted.
+/// The maximum number of messages taken from the queue before operations are submitted.
 const BATCH: usize = 16;
 
 /// From the owner to a lane.
 pub(super) enum ToLane {
     Op(FileOp),
-    /// It is answered when it is done.
-    Change(Change),
-    /// Everything is done: the thread ends.
+    /// Replied to when it has been applied.
+    Change(LaneChange),
+    /// All operations are done: the thread ends.
     Stop,
 }
 
-/// A change of what all backends of an engine have in common.
-pub(super) enum Change {
-    /// The file of an id, in place of the one before.
+/// A change of the files or of the registered memory, which all backends of an engine share.
+pub(super) enum LaneChange {
+    /// Sets the file of an id.
     Put(FileId, Box<ImageFile>),
     Remove(FileId),
     Register(Arc<Buffer>),
     Forget(Arc<Buffer>),
-    /// None: it is answered when everything before it is done.
+    /// Changes nothing: the reply shows that all earlier messages were processed.
     Nothing,
 }
 
 /// From a lane to the owner.
 pub(super) enum FromLane {
     Done(FileDone),
-    /// The lane has no engine: it has not been begun.
-    Back(FileOp),
+    /// An operation that was not started, because the lane has no backend.
+    Returned(FileOp),
 }
 
-/// What both threads look at.
-pub(super) struct Shared {
+/// State that both threads read.
+pub(super) struct LaneShared {
     /// Wakes the lane.
     pub(super) bell: Bell,
-    /// Set when the lane takes operations, or cannot.
+    /// Set when the lane accepts operations, or has failed to open its backend.
     pub(super) begun: OnceLock<Result<Option<CpuClock>, EngineError>>,
-    /// Its engine has failed: what was in flight will never complete.
+    /// Set when its backend has failed: operations in flight will never complete.
     pub(super) failed: OnceLock<EngineFailed>,
 }
 
-/// What a lane begins with.
-pub(super) struct Start {
+/// The parameters for opening a lane's backend.
+pub(super) struct LaneStart {
     pub(super) kind: EngineKind,
     pub(super) depth: usize,
     pub(super) files: Vec<(FileId, ImageFile)>,
     pub(super) memory: Vec<Arc<Buffer>>,
 }
 
-/// A lane's ends of what is between the two threads.
-pub(super) struct Ends {
+/// A lane's ends of the queues between the two threads, and the state that they share.
+pub(super) struct LaneEnds {
     pub(super) from_owner: Consumer<ToLane>,
     pub(super) to_owner: Producer<FromLane>,
     pub(super) replies: Sender<Result<(), EngineError>>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LaneShared>,
     /// Wakes the owner.
     pub(super) owner: Arc<Bell>,
     pub(super) faults: Faults,
 }
 
-/// The lane.
+/// A running lane, owned by its thread.
 struct Lane {
-    ends: Ends,
-    /// Belongs to this thread.
+    ends: LaneEnds,
+    /// `None` if it could not be opened or has failed.
     backend: Option<Backend>,
     done: Vec<FileDone>,
 }
 
-impl Ends {
-    /// What the thread does.
-    pub(super) fn run(self, start: Start) {
+impl LaneEnds {
+    /// The thread's main function.
+    pub(super) fn run(self, start: LaneStart) {
         let done = Vec::with_capacity(start.depth);
         let (backend, opened) = match self.open(start) {
             Ok(backend) => (Some(backend), Ok(CpuClock::of_this_thread())),
@@ -106,19 +106,19 @@ impl Ends {
         // The owner may have nothing else to wait for.
         self.owner.ring();
         let mut lane = Lane { ends: self, backend, done };
-        while lane.turn() {}
+        while lane.run_once() {}
     }
 
-    fn open(&self, start: Start) -> Result<Backend, EngineError> {
-        let Start { kind, depth, files, memory } = start;
-        self.may("open the engine of a lane")?;
+    fn open(&self, start: LaneStart) -> Result<Backend, EngineError> {
+        let LaneStart { kind, depth, files, memory } = start;
+        self.check_fault("open the engine of a lane")?;
         let mut backend = Backend::open(kind, Vec::new(), depth)?;
         for (id, file) in files {
-            self.may("put a file into the engine of a lane")?;
+            self.check_fault("put a file into the engine of a lane")?;
             backend.put(id, file)?;
         }
         let bell = self.shared.bell.event().as_fd();
-        self.may("watch the bell of a lane")?;
+        self.check_fault("watch the bell of a lane")?;
         backend.watch(bell, false, BELL).map_err(|cause| EngineError::failed("watch the bell of a lane", cause))?;
         for buffer in memory {
             register(&mut backend, buffer);
@@ -126,14 +126,16 @@ impl Ends {
         Ok(backend)
     }
 
-    fn may(&self, tried: &'static str) -> Result<(), EngineError> {
+    /// Fails if a test has injected a fault here.
+    fn check_fault(&self, tried: &'static str) -> Result<(), EngineError> {
         self.faults.step().map_err(|errno| EngineError::failed(tried, io::Error::from_raw_os_error(errno)))
     }
 }
 
 impl Lane {
-    /// Takes operations in, submits them, hands results over; sleeps if there is nothing of that. Whether to go on.
-    fn turn(&mut self) -> bool {
+    /// Takes operations, submits them and publishes results; sleeps if there is nothing to do. Returns false when the
+    /// thread must end.
+    fn run_once(&mut self) -> bool {
         let mut stops = false;
         for _ in 0..BATCH {
             match self.ends.from_owner.pop() {
@@ -144,7 +146,7 @@ impl Lane {
                     // An owner that does not wait for the reply has ended.
                     self.ends.replies.send(changed).ok();
                 }
-                // What came before it is submitted: the backend discards the rest when it is dropped.
+                // Earlier operations are still submitted below: a backend discards unsubmitted ones when it is dropped.
                 Some(ToLane::Stop) => stops = true,
             }
         }
@@ -168,7 +170,7 @@ impl Lane {
         if sleeps {
             bell.awake();
         }
-        self.hand_over();
+        self.publish_results();
         if let Err(failed) = reaped {
             self.fail(failed);
         }
@@ -177,17 +179,16 @@ impl Lane {
 
     fn push(&mut self, op: FileOp) {
         match &mut self.backend {
-            // There is room: the owner keeps to the depth.
+            // It has room: the owner respects the depth.
             Some(backend) => match backend.push(op) {
                 Ok(()) => {}
-                Err(op) => self.hand(FromLane::Back(op)),
+                Err(op) => self.publish(FromLane::Returned(op)),
             },
-            None => self.hand(FromLane::Back(op)),
+            None => self.publish(FromLane::Returned(op)),
         }
     }
 
-    /// Publishes the results that there are.
-    fn hand_over(&mut self) {
+    fn publish_results(&mut self) {
         if self.done.is_empty() {
             return;
         }
@@ -199,7 +200,7 @@ impl Lane {
         self.ends.owner.ring();
     }
 
-    fn hand(&mut self, result: FromLane) {
+    fn publish(&mut self, result: FromLane) {
         if self.ends.to_owner.push(result).is_err() {
             unreachable!("there is room for the result of every operation");
         }
@@ -210,28 +211,28 @@ impl Lane {
         if self.ends.shared.failed.set(failed).is_ok() {
             self.ends.owner.ring();
         }
-        // It waits for what the kernel still has, or leaks it.
+        // Dropping it waits for requests in the kernel, or leaks their memory.
         self.backend = None;
     }
 
-    fn change(&mut self, change: Change) -> Result<(), EngineError> {
-        self.ends.may("change the files of a lane")?;
+    fn change(&mut self, change: LaneChange) -> Result<(), EngineError> {
+        self.ends.check_fault("change the files of a lane")?;
         let Some(backend) = &mut self.backend else { return Ok(()) };
         match change {
-            Change::Put(id, file) => backend.put(id, *file),
-            Change::Remove(id) => backend.remove(id).map(drop),
-            Change::Register(buffer) => {
+            LaneChange::Put(id, file) => backend.put(id, *file),
+            LaneChange::Remove(id) => backend.remove(id).map(drop),
+            LaneChange::Register(buffer) => {
                 register(backend, buffer);
                 Ok(())
             }
-            Change::Forget(buffer) => backend.forget_memory(&buffer),
-            Change::Nothing => Ok(()),
+            LaneChange::Forget(buffer) => backend.forget_memory(&buffer),
+            LaneChange::Nothing => Ok(()),
         }
     }
 }
 
-/// Registers memory, if that can be: else transfers of this lane are slower. The owner has tried, too, and has said so
-/// if it could not.
+/// Registers memory if possible; otherwise transfers of this lane are slower. If registering fails in the owner too,
+/// the owner reports it.
 fn register(backend: &mut Backend, buffer: Arc<Buffer>) {
     backend.register_memory(buffer).unwrap_or_default();
 }

@@ -1,8 +1,8 @@
-//! Who holds a lock that conflicts with ours, for people: whether it writes, and which program it is.
+//! The holder of a lock that conflicts with ours, for error messages: whether it writes, and which program it is.
 //!
-//! The kernel does not report the process of a lock of an open file description, which has none; but it lists in
-//! /proc/PID/fdinfo what is locked through each descriptor. The name stays unknown where the holder is on another host
-//! or of another user, and where /proc is out of reach.
+//! The kernel does not report a process for a lock of an open file description, but lists the locks of each descriptor
+//! in /proc/PID/fdinfo. The program stays unknown if it runs on another host or as another user, or if /proc is not
+//! accessible.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -17,15 +17,15 @@ use crate::AccessMode;
 pub(crate) struct Holder {
     /// How it uses the file.
     pub access: AccessMode,
-    /// What it is, as a subject of a sentence.
+    /// Its description, as the subject of a sentence.
     pub program: String,
-    /// Its lock, if it is still there.
+    /// Its lock, unless it was released meanwhile.
     lock: Option<libc::flock>,
 }
 
 impl Holder {
-    /// The holder of what conflicts with a lock of the whole file. One that has gone in the meantime is taken for a
-    /// writer.
+    /// The holder of a lock that conflicts with a lock of the whole file. If the lock was released meanwhile, it is
+    /// reported as a writer's.
     pub fn of(file: BorrowedFd<'_>, kind: libc::c_int) -> Holder {
         if let Some(writer) = single_byte(file, &[WRITES, RESIZES]) {
             return writer;
@@ -41,14 +41,14 @@ impl Holder {
         single_byte(file, &AGAINST_READER)
     }
 
-    /// The same with the name and number of its process, if that can be found.
+    /// Adds the name and id of its process, if they can be found.
     pub fn named(self, file: BorrowedFd<'_>) -> Holder {
         let found = self.lock.and_then(|lock| process(&lock, &rustix::fs::fstat(file).ok()?));
         Holder { program: found.unwrap_or(self.program), ..self }
     }
 }
 
-/// The holder of a lock on one of these bytes that is none of a whole file.
+/// The holder of a lock on one of these bytes, but not of the whole file.
 fn single_byte(file: BorrowedFd<'_>, places: &[libc::off_t]) -> Option<Holder> {
     let is_byte = |lock: &libc::flock| (lock.l_start, lock.l_len) != (0, 0);
     let on = |&byte: &libc::off_t| conflicting(file, bytes(libc::F_WRLCK, byte, 1)).filter(is_byte);
@@ -57,7 +57,7 @@ fn single_byte(file: BorrowedFd<'_>, places: &[libc::off_t]) -> Option<Holder> {
     Some(Holder { access: AccessMode::Writing, program, lock: Some(lock) })
 }
 
-/// Another process of this machine that has this very lock on this file: its name and number.
+/// The name and id of another process on this machine that has this lock on this file.
 fn process(lock: &libc::flock, file: &Stat) -> Option<String> {
     let kind = if libc::c_int::from(lock.l_type) == libc::F_RDLCK { "READ" } else { "WRITE" };
     let end = match lock.l_len {
@@ -80,7 +80,7 @@ fn process(lock: &libc::flock, file: &Stat) -> Option<String> {
             if !described.lines().any(is_it) {
                 continue;
             }
-            // Inode numbers are of one file system.
+            // Inode numbers are unique only within a file system.
             let through = format!("/proc/{id}/fd/{}", open.file_name().to_string_lossy());
             let same = |stat: Stat| (stat.st_dev, stat.st_ino) == (file.st_dev, file.st_ino);
             if rustix::fs::stat(through).is_ok_and(same) {

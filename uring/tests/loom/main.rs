@@ -1,15 +1,15 @@
-//! The queue and the bell between an engine's thread and its lanes, in every order of steps that the memory model
+//! The queue and the bell between an engine's thread and its lanes, under every interleaving that the memory model
 //! allows (`loom`), with up to two preemptions.
 //!
-//! Invariants checked: every value arrives once and in order; nothing is read while it is written; no thread sleeps for
-//! good while there is work for it (loom calls that a deadlock). Each of the planted mistakes is found.
+//! Invariants checked: every value arrives once and in order; nothing is read while it is written; no thread sleeps
+//! forever while there is work for it (loom reports that as a deadlock). Each of the planted mistakes is detected.
 //!
-//! The two files of the engine are compiled here again, on top of `loom`'s atomics in place of the standard library's:
-//! as they are, with a fence that does nothing, and with a release that is none.
+//! The two files of the engine are compiled here again, with `loom`'s atomics in place of the standard library's: as
+//! they are, without the fences, and with relaxed stores in place of release stores.
 
-#![allow(clippy::duplicate_mod, reason = "each time on top of something else")]
+#![allow(clippy::duplicate_mod, reason = "compiled with other primitives each time")]
 
-/// What is `uring/src/sync.rs` in the engine, and the files on top of it.
+/// Replaces `uring/src/sync.rs` of the engine, and compiles the files that use it.
 macro_rules! on_top_of {
     ($fence:path, $release:ident) => {
         mod sync {
@@ -17,7 +17,7 @@ macro_rules! on_top_of {
             pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize};
             pub(crate) use $fence as fence;
 
-            /// The orders that the files ask for.
+            /// The orders that the files use.
             #[allow(non_snake_case, non_upper_case_globals, reason = "it stands for the standard library's enum")]
             pub(crate) mod Ordering {
                 use loom::sync::atomic::Ordering as Loom;
@@ -36,12 +36,12 @@ macro_rules! on_top_of {
                 }
             }
 
-            /// An eventfd: what was signalled before a sleep ends it at once.
-            pub(crate) struct Event(loom::sync::Notify);
+            /// An eventfd: a signal before a sleep ends it at once.
+            pub(crate) struct WakeEvent(loom::sync::Notify);
 
-            impl Event {
-                pub(crate) fn new() -> Event {
-                    Event(loom::sync::Notify::new())
+            impl WakeEvent {
+                pub(crate) fn new() -> WakeEvent {
+                    WakeEvent(loom::sync::Notify::new())
                 }
 
                 pub(crate) fn signal(&self) {
@@ -64,22 +64,22 @@ macro_rules! on_top_of {
         use bell::Bell;
         use loom::sync::Arc;
         use spsc::{Consumer, Producer};
-        use sync::Event;
+        use sync::WakeEvent;
 
-        /// Whether the sleeper looks once more after it has said that it sleeps.
+        /// Whether a thread checks for work again after it has set the flag that it sleeps.
         #[derive(Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum Look {
-            Again,
-            Never,
+        pub(crate) enum SecondCheck {
+            Made,
+            Omitted,
         }
 
-        /// Takes `count` values from the queues, asleep while there are none.
-        fn take(count: usize, queues: &mut [Consumer<usize>], bell: &Bell, look: Look) -> Vec<usize> {
+        /// Takes `count` values from the queues, and sleeps while they are empty.
+        fn take(count: usize, queues: &mut [Consumer<usize>], bell: &Bell, check: SecondCheck) -> Vec<usize> {
             let mut taken = Vec::new();
             while taken.len() < count {
                 let before = taken.len();
                 queues.iter_mut().for_each(|queue| taken.extend(queue.pop()));
-                let has_work = || look == Look::Again && queues.iter_mut().any(|queue| !queue.is_empty());
+                let has_work = || check == SecondCheck::Made && queues.iter_mut().any(|queue| !queue.is_empty());
                 if taken.len() == before && bell.may_sleep(has_work) {
                     bell.event().wait();
                     bell.awake();
@@ -88,67 +88,67 @@ macro_rules! on_top_of {
             taken
         }
 
-        fn give(values: impl Iterator<Item = usize>, queue: &mut Producer<usize>, bell: &Bell) {
+        fn send(values: impl Iterator<Item = usize>, queue: &mut Producer<usize>, bell: &Bell) {
             for value in values {
                 assert_eq!(queue.push(value), Ok(()), "there is room for all");
                 bell.ring();
             }
         }
 
-        /// The owner gives a lane two operations, with a wake-up for each.
-        pub(crate) fn one_gives_and_one_sleeps(look: Look) {
+        /// The owner sends two operations to a lane, with a wake-up for each.
+        pub(crate) fn one_sender_and_one_sleeper(check: SecondCheck) {
             super::explore(move || {
-                let bell = Arc::new(Bell::new(Event::new()));
+                let bell = Arc::new(Bell::new(WakeEvent::new()));
                 let (mut producer, consumer) = spsc::queue(2);
                 let lane = {
                     let bell = bell.clone();
-                    loom::thread::spawn(move || take(2, &mut [consumer], &bell, look))
+                    loom::thread::spawn(move || take(2, &mut [consumer], &bell, check))
                 };
-                give(1..=2, &mut producer, &bell);
+                send(1..=2, &mut producer, &bell);
                 assert_eq!(lane.join().unwrap(), [1, 2]);
             });
         }
 
-        /// Two lanes give results to the owner, who sleeps for both at once.
-        pub(crate) fn two_give_and_one_sleeps() {
+        /// Two lanes send results to the owner, which sleeps until either does.
+        pub(crate) fn two_senders_and_one_sleeper() {
             super::explore(|| {
-                let bell = Arc::new(Bell::new(Event::new()));
+                let bell = Arc::new(Bell::new(WakeEvent::new()));
                 let (mut ends, lanes): (Vec<_>, Vec<_>) = (1..=2)
                     .map(|value| {
                         let (mut producer, consumer) = spsc::queue(1);
                         let bell = bell.clone();
-                        let lane = loom::thread::spawn(move || give(value..=value, &mut producer, &bell));
+                        let lane = loom::thread::spawn(move || send(value..=value, &mut producer, &bell));
                         (consumer, lane)
                     })
                     .unzip();
-                let mut taken = take(2, &mut ends, &bell, Look::Again);
+                let mut taken = take(2, &mut ends, &bell, SecondCheck::Made);
                 taken.sort();
                 assert_eq!(taken, [1, 2]);
                 lanes.into_iter().for_each(|lane| lane.join().unwrap());
             });
         }
 
-        /// Operations go out and results come back, with both sides asleep between them.
-        pub(crate) fn values_go_and_come_back() {
+        /// An operation is sent and its result returned; both sides sleep in between.
+        pub(crate) fn values_are_sent_and_returned() {
             super::explore(|| {
-                let (owner, lane) = (Arc::new(Bell::new(Event::new())), Arc::new(Bell::new(Event::new())));
+                let (owner, lane) = (Arc::new(Bell::new(WakeEvent::new())), Arc::new(Bell::new(WakeEvent::new())));
                 let (mut to, from_owner) = spsc::queue(1);
                 let (mut to_owner, from) = spsc::queue(1);
                 let working = {
                     let (owner, lane) = (owner.clone(), lane.clone());
                     loom::thread::spawn(move || {
-                        let taken = take(1, &mut [from_owner], &lane, Look::Again);
-                        give(taken.into_iter().map(|value| value + 10), &mut to_owner, &owner);
+                        let taken = take(1, &mut [from_owner], &lane, SecondCheck::Made);
+                        send(taken.into_iter().map(|value| value + 10), &mut to_owner, &owner);
                     })
                 };
-                give(1..=1, &mut to, &lane);
-                assert_eq!(take(1, &mut [from], &owner, Look::Again), [11]);
+                send(1..=1, &mut to, &lane);
+                assert_eq!(take(1, &mut [from], &owner, SecondCheck::Made), [11]);
                 working.join().unwrap();
             });
         }
 
-        /// More values than places, one thread ahead of the other.
-        pub(crate) fn places_are_used_again() {
+        /// More values than places, with one thread ahead of the other.
+        pub(crate) fn places_are_reused() {
             super::explore(|| {
                 let (mut producer, mut consumer) = spsc::queue(1);
                 let pushing = loom::thread::spawn(move || {
@@ -172,8 +172,8 @@ macro_rules! on_top_of {
             });
         }
 
-        /// Of one thread: what a full and an empty queue answer, and that the rest is dropped.
-        pub(crate) fn the_ends_of_a_queue() {
+        /// In one thread: a full and an empty queue, and the drop of remaining values.
+        pub(crate) fn a_full_and_an_empty_queue() {
             super::explore(|| {
                 let value = std::sync::Arc::new(());
                 let (mut producer, mut consumer) = spsc::queue(2);
@@ -195,7 +195,7 @@ mod without_release;
 
 use std::process::Command;
 
-/// Set in the process in which a planted mistake is to be found.
+/// Set in the process that runs a planted mistake.
 const PLANTED: &str = "TAPLINE_TEST_PLANTED";
 
 /// A fence that does nothing.
@@ -208,57 +208,57 @@ fn explore(scenario: impl Fn() + Sync + Send + 'static) {
     builder.check(scenario);
 }
 
-/// Loom finds an order in which the scenario goes wrong, and says so in these words. A deadlock leaves threads that
-/// cannot be unwound, so it is found in a process of its own: this test's, started again.
-fn is_found(test: &str, scenario: impl FnOnce(), words: &str) {
+/// Asserts that loom finds an interleaving in which the scenario fails, with this message. A deadlock leaves threads
+/// that cannot be unwound, so the scenario runs in a process of its own: this test program, started again.
+fn assert_detected(test: &str, scenario: impl FnOnce(), message: &str) {
     if std::env::var_os(PLANTED).is_some() {
         return scenario();
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
     let output = again.args(["--exact", test, "--nocapture"]).env(PLANTED, "1").env("RUST_BACKTRACE", "0").output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(words), "loom has not found the mistake: {said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && printed.contains(message), "loom has not detected the mistake: {printed}");
 }
 
 #[test]
-fn a_full_queue_hands_values_back_and_drops_what_is_left() {
-    as_it_is::the_ends_of_a_queue();
+fn a_full_queue_hands_values_back_and_drops_remaining_ones() {
+    as_it_is::a_full_and_an_empty_queue();
 }
 
 #[test]
-fn values_arrive_once_and_in_order_though_places_are_used_again() {
-    as_it_is::places_are_used_again();
+fn values_arrive_once_and_in_order_when_places_are_reused() {
+    as_it_is::places_are_reused();
 }
 
 #[test]
-fn a_lane_that_sleeps_is_woken_for_each_operation() {
-    as_it_is::one_gives_and_one_sleeps(as_it_is::Look::Again);
+fn a_sleeping_lane_is_woken_for_each_operation() {
+    as_it_is::one_sender_and_one_sleeper(as_it_is::SecondCheck::Made);
 }
 
 #[test]
-fn an_owner_that_sleeps_is_woken_by_any_of_its_lanes() {
-    as_it_is::two_give_and_one_sleeps();
+fn a_sleeping_owner_is_woken_by_any_of_its_lanes() {
+    as_it_is::two_senders_and_one_sleeper();
 }
 
 #[test]
 fn owner_and_lane_wake_each_other() {
-    as_it_is::values_go_and_come_back();
+    as_it_is::values_are_sent_and_returned();
 }
 
 #[test]
-fn a_sleeper_that_does_not_look_again_is_found() {
-    let scenario = || as_it_is::one_gives_and_one_sleeps(as_it_is::Look::Never);
-    is_found("a_sleeper_that_does_not_look_again_is_found", scenario, "deadlock");
+fn an_omitted_second_check_is_detected() {
+    let scenario = || as_it_is::one_sender_and_one_sleeper(as_it_is::SecondCheck::Omitted);
+    assert_detected("an_omitted_second_check_is_detected", scenario, "deadlock");
 }
 
 #[test]
-fn a_missing_fence_is_found() {
-    let scenario = || without_fence::one_gives_and_one_sleeps(without_fence::Look::Again);
-    is_found("a_missing_fence_is_found", scenario, "deadlock");
+fn a_missing_fence_is_detected() {
+    let scenario = || without_fence::one_sender_and_one_sleeper(without_fence::SecondCheck::Made);
+    assert_detected("a_missing_fence_is_detected", scenario, "deadlock");
 }
 
 #[test]
-fn a_missing_release_is_found() {
-    is_found("a_missing_release_is_found", without_release::places_are_used_again, "Causality violation");
+fn a_missing_release_is_detected() {
+    assert_detected("a_missing_release_is_detected", without_release::places_are_reused, "Causality violation");
 }

@@ -66,6 +66,7 @@ fn pages_that_cannot_be_read_are_named_and_the_others_go_on() {
     fs::write(room.path("rubbish.page"), [7; 9000]).unwrap();
     fs::write(room.path("short.page"), b"TAPSTATS").unwrap();
     fs::write(room.path("just-made.page"), b"").unwrap();
+    fs::write(room.path("just-sized.page"), [0; 9000]).unwrap();
     fs::create_dir(room.path("directory.page")).unwrap();
     rustix::fs::mknodat(
         rustix::fs::CWD,

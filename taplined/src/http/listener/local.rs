@@ -18,6 +18,7 @@ use super::super::Refusal;
 use super::super::caller::{Caller, is_own};
 use super::{REST, converse, room};
 use crate::account;
+use crate::background;
 use crate::config::Config;
 
 /// The fraction of connections that is reserved for root.
@@ -94,7 +95,7 @@ impl Local {
         if at_once.is_none() && waits.is_none() {
             return tracing::debug!(uid, "closing a connection: too many are waiting");
         }
-        tokio::spawn(async move {
+        background::spawn(async move {
             let permit = match at_once {
                 Some(permit) => Ok(permit),
                 None => others.acquire_owned().await,
@@ -125,7 +126,7 @@ fn serve(
     router: Router,
     end: watch::Receiver<()>,
 ) {
-    tokio::spawn(async move {
+    background::spawn(async move {
         let answer = |request: hyper::Request<Incoming>| {
             let (router, who) = (router.clone(), who.clone());
             async move {

@@ -31,6 +31,7 @@ use super::super::{dashboard, websocket};
 use super::certificate::Files;
 use super::unauthenticated::{Unauthenticated, UnauthenticatedSlot};
 use super::{REST, converse, room};
+use crate::background;
 use crate::config::Config;
 use crate::token::{ADVICE, Grant, Tokens};
 
@@ -81,7 +82,7 @@ impl Remote {
     /// Reloads the certificate for new connections. If that fails, the old one stays in use.
     pub async fn read_certificate(&self) {
         let files = self.files.clone();
-        match tokio::task::spawn_blocking(move || files.read()).await {
+        match repo::blocking::start(move || files.read()).ended().await {
             Ok(Ok(tls)) => {
                 *self.tls.write().unwrap_or_else(PoisonError::into_inner) = tls;
                 tracing::info!("certificate reloaded");
@@ -115,7 +116,7 @@ impl Remote {
             match (accepted, self.connections.clone().acquire_owned().await) {
                 (Ok((stream, peer)), Ok(permit)) => {
                     let connection = self.clone().take(stream, peer, slot, router.clone(), ended.clone());
-                    tokio::spawn(async move {
+                    background::spawn(async move {
                         connection.await;
                         drop(permit);
                     });

@@ -1,9 +1,9 @@
-//! A model of Linux's guest driver, made nastier: it reuses pages, references, numbers and slots as soon as they are
-//! answered.
+//! A model of Linux's guest driver, in its worst case: it reuses the pages, references, ids and slots of a request as
+//! soon as it is answered.
 //!
 //! It knows nothing about the back end beyond the protocol. Invariants checked: each request is answered once, and
-//! successfully; reads return what was written; no page is accessed that no request names; nothing stays mapped without
-//! its consent; the back end notifies it of responses, and writes Closing only after the front end has.
+//! successfully; reads return the data written; only pages of requests are accessed; nothing stays mapped without its
+//! consent; the back end notifies it of responses, and writes Closing only after the front end has.
 
 use std::collections::BTreeMap;
 
@@ -13,35 +13,36 @@ use xen::fake::{Access, Page};
 
 use super::blkif_mock::{BACKEND, Entry, FRONTEND, Front, READ, Rings, WRITE, get, indirect, set, transfer};
 
-/// Regions of the disk, of two pages each, so that no two requests overlap.
+/// The number of regions of the disk; requests in flight are for different regions.
 const REGIONS: usize = 12;
+/// The number of pages of a region.
 const PAGES: usize = 2;
 const DEPTH: usize = 7;
 
-/// Size of the disk.
+/// The size of the disk.
 pub const DISK_LEN: u64 = (REGIONS * PAGES * 4096) as u64;
 
-/// A page and its grant.
+/// A page of the driver, and its grant.
 #[derive(Clone, Copy)]
-struct OwnPage {
+struct DriverPage {
     page: Page,
     grant: GrantRef,
     /// The byte that it is filled with.
     byte: u8,
 }
 
-struct Submitted {
+struct SubmittedRequest {
     operation: u8,
     region: usize,
-    data: [OwnPage; PAGES],
-    list: Option<OwnPage>,
+    data: [DriverPage; PAGES],
+    list: Option<DriverPage>,
 }
 
-/// What the driver does after a number of requests.
+/// The phase of one kernel's driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum DriverPhase {
     /// It waits for the backend's features.
-    Begins,
+    Starting,
     Initialised,
     Connected,
     Closing,
@@ -53,27 +54,27 @@ enum Phase {
 pub struct Driver {
     pub front: Front,
     pub random: Rng,
-    /// The ring configurations of this kernel and its successors, if they are offered.
+    /// The ring configurations that this kernel and its successors choose, as far as they are offered.
     kernels: Vec<Rings>,
-    phase: Phase,
+    phase: DriverPhase,
     persistent: bool,
     indirect: bool,
-    submitted: BTreeMap<(usize, u64), Submitted>,
+    submitted: BTreeMap<(usize, u64), SubmittedRequest>,
     left: usize,
     /// The byte that each region is filled with.
     disk: [u8; REGIONS],
-    free: Vec<OwnPage>,
+    free: Vec<DriverPage>,
     next_byte: u8,
     /// A protocol violation by the back end.
     pub wrong: Option<String>,
 }
 
-/// Requests per kernel.
+/// The number of requests per kernel.
 pub const REQUESTS: usize = 24;
 
 impl Driver {
     pub fn new(front: Front, kernels: &[Rings], seed: u64) -> Driver {
-        let (phase, left, disk) = (Phase::Begins, REQUESTS, [0; REGIONS]);
+        let (phase, left, disk) = (DriverPhase::Starting, REQUESTS, [0; REGIONS]);
         let (persistent, indirect, submitted, free, next_byte) = (false, false, BTreeMap::new(), Vec::new(), 1);
         let (random, kernels) = (Rng::with_seed(seed), kernels.to_vec());
         Driver {
@@ -93,15 +94,15 @@ impl Driver {
     }
 
     pub fn has_ended(&self) -> bool {
-        self.phase == Phase::Ended
+        self.phase == DriverPhase::Ended
     }
 
-    /// Compares the whole disk with the expected bytes, region by region.
-    pub fn assert_on_disk(&mut self, bytes: &[u8]) {
+    /// Compares the image with the expected contents, region by region.
+    pub fn check_image(&mut self, bytes: &[u8]) {
         for (region, &byte) in self.disk.iter().enumerate() {
             let at = region * PAGES * 4096;
-            if bytes[at..at + PAGES * 4096].iter().any(|&there| there != byte) {
-                self.wrong = Some(format!("region {region} of the image differs from what was written"));
+            if bytes[at..at + PAGES * 4096].iter().any(|&found| found != byte) {
+                self.wrong = Some(format!("region {region} of the image differs from the data written"));
             }
         }
     }
@@ -114,56 +115,56 @@ impl Driver {
         get(&self.front.host, &format!("{BACKEND}/{key}")).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Checks the back end's state. Returns whether it changed.
-    pub fn look(&mut self) -> bool {
-        let says = self.front.backend_state();
-        match (self.phase, says.as_str()) {
-            (Phase::Begins, "2") => self.initialise(),
-            (Phase::Initialised, "4") => self.connect(),
-            (Phase::Initialised | Phase::Connected, "5" | "6") => {
-                self.wrong(format!("it writes state {says} while the front end uses it"))
+    /// Reacts to the back end's state. Returns true if it did.
+    pub fn follow_backend(&mut self) -> bool {
+        let state = self.front.backend_state();
+        match (self.phase, state.as_str()) {
+            (DriverPhase::Starting, "2") => self.initialise(),
+            (DriverPhase::Initialised, "4") => self.connect(),
+            (DriverPhase::Initialised | DriverPhase::Connected, "5" | "6") => {
+                self.wrong(format!("the back end writes state {state} while the front end uses it"))
             }
-            (Phase::Connected, _) if self.left == 0 => {
+            (DriverPhase::Connected, _) if self.left == 0 => {
                 // Some requests are in flight while it closes.
                 self.front.write_state(5);
-                self.phase = Phase::Closing;
+                self.phase = DriverPhase::Closing;
             }
-            (Phase::Closing, "5" | "6") => {
+            (DriverPhase::Closing, "5" | "6") => {
                 self.front.write_state(6);
-                self.phase = Phase::Closed;
+                self.phase = DriverPhase::Closed;
             }
-            (Phase::Closed, "6") => self.leave(),
+            (DriverPhase::Closed, "6") => self.start_next_kernel(),
             _ => return false,
         }
         true
     }
 
     fn initialise(&mut self) {
-        let wish = self.kernels[0];
-        let queues = wish.queues.min(self.offered("multi-queue-max-queues").max(1));
-        let order = wish.order.min(self.offered("max-ring-page-order"));
+        let wanted = self.kernels[0];
+        let queues = wanted.queues.min(self.offered("multi-queue-max-queues").max(1));
+        let order = wanted.order.min(self.offered("max-ring-page-order"));
         // A driver without persistent grants does not write that key.
         let before = get(&self.front.host, &format!("{FRONTEND}/feature-persistent"));
-        self.front.initialise(Rings { queues, order, ..wish });
-        if !wish.persistent {
+        self.front.initialise(Rings { queues, order, ..wanted });
+        if !wanted.persistent {
             let path = format!("{FRONTEND}/feature-persistent");
             let host = &self.front.host;
             before.map_or_else(|| super::blkif_mock::remove(host, &path), |before| set(host, &path, &before));
         }
-        self.phase = Phase::Initialised;
+        self.phase = DriverPhase::Initialised;
     }
 
     fn connect(&mut self) {
         self.persistent = self.kernels[0].persistent && self.offered("feature-persistent") == 1;
         self.indirect = self.offered("feature-max-indirect-segments") >= PAGES as u32;
         self.front.write_state(4);
-        self.phase = Phase::Connected;
+        self.phase = DriverPhase::Connected;
     }
 
-    /// The back end has finished with this kernel, so it must have released its pages.
-    fn leave(&mut self) {
+    /// Checks that the back end has released all pages of this kernel, and starts the next one.
+    fn start_next_kernel(&mut self) {
         if !self.submitted.is_empty() {
-            self.wrong("it has closed without answering all requests");
+            self.wrong("the back end has closed without answering all requests");
         }
         for ring in self.front.rings.drain(..) {
             for &page in &ring.pages {
@@ -180,27 +181,27 @@ impl Driver {
         }
         self.kernels.remove(0);
         if self.kernels.is_empty() {
-            self.phase = Phase::Ended;
+            self.phase = DriverPhase::Ended;
             return;
         }
-        (self.phase, self.left) = (Phase::Begins, REQUESTS);
+        (self.phase, self.left) = (DriverPhase::Starting, REQUESTS);
         self.front.write_state(1);
     }
 
     /// Takes responses and submits more requests, at any point of the back end's work.
     pub fn act(&mut self) {
-        if !matches!(self.phase, Phase::Connected | Phase::Closing | Phase::Closed) {
+        if !matches!(self.phase, DriverPhase::Connected | DriverPhase::Closing | DriverPhase::Closed) {
             return;
         }
         for queue in 0..self.front.rings.len() {
             let port = self.front.rings[queue].port;
             if self.front.guest.signalled(port) {
                 for (id, operation, status) in self.front.responses(queue) {
-                    self.answered((queue, id), operation, status);
+                    self.take_response((queue, id), operation, status);
                 }
             }
         }
-        while self.phase == Phase::Connected
+        while self.phase == DriverPhase::Connected
             && self.left > 0
             && self.submitted.len() < DEPTH
             && self.random.usize(..3) > 0
@@ -209,16 +210,16 @@ impl Driver {
         }
     }
 
-    fn answered(&mut self, which: (usize, u64), operation: u8, status: i16) {
-        let Some(Submitted { operation: asked, region, data, list }) = self.submitted.remove(&which) else {
-            return self.wrong(format!("a response to {which:?}, which is unknown or already answered"));
+    fn take_response(&mut self, id: (usize, u64), operation: u8, status: i16) {
+        let Some(SubmittedRequest { operation: requested, region, data, list }) = self.submitted.remove(&id) else {
+            return self.wrong(format!("a response to {id:?}, which is unknown or already answered"));
         };
-        if (asked, 0) != (operation, status) {
+        if (requested, 0) != (operation, status) {
             self.wrong(format!(
-                "{which:?}, operation {asked}, is answered with status {status} for operation {operation}"
+                "{id:?}, operation {requested}, is answered with status {status} for operation {operation}"
             ));
         }
-        match asked {
+        match requested {
             READ => {
                 let expected = self.disk[region];
                 if data.iter().any(|own| self.byte_of(own.page) != Some(expected)) {
@@ -235,9 +236,9 @@ impl Driver {
         bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0])
     }
 
-    /// Another user has the page from now on.
-    fn set_free(&mut self, own: OwnPage) {
-        let own = OwnPage { byte: self.byte(), ..own };
+    /// Frees a page, which gets other contents at once.
+    fn set_free(&mut self, own: DriverPage) {
+        let own = DriverPage { byte: self.byte(), ..own };
         if !self.persistent && !self.front.guest.revoke(own.grant) {
             self.wrong("a page is still mapped after its response without the guest's consent");
             return;
@@ -251,11 +252,11 @@ impl Driver {
         self.next_byte
     }
 
-    /// A page for a request: one that was used just now; its reference may have belonged to another of these.
-    fn own(&mut self) -> OwnPage {
+    /// A page for a request: the one freed last, with the reference of another free page if possible.
+    fn take_page(&mut self) -> DriverPage {
         let Some(mut own) = self.free.pop() else {
             let page = self.front.guest.page().unwrap();
-            return OwnPage { page, grant: self.front.guest.grant(page, Access::ReadWrite), byte: 0 };
+            return DriverPage { page, grant: self.front.guest.grant(page, Access::ReadWrite), byte: 0 };
         };
         if self.byte_of(own.page) != Some(own.byte) {
             self.wrong("a page was written to without a request");
@@ -271,36 +272,36 @@ impl Driver {
 
     fn submit(&mut self) {
         let region = self.random.usize(..REGIONS);
-        if self.submitted.values().any(|asked| asked.region == region) {
+        if self.submitted.values().any(|request| request.region == region) {
             return;
         }
         let queue = self.random.usize(..self.front.rings.len());
         let operation = if self.random.usize(..3) == 0 { READ } else { WRITE };
-        let mut data = [self.own(), self.own()];
+        let mut data = [self.take_page(), self.take_page()];
         let byte = self.byte();
         for own in &mut data {
             own.byte = byte;
             self.front.guest.write(own.page, 0, &[byte; 4096]).unwrap();
         }
-        // The lowest free one, as Linux does.
+        // The lowest free id, as in Linux.
         let id = (0..).find(|&id| !self.submitted.contains_key(&(queue, id))).unwrap();
         let sector = (region * PAGES * 8) as u64;
-        let list = (self.indirect && self.random.usize(..4) == 0).then(|| self.own());
+        let list = (self.indirect && self.random.usize(..4) == 0).then(|| self.take_page());
         let entry = match list {
             Some(list) => {
-                let one = |own: &OwnPage| [&own.grant.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();
+                let one = |own: &DriverPage| [&own.grant.0.to_le_bytes()[..], &[0, 7, 0, 0]].concat();
                 let descriptors: Vec<u8> = data.iter().flat_map(one).collect();
                 self.front.guest.write(list.page, 0, &descriptors).unwrap();
                 indirect(operation, id, sector, list.grant, PAGES as u16)
             }
             None => transfer(operation, id, sector, &data.map(|own| (own.grant, 0, 7))),
         };
-        self.submitted.insert((queue, id), Submitted { operation, region, data, list });
+        self.submitted.insert((queue, id), SubmittedRequest { operation, region, data, list });
         self.left -= 1;
         self.push(queue, &entry);
     }
 
-    /// Announces a request, and notifies the back end if it asked for that.
+    /// Announces a request, and notifies the back end if it has requested that.
     fn push(&mut self, queue: usize, entry: &Entry) {
         self.front.put(queue, entry);
         let ring = &self.front.rings[queue];

@@ -1,9 +1,9 @@
 //! Takeover of a device, tested at every kill point: the process is killed before each call of Xen and each store to a
-//! ring, and each call fails once; another process follows, with the same options or others.
+//! ring, and each call fails once; another process takes over, with the same options or others.
 //!
-//! Invariants checked: those of [`driver`]; and every run ends: once nothing fails any more the guest is served, and
-//! the image holds what it has written. It knows nothing about images and engines: a raw disk in memory stands in for
-//! them.
+//! Invariants checked: those of [`driver`]; and every run ends: after the last failure the guest is served, and the
+//! image has the data that it has written. It knows nothing about images and engines: a raw disk in memory is used
+//! instead.
 
 #![allow(clippy::cast_possible_truncation, reason = "the test's own numbers are small")]
 
@@ -28,14 +28,14 @@ use fastrand::Rng;
 /// The panic payload of a killed process.
 struct Killed;
 
-/// What happens to the processes, one after the other.
+/// The faults of a run.
 #[derive(Clone, Debug, Default)]
-struct Plan {
+struct Faults {
     seed: u64,
-    /// The kill point of each process; the last one survives.
+    /// The kill point of each process except the last.
     kills: Vec<u64>,
-    /// The process whose call fails, and which of its calls.
-    fault: Option<(usize, u64)>,
+    /// The index of a process, and the number of its call that fails.
+    failed_call: Option<(usize, u64)>,
 }
 
 /// The processes and guest kernels of a run.
@@ -48,19 +48,20 @@ struct Scenario {
 /// The statistics of a run.
 #[derive(Debug)]
 struct RunStatistics {
-    /// Kill points and calls of the first process, and of the last.
+    /// The number of kill points of the first process.
     kill_points: u64,
+    /// The number of calls of the process with the failed call, or of the last one.
     calls: u64,
 }
 
-/// Counters while a process runs.
+/// The counters and faults of the running process.
 #[derive(Default)]
-struct Count {
+struct ProcessState {
     kill_points: Cell<u64>,
     calls: Cell<u64>,
     kill: Cell<Option<u64>>,
     fail: Cell<Option<u64>>,
-    /// The guest itself calls, or is called.
+    /// Set while the guest or the test runs: its calls are not counted.
     inside: Cell<bool>,
 }
 
@@ -89,21 +90,21 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// One run. Returns an error if an invariant was violated.
-fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
+/// Runs a scenario with these faults. Returns an error if an invariant was violated.
+fn run(scenario: &Scenario, faults: &Faults) -> Result<RunStatistics, String> {
     let host = Host::new().unwrap();
     attach(&host);
-    let driver = Rc::new(RefCell::new(Driver::new(Front::new(&host), &scenario.kernels, plan.seed)));
-    let count = Rc::new(Count::default());
-    observe(&host, &driver, &count);
+    let driver = Rc::new(RefCell::new(Driver::new(Front::new(&host), &scenario.kernels, faults.seed)));
+    let count = Rc::new(ProcessState::default());
+    set_hook(&host, &driver, &count);
     let mut bytes = vec![0; driver::DISK_LEN as usize];
     let mut ran = RunStatistics { kill_points: 0, calls: 0 };
-    // One more process than are killed; and one to follow a process that could not start.
-    for life in 0..plan.kills.len() + 2 {
+    // One more process than are killed, and another one in case a process could not start.
+    for life in 0..faults.kills.len() + 2 {
         count.kill_points.set(0);
         count.calls.set(0);
-        count.kill.set(plan.kills.get(life).copied());
-        count.fail.set(plan.fault.filter(|&(which, _)| which == life).map(|(_, nth)| nth));
+        count.kill.set(faults.kills.get(life).copied());
+        count.fail.set(faults.failed_call.filter(|&(which, _)| which == life).map(|(_, nth)| nth));
         count.inside.set(true);
         let options = scenario.processes[life % 2].clone();
         let mut machine = TestBackend::idle(&host, options.geometry);
@@ -114,7 +115,7 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
         if life == 0 {
             ran.kill_points = count.kill_points.get();
         }
-        if plan.fault.is_none_or(|(which, _)| which == life) {
+        if faults.failed_call.is_none_or(|(which, _)| which == life) {
             ran.calls = count.calls.get();
         }
         let mut driver = driver.borrow_mut();
@@ -125,10 +126,10 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
             return Err(format!("{wrong}\n{}", machine.log));
         }
         match lived {
-            // It could not start, and exits.
+            // The process could not start.
             Ok(Err(_)) => {}
             Ok(Ok(())) if driver.has_ended() => {
-                driver.assert_on_disk(&bytes);
+                driver.check_image(&bytes);
                 let left = Counts { watched: 0, ..host.counts() };
                 let wrong = driver.wrong.take().or((left != Counts::default()).then(|| format!("{left:?} is left")));
                 return wrong.map_or(Ok(ran), Err);
@@ -141,11 +142,11 @@ fn run(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
     Err("no process can start".into())
 }
 
-/// Lets the guest act at each kill point, and kills the process, or fails its call, as planned.
-fn observe(host: &Host, driver: &Rc<RefCell<Driver>>, count: &Rc<Count>) {
+/// Sets a hook that lets the guest act at each kill point, and kills the process or fails its call.
+fn set_hook(host: &Host, driver: &Rc<RefCell<Driver>>, count: &Rc<ProcessState>) {
     host.observe(Some(kill_point::xen_called));
     let (driver, count) = (driver.clone(), count.clone());
-    let hook = move |moment: KillPoint| {
+    let hook = move |point: KillPoint| {
         if count.inside.get() {
             return false;
         }
@@ -159,7 +160,7 @@ fn observe(host: &Host, driver: &Rc<RefCell<Driver>>, count: &Rc<Count>) {
             count.inside.set(true);
             resume_unwind(Box::new(Killed));
         }
-        if !matches!(moment, KillPoint::Called(_)) {
+        if !matches!(point, KillPoint::Called(_)) {
             return false;
         }
         count.calls.set(count.calls.get() + 1);
@@ -169,10 +170,15 @@ fn observe(host: &Host, driver: &Rc<RefCell<Driver>>, count: &Rc<Count>) {
 }
 
 /// Runs a process until its guest has ended or there is no more progress.
-fn live(machine: &mut TestBackend, options: Config, driver: &RefCell<Driver>, count: &Count) -> Result<(), String> {
+fn live(
+    machine: &mut TestBackend,
+    options: Config,
+    driver: &RefCell<Driver>,
+    count: &ProcessState,
+) -> Result<(), String> {
     machine.start(options)?;
     let (mut idle, mut waits) = (0, 0);
-    // Whatever the random choices, this many turns make progress if any is possible.
+    // Enough turns to make progress with any random choices, if progress is possible.
     while idle < 80 {
         machine.file.hold = driver.borrow_mut().random.usize(..3) > 0;
         let busy = machine.turn();
@@ -189,10 +195,10 @@ fn live(machine: &mut TestBackend, options: Config, driver: &RefCell<Driver>, co
         if over {
             return Ok(());
         }
-        idle = if own(&mut Driver::look) || busy { 0 } else { idle + 1 };
+        idle = if own(&mut Driver::follow_backend) || busy { 0 } else { idle + 1 };
         let Some(server) = &mut machine.server else { return Ok(()) };
         if idle > 0 && server.xen.retry.is_armed() {
-            // Let time pass.
+            // Simulates the expiry of the timer.
             server.ready(RETRY, &mut machine.watch);
             waits += 1;
             if waits > 200 {
@@ -204,38 +210,39 @@ fn live(machine: &mut TestBackend, options: Config, driver: &RefCell<Driver>, co
     Ok(())
 }
 
-/// All runs of a kind over all scenes. Returns the first violation, or the number of runs.
+/// Runs all scenarios. Returns the first violation, or the number of runs.
 fn explore(runs: impl Fn(&Scenario, u64) -> Result<u64, String>) -> Result<u64, String> {
     let mut count = 0;
     for (number, scenario) in scenarios().iter().enumerate() {
-        count += runs(scenario, number as u64).map_err(|wrong| format!("scene {number}, {wrong}"))?;
+        count += runs(scenario, number as u64).map_err(|wrong| format!("scenario {number}, {wrong}"))?;
     }
     Ok(count)
 }
 
-fn planned(scenario: &Scenario, plan: &Plan) -> Result<RunStatistics, String> {
-    run(scenario, plan).map_err(|wrong| format!("{plan:?}: {wrong}"))
+/// Like [`run`], with the faults in the error.
+fn checked_run(scenario: &Scenario, faults: &Faults) -> Result<RunStatistics, String> {
+    run(scenario, faults).map_err(|wrong| format!("{faults:?}: {wrong}"))
 }
 
-/// Kills the process at every kill point, with one more kill soon after.
-fn killed(scenario: &Scenario, seed: u64, step: usize) -> Result<u64, String> {
-    let kill_points = planned(scenario, &Plan { seed, ..Plan::default() })?.kill_points;
+/// Kills the process at every `step`th kill point, with and without another kill soon after.
+fn run_with_kills(scenario: &Scenario, seed: u64, step: usize) -> Result<u64, String> {
+    let kill_points = checked_run(scenario, &Faults { seed, ..Faults::default() })?.kill_points;
     let mut random = Rng::with_seed(seed + 77);
     for kill in (1..=kill_points).step_by(step) {
-        planned(scenario, &Plan { seed, kills: vec![kill], fault: None })?;
+        checked_run(scenario, &Faults { seed, kills: vec![kill], failed_call: None })?;
         let next = random.u64(1..=150);
-        planned(scenario, &Plan { seed, kills: vec![kill, next], fault: None })?;
+        checked_run(scenario, &Faults { seed, kills: vec![kill, next], failed_call: None })?;
     }
     Ok(kill_points.div_ceil(step as u64) * 2)
 }
 
-/// Kills the process at some kill points, and fails each call of its successor.
-fn failed(scenario: &Scenario, seed: u64, step: usize) -> Result<u64, String> {
-    let kill_points = planned(scenario, &Plan { seed, ..Plan::default() })?.kill_points;
+/// Kills the process at every `step`th kill point, and fails each call of its successor.
+fn run_with_failures(scenario: &Scenario, seed: u64, step: usize) -> Result<u64, String> {
+    let kill_points = checked_run(scenario, &Faults { seed, ..Faults::default() })?.kill_points;
     let mut count = 0;
     for kill in (1..=kill_points).step_by(step) {
         for nth in 1.. {
-            let ran = planned(scenario, &Plan { seed, kills: vec![kill], fault: Some((1, nth)) })?;
+            let ran = checked_run(scenario, &Faults { seed, kills: vec![kill], failed_call: Some((1, nth)) })?;
             count += 1;
             if ran.calls < nth {
                 break;
@@ -247,8 +254,9 @@ fn failed(scenario: &Scenario, seed: u64, step: usize) -> Result<u64, String> {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_process_killed_at_any_point_loses_no_request_and_repeats_none() {
-    let runs = explore(|scenario, seed| killed(scenario, seed + 1, 1)).unwrap_or_else(|wrong| panic!("{wrong}"));
+fn a_process_killed_at_any_point_loses_and_repeats_no_request() {
+    let runs =
+        explore(|scenario, seed| run_with_kills(scenario, seed + 1, 1)).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{runs} runs");
     assert!(runs > 2000, "only {runs} runs");
 }
@@ -256,12 +264,13 @@ fn a_process_killed_at_any_point_loses_no_request_and_repeats_none() {
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_failed_call_during_takeover_closes_no_front_end_and_loses_nothing() {
-    let runs = explore(|scenario, seed| failed(scenario, seed + 1, 97)).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let runs =
+        explore(|scenario, seed| run_with_failures(scenario, seed + 1, 97)).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{runs} runs");
     assert!(runs > 1000, "only {runs} runs");
 }
 
-/// A test that detects nothing would not detect the injected bugs.
+/// Shows that the tests above can detect violations.
 #[test]
 fn every_injected_bug_is_detected() {
     for bug in [
@@ -277,9 +286,12 @@ fn every_injected_bug_is_detected() {
         InjectedBug::NotificationLost,
     ] {
         kill_point::inject(Some(bug));
-        let plain =
-            |scenario: &Scenario, seed| planned(scenario, &Plan { seed: seed + 1, ..Plan::default() }).map(|_| 1);
-        let every = |scenario: &Scenario, seed| Ok(killed(scenario, seed + 1, 1)? + failed(scenario, seed + 1, 97)?);
+        let plain = |scenario: &Scenario, seed| {
+            checked_run(scenario, &Faults { seed: seed + 1, ..Faults::default() }).map(|_| 1)
+        };
+        let every = |scenario: &Scenario, seed| {
+            Ok(run_with_kills(scenario, seed + 1, 1)? + run_with_failures(scenario, seed + 1, 97)?)
+        };
         let found = explore(plain).and_then(|_| explore(every));
         kill_point::inject(None);
         let wrong = found.expect_err(&format!("{bug:?} was not detected"));

@@ -1,12 +1,11 @@
 //! Rings in the states in which a front end, or a killed process, leaves them.
 //!
-//! It knows nothing about the meaning of requests. Invariant: whatever is found in a page, no request is lost or
-//! answered twice.
+//! Invariant checked: with any contents of a ring, no request is lost or answered twice.
 
 use super::super::abi::{X86_32, X86_64};
 use super::*;
 
-/// A page that two rings can be attached to, one after the other.
+/// Two mappings of one page, for two rings that are attached one after the other.
 fn page() -> (Shared, Shared) {
     let host = xen::fake::Host::new().unwrap();
     let guest = host.guest(xen::DomId(1));
@@ -14,12 +13,12 @@ fn page() -> (Shared, Shared) {
     (guest.shared(&[page]).unwrap(), guest.shared(&[page]).unwrap())
 }
 
-fn again(shared: &Shared) -> [u8; 4096] {
+fn snapshot(shared: &Shared) -> [u8; 4096] {
     shared.read(0).unwrap()
 }
 
-/// Puts requests `ids` into the ring, starting at index `from`.
-fn ask(shared: &Shared, layout: &EntryLayout, from: u32, ids: std::ops::Range<u64>) {
+/// Submits requests with these ids, starting at index `from`.
+fn submit(shared: &Shared, layout: &EntryLayout, from: u32, ids: std::ops::Range<u64>) {
     let mut index = from;
     for id in ids {
         let at = layout.offset_of(slot(index));
@@ -76,7 +75,7 @@ fn indices_wrap_around_and_responses_leak_no_memory() {
         let (ours, theirs) = page();
         let start = u32::MAX - 2;
         theirs.store_u32(RSP_PROD, start).unwrap();
-        ask(&theirs, layout, start, 10..16);
+        submit(&theirs, layout, start, 10..16);
         theirs.write(layout.offset_of(slot(start)), [0xff; 2]).unwrap();
         let mut ring = Ring::attach(ours, layout).unwrap();
         assert_eq!(take_all(&mut ring, 0).len(), 6);
@@ -93,7 +92,7 @@ fn indices_wrap_around_and_responses_leak_no_memory() {
 #[test]
 fn an_out_of_range_index_is_an_error() {
     let (ours, theirs) = page();
-    ask(&theirs, &X86_64, 0, 0..3);
+    submit(&theirs, &X86_64, 0, 0..3);
     let mut ring = Ring::attach(ours, &X86_64).unwrap();
     assert!(ring.take(0).unwrap().is_some());
     theirs.store_u32(REQ_PROD, 33).unwrap();
@@ -106,9 +105,9 @@ fn an_out_of_range_index_is_an_error() {
 }
 
 #[test]
-fn the_front_end_is_notified_when_it_asks_for_that() {
+fn the_front_end_is_notified_at_its_event_index() {
     let (ours, theirs) = page();
-    ask(&theirs, &X86_64, 0, 0..8);
+    submit(&theirs, &X86_64, 0, 0..8);
     theirs.store_u32(RSP_EVENT, 4).unwrap();
     let mut ring = Ring::attach(ours, &X86_64).unwrap();
     take_all(&mut ring, 0);
@@ -124,32 +123,32 @@ fn the_front_end_is_notified_when_it_asks_for_that() {
 }
 
 #[test]
-fn unanswered_requests_are_found_again_whatever_order_others_completed_in() {
+fn unanswered_requests_are_found_after_completions_in_any_order() {
     for layout in [&X86_64, &X86_32] {
-        // All orders in which three of five requests complete.
+        // All orders in which three of five requests can complete.
         for order in (0..60usize).map(|n| [n % 5, n / 5 % 4, n / 20]) {
             let mut left: Vec<u16> = (0..5).collect();
             let (ours, theirs) = page();
-            ask(&theirs, layout, 0, 100..105);
+            submit(&theirs, layout, 0, 100..105);
             let mut ring = Ring::attach(ours, layout).unwrap();
             take_all(&mut ring, 0);
-            let ended: Vec<u16> = order.into_iter().map(|which| left.remove(which)).collect();
-            for &number in &ended {
+            let completed: Vec<u16> = order.into_iter().map(|index| left.remove(index)).collect();
+            for &number in &completed {
                 ring.respond(number, response(100 + u64::from(number))).unwrap();
             }
             drop(ring);
             let answered = answers(&theirs, layout, 0);
-            assert_eq!(answered, ended.iter().map(|&n| 100 + u64::from(n)).collect::<Vec<_>>());
+            assert_eq!(answered, completed.iter().map(|&n| 100 + u64::from(n)).collect::<Vec<_>>());
             let mut found = take_all(&mut Ring::attach(theirs, layout).unwrap(), 0);
             found.sort_unstable();
-            assert_eq!(found, left.iter().map(|&n| 100 + u64::from(n)).collect::<Vec<_>>(), "after {ended:?}");
+            assert_eq!(found, left.iter().map(|&n| 100 + u64::from(n)).collect::<Vec<_>>(), "after {completed:?}");
         }
     }
 }
 
-/// What a killed process leaves after each of the stores of one response, including the last. `stores` are their
+/// The contents of the ring after a kill between any two stores of one response, and after the last. `stores` are their
 /// locations, in order.
-fn left_behind(before: [u8; 4096], after: [u8; 4096], stores: &[std::ops::Range<usize>]) -> Vec<[u8; 4096]> {
+fn killed_images(before: [u8; 4096], after: [u8; 4096], stores: &[std::ops::Range<usize>]) -> Vec<[u8; 4096]> {
     let mut image = before;
     let mut images = vec![before];
     for store in stores {
@@ -160,7 +159,7 @@ fn left_behind(before: [u8; 4096], after: [u8; 4096], stores: &[std::ops::Range<
     images
 }
 
-/// A process that takes over finds all of these ids: unanswered, or answered once.
+/// Asserts that a process that takes over finds each of these ids once: unanswered or answered.
 fn assert_nothing_is_lost(image: [u8; 4096], layout: &'static EntryLayout, ids: std::ops::Range<u64>, when: &str) {
     let (ours, theirs) = page();
     theirs.write(0, image).unwrap();
@@ -171,67 +170,67 @@ fn assert_nothing_is_lost(image: [u8; 4096], layout: &'static EntryLayout, ids: 
 }
 
 const COUNT: std::ops::Range<usize> = RSP_PROD..RSP_PROD + 4;
-const STEP: std::ops::Range<usize> = INTENT_PHASE..INTENT_PHASE + 4;
-const ABOUT: std::ops::Range<usize> = INTENT_INDEX..INTENT_INDEX + 8;
+const PHASE: std::ops::Range<usize> = INTENT_PHASE..INTENT_PHASE + 4;
+const TARGET: std::ops::Range<usize> = INTENT_INDEX..INTENT_INDEX + 8;
 
-/// The stores that fill such a range: eight bytes, or four if that is their alignment.
+/// The stores that fill a range: of eight bytes, or of four if that is its alignment.
 fn words(range: std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
     let step = if range.start % 8 == 0 { 8 } else { 4 };
     range.step_by(step).map(|at| at..at + step).collect()
 }
 
-/// Every state between the stores of in-order responses: none loses a request.
+/// Kills between any two stores.
 #[test]
 fn a_process_killed_while_responding_in_order_loses_nothing() {
     for layout in [&X86_64, &X86_32] {
         let (ours, theirs) = page();
-        ask(&theirs, layout, 0, 100..103);
+        submit(&theirs, layout, 0, 100..103);
         let mut ring = Ring::attach(ours, layout).unwrap();
         take_all(&mut ring, 0);
         for number in 0..3u16 {
-            let before = again(&theirs);
+            let before = snapshot(&theirs);
             ring.respond(number, response(100 + u64::from(number))).unwrap();
             let answer = layout.offset_of(number)..layout.offset_of(number) + 16;
             // Only the first one stores the phase.
             let stores =
-                [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], words(answer), vec![COUNT]].concat();
-            for (store, image) in left_behind(before, again(&theirs), &stores).into_iter().enumerate() {
+                [vec![PHASE], words(INTENT_ID..INTENT_ID + 16), vec![TARGET], words(answer), vec![COUNT]].concat();
+            for (store, image) in killed_images(before, snapshot(&theirs), &stores).into_iter().enumerate() {
                 assert_nothing_is_lost(image, layout, 100..103, &format!("{number}, killed after store {store}"));
             }
         }
     }
 }
 
-/// The same when a request moves, before and after other responses, for each way of being killed twice.
+/// Kills between any two stores, with and without an earlier response.
 #[test]
 fn a_process_killed_while_moving_a_request_loses_nothing() {
     for layout in [&X86_64, &X86_32] {
         for first in [2, 0] {
             let (ours, theirs) = page();
-            ask(&theirs, layout, 0, 100..104);
+            submit(&theirs, layout, 0, 100..104);
             let mut ring = Ring::attach(ours, layout).unwrap();
             take_all(&mut ring, 0);
             if first == 0 {
-                // An intent record of another response is there.
+                // Leaves the intent record of another response.
                 ring.respond(0, response(100)).unwrap();
             }
-            let before = again(&theirs);
+            let before = snapshot(&theirs);
             ring.respond(3, response(103)).unwrap();
-            let after = again(&theirs);
+            let after = snapshot(&theirs);
             let slot = |slot: u16, len: usize| layout.offset_of(slot)..layout.offset_of(slot) + len;
             let ours = if first == 0 { 1 } else { 0 };
-            // The phase says first that a request is being moved, and afterwards that it has been.
+            // The phase is first that of moving a request, then that of responding.
             let mut moving = after;
-            moving[STEP].copy_from_slice(&PHASE_MOVING.to_le_bytes());
+            moving[PHASE].copy_from_slice(&PHASE_MOVING.to_le_bytes());
             moving[slot(ours, 16)].copy_from_slice(&before[slot(ours, 16)]);
             moving[COUNT].copy_from_slice(&before[COUNT]);
             let head = vec![slot(3, 4)];
-            let noting = [vec![STEP], words(INTENT_ID..INTENT_ID + 16), vec![ABOUT], head].concat();
+            let intent = [vec![PHASE], words(INTENT_ID..INTENT_ID + 16), vec![TARGET], head].concat();
             let moved = slot(3, layout.entry_len());
-            let moving_stores = [noting, words(moved.start + 4..moved.end)].concat();
-            let answering_stores = [vec![STEP], words(slot(ours, 16)), vec![COUNT]].concat();
-            let mut images = left_behind(before, moving, &moving_stores);
-            images.extend(left_behind(moving, after, &answering_stores));
+            let moving_stores = [intent, words(moved.start + 4..moved.end)].concat();
+            let responding_stores = [vec![PHASE], words(slot(ours, 16)), vec![COUNT]].concat();
+            let mut images = killed_images(before, moving, &moving_stores);
+            images.extend(killed_images(moving, after, &responding_stores));
             for (store, image) in images.into_iter().enumerate() {
                 assert_nothing_is_lost(image, layout, 100..104, &format!("{first}, killed after store {store}"));
             }
@@ -239,15 +238,15 @@ fn a_process_killed_while_moving_a_request_loses_nothing() {
     }
 }
 
-/// The initial contents of the header are not taken for an intent record once the phase is set.
+/// The initial contents of the header are not a valid intent record even if the phase is set.
 #[test]
-fn a_zeroed_header_is_no_intent_record() {
+fn a_zeroed_header_is_not_an_intent_record() {
     let (ours, theirs) = page();
-    ask(&theirs, &X86_64, 0, 100..102);
+    submit(&theirs, &X86_64, 0, 100..102);
     drop(Ring::attach(ours, &X86_64).unwrap());
-    for step in [PHASE_MOVING, PHASE_RESPONDING] {
-        theirs.store_u32(INTENT_PHASE, step).unwrap();
-        assert_nothing_is_lost(again(&theirs), &X86_64, 100..102, "with a phase and nothing else");
+    for phase in [PHASE_MOVING, PHASE_RESPONDING] {
+        theirs.store_u32(INTENT_PHASE, phase).unwrap();
+        assert_nothing_is_lost(snapshot(&theirs), &X86_64, 100..102, "with only a phase");
     }
 }
 

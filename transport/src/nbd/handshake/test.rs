@@ -1,4 +1,4 @@
-//! Negotiations, byte by byte.
+//! Tests of the negotiation's messages.
 
 use disk::Geometry;
 
@@ -28,8 +28,8 @@ fn option(number: u32, data: &[u8]) -> Vec<u8> {
     [header.as_bytes(), data].concat()
 }
 
-/// Sends one option; returns the reply kinds and their data.
-fn ask(handshake: &mut Handshake, number: u32, data: &[u8]) -> (Progress, Vec<(u32, Vec<u8>)>) {
+/// Sends one option; returns the kinds and data of the replies.
+fn send_option(handshake: &mut Handshake, number: u32, data: &[u8]) -> (Progress, Vec<(u32, Vec<u8>)>) {
     let mut out = Vec::new();
     let progress = handshake.step(&option(number, data), &export(), &mut out).unwrap();
     (progress, replies(number, &out))
@@ -73,21 +73,21 @@ fn context_query(contexts: &[&[u8]]) -> Vec<u8> {
 #[test]
 fn go_returns_size_flags_and_block_sizes() {
     let mut handshake = fixed();
-    let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
+    let (progress, replies) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[]));
     assert!(matches!(
         progress,
         Progress::Negotiated(_, Negotiated { structured: false, allocation: false, depth: false })
     ));
     assert_eq!(kinds(&replies), [wire::REP_INFO, wire::REP_INFO, wire::REP_ACK]);
     assert_eq!(replies[0].1[2..10], (1u64 << 30).to_be_bytes());
-    // It has not asked for block sizes, and may request single bytes.
+    // The client has not requested block sizes, and may request single bytes.
     assert_eq!(replies[1].1, [0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]);
 }
 
 #[test]
-fn a_client_that_asks_for_block_sizes_gets_those_of_the_disk() {
+fn a_client_that_requests_block_sizes_gets_those_of_the_disk() {
     let mut handshake = fixed();
-    let (_, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[wire::INFO_BLOCK_SIZE]));
+    let (_, replies) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"vdi", &[wire::INFO_BLOCK_SIZE]));
     assert_eq!(replies[1].1, [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0]);
 }
 
@@ -95,7 +95,7 @@ fn a_client_that_asks_for_block_sizes_gets_those_of_the_disk() {
 fn info_returns_name_and_description_and_continues() {
     let mut handshake = fixed();
     let data = export_query(b"", &[wire::INFO_NAME, wire::INFO_DESCRIPTION, 999]);
-    let (progress, replies) = ask(&mut handshake, wire::OPT_INFO, &data);
+    let (progress, replies) = send_option(&mut handshake, wire::OPT_INFO, &data);
     assert!(matches!(progress, Progress::Negotiating(_)));
     assert_eq!(replies[2].1, b"\0\x01vdi");
     assert_eq!(replies[3].1, b"\0\x02a disk");
@@ -104,7 +104,7 @@ fn info_returns_name_and_description_and_continues() {
 #[test]
 fn an_unknown_export_is_refused_and_negotiation_continues() {
     let mut handshake = fixed();
-    let (progress, replies) = ask(&mut handshake, wire::OPT_GO, &export_query(b"other", &[]));
+    let (progress, replies) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"other", &[]));
     assert!(matches!(progress, Progress::Negotiating(_)));
     assert_eq!(kinds(&replies), [wire::REP_ERR_UNKNOWN]);
 }
@@ -130,14 +130,15 @@ fn export_name_of_an_unknown_export_ends_the_connection() {
 #[test]
 fn allocation_requires_structured_replies() {
     let mut handshake = fixed();
-    let (_, replies) = ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
+    let (_, replies) =
+        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_ERR_INVALID]);
-    let (_, replies) = ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    let (_, replies) = send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
     assert_eq!(kinds(&replies), [wire::REP_ACK]);
     let (_, replies) =
-        ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION.0.as_bytes()]));
+        send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[b"x:y", ALLOCATION.0.as_bytes()]));
     assert_eq!(kinds(&replies), [wire::REP_META_CONTEXT, wire::REP_ACK]);
-    let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
     assert!(matches!(
         progress,
         Progress::Negotiated(_, Negotiated { structured: true, allocation: true, depth: false })
@@ -149,21 +150,21 @@ fn depths_are_offered_only_for_layered_images() {
     for layered in [true, false] {
         let export = Export { layered, ..export() };
         let mut handshake = fixed();
-        let mut ask = |code, data: &[u8]| {
+        let mut send_option = |code, data: &[u8]| {
             let mut out = Vec::new();
             let progress = handshake.step(&option(code, data), &export, &mut out).unwrap();
             (progress, kinds(&replies(code, &out)))
         };
-        ask(wire::OPT_STRUCTURED_REPLY, &[]);
+        send_option(wire::OPT_STRUCTURED_REPLY, &[]);
         let found = |count: usize| [vec![wire::REP_META_CONTEXT; count], vec![wire::REP_ACK]].concat();
         let count = usize::from(layered);
         for (queries, expected) in [(&[][..], 1 + count), (&[b"qemu:" as &[u8]], count), (&[b"base:"], 1)] {
-            let (_, replies) = ask(wire::OPT_LIST_META_CONTEXT, &context_query(queries));
+            let (_, replies) = send_option(wire::OPT_LIST_META_CONTEXT, &context_query(queries));
             assert_eq!(replies, found(expected), "{queries:?}");
         }
-        let (_, replies) = ask(wire::OPT_SET_META_CONTEXT, &context_query(&[DEPTH.0.as_bytes()]));
+        let (_, replies) = send_option(wire::OPT_SET_META_CONTEXT, &context_query(&[DEPTH.0.as_bytes()]));
         assert_eq!(replies, found(count));
-        let (progress, _) = ask(wire::OPT_GO, &export_query(b"", &[]));
+        let (progress, _) = send_option(wire::OPT_GO, &export_query(b"", &[]));
         let Progress::Negotiated(_, negotiated) = progress else { panic!("{progress:?}") };
         assert_eq!(negotiated, Negotiated { structured: true, allocation: false, depth: layered });
     }
@@ -172,10 +173,10 @@ fn depths_are_offered_only_for_layered_images() {
 #[test]
 fn setting_contexts_again_replaces_them_even_when_it_fails() {
     let mut handshake = fixed();
-    ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
-    ask(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
-    ask(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
-    let (progress, _) = ask(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
+    send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, &context_query(&[ALLOCATION.0.as_bytes()]));
+    send_option(&mut handshake, wire::OPT_SET_META_CONTEXT, b"nonsense");
+    let (progress, _) = send_option(&mut handshake, wire::OPT_GO, &export_query(b"", &[]));
     assert!(matches!(
         progress,
         Progress::Negotiated(_, Negotiated { structured: true, allocation: false, depth: false })
@@ -185,31 +186,31 @@ fn setting_contexts_again_replaces_them_even_when_it_fails() {
 #[test]
 fn contexts_are_listed_by_namespace_or_all() {
     let mut handshake = fixed();
-    ask(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
+    send_option(&mut handshake, wire::OPT_STRUCTURED_REPLY, &[]);
     for (queries, count) in [(vec![], 3), (vec![&b"base:"[..]], 2), (vec![&b"qemu:"[..]], 2)] {
-        let (_, replies) = ask(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(&queries));
+        let (_, replies) = send_option(&mut handshake, wire::OPT_LIST_META_CONTEXT, &context_query(&queries));
         assert_eq!(replies.len(), count, "for {queries:?}");
     }
 }
 
 #[test]
 fn list_returns_the_export() {
-    let (_, replies) = ask(&mut fixed(), wire::OPT_LIST, &[]);
+    let (_, replies) = send_option(&mut fixed(), wire::OPT_LIST, &[]);
     assert_eq!(replies[0], (wire::REP_SERVER, b"\0\0\0\x03vdia disk".to_vec()));
-    assert_eq!(kinds(&ask(&mut fixed(), wire::OPT_LIST, b"x").1), [wire::REP_ERR_INVALID]);
+    assert_eq!(kinds(&send_option(&mut fixed(), wire::OPT_LIST, b"x").1), [wire::REP_ERR_INVALID]);
 }
 
 #[test]
 fn unknown_options_and_tls_are_unsupported() {
     let mut handshake = fixed();
     for number in [0, 4, 5, 11, 77, u32::MAX] {
-        assert_eq!(kinds(&ask(&mut handshake, number, b"data").1), [wire::REP_ERR_UNSUP]);
+        assert_eq!(kinds(&send_option(&mut handshake, number, b"data").1), [wire::REP_ERR_UNSUP]);
     }
 }
 
 #[test]
 fn abort_is_acknowledged() {
-    let (progress, replies) = ask(&mut fixed(), wire::OPT_ABORT, &[]);
+    let (progress, replies) = send_option(&mut fixed(), wire::OPT_ABORT, &[]);
     assert_eq!(progress, Progress::Aborted);
     assert_eq!(kinds(&replies), [wire::REP_ACK]);
 }
@@ -228,7 +229,7 @@ fn every_truncation_waits_for_more() {
 fn a_flood_of_options_ends_the_connection() {
     let mut handshake = fixed();
     for _ in 0..OPTIONS_MAX {
-        ask(&mut handshake, wire::OPT_LIST, &[]);
+        send_option(&mut handshake, wire::OPT_LIST, &[]);
     }
     let result = handshake.step(&option(wire::OPT_LIST, &[]), &export(), &mut Vec::new());
     assert_eq!(result, Err(ProtocolError::OptionFlood));

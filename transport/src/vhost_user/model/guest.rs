@@ -1,8 +1,8 @@
 //! The other side of the model: a driver like that of Linux, and the reconnecting side of QEMU.
 //!
-//! It knows nothing about the back-end but its socket and the shared memory. It reuses the pages and descriptors of a
-//! request as soon as it is answered, looks at a used ring only when its queue is signalled, and checks each answer
-//! against the possible contents of a disk on which some requests have failed ([`SectorModel`]).
+//! It knows only the back-end's socket and the shared memory. It reuses the pages and descriptors of a request as soon
+//! as it is answered, reads a used ring only when its queue is signalled, and checks each answer against the possible
+//! contents of a disk on which some requests have failed ([`SectorModel`]).
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,17 +14,18 @@ use super::migration::Migration;
 use super::vhost_mock::{EVENT_IDX, FLUSH, FrontEnd, LOG_ALL, PROTOCOL, REGION, VERSION_1, WRITE, region_for};
 use super::{Check, QUEUES, SECTORS};
 
-/// Slots in a ring, and descriptors of a chain.
+/// Slots in a ring.
 const SIZE: u16 = 16;
+/// The maximum number of descriptors of a chain.
 const CHAIN: u16 = 3;
 /// The contents of unused memory.
 const POISON: u8 = 0xee;
-/// Headers and statuses are next to the rings, data in the other region; those of the second queue after those of the
-/// first.
+/// Headers and statuses are in the region of the rings, data in the other one.
 const HEADERS: u64 = 0x40000;
 const PAGES: u64 = REGION + 0x1000;
+/// The distance between the memory of the first and of the second queue.
 const APART: u64 = 0x10000;
-/// What is used of memory, in pages: rings, headers and data.
+/// The ranges of memory in use: rings, headers and data.
 const USED: [(u64, u64); 3] = [(0, 0x12000), (HEADERS, 2 * APART), (PAGES, 2 * APART)];
 const F_LOG_SHMFD: u64 = 1 << 1;
 const F_INFLIGHT_SHMFD: u64 = 1 << 12;
@@ -33,7 +34,7 @@ const S_IOERR: u8 = 1;
 
 /// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     Write,
     Read,
     Flush,
@@ -46,27 +47,27 @@ pub enum Kind {
 pub struct PendingRequest {
     /// Its number, in the order of submission.
     pub number: u64,
-    pub kind: Kind,
-    /// The sectors, each with its new or previous version.
+    pub kind: RequestKind,
+    /// The sectors, each with its new version, or for a read its current one.
     pub sectors: Vec<(u64, u64)>,
     /// The storage has failed one of its requests at least once: it may be answered with an error.
     pub failed: bool,
     page: u64,
-    /// What must be durable when a flush is answered.
+    /// The versions that must be durable when a flush is answered.
     covers: [u64; SECTORS],
 }
 
-/// What the guest knows about a sector.
+/// The possible contents of a sector.
 #[derive(Clone, Debug, Default)]
 pub struct SectorModel {
-    /// The version last written successfully, or seen by a read since.
+    /// The version last written successfully, or returned by a read since.
     pub known: u64,
-    /// Versions of failed writes: each may be there or not.
+    /// Versions of failed writes, each of which may have happened.
     pub perhaps: Vec<u64>,
 }
 
 impl SectorModel {
-    /// Whether the sector may contain these bytes; if so, its contents are known from now on.
+    /// Returns true if the sector may contain these bytes; its contents are known from now on.
     fn settle(&mut self, sector: u64, bytes: &[u8]) -> bool {
         let found = self.possible(sector, bytes);
         if let Some(version) = found {
@@ -81,8 +82,8 @@ impl SectorModel {
     }
 }
 
-/// One of the rings.
-struct Driver {
+/// The driver's state of one ring.
+struct RingDriver {
     free_heads: Vec<u16>,
     free_pages: Vec<u64>,
     last_used: u16,
@@ -98,22 +99,23 @@ pub struct Guest {
     event_idx: bool,
     queues: usize,
     region: Option<(Vec<u8>, OwnedFd)>,
-    /// The migration that is under way.
+    /// The migration in progress.
     migration: Option<Migration>,
-    drivers: Vec<Driver>,
+    drivers: Vec<RingDriver>,
     /// By queue and head.
-    pub asked: BTreeMap<(usize, u16), PendingRequest>,
+    pub pending: BTreeMap<(usize, u16), PendingRequest>,
     offered: u64,
     pub answered: u64,
-    /// Number of error answers.
+    /// The number of error answers.
     pub errors: u64,
-    /// The last version submitted for each sector, and the last one written successfully.
+    /// The last version submitted for each sector.
     written: [u64; SECTORS],
+    /// The last version written successfully to each sector.
     acknowledged: [u64; SECTORS],
     pub sector_models: [SectorModel; SECTORS],
 }
 
-/// The contents of a version of a sector; odd versions are zeroes, and even ones are not.
+/// The contents of a version of a sector: zeroes for odd versions, a pattern for even ones.
 pub fn content(sector: u64, version: u64) -> Vec<u8> {
     match version {
         0 => vec![0xd5; 512],
@@ -127,8 +129,8 @@ impl Guest {
     pub fn new(path: &Path, recorded: bool, event_idx: bool, queues: usize) -> Guest {
         let mut front = FrontEnd::connect(path);
         front.size = SIZE;
-        let driver = |queue: u64| Driver {
-            // A list of free descriptors: the last one freed is used first.
+        let driver = |queue: u64| RingDriver {
+            // The descriptor freed last is used first.
             free_heads: (0..SIZE / CHAIN).map(|index| index * CHAIN).collect(),
             free_pages: (0..8).map(|index| PAGES + APART * queue + 0x1000 * index).collect(),
             last_used: 0,
@@ -142,7 +144,7 @@ impl Guest {
             region: None,
             migration: None,
             drivers: (0..QUEUES as u64).map(driver).collect(),
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             offered: 0,
             answered: 0,
             errors: 0,
@@ -153,12 +155,12 @@ impl Guest {
     }
 
     /// Submits a request in one of the queues, if there is a free descriptor for it.
-    pub fn offer(&mut self, queue: usize, kind: Kind) {
+    pub fn offer(&mut self, queue: usize, kind: RequestKind) {
         let queue = queue % self.queues;
         let count = match kind {
-            Kind::Write | Kind::Read => 1,
-            Kind::Flush => 0,
-            Kind::Zeroes => 2,
+            RequestKind::Write | RequestKind::Read => 1,
+            RequestKind::Flush => 0,
+            RequestKind::Zeroes => 2,
         };
         let sectors: Vec<u64> = (0..SECTORS as u64).filter(|&sector| !self.is_used(sector)).take(count).collect();
         let driver = &mut self.drivers[queue];
@@ -171,52 +173,52 @@ impl Guest {
         let number = self.offered;
         self.offered += 1;
         let covers = self.acknowledged;
-        self.asked.insert((queue, head), PendingRequest { number, kind, sectors, failed: false, page, covers });
+        self.pending.insert((queue, head), PendingRequest { number, kind, sectors, failed: false, page, covers });
         self.front.offer(queue as u16, head);
     }
 
     fn is_used(&self, sector: u64) -> bool {
-        self.asked.values().any(|asked| asked.sectors.iter().any(|(other, _)| *other == sector))
+        self.pending.values().any(|request| request.sectors.iter().any(|(other, _)| *other == sector))
     }
 
     /// The version that a request gives to a sector.
-    fn version_for(&mut self, kind: Kind, sector: u64) -> u64 {
+    fn version_for(&mut self, kind: RequestKind, sector: u64) -> u64 {
         let written = &mut self.written[sector as usize];
         match kind {
-            Kind::Write => *written = (*written / 2 + 1) * 2,
-            Kind::Zeroes => *written = (*written / 2 + 1) * 2 + 1,
-            Kind::Read | Kind::Flush => {}
+            RequestKind::Write => *written = (*written / 2 + 1) * 2,
+            RequestKind::Zeroes => *written = (*written / 2 + 1) * 2 + 1,
+            RequestKind::Read | RequestKind::Flush => {}
         }
         *written
     }
 
     /// Writes a chain.
-    fn lay_out(&self, queue: usize, head: u16, page: u64, kind: Kind, sectors: &[(u64, u64)]) {
+    fn lay_out(&self, queue: usize, head: u16, page: u64, kind: RequestKind, sectors: &[(u64, u64)]) {
         let at = header_of(queue, head);
         self.front.put(at + 0x80, &[POISON]);
         let first = sectors.first().copied().unwrap_or_default();
         let (code, data) = match kind {
-            Kind::Write => (1, Some((page, 512, 0))),
-            Kind::Read => (0, Some((page, 512, WRITE))),
-            Kind::Flush => (4, None),
-            Kind::Zeroes => (13, Some((page, 16 * sectors.len() as u32, 0))),
+            RequestKind::Write => (1, Some((page, 512, 0))),
+            RequestKind::Read => (0, Some((page, 512, WRITE))),
+            RequestKind::Flush => (4, None),
+            RequestKind::Zeroes => (13, Some((page, 16 * sectors.len() as u32, 0))),
         };
         match kind {
-            Kind::Write => self.front.put(page, &content(first.0, first.1)),
-            Kind::Zeroes => {
+            RequestKind::Write => self.front.put(page, &content(first.0, first.1)),
+            RequestKind::Zeroes => {
                 let range = |&(sector, _): &(u64, u64)| [&sector.to_le_bytes()[..], &[1, 0, 0, 0], &[0; 4]].concat();
                 self.front.put(page, &sectors.iter().flat_map(range).collect::<Vec<u8>>());
             }
-            Kind::Read | Kind::Flush => {}
+            RequestKind::Read | RequestKind::Flush => {}
         }
-        self.front.header(at, code, if matches!(kind, Kind::Write | Kind::Read) { first.0 } else { 0 });
+        self.front.header(at, code, if matches!(kind, RequestKind::Write | RequestKind::Read) { first.0 } else { 0 });
         let parts: Vec<_> = [Some((at, 16, 0)), data, Some((at + 0x80, 1, WRITE))].into_iter().flatten().collect();
         self.front.chain(queue as u16, head, &parts);
     }
 
-    /// Whether a request is not answered yet, not even in the used ring.
+    /// Returns true if a request is not answered yet, not even in the used ring.
     pub fn awaits(&self, number: u64) -> bool {
-        let found = self.asked.iter().find(|(_, asked)| asked.number == number);
+        let found = self.pending.iter().find(|(_, request)| request.number == number);
         let Some((&(queue, head), _)) = found else { return false };
         let used = self.front.used(queue as u16, self.drivers[queue].last_used);
         !used.iter().any(|&(used, _)| used == u32::from(head))
@@ -251,58 +253,58 @@ impl Guest {
     }
 
     fn take_answer(&mut self, queue: usize, head: u32, written: u32, durable: &[u64; SECTORS]) -> Check {
-        let found = u16::try_from(head).ok().and_then(|head| Some((head, self.asked.remove(&(queue, head))?)));
-        let (head, asked) = found.ok_or(format!("answered twice: descriptor {head} of queue {queue} is free"))?;
+        let found = u16::try_from(head).ok().and_then(|head| Some((head, self.pending.remove(&(queue, head))?)));
+        let (head, request) = found.ok_or(format!("answered twice: descriptor {head} of queue {queue} is free"))?;
         let header = header_of(queue, head);
         if let Some(migration) = &self.migration {
-            migration.check(&self.front, &[(asked.page, 512), (header + 0x80, 1)], |_| false)?;
+            migration.check(&self.front, &[(request.page, 512), (header + 0x80, 1)], |_| false)?;
         }
         match self.front.get(header + 0x80, 1)[0] {
-            S_OK => self.judge(&asked, written, durable)?,
-            S_IOERR if asked.failed && written == 1 => {
+            S_OK => self.check_success(&request, written, durable)?,
+            S_IOERR if request.failed && written == 1 => {
                 self.errors += 1;
-                if matches!(asked.kind, Kind::Write | Kind::Zeroes) {
+                if matches!(request.kind, RequestKind::Write | RequestKind::Zeroes) {
                     let sector_models = &mut self.sector_models;
-                    asked.sectors.iter().for_each(|&(sector, new)| sector_models[sector as usize].perhaps.push(new));
+                    request.sectors.iter().for_each(|&(sector, new)| sector_models[sector as usize].perhaps.push(new));
                 }
             }
-            status => return Err(format!("request {} was answered with {status}, {written} bytes", asked.number)),
+            status => return Err(format!("request {} was answered with {status}, {written} bytes", request.number)),
         }
-        // Everything is reused at once.
-        self.front.put(asked.page, &[POISON; 512]);
+        // Its memory is reused at once.
+        self.front.put(request.page, &[POISON; 512]);
         self.front.put(header, &[POISON; 16]);
         self.front.put(header + 0x80, &[POISON]);
         self.drivers[queue].free_heads.push(head);
-        self.drivers[queue].free_pages.push(asked.page);
+        self.drivers[queue].free_pages.push(request.page);
         self.answered += 1;
         Ok(())
     }
 
     /// Checks a successful answer.
-    fn judge(&mut self, asked: &PendingRequest, written: u32, durable: &[u64; SECTORS]) -> Check {
-        match asked.kind {
-            Kind::Write | Kind::Zeroes => {
-                for &(sector, version) in &asked.sectors {
+    fn check_success(&mut self, request: &PendingRequest, written: u32, durable: &[u64; SECTORS]) -> Check {
+        match request.kind {
+            RequestKind::Write | RequestKind::Zeroes => {
+                for &(sector, version) in &request.sectors {
                     self.acknowledged[sector as usize] = version;
                     self.sector_models[sector as usize] = SectorModel { known: version, perhaps: Vec::new() };
                 }
             }
-            Kind::Read => {
-                let sector = asked.sectors[0].0;
-                let bytes = self.front.get(asked.page, 512);
+            RequestKind::Read => {
+                let sector = request.sectors[0].0;
+                let bytes = self.front.get(request.page, 512);
                 if written != 513 || !self.sector_models[sector as usize].settle(sector, &bytes) {
-                    return Err(format!("read {} of sector {sector} has other bytes than may be there", asked.number));
+                    return Err(format!("read {} of sector {sector} returned impossible contents", request.number));
                 }
             }
-            Kind::Flush if durable.iter().zip(&asked.covers).any(|(durable, covered)| durable < covered) => {
-                return Err(format!("flush {} was answered before what it covers was durable", asked.number));
+            RequestKind::Flush if durable.iter().zip(&request.covers).any(|(durable, covered)| durable < covered) => {
+                return Err(format!("flush {} was answered before the writes it covers were durable", request.number));
             }
-            Kind::Flush => {}
+            RequestKind::Flush => {}
         }
         Ok(())
     }
 
-    /// The used index of a queue, which QEMU uses as the base when its back-end has died.
+    /// The used index of a queue, which QEMU sends as the base after the death of its back-end.
     pub fn used_index(&self, queue: usize) -> u16 {
         self.front.get_u16(self.front.used_at(queue as u16) + 2)
     }
@@ -336,11 +338,11 @@ impl Guest {
         for index in 0..2 {
             self.add_memory(index);
         }
-        self.give_region();
+        self.send_region();
         (0..self.queues).for_each(|queue| self.start_ring(queue, bases[queue]));
-        // QEMU sends the log when the rings are started, and enables them after it.
+        // QEMU sends the log after it has started the rings, and enables them afterwards.
         if let Some(migration) = &self.migration {
-            migration.give_log(&self.front);
+            migration.send_log(&self.front);
         }
         (0..self.queues).for_each(|queue| self.enable_ring(queue));
     }
@@ -355,15 +357,15 @@ impl Guest {
         self.front.send(9, 0, &self.front.place(queue as u16, u32::from(self.migration.is_some())), &[]);
     }
 
-    /// Begins a migration, in the order of QEMU; or replaces its log.
+    /// Begins a migration, with QEMU's order of messages; or replaces its log.
     pub fn begin_log(&mut self) {
         match &mut self.migration {
             Some(migration) => {
                 migration.replace_log();
-                migration.give_log(&self.front);
+                migration.send_log(&self.front);
             }
             None => {
-                self.migration.insert(Migration::new()).give_log(&self.front);
+                self.migration.insert(Migration::new()).send_log(&self.front);
                 self.set_features();
                 (0..self.queues).for_each(|queue| self.set_place(queue));
             }
@@ -387,7 +389,7 @@ impl Guest {
         }
     }
 
-    /// Takes the reply to the log, which a living back-end has sent.
+    /// Takes the reply to SET_LOG_BASE, which must exist unless the back-end is dead.
     pub fn take_log_reply(&mut self, dead: bool, why: impl FnOnce() -> String) -> Check {
         match self.migration.is_none() || self.front.reply(6).is_some() || dead {
             true => Ok(()),
@@ -395,20 +397,20 @@ impl Guest {
         }
     }
 
-    /// Checks that all that the back-end has written is logged, but the data and status of requests without an answer:
-    /// those are performed again if the back-end was killed before it logged them.
+    /// Checks that all writes of the back-end are logged. The data and status of unanswered requests may be missing:
+    /// such requests are performed again if the back-end was killed before it logged them.
     pub fn check_log(&self) -> Check {
         let Some(migration) = &self.migration else { return Ok(()) };
         let is_open = |addr: u64| {
-            self.asked.iter().any(|(&(queue, head), asked)| {
-                addr == header_of(queue, head) + 0x80 || (asked.page..asked.page + 512).contains(&addr)
+            self.pending.iter().any(|(&(queue, head), request)| {
+                addr == header_of(queue, head) + 0x80 || (request.page..request.page + 512).contains(&addr)
             })
         };
         migration.check(&self.front, &USED, is_open)
     }
 
     /// Sends the record of requests in flight, if there is one, as QEMU does before it starts the first ring.
-    pub fn give_region(&self) {
+    pub fn send_region(&self) {
         if let Some((payload, file)) = &self.region {
             self.front.send(32, 0, payload, &[file.as_fd()]);
         }
@@ -434,7 +436,7 @@ impl Guest {
         self.front.send(11, 0, &[queue as u32, 0].map(u32::to_ne_bytes).concat(), &[]);
     }
 
-    /// Starts a ring.
+    /// Starts a ring at index `base`.
     pub fn start_ring(&mut self, queue: usize, base: u16) {
         let number = |value: u16| [queue as u32, u32::from(value)].map(u32::to_ne_bytes).concat();
         self.front.send(8, 0, &number(SIZE), &[]);

@@ -1,5 +1,5 @@
-//! A migration of the model's guest: it copies pages that the dirty log names, and whatever the back-end has written
-//! must be in the copy or in the log.
+//! A migration of the model's guest: pages marked in the dirty log are copied, and all writes of the back-end must be
+//! in the copy or in the log.
 //!
 //! It knows nothing about requests. Invariant: the guest's own writes are in the copy at once, as the hypervisor logs
 //! them itself.
@@ -13,23 +13,23 @@ use super::Check;
 use super::vhost_mock::{FrontEnd, REGION};
 
 const PAGE: u64 = 4096;
-/// A bit for each page of both regions.
+/// The size of a log: a bit for each page of both regions.
 const LOG_LEN: u64 = 2 * REGION / PAGE / 8;
-/// Where in its file a log begins.
+/// The offset of a log in its file.
 const LOG_AT: u64 = 8;
 
-/// A log that the back-end was given.
-struct Log {
+/// A dirty log sent to the back-end.
+struct SentLog {
     file: OwnedFd,
     bytes: Shared,
 }
 
-impl Log {
-    fn new() -> Log {
+impl SentLog {
+    fn new() -> SentLog {
         let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, LOG_AT + LOG_LEN).unwrap();
         let bytes = Shared::of(Mapping::of_file(file.as_fd(), 0, (LOG_AT + LOG_LEN) as usize).unwrap());
-        Log { file, bytes }
+        SentLog { file, bytes }
     }
 
     fn has(&self, page: u64) -> bool {
@@ -44,30 +44,30 @@ impl Log {
     }
 }
 
-/// A migration under way.
+/// A migration in progress.
 pub struct Migration {
-    /// The logs of its course, the one in force last.
-    logs: Vec<Log>,
+    /// All its logs; the last one is in use.
+    logs: Vec<SentLog>,
 }
 
 impl Migration {
-    /// Begins one.
+    /// Begins a migration with a first log.
     pub fn new() -> Migration {
-        Migration { logs: vec![Log::new()] }
+        Migration { logs: vec![SentLog::new()] }
     }
 
     /// Replaces the log.
     pub fn replace_log(&mut self) {
-        self.logs.push(Log::new());
+        self.logs.push(SentLog::new());
     }
 
     /// Sends the log to the back-end.
-    pub fn give_log(&self, front: &FrontEnd) {
+    pub fn send_log(&self, front: &FrontEnd) {
         let log = self.logs.last().unwrap();
         front.send(6, 0, &[LOG_LEN, LOG_AT].map(u64::to_ne_bytes).concat(), &[log.file.as_fd()]);
     }
 
-    /// Copies the logged pages, and checks that nothing else differs in `ranges` but bytes that `may_differ` names.
+    /// Copies the logged pages, and checks that in `ranges` only bytes for which `may_differ` returns true differ.
     pub fn check(&self, front: &FrontEnd, ranges: &[(u64, u64)], may_differ: impl Fn(u64) -> bool) -> Check {
         let mut copy = front.copy.borrow_mut();
         let Some(copy) = copy.as_mut() else { return Ok(()) };
@@ -83,7 +83,7 @@ impl Migration {
                     copied.copy_from_slice(&there);
                     continue;
                 }
-                // Nearly always: it is checked at each step of each run, and byte by byte takes most of their time.
+                // The common case. Each step of each run is checked; comparing single bytes would dominate its time.
                 if there == *copied {
                     continue;
                 }

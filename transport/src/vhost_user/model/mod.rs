@@ -1,10 +1,10 @@
-//! A model of a guest that survives its disk's process, explored: the process is killed before each externally visible
-//! effect in every short script, and at random in long ones.
+//! A model of a guest whose back-end process is killed: before each externally visible effect in every short script,
+//! and at random in long ones.
 //!
 //! It knows nothing about the disk. It is part of the crate because it stops the process between two stores
 //! ([`super::kill_point`]). Invariant: every planted bug is detected, otherwise the exploration is worthless.
 //!
-//! `TAPLINE_MODEL_SEED` repeats one random run; `TAPLINE_MODEL_LIVES` sets how many there are.
+//! `TAPLINE_MODEL_SEED` repeats one random run; `TAPLINE_MODEL_LIVES` sets the number of random runs.
 
 #![allow(clippy::cast_possible_truncation, reason = "the model's own numbers are small")]
 
@@ -22,22 +22,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fastrand::Rng;
 
 use super::kill_point::test::{self as kill_point, BUGS, Bug};
-use guest::Kind;
+use guest::RequestKind;
 use run::{Run, Scenario};
 use script::ModelStep;
 
 use storage::CrashOutcome;
 
-/// Sectors of the disk, and its maximum queues.
+/// The size of the disk.
 const SECTORS: usize = 8;
+/// The maximum number of its queues.
 const QUEUES: usize = 2;
 
-/// The violation found, if any.
+/// The error describes a violation.
 type Check = Result<(), String>;
 
 /// Statistics of an exploration.
 #[derive(Default, Debug)]
-struct Explored {
+struct ExplorationStats {
     lives: u64,
     killed: usize,
     answered: u64,
@@ -45,7 +46,7 @@ struct Explored {
     upgraded: u64,
 }
 
-impl Explored {
+impl ExplorationStats {
     fn add(&mut self, run: &Run) {
         self.lives += 1;
         self.killed += run.killed;
@@ -55,16 +56,16 @@ impl Explored {
     }
 }
 
-/// Runs the script with a kill at each of its kill points in this range, and without one behind the last.
+/// Runs the script with a kill at each of its kill points in this range, until a run ends without a kill.
 fn kill_everywhere(
     scenario: Scenario,
     script: &[ModelStep],
     points: Range<u64>,
-    explored: &mut Explored,
+    explored: &mut ExplorationStats,
 ) -> Result<(), String> {
     for last in points {
-        let told = |why| format!("{scenario:?}, killed after {last} kill points of {script:?}: {why}");
-        let run = Run::new(scenario, vec![last]).live(script).map_err(told)?;
+        let with_context = |why| format!("{scenario:?}, killed after {last} kill points of {script:?}: {why}");
+        let run = Run::new(scenario, vec![last]).live(script).map_err(with_context)?;
         explored.add(&run);
         if run.killed == 0 {
             break;
@@ -73,7 +74,7 @@ fn kill_everywhere(
     Ok(())
 }
 
-/// With and without a record, and each outcome of operations in flight.
+/// Scenarios with and without a record, and with different outcomes of operations in flight.
 fn scenarios(deep: bool, queues: usize) -> Vec<Scenario> {
     let scenario = |recorded, crash_outcome| Scenario { recorded, event_idx: false, queues, crash_outcome };
     let mut scenarios = vec![scenario(true, CrashOutcome::Mixed(0b0101)), scenario(false, CrashOutcome::Done)];
@@ -91,8 +92,8 @@ fn scenarios(deep: bool, queues: usize) -> Vec<Scenario> {
     scenarios
 }
 
-/// All short scripts, killed at each of these points.
-fn explore_points(deep: bool, points: Range<u64>, explored: &mut Explored) -> Result<(), String> {
+/// Runs all short scripts with a kill at each of these points.
+fn explore_points(deep: bool, points: Range<u64>, explored: &mut ExplorationStats) -> Result<(), String> {
     for (queues, scripts) in [(2, script::with_failures(deep)), (1, script::with_events(deep))] {
         for script in scripts {
             for scenario in scenarios(deep, queues) {
@@ -103,36 +104,36 @@ fn explore_points(deep: bool, points: Range<u64>, explored: &mut Explored) -> Re
     Ok(())
 }
 
-fn explore(deep: bool) -> Result<Explored, String> {
-    let mut explored = Explored::default();
+fn explore(deep: bool) -> Result<ExplorationStats, String> {
+    let mut explored = ExplorationStats::default();
     explore_points(deep, 0..u64::MAX, &mut explored).map(|()| explored)
 }
 
-/// The same until something is found: all scripts with an early kill first, which shows most bugs.
-fn seek() -> Result<Explored, String> {
-    explore_points(false, 0..1, &mut Explored::default())?;
+/// Explores until a violation is found: first all scripts with an early kill, which detects most bugs.
+fn find_violation() -> Result<ExplorationStats, String> {
+    explore_points(false, 0..1, &mut ExplorationStats::default())?;
     explore(false)
 }
 
 /// A long run with several kills, some of them during recovery.
-fn live_at_random(seed: u64, explored: &mut Explored) -> Result<(), String> {
+fn live_at_random(seed: u64, explored: &mut ExplorationStats) -> Result<(), String> {
     let mut random = Rng::with_seed(seed);
     let (recorded, event_idx) = (random.u8(..3) > 0, random.bool());
     let (queues, crash_outcome) = (1 + random.usize(..2), CrashOutcome::Mixed(random.u64(..)));
     let scenario = Scenario { recorded, event_idx, queues, crash_outcome };
-    let kills: Vec<u64> = (0..random.u8(..6)).map(|_| any_moment(&mut random)).collect();
+    let kills: Vec<u64> = (0..random.u8(..6)).map(|_| any_kill(&mut random)).collect();
     let script: Vec<ModelStep> = (0..60).map(|_| any_step(&mut random)).collect();
-    let told = |why| format!("TAPLINE_MODEL_SEED={seed}: {scenario:?}: {why}");
-    explored.add(&Run::new(scenario, kills).live(&script).map_err(told)?);
+    let with_context = |why| format!("TAPLINE_MODEL_SEED={seed}: {scenario:?}: {why}");
+    explored.add(&Run::new(scenario, kills).live(&script).map_err(with_context)?);
     Ok(())
 }
 
 fn any_step(random: &mut Rng) -> ModelStep {
     let queue = random.usize(..2);
     match random.u8(..43) {
-        0..6 => ModelStep::Offer(queue, Kind::Write),
-        6..8 => ModelStep::Offer(queue, Kind::Read),
-        8 => ModelStep::Offer(queue, Kind::Flush),
+        0..6 => ModelStep::Offer(queue, RequestKind::Write),
+        6..8 => ModelStep::Offer(queue, RequestKind::Read),
+        8 => ModelStep::Offer(queue, RequestKind::Flush),
         9..15 => ModelStep::Turn,
         15..21 => ModelStep::Complete(random.usize(..5)),
         21..25 => ModelStep::Publish,
@@ -142,7 +143,7 @@ fn any_step(random: &mut Rng) -> ModelStep {
         29 => ModelStep::Replace,
         30 => ModelStep::Restart(queue),
         31 => ModelStep::Reconnect,
-        32..34 => ModelStep::Offer(queue, Kind::Zeroes),
+        32..34 => ModelStep::Offer(queue, RequestKind::Zeroes),
         34..36 => ModelStep::Fail(random.usize(..3), random.bool()),
         36 => ModelStep::Full(random.usize(..3)),
         37..39 => ModelStep::Upgrade(random.u8(..4) > 0),
@@ -152,8 +153,8 @@ fn any_step(random: &mut Rng) -> ModelStep {
     }
 }
 
-/// The next kill: early, during recovery, or later.
-fn any_moment(random: &mut Rng) -> u64 {
+/// The number of kill points until the next kill: early, during recovery, or later.
+fn any_kill(random: &mut Rng) -> u64 {
     let most = [12, 90][random.usize(..2)];
     random.u64(..most)
 }
@@ -162,8 +163,8 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
-fn random_lives(lives: u64) -> Result<Explored, String> {
-    let mut explored = Explored::default();
+fn random_lives(lives: u64) -> Result<ExplorationStats, String> {
+    let mut explored = ExplorationStats::default();
     let first = from_environment("TAPLINE_MODEL_SEED");
     let seeds = first.map_or(0..lives, |seed| seed..seed + 1);
     println!("seeds {seeds:?}");
@@ -175,7 +176,7 @@ fn random_lives(lives: u64) -> Result<Explored, String> {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_kill_at_any_point_of_a_short_script_loses_and_repeats_nothing() {
+fn a_kill_at_any_point_loses_and_repeats_no_request() {
     let explored = explore(from_environment("TAPLINE_MODEL_DEEP").is_some()).unwrap();
     println!("{explored:?}");
     assert!(explored.lives > 1000 && explored.killed > 1000 && explored.errors > 100, "{explored:?}");
@@ -184,7 +185,7 @@ fn a_kill_at_any_point_of_a_short_script_loses_and_repeats_nothing() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn long_runs_with_many_kills_lose_and_repeat_nothing() {
+fn long_runs_with_several_kills_lose_and_repeat_no_request() {
     let lives = from_environment("TAPLINE_MODEL_LIVES").unwrap_or(1500);
     let explored = random_lives(lives).unwrap();
     println!("{explored:?}");
@@ -193,12 +194,12 @@ fn long_runs_with_many_kills_lose_and_repeat_nothing() {
 
 #[test]
 fn every_planted_bug_is_detected() {
-    // A bug is planted in its thread only, and all of them take a minute.
+    // Bugs are planted per thread. Two threads, as detecting all bugs takes a minute.
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(bug) = BUGS.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
             kill_point::plant(Some(bug));
-            let found = seek().and_then(|_| random_lives(1500));
+            let found = find_violation().and_then(|_| random_lives(1500));
             kill_point::plant(None::<Bug>);
             match found {
                 Ok(explored) => panic!("{bug:?} was not detected in {explored:?}"),

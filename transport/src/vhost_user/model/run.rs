@@ -1,11 +1,10 @@
 //! One run: a back-end that is killed at a chosen point and restarted, storage that completes in any order and fails,
-//! and everything that a front-end may do in between.
+//! and the steps of a front-end in between.
 //!
-//! It knows nothing about which runs are interesting. Invariants checked: a request is taken only while it is
-//! unanswered, in the order of submission in its queue, and never performed after its answer; each is answered once,
-//! with an error only if the storage has failed it; a queue stops when nothing is in progress in it, regardless of the
-//! others, and not earlier; a flush is answered after what it covers is durable; reads and, in the end, the disk show
-//! possible contents.
+//! It knows nothing about the choice of runs. Invariants checked: a request is taken only while it is unanswered, in
+//! the order of submission in its queue, and never performed after its answer; each is answered once, with an error
+//! only if the storage has failed it; a queue stops as soon as nothing is in progress in it, regardless of the others;
+//! a flush is answered after the writes it covers are durable; reads and, in the end, the disk have possible contents.
 
 use std::path::{Path, PathBuf};
 
@@ -14,9 +13,9 @@ use memory::Segments;
 
 use super::super::kill_point::test::{self as kill_point, Bug};
 use super::super::{Config, Server, token};
-use super::guest::{Guest, Kind};
+use super::guest::{Guest, RequestKind};
 use super::script::ModelStep;
-use super::storage::{CrashOutcome, Outcome, Storage};
+use super::storage::{CrashOutcome, OperationOutcome, Storage};
 use super::vhost_mock::GEOMETRY;
 use super::vhost_mock::epoll::Epoll;
 use super::{Check, QUEUES, SECTORS};
@@ -33,16 +32,15 @@ pub struct Scenario {
     pub crash_outcome: CrashOutcome,
 }
 
-/// A request that was taken.
-struct Taken {
+/// A request that the back-end has taken.
+struct TakenRequest {
     request: Request,
-    /// Where it came from.
     queue: usize,
     head: u16,
     number: u64,
 }
 
-/// One run.
+/// One run of the model: the guest, the process that serves it, and the storage.
 pub struct Run {
     scenario: Scenario,
     path: PathBuf,
@@ -50,15 +48,15 @@ pub struct Run {
     guest: Guest,
     server: Server,
     watch: Epoll,
-    held: Vec<Taken>,
-    waiting: Vec<Taken>,
-    /// Requests that were given back, for a bug.
+    held: Vec<TakenRequest>,
+    waiting: Vec<TakenRequest>,
+    /// Requests that were given back, for [`Bug::DoneAfterStop`].
     discarded: Vec<(Operation, u64, Segments)>,
     storage: Storage,
     /// By queue, the number of the last request taken since the ring was started.
     last: [Option<u64>; QUEUES],
     removed: [bool; 2],
-    /// The kill points of the next processes, the last first.
+    /// The kill points of the next processes, in reverse order.
     kills: Vec<u64>,
     pub killed: usize,
     pub upgraded: u64,
@@ -78,7 +76,7 @@ fn serve(path: &Path, queues: usize) -> (Server, Epoll) {
 }
 
 impl Run {
-    /// A guest that finds its disk; the first process is killed after the last of `kills` points from now on.
+    /// Connects a guest to its disk; the first process is killed after the last of `kills`, counted from now.
     pub fn new(scenario: Scenario, kills: Vec<u64>) -> Run {
         kill_point::die_after(u64::MAX);
         let directory = tempfile::tempdir().unwrap();
@@ -102,13 +100,13 @@ impl Run {
             killed: 0,
             upgraded: 0,
         };
-        // The first process may be killed before the guest has found its disk.
+        // The first process may be killed before the guest has connected.
         kill_point::die_after(run.kills.pop().unwrap_or(u64::MAX));
         run.connect(&[0; QUEUES]).and_then(|()| run.respawn()).unwrap();
         run
     }
 
-    /// Runs a script, and then everything to its end.
+    /// Runs a script, and then until all requests are answered.
     pub fn live(mut self, script: &[ModelStep]) -> Result<Run, String> {
         for &step in script {
             self.step(step)?;
@@ -125,12 +123,12 @@ impl Run {
             self.perform_discarded();
             self.step(ModelStep::Publish)?;
         }
-        if !self.guest.asked.is_empty() {
-            return Err(format!("lost: never answered are {:?}", self.guest.asked));
+        if !self.guest.pending.is_empty() {
+            return Err(format!("never answered: {:?}", self.guest.pending));
         }
         for (sector, bytes) in (0..).zip(&self.storage.sectors) {
             if self.guest.sector_models[sector as usize].possible(sector, bytes).is_none() {
-                return Err(format!("sector {sector} does not hold what was written last"));
+                return Err(format!("sector {sector} does not have the contents written last"));
             }
         }
         Ok(self)
@@ -141,9 +139,9 @@ impl Run {
         match step {
             ModelStep::Offer(queue, kind) => self.guest.offer(queue, kind),
             ModelStep::Turn => self.turn()?,
-            ModelStep::Complete(index) => self.end(index, Outcome::Done)?,
-            ModelStep::Fail(index, applied) => self.end(index, Outcome::Failed { applied })?,
-            ModelStep::Full(index) if self.needs_space(index) => self.end(index, Outcome::Full)?,
+            ModelStep::Complete(index) => self.end(index, OperationOutcome::Done)?,
+            ModelStep::Fail(index, applied) => self.end(index, OperationOutcome::Failed { applied })?,
+            ModelStep::Full(index) if self.needs_space(index) => self.end(index, OperationOutcome::Full)?,
             ModelStep::Wait(index) if self.needs_space(index) => self.waiting.push(self.held.remove(index)),
             ModelStep::Full(_) | ModelStep::Wait(_) => {}
             ModelStep::Space => {
@@ -185,7 +183,7 @@ impl Run {
         self.guest.check_log()
     }
 
-    /// One turn of the process's event loop.
+    /// Runs the process's event loop until it is idle.
     fn turn(&mut self) -> Check {
         for _ in 0..64 {
             let keys = self.watch.wait(false);
@@ -202,7 +200,7 @@ impl Run {
         Err("the back-end never becomes idle".into())
     }
 
-    /// A turn in which the back-end may be given a log.
+    /// Runs the event loop after a log may have been sent.
     fn turn_logged(&mut self) -> Check {
         self.turn()?;
         self.guest.take_log_reply(kill_point::is_dead(), || format!("{:?}", self.server.take_events()))
@@ -215,7 +213,7 @@ impl Run {
                 return Ok(());
             }
             match self.recognise(&request) {
-                Ok((queue, head, number)) => self.held.push(Taken { request, queue, head, number }),
+                Ok((queue, head, number)) => self.held.push(TakenRequest { request, queue, head, number }),
                 Err(why) => {
                     request.retire();
                     return Err(why);
@@ -229,32 +227,32 @@ impl Run {
     fn recognise(&mut self, request: &Request) -> Result<(usize, u16, u64), String> {
         let (_, queue, head) = token::parts(request.token());
         let (sector, operation) = (request.span().at / 512, request.operation());
-        let asked = self.guest.asked.get(&(queue, head)).filter(|asked| self.guest.awaits(asked.number));
-        let asked = asked.ok_or_else(|| format!("taken after its answer: a request for sector {sector}"))?;
+        let pending = self.guest.pending.get(&(queue, head)).filter(|pending| self.guest.awaits(pending.number));
+        let pending = pending.ok_or_else(|| format!("taken after its answer: a request for sector {sector}"))?;
         let kind = match operation {
-            Operation::Read => Kind::Read,
-            Operation::Write { .. } => Kind::Write,
-            Operation::WriteZeroes { .. } => Kind::Zeroes,
-            _ => Kind::Flush,
+            Operation::Read => RequestKind::Read,
+            Operation::Write { .. } => RequestKind::Write,
+            Operation::WriteZeroes { .. } => RequestKind::Zeroes,
+            _ => RequestKind::Flush,
         };
-        let named = asked.sectors.iter().any(|(other, _)| *other == sector) || kind == Kind::Flush;
-        if kind != asked.kind || !named {
-            return Err(format!("{operation:?} of sector {sector} is not the submitted request: {asked:?}"));
+        let named = pending.sectors.iter().any(|(other, _)| *other == sector) || kind == RequestKind::Flush;
+        if kind != pending.kind || !named {
+            return Err(format!("{operation:?} of sector {sector} is not the submitted request: {pending:?}"));
         }
-        let number = asked.number;
-        let is_same = |taken: &Taken| taken.number == number && taken.request.span().at == request.span().at;
+        let number = pending.number;
+        let is_same = |taken: &TakenRequest| taken.number == number && taken.request.span().at == request.span().at;
         if self.held.iter().chain(&self.waiting).any(is_same) {
             return Err(format!("request {number} was taken twice"));
         }
         let last = self.last[queue];
-        if last.is_some_and(|last| last > number || last == number && kind != Kind::Zeroes) {
+        if last.is_some_and(|last| last > number || last == number && kind != RequestKind::Zeroes) {
             return Err(format!("request {number} of queue {queue} was taken out of order, after {last:?}"));
         }
         self.last[queue] = Some(number);
         Ok((queue, head, number))
     }
 
-    /// What the owner of waiting requests does.
+    /// Gives back waiting requests that the server recalls.
     fn give_back(&mut self) {
         for taken in std::mem::take(&mut self.waiting) {
             if !self.server.recalls(taken.request.token()) {
@@ -262,7 +260,7 @@ impl Run {
                 continue;
             }
             if kill_point::is_planted(Bug::DoneAfterStop) {
-                let Taken { request, .. } = &taken;
+                let TakenRequest { request, .. } = &taken;
                 self.discarded.push((request.operation(), request.span().at / 512, request.memory().clone()));
             }
             self.server.give_back(taken.request);
@@ -279,37 +277,37 @@ impl Run {
     }
 
     fn needs_space(&self, index: usize) -> bool {
-        let writes = |taken: &Taken| taken.request.operation().is_write();
+        let writes = |taken: &TakenRequest| taken.request.operation().is_write();
         self.held.get(index).is_some_and(writes)
     }
 
-    fn end(&mut self, index: usize, end: Outcome) -> Check {
+    fn end(&mut self, index: usize, end: OperationOutcome) -> Check {
         let Some(last) = self.held.len().checked_sub(1) else { return Ok(()) };
         let taken = self.held.remove(index.min(last));
         self.end_taken(taken, end)
     }
 
-    fn end_taken(&mut self, taken: Taken, end: Outcome) -> Check {
-        let done = self.may_end(&taken);
-        let version = self.note_end(&taken, end);
+    fn end_taken(&mut self, taken: TakenRequest, end: OperationOutcome) -> Check {
+        let checked = self.check_unanswered(&taken);
+        let version = self.record_end(&taken, end);
         let status = self.storage.end(&taken.request, version, end);
         self.server.complete(taken.request, status);
-        done
+        checked
     }
 
-    fn may_end(&self, taken: &Taken) -> Check {
+    fn check_unanswered(&self, taken: &TakenRequest) -> Check {
         match self.guest.awaits(taken.number) {
             true => Ok(()),
             false => Err(format!("request {} is done after its answer", taken.number)),
         }
     }
 
-    /// The version that a request gives to its sector; its guest may see an error, or not.
-    fn note_end(&mut self, taken: &Taken, end: Outcome) -> u64 {
+    /// Records whether the guest may get an error; returns the version that the request gives to its sector.
+    fn record_end(&mut self, taken: &TakenRequest, end: OperationOutcome) -> u64 {
         let Span { at, .. } = taken.request.span();
-        let Some(asked) = self.guest.asked.get_mut(&(taken.queue, taken.head)) else { return 0 };
-        asked.failed |= end != Outcome::Done;
-        asked.sectors.iter().find(|(sector, _)| *sector == at / 512).map_or(0, |&(_, version)| version)
+        let Some(pending) = self.guest.pending.get_mut(&(taken.queue, taken.head)) else { return 0 };
+        pending.failed |= end != OperationOutcome::Done;
+        pending.sectors.iter().find(|(sector, _)| *sector == at / 512).map_or(0, |&(_, version)| version)
     }
 
     /// Restarts the process if it is dead, until one survives.
@@ -317,14 +315,14 @@ impl Run {
         while kill_point::is_dead() {
             self.killed += 1;
             for (place, taken) in std::mem::take(&mut self.held).into_iter().enumerate() {
-                let mut ended = Ok(());
+                let mut checked = Ok(());
                 if self.scenario.crash_outcome.is_done(place) {
-                    ended = self.may_end(&taken);
-                    let version = self.note_end(&taken, Outcome::Done);
-                    self.storage.end(&taken.request, version, Outcome::Done);
+                    checked = self.check_unanswered(&taken);
+                    let version = self.record_end(&taken, OperationOutcome::Done);
+                    self.storage.end(&taken.request, version, OperationOutcome::Done);
                 }
                 taken.request.retire();
-                ended?;
+                checked?;
             }
             self.waiting.drain(..).for_each(|taken| {
                 taken.request.retire();
@@ -364,7 +362,7 @@ impl Run {
                 return Err(format!("GET_VRING_BASE of queue {queue} is answered while its requests are in flight"));
             }
             let taken = self.held.remove(place);
-            self.end_taken(taken, Outcome::Done)?;
+            self.end_taken(taken, OperationOutcome::Done)?;
         }
         self.server.publish().unwrap();
         self.turn()?;
@@ -379,17 +377,17 @@ impl Run {
             self.guest.add_memory(index);
         }
         if self.scenario.queues == 1 {
-            self.guest.give_region();
+            self.guest.send_region();
         }
         self.guest.start_ring(queue, u16::from_ne_bytes([reply[4], reply[5]]));
         self.guest.enable_ring(queue);
         self.turn()
     }
 
-    /// The front-end loses the connection, but not its memory. Requests in flight continue, and their results are
-    /// discarded.
+    /// Closes the connection and connects again, with the same memory. Requests in flight continue, and their results
+    /// are discarded.
     fn reconnect(&mut self) -> Check {
-        // QEMU reads the used index at once, and the back-end notices later.
+        // QEMU reads the used index at once; the back-end notices the disconnect later.
         let bases = self.used_indices();
         self.server.publish().unwrap();
         self.guest.reconnect(&self.path);
@@ -397,7 +395,7 @@ impl Run {
         self.turn()?;
         let before = self.held.len();
         while !self.held.is_empty() {
-            self.end(usize::MAX, Outcome::Done)?;
+            self.end(usize::MAX, OperationOutcome::Done)?;
             self.take()?;
             if self.held.len() > before {
                 return Err("the next connection took a request before those of the last had completed".into());
@@ -414,17 +412,17 @@ impl Run {
         self.turn_logged()
     }
 
-    /// Requests in flight complete, waiting ones stay with the guest, and another process continues.
+    /// Completes requests in flight, leaves waiting ones to the guest, and lets another process take over.
     fn upgrade(&mut self, succeeds: bool) -> Check {
         self.server.hold(true);
         while !self.held.is_empty() {
-            self.end(usize::MAX, Outcome::Done)?;
+            self.end(usize::MAX, OperationOutcome::Done)?;
             self.take()?;
         }
         self.turn()?;
         let next =
             self.server.hand_over().and_then(|all| Server::taken_over(all, config(&self.path, self.scenario.queues)));
-        // Not while a queue is being stopped, nor while the memory of a ring is removed.
+        // Refused while a queue is being stopped, or the memory of a ring is removed.
         let Some(mut next) = next.ok().filter(|_| succeeds && !kill_point::is_dead()) else {
             self.server.hold(false);
             return self.turn();

@@ -1,24 +1,24 @@
 //! The short scripts that are run with a kill at each of their kill points.
 //!
-//! It knows nothing about how they are run. Invariant: each completes everything that it starts, so that a kill can be
-//! anywhere.
+//! It knows nothing about how they are run. Invariant: each completes the requests that it starts, wherever the kill
+//! is.
 
-use super::guest::Kind;
+use super::guest::RequestKind;
 
-/// The next step.
+/// One step of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelStep {
     /// The driver submits a request in one of its queues.
-    Offer(usize, Kind),
+    Offer(usize, RequestKind),
     /// The back-end processes its socket, takes requests and publishes.
     Turn,
     /// The storage completes one of the requests, counted from the oldest.
     Complete(usize),
-    /// The storage fails one; a write may have happened all the same.
+    /// The storage fails one of the requests; the flag is set if a write has happened nevertheless.
     Fail(usize, bool),
-    /// The storage has no space for one, which is reported to its guest.
+    /// The storage has no space for a request, which is reported to its guest.
     Full(usize),
-    /// The storage has no space for one, which starts to wait for space.
+    /// The storage has no space for a request, which waits for space from now on.
     Wait(usize),
     /// There is space: waiting requests are restarted.
     Space,
@@ -26,7 +26,7 @@ pub enum ModelStep {
     Publish,
     /// The memory of the rings, or that of the data, is removed.
     Remove(usize),
-    /// It comes back.
+    /// Removed memory is added again.
     Add(usize),
     /// The memory table is replaced.
     Replace,
@@ -36,18 +36,18 @@ pub enum ModelStep {
     Reconnect,
     /// A migration begins; or its log is replaced.
     Log,
-    /// It ends.
+    /// The migration ends.
     LogOff,
-    /// Another process replaces this one; or fails to, after receiving the state.
+    /// Another process takes over; or fails to, after receiving the state.
     Upgrade(bool),
 }
 
-pub const WRITE: ModelStep = ModelStep::Offer(0, Kind::Write);
-pub const READ: ModelStep = ModelStep::Offer(0, Kind::Read);
-pub const FLUSH: ModelStep = ModelStep::Offer(0, Kind::Flush);
+pub const WRITE: ModelStep = ModelStep::Offer(0, RequestKind::Write);
+pub const READ: ModelStep = ModelStep::Offer(0, RequestKind::Read);
+pub const FLUSH: ModelStep = ModelStep::Offer(0, RequestKind::Flush);
 
-/// Every order in which three requests can complete, every way in which answers can be batched, and at each position
-/// one of the events that may happen to a ring; with new requests in between, which reuse what was freed.
+/// Scripts with every order in which three requests can complete, every way of batching answers, and one of the events
+/// of a ring at each position; with new requests in between, which reuse freed memory.
 pub fn with_events(deep: bool) -> Vec<Vec<ModelStep>> {
     let orders: &[[usize; 3]] = if deep {
         &[[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [2, 0, 0], [2, 1, 0]]
@@ -109,8 +109,8 @@ fn script(order: &[usize; 3], batches: u32, event: &[ModelStep], place: usize) -
     steps
 }
 
-/// Two queues over storage that fails at each position: reads, writes, flushes, and either part of a chain of two
-/// requests; with missing space, permanently or for a while, and one of the rings stopped meanwhile.
+/// Scripts for two queues over storage that fails at each position: reads, writes, flushes, and either part of a chain
+/// of two requests; also with missing space, permanently or temporarily, and with one of the rings stopped meanwhile.
 pub fn with_failures(deep: bool) -> Vec<Vec<ModelStep>> {
     let events: [&[ModelStep]; 9] = [
         &[ModelStep::Fail(0, false)],
@@ -124,8 +124,8 @@ pub fn with_failures(deep: bool) -> Vec<Vec<ModelStep>> {
         &[ModelStep::Remove(0), ModelStep::Fail(0, false), ModelStep::Publish, ModelStep::Add(0)],
     ];
     let offers: [&[ModelStep]; 2] = [
-        &[WRITE, ModelStep::Offer(1, Kind::Zeroes), ModelStep::Offer(1, Kind::Flush)],
-        &[ModelStep::Offer(1, Kind::Write), READ, ModelStep::Offer(0, Kind::Zeroes)],
+        &[WRITE, ModelStep::Offer(1, RequestKind::Zeroes), ModelStep::Offer(1, RequestKind::Flush)],
+        &[ModelStep::Offer(1, RequestKind::Write), READ, ModelStep::Offer(0, RequestKind::Zeroes)],
     ];
     let mut scripts = Vec::new();
     for offered in offers {
@@ -148,7 +148,7 @@ fn failing(offered: &[ModelStep], event: &[ModelStep], place: usize, order: &[us
         }
         steps.push(ModelStep::Complete(index));
         if at == 1 {
-            steps.extend([ModelStep::Publish, ModelStep::Offer(1, Kind::Read), WRITE, ModelStep::Turn]);
+            steps.extend([ModelStep::Publish, ModelStep::Offer(1, RequestKind::Read), WRITE, ModelStep::Turn]);
         }
     }
     steps.push(ModelStep::Publish);

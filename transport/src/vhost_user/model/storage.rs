@@ -1,22 +1,22 @@
-//! The storage below the model's back-end: it completes late and in any order, fails, or is full; and operations in
-//! flight when their process dies may be performed or not.
+//! The storage below the model's back-end: it completes operations late and in any order, fails, or is full. Operations
+//! in flight when their process dies may or may not be performed.
 //!
-//! It knows nothing about rings. Invariant: an operation accesses the disk's bytes once, when its outcome is decided;
-//! the memory of a request is read or written then and not earlier.
+//! It knows nothing about rings. Invariant: an operation accesses the disk and the memory of its request once, when its
+//! outcome is decided.
 
 use disk::{Operation, Request, Status};
 
 use super::SECTORS;
 use super::guest::content;
 
-/// How an operation ends.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Successfully.
+pub enum OperationOutcome {
+    /// It succeeds.
     Done,
-    /// With an I/O error. A write may have happened completely all the same, or not at all.
+    /// It fails with an I/O error. If `applied`, a write has happened completely nevertheless, otherwise not at all.
     Failed { applied: bool },
-    /// Without space; nothing was written.
+    /// It fails for lack of space; nothing was written.
     Full,
 }
 
@@ -27,12 +27,12 @@ pub enum CrashOutcome {
     Lost,
     /// All are performed.
     Done,
-    /// According to the bits of a number, starting with the oldest.
+    /// Operations with a set bit in this number are performed. The lowest bit is that of the oldest operation.
     Mixed(u64),
 }
 
 impl CrashOutcome {
-    /// Whether the operation at this position among those in flight is performed.
+    /// Returns true if the operation at this position among those in flight is performed.
     pub fn is_done(self, place: usize) -> bool {
         match self {
             CrashOutcome::Lost => false,
@@ -42,30 +42,31 @@ impl CrashOutcome {
     }
 }
 
-/// The disk.
+/// The contents of the disk.
 pub struct Storage {
     pub sectors: [Vec<u8>; SECTORS],
-    /// Current versions, and those that a flush has made durable.
-    there: [u64; SECTORS],
+    /// Current versions.
+    current: [u64; SECTORS],
+    /// Versions that a flush has made durable.
     pub durable: [u64; SECTORS],
 }
 
 impl Storage {
     pub fn new() -> Storage {
         let sectors = std::array::from_fn(|sector| content(sector as u64, 0));
-        Storage { sectors, there: [0; SECTORS], durable: [0; SECTORS] }
+        Storage { sectors, current: [0; SECTORS], durable: [0; SECTORS] }
     }
 
-    /// Ends an operation, which gives its sector this version if it writes.
-    pub fn end(&mut self, request: &Request, version: u64, end: Outcome) -> Status {
-        let done = end == Outcome::Done;
-        if done || end == (Outcome::Failed { applied: true }) {
+    /// Ends an operation with this outcome. A write gives its sector this version.
+    pub fn end(&mut self, request: &Request, version: u64, end: OperationOutcome) -> Status {
+        let done = end == OperationOutcome::Done;
+        if done || end == (OperationOutcome::Failed { applied: true }) {
             self.apply(request, version, done);
         }
         match end {
-            Outcome::Done => Status::Done,
-            Outcome::Failed { .. } => Status::Failed,
-            Outcome::Full => Status::NoSpace,
+            OperationOutcome::Done => Status::Done,
+            OperationOutcome::Failed { .. } => Status::Failed,
+            OperationOutcome::Full => Status::NoSpace,
         }
     }
 
@@ -77,14 +78,14 @@ impl Storage {
             Operation::Read => request.memory().copy_from(&self.sectors[sector]),
             Operation::Write { .. } => {
                 self.sectors[sector] = request.memory().to_vec();
-                self.there[sector] = version;
+                self.current[sector] = version;
             }
             Operation::WriteZeroes { .. } => {
                 self.sectors[sector] = vec![0; 512];
-                self.there[sector] = version;
+                self.current[sector] = version;
             }
-            // A failed flush has made nothing reliably durable.
-            _ if done => self.durable = self.there,
+            // A failed flush makes nothing reliably durable.
+            _ if done => self.durable = self.current,
             _ => {}
         }
     }

@@ -1,3 +1,3 @@
-//! As the engine has it.
+//! The code as it is in the engine.
 
 on_top_of!(loom::sync::atomic::fence, Release);

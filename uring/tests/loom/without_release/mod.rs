@@ -1,4 +1,4 @@
-//! A planted mistake: a position is shown before what is in its place.
+//! A planted mistake: a position is published before the value in its place.
 #![allow(dead_code, reason = "one scenario is enough")]
 
 on_top_of!(loom::sync::atomic::fence, Relaxed);

@@ -22,19 +22,19 @@ pub use users::{As, Users};
 /// A user and its group.
 pub type User = (u32, u32);
 
-/// How long a server of names may take to answer.
+/// Timeout for an answer of the name service.
 const TO_ANSWER: Duration = Duration::from_secs(30);
 
-/// The interval for checking whether it has exited.
+/// Interval between checks whether `getent` has exited.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Bytes of an answer: all users of a large directory.
+/// Maximum size of an answer in bytes: all users of a large directory.
 const ANSWER_MAX: u64 = 64 << 20;
 
 /// The exit status of `getent` if some of the names are unknown (getent(1)); the others are printed.
 const NOT_FOUND: i32 = 2;
 
-/// The numbers of the user that a setting names.
+/// The uid and gid of the user that a setting names.
 pub fn user(setting: &str, name: &str) -> Result<User, Problem> {
     let numbers = |line: &str| {
         let mut fields = line.trim_end().split(':').skip(2);
@@ -43,7 +43,7 @@ pub fn user(setting: &str, name: &str) -> Result<User, Problem> {
     found(setting, "user", name, look_up("passwd", name)?.as_deref().and_then(numbers))
 }
 
-/// The number of the group that a setting names.
+/// The gid of the group that a setting names.
 pub fn group(setting: &str, name: &str) -> Result<u32, Problem> {
     let number = |line: &str| line.trim_end().split(':').nth(2)?.parse().ok();
     found(setting, "group", name, look_up("group", name)?.as_deref().and_then(number))
@@ -73,7 +73,7 @@ fn entries(database: &str, keys: &[String]) -> Result<String, Problem> {
         Problem::failed(&tried, why)
             .advise("getent is part of the C library (libc-bin); check that the name service answers")
     };
-    // No pipe, which an answer could fill.
+    // No pipe: a large answer could fill it and block the process.
     let answer = rustix::fs::memfd_create("getent", rustix::fs::MemfdFlags::CLOEXEC).map_err(|error| failed(&error))?;
     let mut answer = File::from(answer);
     let output = answer.try_clone().map_err(|error| failed(&error))?;
@@ -113,8 +113,8 @@ mod test {
 
     #[test]
     fn an_unknown_name_is_reported_with_its_setting() {
-        let told = user("disk-user", "no such user").unwrap_err();
-        assert_eq!((told.code, told.detail.as_str()), (Code::Invalid, "disk-user: no user named no such user"));
+        let refused = user("disk-user", "no such user").unwrap_err();
+        assert_eq!((refused.code, refused.detail.as_str()), (Code::Invalid, "disk-user: no user named no such user"));
         assert_eq!(group("api.group", "no such group").unwrap_err().code, Code::Invalid);
         assert_eq!(user("disk-user", "--help").unwrap_err().code, Code::Invalid);
     }

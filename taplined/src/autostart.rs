@@ -2,11 +2,11 @@
 //!
 //! 1. The commit that notes the host's new boot also records everything that is to be started
 //!    ([`repo::Tx::note_boot`]). *If killed after this:* the next daemon continues with the rest.
-//! 2. In the requested order, objects with the same number together, each is started by an ordinary task, and retried
-//!    after a pause if that fails. Then it is removed from the list; if it could not be started, the object says so
-//!    itself.
+//! 2. Objects are started in the requested order, those with the same number together, each by an ordinary task that
+//!    is retried after a pause if it fails. Then the object is removed from the list; a final failure is recorded as
+//!    its problem.
 //!
-//! A daemon that is merely restarted has nothing to start: what was stopped on purpose stays stopped.
+//! A restart of the daemon alone starts nothing: what was stopped on purpose stays stopped.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::background;
 use crate::daemon::Daemon;
 use crate::{plug, vm};
 
-/// Starts the autostart objects, in the background.
+/// Starts the objects with autostart in the background.
 pub async fn begin(daemon: &Daemon) -> Result<(), Problem> {
     let all = daemon.catalogue.read(|view| view.to_start()).await?;
     if !all.is_empty() {
@@ -40,7 +40,7 @@ async fn run(daemon: Daemon, all: Vec<ToStart>) {
     }
 }
 
-/// Starts one, and strikes it off.
+/// Starts one object and removes it from the list.
 async fn start(daemon: Daemon, one: ToStart) {
     let (uuid, tries) = (one.uuid(), one.autostart().tries);
     let mut tried: u8 = 0;
@@ -66,7 +66,7 @@ async fn start(daemon: Daemon, one: ToStart) {
     let recorded = daemon.catalogue.write(move |tx| {
         tx.end_start(uuid)?;
         match outcome {
-            Err(problem) if problem.code != Code::Cancelled => tell(tx, one, tried, &problem),
+            Err(problem) if problem.code != Code::Cancelled => record_failure(tx, one, tried, &problem),
             _ => Ok(()),
         }
     });
@@ -75,8 +75,8 @@ async fn start(daemon: Daemon, one: ToStart) {
     }
 }
 
-/// Records the reason on an object that could not be started, if it has not been started otherwise.
-fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
+/// Records the reason on an object that could not be started, unless it was started by other means.
+fn record_failure(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result<(), Problem> {
     let what = format!("autostart failed after {tried} tries: {why}");
     let problem = Problem::new(why.code, what).advise(why.advice.clone().unwrap_or_else(|| "start it".into()));
     match one {
@@ -96,7 +96,7 @@ fn tell(tx: &mut repo::Tx<'_>, one: ToStart, tried: u8, why: &Problem) -> Result
 async fn try_once(daemon: &Daemon, one: ToStart) -> Result<(), Problem> {
     let begun = match one {
         ToStart::Vm(uuid, _) => {
-            // That it has ended with the host may still be being recorded.
+            // Its power-off at the host's shutdown may not be recorded yet.
             daemon.vms.settled(uuid).await;
             match daemon.catalogue.read(move |view| view.vm(uuid)).await?.power {
                 Power::Running | Power::Paused | Power::Starting => return Ok(()),

@@ -1,9 +1,9 @@
 //! `sr calibrate`: measures which sizes of transfers suit a repository's storage (docs/decisions/0049), and records it.
 //!
-//! A job process measures, as `tapline calibrate` does; nothing here knows how. It writes only to a file of its own,
-//! without a name, which is gone with it, however it ends. A disk or a task that uses the repository ends it: a guest
-//! must not wait for it, and a measurement next to other I/O is worth nothing. The daemon that is killed meanwhile has
-//! recorded nothing, and the task has failed.
+//! A job process measures, as `tapline calibrate` does. It writes only to a nameless file, which disappears with the
+//! process. Any use of the repository by a disk or a task cancels the calibration: guests must not wait for it, and a
+//! measurement next to other I/O is worthless. Nothing is recorded until the end, so a crash of the daemon only fails
+//! the task.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -28,19 +28,19 @@ use crate::plug;
 use crate::sr;
 use crate::task::Context;
 
-/// Bytes of the file that is written to, as in tapline-disk/src/jobs/calibrate.rs.
+/// Size of the scratch file in bytes, as in tapline-disk/src/jobs/calibrate.rs.
 const WRITTEN: u64 = 256 << 20;
-/// Bytes of a file that is read, at least; the same there.
+/// Minimum size in bytes of a file to read, as there.
 const READ_MIN: u64 = 64 << 20;
-/// Seconds, unless the request has others.
+/// Default duration in seconds.
 const SECONDS: u32 = 45;
 /// The longest calibration, in seconds.
 const SECONDS_MAX: u32 = 3600;
-/// What it writes to has no name; this is what a process calls it.
+/// The name of the scratch file in messages of the process; the file itself has none.
 const SCRATCH: &str = "scratch";
 const ADVICE: &str = "name a VDI that is full of data, of 64 MiB or more, or measure writes: without --read-only";
 
-/// What is measured.
+/// What to measure, and for how long.
 struct Measure {
     path: PathBuf,
     file: File,
@@ -49,7 +49,7 @@ struct Measure {
     device: Storage,
 }
 
-/// Refuses what cannot be done, before there is a task.
+/// Refuses a calibration that is impossible, before a task is created.
 pub fn check(view: &View<'_>, uuid: Uuid, asked: &SrCalibrate) -> Result<(), Problem> {
     let sr = view.attached_sr(uuid)?;
     if asked.seconds.is_some_and(|seconds| !(1..=SECONDS_MAX).contains(&seconds)) {
@@ -74,7 +74,7 @@ pub fn check(view: &View<'_>, uuid: Uuid, asked: &SrCalibrate) -> Result<(), Pro
     })
 }
 
-/// Measures, and records what was found. The caller has claimed the repository.
+/// Measures and records the result. The caller has claimed the repository.
 pub async fn calibrate(
     daemon: &Daemon,
     uuid: Uuid,
@@ -118,7 +118,8 @@ async fn prepare(daemon: &Daemon, uuid: Uuid, asked: &SrCalibrate) -> Result<Mea
         .srs
         .patience
         .ask(uuid, "prepare a calibration", move || {
-            // The storage is named by the path, and measured by the directory, over which something may be mounted.
+            // Messages name the storage by its path, but the open directory is measured: something may be mounted
+            // over the path.
             directory.still_there()?;
             let device = sr::storage_of(directory.path())?;
             let (path, file) = match (write, chosen) {
@@ -143,7 +144,7 @@ fn image_of(view: &View<'_>, sr: Uuid, vdi: Uuid) -> Result<Image, Problem> {
         .ok_or_else(|| Problem::new(Code::Invalid, format!("VDI {vdi} is not in the repository {sr}")).field("vdi"))
 }
 
-/// The name of the largest image file without holes to speak of: nothing is read from storage for those.
+/// The name of the largest image file without significant holes, which are not read from storage.
 fn fullest(directory: &Directory, images: &[Image]) -> Result<String, Problem> {
     let is_image = |name: &str| images.iter().any(|image| image.state == ImageState::Ready && image.file == name);
     let entries = directory.entries()?.into_iter();
@@ -155,7 +156,7 @@ fn fullest(directory: &Directory, images: &[Image]) -> Result<String, Problem> {
     })
 }
 
-/// Has a process measure.
+/// Runs the measuring process.
 async fn run(daemon: &Daemon, measure: Measure, context: &Context) -> Result<SrCalibration, Problem> {
     let Measure { path, file, write, seconds, device } = measure;
     let storage = calibration::Storage { id: device.id, name: device.name };
@@ -176,7 +177,7 @@ async fn run(daemon: &Daemon, measure: Measure, context: &Context) -> Result<SrC
     })?)
 }
 
-/// Waits until something uses the repository.
+/// Waits until the repository comes into use; returns the reason to stop.
 async fn used(daemon: &Daemon, uuid: Uuid) -> Problem {
     let mut events = daemon.catalogue.subscribe();
     loop {
@@ -185,12 +186,12 @@ async fn used(daemon: &Daemon, uuid: Uuid) -> Problem {
             return Problem::new(problem.code, what)
                 .advise("try again when it is not in use, or only read: --read-only");
         }
-        // If events were missed, one may have been of that.
+        // A missed event may have been relevant.
         while events.recv().await.is_ok_and(|event| !matches!(event.kind, ObjectKind::Vbd | ObjectKind::Task)) {}
     }
 }
 
-/// The same in the words of the API.
+/// Converts the result to the types of the API.
 fn recorded(found: Calibration) -> Result<SrCalibration, Problem> {
     let why = found.why();
     let failed = |why: String| Problem::failed("understand what a disk process has measured", why);

@@ -21,13 +21,14 @@ pub use care::Care;
 pub use put_in_place::{init, restore};
 pub use rebuild::{absolute, rebuild};
 
-/// The number of backups named in a message that asks to choose one.
+/// Maximum number of backups listed in a message.
 const NAMED: usize = 3;
 
-/// The file in the run directory with the number of the last commit: a catalogue with another one is an older copy.
+/// The file in the run directory with the number of the last commit: a catalogue with another number is an older
+/// copy.
 const LAST_COMMIT: &str = "last-commit";
 
-/// How long to wait before what has happened is recorded once more, if it could not be.
+/// Interval between attempts to record an event.
 const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Opens the catalogue, or creates the first one of a host that never had one.
@@ -40,8 +41,7 @@ pub fn open(config: &Config) -> Result<Catalogue, Problem> {
         }
     }
     Catalogue::open_with(&path, Some(&config.run_directory.join(LAST_COMMIT)), || {
-        // Without a backup, an older daemon could not be used again; but without a daemon, nobody could free space for
-        // one.
+        // Without the backup, a downgrade is impossible; but without a daemon, no space could be freed for a backup.
         match backup::write(&path, &config.backups(), BackupReason::Schema, config.catalogue.backups) {
             Ok(made) => tracing::info!(file = made.file, "catalogue backed up before a schema upgrade"),
             Err(problem) => tracing::error!("upgrading the catalogue's schema without a backup: {problem}"),
@@ -56,11 +56,11 @@ where
     T: Send + 'static,
     F: Fn(&mut Tx<'_>) -> Result<T, Problem> + Clone + Send + 'static,
 {
-    let mut told = false;
+    let mut logged = false;
     loop {
         match catalogue.write(change.clone()).await {
             Err(problem) if matches!(problem.code, Code::NoSpace | Code::ReadOnly) => {
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut logged, true) {
                     tracing::error!("a change cannot be recorded; retrying: {problem}");
                 }
                 tokio::time::sleep(RECORD_AGAIN_AFTER).await;
@@ -70,7 +70,7 @@ where
     }
 }
 
-/// A problem with the catalogue as a whole, with what can be done about it. `command` is how the daemon is called.
+/// Adds advice to a problem with the whole catalogue. `command` is how the daemon is called.
 pub fn advise(config: &Config, command: &str, problem: Problem) -> Problem {
     if problem.code != Code::Damaged {
         return problem;

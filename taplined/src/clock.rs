@@ -1,6 +1,6 @@
-//! The time, for what is done by the calendar.
+//! Wall-clock time and uptime, for schedules.
 //!
-//! Tests give it another one. Invariant: the two parts of a reading are of one moment.
+//! Tests can set both. Invariant: the two parts of a reading belong to the same moment.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -11,12 +11,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::fault::for_tests;
 
-/// The file in which a test says which time it is: the wall clock, and the seconds that the host has been up.
+/// The environment variable that names a file with a test's wall-clock time and uptime in seconds.
 const VARIABLE: &str = "TAPLINED_CLOCK";
 
 static GIVEN: LazyLock<Option<PathBuf>> = LazyLock::new(|| for_tests(VARIABLE).map(PathBuf::from));
 
-/// What the clocks say.
+/// A reading of both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// The wall clock, which can be set.
@@ -25,13 +25,13 @@ pub struct Now {
     pub up: Duration,
 }
 
-/// Reads them.
+/// Reads both clocks.
 pub fn now() -> Now {
     let given = GIVEN.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
     given.as_deref().and_then(parse).unwrap_or_else(|| Now { wall: Timestamp::now(), up: up() })
 }
 
-/// Which start of the host [`Now::up`] counts from.
+/// The boot ID of the host, which [`Now::up`] counts from.
 pub fn boot() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

@@ -11,7 +11,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::account::Range;
 
-/// All settings.
+/// All settings of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Config {

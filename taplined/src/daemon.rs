@@ -32,16 +32,16 @@ use crate::upload::Uploads;
 use crate::vdi;
 use crate::vm::{self, Vms};
 
-/// How long another daemon may take to release a directory.
+/// Timeout for another daemon to release a directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long backing up and closing the catalogue may take when the daemon stops.
+/// Timeout for backing up and closing the catalogue when the daemon stops.
 const TO_CLOSE: Duration = Duration::from_secs(10);
 
-/// The daemon. Cheap to clone; all clones are the same one.
+/// The daemon. Cheap to clone; clones share their state.
 #[derive(Clone, Debug)]
 pub struct Daemon(Arc<Parts>);
 
-/// Its parts.
+/// The parts of the daemon.
 #[derive(Debug)]
 pub struct Parts {
     /// The settings.
@@ -54,29 +54,29 @@ pub struct Parts {
     pub tokens: Tokens,
     /// Running tasks.
     pub tasks: Tasks,
-    /// How disk processes are started.
+    /// Starts disk processes.
     pub tool: Tool,
-    /// The disks that run.
+    /// The running disks.
     pub disks: Disks,
     /// Plugged VBDs.
     pub plugs: Plugs,
-    /// The machines that run.
+    /// The running VMs.
     pub vms: Vms,
-    /// The repositories that are attached.
+    /// The attached repositories.
     pub srs: Srs,
-    /// Repositories in which there is something to tidy up later.
+    /// Repositories with postponed garbage collection.
     pub postponed: vdi::Postponed,
-    /// The last day of each VBD.
+    /// Statistics of each VBD for the last 24 hours.
     pub history: History,
-    /// Answers that clients have not read yet.
+    /// Responses that clients have not read yet.
     pub answers: Answers,
-    /// Files that clients send.
+    /// Uploads in progress.
     pub uploads: Uploads,
-    /// Requests that may come twice.
-    pub turns: request::Turns,
+    /// Requests that clients may repeat.
+    pub key_locks: request::KeyLocks,
     host: Uuid,
     started: Timestamp,
-    /// Held as long as the daemon lives: there is one.
+    /// Locked for the lifetime of the daemon, so that there is only one.
     _locks: [fs::File; 2],
 }
 
@@ -89,7 +89,7 @@ impl std::ops::Deref for Daemon {
 }
 
 impl Daemon {
-    /// Opens the catalogue, and completes or rolls back what the previous daemon has started.
+    /// Opens the catalogue, and completes or rolls back the unfinished work of the previous daemon.
     pub async fn start(config: Config) -> Result<Daemon, Problem> {
         let locks = alone(&config)?;
         allow_many_disks()?;
@@ -120,13 +120,13 @@ impl Daemon {
             history: History::default(),
             answers: Answers::default(),
             uploads: Uploads::default(),
-            turns: request::Turns::default(),
+            key_locks: request::KeyLocks::default(),
             host,
             started: Timestamp::now(),
             _locks: locks,
         };
         let daemon = Daemon(Arc::new(parts));
-        // Before tasks are done or undone, which need them.
+        // Before recovery of tasks, which needs the repositories.
         Srs::attach_again(&daemon).await?;
         jobs::recover(&daemon).await?;
         daemon.tasks.end_unjournalled().await?;
@@ -134,7 +134,7 @@ impl Daemon {
         let plugged_since = plug::recover(&daemon).await?;
         // After their disks.
         vm::recover(&daemon, &plugged_since).await?;
-        // What was begun and is left half done from here on is this daemon's own.
+        // Unfinished work in the catalogue belongs to this daemon from here on.
         daemon.catalogue.write(|tx| tx.set_up_to_date()).await?;
         for sr in daemon.catalogue.read(|view| view.srs()).await? {
             if sr.state == SrState::Attached {
@@ -163,7 +163,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Leaves the catalogue copied and sealed. Without either it is opened all the same.
+    /// Backs up and seals the catalogue. It can be opened without either.
     async fn close(&self) {
         self.care.back_up_at_end(self).await;
         if let Err(problem) = self.catalogue.close().await {
@@ -204,8 +204,8 @@ pub fn alone(config: &Config) -> Result<[fs::File; 2], Problem> {
     ])
 }
 
-/// Checks the settings that a start checks, besides their syntax: users, groups, the program of disk processes, and the
-/// length of socket paths. Nothing is created.
+/// Checks the settings that a start checks, besides their syntax: users, groups, the program of disk processes, and
+/// the length of socket paths. Creates nothing.
 pub fn check(config: &Config) -> Result<(), Problem> {
     tool::check(config)?;
     Plugs::new(config)?;
@@ -220,8 +220,8 @@ pub fn check(config: &Config) -> Result<(), Problem> {
     })
 }
 
-/// A disk needs two descriptors of ours while it is plugged, and one for each of its files; the limit that processes
-/// begin with is for programs that use select(2).
+/// Raises the limit on open files: a plugged disk needs two descriptors of the daemon and one for each of its files,
+/// and the default limit is meant for programs that use select(2).
 fn allow_many_disks() -> Result<(), Problem> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -237,8 +237,8 @@ fn allow_many_disks() -> Result<(), Problem> {
     Ok(())
 }
 
-/// Two daemons with one catalogue would each start the other's disks; with one run directory, each would take the
-/// other's sockets.
+/// Locks a directory. Two daemons with one catalogue would each start the other's disks; with one run directory, each
+/// would take the other's sockets.
 fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Problem> {
     let path = directory.join("lock");
     let tried = format!("lock {}", path.display());
@@ -246,7 +246,7 @@ fn only_one(directory: &Path, what: &str, setting: &str) -> Result<fs::File, Pro
     let file = file.map_err(|error| Problem::failed(&tried, error))?;
     let begun = Instant::now();
     let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-    // A process that a killed daemon had just forked has the lock too, until it is another program.
+    // A child just forked by a killed daemon holds the lock too, until it executes another program.
     let mut locked = lock();
     while locked == Err(rustix::io::Errno::WOULDBLOCK) && begun.elapsed() < LOCK_PATIENCE {
         std::thread::sleep(LOCK_PATIENCE / 40);
@@ -291,7 +291,7 @@ async fn host_identity(catalogue: &Catalogue, machine: &str) -> Result<Uuid, Pro
     Ok(host)
 }
 
-/// Memory of the host, in bytes.
+/// The host's memory in bytes.
 fn memory() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))

@@ -13,7 +13,7 @@ use api::Problem;
 use crate::config::Config;
 use crate::disk::paths;
 
-/// Modes: owner only; readable by a group; searchable by everybody who knows the names inside; readable by everybody.
+/// Modes: owner only; readable by a group; searchable by all; readable by all.
 const CLOSED: u32 = 0o700;
 const FOR_A_GROUP: u32 = 0o750;
 const TO_PASS: u32 = 0o711;
@@ -49,7 +49,7 @@ pub fn close_catalogue(config: &Config) {
     }
 }
 
-/// Directories above it have the usual mode.
+/// Creates a directory; missing parents get the default mode.
 fn make_one(directory: &Path, mode: u32) -> io::Result<()> {
     if let Some(above) = directory.parent() {
         fs::create_dir_all(above)?;
@@ -57,19 +57,19 @@ fn make_one(directory: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
         Err(error) => Err(error),
-        // Whatever mask the daemon was started with.
+        // Regardless of the daemon's umask.
         Ok(()) => fs::set_permissions(directory, Permissions::from_mode(mode)),
     }
 }
 
-/// Removes permissions of other users. If the daemon does not own the path, it continues without.
+/// Removes permissions of other users. Only logged if the daemon does not own the path.
 fn close(path: &Path, most: u32) {
     let Ok(now) = fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o7777) else { return };
     if now & !most == 0 {
         return;
     }
     match fs::set_permissions(path, Permissions::from_mode(now & most)) {
-        // SQLite creates a new one with that mode.
+        // Files that SQLite creates later get the catalogue's mode.
         Ok(()) => tracing::debug!(path = %path.display(), "removed access for other users (mode was {now:o})"),
         Err(error) => tracing::warn!(path = %path.display(), "other users have access (mode {now:o}): {error}"),
     }

@@ -35,22 +35,22 @@ use files::OpenFiles;
 use gate::Gates;
 use paths::DiskPaths;
 
-/// The running disks, addressed by their VBDs.
+/// The running disks, by VBD.
 #[derive(Debug)]
 pub struct Disks {
     config: Config,
-    /// Where verbs that change a disk wait while its process is replaced.
+    /// Gates at which verbs wait while a disk's process is replaced.
     pub gates: Gates,
-    /// Those that do not respond.
+    /// Disks that do not respond.
     pub doubted: Doubted,
-    /// The files that they have open.
+    /// The files that disks have open.
     pub open_files: OpenFiles,
-    /// By what they share the storage of their repositories.
+    /// The pages by which disks of a repository share its storage.
     pub shares: shares::Pages,
 }
 
 impl Disks {
-    /// The disks of a daemon with this configuration.
+    /// The disks of a daemon with this configuration; none yet.
     pub fn of(config: &Config) -> Disks {
         Disks {
             config: config.clone(),

@@ -12,11 +12,11 @@ use crate::plug::unplug_each;
 use crate::task::Context;
 use crate::vm;
 
-/// How long a forced shutdown of a machine and the unplug of its disks may take.
+/// Time limit for a forced shutdown of a VM and the unplug of its disks.
 const TO_END: Duration = Duration::from_secs(30);
 
-/// Shuts down all VMs and unplugs all VBDs: a task. `patience` is how long guests may take to power off, or those of
-/// others to release their disks; then the disks are stopped, with everything flushed that was acknowledged.
+/// Starts a task that shuts down all VMs and unplugs all VBDs. `patience` is how long guests may take to power off,
+/// or external guests to release their disks; then the disks are stopped, after flushing all acknowledged writes.
 pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem> {
     let new = NewTask { uuid: Uuid::new_v4(), verb: "host-drain", about: Vec::new(), cancellable: true, intent: None };
     let at_work = daemon.clone();
@@ -47,7 +47,7 @@ pub async fn drain(daemon: &Daemon, patience: Duration) -> Result<Task, Problem>
     daemon.tasks.start(daemon, new, work).await
 }
 
-/// Shuts down all VMs concurrently. If one does not stop, this is logged, and its disks are stopped by force.
+/// Shuts down all VMs concurrently. Failures are logged; the disks of such VMs are stopped by force.
 async fn end_vms(daemon: &Daemon, patience: Duration) -> Result<(), Problem> {
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
     let timeout = Some(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX));

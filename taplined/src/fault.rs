@@ -1,20 +1,21 @@
-//! Where tests kill the daemon: before and after every step of every journalled task, and every append to an inventory.
+//! Points at which tests kill the daemon: before and after every step of every journalled task, and every append to
+//! an inventory.
 
 use std::sync::LazyLock;
 
-/// `VERB:STEP` or `VERB:STEP:after`, in the environment of a daemon that is to die there; `VERB:STEP:panic` of one that
-/// is to find a fault in itself.
+/// The environment variable that makes the daemon die at a point: `VERB:STEP` or `VERB:STEP:after`, or panic there:
+/// `VERB:STEP:panic`.
 const VARIABLE: &str = "TAPLINED_ABORT_AT";
 
 static WANTED: LazyLock<Option<String>> = LazyLock::new(|| for_tests(VARIABLE));
 
-/// A variable of the environment by which a test controls the daemon; none in a released program, which must not do
-/// what an environment says.
+/// The value of an environment variable by which a test controls the daemon; `None` in release builds, which must not
+/// obey their environment.
 pub fn for_tests(name: &str) -> Option<String> {
     if cfg!(any(debug_assertions, feature = "planted")) { std::env::var(name).ok() } else { None }
 }
 
-/// The daemon is at a point at which it may be killed.
+/// Marks a point at which a test may kill the daemon.
 pub fn point(verb: &str, step: &str, after: bool) {
     let Some(wanted) = WANTED.as_deref() else { return };
     assert!(after || wanted != format!("{verb}:{step}:panic"), "a fault injected by a test");
@@ -32,7 +33,7 @@ pub enum Planted {
     ForgottenMerge,
     /// A forgotten repository is introduced without its inventory.
     ForgottenNames,
-    /// A catalogue that is older than its repositories and the disks that run is believed.
+    /// A catalogue that is older than its repositories and running disks is trusted.
     OldCatalogue,
     /// A process that the catalogue does not know is killed when the daemon starts.
     KilledStrays,
@@ -42,7 +43,7 @@ pub enum Planted {
     DeepChain,
     /// Schedules destroy snapshots that a person has taken.
     TakenByHand,
-    /// A process whose supervision begins is not told its weight.
+    /// A process whose supervision begins is not sent its weight.
     UntoldWeight,
     /// A destroy that is cancelled before its first step destroys nevertheless.
     DeafDestroy,
@@ -56,11 +57,11 @@ pub enum Planted {
     HardLink,
     /// Whether a clone is based on a snapshot is decided by the number of its children.
     CountedChildren,
-    /// Schedules believe a clock that has jumped.
+    /// Schedules trust a clock that has jumped.
     JumpedClock,
 }
 
-/// Whether a bug is reintroduced. Only daemons built for that have any.
+/// Whether a bug is reintroduced; only in daemons built with the feature.
 #[cfg(not(feature = "planted"))]
 pub const fn planted(_: Planted) -> bool {
     false

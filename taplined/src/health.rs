@@ -1,8 +1,8 @@
-//! Sees whether disk processes are stopped, whether requests end, and whether the storage of repositories responds, for
-//! the health of VBDs and repositories ([`api::health`]).
+//! Monitors whether disk processes are stopped, whether requests complete, and whether the storage of repositories
+//! responds, for the health of VBDs and repositories ([`api::health`]).
 //!
-//! It reads statistics pages and what the kernel knows of processes; no disk process does anything for that. Invariant:
-//! while nothing is plugged it sleeps.
+//! It reads statistics pages and the kernel's view of processes; disk processes do no work for it. Invariant: while
+//! nothing is plugged it sleeps.
 
 pub mod files;
 
@@ -21,25 +21,25 @@ use crate::daemon::Daemon;
 use crate::disk::paths::DiskPaths;
 use crate::task::blocking;
 
-/// Time between two looks: what is wrong shows within two seconds ([`Delays`] needs 1.5 s).
+/// Interval between checks: problems show within two seconds ([`Delays`] needs 1.5 s).
 const EVERY: Duration = Duration::from_millis(400);
 
-/// Least time between two looks, however much happens.
+/// Minimum time between two checks, however many events occur.
 const APART: Duration = Duration::from_millis(100);
 
-/// A disk process, and what was seen of it.
+/// A monitored disk process.
 #[derive(Debug, Default)]
 struct Watched {
     pid: u32,
     delays: Delays,
-    /// Whether it was stopped in the last look: a debugger that attaches stops it for a moment.
+    /// Whether it was stopped in the last check: a debugger that attaches stops it briefly.
     stopped: bool,
     seen: Seen,
-    /// What is recorded of that.
+    /// The same, as recorded in the catalogue.
     recorded: Seen,
 }
 
-/// Watches all disks and repositories, as long as the daemon runs.
+/// Monitors all disks and repositories, as long as the daemon runs.
 pub async fn watch(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut disks: HashMap<Uuid, Watched> = HashMap::new();
@@ -78,7 +78,7 @@ pub async fn watch(daemon: Daemon) {
     }
 }
 
-/// Looks at all disk processes once, and records what has changed.
+/// Checks all disk processes once, and records changes.
 async fn look(
     daemon: &Daemon,
     mut disks: HashMap<Uuid, Watched>,
@@ -116,12 +116,12 @@ async fn look(
         Ok(()) => changed.iter().for_each(|(vbd, _, now)| {
             disks.entry(*vbd).and_modify(|watched| watched.recorded = *now);
         }),
-        // It is tried again at the next look.
+        // Retried by the next check.
         Err(problem) => tracing::error!("the state of disk processes could not be recorded: {problem}"),
     }
     if recovered {
-        // Their processes may have been noticed as not responding, too.
-        daemon.disks.doubted.ask_now();
+        // Their processes may also be marked as not responding.
+        daemon.disks.doubted.poll_now();
     }
     Ok(disks)
 }
@@ -135,7 +135,7 @@ impl Watched {
         let stopped = stats::is_stopped(self.pid);
         self.seen.stopped = stopped && std::mem::replace(&mut self.stopped, stopped);
         let page = DiskPaths::of(config, vbd).page();
-        // A process that has just begun has none yet.
+        // A process that has just started has none yet.
         let Ok(now) = Reader::open(&page).and_then(|reader| reader.snapshot()) else { return };
         self.seen.delay = match self.delays.judge(&now) {
             stats::Delay::None => Delay::None,
@@ -146,7 +146,7 @@ impl Watched {
     }
 }
 
-/// Records which repositories' storage does not respond, where that has changed since `before`.
+/// Records which repositories' storage responds or not, where that has changed since `before`.
 async fn record_silent(daemon: &Daemon, before: &mut HashSet<Uuid>) -> Result<(), Problem> {
     let now = daemon.srs.patience.silent();
     let changed: Vec<Uuid> = before.symmetric_difference(&now).copied().collect();

@@ -1,8 +1,8 @@
-//! The history of a day: rates and latencies of each plugged VBD, by minute, for plots.
+//! The history of a day: rates and latencies of each plugged VBD by minute, for plots.
 //!
-//! It knows nothing about HTTP. Invariants: memory and file are bounded ([`file`]); a minute is the difference of two
-//! readings of the same statistics page, so a disk that is plugged again has none for that minute; a minute without
-//! requests has no entry. What is lost or damaged of the history never stops the daemon.
+//! Invariants: memory and file are bounded ([`file`]); a minute is the difference of two readings of the same
+//! statistics page, so a disk that is replugged has no entry for that minute; a minute without requests has no entry.
+//! Damage to the history never stops the daemon.
 
 mod file;
 
@@ -20,31 +20,31 @@ use crate::statistics::{self, DiskFilter, Read};
 use crate::task::blocking;
 use file::File;
 
-/// Seconds of a step.
+/// Length of a step in seconds.
 const STEP: i64 = 60;
 
-/// Steps that are kept: those of a day.
+/// Number of steps kept: a day.
 const KEPT: i64 = 24 * 60;
 
-/// VBDs of which a minute is kept, the busiest ones. With 64 bytes for each, a day has 96 MB at most.
+/// Maximum number of VBDs recorded per minute, the busiest ones. At 64 bytes each, a day needs 96 MB at most.
 const DISKS_MAX: usize = 1024;
 
-/// A minute of a VBD: rates a second, and latencies in microseconds.
+/// A minute of a VBD: reads, writes, bytes read and written per second, and mean and p99 latency in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 struct Minute(u32, u32, u64, u64, u32, u32);
 
-/// The minutes of a VBD, each with its number since 1970, the oldest first.
+/// The minutes of a VBD, each with its number since 1970, oldest first.
 type Minutes = VecDeque<(i64, Minute)>;
 
 /// The minutes of each VBD.
 #[derive(Clone, Debug, Default)]
 pub struct History(Arc<Mutex<HashMap<Uuid, Minutes>>>);
 
-/// A reading of a page, for the difference to the next one.
+/// A reading of a page, to be subtracted from the next one.
 #[derive(Debug)]
 struct Reading {
     vbd: Uuid,
-    /// When the page was begun: another one has counters of its own.
+    /// When the page was created: a new page has new counters.
     created: u64,
     at_ns: u64,
     reads: u64,
@@ -75,7 +75,8 @@ impl Reading {
         }
     }
 
-    /// The minute between an earlier reading and this one; `None` without requests, or if they do not belong together.
+    /// The minute between an earlier reading and this one; `None` without requests, or if they are of different
+    /// pages.
     fn since(&self, before: &Reading) -> Option<Minute> {
         let ns = self.at_ns.checked_sub(before.at_ns).filter(|ns| *ns > 0 && self.created == before.created)?;
         let requests = self.requests.checked_sub(before.requests).filter(|requests| *requests > 0)?;
@@ -108,8 +109,8 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a minute and forgets those that are older than a day. Where the clock was set back, later ones are
-    /// forgotten: they would hide what happens now.
+    /// Adds a minute and drops those older than a day. After the clock was set back, later minutes are dropped: they
+    /// would hide new ones.
     fn add(&self, number: i64, minutes: &[(Uuid, Minute)]) {
         let mut all = self.lock();
         for known in all.values_mut() {
@@ -121,7 +122,7 @@ impl History {
         all.retain(|_, known| !known.is_empty());
     }
 
-    /// The last day of a VBD. It costs a copy of 1,440 points at most.
+    /// The last day of a VBD. Copies up to 1,440 points.
     pub fn of(&self, vbd: Uuid) -> VbdHistory {
         let all = self.lock();
         let points = all.get(&vbd).into_iter().flatten().filter_map(|(number, minute)| {
@@ -140,13 +141,14 @@ impl History {
     }
 }
 
-/// The number of the present minute, and how long it still lasts.
+/// The number of the current minute, and the time until it ends.
 fn present() -> (i64, Duration) {
     let seconds = Timestamp::now().as_second();
     (seconds.div_euclid(STEP), Duration::from_secs((STEP - seconds.rem_euclid(STEP)).unsigned_abs()))
 }
 
-/// Reads what an earlier daemon has kept, and then all pages at the end of each minute, for the lifetime of the daemon.
+/// Loads the history of earlier daemons, then reads all pages at the end of each minute, for the lifetime of the
+/// daemon.
 pub async fn keep(daemon: Daemon) {
     let directory = daemon.config.state_directory.clone();
     let opened = blocking("read the history", move || Ok(File::open(&directory, present().0 - KEPT))).await;

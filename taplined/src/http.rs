@@ -6,7 +6,7 @@
 
 mod access;
 mod answer;
-mod asker;
+mod caller;
 mod change;
 mod contract;
 mod dashboard;
@@ -74,16 +74,16 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// The response to a request, or why it is refused.
+/// The response to a request, or its refusal.
 type Answer<T = Response> = Result<T, Refusal>;
 
-/// A new object: its location and itself.
+/// The response with a new object: its location and the object.
 type Created<T> = (StatusCode, [(HeaderName, String); 1], Json<T>);
 
-/// A task that has begun.
+/// The response with a task that has begun.
 type Begun = Answer<Created<Task>>;
 
-/// The header that says where an object of a list is (RFC 9110, 10.2.2).
+/// The header with the location of an object (RFC 9110, 10.2.2).
 fn location(list: &str, uuid: impl Display) -> (HeaderName, String) {
     (LOCATION, format!("{list}/{uuid}"))
 }
@@ -97,7 +97,7 @@ fn created<T>(list: &str, uuid: Uuid, object: T) -> Created<T> {
     (StatusCode::CREATED, [location(&format!("{ROOT}/{list}"), uuid)], Json(object))
 }
 
-/// The maximum timeout for a guest, in seconds: a day, longer than anybody waits.
+/// The maximum timeout for a guest, in seconds: a day.
 const PATIENCE_MAX: u32 = 86400;
 
 /// Rejects timeouts that are practically infinite.
@@ -111,7 +111,7 @@ fn must_end(seconds: u32) -> Result<(), Problem> {
     }
 }
 
-/// All routes with their document.
+/// All routes with their OpenAPI document.
 fn routes() -> OpenApiRouter<Daemon> {
     let nouns = OpenApiRouter::new()
         .merge(host::routes())
@@ -130,7 +130,7 @@ fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::with_openapi(Document::openapi()).merge(index::root()).merge(statistics::root()).nest(ROOT, nouns)
 }
 
-/// The routes for a daemon.
+/// The router for a daemon, with its middleware.
 fn router(daemon: Daemon) -> axum::Router {
     let (router, document) = routes().split_for_parts();
     let contract = Arc::new(Contract::of(&document));

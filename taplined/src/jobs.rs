@@ -1,6 +1,6 @@
-//! The kinds of jobs that there are, and what they have in common with the rest of the daemon.
+//! The kinds of jobs, and their hooks into the rest of the daemon.
 //!
-//! [`task`](crate::task) runs jobs and knows none of them; this file knows all. A new kind is added to the list.
+//! [`task`](crate::task) runs jobs without knowing their kinds; this file lists all of them.
 
 use api::{Code, Problem};
 use futures_util::FutureExt;
@@ -17,17 +17,17 @@ use crate::task::{Ended, Rules};
 use crate::vdi;
 use crate::vm;
 
-/// What tasks must know of the verbs that they carry out.
+/// How [`task`](crate::task) treats the verbs of jobs.
 pub const RULES: Rules = Rules { gives_way: vdi::Merge::VERB, when_ended: tidy_up };
 
-/// What follows when a repository is attached.
+/// The actions after a repository is attached.
 pub const WHEN_ATTACHED: WhenAttached = WhenAttached { reconcile: reconcile_sr, collect: vdi::collect };
 
 fn reconcile_sr(daemon: Daemon, sr: Uuid) -> BoxFuture<'static, ()> {
     async move { differences::heal_sr(&daemon, sr).await }.boxed()
 }
 
-/// Compares the disks of VDIs with the catalogue, and begins to merge what is left over.
+/// Compares the disks of VDIs with the catalogue, and starts merges of images that are no longer needed.
 fn tidy_up(daemon: Daemon, Ended { vdis, tidies, done }: Ended) -> BoxFuture<'static, ()> {
     async move {
         reconcile::of_vdis(&daemon, vdis).await;
@@ -38,9 +38,9 @@ fn tidy_up(daemon: Daemon, Ended { vdis, tidies, done }: Ended) -> BoxFuture<'st
     .boxed()
 }
 
-/// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. One
-/// that is not understood, because of a newer daemon or a damaged catalogue, is left as it is with its objects
-/// reserved: it is unknown what is half done.
+/// Resumes the journal's jobs. Jobs to be rolled back are rolled back before this returns; the others continue. A job
+/// that is not understood, because of a newer daemon or a damaged catalogue, is left unchanged with its objects
+/// reserved: how far it got is unknown.
 pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     for entry in daemon.catalogue.read(|view| view.journal()).await? {
         let (uuid, verb) = (entry.task.uuid, entry.task.verb.clone());
@@ -57,7 +57,7 @@ pub async fn recover(daemon: &Daemon) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Calls `$with!` with the kinds of jobs there are.
+/// Calls `$with!` with all kinds of jobs.
 macro_rules! with_kinds {
     ($with:ident) => {
         $with!(
@@ -84,7 +84,7 @@ macro_rules! with_kinds {
     };
 }
 
-/// Does or undoes a job of the journal; or why that cannot be.
+/// Resumes a job of the journal; returns the reason if that is impossible.
 async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<String>, Problem> {
     macro_rules! by_verb {
         ($($job:ty),+) => {
@@ -100,7 +100,7 @@ async fn recover_known(daemon: &Daemon, entry: Journalled) -> Result<Option<Stri
     with_kinds!(by_verb)
 }
 
-/// All steps of all kinds of jobs, `VERB STEP` a line: where tests kill the daemon.
+/// All steps of all kinds of jobs, `VERB STEP` per line, for tests that kill the daemon there.
 pub fn steps() -> String {
     macro_rules! all {
         ($($job:ty),+) => { [$((<$job>::VERB, words::<$job>())),+] };

@@ -1,7 +1,7 @@
 //! The daemon's log: text on standard error, or JSON lines in files of bounded size.
 //!
-//! It knows nothing about what is logged. Invariant: the daemon keeps running whatever happens to its log, and does not
-//! wait for its reader; lost lines are counted (crate `logging`).
+//! Invariant: the daemon keeps running whatever happens to its log, and does not wait for its reader; lost lines are
+//! counted (crate `logging`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,24 +18,24 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogTo};
 
-/// Output of the daemon outside of its log also goes here.
+/// Standard error, for output of the daemon outside its log too.
 pub static STDERR: Stderr = Stderr::of("taplined");
 
-/// The log's file: whether it is in use, and where it is or would be.
+/// The log's destination, and the path of its file, used or not.
 static FILE: OnceLock<(LogTo, PathBuf)> = OnceLock::new();
 
-/// Whether the log's level means something.
+/// Checks that the log's level is valid.
 pub fn check(config: &Config) -> Result<(), Problem> {
     filter(&config.log.level).map(drop)
 }
 
-/// A word that is no level would be taken for a part of the program, of which there is none: the log would be empty.
+/// Parses a log level. `tracing` would take an unknown word for the name of a module, and the log would be empty.
 fn filter(level: &str) -> Result<EnvFilter, Problem> {
     let refused = |why: String| {
         let advice = "use error, warn, info, debug or trace, or a filter such as info,taplined::plug=debug";
         Problem::new(Code::Invalid, format!("log.level: {why}")).advise(advice)
     };
-    // The empty word is one to tracing: no log.
+    // `tracing` would accept the empty word: no log.
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     for directive in level.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[', ':'])) {
         if !is_level(directive) && directive != "taplined" {
@@ -45,7 +45,7 @@ fn filter(level: &str) -> Result<EnvFilter, Problem> {
     EnvFilter::try_new(level).map_err(|error| refused(error.to_string()))
 }
 
-/// Begins the log.
+/// Starts the log.
 pub fn start(config: &Config) -> Result<(), Problem> {
     let filter = filter(&config.log.level)?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
@@ -62,7 +62,7 @@ pub fn start(config: &Config) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Writes the last line of a daemon that has panicked, wherever somebody may look for it. Takes no locks, because any
+/// Writes the last line of a daemon that has panicked, to standard error or the log file. Takes no locks, because any
 /// may be held.
 pub fn say_last(line: &str) {
     let said = STDERR.say_last(line);
@@ -75,12 +75,12 @@ pub fn say_last(line: &str) {
     file.and_then(|mut file| file.write_all(event("ERROR", line).as_bytes())).ok();
 }
 
-/// Writes events to standard error. A failure would be printed by `tracing`, which panics if it cannot.
+/// Writes events to standard error. On an error `tracing` would print it, and panic if that fails too.
 struct ToStderr;
 
 impl Write for ToStderr {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        // Names are quoted in output that is read in terminals.
+        // Control characters are escaped, because the output is read in terminals.
         match std::str::from_utf8(lines) {
             Ok(text) => STDERR.write(api::visible(text).as_bytes()),
             Err(_) => STDERR.write(lines),
@@ -125,12 +125,12 @@ impl<F: Write> Write for &ToFile<F> {
     }
 }
 
-/// That lines are missing.
+/// The line that reports lost lines.
 fn notice(lost: u64) -> String {
     event("WARN", &logging::in_words(lost))
 }
 
-/// A line as `tracing` would write it.
+/// A line in the format of `tracing`.
 fn event(level: &str, message: &str) -> String {
     let fields = json!({ "message": message });
     let event = json!({ "timestamp": Timestamp::now(), "level": level, "fields": fields, "target": module_path!() });
@@ -188,7 +188,7 @@ impl Write for Rotating {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let len = u64::try_from(line.len()).unwrap_or(u64::MAX);
         if self.written > 0 && self.written.saturating_add(len) > self.size_max {
-            // A log that cannot be rotated is written on: too long is better than lost.
+            // If rotation fails, the log keeps growing: too long is better than lost.
             if let Err(error) = self.rotate() {
                 STDERR.say(format_args!("cannot rotate the log {}: {error}", self.path.display()));
                 self.written = 0;
@@ -238,7 +238,7 @@ mod test {
         assert_eq!(kept, (70..100).collect::<Vec<u32>>());
     }
 
-    /// A device that is full for a while.
+    /// A device that is temporarily full.
     struct Full(u32, Vec<u8>);
 
     impl Write for Full {

@@ -5,7 +5,7 @@
 //! outlive the daemon, which finds them again after a restart.
 
 #![forbid(unsafe_code)]
-// Those macros panic if the output cannot be written.
+// These macros panic if the output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod account;
@@ -61,11 +61,11 @@ const FAILED: u8 = 4;
 /// packaging/taplined.service).
 const NO_CATALOGUE: u8 = 6;
 
-/// How long threads blocked on storage may take when the daemon stops.
+/// Time limit for threads blocked on storage when the daemon stops.
 const TO_END: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// How long clients have to learn that the catalogue is damaged before the daemon stops.
-const TO_TELL: std::time::Duration = std::time::Duration::from_secs(1);
+/// Time for clients to learn that the catalogue is damaged before the daemon stops.
+const NOTIFY_TIME: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The default path of the configuration; the file need not exist.
 const CONFIG: &str = "/etc/tapline/taplined.toml";
@@ -157,7 +157,7 @@ fn run(arguments: &Arguments) -> Result<(), Problem> {
     outcome.map_err(|problem| catalogue::advise(&config, &command(arguments), problem))
 }
 
-/// How to call this program with the same configuration.
+/// The command line of this program with the same configuration.
 fn command(arguments: &Arguments) -> String {
     match &arguments.config {
         Some(path) => format!("taplined --config {}", path.display()),
@@ -181,12 +181,12 @@ async fn serve(config: Config) -> Result<(), Problem> {
     daemon.stop().await
 }
 
-/// Waits until the catalogue is found to be damaged and waiting clients have been notified. Nothing is completed then,
-/// because everything that could be recorded would go into that file.
+/// Waits until the catalogue is found to be damaged and waiting clients have been notified. No work is completed
+/// then, because every record of it would go into the damaged file.
 async fn damaged(daemon: &Daemon) -> Problem {
     let problem = daemon.catalogue.damaged().await;
     tracing::error!("{problem}; stopping the daemon, disks keep running");
-    tokio::time::sleep(TO_TELL).await;
+    tokio::time::sleep(NOTIFY_TIME).await;
     problem
 }
 

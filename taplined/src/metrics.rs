@@ -1,7 +1,7 @@
-//! Metrics in the text format of OpenMetrics, for Prometheus and what understands it.
+//! Metrics in the text format of OpenMetrics, for Prometheus and compatible scrapers.
 //!
-//! Everything is read when it is asked for, and nothing is kept. Names have base units. The number of series is
-//! bounded: labels are the disks that are plugged, repositories, and words of closed lists.
+//! Everything is read on request, and nothing is kept. Names have base units. The number of series is bounded: labels
+//! are plugged disks, repositories, and words of closed lists.
 
 mod layers;
 
@@ -24,7 +24,7 @@ use crate::task::blocking;
 /// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The upper bounds of the buckets of latencies, in microseconds.
+/// The upper bounds of the latency buckets, in microseconds.
 const BOUNDS: [u64; 22] = [
     5,
     10,
@@ -50,13 +50,13 @@ const BOUNDS: [u64; 22] = [
     120_000_000,
 ];
 
-/// Kinds of requests whose latencies are told; the others are rare.
+/// Kinds of requests with latency histograms; the others are rare.
 const TIMED: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Flush];
 
 type Labels = Vec<(&'static str, String)>;
 type Written = Result<(), std::fmt::Error>;
 
-/// Everything that is told, as it was read.
+/// All exported data, as read for one request.
 #[derive(Debug)]
 struct Found {
     disks: Vec<Disk>,
@@ -64,7 +64,7 @@ struct Found {
     vbds: Vec<(VbdState, u64)>,
     open_tasks: u64,
     failed_schedules: u64,
-    /// Of each repository, VBD and VDI.
+    /// The labels of each repository, VBD and VDI.
     health: Vec<Labels>,
     host: Labels,
 }
@@ -76,7 +76,7 @@ struct Disk {
     latencies: HashMap<Kind, Histogram>,
 }
 
-/// All metrics.
+/// All metrics as text.
 pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
     let disks = statistics::read(daemon, DiskFilter { layers: true, ..DiskFilter::default() }, Disk::of).await?;
     let known = daemon.catalogue.read_for_client(|view| {
@@ -105,7 +105,7 @@ pub async fn text(daemon: &Daemon) -> Result<String, Problem> {
     .await
 }
 
-/// The labels of each health that is shown.
+/// The labels of the health of each object.
 fn health(view: &repo::View<'_>, srs: &[Sr]) -> Result<Vec<Labels>, Problem> {
     let labels = |kind: &str, uuid: Uuid, name: &Name, health: &Health| {
         let (name, state) = (name.to_string(), health.state.name().to_owned());
@@ -142,7 +142,7 @@ impl Disk {
     }
 }
 
-/// One metric, of which there are several series.
+/// A metric with several series.
 struct Family<'a> {
     name: &'a str,
     help: &'a str,
@@ -182,7 +182,7 @@ impl Collector for Found {
 }
 
 impl Found {
-    /// A series for each disk and kind of request.
+    /// One series for each disk and kind of request.
     fn by_kind<'a>(&'a self, value: impl Fn(&Disk, Kind) -> f64 + 'a) -> impl Iterator<Item = (Labels, f64)> + 'a {
         self.disks
             .iter()
@@ -312,20 +312,20 @@ fn plus(labels: &Labels, name: &'static str, value: &str) -> Labels {
     labels.iter().cloned().chain([(name, value.to_owned())]).collect()
 }
 
-/// How many durations fall below each bound and above the one before it. The last bucket has the rest.
+/// The number of durations below each bound and above the previous one. The last bucket has the rest.
 fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
-    let mut told: Vec<(f64, u64)> = BOUNDS.iter().map(|us| (seconds(us * 1000), 0)).collect();
-    told.push((f64::MAX, 0));
+    let mut buckets: Vec<(f64, u64)> = BOUNDS.iter().map(|us| (seconds(us * 1000), 0)).collect();
+    buckets.push((f64::MAX, 0));
     for (bucket, count) in histogram.buckets() {
-        // The middle of the fine bucket: within a thousandth of what it stands for.
+        // The middle of the fine bucket: within a thousandth of its durations.
         let (from, to) = stats::bucket_bounds(*bucket);
         let ns = from + (to - from) / 2;
         let place = BOUNDS.iter().position(|us| ns <= us * 1000).unwrap_or(BOUNDS.len());
-        if let Some((_, sum)) = told.get_mut(place) {
+        if let Some((_, sum)) = buckets.get_mut(place) {
             *sum = sum.saturating_add(*count);
         }
     }
-    told
+    buckets
 }
 
 /// A duration in seconds.
@@ -340,11 +340,11 @@ mod test {
     #[test]
     fn each_duration_is_in_the_bucket_of_its_bound() {
         let fine = Histogram::of([(100, 1), (5000, 2), (stats::BUCKETS - 1, 3)]);
-        let told = buckets(&fine);
-        assert_eq!(told.iter().map(|(_, count)| count).sum::<u64>(), 6);
-        assert_eq!((told[0], told[BOUNDS.len()].1), ((5e-6, 1), 3));
+        let counted = buckets(&fine);
+        assert_eq!(counted.iter().map(|(_, count)| count).sum::<u64>(), 6);
+        assert_eq!((counted[0], counted[BOUNDS.len()].1), ((5e-6, 1), 3));
         let ns = stats::bucket_bounds(5000).0;
-        let place = told.iter().position(|(_, count)| *count == 2).unwrap();
-        assert!(told[place].0 * 1e9 >= ns as f64 && told[place - 1].0 * 1e9 < ns as f64);
+        let place = counted.iter().position(|(_, count)| *count == 2).unwrap();
+        assert!(counted[place].0 * 1e9 >= ns as f64 && counted[place - 1].0 * 1e9 < ns as f64);
     }
 }

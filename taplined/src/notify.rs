@@ -1,23 +1,23 @@
-//! Notifications to systemd (sd_notify(3)), if it asked for them.
+//! Notifications to systemd (sd_notify(3)), if it requested them.
 
 use std::os::unix::net::UnixDatagram;
 
-/// The daemon serves.
+/// Reports that the daemon serves.
 pub fn ready() {
-    say("READY=1");
+    notify("READY=1");
 }
 
-/// The daemon can do its work.
+/// Pings the watchdog.
 pub fn alive() {
-    say("WATCHDOG=1");
+    notify("WATCHDOG=1");
 }
 
-/// The daemon ends.
+/// Reports that the daemon is stopping.
 pub fn stopping() {
-    say("STOPPING=1");
+    notify("STOPPING=1");
 }
 
-fn say(state: &str) {
+fn notify(state: &str) {
     let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&address, state) {
         tracing::warn!(%error, "could not send {state} to systemd");
@@ -29,7 +29,7 @@ fn send(address: &std::ffi::OsStr, state: &str) -> std::io::Result<()> {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::SocketAddr;
     let socket = UnixDatagram::unbound()?;
-    // A name that begins with @ is in the abstract name space.
+    // A name that starts with @ is in the abstract namespace.
     let to = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(address)?,

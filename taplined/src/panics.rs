@@ -1,8 +1,9 @@
-//! A panic in the daemon is reported with what it was doing, and aborts the process (crate `logging`).
+//! Reports a panic in the daemon with the current operation, and aborts the process (crate `logging`).
 //!
-//! It knows nothing about tasks and requests. Invariant: it is reported in the log, and also on standard error if the
-//! log is a file; what standard error does not accept goes to the file that the log would be. The process is ended by a
-//! signal, after which the service manager restarts it: disks keep running, and the journal has all unfinished work.
+//! It knows nothing about tasks and requests. Invariant: the panic is reported in the log, and also on standard error
+//! if the log is a file; if standard error fails, the report goes to the path of the log file. The process aborts by
+//! a signal, after which the service manager restarts it: disks keep running, and the journal has all unfinished
+//! work.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +12,7 @@ use logging::panics::{self, Panic};
 
 use crate::log;
 
-/// Tasks under way.
+/// Number of unfinished tasks.
 static TASKS: AtomicUsize = AtomicUsize::new(0);
 
 tokio::task_local! {
@@ -19,12 +20,12 @@ tokio::task_local! {
     static AT: String;
 }
 
-/// Makes every panic print a report and abort the process from now on, including panics that libraries would catch.
+/// Makes every panic from now on print a report and abort the process, including panics that libraries would catch.
 pub fn abort_on_panic() {
-    panics::abort_on_panic(|panic| log::say_last(&told(panic)));
+    panics::abort_on_panic(|panic| log::say_last(&report(panic)));
 }
 
-/// Does something that has a name.
+/// Runs `work` under a name that a panic report quotes.
 pub fn during<F: Future>(name: String, work: F) -> impl Future<Output = F::Output> {
     AT.scope(name, work)
 }
@@ -34,7 +35,7 @@ pub fn tasks(count: usize) {
     TASKS.store(count, Ordering::Relaxed);
 }
 
-fn told(panic: &Panic<'_>) -> String {
+fn report(panic: &Panic<'_>) -> String {
     let thread = std::thread::current();
     let at = AT.try_with(|at| format!("during {at}"));
     let at = at.unwrap_or_else(|_| format!("in the thread {}", thread.name().unwrap_or("without a name")));

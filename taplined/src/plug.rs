@@ -21,6 +21,7 @@ mod lost;
 mod many;
 mod operation;
 mod plug_spec;
+mod push_settings;
 mod queue;
 mod recover;
 mod settle;
@@ -31,7 +32,6 @@ mod start;
 mod steps;
 pub mod stray;
 mod supervise;
-mod told;
 mod unplug;
 mod upgrade;
 mod workers;
@@ -53,7 +53,7 @@ pub use limit::set as limit;
 pub use many::{plug_all, plug_many, unplug_all, unplug_each, unplug_many};
 pub use plug_spec::serial;
 pub use recover::recover;
-pub use shape::tell_all as shape_all;
+pub use shape::send_to_all as shape_all;
 pub use share::set as share;
 pub use unplug::unplug;
 pub use upgrade::upgrade;
@@ -78,7 +78,7 @@ pub struct Plugs {
 }
 
 impl Plugs {
-    /// Nothing is plugged.
+    /// Creates the state with no VBD plugged.
     pub fn new(config: &Config) -> Result<Plugs, Problem> {
         let group = config.plug.socket_group.as_deref();
         let group = group.map(|name| account::group("plug.socket-group", name)).transpose()?;

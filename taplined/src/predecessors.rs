@@ -1,9 +1,9 @@
-//! The hosts that have used this run directory: a catalogue that is lost and begun anew makes another host of the same
-//! machine.
+//! The hosts that have used this run directory: a catalogue that is lost and recreated gives the machine a new host
+//! identity.
 //!
-//! Redo logs lie in the run directory. If a repository was last used by one of these hosts, they are as good as this
-//! host's own, and the only copy of what guests have written and not flushed. A host with another run directory has
-//! logs elsewhere, and is not in the list. The list is a line for each host; a damaged line counts as none.
+//! Redo logs are in the run directory. If a repository was last used by one of these hosts, its redo logs are valid
+//! here, and the only copy of data that guests have written but not flushed. A host with another run directory has
+//! its logs elsewhere, and is not in the list. The file has a line for each host; damaged lines are ignored.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use repo::driver::LastHost;
 
-/// The file in the run directory.
+/// The name of the file in the run directory.
 const HOSTS: &str = "hosts";
 
 /// Adds this host, which is about to use the directory, and returns the others.
@@ -23,7 +23,7 @@ pub fn note(run_directory: &Path, host: &LastHost) -> Vec<LastHost> {
         Vec::new()
     });
     if !known.contains(host) {
-        // It matters only if the catalogue is lost, which is no reason not to start now.
+        // The entry matters only if the catalogue is lost, so a failure must not prevent the start.
         if let Err(error) = append(&path, host) {
             tracing::warn!("cannot record this host in {}: {error}", path.display());
         }
@@ -42,7 +42,7 @@ fn read(path: &Path) -> io::Result<Vec<LastHost>> {
 }
 
 fn append(path: &Path, host: &LastHost) -> io::Result<()> {
-    // The line before it may have been written in part.
+    // The previous line may be incomplete.
     let line = format!("\n{}\n", serde_json::to_string(host)?);
     File::options().append(true).create(true).mode(0o600).open(path)?.write_all(line.as_bytes())
 }
@@ -54,7 +54,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn each_host_is_told_of_those_before_it() {
+    fn each_host_gets_its_predecessors() {
         let room = tempfile::tempdir().unwrap();
         let host = |number| LastHost {
             host: Uuid::from_u128(number),

@@ -1,9 +1,9 @@
 //! Reconciliation of running disks and the catalogue.
 //!
-//! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from a
-//! backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
+//! A running disk's own report about its files takes precedence over the catalogue, which may have been restored from
+//! a backup or may have missed the result of a job. The catalogue is updated where it is certain what happened
 //! ([`judge`]); otherwise the VDI becomes `diverged`: its guest keeps running, and nothing is changed, merged or
-//! started on it until somebody has decided.
+//! started on it until a user has decided.
 //!
 //! This runs when the daemon reattaches to its disks, when a disk is plugged, before a verb changes a plugged VDI and
 //! after a task on it has ended, when a repository is attached, introduced or scanned, and on request.
@@ -27,19 +27,19 @@ use crate::disk::names::ServedLayer;
 use crate::disk::process::DiskProcess;
 use crate::fault::{self, Planted};
 use crate::sr;
-use judge::{Follow, Told, Verdict, judge};
+use judge::{Follow, RecordedChain, Verdict, judge};
 
 /// Advice about a diverged VDI.
 pub const ADVICE: &str = "compare them with 'tapline host reconcile --dry-run' or 'tapline sr scan', then choose which \
     is right: tapline vdi reconcile VDI --believe disk|catalogue";
 
-/// A process that is ending closes its sockets first.
+/// An exiting process closes its sockets slightly before it has exited.
 const TO_END: Duration = Duration::from_secs(2);
 
-/// Whether certain differences are applied to the catalogue, or all are only reported.
+/// Whether certain differences are applied to the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heal {
-    /// It is.
+    /// Apply them.
     Yes,
     /// Only report.
     No,
@@ -62,7 +62,7 @@ pub async fn of_sr(daemon: &Daemon, sr: Uuid) {
     }
 }
 
-/// Compares the disks of VDIs on which a task has just been at work.
+/// Compares the disks of VDIs that a task has just changed.
 pub async fn of_vdis(daemon: &Daemon, vdis: Vec<Uuid>) {
     for vdi in vdis {
         if let Err(problem) = compare(daemon, move |view| view.vbds(None, Some(vdi)), Heal::Yes).await {
@@ -85,13 +85,13 @@ async fn compare(
     heal: Heal,
 ) -> Result<Vec<Difference>, Problem> {
     let vbds = daemon.catalogue.read(find).await?;
-    let mut asked = JoinSet::new();
+    let mut comparing = JoinSet::new();
     for vbd in vbds.into_iter().filter(|vbd| vbd.state == VbdState::Plugged) {
         let daemon = daemon.clone();
-        asked.spawn(async move { (of_vbd(&daemon, vbd.uuid, heal).await, vbd) });
+        comparing.spawn(async move { (of_vbd(&daemon, vbd.uuid, heal).await, vbd) });
     }
     let mut found = Vec::new();
-    while let Some(compared) = asked.join_next().await {
+    while let Some(compared) = comparing.join_next().await {
         match compared.map_err(|error| Problem::failed("compare a disk with the catalogue", error))? {
             (Ok(difference), _) => found.extend(difference),
             // It is compared again before any operation changes it.
@@ -108,7 +108,7 @@ async fn compare(
     Ok(found)
 }
 
-/// Compares the disk that a VBD serves with the catalogue.
+/// Compares the disk of a VBD with the catalogue.
 pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Difference>, Problem> {
     if fault::planted(Planted::ForgottenMerge) || fault::planted(Planted::OldCatalogue) {
         return Ok(None);
@@ -124,7 +124,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     if before.claimed {
         return Ok(None);
     }
-    let Some(layers) = live::layers(daemon, vbd).await? else { return is_deaf(daemon, vbd).await.map(|()| None) };
+    let Some(layers) = live::layers(daemon, vbd).await? else { return must_not_run(daemon, vbd).await.map(|()| None) };
     remember(daemon, vbd, &layers);
     let astray = match before.chain.first() {
         Some(image) => files::astray(daemon, image.sr, &layers).await?,
@@ -134,7 +134,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     // The whole repository is only read if something differs: this is checked before every verb.
     let verdict = match judge::agree(&before.chain, &layers) {
         true => Verdict::Agree,
-        false => judge(&daemon.catalogue.read(move |view| told(view, vdi)).await?, &layers),
+        false => judge(&daemon.catalogue.read(move |view| recorded_chain(view, vdi)).await?, &layers),
     };
     if verdict == Verdict::Agree && astray.is_empty() && !was_diverged {
         return Ok(None);
@@ -152,9 +152,9 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
         return Ok(Some(difference));
     }
     difference.healed = difference.problem.is_none();
-    let told_of = difference.problem.clone();
+    let shown = difference.problem.clone();
     let recorded = daemon.catalogue.write(move |tx| {
-        // Another operation has started to change it since the disk was queried: that one has newer information.
+        // Another operation has started to change it since the disk was queried, and has newer information.
         if Seen::of(tx, vdi)? != before {
             return Ok(false);
         }
@@ -165,7 +165,7 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
             Verdict::Diverged(_) => set_state(tx, vdi, ImageState::Diverged)?,
         }
         let state = tx.vbd(vbd)?.state;
-        tx.set_vbd_state(vbd, state, told_of.as_ref()).map(|()| true)
+        tx.set_vbd_state(vbd, state, shown.as_ref()).map(|()| true)
     });
     if !recorded.await? {
         return Ok(None);
@@ -182,9 +182,9 @@ pub async fn of_vbd(daemon: &Daemon, vbd: Uuid, heal: Heal) -> Result<Option<Dif
     Ok(Some(difference))
 }
 
-/// Refuses if nothing listens at a disk's socket although its process runs. Such a process serves its guest as before,
-/// but can no longer be queried or controlled.
-async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+/// Refuses if nothing listens at a disk's socket although its process runs. Such a process serves its guest as
+/// before, but can no longer be queried or controlled.
+async fn must_not_run(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let Some(recorded) = daemon.catalogue.read(move |view| view.vbd_process(vbd)).await? else { return Ok(()) };
     let Some(mut process) = DiskProcess::find(recorded)? else { return Ok(()) };
     if let Ok(ended) = tokio::time::timeout(TO_END, process.ended()).await {
@@ -199,7 +199,7 @@ async fn is_deaf(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     ))
 }
 
-/// Refuses a verb on a disk that runs and is something else than the catalogue says; follows it where that is certain.
+/// Refuses a verb on a running disk that differs from the catalogue, which is updated if it is certain what happened.
 pub async fn must_agree(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let difference = of_vbd(daemon, vbd, Heal::Yes).await?;
     difference.and_then(|difference| difference.problem).map_or(Ok(()), Err)
@@ -214,7 +214,7 @@ struct Seen {
 
 impl Seen {
     fn of(view: &View<'_>, vdi: Uuid) -> Result<Seen, Problem> {
-        // Physical sizes are measured at any time.
+        // Physical sizes may be measured at any time.
         let chain = view.chain(vdi)?.into_iter().map(|image| Image { physical: 0, ..image }).collect();
         Ok(Seen { chain, claimed: view.claimant(vdi)?.is_some() })
     }
@@ -238,17 +238,17 @@ fn paths(layers: &[ServedLayer]) -> Vec<String> {
     layers.iter().map(|layer| layer.path.display().to_string()).collect()
 }
 
-fn told(view: &View<'_>, vdi: Uuid) -> Result<Told, Problem> {
+fn recorded_chain(view: &View<'_>, vdi: Uuid) -> Result<RecordedChain, Problem> {
     let chain = view.chain(vdi)?;
     let sr = view.vdi(vdi)?.sr;
     let images = view.images_of_sr(sr)?.into_iter().map(|image| (image.file.clone(), image));
     let by_file: HashMap<String, Image> = images.collect();
     let vdis = view.vdis(Some(sr))?.into_iter();
     let shown = vdis.filter_map(|vdi| Some((by_file.get(&vdi.file)?.uuid, (vdi.uuid, !vdi.read_only)))).collect();
-    Ok(Told { vdi, sr, chain, by_file, shown })
+    Ok(RecordedChain { vdi, sr, chain, by_file, shown })
 }
 
-/// The problem of a disk that continues in files that are gone.
+/// The problem of a disk that uses files removed from its repository.
 async fn gone(daemon: &Daemon, vbd: Uuid, astray: &[Astray]) -> Result<Problem, Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;
@@ -284,7 +284,7 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
     }
     let shown = tx.vdi(vdi)?;
     for image in &what.kept {
-        // Shown, nothing merges it, and people see that it is there.
+        // With a VDI, it is visible and not merged.
         let name = tx.free_name(Among::Vdis(shown.sr), &shown.name, " (found)")?;
         tx.add_vdi(&NewVdi {
             uuid: Uuid::new_v4(),
@@ -310,14 +310,14 @@ fn follow(tx: &mut repo::Tx<'_>, vdi: Uuid, what: &Follow) -> Result<(), Problem
 }
 
 /// Resolves a diverged VDI as the user has decided.
-pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<(), Problem> {
+pub async fn decide(daemon: &Daemon, vdi: Uuid, choice: Believed) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if found.state != VdiState::Diverged {
         let what = format!("VDI {vdi} is not diverged");
         return Err(Problem::new(Code::State, what).advise("compare running disks first: tapline host reconcile"));
     }
-    match (believed, found.users.first()) {
-        (Believed::Disk, Some(user)) => believe_disk(daemon, vdi, user.vbd).await,
+    match (choice, found.users.first()) {
+        (Believed::Disk, Some(user)) => accept_disk(daemon, vdi, user.vbd).await,
         (Believed::Disk, None) => {
             let what = format!("the disk of VDI {vdi} is not running, so its layers cannot be queried");
             Err(Problem::new(Code::State, what)
@@ -334,7 +334,7 @@ pub async fn decide(daemon: &Daemon, vdi: Uuid, believed: Believed) -> Result<()
     }
 }
 
-async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
+async fn accept_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Problem> {
     let layers = live::layers(daemon, vbd).await?;
     let layers = layers.ok_or_else(|| Problem::new(Code::State, format!("the disk of VBD {vbd} does not respond")))?;
     let sr = daemon.catalogue.read(move |view| view.vdi(vdi)).await?.sr;
@@ -346,7 +346,7 @@ async fn believe_disk(daemon: &Daemon, vdi: Uuid, vbd: Uuid) -> Result<(), Probl
         if tx.claimant(vdi)?.is_some() {
             return Err(Problem::new(Code::Busy, format!("a task is working on VDI {vdi}")).advise("try again"));
         }
-        let what = judge::follow(&told(tx, vdi)?, &layers).map_err(|why| problem(vdi, &why))?;
+        let what = judge::follow(&recorded_chain(tx, vdi)?, &layers).map_err(|why| problem(vdi, &why))?;
         follow(tx, vdi, &what)?;
         let state = tx.vbd(vbd)?.state;
         tx.set_vbd_state(vbd, state, None)

@@ -1,9 +1,9 @@
-//! What a changing request asks of the commit that carries it out: that its response is recorded with its key
-//! (`Idempotency-Key`), and that the object is still the one that the client has seen (`If-Match`).
+//! Conditions of a changing request on its commit: the response is recorded with its key (`Idempotency-Key`), and the
+//! object is still the one that the client has seen (`If-Match`).
 //!
-//! It knows no HTTP. Invariants: of several requests with the same key, one runs at a time; what it began or changed is
-//! recorded in the same commit as its key, so that a repetition, even to another daemon, gets that response. A change
-//! with a condition is refused in the transaction that would make it, so that nothing comes between.
+//! It knows no HTTP. Invariants: of several requests with the same key, one runs at a time; its changes are recorded
+//! in the same commit as its key, so that a repetition, even to another daemon, gets that response. A conditional
+//! change is checked in the transaction that makes it, so that no other change comes between.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 /// The status of a response without a body.
 const NO_CONTENT: u16 = 204;
 
-/// The bytes of a hash that an entity tag shows: 128 bits, so that no two versions of an object share one.
+/// Bytes of a hash in an entity tag: 128 bits, so that no two versions of an object share one.
 const TAG_BYTES: usize = 16;
 
 /// The request that is being carried out.
@@ -34,19 +34,19 @@ tokio::task_local! {
     static CURRENT: Arc<Current>;
 }
 
-/// What an object must still be.
+/// The condition of a change on an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Its kind.
+    /// The kind of the object.
     pub kind: ObjectKind,
-    /// Its identity.
+    /// The object's UUID.
     pub uuid: Uuid,
-    /// The entity tags of which it must have one; `None` if any will do.
+    /// The acceptable entity tags; `None` if any will do.
     pub tags: Option<Vec<String>>,
 }
 
 impl Condition {
-    /// Refuses an object that is gone or is not as the client has seen it.
+    /// Refuses if the object is gone or has changed since the client read it.
     pub fn check(&self, view: &View<'_>) -> Result<(), Problem> {
         let now = tag_of(&representation(view, self.kind, self.uuid)?);
         if self.tags.as_ref().is_none_or(|tags| tags.contains(&now)) {
@@ -59,7 +59,7 @@ impl Condition {
     }
 }
 
-/// An object as a response shows it.
+/// An object in the form of a response.
 pub fn representation(view: &View<'_>, kind: ObjectKind, uuid: Uuid) -> Result<Vec<u8>, Problem> {
     let text = match kind {
         ObjectKind::Sr => serde_json::to_vec(&view.shown_sr(uuid)?),
@@ -72,14 +72,14 @@ pub fn representation(view: &View<'_>, kind: ObjectKind, uuid: Uuid) -> Result<V
     text.map_err(|error| Problem::failed("encode the response", error))
 }
 
-/// The entity tag of a representation (RFC 9110, 8.8.3): a strong one, since it differs whenever a byte does.
+/// The entity tag of a representation (RFC 9110, 8.8.3): a strong one, since it changes with every byte.
 pub fn tag_of(representation: &[u8]) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, representation);
     let digits: String = hash.as_ref().iter().take(TAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
     format!("\"{digits}\"")
 }
 
-/// Takes the key of the current request, to record its response: it can be taken once.
+/// Takes the key of the current request, to record its response; can be taken once.
 pub fn take_key() -> Option<RequestKey> {
     CURRENT.try_with(|current| current.key.lock().unwrap_or_else(PoisonError::into_inner).take()).ok().flatten()
 }
@@ -101,7 +101,7 @@ pub async fn during<T>(
     (done, left)
 }
 
-/// Makes a change, whose result is the response with this status.
+/// Makes a change, key_of result is the response with this status.
 pub async fn change<T, F>(catalogue: &Catalogue, status: u16, change: F) -> Result<T, Problem>
 where
     T: Serialize + Send + 'static,
@@ -123,40 +123,40 @@ where
     changed.await
 }
 
-/// Whose key, and which.
-type Whose = (String, String);
+/// The caller and its key.
+type CallerKey = (String, String);
 
-/// The requests with keys that are being done.
+/// The requests with keys in progress.
 #[derive(Clone, Debug, Default)]
-pub struct Turns(Arc<Mutex<HashMap<Whose, Arc<tokio::sync::Mutex<()>>>>>);
+pub struct KeyLocks(Arc<Mutex<HashMap<CallerKey, Arc<tokio::sync::Mutex<()>>>>>);
 
-/// No other request with its key is executed in the meantime.
+/// Excludes other requests with the same key until dropped.
 #[derive(Debug)]
-pub struct Turn {
-    whose: Whose,
-    turns: Turns,
+pub struct KeyLock {
+    key_of: CallerKey,
+    locks: KeyLocks,
     _held: OwnedMutexGuard<()>,
 }
 
-impl Turns {
-    fn entries(&self) -> MutexGuard<'_, HashMap<Whose, Arc<tokio::sync::Mutex<()>>>> {
+impl KeyLocks {
+    fn entries(&self) -> MutexGuard<'_, HashMap<CallerKey, Arc<tokio::sync::Mutex<()>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other request with this key is being done.
-    pub async fn wait(&self, key: &RequestKey) -> Turn {
-        let whose = (key.asker.clone(), key.key.clone());
-        let lock = self.entries().entry(whose.clone()).or_default().clone();
-        Turn { whose, turns: self.clone(), _held: lock.lock_owned().await }
+    /// Waits until no other request with this key is in progress.
+    pub async fn wait(&self, key: &RequestKey) -> KeyLock {
+        let key_of = (key.asker.clone(), key.key.clone());
+        let lock = self.entries().entry(key_of.clone()).or_default().clone();
+        KeyLock { key_of, locks: self.clone(), _held: lock.lock_owned().await }
     }
 }
 
-impl Drop for Turn {
+impl Drop for KeyLock {
     fn drop(&mut self) {
-        let mut entries = self.turns.entries();
+        let mut entries = self.locks.entries();
         // One reference is the map's and one ours; each waiting request has another.
-        if entries.get(&self.whose).is_some_and(|lock| Arc::strong_count(lock) <= 2) {
-            entries.remove(&self.whose);
+        if entries.get(&self.key_of).is_some_and(|lock| Arc::strong_count(lock) <= 2) {
+            entries.remove(&self.key_of);
         }
     }
 }
@@ -171,18 +171,18 @@ mod test {
 
     #[tokio::test]
     async fn requests_with_the_same_key_are_serialized_without_leftovers() {
-        let turns = Turns::default();
-        let first = turns.wait(&key()).await;
+        let locks = KeyLocks::default();
+        let first = locks.wait(&key()).await;
         let second = tokio::spawn({
-            let turns = turns.clone();
-            async move { turns.wait(&key()).await }
+            let locks = locks.clone();
+            async move { locks.wait(&key()).await }
         });
-        drop(turns.wait(&RequestKey { key: "b".into(), ..key() }).await);
+        drop(locks.wait(&RequestKey { key: "b".into(), ..key() }).await);
         tokio::task::yield_now().await;
         assert!(!second.is_finished());
         drop(first);
         drop(second.await.unwrap());
-        assert!(turns.entries().is_empty());
+        assert!(locks.entries().is_empty());
     }
 
     #[tokio::test]

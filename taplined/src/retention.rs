@@ -1,8 +1,8 @@
-//! Follows the schedules of VDIs and VMs: begins [`keep`] for each of them when a snapshot is due.
+//! Follows the schedules of VDIs and VMs: runs [`keep`] for each of them when a snapshot is due.
 //!
-//! Invariants: a snapshot that fails is tried again in the next period, not before; whatever the clock does, two are
-//! taken no sooner than half a period after each other; no two snapshots of one disk are begun at once, although the
-//! schedules of the disk and of its VM are due at the same moment. There is one timer, and none without a schedule.
+//! Invariants: a snapshot that fails is retried in the next period, not before; whatever the clock does, two are
+//! taken at least half a period apart; no two snapshots of one disk are begun at once, although the schedules of the
+//! disk and of its VM are due at the same moment. There is one timer, and none without a schedule.
 
 mod keep;
 mod plan;
@@ -25,20 +25,20 @@ use self::subject::{Scheduled, Subject};
 use crate::clock::{self, Now};
 use crate::daemon::Daemon;
 
-/// The longest sleep: the clock may be set meanwhile, and the timer stands still while the host is suspended.
+/// The longest sleep: the clock may be set in the meantime, and the timer stands still while the host is suspended.
 const CLOCK_TRUSTED: Duration = Duration::from_secs(3600);
 
 /// Longer than the longest period.
 const REMEMBERED: Duration = Duration::from_secs(32 * 24 * 3600);
 
-/// When a snapshot was last begun, whether it was taken or not.
+/// The last attempt at a snapshot, successful or not.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     period: i64,
     up: Duration,
 }
 
-/// What is being done: what a finished piece of work had taken is free again.
+/// Running snapshots, and the objects that they reserve.
 #[derive(Debug, Default)]
 struct Work {
     taken: HashSet<Uuid>,
@@ -46,7 +46,7 @@ struct Work {
 }
 
 impl Work {
-    /// Runs a piece of work that nothing else may be done with `takes` during.
+    /// Runs work, during which `takes` are reserved.
     fn begin(&mut self, takes: Vec<Uuid>, work: impl Future<Output = ()> + Send + 'static) {
         self.taken.extend(&takes);
         self.running.spawn(async move {
@@ -69,7 +69,7 @@ pub async fn follow(daemon: Daemon) {
                 Vec::new()
             }
         };
-        // Also of schedules that have ended, and may be set again at once.
+        // Includes schedules that have been removed, and may be set again at any time.
         let up = clock::now().up;
         attempts.retain(|_, last| up < last.up + REMEMBERED);
         let mut sleep = None;
@@ -91,15 +91,14 @@ pub async fn follow(daemon: Daemon) {
             () = changed(&mut events, &known, &lacking) => {}
             Some(ended) = work.running.join_next() => match ended {
                 Ok(taken) => work.taken.retain(|uuid| !taken.contains(uuid)),
-                // It panicked, which has ended the daemon, or was cancelled with it.
+                // It panicked, which aborts the daemon, or was cancelled with it.
                 Err(_) => return,
             },
         }
     }
 }
 
-/// Begins what is due by a schedule; otherwise returns how long nothing is to be done, if it is the time that it waits
-/// for.
+/// Begins a due snapshot; otherwise returns the time until the next check, unless a running snapshot must end first.
 async fn begin(
     daemon: &Daemon,
     one: &Scheduled,
@@ -119,7 +118,7 @@ async fn begin(
         return Some(rest(one, last, now));
     }
     if let Subject::Vm(vm) = one.subject {
-        // One that is being started, by hand or with its host, would refuse, and have none in all of this period.
+        // A VM that is being started would refuse, and get no snapshot in this period.
         if daemon.vms.is_busy(vm) {
             let waiting = daemon.clone();
             work.begin(vec![vm], async move { waiting.vms.settled(vm).await });
@@ -132,7 +131,7 @@ async fn begin(
     None
 }
 
-/// Waits for the change of a schedule, or for a repository that is lacking to be attached.
+/// Waits for a change of a schedule, or for a lacking repository to be attached.
 async fn changed(events: &mut Receiver<Arc<Event>>, known: &HashMap<Uuid, Retention>, lacking: &HashSet<Uuid>) {
     loop {
         let (uuid, retention) = match events.recv().await {
@@ -148,7 +147,7 @@ async fn changed(events: &mut Receiver<Arc<Event>>, known: &HashMap<Uuid, Retent
                 }
                 _ => continue,
             },
-            // Some were missed, and a schedule may have been among them.
+            // Events were missed, and may have been about a schedule.
             Err(RecvError::Lagged(_)) => return,
             Err(RecvError::Closed) => std::future::pending().await,
         };
@@ -163,18 +162,18 @@ fn may_begin(one: &Scheduled, last: Option<&Attempt>, now: Now) -> bool {
     one.lacks.is_none() && !failed && again(one, last, now).is_zero() && is_due(&one.schedule, &one.taken, now.wall)
 }
 
-/// How long it is until half a period has passed since the last snapshot: by the clock that cannot be set since one was
-/// last begun, and by the wall clock since those that were taken, which a daemon that has just been started knows too.
+/// Time until half a period has passed since the last snapshot: by the monotonic clock since the last attempt, and by
+/// the wall clock since the last snapshot, which a restarted daemon knows too.
 fn again(one: &Scheduled, last: Option<&Attempt>, now: Now) -> Duration {
     let apart = interval(&one.schedule).length() / 2;
     let of_attempt = last.map_or(Duration::ZERO, |last| (last.up + apart.unsigned_abs()).saturating_sub(now.up));
     let since = one.taken.iter().map(|taken| now.wall.duration_since(taken.at));
-    // One that is farther ahead was taken while the clock was.
+    // A snapshot farther ahead was taken while the clock was wrong.
     let near = since.filter(|since| since.abs() < apart).min();
     near.map_or(of_attempt, |since| of_attempt.max((apart - since).unsigned_abs()))
 }
 
-/// How long nothing is to be done.
+/// Time until the next check.
 fn rest(one: &Scheduled, last: Option<&Attempt>, now: Now) -> Duration {
     if one.lacks.is_some() {
         return CLOCK_TRUSTED;
@@ -208,7 +207,7 @@ mod test {
         let one = hourly(&["2026-11-27T09:20:00Z"]);
         assert!(may_begin(&one, None, at("2026-11-27T10:00:00Z", 1000)));
         assert!(!may_begin(&one, None, at("2026-11-27T09:59:00Z", 1000)));
-        // One that failed is not tried again in its period.
+        // A failed one is not retried in its period.
         let period = interval(&one.schedule).of("2026-11-27T10:00:00Z".parse().unwrap());
         let failed = Attempt { period, up: Duration::from_secs(1000) };
         assert!(!may_begin(&one, Some(&failed), at("2026-11-27T10:59:59Z", 4500)));
@@ -225,24 +224,24 @@ mod test {
         let last = |up| Attempt { period: 0, up: Duration::from_secs(up) };
         assert_eq!(rest(&one, None, at("2026-11-27T10:10:00Z", 1000)).as_secs(), 3000);
         assert_eq!(rest(&one, Some(&last(1000)), at("2026-11-27T10:10:00Z", 1000)).as_secs(), 3000);
-        // In a period in which none was taken, half a period after the last one.
+        // In a period without a snapshot, half a period after the last one.
         assert_eq!(rest(&one, Some(&last(1000)), at("2026-11-27T11:00:00Z", 1600)).as_secs(), 1200);
         assert_eq!(rest(&one, None, at("2026-11-27T11:00:00Z", 1600)), Duration::ZERO);
-        // Not before the next period after one that failed.
+        // After a failure, not before the next period.
         let failed =
             Attempt { period: interval(&one.schedule).of("2026-11-27T11:30:00Z".parse().unwrap()), ..last(1000) };
         assert_eq!(rest(&one, Some(&failed), at("2026-11-27T11:30:00Z", 1000)).as_secs(), 1800);
     }
 
     #[test]
-    fn half_a_period_lies_between_two_snapshots_after_the_daemon_has_been_restarted_too() {
+    fn snapshots_are_half_a_period_apart_even_after_a_restart() {
         let one = hourly(&["2026-11-27T08:50:00Z", "2026-11-27T09:50:00Z"]);
         assert!(!may_begin(&one, None, at("2026-11-27T10:19:59Z", 1000)));
         assert_eq!(rest(&one, None, at("2026-11-27T10:19:00Z", 1000)).as_secs(), 60);
         assert!(may_begin(&one, None, at("2026-11-27T10:20:00Z", 1000)));
         // The clock was a little ahead.
         assert!(!may_begin(&hourly(&["2026-11-27T11:10:00Z"]), None, at("2026-11-27T10:50:00Z", 1000)));
-        // It was a day ahead: that one is not waited for.
+        // The clock was a day ahead: that snapshot is not waited for.
         assert!(may_begin(&hourly(&["2026-11-28T10:10:00Z"]), None, at("2026-11-27T10:50:00Z", 1000)));
     }
 }

@@ -1,7 +1,7 @@
 //! Attached repositories: where their directories are, and their free space.
 //!
 //! Any access to their storage may block for long, so it runs on separate threads with a time limit ([`patience`]).
-//! Image contents are the business of disk processes.
+//! The contents of images are left to disk processes.
 
 mod attach;
 mod destroy;
@@ -38,20 +38,20 @@ pub use make::{Create, Given, Introduce, is_known, must_fit, new_sr};
 pub use scan::{compare_files, doubtful, same_file, scan};
 pub use watch::{seek_lost, watch_space};
 
-/// The repositories that are attached.
+/// The attached repositories.
 #[derive(Debug)]
 pub struct Srs {
     catalogue: Catalogue,
     config: Config,
-    /// This one.
+    /// This host.
     host: LastHost,
-    /// Those that used the run directory before.
+    /// Earlier hosts of the run directory.
     predecessors: Vec<LastHost>,
     /// Their directories.
     open: Mutex<HashMap<Uuid, Arc<Directory>>>,
     /// The state of the inventories of writable repositories.
     logs: Mutex<HashMap<Uuid, inventory::Slot>>,
-    /// Those that are being attached, detached, scanned or removed.
+    /// Repositories that are being attached, detached, scanned or removed, with the operation as a participle.
     claimed: Arc<Mutex<HashMap<Uuid, &'static str>>>,
     /// Limits the time to wait for their storage.
     pub patience: Patience,
@@ -63,16 +63,16 @@ pub struct Srs {
     when_attached: WhenAttached,
 }
 
-/// What the rest of the daemon does when a repository is there again.
+/// Actions of the rest of the daemon when a repository becomes available.
 #[derive(Clone, Copy, Debug)]
 pub struct WhenAttached {
     /// Compares its disks and files with the catalogue.
     pub reconcile: fn(Daemon, Uuid) -> BoxFuture<'static, ()>,
-    /// Begins to merge what is left over in it.
+    /// Starts merges of its images that are no longer needed.
     pub collect: fn(&Daemon, Uuid),
 }
 
-/// A repository is one task's until this is dropped.
+/// Exclusive use of a repository, until dropped.
 #[derive(Debug)]
 pub struct Claim {
     sr: Uuid,
@@ -86,7 +86,7 @@ impl Drop for Claim {
 }
 
 impl Srs {
-    /// None.
+    /// Creates the state with no repository attached.
     pub fn new(
         config: &Config,
         catalogue: Catalogue,

@@ -1,7 +1,7 @@
 //! Reads the statistics pages of plugged disks.
 //!
-//! A disk process is asked nothing, so that one that is stuck is seen as well. It is not trusted either: what it wrote
-//! is only numbers ([`stats::Reader`]). Nothing is kept between two readings; an idle daemon reads nothing.
+//! Disk processes are not involved, so stuck ones are seen as well. They are not trusted either: a page contains only
+//! numbers ([`stats::Reader`]). Nothing is kept between two readings; an idle daemon reads nothing.
 
 pub mod layers;
 
@@ -21,13 +21,13 @@ use crate::disk::paths::DiskPaths;
 use crate::task::blocking;
 use layers::{Around, Layers};
 
-/// Requests in flight that are listed for a disk.
+/// Maximum number of requests in flight listed for a disk.
 const LISTED: usize = 64;
 
-/// Fine buckets that are told as one: sixteen are left of each doubling.
+/// Number of fine buckets merged into one: sixteen remain per doubling.
 const COARSE: usize = 32;
 
-/// A choice of disks: those that meet all that is given.
+/// A choice of disks that meet all given criteria.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskFilter {
     /// Only this one.
@@ -36,11 +36,11 @@ pub struct DiskFilter {
     pub vm: Option<Uuid>,
     /// Only those of VDIs in this repository.
     pub sr: Option<Uuid>,
-    /// With the layers above and beneath: guests are asked, and the host's devices are read.
+    /// Also query guests, and read the host's devices.
     pub layers: bool,
 }
 
-/// A plugged VBD, and what the catalogue knows around it.
+/// A plugged VBD, and its surroundings in the catalogue.
 #[derive(Clone, Debug)]
 pub struct Plugged {
     pub vbd: Vbd,
@@ -50,19 +50,19 @@ pub struct Plugged {
     pub sr_name: Name,
 }
 
-/// A page that was read.
+/// A statistics page that was read.
 #[derive(Debug)]
 pub struct Read {
     pub disk: Plugged,
     pub snapshot: Snapshot,
-    /// For its histograms.
+    /// The reader, for its histograms.
     pub reader: Reader,
-    /// What is above and beneath it, if that was asked for.
+    /// The layers above and beneath, if requested.
     pub layers: Option<Layers>,
 }
 
-/// What `then` makes of the pages of these disks. It reads files: it runs where that keeps nobody waiting. A disk whose
-/// process has begun no page yet, or is of a version without pages, is left out.
+/// Applies `then` to the pages of the selected disks, on a blocking thread. A disk whose process has not yet created
+/// a page, or is of a version without pages, is left out.
 pub async fn read<T: Send + 'static>(
     daemon: &Daemon,
     which: DiskFilter,
@@ -90,7 +90,7 @@ pub async fn read<T: Send + 'static>(
     .await
 }
 
-/// The plugged VBDs, with the names around them.
+/// The selected plugged VBDs, with their surroundings.
 fn plugged(view: &View<'_>, which: DiskFilter) -> Result<Vec<Plugged>, Problem> {
     let mut vbds = match which.vbd {
         Some(vbd) => vec![view.vbd(vbd)?],
@@ -115,14 +115,14 @@ fn is_served(vbd: &Vbd) -> bool {
     matches!(vbd.state, VbdState::Plugged | VbdState::Restarting | VbdState::Unplugging)
 }
 
-/// The problem of a VBD that has no page.
+/// The problem of a VBD without a page.
 pub fn none_of(vbd: Uuid) -> Problem {
     Problem::new(Code::State, format!("VBD {vbd} has no statistics: it is not plugged, or its process has no page"))
         .advise("plug it, or plug it again")
 }
 
 impl Read {
-    /// As the API shows it.
+    /// The statistics as the API shows them.
     pub fn shown(&self, histograms: bool) -> DiskStatistics {
         let Read { disk, snapshot, layers, .. } = self;
         let count = |count| snapshot.count(count);
@@ -202,17 +202,17 @@ fn in_flight(request: &InFlight, now: u64) -> RequestInFlight {
     }
 }
 
-/// Buckets that are a sixteenth of a doubling wide.
+/// Merges fine buckets into buckets of a sixteenth of a doubling.
 fn coarse(histogram: &Histogram) -> Vec<LatencyBucket> {
-    let mut told: Vec<LatencyBucket> = Vec::new();
+    let mut buckets: Vec<LatencyBucket> = Vec::new();
     for (bucket, count) in histogram.buckets() {
         let below_ns = stats::bucket_bounds(bucket / COARSE * COARSE + COARSE - 1).1;
-        match told.last_mut() {
+        match buckets.last_mut() {
             Some(last) if last.below_ns == below_ns => last.count = last.count.saturating_add(*count),
-            _ => told.push(LatencyBucket { below_ns, count: *count }),
+            _ => buckets.push(LatencyBucket { below_ns, count: *count }),
         }
     }
-    told
+    buckets
 }
 
 #[cfg(test)]
@@ -222,9 +222,9 @@ mod test {
     #[test]
     fn coarse_buckets_have_all_counts_and_are_a_sixteenth_of_a_doubling_wide() {
         let fine = Histogram::of((0..stats::BUCKETS).map(|bucket| (bucket, 1)));
-        let told = coarse(&fine);
-        assert_eq!(told.iter().map(|bucket| bucket.count).sum::<u64>(), stats::BUCKETS as u64);
-        for pair in told.windows(2) {
+        let merged = coarse(&fine);
+        assert_eq!(merged.iter().map(|bucket| bucket.count).sum::<u64>(), stats::BUCKETS as u64);
+        for pair in merged.windows(2) {
             let [one, next] = pair else { unreachable!() };
             let width = next.below_ns - one.below_ns;
             assert!(one.below_ns < next.below_ns && (one.below_ns < 512 || width * 16 <= one.below_ns), "{pair:?}");

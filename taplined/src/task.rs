@@ -28,7 +28,7 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::{panics, request};
 
-/// How long tasks may take to end when the daemon stops. What has not ended by then is in the journal.
+/// Time limit for tasks to end when the daemon stops. The journal has those that have not.
 const TO_STOP: Duration = Duration::from_secs(10);
 
 /// Pause before recording the end of a task is retried.
@@ -38,28 +38,28 @@ const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const ABANDONED: &str = "VDIs that it was changing are marked diverged: examine them with 'tapline sr scan', then \
     choose: tapline vdi reconcile VDI --believe disk|catalogue";
 
-/// Under which word an undo is reported.
+/// The step name under which a rollback is reported.
 const UNDO: &str = "undo";
 
-/// How slow the threads of steps are with the planted fault of an undo that does not wait for them; the undo itself is
-/// not, or it would come after them nevertheless.
+/// Delay of the threads of steps with the planted bug of a rollback that does not wait for them; the rollback itself
+/// is not delayed, or it would come after them nevertheless.
 const SLOW: Duration = Duration::from_millis(150);
 
 /// The running tasks.
 #[derive(Debug)]
 pub struct Tasks {
     catalogue: Catalogue,
-    running: Mutex<HashMap<Uuid, watch::Sender<Wish>>>,
+    running: Mutex<HashMap<Uuid, watch::Sender<TaskControl>>>,
     /// The number of running tasks, for waiting until all have ended.
     count: watch::Sender<usize>,
     /// Whether the daemon is stopping: tasks cancelled from then on were not cancelled by a user.
     stopping: AtomicBool,
-    /// On which VDIs no merge may begin.
+    /// VDIs on which no merge may begin.
     pub wanted: Wanted,
     rules: Rules,
 }
 
-/// What the tasks of a daemon must know of the verbs that they carry out.
+/// How a daemon's tasks treat the verbs that they carry out.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// The verb of jobs that give way to any other operation on their VDI.
@@ -73,9 +73,9 @@ pub struct Rules {
 pub struct Ended {
     /// The VDIs that it was about.
     pub vdis: Vec<Uuid>,
-    /// Repositories in which there may be something to tidy up.
+    /// Repositories that may need a cleanup.
     pub tidies: Vec<Uuid>,
-    /// Whether it was done.
+    /// Whether it succeeded.
     pub done: bool,
 }
 
@@ -85,19 +85,19 @@ pub struct Context {
     /// The task, as it was when its step began.
     task: Task,
     catalogue: Catalogue,
-    cancelled: watch::Receiver<Wish>,
-    /// The same for work that continues although the task was cancelled.
-    abandoned: watch::Receiver<Wish>,
-    /// When it has last made progress.
+    cancelled: watch::Receiver<TaskControl>,
+    /// The same requests, for work that continues although the task was cancelled.
+    abandoned: watch::Receiver<TaskControl>,
+    /// Time of the last progress.
     progressed: watch::Sender<Instant>,
-    /// What its steps have started and may not have ended.
+    /// Threads and processes of its steps that may still be running.
     started: Started,
 }
 
 /// A request to a running task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    GoOn,
+enum TaskControl {
+    Continue,
     /// Roll back.
     Cancel,
     /// Leave everything as it is.
@@ -108,7 +108,7 @@ enum Wish {
 type Work = Box<dyn FnOnce(Context) -> BoxFuture<'static, Result<Value, Problem>> + Send>;
 
 impl Tasks {
-    /// None.
+    /// Creates the state with no task running.
     pub fn new(catalogue: Catalogue, rules: Rules) -> Tasks {
         Tasks {
             catalogue,
@@ -120,7 +120,7 @@ impl Tasks {
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<Wish>>> {
+    fn running(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<TaskControl>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,7 +146,7 @@ impl Tasks {
     }
 
     fn run_boxed(&self, daemon: &Daemon, task: Task, tidies: Vec<Uuid>, work: Work) {
-        let (cancel, cancelled) = watch::channel(Wish::GoOn);
+        let (cancel, cancelled) = watch::channel(TaskControl::Continue);
         let uuid = task.uuid;
         self.running().insert(uuid, cancel);
         self.count.send_modify(|count| *count = count.saturating_add(1));
@@ -186,7 +186,7 @@ impl Tasks {
                 false => tx.end_task(uuid, outcome),
             });
             let Err(problem) = ended.await else { break };
-            // The catalogue is full, for example. Its objects stay reserved until that is recorded.
+            // The catalogue's file system may be full. The objects stay reserved until the end is recorded.
             tracing::error!(task = %uuid, verb, "its end could not be recorded; retrying: {problem}");
             tokio::time::sleep(RECORD_AGAIN_AFTER).await;
         }
@@ -195,22 +195,22 @@ impl Tasks {
         panics::tasks(*self.count.borrow());
     }
 
-    /// Requests a task to end. It rolls back; the response does not wait for that.
+    /// Cancels a task, which then rolls back; does not wait for that.
     pub async fn cancel(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.write(move |tx| tx.set_task_cancelling(uuid)).await?;
-        self.tell_cancelled(uuid);
+        self.notify_cancelled(uuid);
         Ok(task)
     }
 
-    /// Has a task end that is recorded as cancelled.
-    pub fn tell_cancelled(&self, uuid: Uuid) {
+    /// Notifies a task that is recorded as cancelled.
+    pub fn notify_cancelled(&self, uuid: Uuid) {
         if let Some(cancel) = self.running().get(&uuid) {
-            cancel.send_replace(Wish::Cancel);
+            cancel.send_replace(TaskControl::Cancel);
         }
     }
 
-    /// Abandons a task that can neither complete nor roll back, and releases its objects. It is unknown what it has
-    /// left half done: VDIs whose files it was changing are not used until somebody has decided about them.
+    /// Abandons a task that can neither complete nor roll back, and releases its objects. What it has left half done
+    /// is unknown: VDIs whose files it was changing are not used until a user has decided about them.
     pub async fn abandon(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.catalogue.read(move |view| view.task(uuid)).await?;
         let retried = task.problem.filter(|_| !task.state.is_over() || task.state == TaskState::Stuck);
@@ -228,20 +228,20 @@ impl Tasks {
         });
         let task = abandoned.await?;
         if let Some(running) = self.running().get(&uuid) {
-            running.send_replace(Wish::Abandon);
+            running.send_replace(TaskControl::Abandon);
         }
         Ok(task)
     }
 
-    /// Has tasks that are over by the catalogue leave everything as it is, if they run.
-    pub fn let_go(&self, ended: &[Uuid]) {
+    /// Makes tasks that have ended according to the catalogue stop without rolling back.
+    pub fn abandon_ended(&self, ended: &[Uuid]) {
         let running = self.running();
         for task in ended.iter().filter_map(|task| running.get(task)) {
-            task.send_replace(Wish::Abandon);
+            task.send_replace(TaskControl::Abandon);
         }
     }
 
-    /// Waits until a task has ended, but not longer than `patience`; returns the task as it is then.
+    /// Waits until a task has ended, at most for `patience`; returns its state then.
     pub async fn wait(&self, uuid: Uuid, patience: Duration) -> Result<Task, Problem> {
         match tokio::time::timeout(patience, self.end_of(uuid)).await {
             Ok(task) => task,
@@ -249,7 +249,7 @@ impl Tasks {
         }
     }
 
-    /// Waits until a task has ended, however long that takes; returns the task, or why it has failed.
+    /// Waits until a task has ended, without time limit; returns the task, or the problem with which it failed.
     pub async fn success_of(&self, uuid: Uuid) -> Result<Task, Problem> {
         let task = self.end_of(uuid).await?;
         if task.state == TaskState::Done {
@@ -292,7 +292,7 @@ impl Tasks {
     pub async fn give_way(&self, vdi: Uuid) -> Result<Want, Problem> {
         let want = self.wanted.want(vdi);
         let gives_way = self.rules.gives_way;
-        // After everything that is being recorded: a merge that has not seen the request may be among it.
+        // Comes after all pending commits: a merge that has not seen the request may be among them.
         let merge = self.catalogue.write(move |tx| {
             let holders = tx.holders(vdi)?.into_iter().map(|holder| holder.holder);
             let tasks = tx.claimant(vdi)?.into_iter().chain(holders).map(|task| tx.find_task(task));
@@ -307,13 +307,13 @@ impl Tasks {
         self.wait(merge.uuid, TO_STOP).await.map(|_| want)
     }
 
-    /// Ends the tasks without a journal entry: they have ended with the daemon that ran them.
+    /// Ends the tasks without a journal entry: they ended with the daemon that ran them.
     pub async fn end_unjournalled(&self) -> Result<(), Problem> {
         let ended = || Problem::new(Code::Failed, "the daemon stopped while this was in progress").advise("try again");
         self.catalogue
             .write(move |tx| {
-                let goes_on: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
-                for task in tx.tasks(true)?.iter().filter(|task| !goes_on.contains(&task.uuid)) {
+                let journalled: Vec<Uuid> = tx.journal()?.iter().map(|entry| entry.task.uuid).collect();
+                for task in tx.tasks(true)?.iter().filter(|task| !journalled.contains(&task.uuid)) {
                     tx.end_task(task.uuid, Err(ended()))?;
                 }
                 Ok(())
@@ -326,11 +326,11 @@ impl Tasks {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Cancels what can be cancelled, and waits for all for a while.
+    /// Cancels the tasks that can be cancelled, and waits for all, up to a time limit.
     pub async fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         for cancel in self.running().values() {
-            cancel.send_replace(Wish::Cancel);
+            cancel.send_replace(TaskControl::Cancel);
         }
         let mut count = self.count.subscribe();
         let ended = tokio::time::timeout(TO_STOP, count.wait_for(|count| *count == 0)).await.is_ok();
@@ -341,7 +341,7 @@ impl Tasks {
 }
 
 impl Context {
-    /// The task.
+    /// The UUID of the task.
     pub fn uuid(&self) -> Uuid {
         self.task.uuid
     }
@@ -362,34 +362,34 @@ impl Context {
 
     /// An error if the task was cancelled.
     pub fn check(&self) -> Result<(), Problem> {
-        if *self.cancelled.borrow() == Wish::GoOn { Ok(()) } else { Err(cancelled()) }
+        if *self.cancelled.borrow() == TaskControl::Continue { Ok(()) } else { Err(cancelled()) }
     }
 
     /// Waits before a retry, and shows the reason in the meantime; an error if the task is abandoned.
     pub async fn rest(&self, pause: Duration, problem: &Problem) -> Result<(), Problem> {
         self.show(Some(problem.clone())).await;
-        let mut asked = self.abandoned.clone();
+        let mut requested = self.abandoned.clone();
         tokio::select! {
             () = tokio::time::sleep(pause) => Ok(()),
-            Ok(_) = asked.wait_for(|asked| *asked == Wish::Abandon) => Err(problem.clone()),
+            Ok(_) = requested.wait_for(|requested| *requested == TaskControl::Abandon) => Err(problem.clone()),
         }
     }
 
-    /// The same for work that must complete although the task was cancelled.
+    /// A context that ignores cancellation, for work that must complete.
     pub fn regardless(&self) -> Context {
-        Context { cancelled: watch::channel(Wish::GoOn).1, ..self.clone() }
+        Context { cancelled: watch::channel(TaskControl::Continue).1, ..self.clone() }
     }
 
     /// Waits until the task is cancelled.
     pub async fn cancelled(&self) {
-        let mut asked = self.cancelled.clone();
-        if asked.wait_for(|asked| *asked != Wish::GoOn).await.is_err() {
+        let mut requested = self.cancelled.clone();
+        if requested.wait_for(|requested| *requested != TaskControl::Continue).await.is_err() {
             // It can no longer be cancelled.
             std::future::pending().await
         }
     }
 
-    /// Waits for `work`, but no longer than until the task is cancelled; `work` is dropped then.
+    /// Waits for `work` until the task is cancelled; `work` is then dropped.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         tokio::select! {
             done = work => done,
@@ -398,15 +398,15 @@ impl Context {
     }
 }
 
-/// Records a task, and that it is the answer to the request with this key.
+/// Records a task, and that it is the response to the request with this key.
 fn add_task(tx: &mut repo::Tx<'_>, new: &NewTask, key: Option<&RequestKey>) -> Result<Task, Problem> {
     let task = tx.add_task(new)?;
     key.map_or(Ok(()), |key| tx.keep_answer(key, &Answered::Task(task.uuid)))?;
     Ok(task)
 }
 
-/// Runs work that may wait for storage or for another program on a separate thread. `tried` is reported if that thread
-/// dies. The thread goes on to its end if the caller stops waiting; an undo of its job waits for it.
+/// Runs work that may wait for storage or another program on a separate thread. `tried` is reported if that thread
+/// dies. The thread runs to completion even if the caller stops waiting; an undo of its job waits for it.
 pub async fn blocking<T: Send + 'static>(
     tried: impl Display,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,

@@ -1,10 +1,10 @@
 //! Tokens: access to the API over TCP. The catalogue stores them; here they are looked up by their secrets, and
-//! connections learn when their token ends.
+//! connections are notified when their token ends.
 //!
-//! Of a secret only the SHA-256 is kept. A slow hash, as needed for passwords, would protect nothing: a secret is 256
-//! random bits that nobody can guess, however fast. It would only let anybody burn the daemon's CPU time. Secrets are
-//! found by looking up their hashes: the time this takes can reveal something about a stored hash, but never about a
-//! secret, because a caller cannot choose a hash.
+//! Of a secret only the SHA-256 is kept. A slow hash, as needed for passwords, would add no protection: a secret is
+//! 256 random bits, which cannot be guessed at any speed. It would only let clients burn the daemon's CPU time.
+//! Secrets are found by looking up their hashes: the time this takes can reveal something about a stored hash, but
+//! never about a secret, because a caller cannot choose a hash.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ use uuid::Uuid;
 /// Longest wait for a token's expiry on the monotonic clock: the wall clock may be set in the meantime.
 const CLOCK_TRUSTED: Duration = Duration::from_secs(60);
 
-/// The tokens that there are. Cheap to clone; all clones are the same.
+/// The existing tokens. Cheap to clone; clones share their state.
 #[derive(Clone, Debug)]
 pub struct Tokens {
     catalogue: Catalogue,
@@ -33,7 +33,7 @@ pub struct Tokens {
 #[derive(Debug)]
 struct Known {
     token: Token,
-    /// It is dropped with the token, which notifies the connections that use it.
+    /// Dropped with the token, which notifies the connections that use it.
     alive: watch::Sender<()>,
 }
 
@@ -42,9 +42,9 @@ struct Known {
 pub struct Grant {
     /// The token's name.
     pub name: Name,
-    /// What may be done with it.
+    /// The role of its holder.
     pub role: Role,
-    /// The tag of the objects that may be operated with it.
+    /// The tag of the objects that an operator may operate.
     pub tag: Option<Tag>,
     expires: Option<Timestamp>,
     alive: watch::Receiver<()>,
@@ -62,7 +62,7 @@ impl Tokens {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of them, by name.
+    /// All tokens, by name.
     pub fn list(&self) -> Vec<Token> {
         let mut tokens: Vec<Token> = self.known().values().map(|known| known.token.clone()).collect();
         tokens.sort_by(|one, other| one.name.cmp(&other.name));
@@ -83,7 +83,7 @@ impl Tokens {
         let uuid = chosen.unwrap_or_else(Uuid::new_v4);
         let token = Token { uuid, name, role, tag, read_only: role == Role::Reader, created, expires };
         let (tokens, kept, hash) = (self.clone(), token.clone(), hash(&secret));
-        self.to_its_end(async move {
+        self.to_completion(async move {
             let keep = kept.clone();
             let written = tokens.catalogue.write(move |tx| {
                 chosen.map_or(Ok(()), |uuid| tx.check_uuid_free(uuid))?;
@@ -98,10 +98,10 @@ impl Tokens {
         Ok(TokenMade { token, secret })
     }
 
-    /// Revokes a token, and ends the connections that use it.
+    /// Revokes a token, and closes the connections that use it.
     pub async fn revoke(&self, uuid: Uuid) -> Result<(), Problem> {
         let tokens = self.clone();
-        self.to_its_end(async move {
+        self.to_completion(async move {
             tokens.catalogue.write(move |tx| tx.remove_token(uuid)).await?;
             tokens.known().retain(|_, known| known.token.uuid != uuid);
             tracing::info!(%uuid, "token revoked");
@@ -110,8 +110,8 @@ impl Tokens {
         .await
     }
 
-    /// The stored and the cached tokens must not diverge when the caller disconnects.
-    async fn to_its_end(
+    /// Completes a change even if the caller disconnects, so that stored and cached tokens do not diverge.
+    async fn to_completion(
         &self,
         change: impl Future<Output = Result<(), Problem>> + Send + 'static,
     ) -> Result<(), Problem> {
@@ -134,11 +134,11 @@ impl Tokens {
     }
 }
 
-/// How to get a valid token.
+/// Advice for a missing or invalid token.
 pub const ADVICE: &str = "create one as root on the daemon's host: tapline token create NAME";
 
 impl Grant {
-    /// Waits until the token is revoked or has expired.
+    /// Waits until the token is revoked or expires.
     pub async fn ended(mut self) {
         tokio::select! {
             // An error means that the other side was dropped, and no value is ever sent.

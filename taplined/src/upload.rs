@@ -1,7 +1,7 @@
 //! Files that clients send piece by piece, to be imported.
 //!
-//! Invariant: an upload has no name in any file system and no place in the catalogue, so that neither a client that
-//! goes away nor a daemon that is killed leaves one over. What has arrived is never written again.
+//! Invariant: an upload has no name in any file system and no entry in the catalogue, so that neither a client that
+//! disappears nor a killed daemon leaves one behind. Received data is never overwritten.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,21 +22,21 @@ use crate::daemon::Daemon;
 /// Time without a piece after which an upload is removed.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Uploads at the same time.
+/// Maximum number of concurrent uploads.
 const MAX: usize = 32;
 
-/// All uploads.
+/// All uploads in progress.
 #[derive(Debug, Default)]
 pub struct Uploads(Mutex<HashMap<Uuid, Arc<Sent>>>);
 
-/// One of them.
+/// An upload and its file.
 #[derive(Debug)]
 struct Sent {
-    /// As it was created.
+    /// The upload as created.
     upload: Upload,
     file: File,
     arrived: Mutex<Arrived>,
-    /// Held by the thread that writes a piece, even when nothing waits for that thread any more.
+    /// Held by the thread that writes a piece, even when no request waits for that thread any more.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -59,24 +59,24 @@ impl Uploads {
         self.all().get(&uuid).cloned().ok_or_else(missing)
     }
 
-    /// All uploads.
+    /// Lists all uploads.
     pub fn list(&self) -> Vec<Upload> {
         self.all().values().map(|sent| sent.shown()).collect()
     }
 
-    /// An upload.
+    /// The upload with this UUID.
     pub fn show(&self, uuid: Uuid) -> Result<Upload, Problem> {
         Ok(self.find(uuid)?.shown())
     }
 
-    /// The path that an upload has in messages.
+    /// The path of an upload in messages.
     pub fn path(&self, uuid: Uuid) -> Result<AbsolutePath, Problem> {
         let Upload { name, .. } = &self.find(uuid)?.upload;
         let path = format!("/upload/{}", name.as_str().replace('/', "_"));
         path.parse().map_err(|why| Problem::new(Code::Invalid, format!("{path}: {why}")))
     }
 
-    /// The file of an upload, for reading. All of it must have arrived.
+    /// The file of an upload, for reading. Fails until all of it has arrived.
     pub fn arrived(&self, uuid: Uuid) -> Result<File, Problem> {
         let sent = self.find(uuid)?;
         let Upload { received, size, .. } = sent.shown();
@@ -84,12 +84,12 @@ impl Uploads {
             let what = format!("only {received} of {size} bytes of the upload {uuid} have arrived");
             return Err(Problem::new(Code::State, what).field("upload").advise("send the rest first"));
         }
-        // What is only read is open for reading only, and this file can be opened by no other name.
+        // Reopened for reading only; the file has no other name.
         let again = File::open(format!("/proc/self/fd/{}", sent.file.as_raw_fd()));
         again.map_err(|error| Problem::failed("open an upload", error))
     }
 
-    /// Removes an upload, if there is such a one.
+    /// Removes an upload, if it exists.
     pub fn remove(&self, uuid: Uuid) {
         self.all().remove(&uuid);
     }
@@ -99,7 +99,7 @@ impl Uploads {
         self.all().retain(|_, sent| sent.upload.sr != sr);
     }
 
-    /// Time until an upload has been idle for too long; none if it is gone or has been.
+    /// Time until an upload has been idle for too long; `None` if it is gone or has been idle.
     fn left(&self, uuid: Uuid) -> Option<Duration> {
         let idle = self.find(uuid).ok()?.arrived().last.elapsed();
         IDLE.checked_sub(idle)
@@ -115,7 +115,7 @@ impl Sent {
         Upload { received: self.arrived().bytes, ..self.upload.clone() }
     }
 
-    /// Whether a piece belongs at this offset, which is where the last one has ended.
+    /// Refuses a piece that does not begin at the end of the previous one, or exceeds the size.
     fn expect(&self, offset: u64, len: usize) -> Result<(), Problem> {
         let Upload { received, size, uuid, .. } = self.shown();
         let wrong = |what: String| Err(Problem::new(Code::State, what).field("offset"));
@@ -129,7 +129,7 @@ impl Sent {
     }
 }
 
-/// Creates an upload, for which the repository has room.
+/// Creates an upload, if the repository has enough space.
 pub async fn create(daemon: &Daemon, asked: UploadCreate) -> Result<Upload, Problem> {
     let UploadCreate { sr, name, size } = asked;
     if size == 0 {
@@ -164,7 +164,7 @@ async fn end_when_idle(daemon: Daemon, uuid: Uuid) {
 /// Writes the next piece of an upload, which begins at `offset`.
 pub async fn append(daemon: &Daemon, uuid: Uuid, offset: u64, piece: Bytes) -> Result<Upload, Problem> {
     let sent = daemon.uploads.find(uuid)?;
-    // Also while an earlier piece is being written for which no request waits any more: it may be another one.
+    // Also refused while an earlier piece is still being written whose request has ended.
     let Ok(turn) = sent.turn.clone().try_lock_owned() else {
         let what = format!("a piece of the upload {uuid} is being written");
         return Err(Problem::new(Code::Busy, what).advise("send one piece after the other"));

@@ -1,6 +1,6 @@
 //! Virtual disks: the jobs that create, change, copy and remove them, each of which is all or nothing.
 //!
-//! The contents of a file are the disk process's business; which files make up a disk is the catalogue's. A job changes
+//! The contents of files are left to disk processes; the catalogue decides which files make up a disk. A job changes
 //! files in such a way that both the catalogue before its commit and the one after it match the files.
 
 pub mod begin;
@@ -36,10 +36,10 @@ pub use snapshot::{Clone, KeptImages, KeptState, Snapshot};
 
 use repo::catalogue::file_name;
 
-/// The maximum length of a VDI's chain: a disk process does not serve more.
+/// The maximum length of a VDI's chain: a disk process serves no longer ones.
 const DEPTH_MAX: u32 = 60;
 
-/// A VDI that a task is about.
+/// The reference of a task to a VDI.
 pub fn about_vdi(uuid: Uuid) -> About {
     About { kind: ObjectKind::Vdi, uuid }
 }
@@ -60,7 +60,7 @@ pub fn format_for(sr: &Sr, asked: Option<ImageFormat>) -> Result<ImageFormat, Pr
     Err(Problem::new(Code::Unsupported, what).field("format").advise(format!("use {}", possible.join(" or "))))
 }
 
-/// How states of an image are kept: the repository's way, if the format can.
+/// How the repository keeps earlier states of a VDI; refused if its format does not support that.
 pub fn versions_for(sr: &Sr, vdi: &Vdi) -> Result<Versions, Problem> {
     let Some(variant) = &sr.variant else { return Err(not_attached(sr)) };
     if variant.read_only {
@@ -80,7 +80,7 @@ pub fn versions_for(sr: &Sr, vdi: &Vdi) -> Result<Versions, Problem> {
     }
 }
 
-/// Refuses a VDI of which a file was missing or damaged when it was last checked.
+/// Refuses a VDI of which a file was missing or damaged when last checked.
 pub fn must_be_ready(vdi: &Vdi) -> Result<(), Problem> {
     let why = match vdi.state {
         VdiState::Ready => return Ok(()),
@@ -107,7 +107,7 @@ pub fn must_be_shallow(vdi: &Vdi) -> Result<(), Problem> {
     ))
 }
 
-/// A VDI of which no VBD may have the files open.
+/// Refuses a VDI that is plugged.
 pub fn must_be_unplugged(vdi: &Vdi, to: &str) -> Result<(), Problem> {
     match vdi.users.first() {
         None => Ok(()),
@@ -118,18 +118,18 @@ pub fn must_be_unplugged(vdi: &Vdi, to: &str) -> Result<(), Problem> {
     }
 }
 
-/// Keeps everybody else from a VDI: all of it if it is not plugged, its files if it is, through `vbd`.
+/// Reserves a VDI for a task: all of it if it is not plugged; otherwise only its files, through `vbd`.
 pub fn hold(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid, vbd: Option<Uuid>) -> Result<(), Problem> {
     tx.check_not_of_memory(vdi, "used or changed")?;
     tx.claim(vdi, task)?;
-    // The state seen before must be unchanged.
+    // The VDI must still be in the state seen before.
     if leaf::writer_of(&tx.vdi(vdi)?) != vbd {
         return Err(Problem::new(Code::Busy, format!("VDI {vdi} is being plugged or unplugged")).advise("try again"));
     }
     let Some(vbd) = vbd else { return tx.take_lease(vdi, task, Mode::ReadWrite) };
     let now = tx.vbd(vbd)?;
     match now.state {
-        // From this commit on, the task shows that it waits if the disk becomes stuck.
+        // From this commit on, the task's problem tells if the disk becomes stuck.
         VbdState::Plugged => live::must_answer(&now),
         _ => Err(Problem::new(Code::Busy, format!("VBD {vbd} is being plugged or unplugged")).advise("try again")),
     }

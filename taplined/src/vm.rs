@@ -1,18 +1,18 @@
 //! VMs: started with their disks, shut down with them, and reattached to. There are two drivers over the crate `vm`,
-//! `qemu` and `xen`, one of which is in each [`machine`].
+//! `qemu` and `xen`; each [`machine`] has one of them.
 //!
 //! With QEMU:
 //!
 //! 1. `starting` is recorded; then all VBDs are plugged ([`start`]). *If killed:* the next daemon unplugs them.
 //! 2. QEMU is started, and recorded with `running` when it responds. *If killed in between:* the next daemon finds it
-//!    by its directory and kills it ([`strays`]): no caller was told that it runs.
-//! 3. It outlives the daemon, which reattaches to it ([`recover`]). VBDs that are plugged and unplugged in the meantime
-//!    are hot-plugged ([`hot`]).
+//!    by its directory and kills it ([`strays`]): no caller was informed that it runs.
+//! 3. It outlives the daemon, which reattaches to it ([`recover`]). VBDs that are plugged and unplugged in the
+//!    meantime are hot-plugged ([`hot`]).
 //! 4. QEMU exits, on request ([`stop`]) or not ([`end`]); then the VBDs are unplugged, and finally `halted` is
 //!    recorded. *If killed in between:* the next daemon continues.
 //!
-//! A VM that is suspended ([`suspend`]) has no machine and no plugged VBDs either, but its guest's memory in a file. A
-//! start goes on from there.
+//! A suspended VM ([`suspend`]) has no machine and no plugged VBDs either, but its guest's memory in a file, from
+//! which a start continues.
 //!
 //! With Xen, disks are attached to a domain, so the domain is created first, paused, and resumed when all disks are
 //! there: decision 0013. *If killed before that:* the next daemon finds it by its UUID and destroys it. From 3 on
@@ -70,7 +70,7 @@ pub use connect::{Reader, connect};
 pub use console::{Console, KEPT};
 pub use directory::user;
 pub use hardware::check;
-pub use hot::{ask_to_let_go, attach, detach, expect_room, has_lost};
+pub use hot::{attach, detach, expect_room, has_lost, request_release};
 pub use memory::forget_file;
 pub use network::settle_mac;
 pub use recover::recover;
@@ -84,7 +84,7 @@ use directory::vm_directory;
 use guest::Guest;
 use operation::{Operation, Operations};
 
-/// How long it may take to find out whether the processor runs guests; where it does, it takes a second.
+/// Time limit for detecting hardware virtualization; if available, it takes a second.
 const TO_TRY: Duration = Duration::from_secs(20);
 
 /// The state of VMs that is not in the catalogue: running machines, and operations in progress.
@@ -94,15 +94,15 @@ pub struct Vms {
     users: Users,
     operations: Operations,
     guests: Mutex<HashMap<Uuid, Arc<Guest>>>,
-    /// Operations of jobs that go on after their request, by an identity that the job chooses.
+    /// Operations of jobs that continue after their request, by an ID that the job chooses.
     kept: Mutex<HashMap<Uuid, Operation>>,
     accelerator: OnceCell<Accelerator>,
-    /// The machines that ran when the daemon started are found.
+    /// Whether the search for machines that ran when the daemon started is complete.
     found: AtomicBool,
 }
 
 impl Vms {
-    /// The state of a daemon that has not found any machine yet.
+    /// Creates the state of a daemon that has not found any machine yet.
     pub fn of(config: &Config) -> Result<Vms, Problem> {
         let named = ("qemu-user", config.qemu_user.as_deref());
         Ok(Vms {
@@ -134,23 +134,23 @@ impl Vms {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(job, operation);
     }
 
-    /// Whether it is so.
+    /// Whether a VM is kept reserved for a job.
     fn keeps(&self, job: Uuid) -> bool {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&job)
     }
 
-    /// Whether the machines that ran when the daemon started are found.
+    /// Whether the search for machines that ran when the daemon started is complete.
     fn are_found(&self) -> bool {
         self.found.load(Ordering::Relaxed)
     }
 
-    /// Takes that over again.
+    /// Takes over the reservation of a VM from a job.
     fn take_kept(&self, job: Uuid) -> Option<Operation> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job)
     }
 
-    /// Ends that, if it is so.
-    fn let_go(&self, job: Uuid) {
+    /// Releases a VM kept reserved for a job, if it is.
+    fn end_reservation(&self, job: Uuid) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
     }
 
@@ -181,22 +181,22 @@ impl Vms {
         }
     }
 
-    /// What a VM's guest says of its disks, or why it says nothing.
-    pub async fn ask_guest(&self, vm: Uuid) -> Result<GuestAnswer, String> {
+    /// Queries a VM's guest about its disks; an error is the reason why it is unknown.
+    pub async fn query_guest(&self, vm: Uuid) -> Result<GuestAnswer, String> {
         let guest = self.guest(vm).ok_or("its machine does not run")?;
         match &guest.inside {
-            Some(inside) => inside.ask().await.map_err(|unknown| unknown.to_string()),
+            Some(inside) => inside.query().await.map_err(|unknown| unknown.to_string()),
             None if guest.process().is_none() => Err("Xen's guests are not queried".into()),
             None => Err("the port for it cannot be reached".into()),
         }
     }
 
-    /// Whether something is under way with a VM.
+    /// Whether an operation is in progress on a VM.
     pub fn is_busy(&self, vm: Uuid) -> bool {
         self.operations.is_busy(vm)
     }
 
-    /// Waits until nothing is under way with a VM.
+    /// Waits until no operation is in progress on a VM.
     pub async fn settled(&self, vm: Uuid) {
         drop(self.operations.wait(vm).await);
     }
@@ -222,7 +222,7 @@ fn new_task(verb: &'static str, vm: Uuid, cancellable: bool) -> NewTask {
     NewTask { uuid: Uuid::new_v4(), verb, about, cancellable, intent: None }
 }
 
-/// Whether the journal has a job that saves the memory of a VM, and is not undone.
+/// Whether the journal has a job that saves the memory of a VM.
 async fn is_being_suspended(daemon: &Daemon, vm: Uuid) -> Result<bool, Problem> {
     let is_it = move |entry: Journalled| {
         entry.task.verb == Suspend::VERB && entry.task.about.iter().any(|about| about.uuid == vm)

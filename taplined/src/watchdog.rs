@@ -1,7 +1,8 @@
-//! The service manager's watchdog (sd_notify(3), WATCHDOG=1): it is notified for as long as the daemon is able to work.
+//! The service manager's watchdog (sd_notify(3), WATCHDOG=1), which is notified for as long as the daemon is able to
+//! work.
 //!
-//! It knows no object. Invariants: it is notified only if tokio's threads, the catalogue's writer and a reader have
-//! just responded; without a watchdog nothing here wakes up, otherwise once per half of the watchdog's interval.
+//! Invariants: it is notified only if tokio's threads, the catalogue's writer and a reader have just responded;
+//! without a watchdog nothing here wakes up, otherwise once per half of the watchdog's interval.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::notify;
 
 /// Notifies for the lifetime of the daemon; does nothing without a receiver.
 pub fn begin(daemon: Daemon) {
-    let Some(limit) = asked_for() else { return };
+    let Some(limit) = interval() else { return };
     background::spawn(async move {
         loop {
             alive(&daemon).await;
@@ -32,7 +33,7 @@ async fn alive(daemon: &Daemon) {
 }
 
 /// The watchdog's interval, if the service manager has one for this process.
-fn asked_for() -> Option<Duration> {
+fn interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let other = number("WATCHDOG_PID").is_some_and(|pid| pid != u64::from(std::process::id()));
     number("WATCHDOG_USEC").filter(|limit| *limit > 0 && !other).map(Duration::from_micros)

@@ -73,7 +73,7 @@ class Operations(Transport):
         return self.request("GET", "/v1/host")
 
     def index(self):
-        """Gets an index: the version of the daemon, and what there is.
+        """Gets an index: the version of the daemon, and the paths of collections and documents.
 
         Returns a `Index`.
         """
@@ -299,7 +299,7 @@ class Operations(Transport):
         vm: Only those of this VM.
         sr: Only those of VDIs in this repository.
         latencies: With the latencies of all requests, which are a good part of the work.
-        layers: With the layers above and beneath: the guests are asked, and wake up for it.
+        layers: With the layers above and beneath: guests are queried, which wakes them up.
         limit: At most this many; if there are more, the header `Link` has the next page. All if omitted.
         after: Only what comes after the one with this UUID, the last one of the previous page.
 
@@ -488,10 +488,9 @@ class Operations(Transport):
         self, uuid, *, bandwidth=UNSET, burst_ms=UNSET, iops=UNSET, read_bandwidth=UNSET, read_iops=UNSET,
         write_bandwidth=UNSET, write_iops=UNSET, if_match=None,
     ):
-        """Limits the disk of a VBD to so many requests and bytes per second. The body has all of its limits: what it
-        omits is not limited any more, and an empty object removes all limits. A plugged disk is limited at once:
-        requests that have waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged
-        and plugged again.
+        """Limits the requests and bytes per second of the disk of a VBD. The body has all of its limits: an omitted one
+        is removed, and an empty object removes all. A plugged disk is limited at once: requests that wait for a limit
+        that is removed or raised continue. The limits stay when the VBD is unplugged and plugged again.
 
         bandwidth: Bytes per second that are read and written.
         burst_ms: The burst that an unused disk saves up: the amount that each limit allows in this many milliseconds.
@@ -561,9 +560,9 @@ class Operations(Transport):
         return self.request("POST", "/v1/vbds/plug", body=body)
 
     def vbd_share(self, uuid, *, weight, if_match=None):
-        """Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks
-        get a part of the storage in proportion to their weights while more is asked of it than it can do. With
-        `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
+        """Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. While
+        the storage is saturated, disks share it in proportion to their weights. With `plug.shares = false` the weight
+        is recorded, and the problem tells that it is not in force.
 
         weight: A disk with twice the weight of another one gets twice as much while both use the storage; 100 by
             default.
@@ -1055,8 +1054,8 @@ class Operations(Transport):
 
     def vm_suspend(self, uuid, *, if_match=None):
         """Saves the memory of a running or paused guest to a file, ends its machine and unplugs its VBDs. A start or
-        resume goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is
-        cancelled before the memory is saved, the guest goes on.
+        resume continues from there; until then the VM's hardware and disks cannot be changed. If this fails or is
+        cancelled before the memory is saved, the guest continues.
 
         Returns a `Task` to wait for.
         """

@@ -18,7 +18,7 @@ use crate::kernel;
 /// Uids with a fixed meaning on every host: `nobody`, and −1 in 16 bits (systemd, "Users, Groups, UIDs and GIDs").
 const RESERVED: std::ops::RangeInclusive<u32> = 65_534..=65_535;
 
-/// Numbers from one to another, both of them too.
+/// An inclusive range of uids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     first: u32,
@@ -26,11 +26,11 @@ pub struct Range {
 }
 
 impl Range {
-    /// From text: `66000-81999`.
+    /// Parses a range: `66000-81999`.
     pub fn parse(text: &str) -> Result<Range, String> {
         let ends = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
         let Some((first, last)) = ends else { return Err(format!("{text:?} is not a uid range such as 66000-81999")) };
-        // The last number there is means 'no user'.
+        // `u32::MAX` means 'no user'.
         if first == 0 || last < first || last == u32::MAX {
             return Err(format!("{text:?} contains no usable uids"));
         }
@@ -40,22 +40,22 @@ impl Range {
         Ok(Range { first, last })
     }
 
-    /// Whether a number is in both.
+    /// Whether the ranges overlap.
     pub fn meets(self, other: Range) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// Whether a number is one of them.
+    /// Whether the range contains a uid.
     pub fn has(self, number: u32) -> bool {
         (self.first..=self.last).contains(&number)
     }
 
-    /// Whether one of these ids is in it.
+    /// Whether the range overlaps with the ids from `first` to `last`.
     pub fn meets_ids(self, first: u64, last: u64) -> bool {
         first <= u64::from(self.last) && u64::from(self.first) <= last
     }
 
-    /// At most `count` numbers of it, evenly spread, as text.
+    /// At most `count` uids of the range, evenly spread, as text.
     pub fn spread(self, count: u32) -> Vec<String> {
         let step = ((self.last - self.first) / count.max(1)).saturating_add(1);
         (self.first..=self.last).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(|id| id.to_string()).collect()
@@ -67,8 +67,8 @@ impl Range {
         Range { first, last }
     }
 
-    /// Whether this process may become any of them, by its map of users (user_namespaces(7)): in a container there may
-    /// be fewer.
+    /// Whether the uid map of this process (user_namespaces(7)) contains the whole range: containers may have fewer
+    /// uids.
     fn is_within(self, map: &str) -> bool {
         map.lines().any(|line| {
             let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -84,17 +84,17 @@ impl std::fmt::Display for Range {
     }
 }
 
-/// The numbers of a range, and who has them.
+/// The uids of a range and the processes that run as them. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Numbers {
-    /// The setting, for people.
+    /// The setting, for messages.
     setting: &'static str,
     range: Range,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<UidsInUse>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct UidsInUse {
     next: u32,
     holders: HashMap<u32, Holder>,
 }
@@ -106,7 +106,7 @@ enum Holder {
     Process(Process),
 }
 
-/// A number for a process that is about to be started. Dropped, it is free again.
+/// A uid reserved for a process that is about to be started; dropping it releases the uid.
 #[derive(Debug)]
 pub struct Chosen {
     numbers: Numbers,
@@ -114,7 +114,7 @@ pub struct Chosen {
     given: bool,
 }
 
-/// Below it are the users of the system and its services (login.defs(5), UID_MIN).
+/// Lower uids belong to the system and its services (login.defs(5), UID_MIN).
 const SYSTEM_USERS: u32 = 1000;
 
 impl Numbers {
@@ -128,7 +128,7 @@ impl Numbers {
             );
             return Err(Problem::new(Code::Invalid, what).advise("choose an unused range such as the default"));
         }
-        // Without a map there are no name spaces of users.
+        // Without a map there are no user namespaces.
         if std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !range.is_within(&map)) {
             let what = format!("{setting}: the uids {text} do not exist here; this container has a smaller range");
             return Err(Problem::new(Code::Invalid, what)
@@ -136,18 +136,18 @@ impl Numbers {
         }
         refuse_existing(setting, range)?;
         let holders = running(range)?;
-        // Not the same one in every life: two daemons of one host that were not given ranges of their own seldom meet.
+        // Each daemon starts at a random uid: two daemons of one host with the same range seldom collide.
         let count = u128::from(range.last - range.first) + 1;
         let next = u32::try_from(Uuid::new_v4().as_u128() % count).map_or(range.first, |at| range.first + at);
-        Ok(Numbers { setting, range, state: Arc::new(Mutex::new(State { next, holders })) })
+        Ok(Numbers { setting, range, state: Arc::new(Mutex::new(UidsInUse { next, holders })) })
     }
 
-    /// All of the range.
+    /// The whole range.
     pub fn all(&self) -> std::ops::RangeInclusive<u32> {
         self.range.first..=self.range.last
     }
 
-    /// One that no living process has.
+    /// Reserves a uid that no living process has. Fails if all are in use.
     pub fn choose(&self) -> Result<Chosen, Problem> {
         let mut state = self.state();
         for _ in self.range.first..=self.range.last {
@@ -162,7 +162,7 @@ impl Numbers {
         Err(Problem::new(Code::InUse, what).advise(format!("set a larger {} and restart taplined", self.setting)))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UidsInUse> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -182,7 +182,7 @@ impl Chosen {
         (self.number, self.number)
     }
 
-    /// A process has it now, until it ends.
+    /// The process has the uid from now on, until it exits.
     pub fn given_to(mut self, pid: u32) {
         self.given = true;
         let mut state = self.numbers.state();
@@ -201,7 +201,7 @@ impl Drop for Chosen {
     }
 }
 
-/// The processes of this host that run as users of a range.
+/// The processes of this host that run as users of the range, by uid.
 fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
     let processes = std::fs::read_dir("/proc").map_err(|error| Problem::failed("find used uids in /proc", error))?;
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -212,8 +212,8 @@ fn running(range: Range) -> Result<HashMap<u32, Holder>, Problem> {
     Ok(found.collect())
 }
 
-/// The user that a process runs as. The owner of its directory in /proc does not tell: that is root's where a process
-/// hides from others of its user.
+/// The uid of a process. Read from its status: its directory in /proc is owned by root where the process is not
+/// dumpable.
 pub fn user_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! Which user programs of one kind run as: the daemon's, a common one, or an exclusive one each.
+//! The users that programs of one kind run as: the daemon's own, a common one, or an exclusive one for each process.
 //!
 //! It knows nothing about the programs.
 
@@ -12,16 +12,16 @@ use super::{User, user};
 pub enum Users {
     /// The daemon's own user, which it cannot change.
     Own,
-    /// All as one.
+    /// One user for all.
     One(User),
-    /// Each as a user that no other process is.
+    /// An exclusive uid for each process.
     Each(Numbers),
 }
 
 /// The user that a program is about to run as.
 #[derive(Debug)]
 pub struct As {
-    /// The user; that of the daemon if there is none.
+    /// The user; `None` is the daemon's own.
     pub user: Option<User>,
     /// Exclusive to this program.
     chosen: Option<Chosen>,
@@ -45,7 +45,7 @@ impl Users {
         }
     }
 
-    /// The uids that a program may get; none if it runs as the daemon.
+    /// The uids that a program may run as; `None` if only the daemon's.
     pub fn uids(&self) -> Option<std::ops::RangeInclusive<u32>> {
         match self {
             Users::Own => None,
@@ -54,7 +54,7 @@ impl Users {
         }
     }
 
-    /// The user that the next program runs as.
+    /// Chooses the user of the next program.
     pub fn choose(&self) -> Result<As, Problem> {
         Ok(match self {
             Users::Own => As { user: None, chosen: None },
@@ -68,7 +68,7 @@ impl Users {
 }
 
 impl As {
-    /// A process runs as this user now.
+    /// Assigns the user to a process that was started.
     pub fn given_to(self, pid: u32) {
         self.chosen.into_iter().for_each(|chosen| chosen.given_to(pid));
     }

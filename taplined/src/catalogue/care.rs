@@ -14,28 +14,28 @@ use crate::background;
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
-/// Time from the start to the first check, because a host that has just booted has other things to do; and from a check
-/// that was put off to the next. Both are shorter where the checks follow each other sooner.
+/// Delay of the first check, because a host that has just booted is busy; and of the next attempt if the catalogue
+/// was busy. Both are at most the interval between checks.
 const SOON: Duration = Duration::from_secs(600);
 
 /// The state of the last backup.
 #[derive(Debug, Default)]
 pub struct Care {
-    /// Held while a backup is made; the number of commits before the last one.
+    /// Locked while a backup is made; the number of commits at the start of the last one.
     copied: tokio::sync::Mutex<u64>,
 }
 
 impl Care {
-    /// Maintains the catalogue from now on, for the lifetime of the daemon. Writes of the start do not count as
+    /// Starts the maintenance, for the lifetime of the daemon. Writes during the daemon's start do not count as
     /// changes.
     pub fn begin(&self, daemon: &Daemon) {
         if let Ok(mut copied) = self.copied.try_lock() {
             *copied = daemon.catalogue.commits();
         }
-        background::spawn(look_after(daemon.clone()));
+        background::spawn(maintain(daemon.clone()));
     }
 
-    /// The copies that there are, the newest first.
+    /// The existing backups, newest first.
     pub async fn backups(&self, daemon: &Daemon) -> Result<Vec<Backup>, Problem> {
         let directory = daemon.config.backups();
         blocking("list the backups", move || backup::list(&directory)).await
@@ -64,18 +64,18 @@ impl Care {
     /// Makes a backup if something has changed since the last one, before the daemon exits.
     pub async fn back_up_at_end(&self, daemon: &Daemon) {
         if *self.copied.lock().await != daemon.catalogue.commits() {
-            try_to(daemon, "when the daemon stopped").await;
+            try_backup(daemon, "when the daemon stopped").await;
         }
     }
 }
 
-async fn try_to(daemon: &Daemon, when: &str) {
+async fn try_backup(daemon: &Daemon, when: &str) {
     if let Err(problem) = daemon.care.back_up(daemon, BackupReason::Daily).await {
         tracing::error!("the catalogue could not be backed up {when}: {problem}");
     }
 }
 
-async fn look_after(daemon: Daemon) {
+async fn maintain(daemon: Daemon) {
     let every = Duration::from_secs(daemon.config.catalogue.backup_interval.into());
     let soon = SOON.min(every);
     tokio::time::sleep(soon).await;
@@ -92,7 +92,7 @@ async fn look_after(daemon: Daemon) {
             if daemon.catalogue.examine().await.is_ok() {
                 examined = Some(commits);
                 if is_due(&daemon, every).await {
-                    try_to(&daemon, "today").await;
+                    try_backup(&daemon, "today").await;
                 }
             }
         }
@@ -100,8 +100,8 @@ async fn look_after(daemon: Daemon) {
     }
 }
 
-/// Whether tasks are at work. A task that is stuck, or fails again and again, may stay so for weeks: it must not keep
-/// the catalogue from being backed up.
+/// Whether tasks are running. Tasks that are stuck or keep failing do not count: they may stay for weeks, and must
+/// not prevent backups.
 async fn is_busy(daemon: &Daemon) -> bool {
     !daemon.catalogue.read(|view| view.count_working_tasks()).await.is_ok_and(|working| working == 0)
 }
@@ -112,7 +112,7 @@ async fn is_due(daemon: &Daemon, every: Duration) -> bool {
     let found = daemon.care.backups(daemon).await.unwrap_or_default();
     let now = Timestamp::now();
     let newest = found.iter().find(|backup| backup.reason == BackupReason::Daily && backup.created <= now);
-    // The last check may have begun a little later than this one.
+    // The previous check may have begun a little later in its interval than this one.
     let old_enough = every.as_secs() * 23 / 24;
     newest.is_none_or(|newest| now.duration_since(newest.created).unsigned_abs().as_secs() >= old_enough)
 }

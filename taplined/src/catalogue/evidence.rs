@@ -1,8 +1,8 @@
-//! Whether a host without a catalogue used to have one: the state directory may not be mounted, or somebody may have
-//! removed the file.
+//! Whether a host without a catalogue used to have one: the state directory may not be mounted, or the file may have
+//! been removed.
 //!
-//! It looks for things that only a daemon with a catalogue leaves behind, on this host and in its repositories. A host
-//! without any of them is new.
+//! It looks for traces that only a daemon with a catalogue leaves, on this host and in its repositories. A host
+//! without any is new.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub fn of_one_before(config: &Config) -> Result<Option<String>, Problem> {
     }
     for suffix in ["-wal", ".seal"] {
         let left = format!("{}{suffix}", config.catalogue().display());
-        // SQLite creates a file starting from the write-ahead log next to it.
+        // SQLite would create a catalogue from a write-ahead log next to it.
         if fs::metadata(&left).is_ok_and(|found| found.len() > 0) && fs::metadata(config.catalogue()).is_err() {
             return Ok(Some(format!("{left} exists without it")));
         }

@@ -9,10 +9,10 @@ use repo::catalogue::backup;
 use crate::config::Config;
 use crate::daemon;
 
-/// The name for the newest valid backup.
+/// The word that selects the newest intact backup.
 const LATEST: &str = "latest";
 
-/// Replaces the catalogue with a backup; returns a message about that. Refused while a daemon runs.
+/// Replaces the catalogue with a backup; returns a message for the user. Refused while a daemon runs.
 pub fn restore(config: &Config, from: &str) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     let path = config.catalogue();
@@ -42,7 +42,7 @@ fn newest_sound(config: &Config, said: &mut String) -> Result<(String, std::path
     Err(Problem::new(Code::NotFound, what).advise("give a copy from elsewhere, or see --rebuild"))
 }
 
-/// Starts with an empty catalogue, on purpose; returns a message about that.
+/// Creates an empty catalogue, as explicitly requested; returns a message for the user.
 pub fn init(config: &Config) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     must_have_none(config)?;
@@ -51,7 +51,7 @@ pub fn init(config: &Config) -> Result<String, Problem> {
     finish(config, catalogue, "init")
 }
 
-/// Refuses where there is a catalogue that could be used.
+/// Refuses to replace a usable catalogue.
 pub fn must_have_none(config: &Config) -> Result<(), Problem> {
     let path = config.catalogue();
     if backup::is_nothing(&path) {

@@ -17,7 +17,7 @@ use super::put_in_place::{finish, must_have_none};
 use crate::config::Config;
 use crate::daemon;
 
-/// Rebuilds it; returns a message about that.
+/// Rebuilds the catalogue; returns a message for the user.
 pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<String, Problem> {
     let _locks = daemon::alone(config)?;
     must_have_none(config)?;
@@ -30,7 +30,7 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
             let advice = "omit it, and introduce the repository once the daemon runs: tapline sr introduce";
             return Err(Problem::new(Code::Invalid, what).advise(advice));
         }
-        said += &take_in(&catalogue, path).await?;
+        said += &import_repository(&catalogue, path).await?;
     }
     said += &finish(config, catalogue, "rebuild")?;
     said += "start taplined: it adopts running disks. Add network repositories with 'tapline sr introduce'. VBDs of \
@@ -38,15 +38,15 @@ pub async fn rebuild(config: &Config, directories: &[AbsolutePath]) -> Result<St
     Ok(said)
 }
 
-/// One repository, with all that it says of itself.
-async fn take_in(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
+/// Imports one repository from its inventory.
+async fn import_repository(catalogue: &Catalogue, path: &AbsolutePath) -> Result<String, Problem> {
     let source = SrSource::Dir { path: path.clone() };
     let label = Label::read(&Directory::open(path)?)?.ok_or_else(|| {
         let what = format!("{path} is not a repository: it has no label ({})", driver::LABEL);
         Problem::new(Code::NotFound, what)
             .advise("give the directory that contains the images, and check that it is mounted")
     })?;
-    // No other process may use it, on another host either.
+    // No other process may use it, even on another host.
     let Attached { directory, variant } = driver::attach(path, &source, label.uuid)?;
     let sr = Sr {
         uuid: label.uuid,

@@ -13,10 +13,10 @@ use crate::sr;
 /// All attached repositories, concurrently. One that cannot be examined counts as a difference.
 pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
     let srs = daemon.catalogue.read(|view| view.srs()).await?;
-    let mut asked = JoinSet::new();
+    let mut comparing = JoinSet::new();
     for sr in srs.into_iter().filter(|sr| sr.state == SrState::Attached) {
         let daemon = daemon.clone();
-        asked.spawn(async move {
+        comparing.spawn(async move {
             match of_sr(&daemon, &sr).await {
                 Ok(found) => found,
                 Err(problem) => vec![difference(sr.uuid, problem)],
@@ -24,7 +24,7 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
         });
     }
     let mut found = Vec::new();
-    while let Some(compared) = asked.join_next().await {
+    while let Some(compared) = comparing.join_next().await {
         found.extend(compared.map_err(|error| Problem::failed("compare a repository with the catalogue", error))?);
     }
     found.sort_by(|one, other| (one.sr, &one.found, &one.catalogue).cmp(&(other.sr, &other.found, &other.catalogue)));
@@ -66,7 +66,7 @@ async fn of_inventory(daemon: &Daemon, sr: Uuid) -> Result<Option<Problem>, Prob
     })
 }
 
-/// What makes the two the same again.
+/// Advice that reconciles inventory and catalogue.
 const AGAIN: &str = "detach the repository and attach it again: the inventory is then read or rewritten, or attaching \
     says what there is to choose";
 

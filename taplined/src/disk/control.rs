@@ -1,4 +1,4 @@
-//! Asks running disks by their control protocol (docs/control.md, crate `control`).
+//! Sends requests to running disks by their control protocol (docs/control.md, crate `control`).
 //!
 //! Each verb has a connection of its own, which ends with the response: an idle disk has none and is never woken. This
 //! module knows lines and descriptors, not the meaning of verbs.
@@ -22,38 +22,43 @@ use tokio::net::UnixStream;
 /// Maximum number of files with a line (docs/control.md).
 const FILES_MAX: usize = 128;
 
-/// Bytes of a line that a disk says, at most: sixty layers with the longest paths are a quarter of it.
+/// Maximum line length in bytes: sixty layers with the longest paths need a quarter of it.
 const LINE_MAX: usize = 1 << 20;
 
-/// A file that goes with a verb.
+/// A file passed with a verb.
 #[derive(Debug)]
-pub struct Beside {
+pub struct PassedFile {
     /// The path used in the verb.
     pub path: PathBuf,
     /// Whether it is open for writing.
     pub write: bool,
-    /// The file.
+    /// The open file, whose descriptor is passed.
     pub file: File,
 }
 
 /// Sends a verb to the disk at a control socket and waits for the response, but not longer than `patience`.
-pub async fn ask<V: Ask>(socket: &Path, verb: V, files: Vec<Beside>, patience: Duration) -> Result<V::Answer, Refused> {
+pub async fn ask<V: Ask>(
+    socket: &Path,
+    verb: V,
+    files: Vec<PassedFile>,
+    patience: Duration,
+) -> Result<V::Answer, Refused> {
     let request = Request::of(verb);
     let word = request.verb.word();
-    let answered = async { Asked::<V>::with_files(socket, request, files).await?.answer(|_| ()).await };
+    let answered = async { PendingVerb::<V>::with_files(socket, request, files).await?.answer(|_| ()).await };
     tokio::time::timeout(patience, answered).await.unwrap_or_else(|_| {
         let what = format!("the disk at {} has not answered '{word}' in {} s", socket.display(), patience.as_secs());
         Err(Problem::new(Code::Timeout, what).advise("check its log and its storage").into())
     })
 }
 
-/// Why a verb was not done.
+/// Why a verb failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     /// The disk has refused.
     #[error("{0}")]
     Disk(control::Error),
-    /// It has not answered.
+    /// The disk has not answered.
     #[error("{0}")]
     Unanswered(Problem),
 }
@@ -93,7 +98,7 @@ pub fn problem(error: control::Error) -> Problem {
             let what = format!("the disk's process runs another version of Tapline: {}", error.message);
             return Problem::new(Code::Unsupported, what).advise("upgrade the disk: tapline vbd upgrade VBD");
         }
-        // The daemon has sent something that is invalid for the disk.
+        // The daemon has sent a request that is invalid for the disk.
         Kind::Malformed | Kind::Invalid => Code::Internal,
         Kind::Failed | Kind::NotAnImage => Code::Failed,
     };
@@ -102,46 +107,50 @@ pub fn problem(error: control::Error) -> Problem {
 
 /// A verb that was sent to a disk and has not been answered yet.
 #[derive(Debug)]
-pub struct Asked<V>(Connection, PhantomData<fn() -> V>);
+pub struct PendingVerb<V>(Connection, PhantomData<fn() -> V>);
 
-impl<V: Ask> Asked<V> {
+impl<V: Ask> PendingVerb<V> {
     /// Sends a verb with files.
-    pub async fn with_files(socket: &Path, mut request: Request, files: Vec<Beside>) -> Result<Asked<V>, Problem> {
-        let said = |file: &Beside| FileAsked { path: file.path.clone(), write: file.write };
-        request.files = files.iter().map(said).collect();
+    pub async fn with_files(
+        socket: &Path,
+        mut request: Request,
+        files: Vec<PassedFile>,
+    ) -> Result<PendingVerb<V>, Problem> {
+        let listed = |file: &PassedFile| FileAsked { path: file.path.clone(), write: file.write };
+        request.files = files.iter().map(listed).collect();
         let descriptors = files.into_iter().map(|file| file.file.into()).collect();
-        Asked::with_descriptors(socket, request, descriptors).await
+        PendingVerb::with_descriptors(socket, request, descriptors).await
     }
 
-    /// Sends a verb with other descriptors. They are closed here once they are sent: our copies of files would keep
-    /// their locks, and those of sockets would keep them open.
+    /// Sends a verb with other descriptors. They are closed here once sent: our copies would keep files locked and
+    /// sockets open.
     pub async fn with_descriptors(
         socket: &Path,
         request: Request,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<Asked<V>, Problem> {
-        Connection::begin(socket, request, descriptors).await.map(|connection| Asked(connection, PhantomData))
+    ) -> Result<PendingVerb<V>, Problem> {
+        Connection::begin(socket, request, descriptors).await.map(|connection| PendingVerb(connection, PhantomData))
     }
 
-    /// Waits for the response. Progress of a merge before it goes to `told`.
-    pub async fn answer(mut self, mut told: impl FnMut(Merge) + Send) -> Result<V::Answer, Refused> {
+    /// Waits for the response. Progress of a merge is passed to `on_progress`.
+    pub async fn answer(mut self, mut on_progress: impl FnMut(Merge) + Send) -> Result<V::Answer, Refused> {
         loop {
             match self.0.reply().await? {
                 Some(Reply::Ok(answer)) => return Ok(answer),
                 Some(Reply::Error(error)) => return Err(Refused::Disk(error)),
-                Some(Reply::Event(merge)) => told(merge),
+                Some(Reply::Event(merge)) => on_progress(merge),
                 None => return Err(self.0.ended().into()),
             }
         }
     }
 }
 
-/// A connection to a disk that tells what happens to it.
+/// A subscription to a disk's events.
 #[derive(Debug)]
 pub struct Watch(Connection);
 
-/// Subscribes to the events of the disk at a control socket for as long as the connection is kept. Returns the current
-/// state and the connection, which is silent while nothing happens.
+/// Subscribes to the events of the disk at a control socket for as long as the connection is kept. Returns the
+/// current state and the connection, which stays idle until an event occurs.
 pub async fn watch(socket: &Path) -> Result<(Condition, Watch), Problem> {
     let mut connection = Connection::begin(socket, Request::of(ask::Watch {}), Vec::new()).await?;
     loop {
@@ -155,7 +164,7 @@ pub async fn watch(socket: &Path) -> Result<(Condition, Watch), Problem> {
 }
 
 impl Watch {
-    /// The next event; none when the disk has ended.
+    /// The next event; `None` when the disk has exited.
     pub async fn event(&mut self) -> Result<Option<Change>, Problem> {
         while let Some(reply) = self.0.reply::<Condition, Change>().await? {
             if let Reply::Event(change) = reply {
@@ -184,7 +193,7 @@ impl Connection {
         Ok(Connection { socket: socket.to_owned(), stream: BufReader::new(stream), line: Vec::new() })
     }
 
-    /// What the disk says next; none when it has ended.
+    /// The next line from the disk; `None` when it has closed the connection.
     async fn reply<A: DeserializeOwned, E: DeserializeOwned>(&mut self) -> Result<Option<Reply<A, E>>, Problem> {
         // A compromised process may send anything, for any length of time.
         let room = LINE_MAX.saturating_sub(self.line.len());
@@ -196,12 +205,12 @@ impl Connection {
             None => Ok(None),
             Some(b'\n') => Reply::parse(&line).map(Some).map_err(|why| self.senseless(why)),
             Some(_) if line.len() >= LINE_MAX => Err(self.senseless(format!("it is longer than {LINE_MAX} bytes"))),
-            // It ended in the middle of a line, which is discarded.
+            // A truncated line is discarded.
             Some(_) => Ok(None),
         }
     }
 
-    /// It has answered, so it is there.
+    /// The disk sent an invalid line: an internal error, because the process is running.
     fn senseless(&self, why: impl std::fmt::Display) -> Problem {
         Problem {
             code: Code::Internal,
@@ -222,16 +231,16 @@ fn cannot_ask(socket: &Path, why: std::io::Error) -> Problem {
     Problem::failed(format_args!("send a request to the disk at {}", socket.display()), why)
 }
 
-/// Sends a line, and its descriptors with the first byte of it.
+/// Sends a line, with its descriptors attached to the first byte.
 async fn send(stream: &mut UnixStream, line: &str, descriptors: &[OwnedFd]) -> std::io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
     let sent = stream.async_io(Interest::WRITABLE, || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
             return Err(std::io::Error::other(format!("a verb can pass at most {FILES_MAX} files")));
         }
-        Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?)
+        Ok(sendmsg(&*stream, &[IoSlice::new(line.as_bytes())], &mut ancillary, SendFlags::NOSIGNAL)?)
     });
     let sent = sent.await?;
     stream.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await
@@ -257,10 +266,10 @@ mod test {
             let (stream, _) = listener.accept().unwrap();
             let mut bytes = [0; 4096];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-            let mut beside = RecvAncillaryBuffer::new(&mut space);
-            let got = recvmsg(&stream, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::empty()).unwrap();
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&stream, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::empty()).unwrap();
             let count = |message| if let RecvAncillaryMessage::ScmRights(came) = message { came.count() } else { 0 };
-            let files = beside.drain().map(count).sum();
+            let files = ancillary.drain().map(count).sum();
             std::io::Write::write_all(&mut &stream, answers.as_bytes()).unwrap();
             (serde_json::from_slice(&bytes[..got.bytes]).unwrap(), files)
         });
@@ -273,10 +282,10 @@ mod test {
     async fn progress_precedes_the_answer_and_files_go_with_the_request() {
         let (_room, path, thread) =
             disk("{\"id\":1,\"event\":{\"state\":\"running\",\"done\":5}}\n{\"id\":1,\"ok\":{\"state\":\"done\"}}\n");
-        let file = Beside { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
+        let file = PassedFile { path: "/b".into(), write: true, file: tempfile::tempfile().unwrap() };
         let mut events = Vec::new();
         let merge = Request::of(ask::Merge { into: 1, ..ask::Merge::default() });
-        let asked = Asked::<ask::Merge>::with_files(&path, merge, vec![file]).await.unwrap();
+        let asked = PendingVerb::<ask::Merge>::with_files(&path, merge, vec![file]).await.unwrap();
         let answer = asked.answer(|event| events.push(event.done)).await.unwrap();
         assert_eq!((answer.state, events), (MergeState::Done, vec![Some(5)]));
         let (asked, files) = thread.join().unwrap();
@@ -331,7 +340,7 @@ mod test {
         let (_room, path, thread) = disk("{\"id\":1,\"error\":{\"kind\":\"unknown-verb\",\"message\":\"no\"}}\n");
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let verb = Request::of(ask::Upgrade { successor: true, ..ask::Upgrade::default() });
-        let asked = Asked::<ask::Upgrade>::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
+        let asked = PendingVerb::<ask::Upgrade>::with_descriptors(&path, verb, vec![theirs.into()]).await.unwrap();
         let refused = asked.answer(|_| ()).await.unwrap_err();
         assert_eq!(refused, Refused::Disk(control::Error::new(Kind::UnknownVerb, "no")));
         let problem = Problem::from(refused);
@@ -344,7 +353,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn an_exited_or_silent_disk_blocks_nobody() {
+    async fn an_exited_or_silent_disk_blocks_no_caller() {
         let (_room, path, _thread) = disk("");
         let ended = Problem::from(super::ask(&path, ask::Version {}, Vec::new(), PATIENCE).await.unwrap_err());
         assert!(ended.detail.contains("exited without answering"), "{ended}");

@@ -1,7 +1,7 @@
-//! Checks a disk process that has not responded in time until it does, and marks the VBD in the meantime.
+//! Polls a disk process that has not responded in time until it does, and marks the VBD in the meantime.
 //!
-//! Only a disk that has not answered a request, or whose process looks as if it hung, is checked: an idle disk causes
-//! no wake-ups.
+//! Only disks that have not answered a request, or whose process appears hung, are polled: an idle disk is never
+//! woken.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,17 +16,17 @@ use uuid::Uuid;
 use crate::background;
 use crate::daemon::Daemon;
 
-/// Time to respond, and the pause before the next check, which doubles each time.
+/// Timeout for a response, and the pause before the next poll, which doubles each time.
 const TO_ANSWER: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// VBDs whose processes do not answer.
+/// VBDs whose processes do not respond.
 #[derive(Debug, Default)]
 pub struct Doubted {
     vbds: Mutex<HashSet<Uuid>>,
-    /// Wakes those who wait before they check such a process again.
-    to_ask: Notify,
+    /// Wakes the tasks that wait before the next poll.
+    wake: Notify,
 }
 
 impl Doubted {
@@ -34,59 +34,64 @@ impl Doubted {
         self.vbds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has processes that did not respond checked now: one of them may respond again.
-    pub fn ask_now(&self) {
-        self.to_ask.notify_waiters();
+    /// Polls silent processes now: one of them may respond again.
+    pub fn poll_now(&self) {
+        self.wake.notify_waiters();
     }
 }
 
-/// A disk has not responded in time: checks it until it responds or has exited.
+/// Polls a disk that has not responded in time until it responds or has exited.
 pub fn doubt(daemon: &Daemon, vbd: Uuid) {
     if !daemon.disks.doubted.vbds().insert(vbd) {
         return;
     }
     let daemon = daemon.clone();
     background::spawn(async move {
-        if let Err(problem) = ask_until_it_answers(&daemon, vbd).await {
+        if let Err(problem) = poll_until_it_responds(&daemon, vbd).await {
             tracing::error!(%vbd, "cannot tell whether its process responds: {problem}");
         }
         daemon.disks.doubted.vbds().remove(&vbd);
     });
 }
 
-async fn ask_until_it_answers(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+async fn poll_until_it_responds(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (since, mut pause) = (Timestamp::now(), AGAIN_AFTER);
     let mut before = None;
     loop {
         let silent = daemon.disks.is_silent(vbd, TO_ANSWER).await;
         let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
         let Some(now) = now.filter(|now| now.state == VbdState::Plugged) else { return Ok(()) };
-        let problem = silent.then(|| not_answering(vbd, now.pid, since));
-        tell(daemon, vbd, before, problem.clone()).await?;
+        let problem = silent.then(|| not_responding(vbd, now.pid, since));
+        set_problem(daemon, vbd, before, problem.clone()).await?;
         let Some(problem) = problem else { return Ok(()) };
         tracing::warn!(%vbd, "{problem}");
         before = Some(problem);
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // It may respond again.
-            () = daemon.disks.doubted.to_ask.notified() => {}
+            // Its storage may have recovered.
+            () = daemon.disks.doubted.wake.notified() => {}
         }
         pause = pause.saturating_mul(2).min(AGAIN_AFTER_MAX);
     }
 }
 
-/// Sets or clears the problem of a plugged VBD. A problem that was recorded by others in the meantime stays.
-async fn tell(daemon: &Daemon, vbd: Uuid, before: Option<Problem>, problem: Option<Problem>) -> Result<(), Problem> {
-    let told = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
+/// Sets or clears the problem of a plugged VBD. A problem that another operation recorded in the meantime stays.
+async fn set_problem(
+    daemon: &Daemon,
+    vbd: Uuid,
+    before: Option<Problem>,
+    problem: Option<Problem>,
+) -> Result<(), Problem> {
+    let recorded = daemon.catalogue.write(move |tx| match tx.find_vbd(vbd)? {
         Some(now) if now.state == VbdState::Plugged && now.problem == before => {
             tx.set_vbd_state(vbd, now.state, problem.as_ref())
         }
         _ => Ok(()),
     });
-    told.await
+    recorded.await
 }
 
-fn not_answering(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
+fn not_responding(vbd: Uuid, pid: Option<u32>, since: Timestamp) -> Problem {
     let process = pid.map_or("its process".into(), |pid| format!("process {pid}, {}", condition(pid)));
     let what = format!("the disk of VBD {vbd} has not responded since {since:.0} ({process})");
     Problem::new(Code::Timeout, what).advise(
@@ -115,7 +120,7 @@ mod test {
 
     #[test]
     fn a_process_state_is_described() {
-        // Its first thread waits for the one that runs this.
+        // The first thread waits for the one that runs this test.
         let own = condition(std::process::id());
         assert!(own.starts_with("sleeping") || own.starts_with("running"), "{own}");
         assert_eq!(condition(u32::MAX), "in an unknown state");

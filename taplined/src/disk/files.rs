@@ -1,8 +1,8 @@
-//! Checks whether the files that a running disk has open are those that its repository has under their names.
+//! Checks whether the files that a running disk has open still exist under their names in the repository.
 //!
-//! Somebody may have removed one, or replaced it with a backup: the disk continues in a file that can no longer be
-//! opened, and everything written since is lost when its process exits. For each VBD the files of its process are
-//! remembered, so that the next process is not given different ones of the same names.
+//! A file may have been removed or replaced with a backup: the disk continues in a file that can no longer be opened,
+//! and everything written since is lost when its process exits. The files of each VBD's process are remembered, so
+//! that the next process is not given different files of the same names.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,18 +20,18 @@ use crate::daemon::Daemon;
 /// The files of a process, by name.
 pub type Known = HashMap<String, OpenFile>;
 
-/// A file that a process has open, or had.
+/// A file that a process has, or had, open.
 #[derive(Clone, Debug)]
 pub struct OpenFile {
     /// Its identity, while it exists.
     pub numbers: FileNumbers,
-    /// Keeps the file in existence, and so its numbers from being given to another one, when its name is gone and the
-    /// process has died. None for files that were open before this daemon was started.
+    /// Keeps the inode in use, so that its number is not reused after the name is removed and the process has exited.
+    /// `None` for files opened before this daemon started.
     held: Option<Arc<File>>,
 }
 
 impl OpenFile {
-    /// A file that was opened by this name, and is open.
+    /// An open file, held by this name.
     pub fn held(directory: &Directory, name: &str, file: &File) -> Result<OpenFile, Problem> {
         let failed = |error| Problem::failed("examine an image", error);
         let numbers = FileNumbers::of(file).map_err(failed)?;
@@ -42,12 +42,12 @@ impl OpenFile {
         }
     }
 
-    /// From here on the file exists as long as its name and its processes.
-    fn let_go(&mut self) {
+    /// Stops holding the file: it now exists only as long as its name and its processes.
+    fn release(&mut self) {
         self.held = None;
     }
 
-    /// A file that a running process has reported. It is one that is held already if that has its numbers.
+    /// A file reported by a running process; held if `before` is the same file.
     pub fn reported(numbers: FileNumbers, before: Option<&OpenFile>) -> OpenFile {
         let same = before.filter(|before| before.numbers == numbers);
         OpenFile { numbers, held: same.and_then(|before| before.held.clone()) }
@@ -63,26 +63,25 @@ impl OpenFiles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those of the process of a VBD, or of its last one.
+    /// The files of a VBD's current or last process.
     pub fn of(&self, vbd: Uuid) -> Known {
         self.lock().get(&vbd).cloned().unwrap_or_default()
     }
 
-    /// Remembers those of a VBD instead of the ones before.
+    /// Replaces the remembered files of a VBD.
     pub fn set(&self, vbd: Uuid, known: Known) {
         self.lock().insert(vbd, known);
     }
 
-    /// Forgets those of a VBD that is unplugged.
+    /// Forgets the files of a VBD that was unplugged.
     pub fn forget(&self, vbd: Uuid) {
         self.lock().remove(&vbd);
     }
 
-    /// Nothing keeps a file of this name in existence any more but its processes: its space is needed when its name is
-    /// removed.
-    pub fn let_go_of(&self, file: &str) {
+    /// Stops holding files of this name, whose space must be freed when the name is removed.
+    pub fn release_held(&self, file: &str) {
         let mut all = self.lock();
-        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::let_go);
+        all.values_mut().filter_map(|known| known.get_mut(file)).for_each(OpenFile::release);
     }
 }
 
@@ -95,8 +94,8 @@ pub struct Astray {
     pub numbers: FileNumbers,
 }
 
-/// The files of a disk that are no longer in the repository. None if that is not attached, or for processes that do not
-/// report their files.
+/// The files of a disk that are no longer in the repository. Empty if the repository is not attached, or the process
+/// does not report its files.
 pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result<Vec<Astray>, Problem> {
     let reported = |layer: &ServedLayer| Some((layer.file().to_owned(), OpenFile::reported(layer.numbers()?, None)));
     let known: Known = layers.iter().filter_map(reported).collect();
@@ -104,7 +103,7 @@ pub async fn astray(daemon: &Daemon, sr: Uuid, layers: &[ServedLayer]) -> Result
     daemon.srs.patience.ask(sr, "find the files of a disk in", move || look(&directory, &known)).await
 }
 
-/// Which of the files that a process has open are no longer in the directory under their names.
+/// The files of `known` that are no longer in the directory under their names.
 pub fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<Astray>, Problem> {
     let mut astray = Vec::new();
     for (file, OpenFile { numbers, .. }) in known {
@@ -116,8 +115,8 @@ pub fn look(directory: &Arc<Directory>, known: &Known) -> Result<Vec<Astray>, Pr
     Ok(astray)
 }
 
-/// Refuses to serve from files that have taken the place of those that the process before had. `to_use` are the
-/// commands that serve them nevertheless.
+/// Refuses to serve files that have replaced those of the previous process. `to_use` are the commands that serve them
+/// anyway.
 pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known, to_use: &str) -> Result<(), Problem> {
     let had = chain.iter().filter_map(|image| Some((image.file.clone(), known.get(&image.file)?.clone()))).collect();
     match look(directory, &had)?.first() {
@@ -130,8 +129,8 @@ pub fn must_be_those(directory: &Arc<Directory>, chain: &[Image], known: &Known,
     }
 }
 
-/// Why a diverged disk whose process has died is not started again. The numbers of its files may be those that it had,
-/// but they are given to others when a file is gone.
+/// Why a diverged disk whose process has died is not restarted. Matching inode numbers prove nothing: numbers of
+/// removed files are reused.
 pub fn unproven(vbd: &Vbd) -> Problem {
     let what = format!(
         "the files of VDI {} were not those that its disk had open when its process died, and nothing proves that they \
@@ -153,13 +152,13 @@ pub fn again(vbd: &Vbd) -> String {
     format!("tapline vbd unplug {0}; tapline vbd plug {0}", vbd.uuid)
 }
 
-/// The same for a diverged VDI.
+/// The commands that serve the files of a diverged VDI.
 pub fn decided(vbd: &Vbd) -> String {
     let (vbd, vdi) = (vbd.uuid, vbd.vdi);
     format!("tapline vbd unplug {vbd}; tapline vdi reconcile {vdi} --believe catalogue; tapline vbd plug {vbd}")
 }
 
-/// The problem of a disk that continues in files that are gone.
+/// The problem of a disk that uses files removed from its repository.
 pub fn problem(daemon: &Daemon, vbd: &Vbd, directory: &Path, astray: &[Astray]) -> Problem {
     let (vdi, disk) = (vbd.vdi, vbd.uuid);
     let process = vbd.pid.map_or("its process".into(), |pid| format!("process {pid}"));
@@ -186,7 +185,7 @@ pub fn problem(daemon: &Daemon, vbd: &Vbd, directory: &Path, astray: &[Astray]) 
     ))
 }
 
-/// A path as a word for a shell.
+/// A path quoted for a shell.
 fn quoted(path: &str) -> String {
     format!("'{}'", path.replace('\'', "'\\''"))
 }

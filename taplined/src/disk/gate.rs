@@ -1,7 +1,7 @@
-//! Where verbs wait while the process of a disk is being replaced.
+//! Gates at which verbs wait while the process of a disk is replaced.
 //!
-//! It knows no verb and no process. Invariant: while a gate is closed nobody is inside; a caller that was turned away,
-//! or left work in progress inside, can tell that the gate has been closed in between.
+//! It knows no verb and no process. Invariant: while a gate is closed no caller is inside; a caller can tell by the
+//! count whether the gate was closed in between.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ struct Both {
 }
 
 impl Gates {
-    /// That of a VBD's disk.
+    /// The gate of a VBD's disk.
     pub fn of(&self, vbd: Uuid) -> Gate {
         let mut gates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Unused gates need not be kept.
@@ -35,19 +35,19 @@ impl Gates {
 }
 
 impl Gate {
-    /// Goes inside, when it is open.
+    /// Waits until the gate is open, and enters.
     pub async fn enter(&self) -> OwnedRwLockReadGuard<()> {
         self.0.lock.clone().read_owned().await
     }
 
-    /// Closes it once no caller is inside; it is open again when the returned value is dropped.
+    /// Closes the gate once no caller is inside; dropping the returned guard reopens it.
     pub async fn close(&self) -> OwnedRwLockWriteGuard<()> {
         let closed = self.0.lock.clone().write_owned().await;
         self.0.closed.fetch_add(1, Ordering::SeqCst);
         closed
     }
 
-    /// How often it was closed.
+    /// How often the gate was closed.
     pub fn count(&self) -> u64 {
         self.0.closed.load(Ordering::SeqCst)
     }

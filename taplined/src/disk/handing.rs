@@ -18,18 +18,18 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
 };
 
-use super::control::Beside;
+use super::control::PassedFile;
 use super::redo::RedoLogs;
 
 /// The files and sockets to be passed.
 #[derive(Debug, Default)]
 pub struct Handing {
     messages: Vec<(Message, OwnedFd)>,
-    /// Image files, with which their redo logs go.
-    files: Vec<Beside>,
+    /// Image files; their redo logs are passed with them.
+    files: Vec<PassedFile>,
 }
 
-/// The daemon's end of the socket, and what goes over it.
+/// The daemon's end of the socket, and the messages to send.
 #[derive(Debug)]
 pub struct Ready {
     messages: Vec<(Message, OwnedFd)>,
@@ -37,22 +37,22 @@ pub struct Ready {
 }
 
 impl Handing {
-    /// The file that the command line names `path`.
+    /// Adds the image file that the command line names `path`.
     pub fn file(&mut self, path: &Path, write: bool, file: File) {
-        self.files.push(Beside { path: path.to_owned(), write, file });
+        self.files.push(PassedFile { path: path.to_owned(), write, file });
     }
 
-    /// The same for a file that is no image, and has no redo log.
+    /// Adds a file that is not an image and has no redo log.
     pub fn plain(&mut self, path: &Path, write: bool, file: File) {
         self.messages.push((Message::File { path: path.to_owned(), write }, file.into()));
     }
 
-    /// A socket that listens at `path` already.
+    /// Adds a socket that already listens at `path`.
     pub fn listener(&mut self, listens: Listens, path: &Path, socket: OwnedFd) {
         self.messages.push((Message::Socket { listens, path: path.to_owned() }, socket));
     }
 
-    /// The Xen descriptors that the disk of a guest needs.
+    /// Adds the Xen descriptors that the disk of a guest needs.
     pub fn lent(&mut self, lent: Lent) {
         let Lent { grants, channels, store, domains } = lent;
         use control::handed::Lent::{Domains, EventChannels, Grants, Store};
@@ -60,10 +60,10 @@ impl Handing {
         self.messages.extend(all.map(|(what, descriptor)| (Message::Xen(what), descriptor)));
     }
 
-    /// The standard input of the process, and the message to be sent when it runs.
+    /// Returns the standard input of the process, and the messages to be sent when it runs.
     pub fn prepare(self, redo: &RedoLogs) -> Result<(Stdio, Ready), Problem> {
         let logs = redo.of_handed(&self.files)?;
-        let said = |Beside { path, write, file }| (Message::File { path, write }, OwnedFd::from(file));
+        let said = |PassedFile { path, write, file }| (Message::File { path, write }, OwnedFd::from(file));
         let messages = self.files.into_iter().chain(logs).map(said).chain(self.messages).collect();
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (theirs, ours) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
@@ -72,34 +72,34 @@ impl Handing {
 }
 
 impl Ready {
-    /// Files for the statistics of a Xen guest's disk, whose names have the number of the process.
+    /// Adds the statistics files of a Xen guest's disk, whose names contain the pid.
     pub fn statistics(&mut self, files: Files) {
         use control::handed::Lent::{Statistics, StatisticsByPid};
         let all = [(Statistics, files.vbd3), (StatisticsByPid, files.td3)];
         self.messages.extend(all.map(|(what, file)| (Message::Xen(what), OwnedFd::from(file))));
     }
 
-    /// Hands everything over. Waits while the process is slow to take it, and fails when that has ended. The socket,
-    /// over which the process may say how far it is, is given back.
+    /// Sends everything. Blocks while the process is slow to receive, and fails if it has exited. Returns the socket,
+    /// over which the process may report progress.
     pub fn send(self) -> Result<OwnedFd, Problem> {
         for (said, descriptor) in &self.messages {
             let descriptors = [descriptor.as_fd()];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            if !beside.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
                 return Err(Problem::failed("pass a file to a disk process", "no space for one descriptor"));
             }
-            self.packet(said, &mut beside)?;
+            self.packet(said, &mut ancillary)?;
         }
         self.packet(&Message::End, &mut SendAncillaryBuffer::default())?;
         Ok(self.ours)
     }
 
-    fn packet(&self, said: &Message, beside: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
-        // A path that is not UTF-8 is no JSON.
+    fn packet(&self, said: &Message, ancillary: &mut SendAncillaryBuffer<'_, '_, '_>) -> Result<(), Problem> {
+        // A path that is not UTF-8 cannot be encoded as JSON.
         let failed = |why: std::io::Error| Problem::failed("pass files to a disk process", why);
         let bytes = serde_json::to_vec(said).map_err(|error| failed(error.into()))?;
-        let sent = sendmsg(&self.ours, &[IoSlice::new(&bytes)], beside, SendFlags::NOSIGNAL);
+        let sent = sendmsg(&self.ours, &[IoSlice::new(&bytes)], ancillary, SendFlags::NOSIGNAL);
         sent.map(drop).map_err(|errno| failed(errno.into()))
     }
 }
@@ -114,7 +114,7 @@ mod test {
     use crate::config::Config;
 
     #[test]
-    fn each_descriptor_comes_with_what_it_is() {
+    fn each_descriptor_is_sent_with_its_description() {
         let mut handing = Handing::default();
         let file = tempfile::tempfile().unwrap();
         handing.file(Path::new("/srv/a b.vhd"), true, file.try_clone().unwrap());
@@ -128,9 +128,9 @@ mod test {
         for _ in 0..3 {
             let mut bytes = [0; 4096];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut beside = RecvAncillaryBuffer::new(&mut space);
-            let got = recvmsg(&pair.1, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::empty()).unwrap();
-            let descriptors: usize = beside
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&pair.1, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::empty()).unwrap();
+            let descriptors: usize = ancillary
                 .drain()
                 .map(|message| if let RecvAncillaryMessage::ScmRights(rights) = message { rights.count() } else { 0 })
                 .sum();

@@ -1,7 +1,7 @@
 //! Finds disk processes that may hang while only their guests wait for them: those whose threads make no progress in
-//! the kernel are sent a request ([`doubt`]).
+//! the kernel are polled ([`doubt`]).
 //!
-//! It reads what the kernel knows of their threads and nothing else: an idle disk does not wake up for that.
+//! It reads only the kernel's view of the threads: an idle disk is not woken.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,14 +13,13 @@ use super::doubt::doubt;
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
-/// Where the processor time of a thread is in what [`stats::thread_status`] returns: fields 14 and 15 of
-/// proc_pid_stat(5).
+/// Fields of the processor time in [`stats::thread_status`]: 14 and 15 of proc_pid_stat(5).
 const TIMES: std::ops::Range<usize> = 11..13;
 
-/// Threads that wait for storage, each with the processor time that it has used.
+/// Threads that wait for storage, with the processor time each has used.
 type Waiting = HashMap<u32, u64>;
 
-/// Looks at all disk processes from now on, as often as storage is given to respond.
+/// Examines all disk processes at the interval of the storage timeout, forever.
 pub async fn look_for_hung(daemon: Daemon) {
     let every = daemon.config.storage.patience();
     let mut before = HashMap::new();
@@ -36,7 +35,7 @@ pub async fn look_for_hung(daemon: Daemon) {
     }
 }
 
-/// Doubts processes whose threads have been waiting since they were last looked at, and those that were stopped.
+/// Doubts processes with threads that have been waiting since the last look, or that were stopped.
 async fn look(daemon: &Daemon, before: HashMap<Uuid, Waiting>) -> Result<HashMap<Uuid, Waiting>, Problem> {
     let plugged = daemon.catalogue.read(|view| view.plugged_processes()).await?;
     let looked = blocking("look at disk processes", move || {
@@ -65,13 +64,13 @@ struct Threads {
 }
 
 impl Threads {
-    /// None, if the process does not exist.
+    /// No threads if the process does not exist.
     fn of(pid: u32) -> Threads {
         let mut threads = Threads::default();
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return threads };
         let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         for number in numbers {
-            // It may have ended since.
+            // The thread may have ended.
             let Some(stat) = stats::thread_status(pid, number) else { continue };
             match stat.chars().next() {
                 Some('T' | 't') => threads.stopped = true,
@@ -97,7 +96,7 @@ mod test {
     #[test]
     fn a_stopped_process_is_noticed() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        // It may still wait for its program to be read.
+        // It may still be loading its program.
         assert!(!Threads::of(child.id()).stopped);
         let stopped = Command::new("kill").args(["-STOP", &child.id().to_string()]).status().unwrap();
         assert!(stopped.success());

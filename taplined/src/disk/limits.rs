@@ -1,6 +1,4 @@
-//! Limits of disks: the API's words for what the control protocol calls the same.
-//!
-//! It knows nothing about how they are kept.
+//! Limits of disks: conversion between the API and the control protocol.
 
 use api::{Code, DiskLimits, Problem};
 use control::limits::Limits;
@@ -12,14 +10,14 @@ pub fn to_process(limits: Option<&DiskLimits>) -> Limits {
     Limits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms }
 }
 
-/// What a process says of its limits; nothing if it has none.
+/// The limits that a process reports; `None` if there are none.
 pub fn of_process(limits: Limits) -> Option<DiskLimits> {
     let Limits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms } = limits;
     let limits = DiskLimits { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst_ms };
     Some(limits).filter(|limits| *limits != DiskLimits::default())
 }
 
-/// Limits that can be kept, or nothing for none.
+/// Validates limits; limits that are all unset become `None`.
 pub fn checked(limits: Option<DiskLimits>) -> Result<Option<DiskLimits>, Problem> {
     let Some(limits) = limits.filter(|limits| *limits != DiskLimits::default()) else { return Ok(None) };
     match to_process(Some(&limits)).check() {

@@ -7,22 +7,22 @@ use api::{Code, HealthState, ObjectKind, Problem, Vbd};
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
-use super::control::{self, Asked, Beside, Refused};
+use super::control::{self, PassedFile, PendingVerb, Refused};
 use super::doubt::doubt;
 use super::names::ServedLayer;
 use crate::daemon::Daemon;
 
-/// How long a verb may take that holds requests for a moment.
+/// Time limit for a verb that briefly holds requests.
 const TO_CHANGE: Duration = Duration::from_secs(120);
 
 /// Time limit for a merge: a disk that makes no progress for this long never will.
 const TO_MERGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How long a disk may take to report its version.
-const TO_SAY: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Refuses a verb on a stuck disk: it would wait in the socket of the process, which would do it when it continues,
-/// long after the request was given up.
+/// Refuses a verb on a stuck disk: it would stay in the socket of the process, and be carried out long after the
+/// caller gave up.
 pub fn must_answer(vbd: &Vbd) -> Result<(), Problem> {
     if vbd.health.state != HealthState::Stuck {
         return Ok(());
@@ -56,7 +56,7 @@ pub async fn unless_stuck<T>(
             match events.recv().await {
                 Ok(event) if (event.kind, event.uuid) != (ObjectKind::Vbd, vbd) => continue,
                 Ok(_) | Err(RecvError::Lagged(_)) => must_answer_now(daemon, vbd).await?,
-                // The daemon ends.
+                // The daemon exits.
                 Err(RecvError::Closed) => std::future::pending().await,
             }
         }
@@ -68,62 +68,62 @@ pub async fn unless_stuck<T>(
     }
 }
 
-/// Has the disk process of a VBD do a verb. While another takes its place, that waits.
-pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
+/// Sends a verb to the disk process of a VBD. Waits while the process is being replaced.
+pub async fn ask<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<PassedFile>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let files = daemon.tool.redo.with_logs(files)?;
     let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
-    heard(daemon, vbd, answer)
+    poll_if_silent(daemon, vbd, answer)
 }
 
-/// Has the disk process of a VBD do a verb with files that are no images.
-pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<Beside>) -> Result<V::Answer, Refused> {
+/// Like [`ask`], with files that are not images.
+pub async fn hand<V: Ask>(daemon: &Daemon, vbd: Uuid, verb: V, files: Vec<PassedFile>) -> Result<V::Answer, Refused> {
     let gate = daemon.disks.gates.of(vbd);
     let _inside = gate.enter().await;
     let answer = control::ask(&daemon.disks.socket(vbd), verb, files, TO_CHANGE).await;
-    heard(daemon, vbd, answer)
+    poll_if_silent(daemon, vbd, answer)
 }
 
-/// Has a disk grow; its new size is then recorded by the caller.
+/// Grows a disk; the caller then records its new size.
 pub async fn resize(daemon: &Daemon, vbd: Uuid, size: u64) -> Result<(), Refused> {
     ask(daemon, vbd, ask::Resize { size, recorded: true }, Vec::new()).await.map(drop)
 }
 
-/// A disk that has not responded in time is polled from now on until it does.
-fn heard<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
+/// Starts polling a disk that has not responded in time.
+fn poll_if_silent<T>(daemon: &Daemon, vbd: Uuid, answer: Result<T, Refused>) -> Result<T, Refused> {
     if matches!(&answer, Err(Refused::Unanswered(problem)) if problem.code == Code::Timeout) {
         doubt(daemon, vbd);
     }
     answer
 }
 
-/// Has the disk process of a VBD carry out a merge, and passes its progress on. An upgrade interrupts that, and the new
-/// process gets the request again, with newly opened files.
+/// Runs a merge in the disk process of a VBD and reports its progress. An upgrade interrupts it; the new process gets
+/// the request again, with newly opened files.
 pub async fn follow<F>(
     daemon: &Daemon,
     vbd: Uuid,
     verb: ask::Merge,
     files: impl Fn() -> F,
-    mut told: impl FnMut(answer::Merge) + Send,
+    mut on_progress: impl FnMut(answer::Merge) + Send,
 ) -> Result<answer::Merge, Problem>
 where
-    F: Future<Output = Result<Vec<Beside>, Problem>>,
+    F: Future<Output = Result<Vec<PassedFile>, Problem>>,
 {
     let gate = daemon.disks.gates.of(vbd);
     loop {
-        let (asked, before) = {
+        let (pending, before) = {
             let _inside = gate.enter().await;
             let files = daemon.tool.redo.with_logs(files().await?)?;
             let request = Request::of(verb.clone());
-            let asked = Asked::<ask::Merge>::with_files(&daemon.disks.socket(vbd), request, files).await?;
-            (asked, gate.count())
+            let pending = PendingVerb::<ask::Merge>::with_files(&daemon.disks.socket(vbd), request, files).await?;
+            (pending, gate.count())
         };
-        let answered = tokio::time::timeout(TO_MERGE, asked.answer(&mut told)).await;
+        let answered = tokio::time::timeout(TO_MERGE, pending.answer(&mut on_progress)).await;
         let answered =
             answered.map_err(|_| Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not finish it")))?;
         match answered {
-            // Or it had not even received it when its connections were closed.
+            // Or the process had not yet received it when its connections were closed.
             Err(why) if is_replaced(&why) || gate.count() != before => {
                 tracing::info!(%vbd, "repeating the request to its new process: {why}");
             }
@@ -139,8 +139,8 @@ fn is_replaced(why: &Refused) -> bool {
 
 /// The layers of a VBD's disk process, from the leaf down; `None` if the process no longer exists.
 pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer>>, Problem> {
-    let asked = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await;
-    match heard(daemon, vbd, asked.map_err(Refused::from)).map_err(Problem::from) {
+    let reported = daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await;
+    match poll_if_silent(daemon, vbd, reported.map_err(Refused::from)).map_err(Problem::from) {
         Ok(said) => said
             .layers
             .into_iter()
@@ -148,7 +148,7 @@ pub async fn layers(daemon: &Daemon, vbd: Uuid) -> Result<Option<Vec<ServedLayer
             .collect::<Option<_>>()
             .map(Some)
             .ok_or_else(|| Problem::failed(format_args!("list the layers of VBD {vbd}"), "a layer has no file")),
-        // No process listens any more, or it has exited in the meantime. One that is only slow may still be writing.
+        // No process listens any more, or it has just exited. A merely slow one may still be writing.
         Err(problem) if problem.code == Code::Failed => Ok(None),
         Err(problem) => Err(problem),
     }

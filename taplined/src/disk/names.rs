@@ -1,4 +1,4 @@
-//! Images and their chains in the words of a disk process: on its command line, and in what it reports.
+//! Images and their chains in the notation of a disk process: on its command line, and in its reports.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use api::SourceFormat;
 use control::{FormatName, ImageName, answer};
 use repo::driver::FileNumbers;
 
-/// `FORMAT:PATH`.
+/// The name of an image on a command line: `FORMAT:PATH`.
 pub fn image_name(format: impl Into<SourceFormat>, path: PathBuf) -> ImageName {
     let format = match format.into() {
         SourceFormat::Raw => FormatName::Raw,
@@ -39,7 +39,7 @@ pub fn words_of(names: impl IntoIterator<Item = ImageName>) -> Vec<OsString> {
 /// A layer of a disk, as reported by its process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedLayer {
-    /// Where its file is.
+    /// The path of its file.
     pub path: PathBuf,
     /// Virtual size in bytes.
     pub size: u64,
@@ -49,23 +49,23 @@ pub struct ServedLayer {
 }
 
 impl ServedLayer {
-    /// The layer of an answer; none if it has no file.
+    /// The layer in a response; `None` if it has no file.
     pub fn of(layer: answer::Layer) -> Option<ServedLayer> {
         let answer::Layer { path, size, device, inode, .. } = layer;
         Some(ServedLayer { path: path?.into(), size, device, inode })
     }
 
-    /// The name of its file.
+    /// The name of the layer's file.
     pub fn file(&self) -> &str {
         self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// The identity of the file, whatever its name refers to.
+    /// The identity of the file, independent of its name.
     pub fn numbers(&self) -> Option<FileNumbers> {
         Some(FileNumbers { device: self.device?, inode: self.inode? })
     }
 
-    /// Whether it is the file of that name.
+    /// Whether the layer's file has this name.
     pub fn names(&self, file: &str) -> bool {
         self.file() == file
     }

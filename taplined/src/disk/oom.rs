@@ -12,7 +12,7 @@ const NORMAL: i16 = 0;
 /// Whether it has been logged that scores cannot be set.
 static SAID: AtomicBool = AtomicBool::new(false);
 
-/// Sets the score of a disk's process. Where the daemon may not, the disk is served all the same.
+/// Sets the OOM score of a disk's process. Failure is only logged.
 pub fn protect(pid: u32, score: i16) {
     if let Err(error) = set(pid, score) {
         let what = "cannot set the OOM score of a disk process";
@@ -23,7 +23,7 @@ pub fn protect(pid: u32, score: i16) {
     }
 }
 
-/// A process that is not as important as the daemon does not inherit its score.
+/// Resets the OOM score of a process that is less important than the daemon, from which it would inherit.
 pub fn make_normal(pid: u32) {
     let ours = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
     if ours.is_some_and(|score: i16| score < NORMAL) {

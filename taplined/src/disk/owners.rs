@@ -1,12 +1,12 @@
-//! The users that disk processes run as, including those of earlier settings: a process that has a disk's command line
-//! and runs as anybody else is none of ours.
+//! The users that disk processes run as, including those of earlier settings: a process that has a disk's command
+//! line but another user is not one of ours.
 //!
-//! Everybody may start a process with any command line, also our program with the words of a disk. Only who may become
-//! other users, like the daemon, can start one as a user of disks; so that tells, and the program does not. Who listens
-//! on the control socket would not tell: sockets are made by the daemon, and a process that waits to take over a disk
-//! has none.
+//! Any user may start our program with the command line of a disk. Only a process that may change its user, like the
+//! daemon, can start one as a disk user; so the user is what identifies it. The owner of the control socket would
+//! not: sockets are created by the daemon, and a process that waits to take over a disk has none.
 //!
-//! The file is in the run directory, which nobody else may write: it goes with the processes when the host reboots.
+//! The file is in the run directory, which only the daemon may write: it disappears with the processes when the host
+//! reboots.
 
 use std::fs;
 use std::io;
@@ -31,7 +31,7 @@ fn path(config: &Config) -> PathBuf {
 }
 
 impl Owners {
-    /// Those of all daemons that used the run directory since the host booted.
+    /// The users of all daemons that used the run directory since the host booted.
     pub fn of(config: &Config) -> Result<Owners, Problem> {
         match fs::read_to_string(path(config)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Owners(Vec::new())),
@@ -40,7 +40,7 @@ impl Owners {
         }
     }
 
-    /// Adds those that disks are started as from now on. Must be called before the first is started.
+    /// Adds the users that disks are started as. Must be called before the first is started.
     pub fn add(config: &Config, users: &Users) -> Result<(), Problem> {
         let Owners(mut all) = Owners::of(config)?;
         let Some(more) = users.uids().filter(|more| !all.contains(more)) else { return Ok(()) };
@@ -50,8 +50,8 @@ impl Owners {
         written.map_err(|error| Problem::failed(format_args!("write {}", path(config).display()), error))
     }
 
-    /// Whether a process runs as one of them, or as root or the daemon's own user: who is that may do all that the
-    /// daemon does, also replace a disk process by another.
+    /// Whether a process runs as one of these users, or as root or the daemon's own user, who may do everything that
+    /// the daemon does, including replacing a disk process.
     pub fn own(&self, pid: u32) -> bool {
         let trusted = |uid| uid == 0 || uid == rustix::process::geteuid().as_raw();
         user_of(pid).is_some_and(|uid| trusted(uid) || self.0.iter().any(|uids| uids.contains(&uid)))

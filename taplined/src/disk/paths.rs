@@ -15,31 +15,31 @@ use uuid::Uuid;
 
 use crate::config::Config;
 
-/// Bytes at the end of a log in which a line to quote is looked for: a message, its advice and a backtrace.
+/// Size of the log's tail, in bytes, that is searched for a line to quote: a message, its advice and a backtrace.
 const LAST_LINES_MAX: u64 = 2048;
 
-/// The place of a VBD.
+/// The paths of a served VBD.
 #[derive(Clone, Debug)]
 pub struct DiskPaths {
     directory: PathBuf,
     log: PathBuf,
 }
 
-/// Sockets that listen.
+/// Listening sockets of a disk.
 #[derive(Debug)]
 pub struct Sockets {
-    /// For the guest's monitor, or for clients; a guest of Xen has rings instead.
+    /// For the guest's monitor or for clients; `None` for a Xen guest, which uses rings.
     pub transport: Option<OwnedFd>,
     /// For the daemon.
     pub control: OwnedFd,
 }
 
-/// The directory of the places of all VBDs.
+/// The directory that contains those of all VBDs.
 pub fn all(config: &Config) -> PathBuf {
     config.run_directory.join("vbd")
 }
 
-/// The directory of their logs.
+/// The directory of the disks' logs.
 pub fn logs(config: &Config) -> PathBuf {
     config.log_directory.join("vbd")
 }
@@ -52,7 +52,7 @@ impl DiskPaths {
         DiskPaths { directory: all(config).join(name), log }
     }
 
-    /// Where the guest's monitor, or clients, connect.
+    /// The socket to which the guest's monitor or clients connect.
     pub fn transport(&self, transport: Transport) -> PathBuf {
         self.directory.join(match transport {
             Transport::Nbd => "nbd.sock",
@@ -60,7 +60,7 @@ impl DiskPaths {
         })
     }
 
-    /// The same as the API shows it.
+    /// The transport socket as the API shows it.
     pub fn shown(&self, transport: Transport) -> Result<AbsolutePath, Problem> {
         let path = self.transport(transport).to_string_lossy().into_owned();
         path.try_into().map_err(|why: String| Problem::new(Code::Invalid, format!("run-directory: {why}")))
@@ -71,21 +71,21 @@ impl DiskPaths {
         self.directory.join("control.sock")
     }
 
-    /// The statistics page of the disk: it outlives a process that is killed or replaced.
+    /// The statistics page of the disk, which survives a killed or replaced process.
     pub fn page(&self) -> PathBuf {
         stats::of_daemon(&self.directory)
     }
 
-    /// Opens the page, for the process that serves the disk. To be called after [`DiskPaths::listen`].
+    /// Opens the statistics page for the process that serves the disk. Call after [`DiskPaths::listen`].
     pub fn open_page(&self) -> io::Result<File> {
         File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(self.page())
     }
 
     /// Listens, replacing the sockets of an earlier process. Members of `group` may connect to the transport, and so
-    /// may the user `guest`, which the machine's monitor runs as.
+    /// may the user `guest`, which the VM's monitor runs as.
     pub fn listen(&self, transport: Transport, group: Option<u32>, guest: Option<u32>) -> Result<Sockets, Problem> {
         let listen = || {
-            // No other user may enter before all modes are set.
+            // No other user may connect before all modes are set.
             match DirBuilder::new().mode(0o700).create(&self.directory) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made?,
@@ -108,11 +108,11 @@ impl DiskPaths {
         })
     }
 
-    /// Lets the user as whom the monitor of a machine runs connect to the transport of a disk that is served already.
+    /// Lets the user of a VM's monitor connect to the transport of a disk that is already served.
     pub fn let_in(&self, transport: Transport, guest: u32) -> Result<(), Problem> {
         let path = self.transport(transport);
         match self.open_to(&path, guest) {
-            // It is being restarted, and will find the machine then.
+            // It is being restarted, and will then find the VM.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => {
                 done.map_err(|error| Problem::failed(format_args!("give a VM access to {}", path.display()), error))
@@ -120,13 +120,13 @@ impl DiskPaths {
         }
     }
 
-    /// The socket is that user's; others pass the directory and find only sockets that are not theirs.
+    /// Makes that user the socket's owner; others can search the directory but find only sockets of others.
     fn open_to(&self, path: &Path, guest: u32) -> io::Result<()> {
         chown(path, Some(guest), None)?;
         fs::set_permissions(&self.directory, Permissions::from_mode(0o711))
     }
 
-    /// Removes the directory; that it is not there is as good.
+    /// Removes the directory; not an error if it does not exist.
     pub fn remove(&self) -> Result<(), Problem> {
         match fs::remove_dir_all(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -136,10 +136,10 @@ impl DiskPaths {
         }
     }
 
-    /// The log of the process. A plug starts a new one and keeps the previous one; a restart appends.
-    pub fn open_log(&self, anew: bool) -> Result<File, Problem> {
+    /// Opens the log of the process. A plug (`fresh`) starts a new log and keeps the previous one; a restart appends.
+    pub fn open_log(&self, fresh: bool) -> Result<File, Problem> {
         let open = || {
-            if anew {
+            if fresh {
                 match fs::rename(&self.log, self.log_before()) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                     _ => {}
@@ -164,8 +164,8 @@ impl DiskPaths {
         fs::metadata(&self.log).map_or(0, |metadata| metadata.len())
     }
 
-    /// The last panic that the disk process has logged since the log had this length. Another error that ended it is in
-    /// what it printed ([`super::process::DiskProcess::last_word`]).
+    /// The last panic that the disk process has logged beyond this length of the log. Other fatal errors are in its
+    /// output ([`super::process::DiskProcess::last_word`]).
     pub fn last_panic_since(&self, len: u64) -> Option<String> {
         let read = || {
             let mut file = File::open(&self.log)?;
@@ -193,7 +193,7 @@ impl DiskPaths {
     }
 }
 
-/// A socket for its owner alone, or for a group as well.
+/// Listens on a socket for its owner alone, or for a group as well.
 fn bind(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

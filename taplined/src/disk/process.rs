@@ -1,4 +1,4 @@
-//! A disk process: started or reattached to, told to stop, and waited for without polling.
+//! A disk process: started or reattached to, signalled, and waited for without polling.
 //!
 //! It is identified by its pid and start time, a combination that is never reused, and held by a pidfd, which becomes
 //! readable when it exits and can never refer to another process. It outlives the daemon: dropping this value does not
@@ -18,7 +18,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::kernel::started;
 
-/// Bytes of output that are looked at when a process has ended before it served.
+/// Bytes of output that are read when a process has exited before it served.
 const OUTPUT_MAX: u64 = 64 << 10;
 
 /// A disk process.
@@ -26,12 +26,12 @@ const OUTPUT_MAX: u64 = 64 << 10;
 pub struct DiskProcess {
     identity: Process,
     pidfd: AsyncFd<OwnedFd>,
-    /// If this daemon has started it: then it must be reaped, and its exit status can be known.
+    /// Set if this daemon has started it: then it must be reaped, and its exit status is available.
     child: Option<Child>,
 }
 
 impl DiskProcess {
-    /// One that was just started. If it cannot be held, it is ended.
+    /// A process that was just started. If it cannot be watched, it is killed.
     pub fn of_child(mut child: Child) -> Result<DiskProcess, Problem> {
         match hold(child.id()) {
             Ok(Some((identity, pidfd))) => Ok(DiskProcess { identity, pidfd, child: Some(child) }),
@@ -45,64 +45,64 @@ impl DiskProcess {
         }
     }
 
-    /// One that a daemon before this one has started, if it is still there.
+    /// A process that an earlier daemon started, if it still exists.
     pub fn find(identity: Process) -> Result<Option<DiskProcess>, Problem> {
         let found = hold(identity.pid)?.filter(|(found, _)| *found == identity);
         Ok(found.map(|(identity, pidfd)| DiskProcess { identity, pidfd, child: None }))
     }
 
-    /// The process with this pid, if it exists and `ours` recognizes its command line. Command line, whatever else
-    /// `ours` looks at, and pidfd belong to the same process.
+    /// The process with this pid, if it exists and `ours` recognizes its command line. The command line, everything
+    /// else that `ours` checks, and the pidfd belong to the same process.
     pub fn with_words(pid: u32, ours: impl Fn(&[u8]) -> bool) -> Result<Option<DiskProcess>, Problem> {
         let Some((identity, pidfd)) = hold(pid)? else { return Ok(None) };
         let is_ours = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| ours(&words));
-        // The number may have become another's between the two: that one was started later.
+        // The pid may have been reused between the two: that process started later.
         let found = is_ours && started(pid) == Some(identity.started);
         Ok(found.then_some(DiskProcess { identity, pidfd, child: None }))
     }
 
-    /// It serves: nothing is expected of its output any more.
+    /// The process serves: its output is no longer needed.
     pub fn serves(&mut self) {
         if let Some(child) = &mut self.child {
             child.stdout = None;
         }
     }
 
-    /// Why it has ended, if it could say so. To be asked once it has ended.
+    /// The error that the process printed, if any. Call once it has exited.
     pub fn last_word(&mut self) -> Option<control::Error> {
         let output = self.child.as_mut()?.stdout.take()?;
-        // One that does not end with its process must not keep anybody waiting.
+        // The pipe may outlive the process: do not block on it.
         rustix::io::ioctl_fionbio(&output, true).ok()?;
         let mut text = String::new();
-        // What could not be read is missing, and so is what it says.
+        // On a read error, only the part read so far is searched.
         output.take(OUTPUT_MAX).read_to_string(&mut text).ok()?;
         control::Error::in_output(&text)
     }
 
-    /// Its number and when it was started.
+    /// The pid and start time.
     pub fn identity(&self) -> Process {
         self.identity
     }
 
-    /// Waits until it has exited and returns its status, if known. May be called again.
+    /// Waits until the process has exited and returns its status, if known. May be called repeatedly.
     pub async fn ended(&mut self) -> Result<Ended, Problem> {
         let wait = |error| Problem::failed(format_args!("wait for the disk process {}", self.identity.pid), error);
         let readable = self.pidfd.ready(Interest::READABLE).await.map_err(wait)?;
         drop(readable);
         let Some(child) = &mut self.child else { return Ok(Ended::Unknown) };
-        // The pidfd has said that this does not wait.
+        // Does not block, because the pidfd is readable.
         let status = child.wait().map_err(wait)?;
         Ok(if status.success() { Ended::Well } else { Ended::Badly(status.to_string()) })
     }
 
-    /// Whether it has ended. It is still to be reaped then ([`DiskProcess::ended`]).
+    /// Whether the process has exited. It must still be reaped ([`DiskProcess::ended`]).
     pub fn has_ended(&self) -> bool {
         let mut look = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
-        // If it cannot be checked now, it is checked again.
+        // If the poll fails, the next call checks again.
         poll(&mut look, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Sends a signal; one that has ended already needs none.
+    /// Sends a signal; not an error if the process has exited.
     pub fn signal(&self, signal: Signal) -> Result<(), Problem> {
         match pidfd_send_signal(self.pidfd.get_ref(), signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -112,7 +112,7 @@ impl DiskProcess {
         }
     }
 
-    /// Kills it and waits until it has ended, which takes as long as storage that does not answer.
+    /// Kills the process and waits for its exit, which takes as long as storage that does not answer.
     pub async fn kill(&mut self) -> Result<(), Problem> {
         self.signal(Signal::KILL)?;
         self.ended().await.map(drop)
@@ -124,13 +124,13 @@ impl DiskProcess {
 pub enum Ended {
     /// It exited as requested, with everything flushed.
     Well,
-    /// Otherwise: how.
+    /// It failed; how, in words.
     Badly(String),
     /// It was not this daemon's child, so its exit status is unknown.
     Unknown,
 }
 
-/// A process by its number: when it was started, and a pidfd of that very one.
+/// The start time and a pidfd of the process with this pid.
 fn hold(pid: u32) -> Result<Option<(Process, AsyncFd<OwnedFd>)>, Problem> {
     let watch = |why: std::io::Error| Problem::failed(format_args!("watch the disk process {pid}"), why);
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };

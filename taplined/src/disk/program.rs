@@ -21,8 +21,7 @@ use crate::config::Config;
 /// The program's name; it is in this program's directory or in the PATH.
 const NAME: &str = "tapline-disk";
 
-/// The beginning of a program's file, up to what kind of machine it is for (ELF, "ELF Header": e_ident, e_type,
-/// e_machine).
+/// The beginning of an executable, up to its machine type (ELF, "ELF Header": e_ident, e_type, e_machine).
 const HEADER: usize = 20;
 const ELF: &[u8] = b"\x7fELF";
 
@@ -35,19 +34,19 @@ pub struct Program(PathBuf);
 pub struct Opened {
     path: PathBuf,
     file: OwnedFd,
-    /// An interpreter opens it by its path.
+    /// A script's interpreter opens it by its path.
     is_script: bool,
 }
 
 impl Program {
-    /// From the settings.
+    /// The configured program, or that in this program's directory, or the name.
     pub fn of(config: &Config) -> Program {
-        let beside = || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(NAME)));
-        let named = config.disk_program.clone().or_else(|| beside().filter(|path| path.is_file()));
+        let adjacent = || std::env::current_exe().ok().and_then(|me| me.parent().map(|directory| directory.join(NAME)));
+        let named = config.disk_program.clone().or_else(|| adjacent().filter(|path| path.is_file()));
         Program(named.unwrap_or_else(|| NAME.into()))
     }
 
-    /// Opens it.
+    /// Opens the program; checks that this machine can run it.
     pub fn open(&self) -> Result<Opened, Problem> {
         let path = self.find();
         let not_started = |why: &dyn std::fmt::Display| Problem::failed(format_args!("start {}", path.display()), why);
@@ -80,12 +79,12 @@ impl Opened {
         if self.is_script { self.path.clone().into() } else { place_of(&self.file).into() }
     }
 
-    /// Under what name it runs.
+    /// The path under which the program was found.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Why it could not be started as this user.
+    /// The problem that the program could not be started as this user.
     pub fn not_started(&self, user: Option<User>, error: &io::Error) -> Problem {
         let (why, advice) = self.why_not(user, error);
         Problem::failed(format_args!("start {}", self.path.display()), why).advise(advice)
@@ -104,7 +103,7 @@ impl Opened {
             Some(Errno::ACCESS) => {
                 (error.to_string(), "check whether a security module denies it (kernel log, audit log)".into())
             }
-            // The file is there: it is open.
+            // The file itself exists: it is open.
             Some(Errno::NOENT) => (
                 format!("{error}: its interpreter or dynamic loader is not installed"),
                 format!("install a {NAME} built for this system"),
@@ -122,19 +121,19 @@ impl Opened {
     }
 }
 
-/// The name of an open file in the process that has it open, and in its children until they execute it.
+/// The path of an open file in the process that has it open, and in its children until they execute it.
 fn place_of(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// How a program's file begins.
+/// The beginning of an executable file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Header {
-    /// Like this.
+    /// The first bytes.
     Is([u8; HEADER]),
     /// It is shorter than any program, or not a file.
     Short,
-    /// That may not be seen: the kernel is to judge.
+    /// The file is not readable: the kernel is to judge.
     Hidden,
 }
 
@@ -145,8 +144,8 @@ impl Header {
         file.read_exact_at(&mut bytes, 0).map_or(Header::Short, |()| Header::Is(bytes))
     }
 
-    /// Whether it is a script; or why it is nothing that this machine can run, and what to do. `ours` is how this
-    /// program begins. The kernel's refusal is not waited for: the C library would take the file for a script then.
+    /// Whether it is a script; or why this machine cannot run it, and what to do. `ours` is the header of this
+    /// program. Checked before the kernel refuses it: the C library would then run the file as a script.
     fn judge(self, ours: Header) -> Result<bool, (&'static str, &'static str)> {
         // Word size, byte order and processor.
         let kind = |header: &[u8; HEADER]| (header[4], header[5], header[18], header[19]);
@@ -233,14 +232,14 @@ mod test {
         let path = room.path().join("program");
         std::fs::write(&path, "#!/bin/sh\necho this is long enough").unwrap();
         let opened = Program(path.clone()).open().unwrap();
-        let told = |user, errno: Errno| opened.not_started(user, &errno.into());
-        let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
+        let problem_of = |user, errno: Errno| opened.not_started(user, &errno.into());
+        let denied = problem_of(Some((65_534, 65_534)), Errno::ACCESS);
         assert!(denied.detail.contains("uid 65534 may not execute it"), "{denied}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let denied = told(Some((65_534, 65_534)), Errno::ACCESS);
+        let denied = problem_of(Some((65_534, 65_534)), Errno::ACCESS);
         assert!(denied.advice.unwrap().contains("security module"));
-        assert!(told(None, Errno::PERM).advice.unwrap().contains("CAP_SETUID"));
-        assert!(told(None, Errno::NOENT).detail.contains("not installed"));
+        assert!(problem_of(None, Errno::PERM).advice.unwrap().contains("CAP_SETUID"));
+        assert!(problem_of(None, Errno::NOENT).detail.contains("not installed"));
     }
 
     #[test]

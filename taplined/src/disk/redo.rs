@@ -1,5 +1,5 @@
-//! Redo logs of images, which are passed to disk processes along with the images: the changes of completed requests
-//! outlive the process that completed them.
+//! Redo logs of images, which are passed to disk processes along with the images: they preserve the changes of
+//! completed requests beyond the process that completed them.
 //!
 //! A log is a file in memory, named after the image's file by the same rules as in disk processes, whose source file is
 //! shared (`redo_name`); a process that serves the image without the daemon finds it too. It knows nothing about a
@@ -15,45 +15,45 @@ use api::{Code, Problem};
 use control::redo_name;
 use repo::driver::{Directory, is_used};
 
-use super::control::Beside;
+use super::control::PassedFile;
 use crate::config::Config;
 
-/// The directory in which they are.
+/// The directory of the redo logs.
 #[derive(Clone, Debug)]
 pub struct RedoLogs {
     directory: PathBuf,
 }
 
 impl RedoLogs {
-    /// From the settings.
+    /// The redo logs in the configured run directory.
     pub fn of(config: &Config) -> RedoLogs {
         RedoLogs { directory: config.run_directory.join("redo") }
     }
 
-    /// The files that belong to an image file: its log; and the file once more, open for writing, if a process has left
-    /// data to be written to it and it is passed for reading.
-    pub fn beside(&self, path: &Path, write: bool, image: &File) -> Result<Vec<Beside>, Problem> {
+    /// The files to pass with an image file: its redo log; and, for an image passed for reading into which a process
+    /// has left data to be written, the image once more, open for writing.
+    pub fn to_pass(&self, path: &Path, write: bool, image: &File) -> Result<Vec<PassedFile>, Problem> {
         self.open(path, write, image)
             .map_err(|error| Problem::failed(format_args!("open the redo log of {}", path.display()), error))
     }
 
-    fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<Beside>> {
+    fn open(&self, path: &Path, write: bool, image: &File) -> io::Result<Vec<PassedFile>> {
         let log = self.directory.join(redo_name::file_name(&image.metadata()?));
         if !write && std::fs::metadata(&log).map_or(0, |found| found.len()) == 0 {
             return Ok(Vec::new());
         }
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let file = OpenOptions::new().read(true).write(true).create(write).truncate(false).mode(0o600).open(&log)?;
-        let mut all = vec![Beside { path: log, write: true, file }];
+        let mut all = vec![PassedFile { path: log, write: true, file }];
         if !write {
             let again = format!("/proc/self/fd/{}", image.as_raw_fd());
             let file = OpenOptions::new().read(true).write(true).open(again)?;
-            all.push(Beside { path: path.to_owned(), write: true, file });
+            all.push(PassedFile { path: path.to_owned(), write: true, file });
         }
         Ok(all)
     }
 
-    /// Refuses to serve an image for writing to a guest that has it already, if the log that its process had is gone.
+    /// Refuses to serve an image for writing to a guest that already has it, if its process's redo log is gone.
     pub fn must_be_there(&self, path: &Path, image: &Metadata) -> Result<(), Problem> {
         let tried = |error| Problem::failed(format_args!("find the redo log of {}", path.display()), error);
         let log = self.directory.join(redo_name::file_name(image));
@@ -71,8 +71,8 @@ impl RedoLogs {
         ))
     }
 
-    /// Removes the logs of a repository's images that no process has locked, because another host has used the images
-    /// since. Returns the images whose logs were not empty.
+    /// Removes the redo logs of a repository's images that no process has locked, because another host has used the
+    /// images since. Returns the images whose logs were not empty.
     pub fn remove_void(&self, directory: &Directory) -> Result<Vec<String>, Problem> {
         let mut removed = Vec::new();
         if self.directory.read_dir().map_or(true, |mut logs| logs.next().is_none()) {
@@ -97,19 +97,19 @@ impl RedoLogs {
         Ok(removed)
     }
 
-    /// The files of a verb, with their logs.
-    pub fn with_logs(&self, mut files: Vec<Beside>) -> Result<Vec<Beside>, Problem> {
-        let logs = files.iter().filter(|file| file.write).map(|file| self.beside(&file.path, true, &file.file));
+    /// Adds the redo logs of the files that go with a verb.
+    pub fn with_logs(&self, mut files: Vec<PassedFile>) -> Result<Vec<PassedFile>, Problem> {
+        let logs = files.iter().filter(|file| file.write).map(|file| self.to_pass(&file.path, true, &file.file));
         let logs = logs.collect::<Result<Vec<_>, _>>()?;
         files.extend(logs.into_iter().flatten());
         Ok(files)
     }
 
-    /// The files that belong to those passed to a process at its start.
-    pub fn of_handed(&self, files: &[Beside]) -> Result<Vec<Beside>, Problem> {
+    /// The files to pass with those that a process gets at its start.
+    pub fn of_handed(&self, files: &[PassedFile]) -> Result<Vec<PassedFile>, Problem> {
         let mut all = Vec::new();
         for file in files {
-            all.extend(self.beside(&file.path, file.write, &file.file)?);
+            all.extend(self.to_pass(&file.path, file.write, &file.file)?);
         }
         Ok(all)
     }
@@ -131,20 +131,20 @@ mod test {
     fn an_image_that_is_written_has_a_log_that_the_next_process_finds() {
         let (_room, logs, path) = bed();
         let image = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let first = logs.beside(&path, true, &image).unwrap();
+        let first = logs.to_pass(&path, true, &image).unwrap();
         assert_eq!((first.len(), first[0].write), (1, true));
-        assert_eq!(logs.beside(&path, true, &image).unwrap()[0].path, first[0].path);
+        assert_eq!(logs.to_pass(&path, true, &image).unwrap()[0].path, first[0].path);
     }
 
     #[test]
     fn a_read_only_image_has_a_log_only_if_it_is_not_empty() {
         let (_room, logs, path) = bed();
         let image = File::open(&path).unwrap();
-        assert!(logs.beside(&path, false, &image).unwrap().is_empty());
-        let log = logs.beside(&path, true, &image).unwrap().remove(0);
-        assert!(logs.beside(&path, false, &image).unwrap().is_empty(), "an empty one");
+        assert!(logs.to_pass(&path, false, &image).unwrap().is_empty());
+        let log = logs.to_pass(&path, true, &image).unwrap().remove(0);
+        assert!(logs.to_pass(&path, false, &image).unwrap().is_empty(), "an empty one");
         log.file.set_len(4096).unwrap();
-        let both = logs.beside(&path, false, &image).unwrap();
+        let both = logs.to_pass(&path, false, &image).unwrap();
         assert_eq!(both.iter().map(|file| &file.path).collect::<Vec<_>>(), [&log.path, &path]);
         assert!(both.iter().all(|file| file.write));
     }

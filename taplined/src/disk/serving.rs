@@ -1,7 +1,7 @@
 //! Finds the processes that serve a VBD, by their command lines and users.
 //!
-//! A disk process has its control socket on its command line, in a directory named after the VBD, and runs as a user of
-//! disks. Which of several processes is actually serving is not known here.
+//! A disk process has its control socket, in a directory named after the VBD, on its command line, and runs as a disk
+//! user. Which of several processes is actually serving is not known here.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,17 +15,17 @@ use super::paths;
 use super::process::DiskProcess;
 use crate::config::Config;
 
-/// Processes by the VBDs that they are there for.
+/// Processes by the VBD that they are meant to serve.
 pub type ByVbd = HashMap<Uuid, Vec<DiskProcess>>;
 
-/// All that run now.
+/// All disk processes that are running.
 pub fn all(config: &Config) -> Result<ByVbd, Problem> {
     let (places, owners) = (paths::all(config), Owners::of(config)?);
     let tried = |error| Problem::failed("find disk processes in /proc", error);
     let mut found = ByVbd::new();
     for entry in fs::read_dir("/proc").map_err(tried)?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Most belong to others: only for ours is it verified that pid and command line belong to the same process.
+        // Most processes are not ours: only for ours is it verified that pid and command line belong together.
         let Ok(words) = fs::read(entry.path().join("cmdline")) else { continue };
         let Some(vbd) = vbd_in(&places, &words) else { continue };
         let is_ours = |words: &[u8]| vbd_in(&places, words) == Some(vbd) && owners.own(pid);
@@ -36,7 +36,7 @@ pub fn all(config: &Config) -> Result<ByVbd, Problem> {
     Ok(found)
 }
 
-/// The process with this number, if it is there for the VBD.
+/// The process with this pid, if it is meant to serve the VBD.
 pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, Problem> {
     let (places, owners) = (paths::all(config), Owners::of(config)?);
     DiskProcess::with_words(pid, |words| vbd_in(&places, words) == Some(vbd) && owners.own(pid))
@@ -45,16 +45,16 @@ pub fn one(config: &Config, vbd: Uuid, pid: u32) -> Result<Option<DiskProcess>, 
 /// The relevant parts of a disk process's command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// Whom it serves.
+    /// The protocol it serves.
     pub transport: Transport,
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
     /// Whether it serves the disk read-only.
     pub read_only: bool,
 }
 
 impl Words {
-    /// The command line of a process.
+    /// Reads the command line of a process.
     pub fn of(pid: u32) -> Option<Words> {
         Words::in_line(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)
     }

@@ -1,9 +1,9 @@
-//! The pages by which disks of a repository share its storage (docs/decisions/0051): made by the daemon, and handed to
-//! the processes of its disks.
+//! The pages by which disks of a repository share its storage (docs/decisions/0051): created by the daemon, and
+//! passed to the processes of its disks.
 //!
-//! It knows nothing about how they share. A page lives as long as somebody has it: the next daemon makes another one
-//! and hands that to all processes that it finds. Invariant: the processes of a repository's disks have one page, or
-//! will have been handed it as soon as each has answered.
+//! It knows nothing about how they share. A page lives as long as a process has it open: the next daemon creates
+//! another one and passes it to all processes that it finds. Invariant: the processes of a repository's disks have
+//! the same page, or will have it as soon as each has answered.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 pub struct Pages(Mutex<HashMap<Uuid, Arc<Page>>>);
 
 impl Pages {
-    /// The file of a repository's page.
+    /// The file of a repository's page, created on first use.
     pub fn file(&self, sr: Uuid, depth: u32) -> Result<File, Problem> {
         let failed = |error| Problem::failed("make the page by which disks share their storage", error);
         let mut pages = self.pages();
@@ -30,24 +30,24 @@ impl Pages {
                 pages.entry(sr).or_insert_with(|| Arc::new(page))
             }
         };
-        // It may have been recorded since.
+        // The recorded depth may have changed.
         page.set_depth(depth);
         page.file().try_clone().map_err(failed)
     }
 
-    /// The depth of a repository is another one now.
+    /// Applies a repository's new depth.
     pub fn set_depth(&self, sr: Uuid, depth: u32) {
         if let Some(page) = self.pages().get(&sr) {
             page.set_depth(depth);
         }
     }
 
-    /// A process has ended: what it said last is not true any more.
+    /// Drops the contribution of a process that has exited.
     pub fn ended(&self, pid: u32) {
         self.forget_ended(Some(pid));
     }
 
-    /// Finds those that have ended, and gives their slots to others.
+    /// Finds exited processes and frees their slots.
     pub fn sweep(&self) {
         self.forget_ended(None);
     }
@@ -62,12 +62,12 @@ impl Pages {
     }
 }
 
-/// A weight that a disk can have.
+/// Validates the weight of a disk.
 pub fn checked_weight(weight: u32) -> Result<u32, Problem> {
     share::check_weight(weight).map(|()| weight).map_err(invalid)
 }
 
-/// A depth that a repository can have.
+/// Validates the depth of a repository.
 pub fn checked_depth(depth: u32) -> Result<(), Problem> {
     share::check_depth(depth).map_err(|error| invalid(error).field("share_depth"))
 }

@@ -21,13 +21,13 @@ use crate::account::{As, Users};
 use crate::config::Config;
 use crate::task::started::Running;
 
-/// Bytes of a process's answer; the longest is the map of a disk.
+/// Maximum bytes of a process's result; the longest is the map of a disk.
 const OUTPUT_MAX: u64 = 64 << 20;
-/// How many bytes at the end of its output are kept, and how many are read at once.
+/// Bytes of its other output that are kept, and the maximum length of a line.
 const WORDS_MAX: usize = 16 << 10;
 const LINE_MAX: u64 = 4096;
 
-/// How disk processes are started.
+/// Starts disk processes.
 #[derive(Clone, Debug)]
 pub struct Tool {
     program: Program,
@@ -36,7 +36,7 @@ pub struct Tool {
     pub redo: RedoLogs,
 }
 
-/// A disk process that is not started yet.
+/// A disk process to be started.
 #[derive(Debug)]
 pub struct Starting {
     /// The command.
@@ -56,21 +56,21 @@ fn users(config: &Config) -> Result<Users, Problem> {
 }
 
 impl Tool {
-    /// From the settings. The users of disks are remembered for the next daemon.
+    /// Reads the settings. The disk users are recorded for the next daemon.
     pub fn of(config: &Config) -> Result<Tool, Problem> {
         let users = users(config)?;
         Owners::add(config, &users)?;
         Ok(Tool { program: Program::of(config), users, redo: RedoLogs::of(config) })
     }
 
-    /// A disk process that is not started yet.
+    /// Prepares a disk process with this command line.
     pub fn starting(&self, words: &[OsString]) -> Result<Starting, Problem> {
         let program = self.program.open()?;
         let mut command = std::process::Command::new(program.executed());
         command.arg0(program.path()).args(words).current_dir("/").process_group(0).env_clear();
         let runs_as = self.users.choose()?;
         if let Some((uid, gid)) = runs_as.user {
-            // Other groups go with the change of the user.
+            // Changing the user drops other groups.
             command.uid(uid).gid(gid);
         }
         Ok(Starting { command: command.into(), program, runs_as })
@@ -81,23 +81,24 @@ impl Tool {
         self.long_image(words, handing, |_| ()).await
     }
 
-    /// The same for a long-running verb; `told` receives the completed fraction, which never decreases.
+    /// Like [`Tool::image`], for a long-running verb; `on_progress` receives the completed fraction, which never
+    /// decreases.
     pub async fn long_image<T: DeserializeOwned>(
         &self,
         words: Vec<OsString>,
         handing: Handing,
-        told: impl FnMut(f64),
+        on_progress: impl FnMut(f64),
     ) -> Result<T, Refused> {
         let all = std::iter::once("image".into()).chain(words).collect();
-        self.long_job(all, handing, told).await
+        self.long_job(all, handing, on_progress).await
     }
 
-    /// The same for a command that is not one of `image`.
+    /// Like [`Tool::long_image`], for a command that is not one of `image`.
     pub async fn long_job<T: DeserializeOwned>(
         &self,
         mut all: Vec<OsString>,
         handing: Handing,
-        told: impl FnMut(f64),
+        on_progress: impl FnMut(f64),
     ) -> Result<T, Refused> {
         // The process exits with the daemon: the next daemon repeats or rolls back the job, and finds nothing locked.
         all.extend(["--json", "--handed", "--confine", "--end-with-input"].map(OsString::from));
@@ -113,13 +114,13 @@ impl Tool {
             drop(running);
             sent
         });
-        let (output, words, status) = process.ended(told).await?;
+        let (output, words, status) = process.ended(on_progress).await?;
         match status.code() {
             // A job without a result prints nothing.
             Some(0) => serde_json::from_str(if output.trim().is_empty() { "null" } else { &output })
                 .map_err(|error| Problem::failed("parse the output of a disk process", error).into()),
             _ => {
-                // That nothing could be handed to it is no news then.
+                // A failure to pass files is then only a consequence.
                 drop(sent.ended().await);
                 Err(why(&output, &words, status))
             }
@@ -128,7 +129,8 @@ impl Tool {
 }
 
 impl Starting {
-    /// Starts it. Passed descriptors are closed here: our copy of the other end of a socket would keep that open.
+    /// Starts the process. Passed descriptors are closed here: our copy of the other end of a socket would keep it
+    /// open.
     pub fn start(mut self) -> Result<Child, Problem> {
         let started = self.command.spawn();
         let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
@@ -138,7 +140,7 @@ impl Starting {
         Ok(started)
     }
 
-    /// The same for a process that outlives its caller.
+    /// Starts a process that outlives its caller.
     pub fn start_to_stay(self) -> Result<std::process::Child, Problem> {
         let started = self.command.into_std().spawn();
         let started = started.map_err(|error| self.program.not_started(self.runs_as.user, &error))?;
@@ -147,8 +149,8 @@ impl Starting {
     }
 }
 
-/// The process of an image job. One that is dropped is killed, and runs for its task until it is reaped: it may write
-/// until then, and has its files locked.
+/// The process of an image job. Dropping it kills the process, which counts as running for its task until it is
+/// reaped: until then it may write, and has its files locked.
 struct JobProcess(Option<(Child, Running)>);
 
 impl JobProcess {
@@ -160,10 +162,10 @@ impl JobProcess {
         self.0.as_mut().map(|(child, _)| child)
     }
 
-    /// Waits for its end; its output, its other words, and how it has ended.
-    async fn ended(mut self, told: impl FnMut(f64)) -> Result<(String, String, ExitStatus), Problem> {
+    /// Waits for its exit; returns its result, its other output, and its status.
+    async fn ended(mut self, on_progress: impl FnMut(f64)) -> Result<(String, String, ExitStatus), Problem> {
         let Some(child) = self.child() else { return Err(Problem::failed("wait for a disk process", "there is none")) };
-        let (output, words) = read_both(child, told).await?;
+        let (output, words) = read_both(child, on_progress).await?;
         let status = child.wait().await.map_err(|error| Problem::failed("wait for a disk process", error))?;
         self.0 = None;
         Ok((output, words, status))
@@ -173,7 +175,7 @@ impl JobProcess {
 impl Drop for JobProcess {
     fn drop(&mut self) {
         let Some((mut child, running)) = self.0.take() else { return };
-        // Without a runtime the daemon ends, and the process with it.
+        // Without a runtime the daemon exits, and the process with it.
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             if let Err(error) = child.kill().await {
@@ -184,11 +186,11 @@ impl Drop for JobProcess {
     }
 }
 
-async fn read_both(child: &mut Child, told: impl FnMut(f64)) -> Result<(String, String), Problem> {
+async fn read_both(child: &mut Child, on_progress: impl FnMut(f64)) -> Result<(String, String), Problem> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (output, words) = tokio::join!(read(stdout), read_words(stderr, told));
-    let heard = |error| Problem::failed("read from a disk process", error);
-    Ok((output.map_err(heard)?, words.map_err(heard)?))
+    let (output, words) = tokio::join!(read(stdout), read_words(stderr, on_progress));
+    let failed = |error| Problem::failed("read from a disk process", error);
+    Ok((output.map_err(failed)?, words.map_err(failed)?))
 }
 
 async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
@@ -199,9 +201,9 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The output of a process except for progress messages, which go to `told`. Everything is read, so that the process
-/// never blocks on the pipe.
-async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f64)) -> std::io::Result<String> {
+/// The output of a process except for progress messages, which are passed to `on_progress`. Everything is read, so
+/// that the process never blocks on the pipe.
+async fn read_words(from: Option<impl AsyncRead + Unpin>, mut on_progress: impl FnMut(f64)) -> std::io::Result<String> {
     let mut words = Vec::new();
     let Some(from) = from else { return Ok(String::new()) };
     let (mut from, mut line, mut last) = (BufReader::new(from), Vec::new(), 0.0);
@@ -209,7 +211,7 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f
         match serde_json::from_slice::<Progress>(&line) {
             Ok(progress) if progress.part() > last => {
                 last = progress.part();
-                told(last);
+                on_progress(last);
             }
             Ok(_) => {}
             Err(_) if words.len() < WORDS_MAX => words.extend_from_slice(&line),
@@ -220,8 +222,8 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, mut told: impl FnMut(f
     Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
-/// Why a process has failed, according to the last line of its output. One that was killed has no say, nor has one that
-/// does not understand its arguments.
+/// Why a process has failed, according to the last line of its output. There is none if it was killed, or did not
+/// understand its arguments.
 fn why(output: &str, words: &str, how: impl std::fmt::Display) -> Refused {
     match control::Error::in_output(output) {
         Some(error) => Refused::Disk(error),
@@ -252,10 +254,10 @@ mod test {
     async fn progress_is_separate_from_output_and_monotonic() {
         let said = "tapline-disk: not confined\n{\"doing\":\"converting\",\"done\":1,\"len\":4}\n{\"done\":1,\"len\":4}\n\
                     {\"done\":0,\"len\":0}\n{\"done\":3,\"len\":4}\ntapline: cannot write: it is full\n";
-        let mut told = Vec::new();
-        let words = read_words(Some(said.as_bytes()), |part| told.push(part)).await.unwrap();
+        let mut on_progress = Vec::new();
+        let words = read_words(Some(said.as_bytes()), |part| on_progress.push(part)).await.unwrap();
         assert_eq!(words, "tapline-disk: not confined\ntapline: cannot write: it is full\n");
-        assert_eq!(told, [0.25, 0.75]);
+        assert_eq!(on_progress, [0.25, 0.75]);
     }
 
     #[tokio::test]

@@ -1,8 +1,9 @@
-//! Sees whether the image files of plugged disks are still in their repositories, and these where they were.
+//! Monitors whether the image files of plugged disks are still in their repositories, and the repositories where they
+//! were.
 //!
-//! It compares names with what the processes have open, without asking them. A difference is proven before anything is
-//! recorded ([`reconcile::of_vbd`], [`Srs::measure`](crate::sr::Srs::measure)). Invariants: while nothing is plugged it
-//! sleeps; storage that does not respond keeps only the look at itself waiting.
+//! It compares names with the files that the processes have open, without contacting them. A difference is verified
+//! before it is recorded ([`reconcile::of_vbd`], [`Srs::measure`](crate::sr::Srs::measure)). Invariants: while
+//! nothing is plugged it sleeps; storage that does not respond blocks only the check of its own repository.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,15 +19,15 @@ use crate::disk::files::{self, Astray};
 use crate::disk::live;
 use crate::reconcile::{self, Heal};
 
-/// Time between two looks: what is gone shows within two seconds.
+/// Interval between checks: a missing file shows within two seconds.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What was seen before.
+/// State between checks.
 #[derive(Debug, Default)]
 struct Noted {
-    /// Repositories that are being looked at.
+    /// Repositories that are being checked.
     busy: HashSet<Uuid>,
-    /// Files that are gone, of each disk of which that is recorded.
+    /// Missing files that are already recorded, by disk.
     astray: HashMap<Uuid, Vec<Astray>>,
 }
 
@@ -34,7 +35,7 @@ fn lock(noted: &Mutex<Noted>) -> MutexGuard<'_, Noted> {
     noted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches the files of all plugged disks, as long as the daemon runs.
+/// Monitors the files of all plugged disks, as long as the daemon runs.
 pub async fn watch(daemon: Daemon) {
     let noted = Arc::<Mutex<Noted>>::default();
     loop {
@@ -74,9 +75,9 @@ pub async fn watch(daemon: Daemon) {
     }
 }
 
-/// Looks at the files of these disks of a repository once.
+/// Checks the files of these disks of a repository once.
 async fn look(daemon: &Daemon, sr: Uuid, vbds: Vec<Uuid>, noted: &Mutex<Noted>) -> Result<(), Problem> {
-    // One that is lost is looked for elsewhere.
+    // A lost repository is monitored elsewhere.
     let Ok(directory) = daemon.srs.directory(sr).await else { return Ok(()) };
     let known: Vec<_> = vbds.into_iter().map(|vbd| (vbd, daemon.disks.open_files.of(vbd))).collect();
     let looked = daemon.srs.patience.ask(sr, "examine the files of its disks", move || {
@@ -99,8 +100,8 @@ async fn look(daemon: &Daemon, sr: Uuid, vbds: Vec<Uuid>, noted: &Mutex<Noted>) 
     Ok(())
 }
 
-/// Compares a disk with the catalogue whose files seem to have gone, or to be back. What cannot be compared now, or is
-/// being changed by a task, is compared again after the next look.
+/// Compares a disk whose files seem to be missing, or back, with the catalogue. A disk that cannot be compared now,
+/// or is being changed by a task, is compared again after the next check.
 async fn compare(daemon: &Daemon, vbd: Uuid, astray: Vec<Astray>, noted: &Mutex<Noted>) -> Result<(), Problem> {
     let is_recorded = live::unless_stuck(daemon, vbd, reconcile::of_vbd(daemon, vbd, Heal::Yes)).await?.is_some();
     match astray.is_empty() {

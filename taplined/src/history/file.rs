@@ -1,7 +1,7 @@
-//! The file of the history: a line of JSON for each minute, in two files of at most a day each.
+//! The file of the history: a JSON line for each minute, in two files of at most a day each.
 //!
-//! Invariant: a file has whole lines of what was measured, but for the last one, which a crash may have cut off: it is
-//! left out. A file that has anything else is set aside and begun again. Nothing is synced: a power loss costs minutes.
+//! Invariant: a file consists of complete lines, except that a crash may have truncated the last one, which is
+//! dropped. A file with anything else is set aside and restarted. Nothing is synced: a power loss costs minutes.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -13,13 +13,13 @@ use uuid::Uuid;
 
 use super::{DISKS_MAX, KEPT, Minute};
 
-/// The present file, and the one before.
+/// The current file and the previous one.
 const NAMES: [&str; 2] = ["history.jsonl", "history.old.jsonl"];
 
-/// The longest line: a UUID and six numbers for each disk.
+/// Maximum length of a line: a UUID and six numbers for each disk.
 const LINE_MAX: u64 = 160 * DISKS_MAX as u64;
 
-/// A line.
+/// A line of the file.
 #[derive(Serialize, Deserialize)]
 struct Line {
     minute: i64,
@@ -29,18 +29,18 @@ struct Line {
 /// A minute's number since 1970, and the VBDs that were busy in it.
 pub type RecordedMinute = (i64, Vec<(Uuid, Minute)>);
 
-/// The file that is appended to.
+/// The file to which minutes are appended.
 #[derive(Debug)]
 pub struct File {
     directory: PathBuf,
-    /// Minutes that it has.
+    /// Number of minutes in it.
     lines: i64,
-    /// A failure was logged, and is logged again only after a success.
+    /// A failure was logged; the next is logged only after a success.
     is_failing: bool,
 }
 
 impl File {
-    /// The files of a directory, and what they have from a minute on, in the order in which it was written.
+    /// Opens the files of a directory; returns their entries from a minute on, in the order written.
     pub fn open(directory: &Path, from: i64) -> (File, Vec<RecordedMinute>) {
         let [now, before] = NAMES.map(|name| read(&directory.join(name)));
         let lines = i64::try_from(now.len()).unwrap_or(i64::MAX);
@@ -49,7 +49,7 @@ impl File {
         (File { directory: directory.to_owned(), lines, is_failing: false }, kept)
     }
 
-    /// Appends a minute. A failure is logged; the next minute is tried all the same.
+    /// Appends a minute. A failure is logged; the next call tries again.
     #[must_use]
     pub fn append(mut self, minute: i64, disks: &[(Uuid, Minute)]) -> File {
         match self.try_append(minute, disks) {
@@ -74,13 +74,12 @@ impl File {
         let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&now)?;
         let len = file.metadata()?.len();
         self.lines += 1;
-        // A part of a line would make the file one that is set aside.
+        // A partial line would make the file count as damaged.
         file.write_all(&line).inspect_err(|_| file.set_len(len).unwrap_or_default())
     }
 }
 
-/// The lines of a file. A last one that was cut off is removed, and a damaged file is set aside, with a line in the
-/// log.
+/// The lines of a file. A truncated last line is removed; a damaged file is set aside, which is logged.
 fn read(path: &Path) -> Vec<Line> {
     let parsed = fs::File::open(path).and_then(|file| parse(BufReader::new(file)));
     match parsed {
@@ -102,7 +101,7 @@ fn read(path: &Path) -> Vec<Line> {
     }
 }
 
-/// The whole lines, and how many bytes they have.
+/// The complete lines and their total length in bytes.
 fn parse(mut file: impl BufRead) -> io::Result<(Vec<Line>, u64)> {
     let (mut lines, mut len) = (Vec::new(), 0);
     let mut text = Vec::new();

@@ -1,5 +1,5 @@
-//! Who may do what: the role that each operation needs, enforced for all of them in one place, before anything else of
-//! a request is looked at.
+//! Authorization: the role that each operation needs, enforced in one place, before anything else of a request is
+//! examined.
 //!
 //! Invariant: an operation that is not in the table needs the role admin, and a test finds it.
 
@@ -14,21 +14,21 @@ use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
 use super::Refusal;
-use super::asker::{Asker, is_own};
+use super::caller::{Caller, is_own};
 use super::contract::Contract;
 use super::extract::whole;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 use crate::daemon::Daemon;
 use crate::token::Grant;
 
-/// What an operation needs.
+/// The access that an operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Any role.
     Read,
     /// The role operator of the object, or admin.
     Operate(Kind),
-    /// As [`Access::Read`] of what the guest has written; as [`Access::Operate`] to be connected with it or its screen.
+    /// [`Access::Read`] for the console's log; [`Access::Operate`] for a connection to the console or screen.
     Console,
     /// The role admin.
     Administer,
@@ -36,7 +36,7 @@ pub enum Access {
     Root,
 }
 
-/// Kinds of objects that are operated.
+/// Kinds of objects that an operator may operate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Vdi,
@@ -46,12 +46,12 @@ pub enum Kind {
 
 use Access::{Administer, Console, Operate, Read, Root};
 
-/// The accesses of all operations, by their identities in the document.
+/// The accesses of all operations, by operation ID.
 ///
-/// `sr_probe` and `sr_inventory_at` change no object, and need the role admin all the same: the caller says what the
-/// daemon opens as root. That may be any directory of the host, or a share of any server, which is mounted for it: with
-/// credentials from a file of the host that the caller names, and by a hard mount that hangs as long as that server
-/// wants. A reader could find out by it which files the host has, and have it connect with an attacker's server.
+/// `sr_probe` and `sr_inventory_at` change no object, and still need the role admin: the caller decides what the
+/// daemon opens as root. This may be any directory of the host, or a share of any server, which is mounted: with
+/// credentials from a file that the caller names, and by a hard mount that hangs as long as that server wants. A
+/// reader could use it to find out which files the host has, and make the daemon connect to an attacker's server.
 #[rustfmt::skip]
 const ACCESSES: &[(&str, Access)] = &[
     ("index", Read), ("docs", Read), ("openapi", Read), ("problem_list", Read), ("problem_show", Read),
@@ -83,12 +83,12 @@ const ACCESSES: &[(&str, Access)] = &[
     ("vm_snapshot_destroy", Administer), ("vm_snapshot_patch", Administer), ("vm_start", Operate(Kind::Vm)),
 ];
 
-/// What an operation needs.
+/// The access that an operation needs.
 pub fn access_of(operation: &str) -> Access {
     ACCESSES.iter().find(|(name, _)| *name == operation).map_or(Administer, |(_, access)| *access)
 }
 
-/// Passes on the requests of callers that may make them. A path or method that is not known is refused behind this.
+/// Passes on requests that the caller may make. Unknown paths and methods are refused later.
 pub async fn allow(
     State((daemon, contract)): State<(Daemon, Arc<Contract>)>,
     request: Request,
@@ -96,13 +96,13 @@ pub async fn allow(
 ) -> Response {
     let Some(access) = contract.access(&request) else { return next.run(request).await };
     let access = match access {
-        // What is sent on the connection is typed.
+        // An upgraded connection can type on the console.
         Console if request.headers().contains_key(UPGRADE) => Operate(Kind::Vm),
         Console => Read,
         access => access,
     };
-    let (asker, uuid) = (request.extensions().get::<Asker>().cloned(), uuid_in(request.uri().path()));
-    let allowed = match check(&daemon, access, asker.as_ref(), uuid).await {
+    let (caller, uuid) = (request.extensions().get::<Caller>().cloned(), uuid_in(request.uri().path()));
+    let allowed = match check(&daemon, access, caller.as_ref(), uuid).await {
         Ok(Some((grant, tags))) => must_give_only(request, grant, &tags).await,
         Ok(None) => Ok(request),
         Err(problem) => Err(problem),
@@ -110,7 +110,7 @@ pub async fn allow(
     match allowed {
         Ok(request) => next.run(request).await,
         Err(problem) => {
-            let is_token = matches!(asker, Some(Asker::Token(_)));
+            let is_token = matches!(caller, Some(Caller::Token(_)));
             let mut response = Refusal(problem).into_response();
             if is_token && response.status() == axum::http::StatusCode::FORBIDDEN {
                 let how = HeaderValue::from_static("Bearer realm=\"tapline\", error=\"insufficient_scope\"");
@@ -121,24 +121,24 @@ pub async fn allow(
     }
 }
 
-/// Refuses a request that its sender may not make. Of an operator, returns the tags of the object, which are all that
-/// it may give.
+/// Refuses a request that its caller may not make. For an operator, returns the tags of the object, which are the
+/// only ones that it may set.
 async fn check(
     daemon: &Daemon,
     access: Access,
-    asker: Option<&Asker>,
+    caller: Option<&Caller>,
     uuid: Option<Uuid>,
 ) -> Result<Option<(Grant, Vec<Tags>)>, Problem> {
-    let grant = match (access, asker) {
-        (Root, asker) => return must_be_root(asker).map(|()| None),
-        (_, Some(Asker::Local { .. })) | (Read, Some(_)) => return Ok(None),
-        (_, Some(Asker::Token(grant))) => grant,
+    let grant = match (access, caller) {
+        (Root, caller) => return must_be_root(caller).map(|()| None),
+        (_, Some(Caller::Local { .. })) | (Read, Some(_)) => return Ok(None),
+        (_, Some(Caller::Token(grant))) => grant,
         (_, None) => return Err(Problem::new(Code::Forbidden, "the caller is not known")),
     };
     match (grant.role, access) {
         (Role::Admin, _) => Ok(None),
         (Role::Operator, Operate(kind)) => {
-            // The operation may read a UUID where none is seen here: one whose digits are percent-encoded.
+            // The operation's own parser may accept a UUID that is not recognized here, with percent-encoded digits.
             let Some(uuid) = uuid else { return Err(missing(grant, "a UUID, as it is, in the path")) };
             let tags = daemon.catalogue.read_for_client(move |view| tags_of(view, kind, uuid)).await?;
             let tag = grant.tag.as_ref();
@@ -152,8 +152,8 @@ async fn check(
     }
 }
 
-/// Refuses a request of an operator that gives what it makes or changes a tag that the object does not have: by a tag,
-/// operators of other objects could use it. This holds for every operation, whatever its other fields are.
+/// Refuses an operator's request that sets a tag that the object does not have: operators of other objects could then
+/// use it. This holds for every operation, whatever its other fields are.
 async fn must_give_only(request: Request, grant: Grant, tags: &[Tags]) -> Result<Request, Problem> {
     #[derive(serde::Deserialize)]
     struct Given {
@@ -164,8 +164,8 @@ async fn must_give_only(request: Request, grant: Grant, tags: &[Tags]) -> Result
         return Ok(request);
     }
     let (parts, body) = request.into_parts();
-    let body = whole(body, TO_ASK).await?;
-    // A body that cannot be read is refused by the operation, with the reason.
+    let body = whole(body, REQUEST_TIMEOUT).await?;
+    // An invalid body is refused by the operation, with the reason.
     let given = serde_json::from_slice::<Given>(&body).map(|given| given.tags).unwrap_or_default();
     let has = |given: &str| tags.iter().flat_map(Tags::iter).any(|tag| tag.to_string() == given);
     if let Some(other) = given.iter().filter_map(serde_json::Value::as_str).find(|given| !has(given)) {
@@ -175,13 +175,13 @@ async fn must_give_only(request: Request, grant: Grant, tags: &[Tags]) -> Result
     Ok(Request::from_parts(parts, axum::body::Body::from(body)))
 }
 
-/// Refuses all but root and the daemon's own user on this host, which no token and no group can replace.
-fn must_be_root(asker: Option<&Asker>) -> Result<(), Problem> {
-    let who = match asker {
-        Some(Asker::Local { uid }) if is_own(*uid) => return Ok(()),
+/// Refuses all callers except root and the daemon's own user on this host; no token or group suffices.
+fn must_be_root(caller: Option<&Caller>) -> Result<(), Problem> {
+    let who = match caller {
+        Some(Caller::Local { uid }) if is_own(*uid) => return Ok(()),
         // Group membership can be withdrawn, but a token created by a member would stay valid.
-        Some(Asker::Local { uid }) => format!("user {uid}"),
-        Some(Asker::Token(grant)) => format!("the token '{}'", grant.name),
+        Some(Caller::Local { uid }) => format!("user {uid}"),
+        Some(Caller::Token(grant)) => format!("the token '{}'", grant.name),
         None => "the caller".into(),
     };
     let what = format!("{who} may not list, create or revoke tokens");
@@ -202,7 +202,7 @@ fn uuid_in(path: &str) -> Option<Uuid> {
     Uuid::parse_str(path.split('/').nth(3)?).ok()
 }
 
-/// The tags by which an object is operated: its own; of a VBD, those of its VM too.
+/// The tags that decide who may operate an object: its own and, for a VBD, those of its VM.
 fn tags_of(view: &repo::View<'_>, kind: Kind, uuid: Uuid) -> Result<Vec<Tags>, Problem> {
     Ok(match kind {
         Kind::Vdi => vec![view.vdi(uuid)?.tags],

@@ -25,7 +25,7 @@ use crate::background;
 use crate::daemon::Daemon;
 use crate::request::representation;
 
-/// How many lists may be under construction, or waiting for memory, at the same time.
+/// Maximum number of lists under construction or waiting for memory.
 const MADE_MAX: usize = 4;
 
 /// Bytes for unread lists, counted in units of [`UNIT`]: a dozen lists of ten thousand VDIs.
@@ -38,7 +38,7 @@ const TO_GET_ROOM: Duration = Duration::from_secs(2);
 /// How long a client may take to read a list.
 const TO_READ: Duration = Duration::from_secs(60);
 
-/// Bytes passed to a connection at a time.
+/// Maximum bytes passed to a connection at a time.
 const PIECE: usize = 128 << 10;
 
 /// The limits on the memory of responses.
@@ -65,7 +65,7 @@ impl Default for Answers {
 type Unread = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
 
 impl Answers {
-    /// A response, once there is memory for it; an error if that takes too long.
+    /// Waits for memory for a response, and makes it; an error if that takes too long.
     async fn admit(&self, text: Vec<u8>) -> Result<Response, Problem> {
         let units = u32::try_from(text.len().div_ceil(UNIT).min(ROOM / UNIT)).unwrap_or(u32::MAX);
         let room = self.room.clone().acquire_many_owned(units);
@@ -114,13 +114,13 @@ fn next(unread: &Unread, left: usize) -> Option<io::Result<Bytes>> {
     Some(Ok(Bytes::copy_from_slice(&piece)))
 }
 
-/// A response with a single object. It is serialized on the reader's thread.
+/// A response with a single object, serialized on the reader's thread.
 pub async fn shown(daemon: &Daemon, kind: ObjectKind, uuid: Uuid) -> Answer {
     let text = daemon.catalogue.read_for_client(move |view| representation(view, kind, uuid)).await?;
     Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// A response with a page of objects, of which there may be many; `after` names them by `key`.
+/// A response with a page of a potentially long list; `after` names objects by `key`.
 pub async fn listed<T: Serialize>(
     daemon: &Daemon,
     page: Page,
@@ -139,7 +139,7 @@ pub async fn listed<T: Serialize>(
     Ok(response)
 }
 
-/// A response with a page of a list that is at hand, and may be long.
+/// A response with a page of a potentially long list that is already in memory.
 pub async fn listed_of<T: Serialize>(daemon: &Daemon, page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Answer {
     let (found, next) = page.of(all, key)?;
     let text = serde_json::to_vec(&found).map_err(|error| Problem::failed("encode the response", error))?;
@@ -148,7 +148,7 @@ pub async fn listed_of<T: Serialize>(daemon: &Daemon, page: &Page, all: Vec<T>, 
     Ok(response)
 }
 
-/// A response with a page of a list that is short, and at hand.
+/// A response with a page of a short list that is already in memory.
 pub fn listed_here<T: Serialize>(page: &Page, all: Vec<T>, key: impl Fn(&T) -> String) -> Answer {
     let (found, next) = page.of(all, key)?;
     let mut response = Json(found).into_response();
@@ -156,7 +156,7 @@ pub fn listed_here<T: Serialize>(page: &Page, all: Vec<T>, key: impl Fn(&T) -> S
     Ok(response)
 }
 
-/// The next page's address consists of visible ASCII characters.
+/// The Link header; the next page's address consists of visible ASCII characters.
 fn link(next: Option<String>) -> Option<(HeaderName, HeaderValue)> {
     Some((LINK, HeaderValue::try_from(next?).ok()?))
 }

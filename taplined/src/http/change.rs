@@ -1,7 +1,7 @@
 //! Changing requests: each is carried out even if its client disconnects, only if the object is still as `If-Match`
 //! says, and a repetition with the same `Idempotency-Key` gets the original response (`crate::request`).
 //!
-//! A repetition is answered before the condition is checked: the object has changed, since the request was carried out.
+//! A repetition is answered before its condition is checked: the first request has changed the object.
 
 use api::{Code, Problem, Requester};
 use axum::body::{Body, HttpBody};
@@ -13,11 +13,11 @@ use axum::response::{AppendHeaders, IntoResponse, Response};
 use repo::catalogue::{Answered, RequestKey, on_behalf_of};
 use serde_json::Value;
 
-use super::asker::Asker;
+use super::caller::Caller;
 use super::contract::Undeclared;
 use super::etag::{self, condition_of};
 use super::extract::whole;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 use super::{Refusal, begun, location};
 use crate::background;
 use crate::daemon::Daemon;
@@ -38,7 +38,7 @@ const ANSWER_MAX: u64 = 16 << 10;
 /// because the name is taken.
 const TOKENS: &str = "/v1/tokens";
 
-/// Handles a request. A change continues when its client disconnects, so that nothing recorded is left undone.
+/// Handles a request. A change continues after its client disconnects, so that nothing is left half done.
 pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
     if request.extensions().get::<Undeclared>().is_some() {
         return next.run(request).await;
@@ -47,8 +47,8 @@ pub async fn answer(State(daemon): State<Daemon>, request: Request, next: Next) 
         return etag::read(request, next).await;
     }
     let name = format!("the request {} {}", request.method(), request.uri().path());
-    let requester = match request.extensions().get::<Asker>() {
-        Some(asker) => asker.requester().await,
+    let requester = match request.extensions().get::<Caller>() {
+        Some(caller) => caller.requester().await,
         None => Requester::Daemon,
     };
     let done = background::spawn(panics::during(
@@ -73,12 +73,12 @@ fn key_of(request: &Request) -> Result<Option<RequestKey>, Problem> {
     if request.uri().path() == TOKENS {
         return Ok(None);
     }
-    let asker = match request.extensions().get() {
-        Some(Asker::Local { uid }) => format!("user {uid}"),
-        Some(Asker::Token(grant)) => format!("token {}", grant.name),
+    let caller = match request.extensions().get() {
+        Some(Caller::Local { uid }) => format!("user {uid}"),
+        Some(Caller::Token(grant)) => format!("token {}", grant.name),
         None => "nobody".into(),
     };
-    Ok(Some(RequestKey { asker, key: value, hash: [0; 32] }))
+    Ok(Some(RequestKey { asker: caller, key: value, hash: [0; 32] }))
 }
 
 fn header(headers: &HeaderMap) -> Result<Option<String>, Problem> {
@@ -100,10 +100,10 @@ fn wrong(what: &str) -> Problem {
     Problem::new(Code::Invalid, what).field(HEADER).advise("use a new random UUID for each request")
 }
 
-/// Carries out a request, if the object is as it demands. The key is returned unless the response was recorded with it.
+/// Carries out a request if its condition holds. The key is returned unless the response was recorded with it.
 ///
-/// The condition is checked here for all, and once more in the transaction of the change by those that have only one:
-/// what has to wait before its first change is refused at once.
+/// The condition is checked here for all, so that work that would have to wait before its first change is refused at
+/// once; requests of a single transaction check it again there.
 async fn conditionally(
     daemon: &Daemon,
     key: Option<RequestKey>,
@@ -117,7 +117,7 @@ async fn conditionally(
     Ok(current::during(key, condition, next.run(request)).await)
 }
 
-/// Carries out a request with a key unless that was done before.
+/// Carries out a request with a key, unless that was done before.
 async fn once(
     daemon: &Daemon,
     mut key: RequestKey,
@@ -126,14 +126,14 @@ async fn once(
     next: Next,
 ) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    let body = whole(body, TO_ASK).await?;
+    let body = whole(body, REQUEST_TIMEOUT).await?;
     let path = parts.uri.path().to_owned();
     let asked = format!("{} {}\n", parts.method, parts.uri);
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     hash.update(asked.as_bytes());
     hash.update(&body);
     key.hash.copy_from_slice(hash.finish().as_ref());
-    let _turn = daemon.turns.wait(&key).await;
+    let _turn = daemon.key_locks.wait(&key).await;
     if let Some(response) = again(daemon, &key, &path).await? {
         return Ok(response);
     }
@@ -189,8 +189,7 @@ fn said(path: &str, status: u16, body: String) -> Response {
     (status, AppendHeaders(location), [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Stores a response that was not recorded in the change's own transaction: repeating such a request has the same
-/// result.
+/// Stores a response that was not recorded in the change's own transaction: such requests are idempotent.
 async fn keep(daemon: &Daemon, key: RequestKey, response: Response) -> Result<Response, Refusal> {
     if response.body().size_hint().upper().is_none_or(|len| len > ANSWER_MAX) {
         return Ok(response);

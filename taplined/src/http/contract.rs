@@ -1,5 +1,5 @@
-//! What the document says of each operation, enforced for all of them in one place: its query parameters, and what
-//! kind of body it takes. Values are checked where they are used ([`super::extract`]).
+//! The OpenAPI document's contract of each operation, enforced in one place: its query parameters, and its type of
+//! body. Values are checked where they are used ([`super::extract`]).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use super::Refusal;
 use super::access::{Access, access_of};
 use super::extract::whole;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 
-/// The content type of all bodies but pieces of files.
+/// The content type of all bodies except pieces of files.
 const JSON: &str = "application/json";
 
-/// What operations take, by path.
+/// The operations' inputs, by path.
 #[derive(Debug)]
 pub struct Contract(HashMap<String, HashMap<Method, Takes>>);
 
-/// Marks a request for a path or method that there is not: no key and no condition of it matters.
+/// Marks a request for an unknown path or method: its key and condition are ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct Undeclared;
 
-/// What an operation takes.
+/// The inputs of an operation.
 #[derive(Debug)]
 struct Takes {
     query: HashSet<String>,
@@ -41,7 +41,7 @@ struct Takes {
 }
 
 impl Contract {
-    /// The contract that is in the document.
+    /// The contract stated by the document.
     pub fn of(document: &OpenApi) -> Contract {
         let paths = document.paths.paths.iter().map(|(path, item)| {
             let operations = [
@@ -56,7 +56,7 @@ impl Contract {
         Contract(paths.collect())
     }
 
-    /// What an operation needs; `None` for a path or method that there is not.
+    /// The access that an operation needs; `None` for an unknown path or method.
     pub fn access(&self, request: &Request) -> Option<Access> {
         self.takes(request).map(|takes| takes.access)
     }
@@ -76,7 +76,7 @@ fn takes(operation: &Operation) -> Takes {
     Takes { query: query.map(|known| known.name.clone()).collect(), body, access }
 }
 
-/// Passes on a request that keeps the contract. A path or method that is not known is refused behind this.
+/// Passes on a request that satisfies the contract. Unknown paths and methods are refused later.
 pub async fn hold(State(contract): State<Arc<Contract>>, mut request: Request, next: Next) -> Response {
     let Some(takes) = contract.takes(&request) else {
         request.extensions_mut().insert(Undeclared);
@@ -96,7 +96,7 @@ pub async fn hold(State(contract): State<Arc<Contract>>, mut request: Request, n
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
-    match whole(body, TO_ASK).await.and_then(|body| must_be_empty(&body)) {
+    match whole(body, REQUEST_TIMEOUT).await.and_then(|body| must_be_empty(&body)) {
         Ok(()) => next.run(Request::from_parts(parts, Body::empty())).await,
         Err(problem) => Refusal(problem).into_response(),
     }
@@ -118,7 +118,7 @@ impl Takes {
     }
 }
 
-/// A body without a type is examined (RFC 9110, 8.3).
+/// A body without a type is parsed as the expected one (RFC 9110, 8.3).
 fn check_type(expected: &str, headers: &HeaderMap) -> Result<(), Problem> {
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -130,7 +130,7 @@ fn check_type(expected: &str, headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// An operation without fields takes an object without fields at most.
+/// An operation without a body accepts at most an empty object.
 fn must_be_empty(body: &[u8]) -> Result<(), Problem> {
     let plain = body.trim_ascii();
     let value = if plain.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(plain) };

@@ -1,7 +1,7 @@
 //! `/`: the dashboard, a page of static files (`web/`) that are part of the program.
 //!
-//! Invariant: the files hold nothing of the host. They are therefore readable without a token; the requests that the
-//! page makes carry one where it is needed.
+//! Invariant: the files contain nothing about the host. They are therefore served without a token; the requests that
+//! the page makes carry one where needed.
 
 mod vendored;
 
@@ -18,7 +18,7 @@ use axum::routing::get;
 use super::etag;
 use crate::daemon::Daemon;
 
-/// Only the daemon's own files and answers, in no frame, and no text that becomes HTML or a script.
+/// Only the daemon's own files and responses; no frames, and no text that becomes HTML or a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       base-uri 'none'; frame-ancestors 'none'; form-action 'none'; require-trusted-types-for 'script'";
 
@@ -36,7 +36,7 @@ macro_rules! web {
 /// A file: its path, its content type, and its text.
 type File = (&'static str, &'static str, &'static str);
 
-/// Our own files by path.
+/// The dashboard's own files, by path.
 const FILES: &[File] = &[
     ("/", HTML, web!("index.html")),
     ("/web/style.css", CSS, web!("style.css")),
@@ -77,7 +77,7 @@ pub fn is_for_file(method: &Method, uri: &Uri) -> bool {
     matches!(*method, Method::GET | Method::HEAD) && files().any(|(path, ..)| path == uri.path())
 }
 
-/// The routes.
+/// The routes of the dashboard's files.
 pub fn routes() -> Router<Daemon> {
     let add = |router: Router<Daemon>, (path, kind, text): File| {
         router.route(path, get(move || async move { ([(CONTENT_TYPE, kind)], text) }))
@@ -86,7 +86,7 @@ pub fn routes() -> Router<Daemon> {
     all.route_layer(from_fn(etag::read)).route_layer(map_response(protect))
 }
 
-/// Browsers ask each time whether they have the version of this daemon: files of two versions would not fit together.
+/// Browsers revalidate each file every time: files of two versions would not fit together.
 async fn protect(mut response: Response) -> Response {
     let all: [(HeaderName, &str); 4] = [
         (CACHE_CONTROL, "no-cache"),
@@ -104,7 +104,7 @@ mod test {
 
     use super::*;
 
-    /// The files of a directory and of those in it, by their paths from `web/`.
+    /// The files below a directory, by their paths from `web/`.
     fn files(directory: &Path, below: &str) -> Vec<String> {
         let entries = std::fs::read_dir(directory.join(below)).unwrap().map(Result::unwrap);
         entries

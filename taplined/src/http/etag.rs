@@ -1,7 +1,7 @@
-//! Entity tags (RFC 9110, 8.8.3 and 13.1): which version of an object a client has, and whether it is still that one.
+//! Entity tags (RFC 9110, 8.8.3 and 13.1): which version of an object a client has, and whether it is current.
 //!
-//! Invariants: each response that is one object, and no stream, has the tag of its own bytes. A request that names tags
-//! where there are none is refused, so that no condition is ignored.
+//! Invariants: each response that is a single object, not a stream, has a tag computed from its bytes. A request with
+//! a tag for an object that has none is refused, so that no condition is ignored.
 
 use api::{Code, ObjectKind, Problem};
 use axum::body::{Body, HttpBody};
@@ -21,14 +21,13 @@ const TAGGED_MAX: u64 = 4 << 20;
 /// The tags in a header.
 #[derive(Debug, PartialEq, Eq)]
 enum Tags {
-    /// Any: the object exists.
+    /// `*`: the object exists.
     Any,
-    /// These, each with whether it is a weak one.
+    /// Tags, each with whether it is weak.
     These(Vec<(bool, String)>),
 }
 
-/// Answers a request that changes nothing: with the tag of the response, or with its status alone if the client has
-/// that version.
+/// Answers a read request: with the tag of the response, or with the status alone if the client has that version.
 pub async fn read(mut request: Request, next: Next) -> Response {
     let headers = request.headers();
     let (wanted, known) = match (tags(headers, IF_MATCH), tags(headers, IF_NONE_MATCH)) {
@@ -36,7 +35,7 @@ pub async fn read(mut request: Request, next: Next) -> Response {
         (Err(problem), _) | (_, Err(problem)) => return Refusal(problem).into_response(),
     };
     if request.method() == Method::HEAD {
-        // The tag is that of a body, which is left out on the connection.
+        // The tag is computed from the body; the connection omits it.
         *request.method_mut() = Method::GET;
     }
     let path = request.uri().path().to_owned();
@@ -64,12 +63,12 @@ pub async fn read(mut request: Request, next: Next) -> Response {
     if unchanged {
         return (StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response();
     }
-    // Digits in quotes are a header's value.
+    // Quoted hexadecimal digits are a valid header value.
     head.headers.extend(HeaderValue::from_str(&tag).ok().map(|tag| (ETAG, tag)));
     Response::from_parts(head, Body::from(body))
 }
 
-/// What a changing request demands of the object that it is about.
+/// The condition of a changing request on its object.
 pub fn condition_of(request: &Request) -> Result<Option<Condition>, Problem> {
     if request.headers().contains_key(IF_NONE_MATCH) {
         let what = format!("If-None-Match is for GET, and this is {}", request.method());
@@ -104,7 +103,7 @@ fn object_of(path: &str) -> Option<(ObjectKind, Uuid)> {
         _ => return None,
     };
     let uuid = words.next()?.parse().ok()?;
-    // A snapshot of a VM is no part of the VM.
+    // A VM's tag does not cover its snapshots.
     (words.next() != Some("snapshots")).then_some((kind, uuid))
 }
 
@@ -118,7 +117,7 @@ fn tags(headers: &HeaderMap, name: HeaderName) -> Result<Option<Tags>, Problem> 
     found.map(Some).ok_or_else(|| what().advise("give the value of an ETag header with its quotes, several, or *"))
 }
 
-/// `*`, or a list of tags. Commas may be between quotes.
+/// Parses `*`, or a list of tags, which may contain commas between quotes.
 fn parse(text: &str) -> Option<Tags> {
     let mut rest = text.trim();
     if rest == "*" {
@@ -140,7 +139,7 @@ fn parse(text: &str) -> Option<Tags> {
 }
 
 impl Tags {
-    /// Whether a tag is among them, weakly compared (RFC 9110, 8.8.3.2).
+    /// Whether a tag is among them, by weak comparison (RFC 9110, 8.8.3.2).
     fn has(&self, tag: &str) -> bool {
         match self {
             Tags::Any => true,
@@ -148,7 +147,7 @@ impl Tags {
         }
     }
 
-    /// Whether a tag is among them, strongly compared.
+    /// Whether a tag is among them, by strong comparison.
     fn has_strong(&self, tag: &str) -> bool {
         match self {
             Tags::Any => true,

@@ -17,14 +17,14 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::Answer;
-use super::extract::Asked;
+use super::extract::QueryParams;
 use super::list::check_limit;
 use crate::daemon::Daemon;
 
-/// Interval of keep-alive messages while nothing happens.
+/// Interval of keep-alive messages while no events occur.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// The routes.
+/// The route of events.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(event_follow))
 }
@@ -60,7 +60,7 @@ impl EventFilter {
 )]
 async fn event_follow(
     State(daemon): State<Daemon>,
-    Asked(filter): Asked<EventFilter>,
+    QueryParams(filter): QueryParams<EventFilter>,
     headers: HeaderMap,
 ) -> Answer<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>> {
     let after = match headers.get("last-event-id") {
@@ -83,12 +83,12 @@ async fn event_follow(
     };
     let catalogue = daemon.catalogue.clone();
     let next = BroadcastStream::new(next).filter_map(move |event| {
-        let told = match event {
+        let sent = match event {
             Ok(event) => filter.has(&event).then(|| change(&event)),
             // The client reads more slowly than events occur.
             Err(_) => Some(reset(catalogue.subscribe_behind(u64::MAX).seq)),
         };
-        async move { told }
+        async move { sent }
     });
     let all = stream::iter(first).chain(next).take(limit).map(Ok);
     Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))

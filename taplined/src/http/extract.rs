@@ -11,13 +11,13 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::Refusal;
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 
-/// Maximum bytes of a body: the longest has all the strings of programs that an object may have (64 of 16,384
-/// characters), each escaped as two halves (`\ud83d\ude00`).
+/// Maximum bytes of a body. The longest contains all of an object's `other_config` strings (64 of 16,384 characters),
+/// each character escaped as a surrogate pair (`\ud83d\ude00`).
 pub const BODY_MAX: usize = 16 << 20;
 
-/// A JSON body.
+/// A JSON request body.
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
@@ -26,31 +26,30 @@ pub struct Body<T>(pub T);
 #[into_params(names("uuid"), parameter_in = Path)]
 pub struct Id(pub Uuid);
 
-/// Both UUIDs in the path of what belongs to an object.
+/// Both UUIDs in the path of an object's part.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct NestedId {
     /// The object.
     pub of: Uuid,
-    /// What belongs to it.
+    /// Its part.
     pub uuid: Uuid,
 }
 
-/// The query.
+/// The query of a request.
 #[derive(Debug)]
-pub struct Asked<T>(pub T);
+pub struct QueryParams<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
-        let bytes = whole(request.into_body(), TO_ASK).await?;
+        let bytes = whole(request.into_body(), REQUEST_TIMEOUT).await?;
         let _ = state;
         parse(&bytes)
     }
 }
 
-/// Reads the complete body. Without the time limit, a client that stops in the middle could keep its connection
-/// forever.
+/// Reads the complete body. Without the time limit, a client that stops midway could keep its connection forever.
 pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, Problem> {
     let what = match tokio::time::timeout(patience, axum::body::to_bytes(body, BODY_MAX)).await {
         Ok(Ok(bytes)) => return Ok(bytes),
@@ -60,10 +59,10 @@ pub async fn whole(body: axum::body::Body, patience: Duration) -> Result<Bytes, 
     Err(Problem::new(Code::Malformed, what))
 }
 
-/// An empty body means an object without fields.
+/// An empty body is an object without fields.
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
-    // It would be read as the fields in their order.
+    // serde would read an array as the fields in their order.
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(Problem::new(Code::Invalid, "the request body must be a JSON object, not an array").into());
     }
@@ -73,7 +72,7 @@ fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<Body<T>, Refusal> {
         let inner = error.into_inner();
         let code = if inner.is_data() { Code::Invalid } else { Code::Malformed };
         let problem = Problem::new(code, format!("invalid request body: {inner}"));
-        // The parser names what it has not read as `?`.
+        // The parser calls fields that it has not read `?`.
         if matches!(path.as_str(), "." | "?") { problem } else { problem.field(path) }
     })?;
     json.end().map_err(|_| Problem::new(Code::Malformed, "there is extra data after the JSON value"))?;
@@ -90,23 +89,23 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Part {
+impl<S: Send + Sync> FromRequestParts<S> for NestedId {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Part, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<NestedId, Refusal> {
         let found = Path::<(Uuid, Uuid)>::from_request_parts(parts, state).await;
         let wrong = |_| Problem::new(Code::Invalid, "the path contains an invalid UUID").field("uuid");
         let Path((of, uuid)) = found.map_err(wrong)?;
-        Ok(Part { of, uuid })
+        Ok(NestedId { of, uuid })
     }
 }
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<QueryParams<T>, Refusal> {
         let found = Query::<T>::from_request_parts(parts, state).await;
-        Ok(Asked(found.map_err(|error| Problem::new(Code::Invalid, format!("invalid query: {error}")))?.0))
+        Ok(QueryParams(found.map_err(|error| Problem::new(Code::Invalid, format!("invalid query: {error}")))?.0))
     }
 }
 

@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::listed_here;
-use super::extract::{Asked, Body};
+use super::extract::{Body, QueryParams};
 use super::list::{Page, Paging};
 use super::{Answer, Begun, begun, must_end};
 use crate::daemon::Daemon;
@@ -20,7 +20,7 @@ use crate::differences;
 use crate::drain;
 use crate::reconcile::Heal;
 
-/// The routes.
+/// The routes of the host.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(host_show))
@@ -74,7 +74,11 @@ struct BackupFilter {
     get, path = "/host/backups", tag = "host", params(BackupFilter, Paging),
     responses((status = 200, body = Vec<Backup>))
 )]
-async fn host_backups(State(daemon): State<Daemon>, Asked(filter): Asked<BackupFilter>, page: Page) -> Answer {
+async fn host_backups(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<BackupFilter>,
+    page: Page,
+) -> Answer {
     let mut backups = daemon.care.backups(&daemon).await?;
     backups.retain(|backup| filter.reason.is_none_or(|reason| reason == backup.reason));
     listed_here(&page, backups, |backup| backup.file.clone())

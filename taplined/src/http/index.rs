@@ -1,5 +1,5 @@
-//! What the API says of itself: an index, its document, a page that shows it, and the types of problems. None of it
-//! needs a file.
+//! The API's self-description: an index, the OpenAPI document, a page that shows it, and the types of problems. None
+//! of it needs a file.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::daemon::Daemon;
 /// The page that shows the document in a browser.
 const DOCS: &str = include_str!("docs.html");
 
-/// The page may run its own script, which may read from the daemon and nowhere else.
+/// The page may run its own script, which may read from the daemon only.
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'";
 
@@ -40,7 +40,7 @@ const LINKS: [&str; 12] = [
     "docs",
 ];
 
-/// The routes.
+/// The routes of the document and the types of problems.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(openapi))
@@ -54,7 +54,7 @@ pub fn root() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(index))
 }
 
-/// What there is.
+/// The index of the API.
 #[derive(Debug, Serialize, ToSchema)]
 #[cfg_attr(test, derive(serde::Deserialize, PartialEq))]
 pub struct Index {
@@ -66,7 +66,7 @@ pub struct Index {
     pub links: BTreeMap<String, String>,
 }
 
-/// Gets an index: the version of the daemon, and what there is.
+/// Gets an index: the version of the daemon, and the paths of collections and documents.
 #[utoipa::path(get, path = "/v1", tag = "api", responses((status = 200, body = Index)))]
 async fn index() -> Json<Index> {
     let links = LINKS.iter().map(|path| (path.replace(".json", ""), format!("{ROOT}/{path}")));

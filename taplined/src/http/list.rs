@@ -1,7 +1,7 @@
 //! Pages of lists: `limit`, `after`, and the header `Link` with the next page (RFC 8288).
 //!
-//! A page begins behind an object, not behind a number of them: what is created or destroyed meanwhile neither repeats
-//! nor hides others. Only when that object itself is gone does the client have to begin again.
+//! A page begins after a given object, not at a position: objects created or destroyed in the meantime are neither
+//! repeated nor skipped. Only if that object itself was destroyed must the client start over.
 
 use api::{Code, Problem, Tag};
 use axum::extract::FromRequestParts;
@@ -9,10 +9,10 @@ use axum::http::request::Parts;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::extract::Asked;
+use super::extract::QueryParams;
 use super::{ROOT, Refusal};
 
-/// Maximum objects of a page. Without a limit, lists come whole.
+/// Maximum number of objects of a page. Without a limit, lists are complete.
 const LIMIT_MAX: u32 = 1000;
 
 /// The query of every list.
@@ -36,7 +36,7 @@ pub struct Tagging {
     tag: Option<Vec<Tag>>,
 }
 
-/// The tags that a request asks for.
+/// The tags of a request's filter.
 #[derive(Debug)]
 pub struct Tagged(pub Vec<Tag>);
 
@@ -44,14 +44,14 @@ impl<S: Send + Sync> FromRequestParts<S> for Tagged {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Tagged, Refusal> {
-        let Asked(pairs) = Asked::<Vec<(String, String)>>::from_request_parts(parts, state).await?;
+        let QueryParams(pairs) = QueryParams::<Vec<(String, String)>>::from_request_parts(parts, state).await?;
         let tags = pairs.into_iter().filter(|(name, _)| name == "tag").map(|(_, tag)| tag.parse());
         let tags: Result<Vec<Tag>, String> = tags.collect();
         Ok(Tagged(tags.map_err(|why| Problem::new(Code::Invalid, format!("invalid query: {why}")).field("tag"))?))
     }
 }
 
-/// The page that a request asks for.
+/// The page that a request selects.
 #[derive(Debug)]
 pub struct Page {
     limit: Option<usize>,
@@ -60,7 +60,7 @@ pub struct Page {
     target: String,
 }
 
-/// Refuses a limit that makes no sense.
+/// Validates the limit of a page.
 pub fn check_limit(limit: Option<u32>) -> Result<Option<usize>, Problem> {
     match limit {
         Some(limit) if limit == 0 || limit > LIMIT_MAX => {
@@ -75,7 +75,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Page {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Page, Refusal> {
-        let Asked(Paging { limit, after }) = Asked::from_request_parts(parts, state).await?;
+        let QueryParams(Paging { limit, after }) = QueryParams::from_request_parts(parts, state).await?;
         let mut target = format!("{ROOT}{}?", parts.uri.path());
         let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
         for pair in pairs.filter(|pair| !pair.starts_with("after=")) {
@@ -87,7 +87,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Page {
 }
 
 impl Page {
-    /// The page of a list, and the header `Link` if more follows. `key` is what `after` names objects by.
+    /// The page of a list, and the header `Link` if more follows. `after` names objects by `key`.
     pub fn of<T>(&self, mut all: Vec<T>, key: impl Fn(&T) -> String) -> Result<(Vec<T>, Option<String>), Problem> {
         if let Some(after) = &self.after {
             let Some(last) = all.iter().position(|one| key(one) == *after) else {
@@ -107,7 +107,7 @@ impl Page {
     }
 }
 
-/// A value in a query (RFC 3986, 3.4).
+/// A percent-encoded value for a query (RFC 3986, 3.4).
 fn escaped(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte);
     value.bytes().map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") }).collect()

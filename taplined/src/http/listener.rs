@@ -1,11 +1,12 @@
-//! Where the API is served, and its shutdown: a Unix socket ([`local`]), and TCP with TLS if configured ([`remote`]).
+//! The listeners of the API, and their shutdown: a Unix socket ([`local`]), and TCP with TLS if configured
+//! ([`remote`]).
 //!
 //! Each has its own connection limit, so connections over TCP never delay those of this host.
 
 mod certificate;
 mod local;
 mod remote;
-mod strangers;
+mod unauthenticated;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,13 +29,13 @@ use remote::Remote;
 
 pub use certificate::check;
 
-/// How long a client may take to send a request after connecting or after the last response, and to send the body.
-pub const TO_ASK: Duration = Duration::from_secs(60);
+/// Time limit for a client to send a request after connecting or after the last response, and to send the body.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long connections may take to end when the daemon stops.
+/// Time limit for connections to end when the daemon stops.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// Pause after a connection could not be accepted, for example because of too many open files, which is temporary.
+/// Pause after a failed accept, for example because of too many open files, which is temporary.
 const REST: Duration = Duration::from_millis(100);
 
 /// All listeners of the API.
@@ -44,7 +45,7 @@ pub struct Listener {
     remote: Option<Arc<Remote>>,
 }
 
-/// SIGTERM and SIGINT, which stop the daemon, and SIGHUP, which makes it reload its certificate.
+/// SIGTERM and SIGINT, which stop the daemon, and SIGHUP, which reloads the certificate.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -63,7 +64,7 @@ impl Signals {
         })
     }
 
-    /// Waits for a signal that stops the daemon, and reloads the certificate on the other.
+    /// Waits for a signal that stops the daemon; reloads the certificate on SIGHUP.
     async fn end(&mut self, remote: Option<&Remote>) {
         loop {
             tokio::select! {
@@ -86,7 +87,7 @@ impl Listener {
         Ok(Listener { local: Local::bind(config)?, remote })
     }
 
-    /// Serves until told to stop, then waits for requests in progress.
+    /// Serves until a signal stops the daemon, then waits for requests in progress.
     pub async fn serve(self, daemon: Daemon, mut signals: Signals) {
         let router = super::router(daemon);
         let (ending, ended) = watch::channel(());
@@ -118,7 +119,7 @@ where
     F: Future<Output = Result<Response, Infallible>>,
 {
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(TO_ASK);
+    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT);
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
         let name = format!("the request {} {}", request.method(), request.uri().path());
         panics::during(name, answer(request))

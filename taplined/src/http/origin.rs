@@ -1,9 +1,9 @@
-//! Requests that a browser makes for a page of somebody else are refused.
+//! Refuses requests that a browser makes for a page of another site.
 //!
-//! Over TCP a token protects the API: no browser adds one by itself. Over the Unix socket there is none, and what
-//! forwards a port to the socket (`ssh -L`, a reverse proxy) lets every page that the browser shows send requests to
-//! it. Invariants: a page of another origin changes nothing (`Origin`), and a name of somebody else that was made to
-//! lead here (DNS rebinding) gets no answer over the socket (`Host`). Decision 0045 has the reasons.
+//! Over TCP a token protects the API: browsers add none by themselves. The Unix socket needs none, and a port
+//! forwarded to it (`ssh -L`, a reverse proxy) lets every page that the browser shows send requests to it.
+//! Invariants: a page of another origin changes nothing (`Origin`), and a foreign name that resolves to this host
+//! (DNS rebinding) gets no response over the socket (`Host`). Decision 0045 has the reasons.
 
 use std::net::IpAddr;
 
@@ -15,12 +15,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::Refusal;
-use super::asker::Asker;
+use super::caller::Caller;
 use crate::daemon::Daemon;
 
-/// Passes on requests that no page of another origin has made.
+/// Passes on requests, except those from pages of another origin.
 pub async fn hold(State(daemon): State<Daemon>, request: Request, next: Next) -> Response {
-    let is_local = matches!(request.extensions().get(), Some(Asker::Local { .. }));
+    let is_local = matches!(request.extensions().get(), Some(Caller::Local { .. }));
     let changes = !request.method().is_safe() || request.headers().contains_key(UPGRADE);
     match check(request.headers(), is_local, changes, &daemon.config.api.hosts) {
         Ok(()) => next.run(request).await,
@@ -48,7 +48,7 @@ fn check(headers: &HeaderMap, is_local: bool, changes: bool, known: &[String]) -
     Err(Problem::new(Code::Forbidden, what).field("origin").advise(advice))
 }
 
-/// The value of a header that may come once.
+/// The value of a header that may occur only once.
 fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, Problem> {
     let mut values = headers.get_all(&name).iter();
     let Some(value) = values.next() else { return Ok(None) };
@@ -60,8 +60,8 @@ fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, Problem> 
     }
 }
 
-/// Whether a Host cannot be a name that somebody else has made to lead here: an address, a name of this host or without
-/// a domain (programs make up such names for sockets), or one of the settings.
+/// Whether a Host cannot be a foreign name that resolves to this host: it is an address, a name of this host or
+/// without a domain (programs make up such names for sockets), or a configured name.
 fn is_trusted(host: &str, known: &[String]) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, port),
@@ -120,7 +120,7 @@ mod test {
     }
 
     #[test]
-    fn names_of_others_are_refused_over_the_socket_whatever_is_asked() {
+    fn foreign_host_names_are_refused_over_the_socket() {
         for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "a:b"] {
             for changes in [false, true] {
                 assert_eq!(field(&[(HOST, host)], true, changes).as_deref(), Some("host"), "{host}");

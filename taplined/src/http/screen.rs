@@ -1,6 +1,7 @@
-//! `/vms/UUID/screen`: the VNC server of a machine as a WebSocket, for browsers.
+//! `/vms/UUID/screen`: the VNC server of a VM as a WebSocket, for browsers.
 //!
-//! It knows nothing about RFB: bytes are relayed. Invariant: a relay ends with the token with which it was opened.
+//! It knows nothing about RFB: bytes are relayed. Invariant: a relay ends when the token that opened it becomes
+//! invalid.
 
 use api::{Code, Problem};
 use axum::body::Body;
@@ -13,7 +14,7 @@ use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::asker::Asker;
+use super::caller::Caller;
 use super::extract::Id;
 use super::{Answer, websocket};
 use crate::background;
@@ -22,12 +23,12 @@ use crate::daemon::Daemon;
 /// The subprotocol of the WebSocket.
 const PROTOCOL: &str = "tapline.screen";
 
-/// Screens that are relayed at a time. Each has two buffers and two descriptors.
+/// Maximum number of relayed screens. Each needs two buffers and two descriptors.
 const SCREENS_MAX: usize = 64;
 
 static SCREENS: Semaphore = Semaphore::const_new(SCREENS_MAX);
 
-/// The routes.
+/// The route of the screens of VMs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(vm_screen))
 }
@@ -40,7 +41,7 @@ pub fn routes() -> OpenApiRouter<Daemon> {
 )]
 async fn vm_screen(
     State(daemon): State<Daemon>,
-    Extension(asker): Extension<Asker>,
+    Extension(caller): Extension<Caller>,
     Id(uuid): Id,
     mut request: Request,
 ) -> Answer {
@@ -58,7 +59,7 @@ async fn vm_screen(
     let guest = daemon.vms.screen(&daemon.config, &vm)?;
     background::spawn(async move {
         let _place = place;
-        if let Err(error) = asker.serve(connection, |viewer| websocket::relay(viewer, guest)).await {
+        if let Err(error) = caller.serve(connection, |viewer| websocket::relay(viewer, guest)).await {
             tracing::debug!(vm = %uuid, %error, "a viewer of its screen is gone");
         }
     });

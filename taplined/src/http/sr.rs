@@ -1,4 +1,4 @@
-//! `/srs`.
+//! `/srs`: storage repositories.
 
 use api::{
     About, Code, Inventory, Name, ObjectKind, Problem, Sr, SrAttach, SrCreate, SrDestroyPlan, SrFound, SrIntroduce,
@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{listed, shown};
-use super::extract::{Asked, Body, Id};
+use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, begun};
 use crate::daemon::Daemon;
@@ -30,7 +30,7 @@ use crate::task::Context;
 use crate::task::job::Job;
 use crate::vdi;
 
-/// The routes.
+/// The routes of repositories.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(sr_list, sr_create))
@@ -63,7 +63,7 @@ struct SrFilter {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Trial {
+struct DestroyOptions {
     /// Change nothing; only report what would be done.
     #[serde(default)]
     dry_run: bool,
@@ -73,7 +73,12 @@ struct Trial {
 #[utoipa::path(
     get, path = "/srs", tag = "sr", params(SrFilter, Tagging, Paging), responses((status = 200, body = Vec<Sr>))
 )]
-async fn sr_list(State(daemon): State<Daemon>, Asked(filter): Asked<SrFilter>, tagged: Tagged, page: Page) -> Answer {
+async fn sr_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<SrFilter>,
+    tagged: Tagged,
+    page: Page,
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut srs = view.shown_srs()?;
         srs.retain(|sr| {
@@ -195,7 +200,7 @@ async fn sr_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<
         plug::shape_all(&daemon, uuid).await;
     }
     if sr.state == SrState::Attached {
-        // Free space depends on the reserve; if it cannot be measured now, that is no reason to refuse the change.
+        // Free space depends on the reserve; failure to measure it does not invalidate the change.
         daemon.srs.measure_now(uuid).await;
     }
     Ok(Json(daemon.catalogue.read(move |view| view.shown_sr(uuid)).await?))
@@ -203,19 +208,23 @@ async fn sr_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body<
 
 /// Removes a repository without VDIs, and its files. Files of others stay in the directory.
 #[utoipa::path(
-    delete, path = "/srs/{uuid}", tag = "sr", params(Id, Trial),
+    delete, path = "/srs/{uuid}", tag = "sr", params(Id, DestroyOptions),
     responses((status = 200, body = SrDestroyPlan), (status = 202, body = Task))
 )]
-async fn sr_destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(trial): Asked<Trial>) -> Answer {
-    if trial.dry_run {
-        // Running work in the repository is not interrupted.
+async fn sr_destroy(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(options): QueryParams<DestroyOptions>,
+) -> Answer {
+    if options.dry_run {
+        // A dry run does not interrupt running work in the repository.
         let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
         return Ok(Json(job.plan(&daemon.srs).await?).into_response());
     }
     let claim = daemon.srs.claim(uuid, "destroyed")?;
     let job = daemon.catalogue.read(move |view| Destroy::of(view, uuid)).await?;
     let task = daemon.tasks.start_job(&daemon, job, |job, _, tx| job.prepare(tx)).await?;
-    // From here on it cannot be attached: its state says so, and its label is being removed.
+    // From here on it cannot be attached: its state prevents it, and its label is being removed.
     drop(claim);
     begun(task).map(IntoResponse::into_response)
 }
@@ -232,7 +241,7 @@ async fn sr_attach(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
         let _claim = claim;
         context.step("attach", false).await?;
         let ended = at_work.srs.attach_as(uuid, asked.believe, true).await?;
-        at_work.tasks.let_go(&ended);
+        at_work.tasks.abandon_ended(&ended);
         doubtful::hold(&at_work, uuid).await;
         differences::heal_sr(&at_work, uuid).await;
         vdi::collect(&at_work, uuid);
@@ -289,7 +298,7 @@ async fn sr_forget(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<StatusC
             return Err(Problem::new(Code::State, what).advise("detach it first"));
         }
         tx.check_sr_unused(uuid)?;
-        // If the repository is lost for good or read-only, they can never be written.
+        // Changes to a repository that is lost for good or read-only can never be written.
         let writable = state == SrState::Detached && !variant.is_some_and(|variant| variant.read_only);
         let lines = tx.inventory_lines(uuid)?;
         let unwritten = lines.iter().filter(|line| written.is_none_or(|written| line.generation > written)).count();
@@ -330,7 +339,7 @@ pub(super) async fn claim(daemon: &Daemon, uuid: Uuid, doing: &'static str) -> R
     }
 }
 
-/// Begins a task that leaves nothing to clean up.
+/// Begins a task that needs no cleanup.
 pub(super) async fn begin<W, F>(daemon: &Daemon, sr: Uuid, verb: &'static str, work: W) -> Begun
 where
     W: FnOnce(Context) -> F + Send + 'static,

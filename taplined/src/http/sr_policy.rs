@@ -1,4 +1,4 @@
-//! `/srs/…/calibrate` and `/srs/…/policy`: sizes of transfers that suit a repository's storage.
+//! `/srs/…/calibrate` and `/srs/…/policy`: transfer sizes that suit a repository's storage.
 
 use api::{Code, Problem, SrCalibrate, SrCalibrated, SrCalibration, Task};
 use axum::Json;
@@ -14,7 +14,7 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::{calibrate, plug, request};
 
-/// The routes.
+/// The routes of calibration.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(sr_calibrate)).routes(routes!(sr_policy, sr_policy_forget))
 }

@@ -12,25 +12,25 @@ use uuid::Uuid;
 
 use super::Answer;
 use super::answer::listed_of;
-use super::extract::{Asked, Id};
+use super::extract::{Id, QueryParams};
 use super::list::{Page, Paging};
 use crate::daemon::Daemon;
 use crate::metrics;
 use crate::statistics::{self, DiskFilter};
 
-/// The routes.
+/// The routes of statistics.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(statistics_list)).routes(routes!(vbd_statistics)).routes(routes!(vbd_history))
 }
 
-/// The route that Prometheus asks by default.
+/// The route that Prometheus scrapes by default.
 pub fn root() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(metrics))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Asking {
+struct StatisticsFilter {
     /// Only those of this VM.
     vm: Option<Uuid>,
     /// Only those of VDIs in this repository.
@@ -39,7 +39,7 @@ struct Asking {
     #[serde(default)]
     #[param(inline)]
     latencies: bool,
-    /// With the layers above and beneath: the guests are asked, and wake up for it.
+    /// With the layers above and beneath: guests are queried, which wakes them up.
     #[serde(default)]
     #[param(inline)]
     layers: bool,
@@ -47,12 +47,16 @@ struct Asking {
 
 /// Lists the statistics of plugged VBDs, by machine and position; `after` is the `vbd` of one.
 #[utoipa::path(
-    get, path = "/statistics", tag = "statistics", params(Asking, Paging),
+    get, path = "/statistics", tag = "statistics", params(StatisticsFilter, Paging),
     responses((status = 200, body = Vec<DiskStatistics>))
 )]
-async fn statistics_list(State(daemon): State<Daemon>, Asked(asking): Asked<Asking>, page: Page) -> Answer {
-    let which = DiskFilter { vm: asking.vm, sr: asking.sr, vbd: None, layers: asking.layers };
-    let shown = statistics::read(&daemon, which, move |disk| disk.shown(asking.latencies)).await?;
+async fn statistics_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<StatisticsFilter>,
+    page: Page,
+) -> Answer {
+    let which = DiskFilter { vm: filter.vm, sr: filter.sr, vbd: None, layers: filter.layers };
+    let shown = statistics::read(&daemon, which, move |disk| disk.shown(filter.latencies)).await?;
     listed_of(&daemon, &page, shown, |disk: &DiskStatistics| disk.vbd.to_string()).await
 }
 

@@ -1,4 +1,4 @@
-//! `/tasks`.
+//! `/tasks`: long-running operations.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::Answer;
 use super::answer::listed;
-use super::extract::{Asked, Id};
+use super::extract::{Id, QueryParams};
 use super::list::{Page, Paging};
 use crate::daemon::Daemon;
 use crate::request;
@@ -21,7 +21,7 @@ use crate::request;
 /// The maximum wait in seconds: proxies and clients often have no longer timeouts.
 const WAIT_MAX: u32 = 60;
 
-/// The routes.
+/// The routes of tasks.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(task_list))
@@ -48,7 +48,7 @@ struct TaskFilter {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Patience {
+struct TaskWait {
     /// Answer when the task has ended, or after this many seconds.
     #[serde(default)]
     #[param(maximum = 60)]
@@ -59,7 +59,7 @@ struct Patience {
 #[utoipa::path(
     get, path = "/tasks", tag = "task", params(TaskFilter, Paging), responses((status = 200, body = Vec<Task>))
 )]
-async fn task_list(State(daemon): State<Daemon>, Asked(filter): Asked<TaskFilter>, page: Page) -> Answer {
+async fn task_list(State(daemon): State<Daemon>, QueryParams(filter): QueryParams<TaskFilter>, page: Page) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.tasks(filter.open)?;
         found.retain(|task| {
@@ -73,8 +73,12 @@ async fn task_list(State(daemon): State<Daemon>, Asked(filter): Asked<TaskFilter
 }
 
 /// Gets a task.
-#[utoipa::path(get, path = "/tasks/{uuid}", tag = "task", params(Id, Patience), responses((status = 200, body = Task)))]
-async fn task_show(State(daemon): State<Daemon>, Id(uuid): Id, Asked(patience): Asked<Patience>) -> Answer<Json<Task>> {
+#[utoipa::path(get, path = "/tasks/{uuid}", tag = "task", params(Id, TaskWait), responses((status = 200, body = Task)))]
+async fn task_show(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(patience): QueryParams<TaskWait>,
+) -> Answer<Json<Task>> {
     if patience.wait > WAIT_MAX {
         let what = format!("a wait must be at most {WAIT_MAX} seconds, not {}", patience.wait);
         return Err(Problem::new(Code::Invalid, what)
@@ -90,7 +94,7 @@ async fn task_show(State(daemon): State<Daemon>, Id(uuid): Id, Asked(patience): 
 #[utoipa::path(post, path = "/tasks/{uuid}/cancel", tag = "task", params(Id), responses((status = 200, body = Task)))]
 async fn task_cancel(State(daemon): State<Daemon>, Id(uuid): Id) -> Answer<Json<Task>> {
     let task = request::change(&daemon.catalogue, 200, move |tx| tx.set_task_cancelling(uuid)).await?;
-    daemon.tasks.tell_cancelled(uuid);
+    daemon.tasks.notify_cancelled(uuid);
     Ok(Json(task))
 }
 

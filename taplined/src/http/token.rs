@@ -10,12 +10,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::listed_here;
-use super::extract::{Asked, Body, Id};
+use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging};
 use super::{Answer, Created, created};
 use crate::daemon::Daemon;
 
-/// The routes.
+/// The routes of tokens.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new().routes(routes!(token_list, token_create)).routes(routes!(token_show, token_revoke))
 }
@@ -31,7 +31,7 @@ struct TokenFilter {
 #[utoipa::path(
     get, path = "/tokens", tag = "token", params(TokenFilter, Paging), responses((status = 200, body = Vec<Token>))
 )]
-async fn token_list(State(daemon): State<Daemon>, Asked(filter): Asked<TokenFilter>, page: Page) -> Answer {
+async fn token_list(State(daemon): State<Daemon>, QueryParams(filter): QueryParams<TokenFilter>, page: Page) -> Answer {
     let mut tokens = daemon.tokens.list();
     tokens.retain(|token| filter.name.as_ref().is_none_or(|name| *name == token.name));
     listed_here(&page, tokens, |token| token.uuid.to_string())

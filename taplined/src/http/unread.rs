@@ -1,7 +1,7 @@
-//! Bodies that nothing has read when the answer is known: a request is often refused by its headers alone.
+//! Drains bodies that were not read before the response was known: a request is often refused by its headers alone.
 //!
-//! Such a body is read on before the answer is sent. A connection with an unread body is closed behind the answer, and
-//! a client that is still sending then learns of a closed connection, and not of the answer.
+//! A connection with an unread body is closed after the response, and a client that is still sending then sees a
+//! reset connection instead of the response.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -14,12 +14,12 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 
-/// Bytes of a body that are read for nothing; what sends more is not one of our clients.
+/// Maximum number of body bytes to drain; our own clients never send more.
 const UNREAD_MAX: usize = 64 << 20;
 
-/// Answers a request, and reads the rest of its body.
+/// Handles a request, and drains its body before the response is sent.
 pub async fn read(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -27,12 +27,12 @@ pub async fn read(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let body = Shared(Arc::new(Mutex::new(body)));
     let response = next.run(Request::from_parts(parts, Body::new(body.clone()))).await;
-    // A client that stops in the middle has waited long enough for an answer.
-    tokio::time::timeout(TO_ASK, body.rest(UNREAD_MAX)).await.unwrap_or_default();
+    // A client that stops midway gets its response after this timeout.
+    tokio::time::timeout(REQUEST_TIMEOUT, body.rest(UNREAD_MAX)).await.unwrap_or_default();
     response
 }
 
-/// A body that is read in two places, in the one after the other.
+/// A body that is read in two places, one after the other.
 #[derive(Clone, Debug)]
 struct Shared(Arc<Mutex<Body>>);
 
@@ -41,7 +41,7 @@ impl Shared {
         then(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads what is left, but no more than so many bytes.
+    /// Reads and drops up to about `max` bytes of the rest.
     async fn rest(&self, max: usize) {
         let mut len = 0_usize;
         while len <= max && !self.with(|body| body.is_end_stream()) {

@@ -11,14 +11,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::listed_here;
-use super::extract::{Asked, Body, Id, whole};
+use super::extract::{Body, Id, QueryParams, whole};
 use super::list::{Page, Paging};
-use super::listener::TO_ASK;
+use super::listener::REQUEST_TIMEOUT;
 use super::{Answer, Created, Refusal, created};
 use crate::daemon::Daemon;
 use crate::upload;
 
-/// The routes.
+/// The routes of uploads.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(upload_list, upload_create))
@@ -33,14 +33,14 @@ impl<S: Send + Sync> FromRequest<S> for Piece {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &S) -> Result<Piece, Refusal> {
-        Ok(Piece(whole(request.into_body(), TO_ASK).await?))
+        Ok(Piece(whole(request.into_body(), REQUEST_TIMEOUT).await?))
     }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct At {
+struct AppendOffset {
     /// Where in the file the piece begins, in bytes: where the last one has ended.
     offset: u64,
 }
@@ -69,13 +69,13 @@ async fn upload_create(State(daemon): State<Daemon>, Body(asked): Body<UploadCre
 
 /// Appends a piece of at most 16 MiB to an upload. When the answer is lost, get the upload: it says where to continue.
 #[utoipa::path(
-    post, path = "/uploads/{uuid}/append", tag = "upload", params(Id, At),
+    post, path = "/uploads/{uuid}/append", tag = "upload", params(Id, AppendOffset),
     request_body(content = String, content_type = "application/octet-stream"), responses((status = 200, body = Upload))
 )]
 async fn upload_append(
     State(daemon): State<Daemon>,
     Id(uuid): Id,
-    Asked(at): Asked<At>,
+    QueryParams(at): QueryParams<AppendOffset>,
     Piece(piece): Piece,
 ) -> Answer<Json<Upload>> {
     Ok(Json(upload::append(&daemon, uuid, at.offset, piece).await?))

@@ -1,4 +1,4 @@
-//! `/vbds`.
+//! `/vbds`: virtual block devices.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{listed, shown};
-use super::extract::{Asked, Body, Id};
+use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, Created, begun, created};
 use crate::daemon::Daemon;
@@ -30,7 +30,7 @@ use crate::vm::{self, Reader};
 /// The default limit on a VBD's queues: more gain little, and each costs guest memory.
 const QUEUES_DEFAULT_MAX: u16 = 4;
 
-/// The routes.
+/// The routes of VBDs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(vbd_list, vbd_create))
@@ -65,7 +65,12 @@ struct VbdFilter {
 #[utoipa::path(
     get, path = "/vbds", tag = "vbd", params(VbdFilter, Tagging, Paging), responses((status = 200, body = Vec<Vbd>))
 )]
-async fn vbd_list(State(daemon): State<Daemon>, Asked(filter): Asked<VbdFilter>, tagged: Tagged, page: Page) -> Answer {
+async fn vbd_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<VbdFilter>,
+    tagged: Tagged,
+    page: Page,
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut vbds = view.vbds(filter.vm, filter.vdi)?;
         let of_sr: Option<HashSet<Uuid>> = match filter.sr {
@@ -178,9 +183,9 @@ async fn vbd_upgrade(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(plug::upgrade(&daemon, uuid).await?)
 }
 
-/// Limits the disk of a VBD to so many requests and bytes per second. The body has all of its limits: what it omits is
-/// not limited any more, and an empty object removes all limits. A plugged disk is limited at once: requests that have
-/// waited for a limit that is removed or raised go on. The limits stay when the VBD is unplugged and plugged again.
+/// Limits the requests and bytes per second of the disk of a VBD. The body has all of its limits: an omitted one is
+/// removed, and an empty object removes all. A plugged disk is limited at once: requests that wait for a limit that is
+/// removed or raised continue. The limits stay when the VBD is unplugged and plugged again.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/limit", tag = "vbd", params(Id), request_body = DiskLimits,
     responses((status = 200, body = Vbd))
@@ -194,9 +199,9 @@ async fn vbd_limit(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body
     Ok(Json(limited))
 }
 
-/// Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. Disks get a
-/// part of the storage in proportion to their weights while more is asked of it than it can do. With
-/// `plug.shares = false` the weight is recorded, and the problem says that it is not in force.
+/// Sets the weight of the disk of a VBD among the disks that share its storage, at once if it is plugged. While the
+/// storage is saturated, disks share it in proportion to their weights. With `plug.shares = false` the weight is
+/// recorded, and the problem tells that it is not in force.
 #[utoipa::path(
     post, path = "/vbds/{uuid}/share", tag = "vbd", params(Id), request_body = DiskShare,
     responses((status = 200, body = Vbd))
@@ -229,7 +234,11 @@ struct ConnectFor {
     get, path = "/vbds/{uuid}/connect", tag = "vbd", params(Id, ConnectFor),
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
-async fn vbd_connect(State(daemon): State<Daemon>, Id(uuid): Id, Asked(asked): Asked<ConnectFor>) -> Answer<String> {
+async fn vbd_connect(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(asked): QueryParams<ConnectFor>,
+) -> Answer<String> {
     Ok(vm::connect(&daemon, uuid, asked.r#for).await?)
 }
 

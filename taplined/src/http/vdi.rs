@@ -1,4 +1,4 @@
-//! `/vdis`.
+//! `/vdis`: virtual disk images.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{listed, shown};
-use super::extract::{Asked, Body, Id};
+use super::extract::{Body, Id, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, begun};
 use crate::daemon::Daemon;
@@ -24,7 +24,7 @@ use crate::reconcile;
 use crate::request;
 use crate::vdi::begin;
 
-/// The routes.
+/// The routes of VDIs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(vdi_list, vdi_create))
@@ -61,7 +61,7 @@ struct VdiFilter {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct DryRun {
+struct DestroyOptions {
     /// Only report what would be removed.
     #[serde(default)]
     dry_run: bool,
@@ -71,7 +71,12 @@ struct DryRun {
 #[utoipa::path(
     get, path = "/vdis", tag = "vdi", params(VdiFilter, Tagging, Paging), responses((status = 200, body = Vec<Vdi>))
 )]
-async fn vdi_list(State(daemon): State<Daemon>, Asked(filter): Asked<VdiFilter>, tagged: Tagged, page: Page) -> Answer {
+async fn vdi_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<VdiFilter>,
+    tagged: Tagged,
+    page: Page,
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vdis(filter.sr)?;
         let of_vm: Option<HashSet<Uuid>> = match filter.vm {
@@ -115,12 +120,16 @@ async fn vdi_patch(State(daemon): State<Daemon>, Id(uuid): Id, Body(patch): Body
 /// Destroys a VDI. Its file is removed unless other images are based on it; in that case it is removed or merged later.
 /// With `dry_run` nothing is changed, and the response says what would be.
 #[utoipa::path(
-    delete, path = "/vdis/{uuid}", tag = "vdi", params(Id, DryRun),
+    delete, path = "/vdis/{uuid}", tag = "vdi", params(Id, DestroyOptions),
     responses((status = 202, body = Task), (status = 200, body = VdiDestroyPlan, description = "what would be removed"))
 )]
-async fn vdi_destroy(State(daemon): State<Daemon>, Id(uuid): Id, Asked(dry): Asked<DryRun>) -> Answer {
-    if dry.dry_run {
-        return Ok(Json(begin::would_destroy(&daemon, uuid).await?).into_response());
+async fn vdi_destroy(
+    State(daemon): State<Daemon>,
+    Id(uuid): Id,
+    QueryParams(options): QueryParams<DestroyOptions>,
+) -> Answer {
+    if options.dry_run {
+        return Ok(Json(begin::destroy_plan(&daemon, uuid).await?).into_response());
     }
     begun(begin::destroy(&daemon, uuid).await?).map(IntoResponse::into_response)
 }

@@ -1,4 +1,4 @@
-//! `/vms`.
+//! `/vms`: virtual machines.
 
 use api::{
     Code, Name, ObjectKind, Power, Problem, Task, Vm, VmClone, VmCreate, VmHardware, VmPatch, VmRevert, VmShutdown,
@@ -17,8 +17,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::{listed, shown};
-use super::asker::Asker;
-use super::extract::{Asked, Body, Id, Part};
+use super::caller::Caller;
+use super::extract::{Body, Id, NestedId, QueryParams};
 use super::list::{Page, Paging, Tagged, Tagging};
 use super::{Answer, Begun, Created, begun, created, must_end};
 use crate::background;
@@ -27,7 +27,7 @@ use crate::disk::paths::DiskPaths;
 use crate::request;
 use crate::vm;
 
-/// The routes.
+/// The routes of VMs.
 pub fn routes() -> OpenApiRouter<Daemon> {
     OpenApiRouter::new()
         .routes(routes!(vm_list, vm_create))
@@ -62,7 +62,12 @@ struct VmFilter {
 #[utoipa::path(
     get, path = "/vms", tag = "vm", params(VmFilter, Tagging, Paging), responses((status = 200, body = Vec<Vm>))
 )]
-async fn vm_list(State(daemon): State<Daemon>, Asked(filter): Asked<VmFilter>, tagged: Tagged, page: Page) -> Answer {
+async fn vm_list(
+    State(daemon): State<Daemon>,
+    QueryParams(filter): QueryParams<VmFilter>,
+    tagged: Tagged,
+    page: Page,
+) -> Answer {
     let question = move |view: &repo::View<'_>| {
         let mut found = view.vms()?;
         found.retain(|vm| {
@@ -181,8 +186,8 @@ async fn vm_resume(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
 }
 
 /// Saves the memory of a running or paused guest to a file, ends its machine and unplugs its VBDs. A start or resume
-/// goes on from there; until then the VM's hardware and disks stay as they are. If this fails or is cancelled before
-/// the memory is saved, the guest goes on.
+/// continues from there; until then the VM's hardware and disks cannot be changed. If this fails or is cancelled before
+/// the memory is saved, the guest continues.
 #[utoipa::path(post, path = "/vms/{uuid}/suspend", tag = "vm", params(Id), responses((status = 202, body = Task)))]
 async fn vm_suspend(State(daemon): State<Daemon>, Id(uuid): Id) -> Begun {
     begun(vm::suspend(&daemon, uuid).await?)
@@ -221,7 +226,7 @@ struct VmSnapshotFilter {
 async fn vm_snapshot_list(
     State(daemon): State<Daemon>,
     Id(uuid): Id,
-    Asked(filter): Asked<VmSnapshotFilter>,
+    QueryParams(filter): QueryParams<VmSnapshotFilter>,
     page: Page,
 ) -> Answer {
     let question = move |view: &repo::View<'_>| {
@@ -244,7 +249,7 @@ async fn vm_snapshot_list(
 )]
 async fn vm_snapshot_patch(
     State(daemon): State<Daemon>,
-    Part { of, uuid }: Part,
+    NestedId { of, uuid }: NestedId,
     Body(patch): Body<VmSnapshotPatch>,
 ) -> Answer<Json<VmSnapshot>> {
     Ok(Json(request::change(&daemon.catalogue, 200, move |tx| tx.patch_vm_snapshot(of, uuid, &patch)).await?))
@@ -255,7 +260,7 @@ async fn vm_snapshot_patch(
     delete, path = "/vms/{uuid}/snapshots/{snapshot}", tag = "vm",
     params(("uuid" = Uuid, Path), ("snapshot" = Uuid, Path)), responses((status = 202, body = Task))
 )]
-async fn vm_snapshot_destroy(State(daemon): State<Daemon>, Part { of, uuid }: Part) -> Begun {
+async fn vm_snapshot_destroy(State(daemon): State<Daemon>, NestedId { of, uuid }: NestedId) -> Begun {
     begun(vm::destroy_snapshot(&daemon, of, uuid).await?)
 }
 
@@ -281,7 +286,7 @@ async fn vm_clone(State(daemon): State<Daemon>, Id(uuid): Id, Body(asked): Body<
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct Recent {
+struct ConsoleOptions {
     /// How many bytes of earlier output are sent at most; all that are kept, 65536, if omitted.
     recent: Option<u32>,
 }
@@ -290,7 +295,7 @@ struct Recent {
 /// `Upgrade: tapline-console` the connection becomes the console: earlier output, then what the guest writes; what is
 /// sent is typed.
 #[utoipa::path(
-    get, path = "/vms/{uuid}/console", tag = "vm", params(Id, Recent),
+    get, path = "/vms/{uuid}/console", tag = "vm", params(Id, ConsoleOptions),
     responses(
         (
             status = 200, body = String, content_type = "application/octet-stream",
@@ -301,9 +306,9 @@ struct Recent {
 )]
 async fn vm_console(
     State(daemon): State<Daemon>,
-    Extension(asker): Extension<Asker>,
+    Extension(caller): Extension<Caller>,
     Id(uuid): Id,
-    Asked(Recent { recent }): Asked<Recent>,
+    QueryParams(ConsoleOptions { recent }): QueryParams<ConsoleOptions>,
     mut request: Request,
 ) -> Answer {
     let vm = daemon.catalogue.read(move |view| view.vm(uuid)).await?;
@@ -322,7 +327,7 @@ async fn vm_console(
         return Err(Problem::new(Code::Overloaded, what).advise("close one of them").into());
     };
     background::spawn(async move {
-        if let Err(error) = asker.serve(connection, |viewer| console.show(viewer, recent, seat)).await {
+        if let Err(error) = caller.serve(connection, |viewer| console.show(viewer, recent, seat)).await {
             tracing::debug!(vm = %uuid, %error, "a client of its console is gone");
         }
     });

@@ -1,7 +1,7 @@
 //! The server's side of a WebSocket (RFC 6455) that carries a stream of bytes.
 //!
-//! It knows nothing about what the bytes are. Invariants: memory is bounded, whatever a client sends; a client that
-//! does not read is not read from either. Message boundaries mean nothing: a stream has none.
+//! It does not interpret the bytes. Invariants: memory is bounded, whatever a client sends; while a client does not
+//! read, nothing is read from it. Message boundaries are ignored: a stream has none.
 
 use std::io::{self, Error, ErrorKind};
 
@@ -11,7 +11,7 @@ use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-/// What is appended to a client's key (1.3).
+/// The suffix that is appended to a client's key (1.3).
 const KEY_SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// Kinds of frames (5.2).
@@ -21,27 +21,27 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// The bits of a frame's first two bytes.
+/// Bits of a frame's first two bytes.
 const LAST: u8 = 0x80;
 const RESERVED: u8 = 0x70;
 const MASKED: u8 = 0x80;
 
-/// The longest frame that is read: browsers cut longer messages, and noVNC sends less than 64 KiB.
+/// Maximum length of a received frame: browsers fragment longer messages, and noVNC sends less than 64 KiB.
 const FRAME_MAX: u64 = 1 << 20;
 
-/// The longest control frame (5.5).
+/// Maximum length of a control frame (5.5).
 const CONTROL_MAX: u64 = 125;
 
-/// Bytes that are sent in one frame.
+/// Maximum bytes sent in one frame.
 const PIECE: usize = 32 << 10;
 
-/// Replies to control frames that wait to be sent.
+/// Maximum number of queued replies to control frames.
 const REPLIES_MAX: usize = 4;
 
 /// "The endpoint is going away" (7.4.1).
 const GOING_AWAY: [u8; 2] = 1001_u16.to_be_bytes();
 
-/// The header that accepts a client's handshake (4.2.2); `None` if it is none.
+/// The header that accepts a client's handshake (4.2.2); `None` if the request is not a handshake.
 pub fn accept(headers: &HeaderMap) -> Option<HeaderValue> {
     let is_websocket = headers.get(UPGRADE)?.as_bytes().eq_ignore_ascii_case(b"websocket");
     let is_known = headers.get(SEC_WEBSOCKET_VERSION)?.as_bytes() == b"13";
@@ -50,7 +50,7 @@ pub fn accept(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_str(&base64(hash.as_ref())).ok()
 }
 
-/// The subprotocols that a client offers, in its order.
+/// The subprotocols that a client offers, in its order of preference.
 pub fn offered(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
@@ -99,7 +99,7 @@ pub async fn relay(client: impl AsyncRead + AsyncWrite, stream: impl AsyncRead +
                 PING => replies.send((PONG, content)).await.map_err(Error::other)?,
                 CLOSE => {
                     replies.send((CLOSE, content)).await.map_err(Error::other)?;
-                    // The other half ends when that is sent.
+                    // The other half ends when the reply is sent.
                     return std::future::pending().await;
                 }
                 PONG => {}
@@ -118,7 +118,7 @@ fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::InvalidData, format!("the client has sent {what}"))
 }
 
-/// Sends a frame. A server's are not masked (5.1).
+/// Sends a frame, unmasked as required of servers (5.1).
 async fn send(to: &mut (impl AsyncWrite + Unpin), kind: u8, content: &[u8]) -> io::Result<()> {
     let mut frame = vec![LAST | kind];
     match (u8::try_from(content.len()), u16::try_from(content.len())) {
@@ -131,7 +131,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), kind: u8, content: &[u8]) -> i
     to.flush().await
 }
 
-/// The kind and the content of the next frame; `None` at the end of the connection.
+/// The opcode and payload of the next frame; `None` at the end of the connection.
 async fn receive(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(u8, Vec<u8>)>> {
     let mut head = [0; 2];
     if from.read(&mut head[..1]).await? == 0 {

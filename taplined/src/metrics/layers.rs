@@ -1,7 +1,7 @@
-//! Metrics of the layers around the disks: what guests say, and the host's devices.
+//! Metrics of the layers around the disks: guest kernels and host devices.
 //!
-//! A host's device is one series, however many disks are on it: its figures are no part of a sum of disks. Which disk
-//! is on which device is a series of its own. What is not known has no series.
+//! A host device is one series, however many disks are on it: its figures must not be added up by disk. The mapping
+//! from disks to devices is a separate series. Unknown values have no series.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use super::{Disk, Found, Labels, Written, of, plus};
 /// Kinds of requests that a kernel counts, in the order of [`DeviceCounts::all`].
 const KINDS: [&str; 4] = ["read", "write", "discard", "flush"];
 
-/// Devices whose counters are told, and the labels that each has.
+/// Devices and their counters, with the labels of each.
 type Devices = Vec<(Labels, DeviceCounts)>;
 
 impl Found {
-    /// All of both layers.
+    /// Writes the metrics of both layers.
     pub(super) fn encode_layers(&self, encoder: &mut DescriptorEncoder<'_>) -> Written {
         let guest = |disk: &Disk| Some(disk.read.layers.as_ref()?.guest.as_ref().ok()?.line.counts);
         let known = self.by_disk(move |disk| f64::from(u8::from(guest(disk).is_some())));
@@ -43,7 +43,8 @@ impl Found {
     }
 }
 
-/// What a kernel counts for devices; `what` begins the names of the metrics, and `whose` ends what they say.
+/// The kernel's counters of devices; `what` is the prefix of the metrics' names, and `whose` the end of their help
+/// texts.
 fn encode_devices(encoder: &mut DescriptorEncoder<'_>, what: &str, whose: &str, devices: &Devices) -> Written {
     let kinds = |value: fn(Completed) -> f64| {
         devices.iter().flat_map(move |(labels, counts)| {

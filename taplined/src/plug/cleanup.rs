@@ -1,5 +1,4 @@
-//! Removes what the process of a VBD leaves when it has ended: sockets, statistics, nodes in xenstore, and at last the
-//! lease.
+//! Cleanup after the process of a VBD has exited: sockets, statistics, xenstore nodes, and finally the lease.
 
 use api::{Problem, Vbd};
 use uuid::Uuid;
@@ -11,7 +10,7 @@ use crate::disk::paths::DiskPaths;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
 
-/// Removes the statistics of a VBD whose process has ended.
+/// Removes the statistics of a VBD whose process has exited.
 pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
     // Without a domain there are none.
     if let Ok(Some(disk)) = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await {
@@ -19,13 +18,12 @@ pub async fn forget_statistics(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-/// Removes the remains in xenstore of a VBD that is no longer served. If this fails they do no harm: the next plug
-/// reports them.
+/// Removes the xenstore nodes of a VBD that is no longer served. Failure is harmless: the next plug reports them.
 pub async fn forget(daemon: &Daemon, vbd: Uuid) {
     let found = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await;
     let forgotten = match found {
         Ok(Some(disk)) => disk.forget().await,
-        // Without a domain there is nothing.
+        // Without a domain there are none.
         Ok(None) | Err(_) => Ok(()),
     };
     if let Err(problem) = forgotten {
@@ -33,7 +31,7 @@ pub async fn forget(daemon: &Daemon, vbd: Uuid) {
     }
 }
 
-/// Ends a process whose plug or restart was given up, and releases everything but the lease.
+/// Kills the process of an aborted plug or restart, and releases everything except the lease.
 pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> Result<(), Problem> {
     if let Some(mut process) = process {
         process.kill().await?;
@@ -43,12 +41,12 @@ pub async fn clear(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) -> 
     blocking("remove the sockets of a VBD", move || place.remove()).await
 }
 
-/// Removes what the process has left, and gives the lease back.
+/// Cleans up after the process, and releases the lease.
 pub async fn clear_and_unplug(daemon: &Daemon, vbd: Uuid, problem: Option<Problem>) -> Result<Vbd, Problem> {
     clear(daemon, vbd, None).await?;
     forget(daemon, vbd).await;
     daemon.disks.open_files.forget(vbd);
-    // While it has the lease still: what the next task writes to the image is measured as well.
+    // Measured before the lease is released: the next task that writes to the image measures again.
     if let Ok(Vbd { vdi, mode: api::Mode::ReadWrite, .. }) = daemon.catalogue.read(move |view| view.vbd(vbd)).await {
         daemon.srs.measure_image_of(vdi).await;
     }

@@ -1,9 +1,8 @@
 //! The pause before a dead disk process is restarted: a function of how long its predecessors have served.
 //!
 //! It knows no clock. There is no pause after a process that has served for a while, because a guest is waiting. If
-//! processes keep dying or never get to serve, a restart alone does not help: the pauses grow, up to [`PAUSE_MAX`].
-//! Retrying never stops: a full log or a lost repository is a temporary condition, and nobody should have to plug the
-//! disk again because of it.
+//! processes keep dying or never serve, the pauses grow, up to [`PAUSE_MAX`]. Retries never stop: a full log or a
+//! lost repository is a temporary condition, and must not require a manual plug.
 
 use std::time::Duration;
 
@@ -12,17 +11,17 @@ use crate::fault::{self, Planted};
 /// A process that has served for this long has not failed to start.
 const SERVED: Duration = Duration::from_secs(1);
 
-/// The second pause; each is twice the one before.
+/// The second pause; each pause is twice the previous one.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Failures in a row.
+/// Consecutive failures.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Deaths(u32);
 
 impl Deaths {
-    /// Records that a process died, or could not be started, after having served this long; returns the pause before
-    /// the restart.
+    /// Records that a process died after serving for this long, or could not be started; returns the pause before the
+    /// restart.
     pub fn died(&mut self, served: Duration) -> Duration {
         if served >= SERVED {
             self.0 = 0;

@@ -11,14 +11,14 @@ use control::ask::Upgrade;
 use control::{ImageName, Request};
 use uuid::Uuid;
 
-use crate::disk::control::{Asked, Refused, problem};
+use crate::disk::control::{PendingVerb, Refused, problem};
 use crate::disk::process::{DiskProcess, Ended};
 
-/// How long a disk may take to hand itself over. Requests in flight may wait for storage; a disk that cannot do it
-/// gives up much sooner.
+/// Time limit for a handover. Requests in flight may wait for storage; a disk that cannot hand over gives up much
+/// sooner.
 const TO_HAND_OVER: Duration = Duration::from_secs(60);
 
-/// How long a disk may take to accept a request.
+/// Time limit for a disk to accept a request.
 const TO_ASK: Duration = Duration::from_secs(10);
 
 /// Why a disk was not handed over.
@@ -26,15 +26,15 @@ const TO_ASK: Duration = Duration::from_secs(10);
 pub enum NotDone {
     /// The old process continues as before.
     Refused(Problem),
-    /// It has not reported a result: it may have handed over the disk.
+    /// It has not reported a result and may have handed over the disk.
     Unknown(Problem),
 }
 
-/// The process that is there after an upgrade, and what came of it: how long the guest's requests waited, where that is
-/// known, and what else there is to know.
+/// The process that serves after an upgrade, and its result: how long the guest's requests waited in microseconds, if
+/// known, and a note, if any.
 pub type Outcome = (Option<DiskProcess>, Result<(Option<u64>, Option<String>), Problem>);
 
-/// The layers of a disk as its process calls them, from the top down, by its answer to `layers`.
+/// The layers of a disk as its process names them, from the top down, from its response to `layers`.
 pub fn names(layers: &[Layer]) -> Result<Vec<ImageName>, Problem> {
     match layers.iter().map(Layer::name).collect::<Option<Vec<_>>>() {
         Some(names) if !names.is_empty() => Ok(names),
@@ -44,18 +44,19 @@ pub fn names(layers: &[Layer]) -> Result<Vec<ImageName>, Problem> {
 
 /// Requests the disk at a control socket to hand over to the process at the other end of `successor`, with `pause_max`
 /// as the limit on how long requests may wait.
-pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<Asked<Upgrade>, Problem> {
+pub async fn ask(socket: &Path, successor: OwnedFd, pause_max: Duration) -> Result<PendingVerb<Upgrade>, Problem> {
     let pause_max = Some(u64::try_from(pause_max.as_micros()).unwrap_or(u64::MAX));
     let request = Request::of(Upgrade { program: None, successor: true, pause_max });
-    let asked = tokio::time::timeout(TO_ASK, Asked::with_descriptors(socket, request, vec![successor]));
+    let asked = tokio::time::timeout(TO_ASK, PendingVerb::with_descriptors(socket, request, vec![successor]));
     asked.await.unwrap_or_else(|_| {
         let what = format!("the disk at {} does not accept requests", socket.display());
         Err(Problem::new(Code::Timeout, what).advise("check its log and its storage"))
     })
 }
 
-/// Waits until the disk is handed over to the process `to`; how long the guest's requests waited, in microseconds.
-pub async fn answer(asked: Asked<Upgrade>, to: u32, patience: Duration) -> Result<u64, NotDone> {
+/// Waits until the disk is handed over to the process `to`; returns how long the guest's requests waited, in
+/// microseconds.
+pub async fn answer(asked: PendingVerb<Upgrade>, to: u32, patience: Duration) -> Result<u64, NotDone> {
     let patience = patience.min(TO_HAND_OVER);
     let answered = tokio::time::timeout(patience, asked.answer(|_| ())).await;
     let answered = answered.unwrap_or_else(|_| {
@@ -111,9 +112,9 @@ mod test {
     #[test]
     fn a_failed_upgrade_reports_the_new_processs_own_error() {
         let of = |code, ended, said| {
-            let told = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
-            let (_, why) = told.detail.split_once(" was not upgraded, its old process continues: ").unwrap();
-            (why.to_owned(), told.advice.unwrap())
+            let reported = cause(Uuid::nil(), Problem::new(code, "it has gone").advise("see its log"), ended, said);
+            let (_, why) = reported.detail.split_once(" was not upgraded, its old process continues: ").unwrap();
+            (why.to_owned(), reported.advice.unwrap())
         };
         let (advice, failed) = ("see its log".to_owned(), || Some(Ended::Badly("exit status: 3".into())));
         assert_eq!(of(Code::Failed, None, None), ("it has gone".into(), advice.clone()));
@@ -128,7 +129,7 @@ mod test {
         assert_eq!(of(Code::Busy, failed(), Some(said())), ("it has gone".into(), advice));
     }
 
-    /// The result of a response.
+    /// The result of a disk's response.
     async fn answered(says: &'static str) -> Result<u64, NotDone> {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("control.sock");

@@ -1,6 +1,6 @@
-//! Replaces the process that serves a Xen guest: the old process leaves the guest's rings as they are, and the new one
-//! takes them over (decision 0008). The guest waits from the end of the old process until the new one serves, which is
-//! longer than a handover takes.
+//! Replaces the process that serves a Xen guest: the old process leaves the guest's rings as they are, and the new
+//! one takes them over (decision 0008). The guest waits until the new process serves, which takes longer than a
+//! handover.
 //!
 //! *If killed in between:* the recorded process is gone, and the next daemon starts another, as after a crash.
 
@@ -13,14 +13,14 @@ use uuid::Uuid;
 use super::cleanup::clear;
 use super::handover::Outcome;
 use super::plug_spec::PlugSpec;
-use super::start::{Log, serve};
+use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 
-/// Ends the old process and starts another.
+/// Stops the old process and starts a new one.
 pub async fn replace(daemon: &Daemon, vbd: Uuid, upgrade: &mut Steps, mut old: DiskProcess) -> Outcome {
-    // No task changes its files now, nor begins to: the catalogue has the disk as it is.
+    // No task is changing its files, and none can begin to: the catalogue is accurate.
     let order = match PlugSpec::of(daemon, vbd).await {
         Ok(order) => order,
         Err(problem) => return (Some(old), Err(problem)),
@@ -32,14 +32,14 @@ pub async fn replace(daemon: &Daemon, vbd: Uuid, upgrade: &mut Steps, mut old: D
     }
     let mut process = None;
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
-    match serve(daemon, &order, Log::Continued, &mut steps, &mut process).await {
+    match serve(daemon, &order, Incarnation::Replacement, &mut steps, &mut process).await {
         Ok(()) => {
             let pause = u64::try_from(begun.elapsed().as_micros()).ok();
             let note = "a Xen guest's I/O waits from the end of the old process until the new one serves";
             (process, Ok((pause, Some(note.into()))))
         }
         Err(problem) => {
-            // From here on it is restarted as after a death.
+            // From here on it is restarted as after a crash.
             if let Err(also) = clear(daemon, vbd, process).await {
                 tracing::error!(%vbd, "{also}");
             }

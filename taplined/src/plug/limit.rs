@@ -1,52 +1,52 @@
-//! Has a running disk process keep the limits that the catalogue has.
+//! Applies the limits recorded in the catalogue to a running disk process.
 //!
-//! They are in the catalogue before: a process that is not reached, or is replaced meanwhile, gets them when it starts.
-//! So repeating it does no harm. Invariant: the last that a process is told is what the catalogue has.
+//! They are recorded first: a process that cannot be reached, or is replaced in the meantime, gets them when it
+//! starts. Sending them is idempotent. Invariant: the last limits sent to a process are those in the catalogue.
 
 use ::control::ask;
 use api::{DiskLimits, Problem};
 use uuid::Uuid;
 
-use super::told::{self, TO_SAY};
+use super::push_settings::{self, REPORT_TIMEOUT};
 use crate::daemon::Daemon;
 use crate::disk::limits::{self, to_process};
 use crate::disk::live;
 
-/// Tells the process of a plugged VBD its limits. Goes on trying in the background if that fails: they are recorded,
-/// and a repetition of the request with its key is answered by what was recorded.
+/// Sends its limits to the process of a plugged VBD. If that fails, retries in the background: the limits are
+/// recorded, and a repetition of the request with its key only returns the recorded response.
 pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
-    told::now_or_later(daemon, vbd, |daemon, vbd| async move { limit(&daemon, vbd).await }).await
+    push_settings::send_or_retry(daemon, vbd, |daemon, vbd| async move { limit(&daemon, vbd).await }).await
 }
 
-/// The same once.
+/// Sends the limits once.
 async fn limit(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let now = || daemon.catalogue.read(move |view| Ok(view.vbd(vbd)?.limits));
-    told::until_current(now, |limits| tell(daemon, vbd, limits)).await
+    push_settings::send_until_current(now, |limits| send(daemon, vbd, limits)).await
 }
 
-async fn tell(daemon: &Daemon, vbd: Uuid, limits: Option<DiskLimits>) -> Result<(), Problem> {
+async fn send(daemon: &Daemon, vbd: Uuid, limits: Option<DiskLimits>) -> Result<(), Problem> {
     let verb = ask::Limit { limits: Some(to_process(limits.as_ref())), recorded: true };
-    let told = match live::must_answer_now(daemon, vbd).await {
+    let sent = match live::must_answer_now(daemon, vbd).await {
         Ok(()) => live::ask(daemon, vbd, verb, Vec::new()).await,
         Err(stuck) => Err(stuck.into()),
     };
-    let refused = match told {
+    let refused = match sent {
         Ok(_) => return Ok(()),
         Err(refused) => refused,
     };
     let recorded = format!("the limits of VBD {vbd} are");
-    Err(told::not_in_force(refused, &recorded, "plugging it again has them, too"))
+    Err(push_settings::not_applied(refused, &recorded, "plugging it again has them, too"))
 }
 
-/// The limits of a running process that the catalogue does not know.
+/// The limits reported by a running process that the catalogue does not contain.
 pub async fn of_process(daemon: &Daemon, vbd: Uuid) -> Option<DiskLimits> {
-    let limited = daemon.disks.ask(vbd, ask::Limit { limits: None, recorded: true }, TO_SAY).await.ok()?;
+    let limited = daemon.disks.ask(vbd, ask::Limit { limits: None, recorded: true }, REPORT_TIMEOUT).await.ok()?;
     limits::of_process(limited.limits)
 }
 
-/// Tells a process that was found running its limits, in the background: the daemon before this one may have ended
-/// between recording them and telling it.
-pub fn tell_again(daemon: &Daemon, vbd: Uuid) {
+/// Sends its limits to a process that was found running, in the background: the previous daemon may have stopped
+/// between recording and sending them.
+pub fn resend(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
-    told::in_background(vbd, async move { limit(&daemon, vbd).await });
+    push_settings::send_in_background(vbd, async move { limit(&daemon, vbd).await });
 }

@@ -1,7 +1,7 @@
-//! Detects a disk that QEMU has lost: its guest will wait for it forever, and an administrator must learn why.
+//! Detects a disk that QEMU has lost: its guest will wait for it forever, and an administrator must be informed.
 //!
-//! This happens with QEMU before 9.1 if a disk's process dies at the moment when the guest's driver starts the disk. No
-//! later process can fix this; the VBD says what can be done.
+//! This happens with QEMU before 9.1 if a disk's process dies while the guest's driver starts the disk. No later
+//! process can fix it; the VBD's problem contains advice.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use crate::background;
 use crate::daemon::Daemon;
 use crate::vm;
 
-/// A QEMU that has lost nothing speaks to another process of a disk after a second or two.
+/// QEMU normally reconnects to a new process of a disk after a second or two.
 const TO_SPEAK: Duration = Duration::from_secs(20);
 
-/// Checks, a while after a new process has started to serve, whether the guest has reconnected.
-pub fn look(daemon: &Daemon, vbd: Uuid) {
+/// Checks, some time after a new process started to serve, whether the guest has reconnected.
+pub fn check_later(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
     background::spawn(async move {
-        if let Err(problem) = see(&daemon, vbd).await {
+        if let Err(problem) = check(&daemon, vbd).await {
             tracing::warn!(%vbd, "cannot tell whether its guest has reconnected: {problem}");
         }
     });
 }
 
-async fn see(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+async fn check(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let before = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
     tokio::time::sleep(TO_SPEAK).await;
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await?;
-    // If it was unplugged or has got yet another process, that code path takes care of it.
+    // Other code handles a VBD that was unplugged or has got yet another process.
     let (Some(before), Some(now)) = (before, now) else { return Ok(()) };
     if (now.state, now.restarts) != (VbdState::Plugged, before.restarts) {
         return Ok(());

@@ -6,35 +6,35 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::begin::{By, begin, finish};
+use super::begin::{PlugReason, begin, finish};
 use super::unplug;
 use crate::daemon::Daemon;
 use crate::task::Context;
 
-/// Problems that a task's own problem quotes: the first tell enough, and each VBD has its own.
+/// Maximum number of problems quoted in a task's own problem; each VBD has its own.
 const QUOTED_MAX: usize = 3;
 
 /// The outcome for each VBD.
 type Outcomes = Vec<(Uuid, Result<(), Problem>)>;
 
-/// Plugs VBDs: a task, which is done when all are plugged.
+/// Starts a task that plugs VBDs, done when all are plugged.
 pub async fn plug_many(daemon: &Daemon, vbds: Vec<Uuid>) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let new = new("vbd-plug", &vbds);
-    let work = move |context: Context| async move { plug_each(&at_work, vbds, By::Itself, &context).await };
+    let work = move |context: Context| async move { plug_each(&at_work, vbds, PlugReason::Request, &context).await };
     daemon.tasks.start(daemon, new, work).await
 }
 
 /// Plugs the VBDs of a VM, in the task that starts it.
 pub async fn plug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> Result<(), Problem> {
-    plug_each(daemon, vbds, By::ItsVm, context).await.map(drop)
+    plug_each(daemon, vbds, PlugReason::VmStart, context).await.map(drop)
 }
 
-async fn plug_each(daemon: &Daemon, vbds: Vec<Uuid>, by: By, context: &Context) -> Result<Value, Problem> {
+async fn plug_each(daemon: &Daemon, vbds: Vec<Uuid>, reason: PlugReason, context: &Context) -> Result<Value, Problem> {
     let one = |vbd| {
         let (daemon, context) = (daemon.clone(), context.clone());
         async move {
-            let begun = begin(&daemon, vbd, by).await?;
+            let begun = begin(&daemon, vbd, reason).await?;
             finish(&daemon, begun, &context, false).await.map(drop)
         }
     };
@@ -48,7 +48,7 @@ pub async fn unplug_all(daemon: &Daemon, vbds: Vec<Uuid>, context: &Context) -> 
     sum("unplugged", outcomes).map(drop)
 }
 
-/// Unplugs VBDs: a task, which is done when all are unplugged.
+/// Starts a task that unplugs VBDs, done when all are unplugged.
 pub async fn unplug_many(daemon: &Daemon, vbds: Vec<Uuid>, force: bool) -> Result<Task, Problem> {
     let at_work = daemon.clone();
     let new = new("vbd-unplug", &vbds);
@@ -57,7 +57,7 @@ pub async fn unplug_many(daemon: &Daemon, vbds: Vec<Uuid>, force: bool) -> Resul
     daemon.tasks.start(daemon, new, work).await
 }
 
-/// Unplugs VBDs, in a task of the caller's.
+/// Unplugs VBDs, in a task of the caller.
 pub async fn unplug_each(daemon: &Daemon, vbds: Vec<Uuid>, force: bool, context: &Context) -> Outcomes {
     let work = |vbd| {
         let (daemon, context) = (daemon.clone(), context.clone());
@@ -71,8 +71,8 @@ fn new(verb: &'static str, vbds: &[Uuid]) -> NewTask {
     NewTask { uuid: Uuid::new_v4(), verb, about, cancellable: true, intent: None }
 }
 
-/// Work that goes on although nobody waits for it any longer. Ended in the middle, an unplug would forget a process
-/// that it has not stopped yet.
+/// Futures that complete even if the caller is dropped. An unplug dropped midway would forget a process that it has
+/// not stopped yet.
 struct Concurrently<T: 'static>(JoinSet<T>);
 
 impl<T: 'static> Drop for Concurrently<T> {
@@ -81,7 +81,8 @@ impl<T: 'static> Drop for Concurrently<T> {
     }
 }
 
-/// Handles all concurrently, and to the end even if the caller stops waiting; the queue limits the concurrency.
+/// Runs the work of all VBDs concurrently, to completion even if the caller is dropped; the queue limits the
+/// concurrency.
 async fn each<W, F>(vbds: Vec<Uuid>, context: &Context, work: W) -> Outcomes
 where
     W: Fn(Uuid) -> F,
@@ -105,14 +106,14 @@ where
     outcomes.into_iter().map(|(_, vbd, outcome)| (vbd, outcome)).collect()
 }
 
-/// The result of a task with several VBDs: the outcome of each, or an error.
+/// The result of a task with several VBDs: those done, or an error.
 fn sum(done: &str, outcomes: Outcomes) -> Result<Value, Problem> {
     let failed: Vec<&Problem> = outcomes.iter().filter_map(|(_, outcome)| outcome.as_ref().err()).collect();
     let Some(first) = failed.first() else {
         let vbds: Vec<Uuid> = outcomes.iter().map(|(vbd, _)| *vbd).collect();
         return Ok(json!({ done: vbds }));
     };
-    // Hundreds may fail for one reason.
+    // Hundreds may fail for the same reason.
     let mut reasons: Vec<&str> = Vec::new();
     for problem in &failed {
         if !reasons.contains(&problem.detail.as_str()) {
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_goes_on_to_its_end_if_nobody_waits_for_it() {
+    async fn work_completes_even_if_its_caller_is_dropped() {
         let (ended, waiting) = tokio::sync::oneshot::channel();
         let mut running = Concurrently(JoinSet::new());
         running.0.spawn(async move {

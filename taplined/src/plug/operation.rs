@@ -8,7 +8,7 @@ use api::{Code, Problem};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// Running operations.
+/// The running operations, by VBD.
 #[derive(Clone, Debug, Default)]
 pub struct Operations(Arc<Mutex<HashMap<Uuid, Entry>>>);
 
@@ -21,13 +21,13 @@ struct Entry {
 /// The operation on a VBD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It is being plugged.
+    /// A plug.
     Plug,
-    /// Another process takes the place of the one that serves it.
+    /// The replacement of its disk process.
     Upgrade,
     /// An unplug, once its guest has released the disk.
     Unplug,
-    /// It is being unplugged, whether its guest releases it or not.
+    /// An unplug by force, whether or not its guest releases the disk.
     ForcedUnplug,
 }
 
@@ -42,7 +42,7 @@ impl Kind {
     }
 }
 
-/// An operation; over when it is dropped.
+/// An operation in progress; dropping it ends it.
 #[derive(Debug)]
 pub struct Operation {
     vbd: Uuid,
@@ -55,7 +55,7 @@ impl Operations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an operation, if none is under way with the VBD.
+    /// Begins an operation; refused while another one is in progress on the VBD.
     pub fn begin(&self, vbd: Uuid, kind: Kind) -> Result<Operation, Problem> {
         let mut entries = self.entries();
         if let Some(other) = entries.get(&vbd) {
@@ -69,7 +69,7 @@ impl Operations {
     }
 
     /// Begins an unplug. It aborts a plug, and an unplug with force aborts one without. An upgrade is aborted too, or
-    /// waited for if that is no longer possible.
+    /// waited for if it can no longer be aborted.
     pub async fn begin_unplug(&self, vbd: Uuid, force: bool) -> Result<Operation, Problem> {
         let kind = if force { Kind::ForcedUnplug } else { Kind::Unplug };
         loop {
@@ -108,7 +108,7 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        // Before the receiver goes, for which the next one waits.
+        // Before the receiver is dropped, for which the next operation waits.
         self.operations.entries().remove(&self.vbd);
     }
 }

@@ -1,4 +1,4 @@
-//! What must be served: a VBD, the files of its VDI, and the disk process's command line.
+//! The specification of a disk to serve: a VBD, the files of its VDI, and the disk process's command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,35 +23,35 @@ use crate::disk::paths::DiskPaths;
 use crate::disk::redo::RedoLogs;
 use crate::task::blocking;
 
-/// Bytes that a disk process needs whatever it serves, while it starts.
+/// Bytes of memory that every disk process needs while it starts.
 const MEMORY_BASE: u64 = 4 << 20;
 
-/// Bytes of a disk for each of which a process keeps [`MEMORY_OF_BLOCK`] bytes for each layer: blocks of a VHD.
+/// A process keeps [`MEMORY_OF_BLOCK`] bytes in each layer for each block of a VHD, of this size.
 const BLOCK: u64 = 2 << 20;
 const MEMORY_OF_BLOCK: u64 = 16;
 
-/// What to serve.
+/// The specification of a disk to serve.
 #[derive(Clone, Debug)]
 pub struct PlugSpec {
     /// The VBD.
     pub vbd: Vbd,
-    /// The sectors that its guest addresses; `None`: the disk process asks the storage.
+    /// The sector size for the guest; `None`: the disk process takes the storage's.
     block: Option<LogicalBlockSize>,
     /// From the top down.
     chain: Vec<Image>,
-    /// How a process calls them.
+    /// The process's names for them.
     names: Vec<ImageName>,
     directory: Arc<Directory>,
     /// The disk's device in the domain of a Xen guest.
     pub disk: Option<XenDisk>,
-    /// How many threads its process may use, and where they run.
+    /// Command-line arguments for threads and CPUs.
     threads: Vec<OsString>,
-    /// How much longer each operation takes than it would; for tests.
+    /// Injected delay of each operation, for tests.
     delay: Duration,
 }
 
 impl PlugSpec {
-    /// According to the catalogue's current state.
+    /// Reads the specification of a VBD from the catalogue.
     pub async fn of(daemon: &Daemon, vbd: Uuid) -> Result<PlugSpec, Problem> {
         let found = daemon.catalogue.read(move |view| {
             let vbd = view.vbd(vbd)?;
@@ -67,12 +67,12 @@ impl PlugSpec {
         Ok(PlugSpec { names, vbd, block: vdi.logical_block_size, chain, directory, disk, threads, delay })
     }
 
-    /// The same for a process that takes over the files of another one: it uses the other's names for them.
+    /// The specification for a process that takes over the files of another: it uses that one's names for them.
     pub fn with_names(self, names: Vec<ImageName>) -> PlugSpec {
         PlugSpec { names, ..self }
     }
 
-    /// The queue's view of it.
+    /// The VBD as the queue sees it.
     pub fn request(&self) -> Request {
         let layers = self.chain.iter().map(|image| (image.size / BLOCK).saturating_mul(MEMORY_OF_BLOCK));
         let memory = layers.fold(MEMORY_BASE, u64::saturating_add);
@@ -83,9 +83,9 @@ impl PlugSpec {
         image.path(self.directory.path())
     }
 
-    /// Opens the files: the top one for writing if the VBD may write, all others for reading. Which they are; refused
-    /// if they are others than those that a process `before` this one had; or if that had the top one, and the log of
-    /// it is not among `logs`, where one must be then.
+    /// Opens the files: the top one for writing if the VBD may write, all others for reading; returns their
+    /// identities. Refuses files that differ from those of the previous process (`before`); and, if that process had
+    /// the top one open, refuses to serve without the redo log among `logs`.
     pub async fn open(&self, before: Known, logs: RedoLogs) -> Result<(Handing, Known), Problem> {
         tokio::time::sleep(self.delay).await;
         let order = self.clone();
@@ -101,7 +101,7 @@ impl PlugSpec {
                 }
                 handing.file(&order.path(image), write, file);
             }
-            // A missing file may come back, and was reported above.
+            // Checked last: a missing file, which may come back, was reported above.
             files::must_be_those(&order.directory, &order.chain, &before, &files::again(&order.vbd))?;
             if let Some((path, image)) = written {
                 logs.must_be_there(&path, &image)?;
@@ -111,7 +111,7 @@ impl PlugSpec {
         opened.await
     }
 
-    /// Refuses files of a diverged VDI that have taken the place of those that a process `before` had.
+    /// Refuses files of a diverged VDI that have replaced those of the previous process.
     pub async fn must_be_those(&self, before: Known) -> Result<(), Problem> {
         let order = self.clone();
         let looked = blocking("examine the files of a VDI", move || {
@@ -120,7 +120,7 @@ impl PlugSpec {
         looked.await
     }
 
-    /// Whether a process `before` had the files of these names open, and no others.
+    /// Whether the previous process had exactly the files of these names open.
     pub fn has_names_of(&self, before: &Known) -> bool {
         before.len() == self.chain.len() && self.chain.iter().all(|image| before.contains_key(&image.file))
     }
@@ -158,7 +158,7 @@ impl PlugSpec {
     }
 }
 
-/// The arguments for threads.
+/// The command-line arguments for threads and CPUs.
 fn words_of_threads(plug: &Plug) -> Vec<OsString> {
     let threads = (plug.disk_threads > 1).then(|| plug.disk_threads.to_string());
     let node = plug.disk_numa_node.map(|node| node.to_string());
@@ -167,8 +167,7 @@ fn words_of_threads(plug: &Plug) -> Vec<OsString> {
     words.flatten().collect()
 }
 
-/// By what a guest knows the disk, whatever file it is in today: as many digits of the VDI's identity as virtio has
-/// room for.
+/// The disk's serial number in the guest, independent of its file: as many digits of the VDI's UUID as virtio allows.
 pub fn serial(vdi: Uuid) -> String {
     vdi.simple().to_string().chars().take(20).collect()
 }

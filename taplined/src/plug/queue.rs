@@ -1,4 +1,4 @@
-//! The order in which VBDs are plugged and unplugged, as a function of what was requested and what has finished.
+//! The order in which VBDs are plugged and unplugged, as a function of requests and completions.
 //!
 //! A pure state machine: no clock, no thread, no I/O. Its owner calls [`Queue::next`] after every change until there is
 //! nothing more. Invariants, whatever is requested in whatever order:
@@ -15,17 +15,17 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use api::{Limits, Mode};
 use uuid::Uuid;
 
-/// How many other requests may overtake one that waits for memory. Without a limit, an endless stream of small requests
-/// starves a large one; with a limit of zero, a slow request with much memory delays everybody.
+/// How many other requests may overtake one that waits for memory. Without a limit, an endless stream of small
+/// requests starves a large one; with a limit of zero, a slow request with much memory delays all others.
 const PASSED_MAX: u32 = 16;
 
-/// A request.
+/// A request to plug or unplug a VBD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The VBD.
     pub vbd: Uuid,
-    /// Its VM. Disks of machines that are managed elsewhere have none: together they take turns like one VM, without a
-    /// window.
+    /// Its VM. Disks of machines that are managed elsewhere have none: together they take turns like one VM, without
+    /// a window.
     pub vm: Option<Uuid>,
     /// Whether it is for writing.
     pub mode: Mode,
@@ -33,25 +33,25 @@ pub struct Request {
     pub memory: u64,
 }
 
-/// The queue's name for a request.
+/// The queue's identifier of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// Requests that wait and requests that are under way.
+/// Waiting and running requests.
 #[derive(Debug)]
 pub struct Queue {
     limits: Limits,
     last: u64,
     machines: HashMap<Option<Uuid>, VmQueue>,
-    /// Machines of which something waits, in the order of their turns.
+    /// Machines with waiting requests, in the order of their turns.
     turns: VecDeque<Option<Uuid>>,
     under_way: HashMap<Ticket, Request>,
-    /// The VBDs of those.
+    /// The VBDs of the running requests.
     busy: HashSet<Uuid>,
     memory: u64,
 }
 
-/// A VM.
+/// The requests of a VM.
 #[derive(Debug, Default)]
 struct VmQueue {
     writers: VecDeque<Waiting>,
@@ -66,18 +66,18 @@ struct Waiting {
     passed: u32,
 }
 
-/// Whether the first of a machine's requests that could begin does.
-enum Turn {
-    /// It does.
+/// What happens when it is a machine's turn.
+enum TurnOutcome {
+    /// This request starts.
     Begins(Ticket),
-    /// It could, were there memory for it.
+    /// Its first request that could start lacks memory.
     NoMemory,
     /// No request could be started.
     Nothing,
 }
 
 impl Queue {
-    /// Nothing waits.
+    /// An empty queue.
     pub fn new(limits: Limits) -> Queue {
         Queue {
             limits,
@@ -90,12 +90,12 @@ impl Queue {
         }
     }
 
-    /// A request waits from now on.
-    pub fn ask(&mut self, request: Request) -> Ticket {
+    /// Adds a request.
+    pub fn add(&mut self, request: Request) -> Ticket {
         self.last = self.last.wrapping_add(1);
         let ticket = Ticket(self.last);
-        // More than there is it cannot be given: it then has all there is, which is alone. That takes others to need
-        // some.
+        // A request larger than all memory is given all of it, and thus runs alone. That requires every request to
+        // need some.
         let request = Request { memory: request.memory.max(1).min(self.limits.worker_memory), ..request };
         let machine = self.machines.entry(request.vm).or_default();
         if machine.waits() == 0 {
@@ -105,7 +105,7 @@ impl Queue {
         ticket
     }
 
-    /// The next request that begins now, if one may.
+    /// Starts the next request, if one may start.
     pub fn next(&mut self) -> Option<Ticket> {
         if self.under_way.len() >= usize::try_from(self.limits.worker_pool_size).unwrap_or(usize::MAX) {
             return None;
@@ -114,19 +114,19 @@ impl Queue {
         for at in 0..self.turns.len() {
             let vm = *self.turns.get(at)?;
             match self.turn_of(vm) {
-                Turn::Begins(ticket) => {
+                TurnOutcome::Begins(ticket) => {
                     self.pass(first_without_memory);
                     self.turns.remove(at);
                     self.begin(vm, ticket);
                     return Some(ticket);
                 }
-                Turn::NoMemory if first_without_memory.is_none() => {
+                TurnOutcome::NoMemory if first_without_memory.is_none() => {
                     if self.passed(vm) >= PASSED_MAX {
                         return None;
                     }
                     first_without_memory = Some(vm);
                 }
-                Turn::NoMemory | Turn::Nothing => {}
+                TurnOutcome::NoMemory | TurnOutcome::Nothing => {}
             }
         }
         None
@@ -150,20 +150,20 @@ impl Queue {
         self.machines.retain(|_, machine| machine.waits() > 0 || machine.under_way > 0);
     }
 
-    /// Whether the machine whose turn it is can begin a request.
-    fn turn_of(&self, vm: Option<Uuid>) -> Turn {
-        let Some(machine) = self.machines.get(&vm) else { return Turn::Nothing };
+    /// What happens if it is this machine's turn.
+    fn turn_of(&self, vm: Option<Uuid>) -> TurnOutcome {
+        let Some(machine) = self.machines.get(&vm) else { return TurnOutcome::Nothing };
         if vm.is_some() && machine.under_way >= self.limits.plug_window {
-            return Turn::Nothing;
+            return TurnOutcome::Nothing;
         }
         match self.first(machine) {
-            None => Turn::Nothing,
-            Some(waiting) if self.fits(waiting.request.memory) => Turn::Begins(waiting.ticket),
-            Some(_) => Turn::NoMemory,
+            None => TurnOutcome::Nothing,
+            Some(waiting) if self.fits(waiting.request.memory) => TurnOutcome::Begins(waiting.ticket),
+            Some(_) => TurnOutcome::NoMemory,
         }
     }
 
-    /// The first request of a machine whose VBD has nothing else under way.
+    /// The first request of a machine whose VBD has no other one running.
     fn first<'a>(&self, machine: &'a VmQueue) -> Option<&'a Waiting> {
         let mut all = machine.writers.iter().chain(&machine.readers);
         all.find(|waiting| !self.busy.contains(&waiting.request.vbd))
@@ -173,13 +173,13 @@ impl Queue {
         self.memory.saturating_add(memory) <= self.limits.worker_memory
     }
 
-    /// How often the machine's first request was passed.
+    /// How often the machine's first request was overtaken.
     fn passed(&self, vm: Option<Uuid>) -> u32 {
         let first = self.machines.get(&vm).and_then(|machine| self.first(machine));
         first.map_or(0, |waiting| waiting.passed)
     }
 
-    /// The machine's first request is passed by another.
+    /// Counts that the machine's first request was overtaken.
     fn pass(&mut self, vm: Option<Option<Uuid>>) {
         let Some(machine) = vm.and_then(|vm| self.machines.get_mut(&vm)) else { return };
         let mut all = machine.writers.iter_mut().chain(&mut machine.readers);
@@ -188,7 +188,7 @@ impl Queue {
         }
     }
 
-    /// A request of a machine that has had its turn begins.
+    /// Starts a request of a machine that has had its turn.
     fn begin(&mut self, vm: Option<Uuid>, ticket: Ticket) {
         let Some(machine) = self.machines.get_mut(&vm) else { return };
         let Some(request) = machine.take(ticket) else { return };

@@ -1,7 +1,8 @@
-//! What a starting daemon finds: disks that kept running without a daemon, and work left half done by its predecessor.
+//! Recovery when the daemon starts: disks that kept running without a daemon, and the unfinished work of its
+//! predecessor.
 //!
-//! A process is killed only if the catalogue is the latest one and says that nobody was told of the process. An older
-//! one, such as a backup that was taken during a plug or an unplug, says nothing about processes that run now.
+//! A process is killed only if the catalogue is the latest one and shows that no client was informed of the process. An
+//! older one, such as a backup taken during a plug or an unplug, says nothing about processes that run now.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -24,13 +25,13 @@ use crate::fault::{self, Planted};
 use crate::reconcile::{self, Heal};
 use crate::task::blocking;
 
-/// The file in the run directory that says in which life of the host a daemon has run.
+/// The file in the run directory with the boot ID under which a daemon last ran.
 const BOOT: &str = "boot";
 
-/// Reattaches to disks, restarts those that died in the meantime, and finishes half-done work. Returns the VBDs that
-/// were plugged or got another process since the state in the catalogue.
+/// Reattaches to disks, restarts those that died in the meantime, and completes unfinished work. Returns the VBDs
+/// that were plugged, or got another process, since the catalogue's state was recorded.
 pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
-    background::spawn(space::tell_of_space(daemon.clone(), daemon.srs.relieved()));
+    background::spawn(space::notify_of_space(daemon.clone(), daemon.srs.relieved()));
     let rebooted = has_rebooted(daemon).await?;
     let found = daemon.catalogue.read(|view| {
         let vbds = view.vbds(None, None)?;
@@ -62,11 +63,11 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
         let runs = process.is_some() && vbd.state == VbdState::Plugged;
         one(daemon, &vbd, process, rebooted).await?;
         if runs {
-            limit::tell_again(daemon, vbd.uuid);
+            limit::resend(daemon, vbd.uuid);
         }
     }
-    // If the catalogue is an older one, a VDI may be served through another VBD by now; then the running processes are
-    // right. The remaining processes belong to VBDs that are unplugged or no longer exist, if the catalogue is right.
+    // If the catalogue is an older one, a VDI may be served through another VBD by now; then the running processes
+    // are right. Otherwise the remaining processes belong to VBDs that are unplugged or no longer exist.
     for (vbd, processes) in running {
         known.insert(vbd);
         if fault::planted(Planted::KilledStrays) {
@@ -75,7 +76,7 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
             }
             continue;
         }
-        if let Found::Taken(process) = stray::take_in(daemon, vbd, processes, &unserved).await {
+        if let Found::Taken(process) = stray::adopt_stray(daemon, vbd, processes, &unserved).await {
             since.insert(vbd);
             supervise::begin(daemon, vbd, Some(process));
         }
@@ -91,8 +92,8 @@ pub async fn recover(daemon: &Daemon) -> Result<BTreeSet<Uuid>, Problem> {
     Ok(since)
 }
 
-/// The only process of a VBD: the recorded one, or one that was to replace it and may have done so; `None` if neither
-/// exists. Any other is killed.
+/// Returns the only process of a VBD: the recorded one, or one that was to replace it and may have done so; `None` if
+/// neither exists. Kills all others.
 async fn alone(
     daemon: &Daemon,
     vbd: &Vbd,
@@ -102,7 +103,7 @@ async fn alone(
     let known = recorded.as_ref().map(DiskProcess::identity);
     let others: Vec<DiskProcess> = running.into_iter().filter(|other| Some(other.identity()) != known).collect();
     if vbd.state != VbdState::Plugged {
-        // It was started, and the daemon ended before it was recorded: it has not been handed anything.
+        // Started by a daemon that died before recording it: it has not been passed anything.
         for mut other in others {
             other.kill().await?;
         }
@@ -115,8 +116,9 @@ async fn alone(
     Ok(serves)
 }
 
-/// The same if the catalogue is older than what runs: a process of a VBD that was being plugged, restarted or unplugged
-/// at that time serves a guest now, or nobody was told that it ended. If there is one, the VBD is plugged.
+/// Like [`alone`], for a catalogue that is older than the processes: a process of a VBD that was being plugged,
+/// restarted or unplugged at that time may serve a guest now, or no client was informed that it ended. If there is
+/// one, the VBD is plugged.
 async fn serving_by_older(
     daemon: &Daemon,
     vbd: &mut Vbd,
@@ -144,13 +146,13 @@ async fn note_other(daemon: &Daemon, vbd: &Vbd, serves: Process) -> Result<(), P
     record(daemon, vbd.uuid, serves).await
 }
 
-/// Whether the host was booted since the last start of a daemon. In that case the autostart objects are recorded in the
-/// same commit.
+/// Whether the host was booted since the last start of a daemon. In that case the autostart objects are recorded in
+/// the same commit.
 async fn has_rebooted(daemon: &Daemon) -> Result<bool, Problem> {
     let path = "/proc/sys/kernel/random/boot_id";
     let now = fs::read_to_string(path).map_err(|error| Problem::failed(format_args!("read {path}"), error))?;
     let now = now.trim().to_owned();
-    // Distinguishes this from a catalogue from before this boot that was restored since.
+    // Distinguishes a reboot from a catalogue of before this boot that was restored since.
     let mark = daemon.config.run_directory.join(BOOT);
     let first = fs::read_to_string(&mark).map_or(true, |marked| marked != now);
     let (again, noted) = (daemon.config.autostart.plugged, now.clone());
@@ -181,8 +183,8 @@ async fn one(daemon: &Daemon, vbd: &Vbd, process: Option<DiskProcess>, rebooted:
         (VbdState::Plugged | VbdState::Restarting, process) => {
             tracing::info!(vbd = %uuid, found = process.is_some(), "plugged");
             if process.is_some() && vbd.state == VbdState::Restarting {
-                // It was restarted, and the daemon stopped before it responded: restart it once more, to be certain of
-                // its state.
+                // It was restarted, and the daemon stopped before it responded: restart it once more, to be certain
+                // of its state.
                 cleanup::clear(daemon, uuid, process).await?;
                 supervise::begin(daemon, uuid, None);
             } else {
@@ -198,7 +200,7 @@ async fn finish(daemon: &Daemon, vbd: Uuid, why: Problem) -> Result<(), Problem>
     cleanup::clear_and_unplug(daemon, vbd, Some(why)).await.map(drop)
 }
 
-/// Removes directories in which nothing is served, because their VBDs are unplugged or no longer exist.
+/// Removes directories of VBDs that are not served: unplugged or removed ones.
 fn remove_strays(places: &Path, known: &HashSet<Uuid>) -> Result<(), Problem> {
     let tried = || format!("list {}", places.display());
     let entries = fs::read_dir(places).map_err(|error| Problem::failed(tried(), error))?;

@@ -1,10 +1,11 @@
-//! Determines which of several processes serves a VBD, while one replaces another and when nobody observed the outcome.
+//! Determines which of several processes serves a VBD, if one was replacing another and the outcome was not observed.
 //!
-//! It knows processes and which of them answers at the control socket, but not how a disk is handed over. Invariant: at
-//! most one of the processes is left, and that one serves, or is the only one that ever did. All others have exited
-//! when this returns, so that another may be started; except with [`Rest::Left`], which returns none only if none runs.
+//! It knows processes and which of them answers at the control socket, but not how a disk is handed over. Invariant:
+//! at most one of the processes is left, and that one serves, or is the only one that ever did. All others have
+//! exited when this returns, so that another may be started; except with [`Rest::Left`], which returns `None` only if
+//! none runs.
 //!
-//! A process that never took over exits by itself, because the one that would have handed it the disk has exited or
+//! A process that never took over exits by itself, because the one that would have handed over the disk has exited or
 //! given up; one that has handed over its disk exits by itself too. So at first both are only waited for.
 
 use std::time::{Duration, Instant};
@@ -18,26 +19,26 @@ use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::disk::{Disks, serving};
 
-/// How long two processes of one disk may be there: many times as long as a handover takes.
+/// How long two processes of one disk may coexist: many times as long as a handover takes.
 const TO_SETTLE: Duration = Duration::from_secs(10);
 
-/// How long a disk may take to report the serving process. There is no answer while only a process that has not taken
-/// over holds the socket.
-const TO_SAY: Duration = Duration::from_secs(1);
+/// How long a disk may take to report the serving process. No response arrives while only a process that has not
+/// taken over holds the socket.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pause before checking again which processes remain.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// What becomes of processes that do not serve.
+/// The treatment of processes that do not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// They are killed: the catalogue tells for certain what they were started for.
+    /// They are killed: the catalogue is certain about their purpose.
     Killed,
-    /// They are left alone: the catalogue is older than they are, and one that does not answer may serve a guest.
+    /// They are not touched: the catalogue is older than they are, and one that does not answer may serve a guest.
     Left,
 }
 
-/// The process that serves a VBD, out of the recorded one and others that were started for it; `None` if none serves.
+/// The process that serves a VBD, among the recorded one and others that were started for it; `None` if none serves.
 pub async fn settle(
     disks: &Disks,
     vbd: Uuid,
@@ -68,7 +69,7 @@ async fn settle_in(
             [alone] if Some(alone.identity()) == known || rest == Rest::Left => return Ok(all.pop()),
             _ => {}
         }
-        answers = who_answers(disks, vbd).await.or(answers);
+        answers = responding_pid(disks, vbd).await.or(answers);
         let found = all.iter().position(|process| Some(process.identity().pid) == answers);
         if let (1, Some(_)) = (all.len(), found) {
             return Ok(all.pop());
@@ -84,7 +85,7 @@ async fn settle_in(
     }
 }
 
-/// Lets go of those that have ended.
+/// Drops the processes that have exited.
 async fn reap_dead(all: &mut Vec<DiskProcess>) -> Result<(), Problem> {
     while let Some(at) = all.iter().position(DiskProcess::has_ended) {
         // Children are reaped.
@@ -106,7 +107,7 @@ async fn end_all_but(vbd: Uuid, all: Vec<DiskProcess>, stays: Option<usize>) -> 
     Ok(left)
 }
 
-/// The process that stays. If none answers, that is the oldest: the others were started to replace it.
+/// The process that stays. If none answers, this is the oldest: the others were started to replace it.
 fn leave_all_but(vbd: Uuid, mut all: Vec<DiskProcess>, stays: Option<usize>) -> Option<DiskProcess> {
     let oldest = || (0..all.len()).min_by_key(|at| all.get(*at).map(|process| process.identity().started));
     let left = all.swap_remove(stays.or_else(oldest)?);
@@ -117,14 +118,14 @@ fn leave_all_but(vbd: Uuid, mut all: Vec<DiskProcess>, stays: Option<usize>) -> 
     Some(left)
 }
 
-/// The number of the process that answers at a disk's control socket, if one does and says it.
-async fn who_answers(disks: &Disks, vbd: Uuid) -> Option<u32> {
-    disks.version(vbd, TO_SAY).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?.pid
+/// The pid reported at a disk's control socket; `None` without a response.
+async fn responding_pid(disks: &Disks, vbd: Uuid) -> Option<u32> {
+    disks.version(vbd, REPORT_TIMEOUT).await.inspect_err(|problem| tracing::debug!(%vbd, "{problem}")).ok()?.pid
 }
 
-/// The process that serves a VBD although the recorded one has ended: it was upgraded by others.
+/// The process that serves a VBD although the recorded one has exited: another client upgraded it.
 pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<DiskProcess> {
-    let pid = who_answers(&daemon.disks, vbd).await?;
+    let pid = responding_pid(&daemon.disks, vbd).await?;
     let found = serving::one(&daemon.config, vbd, pid).unwrap_or_else(|problem| {
         tracing::warn!(%vbd, pid, "cannot find which process has replaced it: {problem}");
         None
@@ -132,7 +133,7 @@ pub async fn successor(daemon: &Daemon, vbd: Uuid, ended: Process) -> Option<Dis
     found.filter(|found| found.identity() != ended)
 }
 
-/// Records by which process a VBD is served now.
+/// Records the process that serves a VBD.
 pub async fn record(daemon: &Daemon, vbd: Uuid, process: Process) -> Result<(), Problem> {
     catalogue::record(&daemon.catalogue, move |tx| tx.set_vbd_process(vbd, process)).await
 }
@@ -151,7 +152,7 @@ mod test {
     use crate::config::Config;
     use crate::disk::paths::{self, DiskPaths};
 
-    /// A disk with a listener at its control socket, and processes that could be it.
+    /// A listener at a disk's control socket, and processes that could be the disk.
     struct Bed {
         _room: tempfile::TempDir,
         disks: Disks,
@@ -203,7 +204,7 @@ mod test {
         }
     }
 
-    /// A process that ends when its standard input does, or only when it is killed.
+    /// A process that exits when its standard input is closed, or only when it is killed.
     fn process() -> (DiskProcess, Child) {
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let found = DiskProcess::with_words(child.id(), |_| true).unwrap().unwrap();
@@ -263,7 +264,7 @@ mod test {
         who.store(second.id(), Ordering::SeqCst);
         assert_eq!(bed.settle(Some(old), vec![new], 50).await, Some(second.id()));
         assert!(!first.wait().unwrap().success());
-        // No process responds: the recorded one may only be slow, and no other has taken anything over.
+        // No process responds: the recorded one may only be slow, and no other has taken over.
         who.store(0, Ordering::SeqCst);
         let ((old, mut third), again) = (process(), DiskProcess::with_words(second.id(), |_| true).unwrap().unwrap());
         assert_eq!(bed.settle(Some(old), vec![again], 50).await, Some(third.id()));

@@ -1,57 +1,58 @@
-//! Tells a running disk process how the transfers of its repository's disks are split and merged
-//! (docs/decisions/0049): what is set, and the policy that was measured on its storage.
+//! Sends a running disk process the rules for splitting and merging the transfers of its repository's disks
+//! (docs/decisions/0049): the configured sizes, and the policy measured on its storage.
 //!
-//! Each process is told when its supervision begins, as of its share, and all of a repository when something changes.
-//! The catalogue has it before, so repeating it does no harm. Invariants: the last that a process is told is what the
-//! catalogue has; a policy of other storage than the repository is on is never followed.
+//! Each process gets them when its supervision begins, like its share, and all processes of a repository when
+//! something changes. They are in the catalogue first, so sending them is idempotent. Invariants: the last rules sent
+//! to a process are those in the catalogue; a policy measured on other storage than the repository's is never
+//! followed.
 
 use ::control::answer::{NOT_FOLLOWED, PolicyNote};
 use ::control::{SizeRule, ask};
 use api::{Problem, Sr, SrPolicy};
 use uuid::Uuid;
 
-use super::told;
+use super::push_settings;
 use crate::daemon::Daemon;
 use crate::disk::live;
 
-/// Tells a process whose supervision has begun, in the background.
-pub fn tell(daemon: &Daemon, vbd: Uuid) {
+/// Sends the rules to a process whose supervision has begun, in the background.
+pub fn send_later(daemon: &Daemon, vbd: Uuid) {
     let daemon = daemon.clone();
-    told::in_background(vbd, async move {
-        told::now_or_later(&daemon, vbd, |daemon, vbd| async move { set(&daemon, vbd).await }).await
+    push_settings::send_in_background(vbd, async move {
+        push_settings::send_or_retry(&daemon, vbd, |daemon, vbd| async move { set(&daemon, vbd).await }).await
     });
 }
 
-/// Tells the processes of all plugged disks of a repository, in the background.
-pub async fn tell_all(daemon: &Daemon, sr: Uuid) {
+/// Sends the rules to the processes of all plugged disks of a repository, in the background.
+pub async fn send_to_all(daemon: &Daemon, sr: Uuid) {
     match daemon.catalogue.read(move |view| view.plugged_in_sr(sr)).await {
-        Ok(vbds) => vbds.into_iter().for_each(|vbd| tell(daemon, vbd)),
+        Ok(vbds) => vbds.into_iter().for_each(|vbd| send_later(daemon, vbd)),
         Err(problem) => tracing::error!(%sr, "the sizes of transfers could not be sent to its disks: {problem}"),
     }
 }
 
-/// The same once.
+/// Sends the rules once.
 async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let now = || {
         daemon.catalogue.read(move |view| {
             let sr = view.sr(view.vdi(view.vbd(vbd)?.vdi)?.sr)?;
-            Ok(asked(&sr))
+            Ok(rules_of(&sr))
         })
     };
-    told::until_current(now, |next| say(daemon, vbd, next)).await
+    push_settings::send_until_current(now, |next| send(daemon, vbd, next)).await
 }
 
-async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Shape) -> Result<(), Problem> {
+async fn send(daemon: &Daemon, vbd: Uuid, verb: ask::Shape) -> Result<(), Problem> {
     let recorded = "the sizes of transfers of its repository are";
-    let said = live::ask(daemon, vbd, verb, Vec::new()).await;
-    said.map(drop).map_err(|refused| told::not_in_force(refused, recorded, "plugging it again has them, too"))
+    let sent = live::ask(daemon, vbd, verb, Vec::new()).await;
+    sent.map(drop).map_err(|refused| push_settings::not_applied(refused, recorded, "plugging it again has them, too"))
 }
 
-/// What the disks of a repository are told.
-fn asked(sr: &Sr) -> ask::Shape {
+/// The rules for the disks of a repository.
+fn rules_of(sr: &Sr) -> ask::Shape {
     let (policy, is_used) = match sr.policy_in_force() {
         Ok(policy) => (policy.map(|policy| note(sr.uuid, policy)), policy.is_some()),
-        // It goes with the reason, for those who look at the disk.
+        // The reason is passed on, to be shown with the disk.
         Err(problem) => {
             let unused = |policy: &SrPolicy| PolicyNote {
                 split: None,
@@ -123,21 +124,21 @@ mod test {
 
     #[test]
     fn a_policy_is_followed_on_its_own_storage_only() {
-        let own = asked(&sr(Some("a")));
+        let own = rules_of(&sr(Some("a")));
         assert_eq!((own.split, own.merge), (Some(SizeRule::Auto), Some(SizeRule::Auto)));
         assert_eq!(own.policy.as_ref().unwrap().split, Some(16_384));
         for other in [sr(Some("b")), sr(None)] {
-            let note = asked(&other).policy.unwrap();
+            let note = rules_of(&other).policy.unwrap();
             assert_eq!((note.split, note.merge), (None, None));
             assert!(note.why.contains("was measured on disk a"), "{}", note.why);
         }
-        assert!(asked(&sr(Some("b"))).policy.unwrap().why.contains("is on disk b"));
+        assert!(rules_of(&sr(Some("b"))).policy.unwrap().why.contains("is on disk b"));
     }
 
     #[test]
     fn without_a_policy_auto_is_nothing_and_sizes_that_are_set_hold() {
         let sr = Sr { policy: None, split: api::SizeRule::Bytes(65_536), ..sr(Some("a")) };
-        let told = asked(&sr);
-        assert_eq!((told.split, told.merge), (Some(SizeRule::Bytes(65_536)), Some(SizeRule::None)));
+        let rules = rules_of(&sr);
+        assert_eq!((rules.split, rules.merge), (Some(SizeRule::Bytes(65_536)), Some(SizeRule::None)));
     }
 }

@@ -1,9 +1,9 @@
-//! Hands a running disk process the page by which the disks of its repository share the storage, and its weight.
+//! Passes a running disk process the page by which the disks of its repository share the storage, and its weight.
 //!
-//! Each process is told when its supervision begins: one that was plugged, restarted, upgraded, found by a new daemon
-//! or adopted. It serves alone until then. The weight is in the catalogue before, so repeating it does no harm. A
-//! daemon with `plug.shares = false` takes the pages back that processes have of the daemon before.
-//! Invariant: the last that a process is told is what the catalogue has.
+//! Each process gets them when its supervision begins: after a plug, a restart, an upgrade, a restart of the daemon,
+//! or an adoption. It serves alone until then. The weight is in the catalogue first, so sending it is idempotent. A
+//! daemon with `plug.shares = false` withdraws the pages that processes have from its predecessor. Invariant: the
+//! last weight sent to a process is that in the catalogue.
 
 use std::path::PathBuf;
 
@@ -11,86 +11,90 @@ use ::control::ask;
 use api::{Code, Problem};
 use uuid::Uuid;
 
-use super::told::{self, TO_SAY};
+use super::push_settings::{self, REPORT_TIMEOUT};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::PassedFile;
 use crate::disk::live;
 use crate::fault::{self, Planted};
 
-/// The path that a page has for a process.
+/// The page's path in messages to a process.
 const PAGE: &str = "/shares.page";
 
-/// What a process is told.
+/// The state sent to a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Told {
+struct ShareSettings {
     weight: u32,
     sr: Uuid,
     depth: u32,
 }
 
-/// Tells the process of a plugged VBD its weight, and goes on trying in the background if that fails.
+/// Sends its weight to the process of a plugged VBD; if that fails, retries in the background.
 pub async fn set(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     if !daemon.config.plug.shares {
         let what =
             format!("the share of VBD {vbd} is recorded, but not in force: plug.shares is false in taplined.toml");
         return Err(Problem::new(Code::State, what).advise("set it to true, and start taplined again"));
     }
-    told::now_or_later(daemon, vbd, |daemon, vbd| async move { share(&daemon, vbd).await }).await
+    push_settings::send_or_retry(daemon, vbd, |daemon, vbd| async move { share(&daemon, vbd).await }).await
 }
 
-/// Tells a process whose supervision has begun, in the background.
-pub fn tell(daemon: &Daemon, vbd: Uuid) {
+/// Sends the weight to a process whose supervision has begun, in the background.
+pub fn send_later(daemon: &Daemon, vbd: Uuid) {
     if fault::planted(Planted::UntoldWeight) {
         return;
     }
     let daemon = daemon.clone();
-    told::in_background(vbd, async move {
+    push_settings::send_in_background(vbd, async move {
         match daemon.config.plug.shares {
             true => set(&daemon, vbd).await,
-            false => told::now_or_later(&daemon, vbd, |daemon, vbd| async move { leave(&daemon, vbd).await }).await,
+            false => {
+                push_settings::send_or_retry(&daemon, vbd, |daemon, vbd| async move { withdraw(&daemon, vbd).await })
+                    .await
+            }
         }
     });
 }
 
-/// Takes the page back.
-async fn leave(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
-    say(daemon, vbd, ask::Share { alone: true, recorded: true, ..ask::Share::default() }, Vec::new()).await
+/// Withdraws the page from a process.
+async fn withdraw(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+    send(daemon, vbd, ask::Share { alone: true, recorded: true, ..ask::Share::default() }, Vec::new()).await
 }
 
-/// Tells it once.
+/// Sends page and weight once.
 async fn share(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let now = || {
         daemon.catalogue.read(move |view| {
             let known = view.vbd(vbd)?;
             let sr = view.sr(view.vdi(known.vdi)?.sr)?;
-            Ok(Told { weight: known.share_weight, sr: sr.uuid, depth: sr.share_depth })
+            Ok(ShareSettings { weight: known.share_weight, sr: sr.uuid, depth: sr.share_depth })
         })
     };
-    let tell = |next: Told| async move {
+    let send_next = |next: ShareSettings| async move {
         let file = daemon.disks.shares.file(next.sr, next.depth)?;
-        let page = Beside { path: PathBuf::from(PAGE), write: true, file };
-        say(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await
+        let page = PassedFile { path: PathBuf::from(PAGE), write: true, file };
+        send(daemon, vbd, ask::Share { weight: Some(next.weight), recorded: true, alone: false }, vec![page]).await
     };
-    told::until_current(now, tell).await
+    push_settings::send_until_current(now, send_next).await
 }
 
-async fn say(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<Beside>) -> Result<(), Problem> {
-    let told = match live::must_answer_now(daemon, vbd).await {
+async fn send(daemon: &Daemon, vbd: Uuid, verb: ask::Share, files: Vec<PassedFile>) -> Result<(), Problem> {
+    let sent = match live::must_answer_now(daemon, vbd).await {
         Ok(()) => live::hand(daemon, vbd, verb, files).await,
         Err(stuck) => Err(stuck.into()),
     };
-    let refused = match told {
+    let refused = match sent {
         Ok(_) => return Ok(()),
         Err(refused) => refused,
     };
-    // If all slots are taken, some may be of processes that were killed.
+    // All slots may be taken, some by processes that were killed.
     daemon.disks.shares.sweep();
     let recorded = format!("the share of VBD {vbd} is");
-    Err(told::not_in_force(refused, &recorded, "plugging it again has it, too"))
+    Err(push_settings::not_applied(refused, &recorded, "plugging it again has it, too"))
 }
 
-/// The weight of a running process that the catalogue does not know, if it has one.
+/// The weight reported by a running process that the catalogue does not contain, if it has one.
 pub async fn weight_of_process(daemon: &Daemon, vbd: Uuid) -> Option<u32> {
-    let said = daemon.disks.ask(vbd, ask::Share { recorded: true, ..ask::Share::default() }, TO_SAY).await.ok()?;
-    said.shared.then_some(said.weight)
+    let reported =
+        daemon.disks.ask(vbd, ask::Share { recorded: true, ..ask::Share::default() }, REPORT_TIMEOUT).await.ok()?;
+    reported.shared.then_some(reported.weight)
 }

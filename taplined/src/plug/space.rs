@@ -1,5 +1,5 @@
-//! Learns from a disk that its guest waits for space, and when it continues: over one connection that is silent while
-//! nothing happens.
+//! Learns from a disk that its guest waits for space, and when it continues: over a connection that is idle while
+//! nothing changes.
 
 use std::time::Duration;
 
@@ -13,29 +13,29 @@ use uuid::Uuid;
 use crate::background;
 use crate::daemon::Daemon;
 
-/// Pause before a running disk that was not reached is tried again: it may have had too many clients.
+/// Pause before a running disk is contacted again after a failure: it may have had too many clients.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a disk may take to accept a notification.
-const TO_TELL: Duration = Duration::from_secs(5);
+/// Time limit for a disk to accept a notification.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Marks that the disk is being watched, until this is dropped.
+/// A subscription to a disk's events, which dropping it ends.
 #[derive(Debug)]
-pub struct Listening(JoinHandle<()>);
+pub struct Subscription(JoinHandle<()>);
 
-impl Drop for Listening {
+impl Drop for Subscription {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Listens to the disk of a VBD.
-pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
+/// Subscribes to the events of a VBD's disk.
+pub fn subscribe(daemon: &Daemon, vbd: Uuid) -> Subscription {
     let daemon = daemon.clone();
-    Listening(background::spawn(async move {
+    Subscription(background::spawn(async move {
         loop {
-            // If the disk has ended, so does this.
-            if let Err(problem) = hear(&daemon, vbd).await {
+            // When the disk's supervision ends, so does this.
+            if let Err(problem) = receive(&daemon, vbd).await {
                 tracing::debug!(%vbd, "{problem}");
             }
             tokio::time::sleep(AGAIN_AFTER).await;
@@ -43,19 +43,19 @@ pub fn listen(daemon: &Daemon, vbd: Uuid) -> Listening {
     }))
 }
 
-async fn hear(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
+async fn receive(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     let (now, mut watch) = daemon.disks.watch(vbd).await?;
     record(daemon, vbd, now.full).await?;
     if now.broken {
         record_broken(daemon, vbd).await?;
     }
-    tell_of_fatal(vbd, now.fatal);
+    log_fatal(vbd, now.fatal);
     while let Some(event) = watch.event().await? {
         match event {
             Change::Full { .. } => record(daemon, vbd, true).await?,
             Change::Resumed { .. } => record(daemon, vbd, false).await?,
             Change::Broken { .. } => record_broken(daemon, vbd).await?,
-            Change::Fatal { fatal } => tell_of_fatal(vbd, fatal),
+            Change::Fatal { fatal } => log_fatal(vbd, fatal),
             Change::Other => {}
         }
     }
@@ -68,15 +68,15 @@ async fn record_broken(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     daemon.catalogue.write(move |tx| tx.see_vbd(vbd, |seen| seen.broken = true)).await
 }
 
-/// Its process has died of a request, and the next one, and the next.
-fn tell_of_fatal(vbd: Uuid, count: u64) {
+/// Logs that requests crashed several processes of the disk in turn.
+fn log_fatal(vbd: Uuid, count: u64) {
     if count > 0 {
         let what = "requests that crashed this disk's processes were failed with an error: see its log";
         tracing::error!(%vbd, count, "{what}");
     }
 }
 
-/// Records whether the guest waits, if that has changed; its repository is notified if it does.
+/// Records whether the guest waits for space, if that has changed, and updates its repository.
 async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;
@@ -99,8 +99,8 @@ async fn record(daemon: &Daemon, vbd: Uuid, waits: bool) -> Result<(), Problem> 
     Ok(())
 }
 
-/// Notifies disks whose guests wait for space that there is space in their repository. Runs as long as the daemon.
-pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
+/// Notifies disks whose guests wait for space that their repository has space. Runs as long as the daemon.
+pub async fn notify_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uuid>) {
     loop {
         let sr = match relieved.recv().await {
             Ok(sr) => Some(sr),
@@ -108,20 +108,20 @@ pub async fn tell_of_space(daemon: Daemon, mut relieved: broadcast::Receiver<Uui
             Err(RecvError::Lagged(_)) => None,
             Err(RecvError::Closed) => return,
         };
-        if let Err(problem) = tell(&daemon, sr).await {
+        if let Err(problem) = notify(&daemon, sr).await {
             tracing::warn!("disks could not be notified of free space, but will notice it themselves: {problem}");
         }
     }
 }
 
-async fn tell(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
+async fn notify(daemon: &Daemon, sr: Option<Uuid>) -> Result<(), Problem> {
     let waiting = daemon.catalogue.read(move |view| match sr {
         Some(sr) => view.waiting_in_sr(sr),
         None => Ok(view.vbds(None, None)?.into_iter().filter(|vbd| vbd.waits_for_space).map(|vbd| vbd.uuid).collect()),
     });
     for vbd in waiting.await? {
-        let told = daemon.disks.ask(vbd, ask::Space {}, TO_TELL).await;
-        if let Err(problem) = told {
+        let notified = daemon.disks.ask(vbd, ask::Space {}, NOTIFY_TIMEOUT).await;
+        if let Err(problem) = notified {
             tracing::warn!(%vbd, "it could not be notified of free space: {problem}");
         }
     }

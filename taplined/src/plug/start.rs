@@ -1,5 +1,5 @@
-//! Starts a disk process to serve a VBD: opens its files, creates its sockets, starts and records it, passes it all of
-//! that, and waits for its response.
+//! Starts a disk process to serve a VBD: opens its files, creates its sockets, starts and records the process, passes
+//! everything to it, and waits for its response.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,35 +22,35 @@ use crate::disk::process::{DiskProcess, Ended};
 
 /// Whether a process is the first one of a plug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Log {
-    /// It is: it begins a log.
-    Begun,
+pub enum Incarnation {
+    /// It is the first one, and starts a new log.
+    First,
     /// It replaces a dead process and continues with its redo log.
-    Continued,
+    Replacement,
 }
 
-/// Starts serving. The process is in `process` as soon as it exists: a caller that drops this future at any point must
+/// Starts serving. `process` is set as soon as the process exists: a caller that drops this future at any point must
 /// stop it.
 pub async fn serve(
     daemon: &Daemon,
     order: &PlugSpec,
-    log: Log,
+    incarnation: Incarnation,
     steps: &mut Steps,
     process: &mut Option<DiskProcess>,
 ) -> Result<(), Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
     let vbd = order.vbd.uuid;
-    let before = if log == Log::Begun { Known::new() } else { daemon.disks.open_files.of(vbd) };
+    let before = if incarnation == Incarnation::First { Known::new() } else { daemon.disks.open_files.of(vbd) };
     let logs = daemon.tool.redo.clone();
     let (handing, known) = steps.step("open", order.open(before, logs)).await?;
     daemon.disks.open_files.set(vbd, known);
-    let ready = steps.step("start", start(daemon, order, &place, log, handing, process)).await?;
+    let ready = steps.step("start", start(daemon, order, &place, incarnation, handing, process)).await?;
     steps.step("hand", hand(ready)).await?;
     let limit = steps_limit(steps);
     steps.step("answer", answer(daemon, vbd, process.as_mut(), limit)).await
 }
 
-/// The step has the same limit, and its error is more specific.
+/// Twice the step's limit, so that the step times out first, with its more specific error.
 fn steps_limit(steps: &Steps) -> Duration {
     steps.limit().saturating_mul(2)
 }
@@ -60,12 +60,12 @@ async fn start(
     daemon: &Daemon,
     order: &PlugSpec,
     place: &DiskPaths,
-    log: Log,
+    incarnation: Incarnation,
     mut handing: Handing,
     process: &mut Option<DiskProcess>,
 ) -> Result<Ready, Problem> {
     let (transport, group) = (order.vbd.transport, daemon.plugs.group);
-    // Looked up each time: a disk may be plugged before its machine is started, and be restarted after that.
+    // Looked up each time: a disk may be plugged before its VM is started, and restarted after that.
     let guest = order.vbd.vm.and_then(|vm| crate::vm::user(&daemon.config, vm));
     let sockets = place.listen(transport, group, guest)?;
     let listens = if transport == api::Transport::Nbd { Listens::Nbd } else { Listens::VhostUser };
@@ -87,11 +87,11 @@ async fn start(
     };
     let (stdin, mut ready) = handing.prepare(&daemon.tool.redo)?;
     let mut words = order.words(place);
-    if log == Log::Begun {
-        // Whoever plugs the disk again knows what happened; a process that merely replaces another does not.
+    if incarnation == Incarnation::First {
+        // A user who plugs the disk again has seen the problem; a process that merely replaces another has not.
         words.push("--accept-failed-sync".into());
     }
-    let identity = process.insert(launch(daemon, order, &words, stdin, log)?).identity();
+    let identity = process.insert(launch(daemon, order, &words, stdin, incarnation)?).identity();
     if let Some(disk) = &order.disk {
         disk.make_statistics(identity.pid).await.into_iter().for_each(|files| ready.statistics(files));
     }
@@ -100,16 +100,17 @@ async fn start(
     Ok(ready)
 }
 
-/// Starts a process that waits for what comes over its standard input. Nothing of that is open here afterwards.
+/// Starts a process that waits for messages on its standard input. The daemon has none of its descriptors open
+/// afterwards.
 pub fn launch(
     daemon: &Daemon,
     order: &PlugSpec,
     words: &[OsString],
     stdin: Stdio,
-    log: Log,
+    incarnation: Incarnation,
 ) -> Result<DiskProcess, Problem> {
     let place = DiskPaths::of(&daemon.config, order.vbd.uuid);
-    let log = place.open_log(log == Log::Begun).map_or_else(
+    let log = place.open_log(incarnation == Incarnation::First).map_or_else(
         // A guest needs its disk more than users need its log.
         |problem| {
             tracing::warn!(vbd = %order.vbd.uuid, "its disk has no log: {problem}");
@@ -124,11 +125,11 @@ pub fn launch(
     Ok(process)
 }
 
-/// Hands everything over. Nothing of it is open here afterwards.
+/// Sends everything. The daemon has none of it open afterwards.
 async fn hand(ready: Ready) -> Result<(), Problem> {
     let mut sent = repo::blocking::start(move || ready.send().map(drop));
     match sent.ended().await.map_err(|died| Problem::failed("pass files to a disk process", died))? {
-        // A process that takes nothing has ended; it says itself why.
+        // A process that receives nothing has exited, and reports the reason itself.
         Err(problem) => {
             tracing::debug!("{problem}");
             Ok(())
@@ -137,7 +138,7 @@ async fn hand(ready: Ready) -> Result<(), Problem> {
     }
 }
 
-/// Waits until it answers: then it serves.
+/// Waits until the process responds, and thus serves.
 async fn answer(
     daemon: &Daemon,
     vbd: Uuid,
@@ -154,7 +155,7 @@ async fn answer(
                 process.serves();
                 Ok(())
             }
-            // It closes the connection when it exits, a moment before it has exited.
+            // The connection closes slightly before the process has exited.
             Err(problem) if problem.code == Code::Failed => {
                 match tokio::time::timeout(Duration::from_secs(1), process.ended()).await {
                     Ok(ended) => Err(ended_at_once(&ended?, process, &log)),
@@ -166,7 +167,7 @@ async fn answer(
     }
 }
 
-/// Why a process exited before it served: in its own words, if it could say so.
+/// Why a process exited before it served: in its own words, if it printed an error.
 fn ended_at_once(how: &Ended, process: &mut DiskProcess, log: &Path) -> Problem {
     match process.last_word() {
         Some(error) => problem(error),

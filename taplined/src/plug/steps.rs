@@ -9,27 +9,27 @@ use crate::config::Config;
 use crate::fault;
 use crate::task::Context;
 
-/// How steps are done.
+/// Runs the steps of an operation.
 #[derive(Debug)]
 pub struct Steps {
     verb: &'static str,
     limit: Duration,
-    /// The task that shows them: the operation's own. One of many, and a restart, have none.
+    /// The task that shows the steps; `None` for one of many VBDs, and for a restart.
     task: Option<Context>,
 }
 
 impl Steps {
-    /// Steps of a verb.
+    /// The steps of a verb.
     pub fn of(verb: &'static str, config: &Config, task: Option<Context>) -> Steps {
         Steps { verb, limit: Duration::from_secs(config.plug.step_timeout.into()), task }
     }
 
-    /// How long a step may take.
+    /// Time limit for a step.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Does a step that may be given up at any moment.
+    /// Runs a step that may be cancelled at any moment.
     pub async fn step<T>(
         &mut self,
         name: &'static str,
@@ -68,7 +68,7 @@ impl Steps {
         done
     }
 
-    /// A started step is complete.
+    /// Marks a started step as complete.
     pub fn done(&self, name: &'static str) {
         fault::point(self.verb, name, true);
     }

@@ -1,6 +1,6 @@
-//! Our disk processes that serve VBDs which the catalogue has as unplugged or does not contain, for example after it
-//! was restored from a backup. A guest may be using them, so they are adopted if it is clear what they are, and
-//! otherwise not touched.
+//! Disk processes that serve VBDs which are unplugged in the catalogue or missing from it, for example after it was
+//! restored from a backup. Guests may be using them, so they are adopted if their identity is clear, and otherwise
+//! not touched.
 
 use api::{Difference, DifferenceKind, Mode, Problem, Transport, Vbd, VbdState, Vdi};
 use repo::View;
@@ -16,19 +16,19 @@ use crate::disk::process::DiskProcess;
 use crate::disk::serving::{self, Words};
 use crate::task::blocking;
 
-/// The processes that were found.
+/// The result of an attempt to adopt processes.
 pub enum Found {
-    /// This one serves the VBD, which is plugged in the catalogue now.
+    /// This process serves the VBD, which is now plugged in the catalogue.
     Taken(DiskProcess),
     /// They are left alone.
     Left,
 }
 
-/// Adopts the disks of VBDs that the catalogue does not contain at all. They are found when their repository becomes
-/// known again after the catalogue was lost.
-pub async fn take_in_unknown(daemon: &Daemon) -> Result<(), Problem> {
+/// Adopts the disks of VBDs that are missing from the catalogue. They are found when their repository becomes known
+/// again after the catalogue was lost.
+pub async fn adopt_unknown(daemon: &Daemon) -> Result<(), Problem> {
     for (vbd, processes, _) in unplugged(daemon).await?.into_iter().filter(|(_, _, known)| known.is_none()) {
-        if let Found::Taken(process) = take_in(daemon, vbd, processes, &[]).await {
+        if let Found::Taken(process) = adopt_stray(daemon, vbd, processes, &[]).await {
             supervise::begin(daemon, vbd, Some(process));
         }
     }
@@ -48,13 +48,13 @@ async fn unplugged(daemon: &Daemon) -> Result<Vec<(Uuid, Vec<DiskProcess>, Optio
     Ok(with_known.filter(|(_, _, known)| known.as_ref().is_none_or(|vbd| vbd.state == VbdState::Unplugged)).collect())
 }
 
-/// Processes that serve VBDs which are unplugged, or not in the catalogue.
+/// The differences: processes that serve VBDs which are unplugged, or not in the catalogue.
 pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
     let mut found = Vec::new();
     for (vbd, processes, known) in unplugged(daemon).await? {
         for process in processes {
             let identity = process.identity();
-            // One that ended in the meantime was of a VBD that has been unplugged.
+            // One that has exited belonged to a VBD that was just unplugged.
             if DiskProcess::find(identity)?.is_none() {
                 continue;
             }
@@ -71,11 +71,11 @@ pub async fn all(daemon: &Daemon) -> Result<Vec<Difference>, Problem> {
     Ok(found)
 }
 
-/// Adopts the process that serves a VBD, which is unplugged in the catalogue or not in it. Conflicting VBDs that are
-/// plugged in the catalogue and `unserved` are unplugged: they were, before this one was plugged.
-pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
+/// Adopts the process that serves a VBD, which is unplugged in the catalogue or missing. Conflicting VBDs that are
+/// plugged in the catalogue and `unserved` are unplugged: in reality that happened before this one was plugged.
+pub async fn adopt_stray(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, unserved: &[Vbd]) -> Found {
     let pids: Vec<u32> = processes.iter().map(|process| process.identity().pid).collect();
-    match try_to(daemon, vbd, processes, unserved).await {
+    match try_adopt(daemon, vbd, processes, unserved).await {
         Ok(process) => {
             let pid = process.identity().pid;
             tracing::warn!(%vbd, pid, "adopting the disk process of a VBD that the catalogue did not have as plugged");
@@ -92,7 +92,7 @@ pub async fn take_in(daemon: &Daemon, vbd: Uuid, processes: Vec<DiskProcess>, un
     }
 }
 
-async fn try_to(
+async fn try_adopt(
     daemon: &Daemon,
     vbd: Uuid,
     processes: Vec<DiskProcess>,
@@ -115,7 +115,7 @@ async fn try_to(
         known.limits = limit::of_process(daemon, vbd).await;
         known.share_weight = share::weight_of_process(daemon, vbd).await.unwrap_or(known.share_weight);
     }
-    make_way(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
+    unplug_conflicting(daemon, &known, unserved).await.map_err(|problem| problem.to_string())?;
     let taken = daemon.catalogue.write(move |tx| {
         if tx.find_vbd(vbd)?.is_some() != recorded {
             return Err(Problem::new(api::Code::State, "another task has adopted it meanwhile"));
@@ -127,14 +127,14 @@ async fn try_to(
     });
     taken.await.map_err(|problem| problem.to_string())?;
     if recorded {
-        // They are the catalogue's, as everything else is that can be changed.
-        limit::tell_again(daemon, vbd);
+        // The recorded limits apply, like all other changeable properties.
+        limit::resend(daemon, vbd);
     }
     Ok(process)
 }
 
 /// Unplugs VBDs that cannot be plugged at the same time as a VBD whose disk is running.
-async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
+async fn unplug_conflicting(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<(), Problem> {
     let excludes =
         |other: &&Vbd| other.vdi == running.vdi && (other.mode == Mode::ReadWrite || running.mode == Mode::ReadWrite);
     for other in unserved.iter().filter(excludes) {
@@ -147,8 +147,7 @@ async fn make_way(daemon: &Daemon, running: &Vbd, unserved: &[Vbd]) -> Result<()
     Ok(())
 }
 
-/// The VDI whose disk has these layers: the first of them that is the image of one that may be written, else the
-/// leaf's.
+/// The VDI whose disk has these layers: the first of them that is the image of a writable VDI, else the leaf's.
 fn vdi_of(view: &View<'_>, layers: &[ServedLayer]) -> Result<Vdi, Problem> {
     let mut first = None;
     for sr in view.srs()? {
@@ -170,7 +169,7 @@ fn new(uuid: Uuid, vdi: &Vdi, words: &Words) -> Vbd {
     Vbd { uuid, mode, queues: words.queues, ..Vbd::unplugged(vdi.uuid, words.transport) }
 }
 
-/// Records that a VBD is plugged and served by a process, whatever it was by the catalogue.
+/// Records that a VBD is plugged and served by a process, whatever its recorded state.
 pub async fn record(daemon: &Daemon, vbd: &Vbd, by: Process) -> Result<(), Problem> {
     let (uuid, at) = (vbd.uuid, DiskPaths::of(&daemon.config, vbd.uuid).shown(vbd.transport)?);
     daemon.catalogue.write(move |tx| plugged(tx, uuid, by, &at)).await

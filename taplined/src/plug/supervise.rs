@@ -1,6 +1,6 @@
 //! Supervises disk processes: one that dies is replaced by a new one.
 //!
-//! It waits for the end of the process by its pidfd and does nothing until then: an idle disk causes no wake-ups.
+//! It waits for the exit of the process by its pidfd and does nothing until then: an idle disk causes no wake-ups.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use super::settle;
 use super::shape;
 use super::share;
 use super::space;
-use super::start::{Log, serve};
+use super::start::{Incarnation, serve};
 use super::steps::Steps;
 use super::xen_disk::XenDisk;
 use crate::background;
@@ -46,15 +46,15 @@ impl Served {
     }
 }
 
-/// Supervises the process from now on. `None` means that it has died and has to be restarted.
+/// Supervises the process from now on. `None`: the process has died and must be restarted.
 pub fn begin(daemon: &Daemon, vbd: Uuid, process: Option<DiskProcess>) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
-    let task = background::spawn(async move { look_after(&at_work, vbd, process, &mut stopped).await });
+    let task = background::spawn(async move { supervise(&at_work, vbd, process, &mut stopped).await });
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-/// Waits for the end of a process that was told to stop; then the VBD is unplugged.
+/// Waits for the exit of a process that was sent a request to stop; then the VBD is unplugged.
 pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     let (stop, mut stopped) = oneshot::channel();
     let at_work = daemon.clone();
@@ -77,7 +77,7 @@ pub fn end(daemon: &Daemon, vbd: Uuid, process: DiskProcess) {
     daemon.plugs.served().insert(vbd, Served { stop, task });
 }
 
-async fn look_after(
+async fn supervise(
     daemon: &Daemon,
     vbd: Uuid,
     mut process: Option<DiskProcess>,
@@ -90,15 +90,15 @@ async fn look_after(
     loop {
         let died = match (&mut process, failed.take()) {
             (Some(running), _) => {
-                share::tell(daemon, vbd);
-                shape::tell(daemon, vbd);
-                let listening = space::listen(daemon, vbd);
+                share::send_later(daemon, vbd);
+                shape::send_later(daemon, vbd);
+                let subscription = space::subscribe(daemon, vbd);
                 let ended = tokio::select! {
                     biased;
                     _ = &mut *stopped => return process,
                     ended = running.ended() => ended,
                 };
-                drop(listening);
+                drop(subscription);
                 daemon.disks.shares.ended(running.identity().pid);
                 if let Some(next) = succeeded(daemon, vbd, running.identity(), &ended).await {
                     (process, since) = (Some(next), Instant::now());
@@ -127,7 +127,7 @@ async fn look_after(
         match revive(daemon, vbd, pause, died, stopped).await {
             Ok(Some(another)) => {
                 (process, since, log_at) = (Some(another), Instant::now(), place.log_len());
-                lost::look(daemon, vbd);
+                lost::check_later(daemon, vbd);
                 compare(daemon, vbd);
             }
             Ok(None) => return None,
@@ -142,7 +142,7 @@ fn compare(daemon: &Daemon, vbd: Uuid) {
     background::spawn(async move { reconcile::of_plugged(&daemon, vbd).await });
 }
 
-/// The process to which an exited process handed over its disk, on request of somebody other than this daemon.
+/// The process to which an exited process handed over its disk, at the request of another client than this daemon.
 async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<Ended, Problem>) -> Option<DiskProcess> {
     if let Ok(Ended::Badly(_)) = ended {
         return None;
@@ -155,7 +155,7 @@ async fn succeeded(daemon: &Daemon, vbd: Uuid, before: Process, ended: &Result<E
     Some(next)
 }
 
-/// Whether there is no guest left for which another process could serve.
+/// Whether there is no guest left to serve.
 async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     let found = daemon.catalogue.read(move |view| XenDisk::of(view, &view.vbd(vbd)?)).await;
     let done = match found {
@@ -169,8 +169,8 @@ async fn is_done_with(daemon: &Daemon, vbd: Uuid) -> bool {
     })
 }
 
-/// Whether the VBD was unplugged by other means while supervised: its repository was used by another host. The files of
-/// its process are then removed; the next plug waits for that.
+/// Whether the VBD was unplugged by other means while supervised: its repository was used by another host. The files
+/// of its process are then removed; the next plug waits for that.
 async fn is_unplugged(daemon: &Daemon, vbd: Uuid) -> bool {
     let now = daemon.catalogue.read(move |view| view.find_vbd(vbd)).await;
     if !matches!(now, Ok(Some(now)) if now.state == VbdState::Unplugged) {
@@ -210,7 +210,7 @@ async fn revive(
     }
 }
 
-/// The problem that describes the death of a process, with the error that it reported, if it did.
+/// The problem that describes the death of a process, with the error that it reported, if any.
 fn died(place: &DiskPaths, how: Result<Ended, Problem>, error: Option<String>) -> Problem {
     let how = match how {
         Ok(Ended::Well) => "exited unexpectedly".into(),
@@ -223,7 +223,7 @@ fn died(place: &DiskPaths, how: Result<Ended, Problem>, error: Option<String>) -
     Problem::new(Code::Failed, format!("the process that served the disk ended ({how}){error}; its log: {log}"))
 }
 
-/// Records a death, and when another process is started.
+/// Records a death, and the time of the restart.
 async fn record(daemon: &Daemon, vbd: Uuid, died: &Problem, pause: Duration) -> Result<(), Problem> {
     tracing::error!(%vbd, ?pause, "{died}");
     let problem = if pause.is_zero() { died.clone() } else { with_next_try(died, Timestamp::now(), pause) };
@@ -238,7 +238,7 @@ async fn record(daemon: &Daemon, vbd: Uuid, died: &Problem, pause: Duration) -> 
     recorded.await
 }
 
-/// A death, with what to do about it and when it is tried again.
+/// A death's problem, with advice about the next retry.
 fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
     let at = now.saturating_add(pause).unwrap_or(now);
     let at = at.round(TimestampRound::new().smallest(Unit::Second)).unwrap_or(at);
@@ -249,7 +249,7 @@ fn with_next_try(died: &Problem, now: Timestamp, pause: Duration) -> Problem {
 
 /// Starts a process to replace the dead one.
 async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option<DiskProcess>) -> Result<(), Problem> {
-    // A task that was at work through the process that died finds out first of which files the disk consists now.
+    // A task that was using the dead process first determines which files the disk consists of now.
     let vdi = daemon.catalogue.read(move |view| view.vbd(vbd)).await?.vdi;
     daemon.tasks.leave(vdi).await?;
     let order = PlugSpec::of(daemon, vbd).await?;
@@ -257,10 +257,11 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
     if order.vbd.state == VbdState::Unplugged {
         return Err(died);
     }
-    // The files that the dead process had open differ from the catalogue; nothing is started until this is resolved.
+    // If the files that the dead process had open differ from the catalogue, nothing is started until this is
+    // resolved.
     let known = daemon.catalogue.read(move |view| view.vdi(vdi)).await?;
     if known.state == VdiState::Diverged {
-        // If it is because of its files, that says more.
+        // A problem with its files is the more specific one.
         let before = daemon.disks.open_files.of(vbd);
         order.must_be_those(before.clone()).await?;
         return match order.has_names_of(&before) {
@@ -269,8 +270,8 @@ async fn restart(daemon: &Daemon, vbd: Uuid, died: Problem, process: &mut Option
         };
     }
     let mut steps = Steps::of("vbd-restart", &daemon.config, None);
-    serve(daemon, &order, Log::Continued, &mut steps, process).await?;
-    // Why it died last stays to be seen.
+    serve(daemon, &order, Incarnation::Replacement, &mut steps, process).await?;
+    // The last death stays visible.
     daemon.catalogue.write(move |tx| tx.set_vbd_state(vbd, VbdState::Plugged, Some(&died))).await
 }
 
@@ -282,8 +283,8 @@ mod test {
     fn the_time_of_the_next_retry_is_added_to_the_advice() {
         let died = Problem::failed("open it", "it does not exist").advise("bring it back");
         let now = "2026-11-23T05:00:00.7Z".parse().unwrap();
-        let told = with_next_try(&died, now, Duration::from_secs(30));
-        assert_eq!(told.detail, died.detail);
-        assert!(told.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
+        let retried = with_next_try(&died, now, Duration::from_secs(30));
+        assert_eq!(retried.detail, died.detail);
+        assert!(retried.advice.unwrap().starts_with("bring it back; it will be restarted at 2026-11-23T05:00:31Z, "));
     }
 }

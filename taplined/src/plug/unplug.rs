@@ -1,4 +1,4 @@
-//! Unplugs a VBD.
+//! Unplugging of VBDs.
 
 use std::time::Duration;
 
@@ -19,22 +19,22 @@ use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 use crate::vm;
 
-/// How often a disk is polled, while an unplug waits for its guest to release it.
+/// Interval of polling a disk while an unplug waits for its guest to release it.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
-/// How long an unplug with force waits for tasks that use the disk before it stops the disk regardless.
+/// How long an unplug by force waits for tasks that use the disk before it stops the disk regardless.
 const TO_GIVE_WAY: Duration = Duration::from_secs(10);
 
-/// How often it is checked whether a disk that is stopped by force still responds.
+/// Interval of checking that a disk being stopped by force still responds.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a disk may take to report its clients.
-const TO_SAY: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Unplugs a VBD: a task. It cancels a plug that is under way.
+/// Starts a task that unplugs a VBD. It cancels a plug in progress.
 pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Problem> {
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
-    // One that failed to be plugged can be unplugged, which clears that.
+    // Unplugging a VBD whose plug failed clears the problem.
     if now.state == VbdState::Unplugged && now.problem.is_none() {
         return Err(Problem::new(Code::State, format!("VBD {vbd} is not plugged")));
     }
@@ -52,7 +52,7 @@ pub async fn unplug(daemon: &Daemon, vbd: Uuid, force: bool) -> Result<Task, Pro
     daemon.tasks.start(daemon, new, work).await
 }
 
-/// Unplugs a VBD. `alone`: the task is about this one and nothing else.
+/// Unplugs a VBD. `alone`: the task is about this VBD only.
 pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alone: bool) -> Result<Vbd, Problem> {
     let begun = daemon.plugs.operations.begin_unplug(vbd, force);
     let operation = context.unless_cancelled(begun).await?;
@@ -60,7 +60,7 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     let mut steps = Steps::of("vbd-unplug", &daemon.config, alone.then(|| context.clone()));
     let begun = matches!(now.state, VbdState::Unplugging | VbdState::Plugging);
     match now.state {
-        // It was being plugged, which has been aborted.
+        // Its plug has just been aborted.
         VbdState::Unplugged => {
             return catalogue::record(&daemon.catalogue, move |tx| {
                 tx.set_vbd_state(vbd, VbdState::Unplugged, None)?;
@@ -72,18 +72,18 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
             let gone = async {
                 vm::detach(daemon, &now).await?;
                 match now.transport {
-                    // The nodes have said so, and with that its process may have ended.
+                    // The nodes have shown it, and its process may have exited with the device.
                     Transport::Blkif => Ok(()),
                     Transport::VhostUser | Transport::Nbd => guest_gone(daemon, &now).await,
                 }
             };
-            // A guest cannot release a disk while its writes wait for space: the task says so.
+            // A guest cannot release a disk while its writes wait for space: the step's name tells the user.
             let wait = steps.step(if now.waits_for_space { "wait for space" } else { "wait" }, gone);
             if let Err(problem) = context.unless_cancelled(operation.unless_cancelled(wait)).await {
                 return Err(still_there(daemon, vbd, problem).await);
             }
         }
-        VbdState::Plugged | VbdState::Restarting => vm::ask_to_let_go(daemon, &now).await,
+        VbdState::Plugged | VbdState::Restarting => vm::request_release(daemon, &now).await,
         VbdState::Plugging | VbdState::Unplugging => {}
     }
     let turn = async { Ok(daemon.plugs.workers.turn(super::plug_spec::to_unplug(&now)).await) };
@@ -96,13 +96,13 @@ pub async fn run(daemon: &Daemon, vbd: Uuid, force: bool, context: &Context, alo
     steps.insist("clear").await;
     let unplugged = clear_and_unplug(daemon, vbd, problem.clone()).await?;
     match problem {
-        // With force it is done, whatever that has cost: the VBD says so.
+        // With force it is done, at whatever cost: the VBD's problem tells.
         Some(problem) if !force => Err(problem),
         _ => Ok(unplugged),
     }
 }
 
-/// Refuses to take a disk away from a VM that is being started: its QEMU waits for the disk, and for nothing else.
+/// Refuses to take a disk away from a VM that is being started: its QEMU is blocked waiting for the disk.
 fn must_not_be_awaited(view: &View<'_>, vbd: Uuid) -> Result<(), Problem> {
     let Some(vm) = view.vbd(vbd)?.vm else { return Ok(()) };
     if view.vm(vm)?.power != Power::Starting {
@@ -116,7 +116,7 @@ fn must_not_be_awaited(view: &View<'_>, vbd: Uuid) -> Result<(), Problem> {
 /// Waits until no client is connected to a disk.
 async fn guest_gone(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     loop {
-        if daemon.disks.ask(vbd.uuid, ask::Layers {}, TO_SAY).await?.peers == Some(0) {
+        if daemon.disks.ask(vbd.uuid, ask::Layers {}, REPORT_TIMEOUT).await?.peers == Some(0) {
             return Ok(());
         }
         tokio::time::sleep(LOOK_AFTER).await;
@@ -138,7 +138,7 @@ async fn still_there(daemon: &Daemon, vbd: Uuid, problem: Problem) -> Problem {
         .advise("detach it inside the guest, or unplug it with force: unflushed data may then be lost")
 }
 
-/// Records that it is being unplugged, which no task may begin to work through then. Those at work come to their end
+/// Records that it is being unplugged, after which no task may start to use it. Running tasks come to their end
 /// first.
 async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     loop {
@@ -157,11 +157,11 @@ async fn begin(daemon: &Daemon, vbd: Uuid) -> Result<(), Problem> {
     }
 }
 
-/// The same within a time limit; whether it was recorded.
+/// Like [`begin`], within a time limit; returns whether it was recorded.
 async fn begin_within(daemon: &Daemon, vbd: Uuid, limit: Duration) -> Result<bool, Problem> {
     match tokio::time::timeout(limit, begin(daemon, vbd)).await {
         Ok(recorded) => recorded.map(|()| true),
-        // A commit that was sent is made: this one comes after it.
+        // A commit that was sent will be made: this one comes after it.
         Err(_) => daemon.catalogue.write(move |tx| Ok(tx.vbd(vbd)?.state == VbdState::Unplugging)).await,
     }
 }
@@ -212,8 +212,8 @@ async fn stop(daemon: &Daemon, vbd: Uuid, force: bool, begun: bool, limit: Durat
     }
 }
 
-/// The process of a VBD, which nobody supervises any longer. If nobody did, it is the recorded one: a VBD must never be
-/// unplugged in the catalogue while its process goes on.
+/// The process of a VBD, no longer supervised. If it was not supervised, the recorded one: a VBD must never be
+/// unplugged in the catalogue while its process runs.
 async fn process_of(daemon: &Daemon, vbd: Uuid) -> Result<Option<DiskProcess>, Problem> {
     if let Some(process) = daemon.plugs.release(vbd).await {
         return Ok(Some(process));
@@ -227,7 +227,7 @@ async fn process_of(daemon: &Daemon, vbd: Uuid) -> Result<Option<DiskProcess>, P
 async fn silent(daemon: &Daemon, vbd: Uuid) {
     loop {
         tokio::time::sleep(LOOK_AGAIN_AFTER).await;
-        if daemon.disks.is_silent(vbd, TO_SAY).await {
+        if daemon.disks.is_silent(vbd, REPORT_TIMEOUT).await {
             return;
         }
     }

@@ -3,11 +3,11 @@
 //! The daemon starts the new process and notifies the old one, which hands over everything and exits. The daemon
 //! ensures that exactly one is left. A process that exits in the course of this has not crashed.
 //!
-//! 1. The new process is started and waits for messages on its standard input. *If killed after this:* nobody holds the
-//!    other end any more, and it exits by itself.
-//! 2. The old process is asked to hand over the disk (docs/control.md, `upgrade`). *If killed after this:* whether it
-//!    does or not, one of the two exits by itself. The next daemon waits for that and asks which one serves
-//!    ([`settle`]).
+//! 1. The new process is started and waits for messages on its standard input. *If killed after this:* the other end
+//!    is closed, and it exits by itself.
+//! 2. The old process is requested to hand over the disk (docs/control.md, `upgrade`). *If killed after this:*
+//!    whether it does or not, one of the two exits by itself. The next daemon waits for that and determines which one
+//!    serves ([`settle`]).
 //! 3. The old process responds and exits. *If killed after this:* the recorded process is gone, and the one that
 //!    answers at the control socket is adopted.
 //! 4. The new process is recorded.
@@ -29,7 +29,7 @@ use super::handover::{self, NotDone, Outcome};
 use super::operation::{Kind, Operation};
 use super::plug_spec::PlugSpec;
 use super::settle::{Rest, record, settle};
-use super::start::{Log, launch};
+use super::start::{Incarnation, launch};
 use super::steps::Steps;
 use super::{leave, supervise};
 use crate::background;
@@ -40,23 +40,24 @@ use crate::disk::paths::DiskPaths;
 use crate::disk::process::{DiskProcess, Ended};
 use crate::task::Context;
 
-/// Disks that are upgraded at the same time: each temporarily needs twice its memory, and guests wait for a moment.
+/// Maximum number of concurrent upgrades: each temporarily needs twice its disk's memory, and guests wait for a
+/// moment.
 pub const AT_ONE_TIME: usize = 4;
 
 /// How long a disk may take to report its version.
-const TO_SAY: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait for what happens at once or never: a disk that was handed over reports its version, and a process
-/// that has closed its connections exits.
+/// How long to wait for events that happen at once or never: the version report of a disk that was handed over, and
+/// the exit of a process that has closed its connections.
 const TO_BE_SEEN: Duration = Duration::from_secs(1);
 
 /// How long a process that is no longer needed may take to exit before it is killed.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// How long to wait before asking a busy disk again.
+/// Pauses before a busy disk is tried again.
 const RESTS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 
-/// Upgrades a VBD: a task.
+/// Starts a task that upgrades a VBD.
 pub async fn upgrade(daemon: &Daemon, vbd: Uuid) -> Result<Task, Problem> {
     let operation = daemon.plugs.operations.begin(vbd, Kind::Upgrade)?;
     let now = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
@@ -88,7 +89,7 @@ fn must_be_plugged(vbd: &Vbd) -> Result<(), Problem> {
     }
 }
 
-/// An upgrade.
+/// An upgrade in progress.
 #[derive(Debug)]
 struct Upgrade {
     daemon: Daemon,
@@ -104,7 +105,7 @@ impl Upgrade {
         Upgrade { daemon: daemon.clone(), vbd, steps, operation, context }
     }
 
-    /// Waits for something that may be given up.
+    /// Waits for work that may be cancelled.
     async fn unless_cancelled<T>(&self, work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
         self.context.unless_cancelled(self.operation.unless_cancelled(work)).await
     }
@@ -115,7 +116,7 @@ impl Upgrade {
         let _turn = self.unless_cancelled(turn).await?;
         let order = PlugSpec::of(&daemon, vbd).await?;
         let of_xen = order.disk.is_some();
-        // The chain is the one that the old process has at the request: no operation that changes it runs from here on.
+        // The chain cannot change from here on: no operation that changes it runs until the upgrade ends.
         let closed = match of_xen {
             true => self.unless_cancelled(self.alone(order.vbd.vdi)).await?,
             false => self.unless_cancelled(async { Ok(daemon.disks.gates.of(vbd).close().await) }).await?,
@@ -152,8 +153,8 @@ impl Upgrade {
         }
     }
 
-    /// Has the old process hand the disk to a new one; more than once, if it is busy with something that passes, such
-    /// as the beginning of a merge.
+    /// Makes the old process hand the disk to a new one; retries if it is temporarily busy, such as at the beginning
+    /// of a merge.
     async fn replace(&mut self, order: PlugSpec, old: DiskProcess) -> Outcome {
         let mut old = old;
         for rest in RESTS {
@@ -189,12 +190,12 @@ impl Upgrade {
             }
             // No process can have taken over.
             (Ok(_), None) => (Some(old), Err(self.lost())),
-            (Err(NotDone::Refused(problem)), new) => self.give_up(old, new, problem).await,
-            (Err(NotDone::Unknown(problem)), new) => self.find_out(old, new, problem).await,
+            (Err(NotDone::Refused(problem)), new) => self.keep_old(old, new, problem).await,
+            (Err(NotDone::Unknown(problem)), new) => self.determine_outcome(old, new, problem).await,
         }
     }
 
-    /// Starts the new process. Gives our end of its standard input, and of what version the old one is.
+    /// Starts the new process. Returns our end of its standard input, and the version of the old process.
     async fn start(
         &mut self,
         order: PlugSpec,
@@ -202,21 +203,21 @@ impl Upgrade {
     ) -> Result<(OwnedFd, Option<String>), Problem> {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         let work = async {
-            let asked = daemon.disks.version(vbd, TO_SAY).await?;
-            let said = daemon.disks.ask(vbd, ask::Layers {}, TO_SAY).await?;
+            let asked = daemon.disks.version(vbd, REPORT_TIMEOUT).await?;
+            let said = daemon.disks.ask(vbd, ask::Layers {}, REPORT_TIMEOUT).await?;
             let order = order.with_names(handover::names(&said.layers)?);
             let mut words = order.words(&DiskPaths::of(&daemon.config, vbd));
             words.push("--take-over".into());
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, theirs) = pair.map_err(|errno| Problem::failed("create a socket to a disk process", errno))?;
-            *new = Some(launch(&daemon, &order, &words, theirs.into(), Log::Continued)?);
+            *new = Some(launch(&daemon, &order, &words, theirs.into(), Incarnation::Replacement)?);
             Ok((ours, asked.program))
         };
         let (context, operation) = (&self.context, &self.operation);
         context.unless_cancelled(operation.unless_cancelled(self.steps.step("start", work))).await
     }
 
-    /// Has the old process hand the disk over; how long the guest's requests waited.
+    /// Requests the handover; returns how long the guest's requests waited, in microseconds.
     async fn take_over(&mut self, ours: OwnedFd, new: u32) -> Result<u64, NotDone> {
         let socket = self.daemon.disks.socket(self.vbd);
         let limit = self.steps.limit();
@@ -227,7 +228,7 @@ impl Upgrade {
         answer
     }
 
-    /// The new process is known from here on. It serves, whatever can be recorded.
+    /// Records the new process. It serves even if that fails.
     async fn recorded(&mut self, new: &DiskProcess) {
         let (daemon, vbd) = (self.daemon.clone(), self.vbd);
         if let Err(problem) = self.steps.last_step("record", record(&daemon, vbd, new.identity())).await {
@@ -235,7 +236,7 @@ impl Upgrade {
         }
     }
 
-    /// Waits for the exit of a process that has handed its disk over.
+    /// Waits for the exit of a process that has handed over its disk.
     async fn end(&self, mut old: DiskProcess) {
         let (vbd, pid) = (self.vbd, old.identity().pid);
         match tokio::time::timeout(TO_END, old.ended()).await {
@@ -245,7 +246,7 @@ impl Upgrade {
             Ok(_) => {}
             Err(_) => {
                 tracing::warn!(%vbd, pid, "killing a process that has handed over its disk but does not exit");
-                // It may take as long as storage that does not answer.
+                // This may take as long as storage that does not answer.
                 background::spawn(async move { old.kill().await });
             }
         }
@@ -253,16 +254,16 @@ impl Upgrade {
         self.steps.done("end");
     }
 
-    /// A remark on a successful upgrade, if there is one.
+    /// A note on a successful upgrade, if any.
     async fn note(&self, before: Option<String>) -> Option<String> {
         let now = self.daemon.disks.version(self.vbd, TO_BE_SEEN).await.ok()?.program?;
         (Some(&now) == before.as_ref()).then(|| format!("the previous process had the same version {now}"))
     }
 
-    /// The disk was not handed over: the old process continues, and the new one is not needed.
-    async fn give_up(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
+    /// Handles a failed handover: the old process continues, and the new one is not needed.
+    async fn keep_old(&self, old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         if why.code == Code::Cancelled {
-            // It was never told to exit.
+            // It never received a request to exit.
             self.kill(new).await;
             return (Some(old), Err(why));
         }
@@ -286,11 +287,11 @@ impl Upgrade {
         }
     }
 
-    /// Whether the disk was handed over is not known.
-    async fn find_out(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
+    /// Handles a handover with unknown result.
+    async fn determine_outcome(&mut self, mut old: DiskProcess, new: Option<DiskProcess>, why: Problem) -> Outcome {
         tracing::warn!(vbd = %self.vbd, "finding out which process serves it: {why}");
         let known = new.as_ref().map(DiskProcess::identity);
-        // It closes the connection when it exits, a moment before it has exited.
+        // The connection closes slightly before the process has exited.
         let (old, dead) = match tokio::time::timeout(TO_BE_SEEN, old.ended()).await {
             Ok(_) => (None, Some(old)),
             Err(_) => (Some(old), None),

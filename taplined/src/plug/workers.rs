@@ -1,4 +1,4 @@
-//! The workers: each plug and unplug waits for its turn in the [`Queue`] and releases it when it ends, however it ends.
+//! Workers: each plug and unplug waits for its turn in the [`Queue`] and releases it when it ends, however it ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,16 +10,16 @@ use super::queue::{Queue, Request, Ticket};
 
 /// The workers of the host.
 #[derive(Clone, Debug)]
-pub struct Workers(Arc<Mutex<State>>);
+pub struct Workers(Arc<Mutex<WorkersState>>);
 
 #[derive(Debug)]
-struct State {
+struct WorkersState {
     queue: Queue,
-    /// The waiting requests, to be notified when they can start.
+    /// The waiting requests, to be notified when they may start.
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
-/// A worker, or a place in the queue for one; given back when it is dropped.
+/// A worker, or a place in the queue for one; released when dropped.
 #[derive(Debug)]
 pub struct Turn {
     workers: Workers,
@@ -27,12 +27,12 @@ pub struct Turn {
 }
 
 impl Workers {
-    /// All are free.
+    /// Creates the workers, all of them free.
     pub fn new(limits: Limits) -> Workers {
-        Workers(Arc::new(Mutex::new(State { queue: Queue::new(limits), waiting: HashMap::new() })))
+        Workers(Arc::new(Mutex::new(WorkersState { queue: Queue::new(limits), waiting: HashMap::new() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorkersState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,7 +41,7 @@ impl Workers {
         let (begin, begins) = oneshot::channel();
         let turn = {
             let mut state = self.state();
-            let ticket = state.queue.ask(request);
+            let ticket = state.queue.add(request);
             state.waiting.insert(ticket, begin);
             state.advance();
             Turn { workers: self.clone(), ticket }
@@ -52,11 +52,11 @@ impl Workers {
     }
 }
 
-impl State {
+impl WorkersState {
     fn advance(&mut self) {
         while let Some(ticket) = self.queue.next() {
             if let Some(begin) = self.waiting.remove(&ticket) {
-                // A request given up at this moment returns its turn itself.
+                // A request cancelled at this moment releases its own turn.
                 begin.send(()).ok();
             }
         }

@@ -1,4 +1,4 @@
-//! The device of a VBD in the domain of its VM, with Xen: what its disk process needs of it, and what that leaves.
+//! A VBD's device in the Xen domain of its VM: what its disk process needs, and the cleanup.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::task;
 use crate::vm::domain;
 
-/// A disk of a domain.
+/// The device of a disk in a domain.
 #[derive(Clone, Debug)]
 pub struct XenDisk {
     vm: Uuid,
@@ -23,8 +23,7 @@ pub struct XenDisk {
 }
 
 impl XenDisk {
-    /// The device of a VBD in the domain of its VM; `None` if it is served otherwise. Without a domain it cannot be
-    /// used.
+    /// The device of a VBD; `None` if it is not served to Xen. Fails if the VM has no domain.
     pub fn of(view: &View<'_>, vbd: &Vbd) -> Result<Option<XenDisk>, Problem> {
         if vbd.transport != Transport::Blkif {
             return Ok(None);
@@ -39,12 +38,12 @@ impl XenDisk {
         Ok(Some(XenDisk { vm, guest, vdev: Vdev::of_position(vbd.position) }))
     }
 
-    /// How the disk process calls it.
+    /// The device's name on the disk process's command line.
     pub fn word(&self) -> String {
         format!("{}/{}", self.guest.domain, self.vdev)
     }
 
-    /// Where it is served: our end's node in the store.
+    /// The xenstore node of our end of the device.
     pub async fn node(&self) -> Result<AbsolutePath, Problem> {
         let this = self.clone();
         let node =
@@ -52,18 +51,18 @@ impl XenDisk {
         node.try_into().map_err(|why: String| Problem::new(Code::Internal, format!("a node in the store: {why}")))
     }
 
-    /// The descriptors that its process needs and cannot open.
+    /// The descriptors that its process needs and cannot open itself.
     pub async fn lend(&self) -> Result<Lent, Problem> {
         let domain = self.guest.domain;
         domain::query(self.vm, move || lend(domain)).await
     }
 
-    /// Where tools look for the statistics of its process.
+    /// The directory in which Xen's tools look for the statistics of its process.
     fn statistics(&self) -> Statistics {
         Statistics::of(Path::new(statistics::PLACE), self.guest.domain, self.vdev)
     }
 
-    /// Creates the statistics files for the process with this pid. It serves even if that fails.
+    /// Creates the statistics files for the process with this pid. Failure is only logged.
     pub async fn make_statistics(&self, pid: u32) -> Option<Files> {
         let this = self.statistics();
         let made = task::blocking("create files for a disk's statistics", move || {
@@ -73,7 +72,7 @@ impl XenDisk {
         made.await.map_err(|problem| tracing::warn!(vm = %self.vm, "a disk has no statistics: {problem}")).ok()
     }
 
-    /// Removes the statistics of a process that has ended.
+    /// Removes the statistics of a process that has exited.
     pub async fn forget_statistics(&self) {
         let this = self.statistics();
         let removed = task::blocking("remove a disk's statistics", move || {
@@ -91,7 +90,7 @@ impl XenDisk {
         domain::query(self.vm, move || this.guest.is_done_with(&mut machine::store()?, this.vdev)).await
     }
 
-    /// Removes the remains of the device from xenstore, when no process serves it any more.
+    /// Removes the device's nodes from xenstore, once no process serves it.
     pub async fn forget(&self) -> Result<(), Problem> {
         let this = self.clone();
         domain::query(self.vm, move || this.guest.forget(&mut machine::store()?, this.vdev)).await

@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use crate::disk::names::ServedLayer;
 
-/// The relevant part of the catalogue's data about a repository.
+/// The catalogue's relevant data about a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct RecordedChain {
     /// The VDI.
     pub vdi: Uuid,
     /// Its repository.
@@ -22,71 +22,73 @@ pub struct Told {
     pub chain: Vec<Image>,
     /// All images of the repository, by file.
     pub by_file: HashMap<String, Image>,
-    /// VDIs by the image that they show, and whether they may be written.
+    /// VDIs by their leaf image, and whether they are writable.
     pub shown: HashMap<Uuid, (Uuid, bool)>,
 }
 
 /// The result of the comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They say the same.
+    /// They agree.
     Agree,
-    /// It is certain what happened: the catalogue is to be updated to this.
+    /// It is certain what happened: the catalogue is to be updated.
     Follow(Follow),
-    /// It is uncertain what happened, and why.
+    /// It is uncertain what happened, with the reason.
     Diverged(String),
 }
 
 /// The update for the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
-    /// The images of the disk, from the top down, as they are to be. Those that the catalogue does not have are new.
+    /// The images of the disk, from the top down, as they are to be recorded. Those missing from the catalogue are
+    /// new.
     pub chain: Vec<Image>,
     /// Those without a VDI that were not hidden on purpose: snapshots of which only the file is known.
     pub kept: Vec<Uuid>,
     /// Images of the old chain that are no longer part of the disk and belong to nothing else.
     pub left: Vec<Image>,
-    /// Images of others that were based on, or were, images no longer in the disk's chain: their contents may have
-    /// changed.
+    /// Images of other VDIs that were based on, or were, images no longer in the disk's chain: their contents may
+    /// have changed.
     pub doubtful: Vec<Uuid>,
 }
 
-/// Whether a chain is what a disk has: the same files, and a leaf of the same size.
+/// Whether a chain matches the disk's layers: the same files, and a leaf of the same size.
 pub fn agree(chain: &[Image], layers: &[ServedLayer]) -> bool {
     let mut pairs = chain.iter().zip(layers);
     let same = chain.len() == layers.len() && pairs.clone().all(|(image, layer)| layer.names(&image.file));
     same && pairs.next().is_some_and(|(image, layer)| image.size == layer.size)
 }
 
-/// Compares. `layers` are the disk's, from the leaf down.
-pub fn judge(told: &Told, layers: &[ServedLayer]) -> Verdict {
-    if agree(&told.chain, layers) {
+/// Compares the catalogue with the disk's `layers`, from the leaf down.
+pub fn judge(recorded: &RecordedChain, layers: &[ServedLayer]) -> Verdict {
+    if agree(&recorded.chain, layers) {
         return Verdict::Agree;
     }
-    match follow(told, layers).and_then(must_be_certain) {
+    match follow(recorded, layers).and_then(must_be_certain) {
         Ok(follow) => Verdict::Follow(follow),
         Err(why) => Verdict::Diverged(why),
     }
 }
 
-/// The update for the catalogue if the disk is believed regardless of which others are then in doubt; or why that is
-/// impossible.
-pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
-    let chain = chain(told, layers)?;
+/// The update for the catalogue if the disk's report is accepted regardless of the images that are then doubtful; or
+/// why that is impossible.
+pub fn follow(recorded: &RecordedChain, layers: &[ServedLayer]) -> Result<Follow, String> {
+    let chain = chain(recorded, layers)?;
     let has = |images: &[Image], uuid: Uuid| images.iter().any(|image| image.uuid == uuid);
-    let others = |image: &Image| told.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != told.vdi);
-    let was_leaf = told.chain.first().map(|image| image.uuid);
-    let nobodys =
-        |image: &&Image| !others(image) && (Some(image.uuid) == was_leaf || !told.by_file.contains_key(&image.file));
-    let kept = chain.iter().skip(1).filter(nobodys).map(|image| image.uuid).collect();
-    let gone: Vec<Image> = told.chain.iter().filter(|image| !has(&chain, image.uuid)).cloned().collect();
-    let elsewhere = told.by_file.values().filter(|image| !has(&gone, image.uuid) && !has(&chain, image.uuid));
+    let others = |image: &Image| recorded.shown.get(&image.uuid).is_some_and(|(vdi, _)| *vdi != recorded.vdi);
+    let was_leaf = recorded.chain.first().map(|image| image.uuid);
+    let unclaimed = |image: &&Image| {
+        !others(image) && (Some(image.uuid) == was_leaf || !recorded.by_file.contains_key(&image.file))
+    };
+    let kept = chain.iter().skip(1).filter(unclaimed).map(|image| image.uuid).collect();
+    let gone: Vec<Image> = recorded.chain.iter().filter(|image| !has(&chain, image.uuid)).cloned().collect();
+    let elsewhere = recorded.by_file.values().filter(|image| !has(&gone, image.uuid) && !has(&chain, image.uuid));
     let above: Vec<Image> =
         elsewhere.filter(|image| image.parent.is_some_and(|parent| has(&gone, parent))).cloned().collect();
     let needed = |image: &Image| others(image) || above.iter().any(|other| other.parent == Some(image.uuid));
     let (needed, left): (Vec<Image>, Vec<Image>) = gone.into_iter().partition(needed);
     let mut doubtful: Vec<Uuid> = needed.iter().chain(&above).map(|image| image.uuid).collect();
-    if !told.chain.iter().any(|image| has(&chain, image.uuid)) {
+    if !recorded.chain.iter().any(|image| has(&chain, image.uuid)) {
         // Nothing in common: the previous leaf may still be in use.
         doubtful.extend(was_leaf);
     }
@@ -94,7 +96,7 @@ pub fn follow(told: &Told, layers: &[ServedLayer]) -> Result<Follow, String> {
     Ok(Follow { chain, kept, left, doubtful })
 }
 
-/// Whether no other VDI is in doubt.
+/// Refuses an update that leaves another VDI in doubt.
 fn must_be_certain(follow: Follow) -> Result<Follow, String> {
     match follow.doubtful.first() {
         None => Ok(follow),
@@ -105,26 +107,26 @@ fn must_be_certain(follow: Follow) -> Result<Follow, String> {
 }
 
 /// The images of the disk, from the top down.
-fn chain(told: &Told, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
+fn chain(recorded: &RecordedChain, layers: &[ServedLayer]) -> Result<Vec<Image>, String> {
     let mut chain: Vec<Image> = Vec::new();
-    // From the bottom up: each is a child of the one before it.
+    // From the bottom up: each is a child of the previous one.
     for (depth, layer) in layers.iter().enumerate().rev() {
         let parent = chain.last().map(|image| image.uuid);
-        let image = match told.by_file.get(layer.file()) {
+        let image = match recorded.by_file.get(layer.file()) {
             Some(known) => Image { parent, size: if depth == 0 { layer.size } else { known.size }, ..known.clone() },
-            None => unknown(told.sr, layer, parent)?,
+            None => unknown(recorded.sr, layer, parent)?,
         };
         if image.state == ImageState::Making {
             return Err(format!("a task is creating {}, which the disk already uses", image.file));
         }
-        check_shown(told, &image, depth)?;
+        check_shown(recorded, &image, depth)?;
         chain.push(image);
     }
     chain.reverse();
     Ok(chain)
 }
 
-/// An image of ours that the catalogue does not have.
+/// An image, recognized by its file name, that is missing from the catalogue.
 fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image, String> {
     let file = layer.file();
     let known =
@@ -134,13 +136,13 @@ fn unknown(sr: Uuid, layer: &ServedLayer, parent: Option<Uuid>) -> Result<Image,
     Ok(Image { file: file.into(), ..Image::new(uuid, sr, format, layer.size, parent) })
 }
 
-/// This disk must not write to images of other VDIs, nor be based on ones that others can write.
-fn check_shown(told: &Told, image: &Image, depth: usize) -> Result<(), String> {
-    match told.shown.get(&image.uuid) {
-        Some((vdi, _)) if *vdi != told.vdi && depth == 0 => {
+/// Refuses a disk that writes to images of other VDIs, or is based on ones that others can write.
+fn check_shown(recorded: &RecordedChain, image: &Image, depth: usize) -> Result<(), String> {
+    match recorded.shown.get(&image.uuid) {
+        Some((vdi, _)) if *vdi != recorded.vdi && depth == 0 => {
             Err(format!("the disk writes to {}, which also belongs to VDI {vdi}", image.file))
         }
-        Some((vdi, true)) if *vdi != told.vdi => {
+        Some((vdi, true)) if *vdi != recorded.vdi => {
             Err(format!("the disk is backed by {}, which belongs to the writable VDI {vdi}", image.file))
         }
         _ => Ok(()),
@@ -159,9 +161,9 @@ mod test {
         file_name(Uuid::from_u128(n), ImageFormat::Qcow2)
     }
 
-    /// Images of the catalogue, each on the next; `shown` are those of other VDIs that are only read, `written` of
-    /// those that are not.
-    fn told(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> Told {
+    /// Images of the catalogue, each based on the next; `shown` belong to other VDIs that are read-only, `written` to
+    /// writable ones.
+    fn recorded(chain: &[u128], others: &[u128], shown: &[u128], written: &[u128]) -> RecordedChain {
         let image = |n: u128, parent: Option<u128>| {
             let parent = parent.map(Uuid::from_u128);
             Image::new(Uuid::from_u128(n), Uuid::nil(), ImageFormat::Qcow2, 1 << 30, parent)
@@ -175,7 +177,7 @@ mod test {
             shown.iter().map(|n| (Uuid::from_u128(*n), (of(n), false))).collect();
         by_image.extend(written.iter().map(|n| (Uuid::from_u128(*n), (of(n), true))));
         by_image.extend(images.first().map(|image| (image.uuid, (VDI, true))));
-        Told { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
+        RecordedChain { vdi: VDI, sr: Uuid::nil(), chain: images, by_file, shown: by_image }
     }
 
     fn layer(file: &str) -> ServedLayer {
@@ -186,11 +188,13 @@ mod test {
         files.iter().map(|n| layer(&file(*n))).collect()
     }
 
-    /// Chain, those kept, those left.
+    /// Chain, kept and left images, as numbers.
     type Plain = (Vec<u128>, Vec<u128>, Vec<u128>);
 
-    fn followed(told: &Told, disk: &[u128]) -> Plain {
-        let Verdict::Follow(follow) = judge(told, &layers(disk)) else { panic!("{:?}", judge(told, &layers(disk))) };
+    fn followed(recorded: &RecordedChain, disk: &[u128]) -> Plain {
+        let Verdict::Follow(follow) = judge(recorded, &layers(disk)) else {
+            panic!("{:?}", judge(recorded, &layers(disk)))
+        };
         for (image, below) in follow.chain.iter().zip(follow.chain.iter().skip(1).map(Some).chain([None])) {
             assert_eq!(image.parent, below.map(|below| below.uuid));
         }
@@ -198,17 +202,17 @@ mod test {
         (plain(&follow.chain), follow.kept.iter().map(Uuid::as_u128).collect(), plain(&follow.left))
     }
 
-    fn diverged(told: &Told, disk: &[u128]) {
-        assert!(matches!(judge(told, &layers(disk)), Verdict::Diverged(_)), "{:?}", judge(told, &layers(disk)));
+    fn diverged(recorded: &RecordedChain, disk: &[u128]) {
+        assert!(matches!(judge(recorded, &layers(disk)), Verdict::Diverged(_)), "{:?}", judge(recorded, &layers(disk)));
     }
 
     #[test]
     fn equal_chains_match_and_a_larger_disk_updates_the_catalogue() {
-        let told = told(&[3, 2], &[], &[2], &[]);
-        assert_eq!(judge(&told, &layers(&[3, 2])), Verdict::Agree);
+        let recorded = recorded(&[3, 2], &[], &[2], &[]);
+        assert_eq!(judge(&recorded, &layers(&[3, 2])), Verdict::Agree);
         let mut grown = layers(&[3, 2]);
         grown[0].size = 2 << 30;
-        let Verdict::Follow(follow) = judge(&told, &grown) else { panic!() };
+        let Verdict::Follow(follow) = judge(&recorded, &grown) else { panic!() };
         assert_eq!(
             (follow.chain[0].size, follow.chain[1].size, follow.kept, follow.left),
             (2 << 30, 1 << 30, vec![], vec![])
@@ -217,33 +221,33 @@ mod test {
 
     #[test]
     fn a_merged_leaf_is_removed_from_the_chain() {
-        assert_eq!(followed(&told(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
+        assert_eq!(followed(&recorded(&[3, 2, 1], &[], &[1], &[]), &[2, 1]), (vec![2, 1], vec![], vec![3]));
     }
 
     #[test]
     fn images_merged_in_the_middle_are_removed_from_the_chain() {
-        assert_eq!(followed(&told(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
+        assert_eq!(followed(&recorded(&[3, 2, 1], &[], &[], &[]), &[3, 1]), (vec![3, 1], vec![], vec![2]));
     }
 
     #[test]
     fn snapshots_unknown_to_an_older_catalogue_are_kept() {
         // 4 and 5 were created after the backup: 3 and 4 were snapshots, 5 is the leaf.
-        assert_eq!(followed(&told(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
+        assert_eq!(followed(&recorded(&[3, 2], &[], &[2], &[]), &[5, 4, 3, 2]), (vec![5, 4, 3, 2], vec![4, 3], vec![]));
     }
 
     #[test]
     fn images_of_other_vdis_need_a_decision() {
-        diverged(&told(&[3, 2], &[], &[2], &[]), &[2]);
-        diverged(&told(&[3], &[7], &[], &[7]), &[4, 7, 3]);
-        diverged(&told(&[3], &[7], &[7], &[]), &[7, 3]);
-        diverged(&told(&[3, 2, 1], &[], &[2], &[]), &[3, 1]);
-        diverged(&told(&[3], &[7], &[], &[]), &[7]);
+        diverged(&recorded(&[3, 2], &[], &[2], &[]), &[2]);
+        diverged(&recorded(&[3], &[7], &[], &[7]), &[4, 7, 3]);
+        diverged(&recorded(&[3], &[7], &[7], &[]), &[7, 3]);
+        diverged(&recorded(&[3, 2, 1], &[], &[2], &[]), &[3, 1]);
+        diverged(&recorded(&[3], &[7], &[], &[]), &[7]);
     }
 
     #[test]
     fn a_foreign_file_is_not_adopted() {
         let mut layers = layers(&[3, 2]);
         layers.insert(0, layer("web.qcow2"));
-        assert!(matches!(judge(&told(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));
+        assert!(matches!(judge(&recorded(&[3, 2], &[], &[], &[]), &layers), Verdict::Diverged(_)));
     }
 }

@@ -1,15 +1,15 @@
-//! Takes a snapshot that is due by a schedule, and destroys those that [`super::plan`] says are superfluous then:
+//! Takes a snapshot that is due by a schedule, and destroys those that [`super::plan`] then considers superfluous:
 //! `vdi-schedule` and `vm-schedule`, a task for each VDI and each VM.
 //!
-//! 0. `shorten`: only if a disk's chain can get no further image: what is superfluous already is destroyed, and hidden
-//!    images are merged.
+//! 0. `shorten`: only if a disk's chain cannot get longer: superfluous snapshots are destroyed, and hidden images are
+//!    merged.
 //! 1. `snapshot`: the job `vdi-snapshot` or `vm-snapshot`, which marks the snapshot as scheduled.
-//! 2. `destroy`: the jobs `vdi-destroy` or `vm-snapshot-destroy`, one after the other. Nothing is destroyed unless the
-//!    snapshot was taken.
+//! 2. `destroy`: the jobs `vdi-destroy` or `vm-snapshot-destroy`, one after the other. Nothing is destroyed unless
+//!    the snapshot was taken.
 //!
-//! *If killed:* the jobs are done or undone by the next daemon; the rest is left to the next period.
+//! *If killed:* the next daemon completes or rolls back the jobs; everything else is left to the next period.
 //!
-//! Invariants: only scheduled snapshots that nothing uses are destroyed, and none while the clock is not trusted
+//! Invariants: only scheduled snapshots that are not in use are destroyed, and none while the clock is not trusted
 //! ([`super::steady`]).
 
 use api::{Code, Problem};
@@ -26,10 +26,10 @@ use crate::task::Context;
 use crate::vdi::begin;
 use crate::vm;
 
-/// What the clocks said when a schedule was last followed, in the catalogue.
+/// The catalogue's key for the clock readings of the last run.
 const CLOCKS: &str = "clocks";
 
-/// Takes a snapshot, and destroys what is superfluous then.
+/// Takes a snapshot, and destroys superfluous ones.
 pub async fn keep(daemon: &Daemon, subject: Subject, now: Now) {
     let uuid = Uuid::new_v4();
     let new = NewTask { uuid, verb: subject.verb(), about: vec![subject.about()], cancellable: true, intent: None };
@@ -50,7 +50,7 @@ pub async fn keep(daemon: &Daemon, subject: Subject, now: Now) {
     }
 }
 
-/// Shows that a snapshot of a VM is due and cannot be taken while a repository is not attached.
+/// Records that a snapshot of a VM is due but cannot be taken while a repository is not attached.
 pub async fn note_lack(daemon: &Daemon, one: &Scheduled) {
     let Some(sr) = one.lacks else { return };
     let what = format!("a snapshot is due, and the repository {sr} with a disk of the VM is not attached");
@@ -58,9 +58,9 @@ pub async fn note_lack(daemon: &Daemon, one: &Scheduled) {
     note(daemon, one.subject, Some(problem)).await;
 }
 
-/// Shows with a VDI or a VM why there is no snapshot of it.
+/// Records on a VDI or a VM why no snapshot was taken.
 async fn note(daemon: &Daemon, subject: Subject, problem: Option<Problem>) {
-    // Tasks are cancelled then, and the next daemon does what is due.
+    // When the daemon stops, tasks are cancelled, and the next daemon follows the schedule.
     if daemon.tasks.is_stopping() {
         return;
     }
@@ -95,7 +95,7 @@ async fn work(daemon: &Daemon, subject: Subject, now: Now, mut context: Context)
     Ok(json!({ "uuid": uuid, "destroyed": destroyed }))
 }
 
-/// Why nothing may be destroyed now, because the clock has jumped. What the clocks said is recorded for the next time.
+/// Why nothing may be destroyed now, because the clock has jumped. Records the clock readings for the next run.
 async fn held(daemon: &Daemon, now: Now) -> Result<Option<String>, Problem> {
     let boot = clock::boot();
     let recorded = daemon.catalogue.write(move |tx| {
@@ -108,7 +108,7 @@ async fn held(daemon: &Daemon, now: Now) -> Result<Option<String>, Problem> {
     recorded.await
 }
 
-/// Destroys what is superfluous, one after the other.
+/// Destroys superfluous snapshots, one after the other.
 async fn destroy_unneeded(
     daemon: &Daemon,
     subject: Subject,
@@ -135,7 +135,7 @@ async fn destroy_unneeded(
     Ok(destroyed)
 }
 
-/// Takes the snapshot; its identity.
+/// Takes the snapshot; returns its UUID.
 async fn take(daemon: &Daemon, subject: Subject, now: Now, context: &Context) -> Result<Value, Problem> {
     let begun = match subject {
         Subject::Vdi(vdi) => begin::scheduled_snapshot(daemon, vdi, now.wall).await?,

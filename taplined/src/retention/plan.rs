@@ -1,10 +1,10 @@
 //! Which scheduled snapshots of a VDI or a VM are destroyed, and when the next one is due: pure functions of the
-//! snapshots that exist, and of the time.
+//! existing snapshots and the time.
 //!
-//! It knows no clock, no VDI and no VM. The rule is in docs/decisions/0042-retention.md. Invariants: the time alone
-//! destroys nothing, only a newer snapshot does; each snapshot that is taken makes at most as many superfluous as there
-//! are; one whose time has not come yet, because the clock was ahead, is neither counted nor destroyed; what is kept
-//! never grows when a snapshot is destroyed.
+//! It knows no clock, no VDI and no VM. The rule is in docs/decisions/0042-retention.md. Invariants: the passage of
+//! time alone destroys nothing, only a newer snapshot does; each new snapshot makes at most one per kind of period
+//! superfluous; a snapshot from the future, taken while the clock was ahead, is neither counted nor destroyed; the
+//! set of kept snapshots never grows when a snapshot is destroyed.
 
 use std::collections::BTreeSet;
 
@@ -21,11 +21,11 @@ const DAY: i64 = 24 * HOUR;
 pub struct Taken {
     /// The snapshot.
     pub snapshot: Uuid,
-    /// The time of its state.
+    /// The time of its data.
     pub at: Timestamp,
 }
 
-/// A part of the calendar, in UTC.
+/// A period of the calendar, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Period {
     Hour,
@@ -35,13 +35,13 @@ pub enum Period {
 }
 
 impl Period {
-    /// The number of the period that a time is in. Later periods have higher numbers.
+    /// The number of the period that contains a time. Later periods have higher numbers.
     pub fn of(self, at: Timestamp) -> i64 {
         let days = at.as_second().div_euclid(DAY);
         match self {
             Period::Hour => at.as_second().div_euclid(HOUR),
             Period::Day => days,
-            // The first day of all was a Thursday.
+            // The first day of the epoch was a Thursday.
             Period::Week => (days + 3).div_euclid(7),
             Period::Month => {
                 let date = at.to_zoned(TimeZone::UTC).date();
@@ -50,7 +50,7 @@ impl Period {
         }
     }
 
-    /// The shortest time that one lasts.
+    /// The minimum length of a period.
     pub fn length(self) -> SignedDuration {
         SignedDuration::from_secs(match self {
             Period::Hour => HOUR,
@@ -60,7 +60,7 @@ impl Period {
         })
     }
 
-    /// How long it is until the next one begins; of a month, until the next day.
+    /// Time until the next period begins; for a month, until the next day.
     pub fn rest(self, now: Timestamp) -> SignedDuration {
         let seconds = now.as_second();
         let (length, offset) = match self {
@@ -72,14 +72,14 @@ impl Period {
     }
 }
 
-/// The periods of a schedule, the shortest first, and how many of each are kept.
+/// The periods of a schedule, shortest first, each with the number of snapshots to keep.
 fn periods(schedule: &Retention) -> impl Iterator<Item = (Period, usize)> {
     let Retention { hourly, daily, weekly, monthly } = *schedule;
     let all = [(Period::Hour, hourly), (Period::Day, daily), (Period::Week, weekly), (Period::Month, monthly)];
     all.into_iter().filter(|(_, number)| *number > 0).map(|(period, number)| (period, usize::from(number)))
 }
 
-/// The period in each of which a snapshot is taken.
+/// The period for each of which a snapshot is taken.
 pub fn interval(schedule: &Retention) -> Period {
     periods(schedule).map(|(period, _)| period).next().unwrap_or(Period::Month)
 }
@@ -90,7 +90,7 @@ pub fn is_due(schedule: &Retention, taken: &[Taken], now: Timestamp) -> bool {
     !taken.iter().any(|taken| period.of(taken.at) == period.of(now))
 }
 
-/// The snapshots that are destroyed, the oldest first.
+/// The snapshots to destroy, oldest first.
 pub fn superfluous(schedule: &Retention, taken: &[Taken], now: Timestamp) -> Vec<Uuid> {
     let mut counted: Vec<&Taken> = taken.iter().filter(|taken| taken.at <= now).collect();
     counted.sort_by_key(|taken| (taken.at, taken.snapshot));

@@ -1,4 +1,4 @@
-//! Makes chains shorter to which no image can be added, so that a schedule does not fail for as long as nobody looks.
+//! Shortens chains that cannot get longer, so that schedules do not fail until an administrator intervenes.
 //!
 //! It knows nothing about schedules. Invariant: only images are merged that the daemon would merge anyway.
 
@@ -10,17 +10,17 @@ use crate::daemon::Daemon;
 use crate::task::job::Job;
 use crate::vdi::{Merge, begin, must_be_shallow};
 
-/// Whether a disk of the subject can get no further image.
+/// Whether the chain of one of the subject's disks cannot get longer.
 pub async fn is_lacking(daemon: &Daemon, subject: Subject) -> Result<bool, Problem> {
     Ok(!deep(daemon, subject).await?.is_empty())
 }
 
-/// Merges hidden images of such disks until there is nothing to merge. What is in the way stays until the next period.
+/// Merges hidden images of such disks until there are none left. Obstacles are left to the next period.
 pub async fn make(daemon: &Daemon, subject: Subject) -> Result<(), Problem> {
     for (vdi, sr) in deep(daemon, subject).await? {
         while is_deep(daemon, vdi).await? {
             let merge = match begin::merge(daemon, vdi).await {
-                // One was begun when a snapshot was destroyed.
+                // A merge was begun when a snapshot was destroyed.
                 Err(problem) if matches!(problem.code, Code::Busy | Code::InUse) => at_work(daemon, sr).await?,
                 Err(problem) => {
                     tracing::info!(%vdi, "its chain cannot be made shorter: {problem}");
@@ -38,7 +38,7 @@ pub async fn make(daemon: &Daemon, subject: Subject) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The disks whose chains can get no further image, with their repositories.
+/// The disks whose chains cannot get longer, with their repositories.
 async fn deep(daemon: &Daemon, subject: Subject) -> Result<Vec<(Uuid, Uuid)>, Problem> {
     let read = daemon.catalogue.read(move |view| {
         let disks = subject.disks(view)?.into_iter();
@@ -51,7 +51,7 @@ async fn is_deep(daemon: &Daemon, vdi: Uuid) -> Result<bool, Problem> {
     daemon.catalogue.read(move |view| Ok(must_be_shallow(&view.vdi(vdi)?).is_err())).await
 }
 
-/// A merge in a repository that is not over.
+/// An unfinished merge in a repository.
 async fn at_work(daemon: &Daemon, sr: Uuid) -> Result<Option<api::Task>, Problem> {
     let tasks = daemon.catalogue.read(|view| view.tasks(true)).await?;
     let is_it = |task: &api::Task| {

@@ -1,11 +1,9 @@
-//! Whether the wall clock may be trusted to say which snapshots are superfluous: pure functions of what the clocks have
-//! said.
+//! Whether the wall clock may be trusted to decide which snapshots are superfluous: pure functions of clock readings.
 //!
-//! A host whose clock was not set when it was started, or is set wrongly by a time server, has a time that is a year
-//! ahead, and back a moment later. The clock that counts since the start of the host cannot be set, so a wall clock
-//! that has advanced by another time than that one has jumped; after a restart of the host, the time that it was off is
-//! not known, and more than a day is taken for a jump. Invariant: after a jump nothing is destroyed until the wall
-//! clock has agreed with the other one for two hours.
+//! A host whose clock was not set at boot, or is set wrongly by a time server, may show a time that is a year ahead,
+//! and go back a moment later. The monotonic clock cannot be set, so a wall clock that advances differently has
+//! jumped; after a reboot of the host, the time that it was off is unknown, and more than a day counts as a jump.
+//! Invariant: after a jump nothing is destroyed until the wall clock has agreed with the monotonic one for two hours.
 
 use std::time::Duration;
 
@@ -15,24 +13,24 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Now;
 use crate::fault::{self, Planted};
 
-/// By how much a clock may differ that is kept right by small steps.
+/// The tolerated difference of the clocks: a time server corrects small deviations.
 const TOLERANCE: SignedDuration = SignedDuration::from_mins(15);
 
-/// A host that was off for longer is as likely to have a wrong clock.
+/// After a longer time off, a wrong clock is as likely.
 const OFF_MAX: SignedDuration = SignedDuration::from_hours(24);
 
-/// How long the clock has to be steady after a jump: a time server is found by then.
+/// How long the clocks must agree after a jump: long enough for a time server to respond.
 const STEADY: Duration = Duration::from_secs(2 * 3600);
 
-/// What the clocks said when a schedule was last followed.
+/// The clock readings when a schedule was last followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// The start of the host since which `up` counts.
+    /// The boot ID of the host, which `up` counts from.
     boot: String,
     wall: Timestamp,
-    /// In seconds.
+    /// Uptime in seconds.
     up: u64,
-    /// The last jump, as long as it is not confirmed.
+    /// The last jump, until it is confirmed.
     jump: Option<Jump>,
 }
 
@@ -41,14 +39,14 @@ pub struct Seen {
 pub struct Jump {
     /// The time that was expected.
     expected: Timestamp,
-    /// The time that there was instead.
+    /// The time that was read.
     found: Timestamp,
-    /// When it was found, by the clock that cannot be set, in seconds.
+    /// Uptime in seconds when it was found.
     up: u64,
 }
 
 impl Seen {
-    /// What is known of the clocks now.
+    /// The state after a new reading.
     pub fn after(before: Option<Seen>, boot: &str, now: Now) -> Seen {
         let up = now.up.as_secs();
         let Some(before) = before.filter(|_| !fault::planted(Planted::JumpedClock)) else {
@@ -62,14 +60,14 @@ impl Seen {
         let ahead_max = if same { TOLERANCE } else { OFF_MAX };
         let jump = match (ahead > ahead_max || ahead < -TOLERANCE, before.jump) {
             (true, _) => Some(Jump { expected, found: now.wall, up }),
-            // It is confirmed by this start of the host alone.
+            // Time after this reboot alone can confirm it.
             (false, Some(jump)) if !same => Some(Jump { up, ..jump }),
             (false, jump) => jump.filter(|jump| up < jump.up.saturating_add(STEADY.as_secs())),
         };
         Seen { boot: boot.into(), wall: now.wall, up, jump }
     }
 
-    /// Why nothing is destroyed now, if nothing is.
+    /// The reason why nothing may be destroyed now, if so.
     pub fn why_held(&self) -> Option<String> {
         let Jump { expected, found, .. } = self.jump.as_ref()?;
         Some(format!(
@@ -88,7 +86,7 @@ mod test {
         Now { wall: wall.parse().unwrap(), up: Duration::from_secs(hours * 3600) }
     }
 
-    /// Whether each of these readings is held back.
+    /// Whether destruction is held at each of these readings.
     fn held(readings: &[(&str, &str, u64)]) -> Vec<bool> {
         let mut seen = None;
         let held = readings.iter().map(|(boot, wall, hours)| {

@@ -1,7 +1,8 @@
-//! What has a schedule of snapshots: a VDI, or a VM with all of its disks. Its snapshots, and which of them could go.
+//! The subject of a schedule of snapshots: a VDI, or a VM with all of its disks. Its snapshots, and which of them can
+//! be destroyed.
 //!
-//! Invariant: of a VDI and of a VM only those snapshots are counted and named that their own schedule has taken. The
-//! snapshots of its disks that belong to a VM's are no scheduled snapshots of these disks.
+//! Invariant: only those snapshots of a subject are counted and returned that its own schedule has taken. The disk
+//! snapshots within a VM's snapshot are not scheduled snapshots of these disks.
 
 use api::{About, Mode, ObjectKind, Problem, Retention, SrState, Vdi};
 use repo::View;
@@ -14,7 +15,7 @@ use crate::fault::{self, Planted};
 use crate::task::job::Job;
 use crate::vdi::Merge;
 
-/// What has a schedule.
+/// The subject of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A VDI.
@@ -23,33 +24,33 @@ pub enum Subject {
     Vm(Uuid),
 }
 
-/// A schedule, and what there is by it.
+/// A schedule and its state.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
-    /// What has it.
+    /// The scheduled object.
     pub subject: Subject,
     /// The schedule.
     pub schedule: Retention,
     /// The snapshots that it has taken.
     pub taken: Vec<Taken>,
-    /// Of these, nothing may be in use by another schedule: the subject, its disks and their repositories.
+    /// Objects that no other schedule may be using: the subject, its disks and their repositories.
     pub needs: Vec<Uuid>,
-    /// Those of them that no other schedule may use meanwhile. Not the repositories of a VM that is in several of them:
-    /// one that hangs would keep the schedules of the others waiting.
+    /// Objects reserved while it runs. Repositories are not among them if the VM is in several: one that hangs would
+    /// block the schedules in the others.
     pub takes: Vec<Uuid>,
     /// One of its repositories that is not attached.
     pub lacks: Option<Uuid>,
 }
 
 impl Subject {
-    /// Its identity.
+    /// The UUID of the subject.
     pub fn uuid(self) -> Uuid {
         match self {
             Subject::Vdi(uuid) | Subject::Vm(uuid) => uuid,
         }
     }
 
-    /// What the task is about.
+    /// The object that the task is about.
     pub fn about(self) -> About {
         match self {
             Subject::Vdi(uuid) => About { kind: ObjectKind::Vdi, uuid },
@@ -57,7 +58,7 @@ impl Subject {
         }
     }
 
-    /// The verb of the task.
+    /// The verb of the schedule's task.
     pub fn verb(self) -> &'static str {
         match self {
             Subject::Vdi(_) => "vdi-schedule",
@@ -65,7 +66,7 @@ impl Subject {
         }
     }
 
-    /// Its disks: those that the guest of a VM may write.
+    /// Its disks; of a VM, those that the guest may write.
     pub fn disks(self, view: &View<'_>) -> Result<Vec<Vdi>, Problem> {
         match self {
             Subject::Vdi(vdi) => Ok(vec![view.vdi(vdi)?]),
@@ -90,14 +91,14 @@ impl Subject {
         })
     }
 
-    /// Whether a snapshot of it has to stay for now.
+    /// Whether a snapshot cannot be destroyed for now.
     fn is_used(self, view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
         let Subject::Vm(_) = self else {
             return Ok(view.vm_snapshot_with(snapshot)?.is_some() || is_vdi_used(view, snapshot)?);
         };
         let Some(whole) = view.find_vm_snapshot(snapshot)? else { return Ok(false) };
         for vdi in whole.disks.iter().filter_map(|disk| disk.snapshot) {
-            // It may have been destroyed by hand.
+            // It may have been destroyed manually.
             if view.find_vdi(vdi)?.is_some() && is_vdi_used(view, vdi)? {
                 return Ok(true);
             }
@@ -106,18 +107,18 @@ impl Subject {
     }
 }
 
-/// Whether a VBD or a task has a VDI, or a clone is based on it.
+/// Whether a VBD or a task uses a VDI, or a clone is based on it.
 fn is_vdi_used(view: &View<'_>, vdi: Uuid) -> Result<bool, Problem> {
     let mut is_held = !view.vbds(None, Some(vdi))?.is_empty();
     for holder in view.holders(vdi)? {
-        // A merge gives way, and another schedule of the disk may have brought it about each time.
+        // A merge gives way, and another schedule of the disk may cause one every time.
         is_held |= view.find_task(holder.holder)?.is_none_or(|task| task.verb != Merge::VERB);
     }
     Ok(is_held || has_clone(view, vdi)?)
 }
 
-/// Whether a clone is based on a snapshot. Decided by who the children of its image are: those of the disk itself and
-/// of its other snapshots are no clones, however many they are; after a revert, the only child may be one.
+/// Whether a clone is based on a snapshot. Decided by the owners of its image's children: those of the disk itself
+/// and of its other snapshots are no clones, whatever their number; after a revert, the only child may be a clone.
 fn has_clone(view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
     let children = view.children(view.vdi_image(snapshot)?)?;
     if fault::planted(Planted::CountedChildren) {
@@ -126,7 +127,7 @@ fn has_clone(view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
     let Some(of) = view.vdi(snapshot)?.snapshot_of else { return Ok(!children.is_empty()) };
     let is_own = |vdi: Uuid| Ok::<bool, Problem>(vdi == of || view.vdi(vdi)?.snapshot_of == Some(of));
     for child in children {
-        // A hidden image is whose those are that are based on it; without any, a job has left it.
+        // A hidden image belongs to the VDIs based on it; without any, it is a leftover of a job.
         let shown = view.vdi_of_image(child.uuid)?.map_or_else(|| view.vdis_above(child.uuid), |vdi| Ok(vec![vdi]))?;
         let mut foreign = child.kept;
         for vdi in shown {
@@ -139,7 +140,7 @@ fn has_clone(view: &View<'_>, snapshot: Uuid) -> Result<bool, Problem> {
     Ok(false)
 }
 
-/// All that have a schedule. VMs are the first: they need more at once.
+/// All schedules. VMs come first: they need more at once.
 pub async fn scheduled(daemon: &Daemon) -> Result<Vec<Scheduled>, Problem> {
     let read = daemon.catalogue.read(|view| {
         let mut found = Vec::new();
@@ -179,7 +180,7 @@ fn of(
     Ok(Some(Scheduled { subject, schedule, taken: subject.taken(view)?, needs, takes, lacks }))
 }
 
-/// The superfluous snapshots that nothing uses, the oldest first.
+/// The superfluous snapshots that are not in use, oldest first.
 pub async fn unneeded(daemon: &Daemon, subject: Subject, now: Now) -> Result<Vec<Uuid>, Problem> {
     let read = daemon.catalogue.read(move |view| {
         let (schedule, rests) = match subject {

@@ -16,14 +16,14 @@ use super::take_over::Before;
 use super::{Srs, inventory};
 use crate::daemon::Daemon;
 
-/// How long current users of the directory may take to release it during a detach: they are about to, because no disk
+/// How long current users of the directory may take to release it during a detach. They are about to, because no disk
 /// is plugged and no task is running.
 const TO_LET_GO: Duration = Duration::from_secs(10);
 
-/// How often this is checked.
+/// Interval of checking this.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What the directory of a repository is on.
+/// The storage on which the directory of a repository is.
 pub fn storage_of(path: &Path) -> Result<Storage, Problem> {
     let found = path.metadata().and_then(|metadata| stats::storage_of(&metadata, path));
     let found =
@@ -59,19 +59,18 @@ impl Srs {
         }
     }
 
-    /// The directory of an open repository is to be had.
+    /// Makes the directory of an open repository available.
     pub(super) fn keep(&self, uuid: Uuid, directory: Arc<Directory>) {
         self.open().insert(uuid, directory);
     }
 
-    /// Attaches a repository. Done twice it is as good as once.
+    /// Attaches a repository; idempotent.
     pub async fn attach(&self, uuid: Uuid) -> Result<(), Problem> {
         self.attach_as(uuid, None, false).await.map(drop)
     }
 
-    /// Attaches a repository, and keeps one side if it and the catalogue have diverged. If the catalogue was older than
-    /// the repository, its unfinished tasks there are ended if `outdated`; these are returned, so that they can be
-    /// released.
+    /// Attaches a repository, and keeps one side if it and the catalogue have diverged. If the catalogue was older
+    /// than the repository and `outdated` is set, its unfinished tasks there are ended, and returned, to be released.
     pub async fn attach_as(
         &self,
         uuid: Uuid,
@@ -88,7 +87,7 @@ impl Srs {
             self.clear(&sr, &directory).await;
         }
         let examined = async {
-            let before = self.end_void(&sr, &directory, &variant).await?;
+            let before = self.discard_void_state(&sr, &directory, &variant).await?;
             let elsewhere = before == Before::Other;
             self.examine(&sr, &directory, &variant, believe, elsewhere).await.map(|examined| (examined, before))
         };
@@ -108,12 +107,12 @@ impl Srs {
         });
         let (examined, ended) = match recorded.await {
             Ok((examined, taken)) => {
-                taken.iter().for_each(|(taken, _)| inventory::tell(&sr, taken));
+                taken.iter().for_each(|(taken, _)| inventory::log_update(&sr, taken));
                 (examined, taken.map(|(_, ended)| ended).unwrap_or_default())
             }
             Err(problem) => {
                 drop(directory);
-                self.let_go(uuid).await?;
+                self.close_directory(uuid).await?;
                 return Err(problem);
             }
         };
@@ -121,7 +120,7 @@ impl Srs {
         {
             tracing::warn!(sr = %uuid, name = %sr.name, "transfers of its disks are left as they are: {problem}");
         }
-        self.be_last(uuid, &directory, before).await;
+        self.record_last_host(uuid, &directory, before).await;
         drop(directory);
         self.keep_log(uuid, examined);
         if let Err(problem) = self.keep_inventory(uuid).await {
@@ -132,7 +131,7 @@ impl Srs {
         Ok(ended)
     }
 
-    /// Removes files that the previous daemon was creating when it was killed. A failure does not stop anything else.
+    /// Removes files that a killed daemon was creating. Failure is only logged.
     async fn clear(&self, sr: &Sr, directory: &Arc<Directory>) {
         let at = directory.clone();
         match self.patience.ask(sr.uuid, "clear up", move || at.remove_unfinished()).await {
@@ -144,7 +143,7 @@ impl Srs {
 
     /// Detaches a repository that is not in use; if that fails, it stays attached.
     pub async fn detach(&self, uuid: Uuid) -> Result<(), Problem> {
-        // The next host that attaches it must find everything.
+        // The next host that attaches it must find all changes in its inventory.
         if self.open().contains_key(&uuid) {
             self.keep_inventory(uuid).await?;
         }
@@ -158,7 +157,7 @@ impl Srs {
                 tx.sr(uuid)
             })
             .await?;
-        let left = match self.let_go(uuid).await {
+        let left = match self.close_directory(uuid).await {
             Ok(()) => self.places.leave(uuid, &sr.source).await,
             Err(problem) => Err(problem),
         };
@@ -175,7 +174,7 @@ impl Srs {
     }
 
     /// Closes the directory of a repository when all users have released it.
-    pub(super) async fn let_go(&self, uuid: Uuid) -> Result<(), Problem> {
+    pub(super) async fn close_directory(&self, uuid: Uuid) -> Result<(), Problem> {
         let Some(mut directory) = self.open().remove(&uuid) else { return Ok(()) };
         let begun = tokio::time::Instant::now();
         loop {
@@ -195,8 +194,8 @@ impl Srs {
         }
     }
 
-    /// Attaches the repositories that were attached when the daemon ended, all at the same time. Missing ones are
-    /// marked as lost, and do not stop the others.
+    /// Attaches, concurrently, the repositories that were attached when the daemon ended. Missing ones are marked as
+    /// lost.
     pub async fn attach_again(daemon: &Daemon) -> Result<(), Problem> {
         let srs = daemon.catalogue.read(|view| view.srs()).await?;
         let mut attaching = JoinSet::new();
@@ -217,7 +216,7 @@ impl Srs {
         Ok(())
     }
 
-    /// Attaches a repository that should be; one that cannot be is lost.
+    /// Attaches a repository; marks it as lost if that fails.
     pub(super) async fn attach_or_lose(&self, sr: &Sr, outdated: bool) -> Result<(), Problem> {
         match self.attach_as(sr.uuid, None, outdated).await {
             Ok(_) => Ok(()),
@@ -250,7 +249,7 @@ impl Srs {
     }
 }
 
-/// This also releases the lock, which a server may hold.
+/// Closes the directory, which also releases the lock; a server may hold it.
 fn close(directory: Directory) -> Result<(), Problem> {
     drop(directory);
     Ok(())

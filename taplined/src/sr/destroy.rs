@@ -1,8 +1,8 @@
-//! `sr destroy`: removes the files of a repository that has no VDIs, and then the repository. Files of others stay.
+//! `sr destroy`: removes the files of a repository without VDIs, and then the repository. Foreign files stay.
 //!
-//! 1. With the intent, it is detached: nothing can be started in it. There is no rollback from the first step on.
+//! 1. With the intent, it is detached: no operation can start in it. There is no rollback from the first step on.
 //! 2. `remove`: its images, its label and its lock are removed. This is idempotent.
-//! 3. `forget`: it is removed from the catalogue, and unmounted if we had mounted it.
+//! 3. `forget`: it is removed from the catalogue, and unmounted if the daemon had mounted it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 
-/// The intent.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Destroy {
     /// The repository as it was.
@@ -28,7 +28,7 @@ pub struct Destroy {
 }
 
 impl Destroy {
-    /// For a repository that may be destroyed.
+    /// Creates the job for a repository that may be destroyed.
     pub fn of(view: &View<'_>, uuid: uuid::Uuid) -> Result<Destroy, Problem> {
         let sr = view.sr(uuid)?;
         check(view, &sr)?;
@@ -36,7 +36,7 @@ impl Destroy {
         Ok(Destroy { sr, files })
     }
 
-    /// Keeps everybody out, in the commit that records the intent.
+    /// Detaches it, in the commit that records the intent, so that no operation can start.
     pub fn prepare(&self, tx: &mut Tx<'_>) -> Result<(), Problem> {
         let now = Destroy::of(tx, self.sr.uuid)?;
         if now.files != self.files {
@@ -45,7 +45,7 @@ impl Destroy {
         tx.set_sr_state(self.sr.uuid, SrState::Detached, None)
     }
 
-    /// What it would remove, and what it would leave.
+    /// The files that it would remove, and those that it would leave.
     pub async fn plan(&self, srs: &Srs) -> Result<SrDestroyPlan, Problem> {
         let directory = srs.directory(self.sr.uuid).await?;
         let entries = srs.patience.ask(self.sr.uuid, "list", move || directory.entries()).await?;
@@ -62,7 +62,7 @@ impl Destroy {
         let files = self.files.clone();
         srs.patience
             .ask(uuid, "remove", move || {
-                // No longer open if an earlier daemon has started this job.
+                // Not open if an earlier daemon has started this job.
                 let directory = open.map_or_else(|| Directory::open(&path).map(Arc::new), Ok)?;
                 files.iter().try_for_each(|file| directory.remove_image(file))?;
                 driver::unmake(&path, uuid)
@@ -72,7 +72,7 @@ impl Destroy {
 
     async fn forget(&self, daemon: &Daemon) -> Result<(), Problem> {
         let (srs, uuid) = (&daemon.srs, self.sr.uuid);
-        srs.let_go(uuid).await?;
+        srs.close_directory(uuid).await?;
         srs.leave_place(&self.sr).await;
         srs.forget_space(uuid);
         let forgotten = daemon.catalogue.write(move |tx| match tx.find_sr(uuid)? {
@@ -83,7 +83,7 @@ impl Destroy {
     }
 }
 
-/// Whether a repository may be destroyed.
+/// Refuses to destroy a repository that is in use, read-only or a library.
 fn check(view: &View<'_>, sr: &Sr) -> Result<(), Problem> {
     let uuid = sr.uuid;
     if matches!(sr.source, SrSource::Iso { .. }) {

@@ -1,6 +1,6 @@
-//! Predicts when a repository will be full, by a straight line through the usage of the last hours.
+//! Predicts when a repository will be full, by linear regression over the usage of the last hours.
 //!
-//! A pure function of samples. All sums are of integers, which cannot overflow for as few and recent samples as
+//! A pure function of samples. All sums are of integers, which cannot overflow for the few and recent samples that
 //! [`Samples`] keeps.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ const EVERY: i64 = 60;
 /// Seconds for which samples are kept: six hours, and so no more than 361 samples.
 const KEPT: i64 = 6 * 3600;
 
-/// A rate that was watched for less than this says nothing.
+/// A rate observed for less time is meaningless.
 const WATCHED_MIN: i64 = 600;
 
 /// Forecasts beyond ten years are useless.
@@ -22,12 +22,12 @@ const FAR: i128 = 10 * 365 * 86_400;
 
 const DAY: i128 = 86_400;
 
-/// The used space over time.
+/// Samples of the used space over time.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(VecDeque<(Timestamp, u64)>);
 
 impl Samples {
-    /// Adds a sample, unless there is a recent one.
+    /// Adds a sample, unless the last one is recent.
     pub fn note(&mut self, at: Timestamp, used: u64) {
         match self.0.back() {
             // The clock was set back: the samples are useless.
@@ -39,7 +39,7 @@ impl Samples {
         self.0.push_back((at, used));
     }
 
-    /// When `free` bytes will be used up; `None` if they will not be, or if that cannot be predicted yet.
+    /// When `free` bytes will be used up; `None` if usage does not grow, or cannot be predicted yet.
     pub fn forecast(&self, free: u64) -> Option<Forecast> {
         let ((first, _), (last, _)) = (self.0.front()?, self.0.back()?);
         let watched = seconds(*first, *last);
@@ -65,7 +65,7 @@ impl Samples {
     }
 }
 
-/// From one moment to another, not negative.
+/// Seconds between two times, not negative.
 fn seconds(from: Timestamp, to: Timestamp) -> i64 {
     to.as_second().saturating_sub(from.as_second()).max(0)
 }
@@ -106,7 +106,7 @@ mod test {
     fn constant_usage_is_never_full() {
         assert_eq!(of((0..=60).map(|minute| (minute * 60, 1 << 30))).forecast(1), None);
         assert_eq!(of((0..=60).map(|minute: i64| (minute * 60, 100 - minute.unsigned_abs()))).forecast(1), None);
-        // Four bytes a day on a petabyte: not in anybody's time.
+        // Four bytes a day on a petabyte: never within ten years.
         let slow = of((0..=1).map(|time: i64| (time * KEPT, time.unsigned_abs())));
         assert_eq!(slow.forecast(1 << 50), None);
     }

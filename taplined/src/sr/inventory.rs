@@ -3,7 +3,7 @@
 //!
 //! Invariants: a file with contents that the catalogue does not have is never overwritten automatically; if it cannot
 //! be determined which of the two is older, attaching fails before anything is changed. A writer holds the log's lock
-//! on the thread that waits for storage, so one that is late does not write anything twice.
+//! on the thread that waits for storage, so a late one does not write anything twice.
 
 mod compare;
 
@@ -24,25 +24,25 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use compare::Verdict;
 
-/// How long to wait before what could not be written is tried again.
+/// Interval between attempts to write inventories.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// A log and its lock; none as long as the file is to be written as a whole.
+/// A log and its lock; `None` until the file has been written as a whole.
 pub type Slot = Arc<Mutex<Option<Log>>>;
 
-/// What was found when attaching, and what to do about it.
+/// The result of comparing an inventory when attaching.
 pub struct Examined {
     verdict: Verdict,
-    /// Files that are there, with what they take.
+    /// Existing files with their physical sizes.
     files: HashMap<String, u64>,
-    /// Nothing can be written.
+    /// The repository is read-only.
     fixed: bool,
 }
 
 impl Srs {
-    /// Compares a repository's inventory with the catalogue. Changes nothing in the catalogue. If the repository was
-    /// used `elsewhere` since, changes that the catalogue has recorded but not written to it no longer count, because
-    /// the other host has used it without them.
+    /// Compares a repository's inventory with the catalogue, without changing anything. If the repository was used
+    /// `elsewhere` since, changes recorded in the catalogue but not written to the inventory are void, because the
+    /// other host has used it without them.
     pub(super) async fn examine(
         &self,
         sr: &Sr,
@@ -70,7 +70,7 @@ impl Srs {
                 let entries = self.patience.ask(uuid, "list", move || at.entries()).await?;
                 entries.into_iter().filter(|entry| entry.file).map(|entry| (entry.name, entry.physical)).collect()
             }
-            Verdict::Anew => {
+            Verdict::Rewrite => {
                 let at = directory.clone();
                 self.patience.ask(uuid, "keep the inventory of", move || inventory::keep_damaged(&at)).await?;
                 files
@@ -80,11 +80,11 @@ impl Srs {
         Ok(Examined { verdict, files, fixed })
     }
 
-    /// The log of a repository is kept from now on, in the way that was recorded.
+    /// Keeps the log of a repository from now on, in the state that was recorded.
     pub(super) fn keep_log(&self, sr: Uuid, examined: Examined) {
         let log = match examined.verdict {
             Verdict::Nothing => return,
-            Verdict::Begin | Verdict::Anew => None,
+            Verdict::Begin | Verdict::Rewrite => None,
             Verdict::Known(log) | Verdict::TakeIn(log, _) => Some(*log),
         };
         self.catalogue.outbox().wrote(sr, log.as_ref().map(|log| log.generation));
@@ -130,7 +130,7 @@ impl Srs {
         Ok(())
     }
 
-    /// Writes a complete inventory: the first time, or when it is unknown what is durable of the file.
+    /// Writes a complete inventory: the first time, or when it is unknown how much of the file is durable.
     async fn write_inventory(&self, sr: Uuid, directory: Arc<Directory>, slot: Slot) -> Result<u64, Problem> {
         let Some(recorded) = self.catalogue.read(move |view| view.inventory(sr)).await? else { return Ok(0) };
         let written = self.patience.ask(sr, "write the inventory of", move || {
@@ -202,8 +202,8 @@ fn shown(directory: &Directory, sr: Uuid) -> Result<Inventory, Problem> {
 }
 
 impl Examined {
-    /// Records the result, in the commit in which the repository is attached. Unfinished tasks of an older catalogue
-    /// are ended if `outdated`, and returned: their outcome is in the repository.
+    /// Records the result, in the commit in which the repository is attached. With `outdated`, unfinished tasks of an
+    /// older catalogue are ended and returned: their outcome is in the repository.
     pub(super) fn record(
         &self,
         tx: &mut Tx<'_>,
@@ -212,7 +212,7 @@ impl Examined {
     ) -> Result<Option<(TakenIn, Vec<Uuid>)>, Problem> {
         match &self.verdict {
             Verdict::Nothing | Verdict::Known(_) => Ok(None),
-            Verdict::Begin | Verdict::Anew => tx.begin_inventory(sr).map(|()| None),
+            Verdict::Begin | Verdict::Rewrite => tx.begin_inventory(sr).map(|()| None),
             Verdict::TakeIn(log, contents) => {
                 let ended = if outdated { end_outdated(tx, sr)? } else { Vec::new() };
                 // Running disks are compared after this, when they are adopted: a process's own report of its chain
@@ -231,7 +231,7 @@ impl Examined {
     }
 }
 
-/// Jobs of an older catalogue are ended: rolling one back would remove what it has created since.
+/// Ends jobs of an older catalogue: rolling one back would remove what it has created since.
 fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
     let mut ended = Vec::new();
     let vdis: Vec<Uuid> = tx.vdis(Some(sr))?.iter().map(|vdi| vdi.uuid).collect();
@@ -248,8 +248,8 @@ fn end_outdated(tx: &mut Tx<'_>, sr: Uuid) -> Result<Vec<Uuid>, Problem> {
     Ok(ended)
 }
 
-/// Logs what was updated.
-pub(super) fn tell(sr: &Sr, taken: &TakenIn) {
+/// Logs the number of updates.
+pub(super) fn log_update(sr: &Sr, taken: &TakenIn) {
     let TakenIn { added, changed, removed, missing } = taken;
     let counts = [added, changed, removed, missing].map(Vec::len);
     tracing::warn!(
@@ -258,7 +258,7 @@ pub(super) fn tell(sr: &Sr, taken: &TakenIn) {
     );
 }
 
-/// Keeps the inventories of attached repositories up to date, for as long as the daemon lives.
+/// Keeps the inventories of attached repositories up to date, for the lifetime of the daemon.
 pub async fn keep_inventories(daemon: Daemon) {
     let outbox = daemon.catalogue.outbox();
     loop {

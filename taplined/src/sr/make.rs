@@ -1,7 +1,7 @@
 //! `sr create` and `sr introduce`: turn a directory into a repository, either empty or with its existing contents.
 //!
-//! 1. `label`: the storage is mounted if necessary, the label is written, and the repository is opened once as a check.
-//!    *Rollback:* the label is removed, unless it existed before.
+//! 1. `label`: the storage is mounted if necessary, the label is written, and the repository is opened once as a
+//!    check. *Rollback:* the label is removed, unless it existed before.
 //! 2. `record`: it is in the catalogue and attached. There is no rollback, because it may be in use from then on.
 
 use std::path::PathBuf;
@@ -24,37 +24,37 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 
-/// A repository in an empty directory.
+/// Creates a repository in an empty directory.
 pub type Create = Make<false>;
-/// Creates a repository from existing contents.
+/// Turns existing contents into a repository.
 pub type Introduce = Make<true>;
 
-/// The intent.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Make<const KEPT: bool> {
     /// The repository to create.
     pub sr: Sr,
-    /// The format of new VDIs, if one was named.
+    /// The format of new VDIs, if one was specified.
     pub format: Option<ImageFormat>,
-    /// It has its label already.
+    /// Whether it already has its label.
     pub labelled: bool,
-    /// Whether the name was given in the request rather than taken from the repository.
+    /// Whether the request, rather than the repository, gave the name.
     pub named: bool,
-    /// The same of the description.
+    /// Whether the request gave the description.
     pub described: bool,
-    /// The same of the tags.
+    /// Whether the request gave the tags.
     pub tagged: bool,
-    /// The same of what programs keep with it.
+    /// Whether the request gave `other_config`.
     pub configured: bool,
     /// This daemon has found nothing there: there is nothing to roll back, and no reason to wait for a server again.
     #[serde(skip)]
     pub unreached: Arc<AtomicBool>,
-    /// The directories that this daemon created for it, the outermost first.
+    /// The directories that this daemon created for it, outermost first.
     #[serde(skip)]
     pub created: Arc<OnceLock<Vec<PathBuf>>>,
 }
 
-/// What the request says of the repository; the rest is taken from the repository.
+/// The properties given by the request; the others are taken from the repository.
 #[derive(Debug)]
 pub struct Given {
     /// Whether it has a name.
@@ -63,12 +63,12 @@ pub struct Given {
     pub description: bool,
     /// Its tags.
     pub tags: Option<Tags>,
-    /// What programs keep with it.
+    /// Its `other_config` strings.
     pub other_config: Option<OtherConfig>,
 }
 
 impl<const KEPT: bool> Make<KEPT> {
-    /// Makes `sr` of a directory, which is `labelled` if it is a repository already.
+    /// Creates the job for `sr`; `labelled` if its directory is already a repository.
     pub fn new(sr: Sr, format: Option<ImageFormat>, labelled: bool, given: Given) -> Make<KEPT> {
         let (tagged, configured) = (given.tags.is_some(), given.other_config.is_some());
         let (tags, other_config) = (given.tags.unwrap_or_default(), given.other_config.unwrap_or_default());
@@ -92,7 +92,7 @@ impl<const KEPT: bool> Make<KEPT> {
         if let Some(other) = found {
             return Err(is_known(other));
         }
-        // The name that a repository was found with it keeps: the other one may be on another host as well.
+        // A repository that is introduced keeps its own name: the other one may be on another host as well.
         if !self.named {
             return Ok(());
         }
@@ -101,12 +101,12 @@ impl<const KEPT: bool> Make<KEPT> {
         tx.take_name(Among::Srs, name, task, &tried)
     }
 
-    /// Whether it is given a label: a library never is.
+    /// Whether it gets a label: a library never does.
     fn labels(&self) -> bool {
         !self.labelled && !matches!(self.sr.source, api::SrSource::Iso { .. })
     }
 
-    /// Creates the directory of a new repository if there is none.
+    /// Creates the directory of a new repository if it does not exist.
     async fn create_directory(&self, srs: &Srs) -> Result<(), Problem> {
         let api::SrSource::Dir { path } = &self.sr.source else { return Ok(()) };
         let path = path.clone();
@@ -114,7 +114,7 @@ impl<const KEPT: bool> Make<KEPT> {
         for directory in &created {
             tracing::info!(sr = %self.sr.uuid, "created the directory {}", directory.display());
         }
-        // A step that is repeated finds the directories of the first attempt.
+        // A repeated step finds the directories of the first attempt.
         if !created.is_empty() {
             self.created.set(created).unwrap_or_default();
         }
@@ -134,7 +134,7 @@ impl<const KEPT: bool> Make<KEPT> {
             let made = srs.patience.ask(self.sr.uuid, "make", move || driver::make(&path, &label, KEPT)).await;
             made.map_err(no_directory("check that its storage is mounted"))?;
         }
-        // A repository that cannot be attached is refused while it can still be rolled back.
+        // A repository that cannot be attached is refused while a rollback is possible.
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         let directory = Arc::new(directory);
         if self.sr.reserve > 0 {
@@ -154,7 +154,7 @@ impl<const KEPT: bool> Make<KEPT> {
                 sr.variant = Some(variant);
                 Some(examined)
             }
-            // It was available a moment ago, so it is retried as lost.
+            // It was available a moment ago, so it is marked as lost and retried.
             Err(problem) => {
                 tracing::error!(sr = %uuid, "lost the repository right after it was created: {problem}");
                 sr.state = SrState::Lost;
@@ -174,7 +174,7 @@ impl<const KEPT: bool> Make<KEPT> {
         match recorded.await {
             Ok(examined) => examined.into_iter().for_each(|examined| srs.keep_log(uuid, examined)),
             Err(problem) => {
-                srs.let_go(uuid).await?;
+                srs.close_directory(uuid).await?;
                 return Err(problem);
             }
         }
@@ -189,13 +189,13 @@ impl<const KEPT: bool> Make<KEPT> {
     async fn open(&self, srs: &Srs) -> Result<(Arc<Directory>, Variant, Examined), Problem> {
         let Attached { directory, variant } = srs.open_it(&self.sr).await?;
         let directory = Arc::new(directory);
-        let before = srs.end_void(&self.sr, &directory, &variant).await?;
+        let before = srs.discard_void_state(&self.sr, &directory, &variant).await?;
         let examined = srs.examine(&self.sr, &directory, &variant, None, false).await?;
-        srs.be_last(self.sr.uuid, &directory, before).await;
+        srs.record_last_host(self.sr.uuid, &directory, before).await;
         Ok((directory, variant, examined))
     }
 
-    /// Adds it with everything in its inventory; a name given in the request takes precedence.
+    /// Adds it with everything in its inventory; properties given in the request take precedence.
     fn add(&self, tx: &mut Tx<'_>, sr: &Sr, examined: &Examined) -> Result<(), Problem> {
         tx.add_sr(sr)?;
         examined.record(tx, sr.uuid, false)?;
@@ -233,7 +233,7 @@ impl<const KEPT: bool> Job for Make<KEPT> {
         vec![self.sr.uuid]
     }
 
-    /// It is attached by the job.
+    /// The job itself attaches it.
     fn needs(&self) -> Vec<Uuid> {
         Vec::new()
     }
@@ -249,8 +249,8 @@ impl<const KEPT: bool> Job for Make<KEPT> {
         }
     }
 
-    /// An unreachable storage keeps its label: the directory can be introduced, and nothing waits for a server that is
-    /// gone.
+    /// Storage that cannot be reached keeps its label: the directory can be introduced later, and the rollback does
+    /// not wait for a server that is gone.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if !self.unreached.load(Ordering::Relaxed) {
             if let Err(problem) = self.unlabel(daemon).await {
@@ -276,13 +276,13 @@ impl<const KEPT: bool> Job for Make<KEPT> {
     }
 }
 
-/// The problem of a repository that is made or introduced although it is known.
+/// The problem of creating or introducing a repository that is already known.
 pub fn is_known(sr: &Sr) -> Problem {
     let what = format!("that is the repository '{}' ({}), which is already known", sr.name, sr.uuid);
     Problem::new(Code::Exists, what).field("source").advise("attach it, or forget it first")
 }
 
-/// Refuses a reserve that leaves nothing of the storage.
+/// Refuses a reserve as large as the storage.
 pub fn must_fit(reserve: u64, size: u64) -> Result<(), Problem> {
     if reserve == 0 || reserve < size {
         return Ok(());

@@ -15,14 +15,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-/// Bytes of a program's output that are quoted.
+/// Maximum bytes of a program's output quoted in errors.
 const WORDS_MAX: usize = 2048;
 
-/// How often a mount that is busy is unmounted again, and after how long.
+/// Number of retries of a busy unmount, and the pause between them.
 const UNMOUNT_AGAIN: u32 = 3;
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Where repositories of servers are mounted, and how long that may take.
+/// Mounts repositories of servers.
 #[derive(Clone, Debug)]
 pub struct MountPoints {
     /// A directory for mount points.
@@ -32,7 +32,7 @@ pub struct MountPoints {
 }
 
 impl MountPoints {
-    /// Where the repository `uuid` is; mounts it if need be.
+    /// The directory of the repository `uuid`, mounted if necessary.
     pub async fn find(&self, uuid: Uuid, source: &SrSource) -> Result<AbsolutePath, Problem> {
         let (SrSource::Dir { path } | SrSource::Iso { path }) = source else {
             return self.mounted(uuid, source).await;
@@ -40,7 +40,7 @@ impl MountPoints {
         Ok(path.clone())
     }
 
-    /// Where the repository of a server is mounted.
+    /// The mount point of a repository.
     fn point(&self, uuid: Uuid) -> PathBuf {
         self.directory.join(uuid.to_string())
     }
@@ -79,8 +79,8 @@ impl MountPoints {
         }
     }
 
-    /// Unmounts what the daemon has mounted for a repository. It is fine if nothing is mounted, and mounts of others
-    /// are left alone.
+    /// Unmounts what the daemon has mounted for a repository. Not an error if nothing is mounted; foreign mounts are
+    /// left alone.
     pub async fn leave(&self, uuid: Uuid, source: &SrSource) -> Result<(), Problem> {
         let point = self.point(uuid);
         let Some(device) = mount::device(source) else { return Ok(()) };
@@ -97,8 +97,7 @@ impl MountPoints {
         }
     }
 
-    /// A process that is just being started has our files open until it is another program: a mount that is busy for
-    /// that is not in a moment.
+    /// Unmounts, with retries: a child that was just forked keeps our files open until it executes its program.
     async fn unmount(&self, point: &Path) -> Result<(), Problem> {
         let run = || self.run("umount", vec!["--".into(), point.into()], format!("unmount {}", point.display()));
         for _ in 0..UNMOUNT_AGAIN {
@@ -110,8 +109,8 @@ impl MountPoints {
         run().await
     }
 
-    /// Runs a program of the host, which may wait for a server that does not answer: it is killed when its time is
-    /// over, and not waited for then.
+    /// Runs a program of the host, which may wait for a server that does not answer: after the time limit it is
+    /// killed, and not waited for.
     async fn run(&self, program: &str, words: Vec<OsString>, tried: String) -> Result<(), Problem> {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -134,12 +133,12 @@ impl MountPoints {
     }
 }
 
-/// A program and its child processes, which are killed with it: mount(8) runs a helper program for each kind of file
-/// system, which would otherwise continue and mount at an unexpected time.
+/// A program and its child processes, which are killed with it: mount(8) runs a helper for each kind of file system,
+/// which would otherwise continue and mount at an unexpected time.
 struct Group(Option<Pid>);
 
 impl Group {
-    /// That of a program which begins one.
+    /// The process group of a program that leads one.
     fn of(child: &Child) -> Group {
         Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
     }
@@ -159,7 +158,7 @@ impl Drop for Group {
     }
 }
 
-/// The program that mounts a source, and the packages it is in, if it is not installed.
+/// The program that mounts a source, and the packages that contain it, if it is not installed.
 fn missing_helper(source: &SrSource) -> Option<(&'static str, &'static str)> {
     let (helper, packages) = match source {
         SrSource::Dir { .. } | SrSource::Iso { .. } => return None,

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::background;
 use crate::task::started::Running;
 
-/// Threads that one repository may keep. All the daemon's blocking calls share 512 of them.
+/// Maximum number of threads that one repository may block. All blocking calls of the daemon share 512.
 const STUCK_MAX: usize = 4;
 
 /// A limit on waiting for storage.
@@ -27,7 +27,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// For storage that responds within `limit`.
+    /// Creates the limit for storage that responds within `limit`.
     pub fn new(limit: Duration) -> Patience {
         Patience { limit, stuck: Arc::default(), changed: Arc::default() }
     }
@@ -41,7 +41,7 @@ impl Patience {
         self.stuck().keys().copied().collect()
     }
 
-    /// Waits until [`Patience::silent`] may return others. Only one caller may wait.
+    /// Waits until [`Patience::silent`] may have changed. Only one caller may wait.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
@@ -63,23 +63,23 @@ impl Patience {
                 return Err(silent(sr, tried, "earlier requests have not been answered"));
             }
             let running = Running::begin();
-            let mut asked = repo::blocking::start(move || {
+            let mut running_call = repo::blocking::start(move || {
                 let answer = question();
                 drop(running);
                 answer
             });
-            match tokio::time::timeout(patience.limit, asked.ended()).await {
+            match tokio::time::timeout(patience.limit, running_call.ended()).await {
                 Ok(answer) => answer.map_err(ended)?,
                 Err(_) => {
-                    patience.leave(sr, tried, asked);
+                    patience.leave(sr, tried, running_call);
                     Err(silent(sr, tried, &format!("no answer in {} s", patience.limit.as_secs())))
                 }
             }
         }
     }
 
-    /// Counts a thread until it comes back, if it does.
-    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, mut asked: Blocking<T>) {
+    /// Counts an abandoned thread until it returns.
+    fn leave<T: Send + 'static>(&self, sr: Uuid, tried: &'static str, mut running_call: Blocking<T>) {
         let stuck = {
             let mut all = self.stuck();
             let stuck = all.entry(sr).or_default();
@@ -91,7 +91,7 @@ impl Patience {
         let patience = self.clone();
         background::spawn(async move {
             // A result this late is of no use.
-            drop(asked.ended().await);
+            drop(running_call.ended().await);
             tracing::info!(%sr, tried, "the storage responded after all");
             let mut all = patience.stuck();
             if let Some(stuck) = all.get_mut(&sr) {
@@ -127,11 +127,11 @@ mod test {
         for _ in 0..STUCK_MAX {
             let (release, wait) = mpsc::channel::<()>();
             locked.push(release);
-            let asked = patience.ask(one, "look", move || {
+            let running_call = patience.ask(one, "look", move || {
                 wait.recv().ok();
                 Ok(())
             });
-            assert_eq!(asked.await.unwrap_err().code, Code::Timeout);
+            assert_eq!(running_call.await.unwrap_err().code, Code::Timeout);
         }
         // Responsive storage gets as much time as a busy machine needs.
         let patience = Patience { limit: Duration::from_secs(60), ..patience };

@@ -1,4 +1,4 @@
-//! `sr probe`: looks for a repository on a storage. Changes nothing there; if the storage was mounted for this, it is
+//! `sr probe`: looks for a repository on a storage. Changes nothing there; storage that was mounted for this is
 //! unmounted again.
 
 use api::{AbsolutePath, Code, ImageFormat, Problem, SrFound, SrSource};
@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::Srs;
 
-/// The formats of files by their names. A name decides which format is expected, never which one a file has.
+/// The expected format of a file, by its name; its contents may differ.
 pub fn format_of(name: &str) -> Option<ImageFormat> {
     let (stem, extension) = name.rsplit_once('.')?;
     match (stem, extension) {
@@ -19,7 +19,7 @@ pub fn format_of(name: &str) -> Option<ImageFormat> {
     }
 }
 
-/// For `map_err`: what to do about a directory that is not there.
+/// Adds advice about a missing directory; for `map_err`.
 pub fn no_directory(then: &'static str) -> impl FnOnce(Problem) -> Problem {
     move |problem| match problem.code {
         Code::NotFound | Code::Invalid if problem.advice.is_none() => {
@@ -30,7 +30,7 @@ pub fn no_directory(then: &'static str) -> impl FnOnce(Problem) -> Problem {
 }
 
 impl Srs {
-    /// The repositories at a place.
+    /// The repositories on a storage.
     pub async fn probe(&self, source: &SrSource) -> Result<Vec<SrFound>, Problem> {
         repo::driver::mount::check(source)?;
         let known = self.catalogue.read(|view| view.srs()).await?;

@@ -1,8 +1,8 @@
 //! `sr scan`: synchronizes the catalogue with the files of a repository.
 //!
 //! Unknown images are added with the parent that they record; images that have disappeared become missing, and ready
-//! again when they are back. Unmatched files are reported `unplaced` with the reason. No file is changed. Tasks may run
-//! at the same time: images that they create, remove or change are left alone.
+//! again when they are back. Unmatched files are reported `unplaced` with the reason. No file is changed. Tasks may
+//! run at the same time: images that they create, remove or change are left alone.
 
 pub mod doubtful;
 mod info;
@@ -51,7 +51,7 @@ pub async fn scan(daemon: &Daemon, uuid: Uuid, context: &mut Context) -> Result<
     Ok(scan)
 }
 
-/// The files that differ from the catalogue: images that are gone, and files that may be images but are not recorded.
+/// The files that differ from the catalogue: images that are gone, and unrecorded files that may be images.
 pub async fn compare_files(daemon: &Daemon, uuid: Uuid) -> Result<Vec<Difference>, Problem> {
     let directory = daemon.srs.directory(uuid).await?;
     let (sr, sorted) = list(daemon, uuid, &directory).await?;
@@ -84,7 +84,7 @@ fn differs(sr: Uuid, vdi: Option<Uuid>, found: Vec<String>, catalogue: Vec<Strin
     Difference { problem: Some(problem), ..at }
 }
 
-/// Lists a repository, and sorts its files.
+/// Lists a repository, and classifies its files.
 async fn list(daemon: &Daemon, uuid: Uuid, directory: &Arc<Directory>) -> Result<(Sr, Sorted), Problem> {
     // Files that a task is using, when they are listed or compared, are left to that task.
     let mut in_hand = daemon.catalogue.read(intents).await?;
@@ -109,7 +109,7 @@ fn intents(view: &View<'_>) -> Result<Vec<String>, Problem> {
     Ok(view.journal()?.into_iter().map(|entry| entry.intent.to_string()).collect())
 }
 
-/// Those of the missing images that are still missing: a task may have created one after the files were listed.
+/// The missing images that are still missing: a task may have created one after the files were listed.
 async fn really_gone(
     daemon: &Daemon,
     sr: &Sr,
@@ -124,8 +124,8 @@ async fn really_gone(
     looked.await
 }
 
-/// The metadata of new files and, if there is a VHD among them, of known VHDs, because their children refer to them by
-/// an identity of their own.
+/// The metadata of new files and, if there is a VHD among them, of known VHDs, because their children refer to them
+/// by a UUID in the file.
 async fn examine(
     daemon: &Daemon,
     sr: &Sr,
@@ -135,10 +135,10 @@ async fn examine(
 ) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
     let appeared: HashSet<_> = sorted.appeared.iter().map(|candidate| candidate.format).collect();
     let known = sorted.present.iter().map(|(image, _)| Candidate::known(image));
-    let (asked, told): (Vec<_>, Vec<_>) =
+    let (to_read, not_read): (Vec<_>, Vec<_>) =
         known.partition(|known| appeared.contains(&known.format) && known.has_identity());
-    let all: Vec<Candidate> = sorted.appeared.iter().cloned().chain(asked).collect();
+    let all: Vec<Candidate> = sorted.appeared.iter().cloned().chain(to_read).collect();
     let (mut found, unplaced) = info::of_all(daemon, sr, directory, all, context).await?;
-    found.extend(told.into_iter().map(Found::of_known));
+    found.extend(not_read.into_iter().map(Found::of_known));
     Ok((found, unplaced))
 }

@@ -1,8 +1,8 @@
 //! Handles a repository that another host has used since this one: this host's state of its disks is void.
 //!
 //! When a daemon and its disks die together, they leave redo logs, and VBDs that are plugged according to the
-//! catalogue. The next daemon continues with both, which is right if nobody else has used the repository. If another
-//! host has, it may have written to the images: replaying a log would overwrite that, and a guest would continue with a
+//! catalogue. The next daemon continues with both, which is right if no other host has used the repository. If one
+//! has, it may have written to the images: replaying a log would overwrite that, and a guest would continue with a
 //! disk that has changed under it.
 //!
 //! 1. Logs of images that no process has locked are removed. A locked image has not been written by others.
@@ -27,21 +27,21 @@ use crate::task::blocking;
 /// The previous user of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// This host; or nothing can be written there, so that there is no record.
+    /// This host; or the repository is read-only and has no record.
     Us,
     /// This host, with its state directory elsewhere.
     Moved,
-    /// This host by an earlier catalogue, whose redo logs are in our run directory.
+    /// This machine with an earlier catalogue, whose redo logs are in our run directory.
     Predecessor,
     /// No host is recorded.
-    Nobody,
+    Unrecorded,
     /// Another host.
     Other,
 }
 
 impl Srs {
     /// Determines the last user of a repository, which is locked. If it was another host, void state is discarded.
-    pub(super) async fn end_void(
+    pub(super) async fn discard_void_state(
         &self,
         sr: &Sr,
         directory: &Arc<Directory>,
@@ -56,27 +56,28 @@ impl Srs {
             Last::Host(last) if last == self.host => return Ok(Before::Us),
             Last::Host(last) if last.is_same(&self.host) => return Ok(Before::Moved),
             Last::Host(last) if self.predecessors.contains(&last) => return Ok(Before::Predecessor),
-            Last::Nobody => return Ok(Before::Nobody),
+            Last::Nobody => return Ok(Before::Unrecorded),
             Last::Host(LastHost { host, .. }) if host == self.host.host => "a copy of this host".to_owned(),
             Last::Host(LastHost { host, .. }) => format!("host {host}"),
             Last::Unknown => "an unknown host".to_owned(),
         };
-        self.end_all_void(sr, directory, &other).await.map(|()| Before::Other)
+        self.discard_all(sr, directory, &other).await.map(|()| Before::Other)
     }
 
-    /// From now on this host is the last that had a repository.
-    pub(super) async fn be_last(&self, sr: Uuid, directory: &Arc<Directory>, before: Before) {
+    /// Records this host as the last user of a repository.
+    pub(super) async fn record_last_host(&self, sr: Uuid, directory: &Arc<Directory>, before: Before) {
         if before == Before::Us {
             return;
         }
         let (at, host) = (directory.clone(), self.host.clone());
         if let Err(problem) = self.patience.ask(sr, "record the host of", move || at.set_last_host(&host)).await {
-            // The repository may be full, for example. Changes by the other host are then checked again the next time.
+            // The repository may be full, for example. Changes by the other host are then checked again the next
+            // time.
             tracing::warn!(%sr, "this host could not be recorded in it: {problem}");
         }
     }
 
-    async fn end_all_void(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
+    async fn discard_all(&self, sr: &Sr, directory: &Arc<Directory>, other: &str) -> Result<(), Problem> {
         let (uuid, name) = (sr.uuid, sr.name.clone());
         tracing::warn!(sr = %uuid, %name, "{other} has used the repository since this host");
         let (at, logs) = (directory.clone(), RedoLogs::of(&self.config));
@@ -107,7 +108,7 @@ impl Srs {
     }
 }
 
-/// Why a VBD was unplugged.
+/// The problem of a VBD that was unplugged.
 fn void(vbd: Uuid, why: &str) -> Problem {
     let what = format!("VBD {vbd} is no longer plugged: {why}; data its guest had not flushed is lost");
     Problem::new(Code::State, what).advise("stop the guest that used it if it still runs, then plug it again")

@@ -1,5 +1,4 @@
-//! Periodic checks of repositories: their free space, while it can change, and whether lost ones are back, while there
-//! are any.
+//! Periodic checks of repositories: their free space, while it can change, and whether lost ones are back.
 //!
 //! Invariant: on a host on which no disk is plugged read-write, no task ends and no repository is lost, nothing here
 //! wakes up.
@@ -37,7 +36,7 @@ pub async fn seek_lost(daemon: Daemon) {
             let Some(sr) = now.ok().filter(|sr| sr.state == SrState::Lost) else { continue };
             match daemon.srs.attach_as(sr.uuid, None, true).await {
                 Ok(ended) => {
-                    daemon.tasks.let_go(&ended);
+                    daemon.tasks.abandon_ended(&ended);
                     tracing::info!(sr = %sr.uuid, name = %sr.name, "the repository is back");
                     super::doubtful::hold(&daemon, sr.uuid).await;
                     let WhenAttached { reconcile, collect } = daemon.srs.when_attached;
@@ -61,7 +60,7 @@ pub async fn watch_space(daemon: Daemon) {
     let mut events = daemon.catalogue.subscribe();
     let mut due = Instant::now();
     loop {
-        if let Err(problem) = daemon.srs.let_nobody_wait().await {
+        if let Err(problem) = daemon.srs.clear_stale_full().await {
             tracing::warn!("cannot tell which guests wait for space: {problem}");
         }
         let written = daemon.catalogue.read(|view| view.srs_written()).await.unwrap_or_default();
@@ -84,7 +83,7 @@ pub async fn watch_space(daemon: Daemon) {
     }
 }
 
-/// Events that may change the free space of a repository or when that is measured. Plugs and unplugs are among them, as
+/// Whether an event may affect the free space of a repository, or when it is measured. Plugs and unplugs do, as
 /// changes of VBDs.
 fn matters(event: &Event) -> bool {
     match event.kind {
@@ -100,8 +99,8 @@ fn ended(event: &Event) -> bool {
     task.is_some_and(|task| over(&task) && !task.verb.starts_with("vbd-"))
 }
 
-/// Waits for an event that matters, and takes all others that are there with it. Whether a task was among them, or some
-/// were missed, so that one may have been.
+/// Waits for a relevant event, and consumes all that are queued. Returns whether one was about a task, or events were
+/// missed, so that one may have been.
 async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) -> bool) -> bool {
     let mut found = false;
     let mut task = false;
@@ -119,13 +118,13 @@ async fn wait_for(events: &mut Receiver<Arc<Event>>, matters: impl Fn(&Event) ->
                 task |= event.kind == ObjectKind::Task;
             }
             Ok(_) => {}
-            // Some were missed: the sender is never gone.
+            // Some were missed: the sender never closes.
             Err(_) => (found, task) = (true, true),
         }
     }
 }
 
-/// Measures all repositories, and images of those that are written: a snapshot among the tasks may have ended.
+/// Measures all repositories, and images of those that are written: a snapshot task may have ended.
 async fn measure_all(srs: &Srs, written: &[Uuid]) {
     let attached: Vec<Uuid> = srs.open().keys().copied().collect();
     for sr in attached {
@@ -155,7 +154,7 @@ async fn look(srs: &Srs, written: &[Uuid]) {
 impl Srs {
     /// If no disk is plugged read-write any more, no guest waits for space. This is checked after the set of waiting
     /// disks is known: a disk that reported being full was plugged before.
-    async fn let_nobody_wait(&self) -> Result<(), Problem> {
+    async fn clear_stale_full(&self) -> Result<(), Problem> {
         let attached: Vec<Uuid> = self.open().keys().copied().collect();
         let full: Vec<Uuid> = attached.into_iter().filter(|sr| self.is_full(*sr)).collect();
         if full.is_empty() {
@@ -163,14 +162,14 @@ impl Srs {
         }
         let written = self.catalogue.read(|view| view.srs_written()).await?;
         for sr in full.into_iter().filter(|sr| !written.contains(sr)) {
-            self.nobody_waits(sr);
+            self.clear_full(sr);
             self.measure_now(sr).await;
         }
         Ok(())
     }
 
-    /// Records what the image of a VDI takes whose disk has just ended: nothing measures it again while nothing writes
-    /// it. A failure is left to the next scan.
+    /// Records the physical size of a VDI's image after its disk's process has exited: it is not measured again until
+    /// written. Failure is left to the next scan.
     pub async fn measure_image_of(&self, vdi: Uuid) {
         let measure = async {
             let image = self.catalogue.read(move |view| view.image(view.vdi_image(vdi)?)).await?;
@@ -188,7 +187,7 @@ impl Srs {
         }
     }
 
-    /// Records what the images take that are being written, and how full the repository is.
+    /// Records the physical sizes of the images that are being written, and the space of the repository.
     async fn measure_written(&self, sr: Uuid) -> Result<(), Problem> {
         let directory = self.directory(sr).await?;
         let images = self.catalogue.read(move |view| view.images_written(sr)).await?;

@@ -1,8 +1,8 @@
-//! The layers around the disks: what their guests say of them, and the host's devices beneath their images.
+//! The layers around the disks: their guests' statistics, and the host's devices beneath their images.
 //!
-//! Guests are asked together, each for a bounded time. A device of the host is that of its repository's file system,
-//! whose number was found when it was attached: no storage is asked here. Invariant: what is not known has a reason,
-//! and a guest's disk is one with the serial number that the daemon has given it.
+//! Guests are queried concurrently, each with a time limit. A host device is that of the repository's file system,
+//! whose number was determined when it was attached: storage is not accessed here. Invariant: an unknown layer has a
+//! reason, and a guest's disk is identified by the serial number that the daemon has assigned.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::{Plugged, is_served};
 use crate::daemon::Daemon;
 use crate::plug::serial;
 
-/// A device, and when it was counted on its kernel's clock.
+/// A device's counters, and the time on its kernel's clock.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub clock_ns: u64,
@@ -26,25 +26,25 @@ pub struct Device {
 /// The layers around a disk.
 #[derive(Clone, Debug)]
 pub struct Layers {
-    /// The guest's device, or why it is not known.
+    /// The guest's device, or the reason why it is unknown.
     pub guest: Result<Device, String>,
-    /// The device beneath, and the whole disk of a partition, or why it is not known.
+    /// The host's device beneath the disk, then the whole disk of a partition; or the reason why they are unknown.
     pub host: Result<Vec<Device>, String>,
-    /// Plugged disks on it.
+    /// Number of plugged disks on it.
     pub shared_by: u64,
 }
 
-/// What is around all disks.
+/// The data about all guests and repositories, before the host's devices are read.
 #[derive(Debug)]
 pub struct Around {
     guests: HashMap<Uuid, Result<GuestAnswer, String>>,
-    /// By repository: the number of its file system, and its directory.
+    /// By repository: the device number of its file system, and its directory.
     directories: HashMap<Uuid, (u64, PathBuf)>,
-    /// The repositories of all plugged disks, one for each disk.
+    /// The repository of each plugged disk.
     plugged: Vec<Uuid>,
 }
 
-/// The same, with what the host's kernel counts.
+/// The data about all guests and host devices.
 #[derive(Debug)]
 pub struct Counted {
     guests: HashMap<Uuid, Result<GuestAnswer, String>>,
@@ -54,7 +54,7 @@ pub struct Counted {
 }
 
 impl Around {
-    /// Asks the guests of these disks.
+    /// Queries the guests of these disks.
     pub async fn of(daemon: &Daemon, disks: &[Plugged]) -> Result<Around, Problem> {
         let all = daemon.catalogue.read_for_client(|view| {
             let served = view.vbds(None, None)?.into_iter().filter(is_served);
@@ -71,18 +71,18 @@ impl Around {
                 directories.insert(*sr, (directory.device(), directory.path().to_owned()));
             }
         }
-        let mut asked = JoinSet::new();
-        // A guest is asked of disks that its driver has given it.
+        let mut queries = JoinSet::new();
+        // Guests are queried only for disks with a serial number from their driver.
         let ours = disks.iter().filter(|disk| disk.vbd.transport == Transport::VhostUser);
         let vms: std::collections::BTreeSet<Uuid> = ours.filter_map(|disk| disk.vbd.vm).collect();
         for vm in vms {
             let daemon = daemon.clone();
-            asked.spawn(async move { (vm, daemon.vms.ask_guest(vm).await) });
+            queries.spawn(async move { (vm, daemon.vms.query_guest(vm).await) });
         }
-        Ok(Around { guests: asked.join_all().await.into_iter().collect(), directories, plugged })
+        Ok(Around { guests: queries.join_all().await.into_iter().collect(), directories, plugged })
     }
 
-    /// Reads what the host's kernel counts.
+    /// Reads the counters of the host's kernel.
     pub fn read(self) -> Counted {
         let Around { guests, directories, plugged } = self;
         let of = |(device, path): &(u64, PathBuf)| stats::beneath_filesystem(*device, path);
@@ -97,7 +97,7 @@ impl Around {
 }
 
 impl Counted {
-    /// What is around a disk.
+    /// The layers around a disk.
     pub fn layers(&self, disk: &Plugged) -> Layers {
         let device = self.beneath.get(&disk.sr).cloned();
         let device = device.unwrap_or_else(|| Err("its repository is not attached".into()));
@@ -121,13 +121,13 @@ impl Counted {
 }
 
 impl Layers {
-    /// The guest's, as the API shows it.
+    /// The guest's layer as the API shows it.
     pub fn guest_shown(&self) -> GuestLayer {
         let (unknown, device) = (self.guest.as_ref().err().cloned(), self.guest.as_ref().ok().map(Device::shown));
         GuestLayer { unknown, device }
     }
 
-    /// The host's, as the API shows it.
+    /// The host's layer as the API shows it.
     pub fn host_shown(&self) -> HostLayer {
         let devices = self.host.as_ref().map_or_else(|_| Vec::new(), |all| all.iter().map(Device::shown).collect());
         HostLayer { unknown: self.host.as_ref().err().cloned(), devices, shared_by: self.shared_by }

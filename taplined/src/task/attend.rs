@@ -1,4 +1,4 @@
-//! Watches over the steps of a task: one that makes no progress is reported, and can be abandoned.
+//! Monitors the steps of a task: one that makes no progress is reported, and can be abandoned.
 //!
 //! A step may wait for storage that never responds, in its own process or in one that it started. No time limit would
 //! be right: a merge may take hours, and an NFS server may be away for as long. So an administrator decides.
@@ -10,14 +10,14 @@ use api::{Code, Problem};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 
-use super::{Context, UNDO, Wish};
+use super::{Context, TaskControl, UNDO};
 use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 
 impl Context {
-    /// Waits for a step, or for an undo. It begins when all that earlier ones have started has ended, on threads and in
-    /// processes that were killed. If it makes no progress for as long as storage may take to respond, the task says so
-    /// until it does; an error if the task is abandoned, and the step is dropped then.
+    /// Runs a step, or an undo, after all threads and killed processes of earlier steps have ended. If it makes no
+    /// progress within the storage timeout, the task's problem says so until it does; an error if the task is
+    /// abandoned, and the step is then dropped.
     pub async fn attend(
         &self,
         daemon: &Daemon,
@@ -26,7 +26,7 @@ impl Context {
     ) -> Result<(), Problem> {
         self.progressed.send_replace(Instant::now());
         let patience = daemon.config.storage.patience();
-        let mut asked = self.abandoned.clone();
+        let mut requested = self.abandoned.clone();
         let work = async {
             if step == UNDO && fault::planted(Planted::HastyUndo) {
                 return work.await;
@@ -37,7 +37,7 @@ impl Context {
         tokio::select! {
             biased;
             done = work => done,
-            Ok(_) = asked.wait_for(|asked| *asked == Wish::Abandon) => {
+            Ok(_) = requested.wait_for(|requested| *requested == TaskControl::Abandon) => {
                 Err(Problem::new(Code::Cancelled, format!("the task was abandoned during its step '{step}'")))
             }
             never = self.report_silence(step, patience) => match never {},
@@ -55,7 +55,7 @@ impl Context {
             tracing::warn!(task = %self.task.uuid, verb = self.task.verb, step, "{problem}");
             self.show(Some(problem)).await;
             if progressed.changed().await.is_err() {
-                // The sender is a field of this.
+                // Unreachable: the sender is a field of this.
                 std::future::pending::<()>().await;
             }
             self.show(None).await;
@@ -71,7 +71,7 @@ impl Context {
         )
     }
 
-    /// Shows why the task does not go on, or no longer.
+    /// Records why the task does not continue, or clears that.
     pub(super) async fn show(&self, problem: Option<Problem>) {
         let uuid = self.task.uuid;
         let shown = self.catalogue.write(move |tx| tx.set_task_problem(uuid, problem.as_ref()));

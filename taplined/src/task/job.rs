@@ -1,18 +1,18 @@
 //! Jobs: tasks whose effect is all or nothing, even if the daemon is killed (P8).
 //!
 //! 1. The *intent* is recorded: everything needed to carry out the job or to roll it back, including the names and
-//!    identities of what it will create. *If killed before this:* nothing has happened, and nothing was promised.
+//!    UUIDs of the objects to create. *If killed before this:* nothing has happened, and nothing was promised.
 //! 2. Before each step its name is recorded: a job without one has begun nothing. Each step is idempotent. *If killed
-//!    before the point of no return:* the starting daemon rolls the job back, which removes whatever its steps may have
+//!    before the point of no return:* the next daemon rolls the job back, which removes whatever its steps may have
 //!    created. *If killed after it:* the job continues from the last recorded step.
 //! 3. Its end is recorded, in one commit with the release of its leases.
 //!
-//! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by this
-//! daemon or the next, until it succeeds: there is no rollback. Only an administrator can end that
+//! A step that fails before the point of no return is rolled back at once. One that fails after it is retried, by
+//! this daemon or the next, until it succeeds: there is no rollback. Only an administrator can end that
 //! ([`Tasks::abandon`]).
 //!
-//! A cancel is a commit as well. The commit that begins the first step of no return refuses a cancelled task, and a
-//! cancel is refused from that commit on: one of the two wins, whatever the job waits for.
+//! A cancellation is a commit as well. The commit that begins the step of no return refuses a cancelled task, and a
+//! cancellation is refused from that commit on: one of the two wins, whatever the job waits for.
 
 use std::future::Future;
 use std::time::Duration;
@@ -30,24 +30,24 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::request;
 
-/// How long to wait before a step is tried again that cannot be undone.
+/// Pause before a step that cannot be undone is retried.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// The steps of a kind of job, which are the variants of one type, in order ([`declare_steps!`]).
+/// The steps of a kind of job: the variants of a type, in order ([`declare_steps!`]).
 pub trait Step: Copy + Ord + Send + Sync + 'static {
     /// All steps.
     const ALL: &'static [Self];
 
-    /// Its word in the journal and in views of the task.
+    /// The step's name in the journal and in views of the task.
     fn word(self) -> &'static str;
 
-    /// The step with this word; none if this version has no such step.
+    /// The step with this name; `None` if this version has no such step.
     fn with_word(word: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|step| step.word() == word)
     }
 }
 
-/// Declares the steps of a kind of job, each with its word:
+/// Declares the steps of a kind of job, each with its name:
 /// `declare_steps!(MergeStep { Merge = "merge", Record = "record" })`.
 macro_rules! declare_steps {
     ($(#[$about:meta])* $name:ident { $($step:ident = $word:literal),+ }) => {
@@ -75,11 +75,11 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     const VERB: &'static str;
     /// The first step that cannot be rolled back.
     const NO_RETURN: Self::Step;
-    /// Whether there may be something to tidy up in the repositories that it changes when it is over.
+    /// Whether the repositories that it changes may need a cleanup when it is over.
     const TIDIES: bool = false;
 
-    /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then rolled
-    /// back as far as possible.
+    /// Whether a step after the point of no return has failed in a way that retrying cannot fix. The job is then
+    /// rolled back as far as possible.
     fn is_hopeless(&self, _: &Problem) -> bool {
         false
     }
@@ -96,7 +96,7 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The objects concerned.
     fn about(&self) -> Vec<About>;
 
-    /// Does a step. It may have been done before, in part or in full.
+    /// Runs a step. It may have been run before, in part or in full.
     fn step(
         &self,
         step: Self::Step,
@@ -104,7 +104,7 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
         context: &Context,
     ) -> impl Future<Output = Result<(), Problem>> + Send;
 
-    /// Removes all that any step before the point of no return may have left. May itself be done twice.
+    /// Removes everything that any step before the point of no return may have left. Idempotent.
     fn undo(&self, daemon: &Daemon) -> impl Future<Output = Result<(), Problem>> + Send;
 
     /// The result.
@@ -112,8 +112,8 @@ pub trait Job: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
 }
 
 impl Tasks {
-    /// Begins a job. `prepare` records, in one commit with the intent, what must be so before anything is done: leases,
-    /// places that are taken; it refuses the job if that cannot be.
+    /// Begins a job. `prepare` records its prerequisites, such as leases and reserved names, in one commit with the
+    /// intent; it refuses the job if they cannot be met.
     pub async fn start_job<J: Job>(
         &self,
         daemon: &Daemon,
@@ -140,21 +140,21 @@ impl Tasks {
     }
 }
 
-/// The repositories in which there may be something to tidy up when a job is over.
+/// The repositories that may need a cleanup when a job is over.
 fn tidies<J: Job>(job: &J) -> Vec<Uuid> {
     if J::TIDIES { job.changes() } else { Vec::new() }
 }
 
-/// How far a job is.
+/// The state of a running job.
 struct Run<'a, J: Job> {
     job: &'a J,
     daemon: &'a Daemon,
     context: Context,
-    /// The last step that is recorded as begun; none if nothing has begun.
+    /// The last step recorded as begun; `None` before the first.
     begun: Option<J::Step>,
 }
 
-/// Does a job: all of it, or the rest from the step that is recorded as begun. Undoes it if that fails.
+/// Runs a job: all of it, or the rest from the step recorded as begun. Rolls it back if that fails.
 async fn run<J: Job>(job: J, daemon: &Daemon, context: Context, begun: Option<J::Step>) -> Result<Value, Problem> {
     let mut run = Run { job: &job, daemon, context, begun };
     for step in J::Step::ALL.iter().copied().filter(|step| begun.is_none_or(|begun| *step >= begun)) {
@@ -172,7 +172,7 @@ fn has_nothing_to_undo<J: Job>() -> bool {
 }
 
 impl<J: Job> Run<'_, J> {
-    /// Whether there is no rollback any more.
+    /// Whether a rollback is no longer possible.
     fn is_committed(&self) -> bool {
         if fault::planted(Planted::DeafDestroy) && has_nothing_to_undo::<J>() {
             return true;
@@ -180,7 +180,7 @@ impl<J: Job> Run<'_, J> {
         self.begun.is_some_and(|begun| begun >= J::NO_RETURN)
     }
 
-    /// Executes a step. Unless it is `recorded` already, its begin is recorded first.
+    /// Executes a step. Its begin is recorded first, unless it is `recorded` already.
     async fn step(&mut self, step: J::Step, recorded: &mut bool) -> Result<(), Problem> {
         let word = step.word();
         let kept = keep_inventory(self.job, self.daemon);
@@ -202,14 +202,14 @@ impl<J: Job> Run<'_, J> {
         Ok(())
     }
 
-    /// Follows up on a failed step: waits before a retry, or rolls back and returns the problem.
+    /// Handles a failed step: waits before a retry, or rolls back and returns the problem.
     async fn retry_or_roll_back(&self, step: J::Step, problem: Problem) -> Result<(), Problem> {
         let (uuid, verb, committed) = (self.context.uuid(), J::VERB, self.is_committed());
         if committed && !self.job.is_hopeless(&problem) {
             tracing::error!(task = %uuid, verb, step = step.word(), "retrying: {problem}");
             return self.context.rest(AGAIN_AFTER, &problem).await;
         }
-        // Nothing has begun of a job that has nothing to undo: it waits until it can, and can be cancelled.
+        // A job that has not begun and has nothing to undo waits until it can begin, and can be cancelled.
         if !committed && has_nothing_to_undo::<J>() && problem.code != Code::Cancelled {
             tracing::warn!(task = %uuid, verb, step = step.word(), "waiting to begin: {problem}");
             return match self.context.unless_cancelled(self.context.rest(AGAIN_AFTER, &problem)).await {
@@ -220,7 +220,7 @@ impl<J: Job> Run<'_, J> {
         self.roll_back(problem).await
     }
 
-    /// Undoes what was done; always returns the problem.
+    /// Rolls back; always returns the problem.
     async fn roll_back(&self, problem: Problem) -> Result<(), Problem> {
         undo_until_done(self.job, self.daemon, &self.context, None).await?;
         if let Err(late) = keep_inventory(self.job, self.daemon).await {
@@ -232,7 +232,7 @@ impl<J: Job> Run<'_, J> {
     /// Brings the inventories up to date, and returns the result.
     async fn finish(&self) -> Result<Value, Problem> {
         for sr in self.job.changes() {
-            // The catalogue keeps what the inventory of a repository that has gone does not have.
+            // The catalogue keeps the changes that are missing from the inventory of a lost repository.
             while let Err(problem) = self.daemon.srs.keep_inventory(sr).await {
                 let (uuid, verb) = (self.context.uuid(), J::VERB);
                 tracing::error!(task = %uuid, verb, "the inventory is out of date: {problem}");
@@ -253,7 +253,7 @@ async fn keep_inventory<J: Job>(job: &J, daemon: &Daemon) -> Result<(), Problem>
     Ok(())
 }
 
-/// Rolls a job back; a failure is retried after a while. An error only if the task was abandoned.
+/// Rolls a job back, with retries. Fails only if the task was abandoned.
 async fn undo_until_done<J: Job>(
     job: &J,
     daemon: &Daemon,
@@ -276,7 +276,7 @@ async fn undo_until_done<J: Job>(
     Ok(())
 }
 
-/// Resumes a job of the journal, or rolls it back; or why that cannot be.
+/// Resumes a job of the journal, or rolls it back; returns the reason if that is impossible.
 pub async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<Option<String>, Problem> {
     let begun = match task.step.as_deref() {
         None if fault::planted(Planted::NothingIsBegun) => J::Step::ALL.first().copied(),
@@ -308,8 +308,8 @@ pub async fn recover_as<J: Job>(daemon: &Daemon, job: J, task: Task) -> Result<O
         Err(Problem::new(Code::Timeout, format!("rolling back has taken more than {} s", patience.as_secs())))
     });
     if let Err(problem) = undone {
-        // Its repository may not be there or not respond. Whatever else there is to serve does not wait for that; what
-        // the job holds does.
+        // Its repository may be missing or not respond. The start of the daemon does not wait for that; the job's
+        // objects stay reserved.
         let at_work = daemon.clone();
         daemon.tasks.run(daemon, task, tidies(&job), move |context| async move {
             let context = Context { started, ..context };

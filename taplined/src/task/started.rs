@@ -1,8 +1,8 @@
-//! What a step has started on threads and in processes of its own: it may end after the step, whose future was dropped
-//! when its task was cancelled.
+//! Threads and processes started by a step: they may end after the step, whose future was dropped when its task was
+//! cancelled.
 //!
-//! Invariant: each of them is counted until it has ended. An undo waits until the count is zero, so no file appears or
-//! changes after it.
+//! Invariant: each of them is counted until it has ended. An undo waits until the count is zero, so no file appears
+//! or changes after it.
 
 use std::future::Future;
 
@@ -16,31 +16,31 @@ tokio::task_local! {
 #[derive(Clone, Debug)]
 pub struct Started(watch::Sender<usize>);
 
-/// One of them; it has ended when this is dropped.
+/// One of them; dropping it marks it as ended.
 #[derive(Debug)]
 #[must_use = "it counts as ended when this is dropped"]
 pub struct Running(Option<Started>);
 
 impl Started {
-    /// Nothing is started yet.
+    /// Creates a count of zero.
     pub fn none() -> Started {
         Started(watch::channel(0).0)
     }
 
-    /// Does `work`, and counts what it starts.
+    /// Runs `work`, and counts what it starts.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         STARTED.scope(self.clone(), work).await
     }
 
     /// Waits until all have ended.
     pub async fn ended(&self) {
-        // The sender is a field of this.
+        // The sender is a field of this, so there is no error.
         let _zero = self.0.subscribe().wait_for(|running| *running == 0).await.is_ok();
     }
 }
 
 impl Running {
-    /// Counts one that the current task is about to start. Work that belongs to no job is not counted.
+    /// Counts one that the current task is about to start. Work outside of a job is not counted.
     pub fn begin() -> Running {
         let started = STARTED.try_with(Started::clone).ok();
         started.iter().for_each(|started| started.0.send_modify(|running| *running = running.saturating_add(1)));

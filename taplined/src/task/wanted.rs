@@ -1,8 +1,8 @@
 //! VDIs that an operation is about to use.
 //!
-//! Between the moment when a merge has been stopped for an operation and the commit that reserves the VDI for it,
-//! another merge could begin, and the operation would be refused because of mere housekeeping. So no merge begins on a
-//! VDI that is wanted.
+//! Between the stop of a merge for an operation and the commit that reserves the VDI for the operation, another merge
+//! could begin, and the operation would be refused because of mere cleanup. So no merge begins on a VDI that is
+//! wanted.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ impl Wanted {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on it is.
+    /// Marks a VDI as wanted.
     pub fn want(&self, vdi: Uuid) -> Want {
         let mut counts = self.counts();
         let count = counts.entry(vdi).or_default();
@@ -34,7 +34,7 @@ impl Wanted {
         Want { wanted: self.clone(), vdi }
     }
 
-    /// Whether an operation has requested it.
+    /// Whether an operation wants a VDI.
     pub fn is(&self, vdi: Uuid) -> bool {
         self.counts().contains_key(&vdi)
     }

@@ -30,14 +30,14 @@ pub use copies::{copy, export, import};
 /// The physical size of a new image before anything is written to it.
 const EMPTY: u64 = 1 << 20;
 
-/// More than this no VHD can hold (decision 0004).
+/// Maximum size of a VHD (decision 0004).
 const VHD_MAX: u64 = 2040 << 30;
 
-/// A VDI, its repository and its image. Cleanup tasks among its images are interrupted, and do not start before the
-/// caller is done.
+/// A VDI, its repository and its image. Cleanup tasks among its images are interrupted, and cannot start while the
+/// returned value exists.
 async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Problem> {
     daemon.catalogue.read(move |view| view.check_not_of_memory(vdi, "used or changed")).await?;
-    // A merge that gives way is stopped by the disk.
+    // Giving way requires the disk to stop its merge.
     if let Some(vbd) = writer_of(&look(daemon, vdi).await?.0) {
         live::must_answer_now(daemon, vbd).await?;
     }
@@ -49,7 +49,7 @@ async fn find(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid, Want), Probl
     Ok((found, sr, image, want))
 }
 
-/// The same for reading only, for which merges are not stopped.
+/// Like [`find`], for reading only: merges are not stopped.
 async fn look(daemon: &Daemon, vdi: Uuid) -> Result<(Vdi, Sr, Uuid), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let found = view.vdi(vdi)?;
@@ -67,7 +67,7 @@ fn must_hold(format: ImageFormat, size: u64) -> Result<(), Problem> {
     Ok(())
 }
 
-/// `vdi-create`.
+/// Starts a `vdi-create` task.
 pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> {
     let sr = asked.sr;
     let sr = daemon.catalogue.read(move |view| view.sr(sr)).await.map_err(|problem| problem.field("sr"))?;
@@ -98,7 +98,7 @@ pub async fn create(daemon: &Daemon, asked: VdiCreate) -> Result<Task, Problem> 
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// Keeps the name of a VDI that a task creates.
+/// Reserves the name of a VDI that a task creates.
 fn take_new_name(tx: &mut Tx<'_>, sr: Uuid, name: &api::Name, task: Uuid, tried: &str) -> Result<(), Problem> {
     let taken = tx.take_name(Among::Vdis(sr), name, task, tried);
     taken.map_err(|problem| match problem.advice.clone() {
@@ -107,12 +107,12 @@ fn take_new_name(tx: &mut Tx<'_>, sr: Uuid, name: &api::Name, task: Uuid, tried:
     })
 }
 
-/// Keeps the UUID that a client has chosen for what a task creates.
+/// Reserves the UUID that a client has chosen for a new object.
 fn take(tx: &mut Tx<'_>, chosen: Option<Uuid>, task: Uuid) -> Result<(), Problem> {
     chosen.map_or(Ok(()), |uuid| tx.take_uuid(uuid, task))
 }
 
-/// `vdi-resize`.
+/// Starts a `vdi-resize` task.
 pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
@@ -134,7 +134,7 @@ pub async fn resize(daemon: &Daemon, uuid: Uuid, asked: VdiResize) -> Result<Tas
     daemon.tasks.start_job(daemon, job, move |job, task, tx| hold(tx, job.vdi, task, vbd)).await
 }
 
-/// The common part of `vdi-snapshot` and `vdi-clone`: the state, and whether the VDI needs a new leaf for it.
+/// The common part of `vdi-snapshot` and `vdi-clone`: the state to keep, and the new leaf of the VDI if it needs one.
 pub async fn state(
     daemon: &Daemon,
     uuid: Uuid,
@@ -149,7 +149,7 @@ pub async fn state(
     let versions = versions_for(&sr, &vdi)?;
     let vbd = writer_of(&vdi);
     let chain = versions == Versions::Chain;
-    // A VDI that is not written needs no new leaf before other images are based on it.
+    // A read-only VDI needs no new leaf before other images are based on it.
     let leaf = (chain && !vdi.read_only).then(|| Leaf {
         vdi: uuid,
         sr: sr.uuid,
@@ -158,7 +158,7 @@ pub async fn state(
         format: vdi.format,
         vbd,
     });
-    // A snapshot shows the image itself, unless that is the VDI's still.
+    // A snapshot takes the image itself, unless the VDI continues to use it.
     let own = (!chain || writable || leaf.is_none()).then(|| Own { image: Uuid::new_v4(), reflink: !chain });
     if chain {
         must_be_shallow(&vdi)?;
@@ -182,7 +182,8 @@ pub async fn state(
     Ok((state, want))
 }
 
-/// A read-only VDI can be the base of several concurrent clones; a writable one is leased.
+/// Reserves the VDI: a read-only one can be the base of several concurrent clones; a writable one is leased
+/// exclusively.
 pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -> Result<(), Problem> {
     if let Some(name) = &state.name {
         tx.take_name(Among::Vdis(state.sr), name, task, &format!("{tried} VDI {} as '{name}'", state.of))?;
@@ -196,7 +197,7 @@ pub fn hold_state(state: &KeptState, task: Uuid, tx: &mut Tx<'_>, tried: &str) -
     hold(tx, state.of, task, state.vbd)
 }
 
-/// `vdi-snapshot`.
+/// Starts a `vdi-snapshot` task.
 pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result<Task, Problem> {
     let chosen = asked.uuid;
     let labels = Labels { tags: asked.tags, other_config: asked.other_config };
@@ -208,7 +209,7 @@ pub async fn snapshot(daemon: &Daemon, uuid: Uuid, asked: VdiSnapshot) -> Result
     daemon.tasks.start_job(daemon, Branch::<false>(state), held).await
 }
 
-/// `vdi-snapshot` by the schedule of the VDI, at this time.
+/// Starts a `vdi-snapshot` task for the schedule of the VDI, due at this time.
 pub async fn scheduled_snapshot(daemon: &Daemon, uuid: Uuid, at: Timestamp) -> Result<Task, Problem> {
     let words = (api::Description::default(), Labels::default());
     let (state, _want) = state(daemon, uuid, None, None, words, false).await?;
@@ -216,7 +217,7 @@ pub async fn scheduled_snapshot(daemon: &Daemon, uuid: Uuid, at: Timestamp) -> R
     daemon.tasks.start_job(daemon, Branch::<false>(KeptState { at, scheduled: true, ..state }), held).await
 }
 
-/// `vdi-clone`.
+/// Starts a `vdi-clone` task.
 pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task, Problem> {
     let chosen = asked.uuid;
     let labels = Labels { tags: asked.tags, other_config: asked.other_config };
@@ -228,19 +229,19 @@ pub async fn clone(daemon: &Daemon, uuid: Uuid, asked: VdiClone) -> Result<Task,
     daemon.tasks.start_job(daemon, Branch::<true>(state), held).await
 }
 
-/// `vdi-revert`.
+/// Starts a `vdi-revert` task.
 pub async fn revert(daemon: &Daemon, uuid: Uuid, asked: VdiRevert) -> Result<Task, Problem> {
     let (job, _wants) = plan_revert(daemon, uuid, asked.snapshot).await?;
     daemon.tasks.start_job(daemon, job, hold_revert).await
 }
 
-/// Keeps others from both VDIs of a revert.
+/// Reserves both VDIs of a revert.
 pub fn hold_revert(job: &Revert, task: Uuid, tx: &mut Tx<'_>) -> Result<(), Problem> {
     hold(tx, job.vdi, task, None)?;
     tx.take_lease(job.snapshot, task, Mode::ReadOnly)
 }
 
-/// What a revert of a VDI to `kept` would do, if it can be done.
+/// The job that reverts a VDI to `kept`; refused if that is impossible.
 pub async fn plan_revert(daemon: &Daemon, uuid: Uuid, kept: Uuid) -> Result<(Revert, [Want; 2]), Problem> {
     let (vdi, sr, old, want) = find(daemon, uuid).await?;
     let (snapshot, _, state, wanted_too) = find(daemon, kept).await.map_err(|problem| problem.field("snapshot"))?;
@@ -270,7 +271,7 @@ pub async fn plan_revert(daemon: &Daemon, uuid: Uuid, kept: Uuid) -> Result<(Rev
     Ok((job, [want, wanted_too]))
 }
 
-/// `vdi-merge`: the first run in the chain of a VDI.
+/// Starts a `vdi-merge` task for the first run in the chain of a VDI.
 pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let (vdi, sr, _, want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
@@ -283,19 +284,19 @@ pub async fn merge(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
             Problem::new(Code::State, what).advise("destroy unneeded snapshots; their images can then be merged")
         );
     };
-    // A merge has been requested.
+    // A merge is what was requested, so nothing must prevent it.
     drop(want);
     super::merge::start(daemon, run).await
 }
 
-/// `vdi-destroy`.
+/// Starts a `vdi-destroy` task.
 pub async fn destroy(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let (job, _want) = plan_destroy(daemon, uuid).await?;
     let held = |job: &Destroy, task, tx: &mut Tx<'_>| hold(tx, job.vdi, task, None);
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// The same of a snapshot that the schedule of its VDI has taken, unless a person has said by now that it is to stay.
+/// Like [`destroy`], for a snapshot taken by the schedule of its VDI, unless a user has since pinned it.
 pub async fn destroy_scheduled(daemon: &Daemon, uuid: Uuid) -> Result<Task, Problem> {
     let (job, _want) = plan_destroy(daemon, uuid).await?;
     let held = |job: &Destroy, task, tx: &mut Tx<'_>| {
@@ -305,7 +306,7 @@ pub async fn destroy_scheduled(daemon: &Daemon, uuid: Uuid) -> Result<Task, Prob
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// Refuses to destroy for a schedule what is not the schedule's any more.
+/// Refuses to destroy, for a schedule, a snapshot that no longer belongs to it.
 pub fn must_be_scheduled(wanted: bool, is: bool, noun: &str, uuid: Uuid) -> Result<(), Problem> {
     if is || !wanted || fault::planted(Planted::TakenByHand) {
         return Ok(());
@@ -313,7 +314,7 @@ pub fn must_be_scheduled(wanted: bool, is: bool, noun: &str, uuid: Uuid) -> Resu
     Err(Problem::new(Code::State, format!("{noun} {uuid} is to stay, whatever its schedule says")))
 }
 
-/// How a VDI would be destroyed, if it can be.
+/// The job that destroys a VDI; refused if that is impossible.
 pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want), Problem> {
     let (vdi, sr, image, want) = find(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;
@@ -321,7 +322,7 @@ pub async fn plan_destroy(daemon: &Daemon, uuid: Uuid) -> Result<(Destroy, Want)
 }
 
 /// What `vdi-destroy` would remove. Running operations are not affected.
-pub async fn would_destroy(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan, Problem> {
+pub async fn destroy_plan(daemon: &Daemon, uuid: Uuid) -> Result<VdiDestroyPlan, Problem> {
     daemon.catalogue.read(move |view| view.check_not_of_memory(uuid, "destroyed")).await?;
     let (vdi, sr, image) = look(daemon, uuid).await?;
     must_be_destroyable(daemon, &vdi, &sr).await?;

@@ -11,15 +11,15 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::daemon::Daemon;
-use crate::disk::control::{Beside, Refused};
+use crate::disk::control::{PassedFile, Refused};
 use crate::disk::handing::Handing;
 use crate::disk::names;
 use crate::task::blocking;
 
-/// Images, each the child of the next, and their directory.
+/// A chain of images in a directory.
 #[derive(Clone, Debug)]
 pub struct Chain {
-    /// Where they are.
+    /// The directory of the images.
     pub directory: Arc<Directory>,
     /// The images, from the top down.
     pub images: Vec<Image>,
@@ -43,7 +43,7 @@ impl Chain {
         Ok(Chain { directory: daemon.srs.directory(sr).await?, images })
     }
 
-    /// `FORMAT:PATH` of an image, as disk processes name it.
+    /// The name of an image for a disk process: `FORMAT:PATH`.
     pub fn name(&self, image: &Image) -> ImageName {
         names::image_name(image.format, image.path(self.directory.path()))
     }
@@ -53,12 +53,12 @@ impl Chain {
         self.images.iter().map(|image| self.name(image)).collect()
     }
 
-    /// The first image and `--parent` for each one below it.
+    /// The arguments of a disk process: the first image, and `--parent` for each one below it.
     pub fn words(&self) -> Vec<OsString> {
         names::words_of(self.names())
     }
 
-    /// All files, open to be handed over: the first `writable` of them for writing too.
+    /// Opens all files to be passed on: the first `writable` of them for writing too.
     pub async fn handing(&self, writable: usize) -> Result<Handing, Problem> {
         let chain = self.clone();
         blocking("open files", move || {
@@ -68,15 +68,15 @@ impl Chain {
         .await
     }
 
-    /// The files below the first one, down to a layer, opened for writing: a disk process that merges them has them
-    /// open read-only, and each of them gets a new parent recorded or receives data.
-    pub async fn files_below(&self, into: usize) -> Result<Vec<Beside>, Problem> {
+    /// Opens the files below the first one, down to layer `into`, for writing: a disk process that merges them has
+    /// them open read-only, and each of them gets a new parent recorded or receives data.
+    pub async fn files_below(&self, into: usize) -> Result<Vec<PassedFile>, Problem> {
         let chain = self.clone();
         let opened = blocking("open files", move || {
             let below = chain.images.iter().take(into.saturating_add(1)).skip(1);
             let open = |image: &Image| {
                 let file = chain.directory.open_image(&image.file, true)?;
-                Ok(Beside { path: image.path(chain.directory.path()), write: true, file })
+                Ok(PassedFile { path: image.path(chain.directory.path()), write: true, file })
             };
             below.map(open).collect()
         });
@@ -92,7 +92,7 @@ impl Chain {
         .await
     }
 
-    /// Opens all files: the first `writable` of them for writing too.
+    /// Opens all files and adds them to `handing`: the first `writable` of them for writing too.
     pub fn hand(&self, handing: &mut Handing, writable: usize) -> Result<(), Problem> {
         for (depth, image) in self.images.iter().enumerate() {
             let write = depth < writable;
@@ -108,16 +108,16 @@ pub async fn size(daemon: &Daemon, chain: &Chain) -> Result<u64, Problem> {
     info(daemon, chain).await.map(|info| info.size)
 }
 
-/// A layer, as `image info` prints it. It prints more.
+/// The used fields of a layer in the output of `image info`.
 #[derive(Debug, Deserialize)]
 pub struct Info {
-    /// Bytes of the disk that it shows.
+    /// Virtual size in bytes.
     pub size: u64,
-    /// Bytes that its file takes.
+    /// Physical size of the file in bytes.
     pub file_allocated: u64,
-    /// Of the lowest image: the logical block size of its guests unless another one is recorded.
+    /// Only for the lowest image: the logical block size unless another one is recorded.
     logical_block_size: Option<LogicalBlockSize>,
-    /// What only a VHDX has.
+    /// Only for a VHDX.
     vhdx: Option<Vhdx>,
 }
 
@@ -128,8 +128,8 @@ struct Vhdx {
 }
 
 impl Info {
-    /// The logical block size that the image itself records, which only a VHDX does: that of its storage is no property
-    /// of the disk.
+    /// The logical block size that the image itself records, which only a VHDX does: that of its storage is no
+    /// property of the disk.
     pub fn recorded_block_size(&self) -> Option<LogicalBlockSize> {
         self.vhdx.as_ref().map(|vhdx| vhdx.logical_sector_size)
     }
@@ -171,7 +171,7 @@ pub async fn look_at(
     }
     let layers: Vec<Info> = daemon.tool.image(words, handing).await.map_err(|refused| {
         use control::Kind::{Invalid, NotAnImage, Unsupported};
-        // A file that is of another format, or that has a parent, is not the right one.
+        // A file of another format, or with a parent, is an error in the request.
         let wrong =
             matches!(&refused, Refused::Disk(error) if matches!(error.kind, Invalid | NotAnImage | Unsupported));
         let problem = Problem::from(refused);

@@ -1,4 +1,4 @@
-//! `vdi-copy`, `vdi-import`, `vdi-export`: copy a disk's full contents into an image of its own.
+//! `vdi-copy`, `vdi-import`, `vdi-export`: copy a disk's full contents into an independent image.
 //!
 //! 1. `copy`: a file is created and filled; nothing refers to it yet. *If killed:* it is removed.
 //! 2. `record` (or `name`, for an export): it becomes known by its name. *If killed before:* as above. *After:* done.
@@ -25,29 +25,29 @@ use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
-/// Copies a VDI.
+/// The intent of `vdi-copy`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Copy {
     /// The VDI to copy.
     pub source: Uuid,
-    /// Where to.
+    /// The VDI to create.
     pub target: Target,
 }
 
-/// Creates a VDI from a file of the host, or from an upload.
+/// The intent of `vdi-import`: creates a VDI from a file of the host, or from an upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Import {
-    /// The file; of an upload, its name in messages.
+    /// The file; for an upload, its name in messages.
     pub path: AbsolutePath,
-    /// The upload.
+    /// The upload, if the source is one.
     pub upload: Option<Uuid>,
     /// Its format.
     pub format: SourceFormat,
-    /// Where to.
+    /// The VDI to create.
     pub target: Target,
 }
 
-/// Writes a VDI into a new file of the host.
+/// The intent of `vdi-export`: writes a VDI into a new file of the host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Export {
     /// The VDI to write.
@@ -63,7 +63,7 @@ pub struct Export {
 }
 
 impl Target {
-    /// Has `source`, which is handed already, written into a new file.
+    /// Writes `source`, whose files are in `handing`, into a new file.
     async fn fill(
         &self,
         daemon: &Daemon,
@@ -83,7 +83,7 @@ impl Target {
     }
 }
 
-/// `image convert SOURCE… TARGET`.
+/// Runs `image convert SOURCE… TARGET`.
 async fn convert(
     daemon: &Daemon,
     context: &Context,
@@ -184,7 +184,7 @@ impl Job for Import {
     }
 }
 
-/// Opens what is to be imported: a file of the host, or an upload that has arrived.
+/// Opens the source of an import: a file of the host, or a complete upload.
 pub async fn open(daemon: &Daemon, path: &AbsolutePath, upload: Option<Uuid>) -> Result<File, Problem> {
     match upload {
         Some(upload) => daemon.uploads.arrived(upload),
@@ -195,7 +195,7 @@ pub async fn open(daemon: &Daemon, path: &AbsolutePath, upload: Option<Uuid>) ->
     }
 }
 
-/// Opens a file of the host for reading: something that is not a regular file, a FIFO for example, must not block.
+/// Opens a file of the host for reading, without blocking on anything that is not a regular file, such as a FIFO.
 fn open_source(path: &AbsolutePath) -> Result<File, Problem> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error: std::io::Error| {
@@ -238,7 +238,7 @@ impl Export {
         convert(daemon, context, source, name, made.await?).await
     }
 
-    /// What of the disk the file cannot say. No format that is written has a field for it.
+    /// A property of the disk that the file cannot record: no supported format has a field for it.
     fn warning(&self) -> Option<String> {
         let Export { block, format, path, .. } = self;
         (*block != LogicalBlockSize::default()).then(|| {
@@ -249,7 +249,7 @@ impl Export {
         })
     }
 
-    /// Gives the file its name, in the place of nothing, durably.
+    /// Durably gives the file its final name, without replacing another file.
     fn name(&self) -> Result<(), Problem> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         let (from, to) = (self.unfinished(), self.path.as_path());

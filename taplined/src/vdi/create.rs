@@ -15,7 +15,7 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Create(pub Target);
 

@@ -14,7 +14,7 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 
-/// The job.
+/// The intent of `vdi-destroy`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Destroy {
     /// The VDI.
@@ -25,7 +25,7 @@ pub struct Destroy {
     pub image: Uuid,
 }
 
-/// Removes a hidden image without children.
+/// The intent of `sr-reclaim`: removes a hidden image without children.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reclaim {
     /// Its repository.
@@ -79,16 +79,16 @@ impl Job for Destroy {
 }
 
 impl Destroy {
-    /// Removes the image of the VDI, which is gone already.
+    /// Removes the image of the VDI, which is no longer in the catalogue.
     pub async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
         match forget_image(daemon, self.image).await {
             Err(problem) if problem.code == Code::InUse => {
-                // Its remains are removed when they are no longer in use.
+                // The image is removed when it is no longer in use.
                 tracing::warn!(vdi = %self.vdi, "{problem}; retrying later");
                 Ok(())
             }
             removed => {
-                // A client that waited for this sees the freed space.
+                // A client that waits for this task sees the freed space.
                 daemon.srs.measure_now(self.sr).await;
                 removed
             }
@@ -129,8 +129,8 @@ impl Job for Reclaim {
     }
 }
 
-/// Removes an image that has no VDI and no children: its file first, so that if the daemon dies in between, the entry
-/// is still found.
+/// Removes an image without VDI and children: its file first, so that if the daemon dies in between, the entry is
+/// still found.
 pub async fn forget_image(daemon: &Daemon, image: Uuid) -> Result<(), Problem> {
     let found = daemon.catalogue.read(move |view| {
         let Some(found) = view.find_image(image)? else { return Ok(None) };

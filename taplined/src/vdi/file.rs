@@ -11,7 +11,7 @@ use crate::disk::handing::Handing;
 use crate::disk::names;
 use crate::task::blocking;
 
-/// Creates a file and an empty image in it; a child of `parents` if there are any.
+/// Creates a file with an empty image, as a child of `parents` if given.
 pub async fn make_image(
     daemon: &Daemon,
     sr: Uuid,
@@ -54,11 +54,11 @@ pub async fn described(
 /// The physical size of a file of a repository in bytes.
 pub async fn physical(daemon: &Daemon, sr: Uuid, file: &str) -> Result<u64, Problem> {
     let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
-    daemon.disks.open_files.let_go_of(&file);
+    daemon.disks.open_files.release_held(&file);
     blocking("examine a file", move || directory.physical(&file)).await
 }
 
-/// Records an image and its VDI, unless a step that was done before has.
+/// Records an image and its VDI, unless a repeated step already has.
 pub fn record_once(tx: &mut repo::Tx<'_>, image: &Image, vdi: Option<&NewVdi>) -> Result<(), Problem> {
     if tx.find_image(image.uuid)?.is_some() {
         return Ok(());
@@ -67,13 +67,13 @@ pub fn record_once(tx: &mut repo::Tx<'_>, image: &Image, vdi: Option<&NewVdi>) -
     vdi.map_or(Ok(()), |vdi| tx.add_vdi(vdi))
 }
 
-/// Removes an unused file of a repository; it is fine if it does not exist.
+/// Removes an unused file of a repository; not an error if it does not exist.
 pub async fn remove_file(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let (directory, file) = (daemon.srs.directory(sr).await?, file.to_owned());
     blocking("remove a file", move || directory.remove_unused(&file)).await
 }
 
-/// Removes the file created by a job that is rolled back, unless the catalogue has it as an image: a job from an older
+/// Removes the file created by a job that is rolled back, unless the catalogue has it as an image: a job of an older
 /// catalogue, restored from a backup, must not remove what has become part of a disk since.
 pub async fn remove_unrecorded(daemon: &Daemon, sr: Uuid, file: &str) -> Result<(), Problem> {
     let name = file.to_owned();

@@ -1,12 +1,12 @@
 //! A VDI's new leaf: an empty image on top of the current one, which is no longer written.
 //!
 //! 1. The file is created.
-//! 2. It becomes the leaf: at one moment, by the disk process, if the VDI is plugged (docs/control.md, `snapshot`);
+//! 2. It becomes the leaf: atomically, by the disk process, if the VDI is plugged (docs/control.md, `snapshot`);
 //!    otherwise by being written.
 //! 3. The catalogue is updated.
 //!
 //! *If killed between 2 and 3:* either the file opens as a complete image on the old leaf, and may contain data that
-//! was acknowledged to a guest; or it does not, and was never the leaf. A living process says which. An unused empty
+//! was acknowledged to a guest; or it does not, and was never the leaf. A living process knows which. An unused empty
 //! leaf has no effect, so in doubt it counts as the leaf.
 
 use std::path::PathBuf;
@@ -20,35 +20,35 @@ use uuid::Uuid;
 use super::file::{described, make_image, physical, remove_unrecorded};
 use super::{Chain, chain, file_name};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::PassedFile;
 use crate::disk::live;
 use crate::disk::names;
 use crate::task::blocking;
 
-/// What is needed to create one, and to find out whether it was created.
+/// The data to create a leaf, and to find out whether it was created.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Leaf {
     /// The VDI.
     pub vdi: Uuid,
     /// Its repository.
     pub sr: Uuid,
-    /// The present leaf.
+    /// The current leaf.
     pub below: Uuid,
-    /// The new one.
+    /// The new leaf.
     pub image: Uuid,
-    /// Its format.
+    /// The format of the new leaf.
     pub format: ImageFormat,
     /// The VBD through which the VDI is being written, if there is one.
     pub vbd: Option<Uuid>,
 }
 
-/// The VBD through which a VDI is being written now. Its disk process makes all changes then.
+/// The VBD through which a VDI is being written; its disk process must then make all changes.
 pub fn writer_of(vdi: &api::Vdi) -> Option<Uuid> {
     vdi.users.iter().find(|user| user.mode == Mode::ReadWrite).map(|user| user.vbd)
 }
 
 impl Leaf {
-    /// Creates it.
+    /// Creates the new leaf.
     pub async fn make(&self, daemon: &Daemon) -> Result<(), Problem> {
         let below = Chain::of_image(daemon, self.below).await?;
         let Some(vbd) = self.vbd else {
@@ -59,24 +59,24 @@ impl Leaf {
         Ok(live::ask(daemon, vbd, snapshot, opened).await.map(drop)?)
     }
 
-    /// The new file, empty, and the old one for reading only, as the disk process will have it.
-    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<Beside>), Problem> {
+    /// Creates the new file, and opens the old one for reading only, as the disk process will have it.
+    async fn open_for_switch(&self, below: Chain) -> Result<(PathBuf, Vec<PassedFile>), Problem> {
         let new = file_name(self.image, self.format);
         blocking("open files", move || {
             let directory = &below.directory;
             let path = directory.path().join(&new);
-            let mut files = vec![Beside { path: path.clone(), write: true, file: directory.create_image(&new)? }];
+            let mut files = vec![PassedFile { path: path.clone(), write: true, file: directory.create_image(&new)? }];
             if let Some(old) = below.images.first() {
                 let file = directory.open_image(&old.file, false)?;
-                files.push(Beside { path: old.path(directory.path()), write: false, file });
+                files.push(PassedFile { path: old.path(directory.path()), write: false, file });
             }
             Ok((path, files))
         })
         .await
     }
 
-    /// The catalogue entries of the leaf and of the image below it, which is not written any more: what that takes by
-    /// now was written since it was last measured.
+    /// The catalogue entries of the leaf and of the image below it, which is no longer written and whose physical
+    /// size has grown since it was last measured.
     pub async fn described(&self, daemon: &Daemon) -> Result<(Image, Image), Problem> {
         let below = self.below;
         let below = daemon.catalogue.read(move |view| view.image(below)).await?;
@@ -85,7 +85,7 @@ impl Leaf {
         Ok((leaf, below))
     }
 
-    /// Records it as the VDI's image, unless that was done before. The old one is hidden then.
+    /// Records the leaf as the VDI's image, unless that was done before; the old one becomes hidden.
     pub fn record(&self, tx: &mut repo::Tx<'_>, (image, below): &(Image, Image)) -> Result<(), Problem> {
         if tx.find_image(image.uuid)?.is_none() {
             tx.add_image(image)?;
@@ -96,8 +96,8 @@ impl Leaf {
         tx.set_vdi_image(self.vdi, image.uuid)
     }
 
-    /// Rolls it back if it was not created. If a disk process created it, it stays: the VDI's contents are unchanged,
-    /// and the image below, which is then unneeded, is merged with it later.
+    /// Rolls the leaf back if it was not created. If a disk process created it, it stays: the VDI's contents are
+    /// unchanged, and the image below, which is then unneeded, is merged with it later.
     pub async fn settle(&self, daemon: &Daemon) -> Result<(), Problem> {
         let vdi = self.vdi;
         if daemon.catalogue.read(move |view| view.vdi_image(vdi)).await? == self.image {
@@ -112,7 +112,7 @@ impl Leaf {
         remove_unrecorded(daemon, self.sr, &file_name(self.image, self.format)).await
     }
 
-    /// Whether the disk process has it as its leaf, or had when it ended.
+    /// Whether it is the leaf of the disk process, or was when that exited.
     async fn was_made(&self, daemon: &Daemon, vbd: Uuid) -> Result<bool, Problem> {
         if let Some(layers) = live::layers(daemon, vbd).await? {
             return Ok(layers.first().is_some_and(|leaf| leaf.names(&file_name(self.image, self.format))));
@@ -120,7 +120,7 @@ impl Leaf {
         let mut chain = Chain::of_image(daemon, self.below).await?;
         let image = match self.described(daemon).await {
             Ok((image, _)) => image,
-            // It was not even there.
+            // The file does not even exist.
             Err(problem) if problem.code == api::Code::NotFound => return Ok(false),
             Err(problem) => return Err(problem),
         };

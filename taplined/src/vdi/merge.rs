@@ -1,13 +1,14 @@
-//! `vdi-merge`: merges images that have no VDI any more into their neighbours, to keep chains short.
+//! `vdi-merge`: merges images without a VDI into their neighbours, to keep chains short.
 //!
-//! A *run* is a hidden image with exactly one child, together with the hidden images above it of which the same holds;
-//! the image above the run, its *head*, belongs to a VDI or has several children. The run is merged into its lowest
+//! A *run* is a hidden image with exactly one child, together with the hidden images above it that also have one; the
+//! image above the run, its *head*, belongs to a VDI or has several children. The run is merged into its lowest
 //! image.
 //!
-//! 1. `merge`: the disk process moves the data of the upper images into the lowest, on a live disk or not. *If killed:*
-//!    the chain is as before or, at the very end, the image above is already based on the lowest one; when requested
-//!    again, the disk process continues with the rest (docs/control.md). So this step is repeated until it succeeds,
-//!    unless that is impossible: then the files show how far it got, and the catalogue is updated from them.
+//! 1. `merge`: the disk process moves the data of the upper images into the lowest, on a live disk or not. *If
+//!    killed:* the chain is as before or, at the very end, the image above is already based on the lowest one; when
+//!    requested again, the disk process continues with the rest (docs/control.md). So this step is repeated until it
+//!    succeeds, unless that is impossible: then the files show how far it got, and the catalogue is updated from
+//!    them.
 //! 2. `record`: the chain is shorter in the catalogue.
 //! 3. `remove`: the files without data are removed.
 
@@ -38,28 +39,28 @@ use crate::task::wanted::Wanted;
 /// How long a disk may take to stop a cancelled merge: writes in flight must become durable.
 const TO_CANCEL: Duration = Duration::from_secs(120);
 
-/// How long to wait for that before it is cancelled once more.
+/// Interval of repeating the cancellation.
 const CANCEL_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// How long to wait for one disk before checking on others and trying again.
+/// Time limit for stopping one disk's merge before an undo is retried.
 const TO_CANCEL_AT_ONCE: Duration = Duration::from_secs(10);
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
     /// The repository.
     pub sr: Uuid,
     /// The images that are merged, from the top down.
     pub sources: Vec<Uuid>,
-    /// The image that takes them in, below the last of them.
+    /// The image that receives their data, below the last of them.
     pub target: Uuid,
     /// The child of the first source, if there is one.
     pub above: Option<Uuid>,
-    /// The VDI that shows the first of them, if one does; it shows the target then.
+    /// The VDI of the first of them, if there is one; it is then moved to the target.
     pub vdi: Option<Uuid>,
-    /// The VBD through which a VDI above is being written, if there is one: it does the work.
+    /// The VBD through which a VDI above is being written, if there is one: its disk process does the work.
     pub vbd: Option<Uuid>,
-    /// The VDI that VBD is of.
+    /// The VDI of that VBD.
     pub live: Option<Uuid>,
 }
 
@@ -95,8 +96,8 @@ impl Job for Merge {
         }
     }
 
-    /// Whatever has been moved, the contents are unchanged. Only if the child is already based on the target, the merge
-    /// is complete and must be recorded.
+    /// The contents are unchanged, whatever data has been moved. Only if the child is already based on the target is
+    /// the merge complete, and must be recorded.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
             end_live(daemon, vbd).await?;
@@ -146,10 +147,10 @@ impl Merge {
             context.check()?;
             chain.files_below(into).await
         };
-        let told = |merge: answer::Merge| {
+        let on_progress = |merge: answer::Merge| {
             merge.progress().into_iter().for_each(|progress| context.progress(progress.part()));
         };
-        let mut merged = pin!(live::follow(daemon, vbd, verb, files, told));
+        let mut merged = pin!(live::follow(daemon, vbd, verb, files, on_progress));
         tokio::select! {
             merged = &mut merged => return merged.map(drop),
             () = context.cancelled() => {}
@@ -159,7 +160,7 @@ impl Merge {
         let begun = Instant::now();
         while begun.elapsed() < TO_CANCEL {
             let cancelled = live::ask(daemon, vbd, ask::MergeCancel {}, Vec::new()).await;
-            // It has just ended, or the disk has not received the request to begin yet.
+            // It has just ended, or the disk has not yet received the request to begin.
             if let Some(problem) = cancelled.err().map(Problem::from).filter(|none| none.code != Code::State) {
                 return Err(problem);
             }
@@ -170,7 +171,7 @@ impl Merge {
         Err(does_not_end(vbd))
     }
 
-    /// The chain from the image above down (of the whole VDI, if it is live), and which layers are merged into which.
+    /// The chain from the image above down (that of the whole VDI, if it is live), and the range of layers to merge.
     async fn layers(&self, daemon: &Daemon) -> Result<(Chain, usize, usize), Problem> {
         let first = self.sources.first().copied().unwrap_or(self.target);
         let chain = match self.live {
@@ -185,7 +186,7 @@ impl Merge {
     }
 
     /// Whether all data has been moved and the image above, if any, is based on the target. The process that has the
-    /// disk open knows; if there is none, the files tell.
+    /// disk open knows; without one, the files tell.
     async fn is_done(&self, daemon: &Daemon) -> Result<bool, Problem> {
         if fault::planted(Planted::ForgottenMerge) && self.above.is_none() {
             return Ok(false);
@@ -201,7 +202,7 @@ impl Merge {
         }
         let (chain, from, into) = match self.layers(daemon).await {
             Ok(layers) => layers,
-            // The catalogue has the shorter chain already.
+            // The catalogue already has the shorter chain.
             Err(other) if other.code == Code::State => return Ok(false),
             Err(problem) => return Err(problem),
         };
@@ -238,7 +239,7 @@ impl Merge {
         Ok(())
     }
 
-    /// The sources have no children except each other: remove them from the top down.
+    /// Removes the sources from the top down: they have no children except each other.
     async fn remove(&self, daemon: &Daemon) -> Result<(), Problem> {
         for source in self.sources.iter().copied() {
             let Some(image) = daemon.catalogue.read(move |view| view.find_image(source)).await? else { continue };
@@ -248,8 +249,8 @@ impl Merge {
         Ok(())
     }
 
-    /// Whether the run is one still: it was found in an earlier state of the catalogue.
-    fn is_so(&self, view: &repo::View<'_>) -> Result<bool, Problem> {
+    /// Whether this is still a run: it was found in an earlier state of the catalogue.
+    fn is_still_a_run(&self, view: &repo::View<'_>) -> Result<bool, Problem> {
         let mut child = self.above;
         for (depth, image) in self.sources.iter().chain([&self.target]).enumerate() {
             let shown_by = if depth == 0 { self.vdi } else { None };
@@ -263,14 +264,14 @@ impl Merge {
         Ok(true)
     }
 
-    /// The lowest image that a VDI may show: all below it are hidden.
+    /// The lowest image that a VDI may use: all below it are hidden.
     fn lowest_shown(&self) -> Uuid {
         self.sources.first().copied().unwrap_or(self.target)
     }
 
-    /// Preconditions of a merge: nothing else changes or uses any of these files from now on.
+    /// Prepares the merge: no other operation changes or uses any of these files from now on.
     pub fn prepare(&self, task: Uuid, wanted: &Wanted, tx: &mut repo::Tx<'_>) -> Result<(), Problem> {
-        if !self.is_so(tx)? {
+        if !self.is_still_a_run(tx)? {
             let what = "the chain changed in the meantime";
             return Err(Problem::new(Code::Busy, what).advise("Tapline retries automatically"));
         }
@@ -314,7 +315,7 @@ fn does_not_end(vbd: Uuid) -> Problem {
     Problem::new(Code::Timeout, format!("the disk of VBD {vbd} does not stop a cancelled merge"))
 }
 
-/// `image merge` of layers of a chain.
+/// The arguments of `image merge` for layers of a chain.
 fn words(chain: &Chain, from: usize, into: usize) -> Vec<OsString> {
     let mut words = vec!["merge".into()];
     words.extend(chain.words());
@@ -322,7 +323,7 @@ fn words(chain: &Chain, from: usize, into: usize) -> Vec<OsString> {
     words
 }
 
-/// Images of a repository, by parent.
+/// The images of a repository as a tree.
 struct Tree<'a> {
     by_uuid: HashMap<Uuid, &'a Image>,
     children: HashMap<Uuid, Vec<Uuid>>,
@@ -344,18 +345,18 @@ impl<'a> Tree<'a> {
         self.children.get(&image).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether a scan has added it as hidden, so that it is unknown who needs it.
+    /// Whether a scan has added it as hidden, so that its users are unknown.
     fn is_kept(&self, image: Uuid) -> bool {
         self.by_uuid.get(&image).is_some_and(|image| image.kept)
     }
 
-    /// Whether the image exists only for the benefit of its single child.
+    /// Whether the image is needed only by its single child.
     fn is_passed_through(&self, image: Uuid) -> bool {
         let ready = self.by_uuid.get(&image).is_some_and(|image| image.state == ImageState::Ready && !image.kept);
         ready && !self.shown_by.contains_key(&image) && self.children(image).len() == 1
     }
 
-    /// The run whose lowest image is `target`, if that is one.
+    /// The run whose lowest image is `target`, if there is one.
     fn run(&self, target: Uuid) -> Option<Merge> {
         let image = self.by_uuid.get(&target)?;
         if !self.is_passed_through(target) || image.parent.is_some_and(|parent| self.is_passed_through(parent)) {
@@ -388,13 +389,13 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// All merges that would make some chain shorter.
+/// All merges that would shorten a chain.
 fn runs(images: &[Image], shown_by: &HashMap<Uuid, Uuid>) -> Vec<Merge> {
     let tree = Tree::of(images, shown_by);
     images.iter().filter_map(|image| tree.run(image.uuid)).collect()
 }
 
-/// A job is over that may have left something to do in a repository.
+/// Cleans up after a job in a repository.
 pub fn tidy_up(daemon: &Daemon, sr: Uuid, done: bool) {
     if done {
         daemon.postponed.done(sr);
@@ -404,7 +405,7 @@ pub fn tidy_up(daemon: &Daemon, sr: Uuid, done: bool) {
     }
 }
 
-/// Looks, in the background, for images in a repository that are no longer needed.
+/// Starts, in the background, the removal of images in a repository that are no longer needed.
 pub fn collect(daemon: &Daemon, sr: Uuid) {
     let daemon = daemon.clone();
     background::spawn(async move {
@@ -414,7 +415,7 @@ pub fn collect(daemon: &Daemon, sr: Uuid) {
     });
 }
 
-/// Tries again after a while.
+/// Retries after a pause.
 fn postpone(daemon: &Daemon, sr: Uuid) {
     let Some(pause) = daemon.postponed.begin(sr) else { return };
     let daemon = daemon.clone();
@@ -425,22 +426,22 @@ fn postpone(daemon: &Daemon, sr: Uuid) {
     });
 }
 
-/// The images of a repository, and the VDIs that show some of them.
+/// The images of a repository, and the VDIs by their images.
 async fn images(daemon: &Daemon, sr: Uuid) -> Result<(Vec<Image>, HashMap<Uuid, Uuid>), Problem> {
     let asked = daemon.catalogue.read(move |view| Ok((view.images_of_sr(sr)?, view.vdis_by_image(sr)?)));
     asked.await
 }
 
-/// All merges that would make the chains of a repository shorter.
+/// All merges that would shorten chains of a repository.
 pub async fn runs_of(daemon: &Daemon, sr: Uuid) -> Result<Vec<Merge>, Problem> {
     let (images, shown_by) = images(daemon, sr).await?;
     Ok(runs(&images, &shown_by))
 }
 
-/// Begins what there is to do; whether nothing was in the way.
+/// Starts all cleanup jobs; returns false if one was prevented by another operation.
 async fn collect_now(daemon: &Daemon, sr: Uuid) -> bool {
     begin_all(daemon, sr).await.unwrap_or_else(|problem| {
-        // Its repository is not available, for example: it is checked again when it is attached.
+        // Its repository may be unavailable: this runs again when it is attached.
         tracing::info!(%sr, "unneeded images stay for now: {problem}");
         true
     })
@@ -469,7 +470,7 @@ async fn begin_all(daemon: &Daemon, sr: Uuid) -> Result<bool, Problem> {
     Ok(all)
 }
 
-/// Whether a job was started; not if something it would change is in use.
+/// Whether a job was started; false if an object that it would change is in use.
 fn was_begun(sr: Uuid, started: Result<api::Task, Problem>) -> Result<bool, Problem> {
     match started {
         Ok(_) => Ok(true),
@@ -481,7 +482,7 @@ fn was_begun(sr: Uuid, started: Result<api::Task, Problem>) -> Result<bool, Prob
     }
 }
 
-/// Begins a merge, through the disk process if a VDI above is being written.
+/// Starts a merge, through the disk process if a VDI above is being written.
 pub async fn start(daemon: &Daemon, mut merge: Merge) -> Result<api::Task, Problem> {
     let top = merge.lowest_shown();
     let users = daemon.catalogue.read(move |view| {
@@ -554,7 +555,7 @@ mod test {
     }
 
     #[test]
-    fn below_an_image_with_several_on_it_only_the_hidden_ones_are_merged() {
+    fn hidden_images_below_a_branching_one_are_merged() {
         let many = [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(3))];
         assert_eq!(found(&many, &[3, 4, 5]), [(vec![2], 1, Some(3), None)]);
         let one = [(1, None), (3, Some(1)), (4, Some(3)), (5, Some(3))];

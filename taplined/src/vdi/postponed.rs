@@ -1,4 +1,4 @@
-//! Repositories in which housekeeping was prevented by other operations, and when it is retried.
+//! Repositories in which cleanup was prevented by other operations, and the time of its retry.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-/// How long to wait before something is tried again that others were in the way of: twice as long each time.
+/// Pause before a prevented cleanup is retried; doubled each time.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(3600);
 
-/// Repositories in which something could not be done, and will be tried again.
+/// Repositories with postponed cleanup.
 #[derive(Debug, Default)]
 pub struct Postponed(Mutex<HashMap<Uuid, Pause>>);
 
 #[derive(Debug, Default)]
 struct Pause {
     last: Duration,
-    /// Whether it is already being waited for.
+    /// Whether a retry is already scheduled.
     waiting: bool,
 }
 
@@ -26,7 +26,7 @@ impl Postponed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long to wait in a repository; `None` if that is already being waited for.
+    /// Pause before a retry in a repository; `None` if one is already scheduled.
     pub fn begin(&self, sr: Uuid) -> Option<Duration> {
         let mut pauses = self.pauses();
         let pause = pauses.entry(sr).or_default();
@@ -44,7 +44,7 @@ impl Postponed {
         }
     }
 
-    /// Something was done: the next wait is a short one.
+    /// Resets the pause after a success.
     pub fn done(&self, sr: Uuid) {
         if let Some(pause) = self.pauses().get_mut(&sr) {
             pause.last = Duration::ZERO;

@@ -19,10 +19,10 @@ use crate::disk::live;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 
-/// Pause before it is checked again.
+/// Interval of checking whether a disk is still growing.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Resize {
     /// The VDI.
@@ -61,7 +61,7 @@ impl Job for Resize {
         }
     }
 
-    /// A grown disk stays so, and the catalogue is updated with its size.
+    /// A grown disk keeps its size, which is then recorded.
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         if let Some(vbd) = self.vbd {
             if let Some(size) = settled(daemon, vbd).await? {
@@ -78,11 +78,11 @@ impl Job for Resize {
     }
 }
 
-/// The size of a disk whose process is not growing it any more; `None` if the process no longer exists. The process may
-/// still be growing it although the daemon that requested that is dead.
+/// The size of a disk once its process is no longer growing it; `None` if the process no longer exists. The process
+/// may still be growing it although the daemon that requested that is dead.
 async fn settled(daemon: &Daemon, vbd: Uuid) -> Result<Option<u64>, Problem> {
-    // It carries out one verb at a time and says so before it checks another: it rejects this one in any case, because
-    // of its size.
+    // The process carries out one verb at a time, and reports that before it checks another: it rejects this one in
+    // any case, because of its size.
     loop {
         match live::resize(daemon, vbd, 1).await {
             Err(Refused::Disk(error)) if is_growing(&error) => tokio::time::sleep(LOOK_AGAIN_AFTER).await,
@@ -105,7 +105,7 @@ impl Resize {
             return Ok(live::resize(daemon, vbd, self.size).await?);
         }
         let chain = Chain::of_vdi(daemon, self.vdi).await?;
-        // Only its own image grows. Those below are read, for what it hides of them must not be exposed.
+        // Only its own image grows. Those below are read: growing must not expose their data beyond its old end.
         let mut words = vec!["resize".into()];
         words.extend(chain.words());
         words.extend(["--size".into(), self.size.to_string().into()]);

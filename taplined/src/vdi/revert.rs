@@ -18,7 +18,7 @@ use crate::daemon::Daemon;
 use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Revert {
     /// The VDI.
@@ -31,11 +31,11 @@ pub struct Revert {
     pub state: Uuid,
     /// Its size in bytes.
     pub size: u64,
-    /// The VDI's present image.
+    /// The VDI's current image.
     pub old: Uuid,
-    /// The new one.
+    /// The new image.
     pub new: Uuid,
-    /// Its format.
+    /// The format of the new image.
     pub format: ImageFormat,
     /// Whether it shares blocks with the snapshot's image, instead of being its child.
     pub reflink: bool,
@@ -82,7 +82,7 @@ impl Job for Revert {
 }
 
 impl Revert {
-    /// Makes the new image.
+    /// Creates the new image.
     pub async fn file(&self, daemon: &Daemon) -> Result<(), Problem> {
         let state = Chain::of_image(daemon, self.state).await?;
         if !self.reflink {
@@ -91,13 +91,13 @@ impl Revert {
         state.share(file_name(self.new, self.format)).await
     }
 
-    /// The new image as it is recorded.
+    /// The catalogue entry of the new image.
     pub async fn described(&self, daemon: &Daemon) -> Result<Image, Problem> {
         let parent = (!self.reflink).then_some(self.state);
         described(daemon, self.sr, self.new, self.format, self.size, parent).await
     }
 
-    /// Records it as that of the VDI, unless that was done before.
+    /// Records the new image as the VDI's, unless that was done before.
     pub fn record_in(&self, tx: &mut Tx<'_>, image: &Image) -> Result<(), Problem> {
         if tx.find_image(image.uuid)?.is_some() {
             return Ok(());

@@ -1,9 +1,9 @@
 //! `vdi-snapshot` and `vdi-clone`: a VDI's state as another VDI, which is read-only or writable.
 //!
-//! With chains: the VDI gets a new leaf ([`super::leaf`]), and its previous image becomes the snapshot's, or the parent
-//! of the clone's leaf. With reflink: a file that shares all blocks. Steps:
+//! With chains: the VDI gets a new leaf ([`super::leaf`]), and its previous image becomes the snapshot's, or the
+//! parent of the clone's leaf. With reflink: a file that shares all blocks. Steps:
 //!
-//! 1. `leaf`: the VDI's new leaf, if needed. *If killed:* settled: it is rolled back, or stays without effect.
+//! 1. `leaf`: the VDI's new leaf, if needed. *If killed:* it is rolled back, or stays without effect.
 //! 2. `file`: the new VDI's file, if it has one of its own. *If killed:* it is removed.
 //! 3. `record`: everything is in the catalogue, in one commit.
 
@@ -19,20 +19,20 @@ use super::file::{described, make_image, record_once, remove_unrecorded};
 use super::leaf::Leaf;
 use super::{Chain, about_vdi, file_name};
 use crate::daemon::Daemon;
-use crate::disk::control::Beside;
+use crate::disk::control::PassedFile;
 use crate::disk::live;
 use crate::disk::names;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
-/// A state of a VDI that becomes another VDI: what both verbs must know to keep it, or to roll that back.
+/// The intent of both verbs: a state of a VDI that becomes another VDI.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeptState {
     /// The VDI.
     pub of: Uuid,
     /// Its repository.
     pub sr: Uuid,
-    /// Its image, the state of which is kept.
+    /// Its image, whose state is kept.
     pub image: Uuid,
     /// Its format.
     pub format: ImageFormat,
@@ -42,19 +42,19 @@ pub struct KeptState {
     pub vbd: Option<Uuid>,
     /// The new VDI.
     pub vdi: Uuid,
-    /// Its name; if none was given, it gets one that is free when it is recorded.
+    /// Its name; `None`: a free name is chosen when it is recorded.
     pub name: Option<Name>,
     /// Its description.
     pub description: Description,
-    /// Its tags, and what programs keep with it.
+    /// Its tags and `other_config` strings.
     pub labels: Labels,
-    /// The VDI's new leaf, where one is needed.
+    /// The VDI's new leaf, if one is needed.
     pub leaf: Option<Leaf>,
-    /// The new VDI's own file, and whether it shares blocks; none for one that shows the image itself.
+    /// The new VDI's own file; `None` if it uses the image itself.
     pub own: Option<Own>,
-    /// The moment of the state.
+    /// The time of the state.
     pub at: Timestamp,
-    /// Whether the schedule of the VDI takes it.
+    /// Whether the VDI's schedule takes it.
     pub scheduled: bool,
 }
 
@@ -67,21 +67,21 @@ pub struct Own {
     pub reflink: bool,
 }
 
-/// The images of a state that is kept, as they are recorded.
+/// The catalogue entries for a kept state.
 #[derive(Clone, Debug)]
 pub struct KeptImages {
     leaf: Option<(Leaf, (Image, Image))>,
     own: Option<Image>,
 }
 
-/// Both verbs: a state that is only read, or one that is written.
+/// The jobs of both verbs: a read-only or a writable state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Branch<const WRITABLE: bool>(pub KeptState);
 
-/// `vdi-snapshot`.
+/// The job `vdi-snapshot`.
 pub type Snapshot = Branch<false>;
 
-/// `vdi-clone`.
+/// The job `vdi-clone`.
 pub type Clone = Branch<true>;
 
 impl KeptState {
@@ -102,7 +102,7 @@ impl KeptState {
         }
     }
 
-    /// Keeps the state: both steps before it is recorded.
+    /// Runs both steps before the state is recorded.
     pub async fn keep(&self, daemon: &Daemon) -> Result<(), Problem> {
         self.step(BranchStep::Leaf, daemon, true).await?;
         self.step(BranchStep::File, daemon, true).await
@@ -119,10 +119,10 @@ impl KeptState {
         let path = directory.path().join(&to);
         let file = blocking("create a file", move || directory.create_image(&to)).await?;
         let snapshot = ask::Snapshot { to: names::image_name(self.format, path.clone()), method: Method::Reflink };
-        Ok(live::ask(daemon, vbd, snapshot, vec![Beside { path, write: true, file }]).await.map(drop)?)
+        Ok(live::ask(daemon, vbd, snapshot, vec![PassedFile { path, write: true, file }]).await.map(drop)?)
     }
 
-    /// The images of the state that is kept.
+    /// The catalogue entries for the kept state.
     pub async fn described(&self, daemon: &Daemon) -> Result<KeptImages, Problem> {
         let leaf = match &self.leaf {
             Some(leaf) => Some((leaf.clone(), leaf.described(daemon).await?)),
@@ -163,7 +163,7 @@ impl KeptState {
         }
     }
 
-    /// Its name, in the commit that records it.
+    /// The name of the new VDI, chosen in the commit that records it.
     fn name_in(&self, tx: &repo::Tx<'_>, snapshot: bool) -> Result<Name, Problem> {
         let among = Among::Vdis(self.sr);
         match &self.name {
@@ -197,7 +197,7 @@ impl<const WRITABLE: bool> Job for Branch<WRITABLE> {
     const NO_RETURN: BranchStep = BranchStep::Record;
     const TIDIES: bool = true;
 
-    /// One that failed may have left a leaf.
+    /// A failed one may have left a leaf.
     fn changes(&self) -> Vec<Uuid> {
         vec![self.0.sr]
     }

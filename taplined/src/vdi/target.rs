@@ -1,4 +1,4 @@
-//! A planned VDI whose image has no parent: what a job must know to create it or roll that back.
+//! A planned VDI whose image has no parent: the data to create it or roll that back.
 
 use api::{Description, ImageFormat, Labels, LogicalBlockSize, Name, Problem};
 use repo::catalogue::{Among, NewVdi};
@@ -20,22 +20,22 @@ pub struct Target {
     pub sr: Uuid,
     /// Its name.
     pub name: Name,
-    /// The request had no name: if this one is taken, it gets another.
+    /// The request had no name: if this one is taken, another one is chosen.
     pub name_is_default: bool,
     /// Its description.
     pub description: Description,
-    /// Its tags, and what programs keep with it.
+    /// Its tags and `other_config` strings.
     pub labels: Labels,
     /// Its format.
     pub format: ImageFormat,
     /// Its size in bytes.
     pub size: u64,
-    /// The size of the sectors that its guest addresses.
+    /// The sector size for its guest.
     pub logical_block_size: LogicalBlockSize,
 }
 
 impl Target {
-    /// Records it, unless a step that was done before has.
+    /// Records it, unless a repeated step already has.
     pub async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
         let image = described(daemon, self.sr, self.image, self.format, self.size, None).await?;
         let vdi = NewVdi {

@@ -1,8 +1,8 @@
-//! `vm-clone`: a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or were
-//! when a snapshot of it was taken.
+//! `vm-clone`: a halted VM with the hardware of another and thin clones of its disks, as they are at one moment or
+//! were when a snapshot of it was taken.
 //!
-//! 1. `disks`: the clones' images, with the guest held if it writes to the disks ([`super::moment`]). *If killed:* they
-//!    are rolled back, and the guest runs again.
+//! 1. `disks`: the clones' images, with the guest paused if it writes to the disks ([`super::moment`]). *If killed:*
+//!    they are rolled back, and the guest runs again.
 //! 2. `record`: the clones, the VM and its VBDs are in the catalogue, in one commit. *If killed before:* as above.
 //!    *After:* done.
 
@@ -26,22 +26,22 @@ use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 use crate::vdi::{KeptState, about_vdi};
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Clone {
     /// The disks that are cloned.
     pub moment: Moment,
-    /// After which disks the clones are named, in the order of `moment`.
+    /// The names on which those of the clones are based, in the order of `moment`.
     pub named_after: Vec<Name>,
     /// The new VM.
     pub vm: Vm,
     /// Its VBDs.
     pub vbds: Vec<Vbd>,
-    /// What it does not have that the other one has.
+    /// A note about parts of the original that it does not have.
     pub note: Option<String>,
 }
 
-/// Begins it.
+/// Starts a `vm-clone` task.
 pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Problem> {
     let found = Found::of(daemon, vm).await?;
     let (hardware, disks) = match asked.snapshot {
@@ -71,7 +71,7 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
     super::check(&daemon.config, &new)?;
     let originals = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
     let vbds = disks.iter().map(|disk| {
-        // Limits and weights are not in a snapshot: they are what the disk has now.
+        // Limits and weights are not in a snapshot: the disk's current ones are used.
         let is_original = |vbd: &&Vbd| vbd.position == disk.position && vbd.vdi == disk.vdi;
         let original = originals.iter().find(is_original);
         let limits = original.and_then(|original| original.limits);
@@ -88,17 +88,17 @@ pub async fn clone(daemon: &Daemon, vm: Uuid, asked: VmClone) -> Result<Task, Pr
         tx.take_name(Among::Vms, &job.vm.name, task, &format!("clone VM {vm} as '{}'", job.vm.name))?;
         job.moment.prepare(tx, task, "clone")
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
-/// The VDIs that are cloned, and the names of the disks that they are states of.
+/// The VDIs to clone, and the names of the disks that they are states of.
 async fn sources(daemon: &Daemon, disks: &[VmSnapshotDisk]) -> Result<(Vec<Uuid>, Vec<Name>), Problem> {
     let disks = disks.to_vec();
     let read = daemon.catalogue.read(move |view| {
         let (mut sources, mut names) = (Vec::new(), Vec::new());
         for disk in disks {
             let Some(source) = disk.snapshot.filter(|source| !sources.contains(source)) else {
-                // It is not cloned: the new VM has it for reading as well.
+                // Not cloned: the new VM shares it, read-only.
                 view.vdi(disk.snapshot.unwrap_or(disk.vdi)).map_err(is_gone)?;
                 continue;
             };
@@ -111,7 +111,7 @@ async fn sources(daemon: &Daemon, disks: &[VmSnapshotDisk]) -> Result<(Vec<Uuid>
     read.await
 }
 
-/// A disk of a snapshot that was destroyed since.
+/// The problem of a snapshot of which a disk was destroyed.
 pub fn is_gone(problem: Problem) -> Problem {
     if problem.code != Code::NotFound {
         return problem;
@@ -120,10 +120,10 @@ pub fn is_gone(problem: Problem) -> Problem {
     Problem::new(Code::State, what).field("snapshot").advise("choose another snapshot; this one can only be destroyed")
 }
 
-/// The new VM, and what it does not have.
+/// The new VM, and a note about what it does not have.
 fn machine(asked: VmClone, mut hardware: VmHardware, seed: Option<&Seed>) -> (Vm, Option<String>) {
     let platform = &mut hardware.platform;
-    // Two network cards with one address disturb each other.
+    // Two network cards must not have the same address.
     let nic = platform.remove("nic").and_then(|nic| match network::without_mac(&nic) {
         Some(without) => {
             platform.insert("nic".into(), without);
@@ -133,7 +133,7 @@ fn machine(asked: VmClone, mut hardware: VmHardware, seed: Option<&Seed>) -> (Vm
             Some(format!("the network card was not copied, because its tap interface is the original's: nic={nic}"))
         }
     });
-    // With the instance's identity that is in it, cloud-init would not set up the clone as a machine of its own.
+    // Its instance ID would keep cloud-init from setting up the clone as a machine of its own.
     let meta_data = seed.is_some_and(|seed| seed.meta_data.is_some()).then(|| {
         "the meta-data of the cloud-init seed was not copied: it has the identity of the original instance".to_owned()
     });
@@ -203,7 +203,7 @@ impl Clone {
                 let name = tx.free_name(Among::Vdis(state.sr), base, "-clone")?;
                 KeptState { name: Some(name), ..state }.record_in(tx, &images, false)?;
             }
-            // Its name was taken when the job began.
+            // Its name was reserved when the job began.
             let mut vm = job.vm.clone();
             // Another VM may have been given the address since.
             if let Some(nic) = vm.platform.get_mut("nic") {
@@ -211,11 +211,11 @@ impl Clone {
             }
             network::settle_mac(tx, vm.uuid, &mut vm.platform)?;
             tx.insert_vm(&vm)?;
-            // Not in the job: the journal is no place for secrets.
+            // Not in the job: secrets must not be in the journal.
             let seed = tx.seed(job.moment.vm)?.map(|seed| Seed { meta_data: None, ..seed });
             tx.set_seed(job.vm.uuid, seed.as_ref())?;
             for vbd in &job.vbds {
-                // A disk for reading only may have been destroyed since.
+                // A read-only disk may have been destroyed since.
                 if tx.find_vdi(vbd.vdi)?.is_some() {
                     tx.add_vbd(vbd)?;
                 }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::daemon::Daemon;
 
-/// For whom.
+/// The program that reads the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reader {
@@ -42,7 +42,7 @@ pub async fn connect(daemon: &Daemon, vbd: Uuid, reader: Reader) -> Result<Strin
     }
 }
 
-/// For a monitor that connects to where it is served.
+/// For a monitor that connects to the served disk.
 async fn served(daemon: &Daemon, vbd: Uuid, monitor: Monitor) -> Result<String, Problem> {
     let found = daemon.catalogue.read(move |view| {
         let vbd = view.vbd(vbd)?;

@@ -1,7 +1,7 @@
-//! The console of a running machine: what its guest has written to the serial port lately, and what it writes from now
-//! on, for any number of viewers, each of which may type.
+//! The console of a running machine: the recent output of its guest's serial port, and its output from now on, for
+//! any number of viewers, each of which may type.
 //!
-//! It knows nothing about machines and HTTP. Invariants: a guest that writes without end costs a bounded number of
+//! It knows nothing about machines and HTTP. Invariants: a guest that writes endlessly costs a bounded number of
 //! wake-ups and a bounded amount of memory; a viewer that does not read delays neither the guest nor other viewers.
 
 use std::collections::VecDeque;
@@ -15,20 +15,20 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-/// Bytes of output that are kept.
+/// Bytes of output kept per machine.
 pub const KEPT: usize = 64 << 10;
 
-/// Viewers at a time.
+/// Maximum number of viewers.
 const VIEWERS_MAX: usize = 16;
 
-/// The pause between two reads of output. A person does not notice it, and it bounds what a guest that floods its
-/// console can cost.
+/// The pause between two reads of output. A person does not notice it, and it bounds the cost of a guest that floods
+/// its console.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Bytes that are read at once.
+/// Maximum bytes read at once.
 const PIECE: usize = 16 << 10;
 
-/// Pieces of input that wait for the guest.
+/// Maximum pieces of input queued for the guest.
 const TYPED_MAX: usize = 16;
 
 /// The console of a machine.
@@ -41,11 +41,11 @@ pub struct Console {
     viewers: Arc<Semaphore>,
 }
 
-/// A viewer's place at the console.
+/// A viewer's slot at the console.
 #[derive(Debug)]
 pub struct Seat(#[expect(dead_code, reason = "held while there is a viewer")] OwnedSemaphorePermit);
 
-/// The end of what a guest has written.
+/// The recent output of a guest.
 #[derive(Debug, Default)]
 struct Output {
     kept: VecDeque<u8>,
@@ -62,8 +62,8 @@ impl Output {
         self.end
     }
 
-    /// The kept output from `position` on, the number of bytes before it that are no longer kept, and the position
-    /// behind it.
+    /// The kept output from `position` on, the number of bytes before it that are no longer kept, and the end
+    /// position.
     fn since(&self, position: u64) -> (Vec<u8>, u64, u64) {
         let begin = self.end - self.kept.len() as u64;
         let lost = begin.saturating_sub(position);
@@ -90,13 +90,13 @@ impl Console {
         output.kept.iter().skip(output.kept.len().saturating_sub(len)).copied().collect()
     }
 
-    /// A place for one more viewer; `None` if there are too many.
+    /// A slot for one more viewer; `None` if there are too many.
     pub fn seat(&self) -> Option<Seat> {
         self.viewers.clone().try_acquire_owned().ok().map(Seat)
     }
 
-    /// Shows the output to a viewer, beginning with the last `recent` bytes, and passes on what is typed, until either
-    /// has ended.
+    /// Shows the output to a viewer, beginning with the last `recent` bytes, and passes on its input, until either
+    /// side ends.
     pub async fn show<S: AsyncRead + AsyncWrite>(&self, viewer: S, recent: usize, _seat: Seat) -> io::Result<()> {
         let (mut from, mut to) = tokio::io::split(viewer);
         tokio::select! {
@@ -141,8 +141,8 @@ fn lock(output: &Mutex<Output>) -> MutexGuard<'_, Output> {
     output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps the output and passes on the input until the machine ends. When it returns, `writing` is closed, and that
-/// tells the viewers.
+/// Keeps the output and passes on the input until the machine ends. Then `writing` is closed, which notifies the
+/// viewers.
 async fn run(
     stream: UnixStream,
     output: Arc<Mutex<Output>>,
@@ -159,7 +159,7 @@ async fn run(
         }
     };
     let pass_on = async {
-        // A guest that does not read its input makes others that type wait.
+        // A guest that does not read its input blocks the input of all viewers.
         while let Some(typed) = to_type.recv().await {
             if to.write_all(&typed).await.is_err() {
                 break;
@@ -222,7 +222,7 @@ mod test {
         let mut typed = [0; 3];
         guest.read_exact(&mut typed).unwrap();
         assert_eq!(&typed, b"xxx");
-        // The last one has begun to watch: it has typed.
+        // The last viewer is connected once it has typed.
         guest.write_all(b"login:").unwrap();
         drop(guest);
         for (mut viewer, shown) in viewers {
@@ -234,7 +234,7 @@ mod test {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_viewer_that_does_not_read_delays_nothing_and_is_told_what_it_has_missed() {
+    async fn a_slow_viewer_delays_nothing_and_sees_how_much_it_missed() {
         let (console, mut guest) = at_console();
         let console = Arc::new(console);
         let (mut near, far) = tokio::io::duplex(16);
@@ -255,7 +255,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn there_are_only_so_many_viewers() {
+    async fn the_number_of_viewers_is_limited() {
         let (console, _guest) = at_console();
         let mut seats: Vec<Seat> = (0..VIEWERS_MAX).map(|_| console.seat().unwrap()).collect();
         assert!(console.seat().is_none());

@@ -1,7 +1,7 @@
 //! The directory of a running machine's monitor and messages, and its owner: the user that its QEMU runs as.
 //!
-//! It knows nothing about what runs there. Invariant: only root and that user have access; the directory also records
-//! the user, before QEMU is started, so that the next daemon knows it.
+//! It knows nothing about the machine. Invariant: only root and that user have access; the directory also records the
+//! user, before QEMU is started, so that the next daemon knows it.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
@@ -15,10 +15,10 @@ use uuid::Uuid;
 use crate::account::As;
 use crate::config::Config;
 
-/// A file that belongs to the user, and has nothing in it.
+/// An empty file whose owner is the user.
 const USER: &str = "user";
 
-/// Present on a host that can run guests.
+/// Exists on a host that can run guests.
 const KVM: &str = "/dev/kvm";
 
 /// The directory of a machine.
@@ -29,17 +29,17 @@ pub fn vm_directory(config: &Config, vm: Uuid) -> PathBuf {
 /// The user that the QEMU of a VM runs as or is about to; `None` if it is the daemon's own user, or the VM is not
 /// running.
 pub fn user(config: &Config, vm: Uuid) -> Option<u32> {
-    // No link is followed: what that user has put in its place is its own.
+    // Links are not followed: anything that the user has put in its place belongs to the user.
     fs::symlink_metadata(vm_directory(config, vm).join(USER)).ok().map(|file| file.uid()).filter(|uid| *uid != 0)
 }
 
-/// The same in the form of QEMU's crate; `None` if it runs as the daemon's user.
+/// The user in the form of the crate `vm`; `None` if QEMU runs as the daemon's user.
 pub fn account(runs_as: &As) -> Option<Account> {
     let (uid, gid) = runs_as.user.filter(|(uid, _)| *uid != 0)?;
     Some(Account { uid, gid, groups: group_of_kvm().into_iter().collect() })
 }
 
-/// The group that may use the processor for guests, where not everybody may.
+/// The group that may use /dev/kvm, unless all users may.
 fn group_of_kvm() -> Option<u32> {
     let found = fs::metadata(KVM).ok()?;
     let (group, others) = (found.mode() & 0o060 == 0o060, found.mode() & 0o006 == 0o006);

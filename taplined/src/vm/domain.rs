@@ -1,7 +1,7 @@
-//! Domains of Xen: found by the VM that they are, and followed to their end.
+//! Xen domains: found by their VM, and monitored until their end.
 //!
-//! A domain is found by its identity, which is the VM's: nothing of it is recorded that a crash of the daemon could
-//! lose. Its number, which people and the store know it by, is the VM's handle.
+//! A domain is found by its UUID, which is the VM's: nothing about it is recorded that a crash of the daemon could
+//! lose. Its number, which users and xenstore know it by, is the VM's handle.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::task;
 
-/// Before a store is tried again that was lost.
+/// Pause before a lost connection to xenstore is retried.
 const TO_COME_BACK: Duration = Duration::from_secs(10);
 
 /// The toolstack of this host.
@@ -35,7 +35,7 @@ pub async fn find(daemon: &Daemon, vm: Uuid) -> Result<Option<XenDomain>, Proble
     query(vm, move || XenDomain::find(&xl, &vm.to_string())).await
 }
 
-/// Ends a domain.
+/// Destroys a domain.
 pub async fn destroy(vm: Uuid, domain: XenDomain) -> Result<(), Problem> {
     query(vm, move || domain.end()).await
 }
@@ -48,7 +48,7 @@ pub async fn query<T: Send + 'static>(
     task::blocking(format!("query Xen about VM {vm}"), move || work().map_err(by_xen(vm))).await
 }
 
-/// Watches a domain; the value becomes true at its end. Stops when there is no receiver.
+/// Monitors a domain; the value becomes true at its end. Stops when there is no receiver.
 pub fn follow(vm: Uuid, domain: XenDomain) -> watch::Receiver<bool> {
     let (ended, listens) = watch::channel(false);
     background::spawn(async move {
@@ -75,8 +75,8 @@ async fn to_the_end(vm: Uuid, domain: &XenDomain) -> Result<(), Problem> {
     let mut departures = query(vm, Departures::watch).await?;
     let listen = |error: std::io::Error| Problem::failed("watch xenstore", error);
     let descriptor = departures.as_fd().try_clone_to_owned().map_err(listen)?;
-    // It is deprecated for types that may return another descriptor each time; its replacement is unsafe for their
-    // sake.
+    // The function is deprecated for types that may return a different descriptor each time; the replacement is
+    // unsafe because of those.
     #[allow(deprecated, reason = "an OwnedFd has one descriptor")]
     let readable = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(listen)?;
     loop {

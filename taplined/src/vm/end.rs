@@ -1,4 +1,4 @@
-//! The end of a VM: noticed when it was not requested, and followed up in any case. Its VBDs are unplugged, and it
+//! The end of a VM: detected if it was not requested, and followed up in any case. Its VBDs are unplugged, and it
 //! becomes halted.
 
 use std::collections::BTreeSet;
@@ -18,8 +18,8 @@ use crate::fault;
 use crate::plug;
 use crate::task::{Context, blocking};
 
-/// Watches for the end of a machine from now on, and until then whether its guest runs. An operation in progress on it
-/// notices the end first.
+/// Watches for the end of a machine from now on, and until then whether its guest runs. An operation in progress on
+/// the VM handles the end itself.
 pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
     power::follow(daemon, guest.clone());
     let daemon = daemon.clone();
@@ -33,7 +33,7 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
         if !still {
             return;
         }
-        let end = guest.tell(RunningVm::ended).await;
+        let end = guest.run(RunningVm::ended).await;
         let ended = match end {
             Ok(Some(End::Reboots)) => Ended { again: true, ..Ended::default() },
             Ok(Some(End::Badly(problem))) | Err(problem) => Ended::because(problem),
@@ -43,12 +43,12 @@ pub fn watch(daemon: &Daemon, guest: Arc<Guest>) {
     });
 }
 
-/// How a VM has ended whose machine is gone.
+/// How a VM ended.
 #[derive(Debug, Default)]
 pub struct Ended {
     /// The reason, if it was not requested.
     pub why: Option<Problem>,
-    /// Whether its guest reboots: it is then started again.
+    /// Whether its guest reboots and must be started again.
     pub again: bool,
     /// VBDs that stay plugged: they were not plugged for this machine.
     pub keep: BTreeSet<Uuid>,
@@ -61,7 +61,7 @@ impl Ended {
     }
 }
 
-/// Does the rest of what ends a VM, in a task of its own.
+/// Completes the end of a VM, in a task of its own.
 pub async fn halt(daemon: &Daemon, vm: Uuid, ended: Ended, operation: Operation) {
     let Ended { why, again, keep } = ended;
     match &why {
@@ -118,7 +118,7 @@ pub async fn clear(
         removed.and(bridged.map_or(Ok(()), |bridged| bridged.disconnect()))
     });
     let why = why.or(unplugged.err()).or(removed.await.err());
-    // Nothing has its disks open any more, and what is written to them from here on is not of its guest.
+    // No process has its disks open any more, and later writes to them are not its guest's.
     let memory = memory::with_disks(daemon, vm, &held).await?;
     let halted = catalogue::record(&daemon.catalogue, move |tx| {
         tx.set_vm_run_by(vm, None, None)?;

@@ -2,7 +2,7 @@
 //! administrator can limit or kill it.
 //!
 //! It sets no limits and enables no controllers, so that the daemon can stay in its own cgroup (cgroups(7), "no
-//! internal processes"). Invariant: a machine without a cgroup runs all the same, and the log says why.
+//! internal processes"). Invariant: a machine without a cgroup runs all the same, and the log tells why.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
-/// Puts the process of a machine, with all its threads, into a group of its own.
+/// Moves the process of a machine, with all its threads, into a cgroup of its own.
 pub fn enter(vm: Uuid, pid: u32) {
     let entered = own().and_then(|own| enter_below(&own, vm, pid));
     if let Err(why) = entered {
@@ -18,7 +18,7 @@ pub fn enter(vm: Uuid, pid: u32) {
     }
 }
 
-/// Removes the group of a machine that has ended.
+/// Removes the cgroup of a machine that has ended.
 pub fn leave(vm: Uuid) {
     let Ok(own) = own() else { return };
     match fs::remove_dir(group(&own, vm)) {
@@ -43,14 +43,14 @@ fn enter_below(own: &Path, vm: Uuid, pid: u32) -> Result<(), String> {
     fs::write(group.join("cgroup.procs"), pid.to_string()).map_err(said)
 }
 
-/// The daemon's own group, of the second version.
+/// The daemon's own cgroup (v2).
 fn own() -> Result<PathBuf, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     own_in(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)
         .ok_or_else(|| "cgroup v2 is not available".into())
 }
 
-/// From the mounts (proc_pid_mountinfo(5)) and the process's control groups (cgroups(7)).
+/// Finds the cgroup in the mounts (proc_pid_mountinfo(5)) and the process's control groups (cgroups(7)).
 fn own_in(mounts: &str, groups: &str) -> Option<PathBuf> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mounted = mounts.lines().find_map(|line| {

@@ -1,5 +1,5 @@
 //! A running machine, for a daemon that must not block: it is controlled on a thread that may block, and its end is
-//! noticed without polling.
+//! detected without polling.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::console::Console;
 use super::domain;
-use super::inside::Inside;
+use super::inside::GuestPort;
 use super::machine::RunningVm;
 use crate::task::blocking;
 
@@ -28,22 +28,22 @@ pub struct Guest {
     process: Option<VmProcess>,
     machine: Mutex<RunningVm>,
     end: End,
-    /// QEMU's monitor, as far as it is readable. A domain has none.
+    /// QEMU's monitor, polled for readability. A domain has none.
     monitor: Option<AsyncFd<OwnedFd>>,
-    /// A report of a stop or a resume was read with the answer to a command.
+    /// Notified when a stop or resume report was read together with the response to a command.
     changed: Notify,
-    /// What its guest writes to the serial port, unless that goes elsewhere.
+    /// The console of the guest, unless its serial port is connected elsewhere.
     pub console: Option<Arc<Console>>,
-    /// The port at which its guest is asked what its disks do.
-    pub inside: Option<Inside>,
+    /// The port at which its guest is queried about its disks.
+    pub inside: Option<GuestPort>,
 }
 
-/// How its end is noticed.
+/// How its end is detected.
 #[derive(Debug)]
 enum End {
-    /// For QEMU: a pidfd.
+    /// QEMU: by a pidfd.
     Process(AsyncFd<OwnedFd>),
-    /// For a domain: the task that watches it reports its end.
+    /// A domain: the task that monitors it reports its end.
     Domain(watch::Receiver<bool>),
 }
 
@@ -70,7 +70,7 @@ impl Guest {
                 });
                 let inside = machine.take_guest_port().and_then(|stream| {
                     let failed = |error: &_| tracing::warn!(%vm, %error, "cannot use its guest's port");
-                    Inside::of(stream).inspect_err(failed).ok()
+                    GuestPort::of(stream).inspect_err(failed).ok()
                 });
                 let machine = Mutex::new(RunningVm::qemu(vm, machine));
                 let (process, end, monitor) = (Some(process), End::Process(pidfd), Some(monitor));
@@ -87,7 +87,7 @@ impl Guest {
         Guest { vm, process: None, machine, end, monitor: None, changed, console: None, inside: None }
     }
 
-    /// Its process, as recorded in the catalogue. A domain has none.
+    /// Its process, as recorded in the catalogue; `None` for a domain.
     pub fn process(&self) -> Option<&VmProcess> {
         self.process.as_ref()
     }
@@ -108,34 +108,34 @@ impl Guest {
         }
     }
 
-    /// Waits until the guest may have stopped or continued, on request or not. An error when the machine's monitor is
-    /// gone.
+    /// Waits until the guest may have stopped or continued, on request or not. Fails when the machine's monitor is
+    /// closed.
     pub async fn power_changed(self: &Arc<Guest>) -> Result<(), Problem> {
         let Some(monitor) = &self.monitor else { return std::future::pending().await };
         loop {
             tokio::select! {
                 () = self.changed.notified() => {}
                 ready = monitor.readable() => match ready {
-                    // Before it is read: what comes after that makes it readable again.
+                    // Before it is read: later data makes it readable again.
                     Ok(mut ready) => ready.clear_ready(),
                     Err(error) => {
                         return Err(Problem::failed(format_args!("watch the monitor of VM {}", self.vm), error));
                     }
                 },
             }
-            if self.tell(RunningVm::has_changed).await? {
+            if self.run(RunningVm::has_changed).await? {
                 return Ok(());
             }
         }
     }
 
-    /// Runs an operation on the machine. It is completed even if the caller stops waiting.
-    pub async fn tell<T: Send + 'static>(
+    /// Runs an operation on the machine. It completes even if the caller stops waiting.
+    pub async fn run<T: Send + 'static>(
         self: &Arc<Guest>,
         work: impl FnOnce(&mut RunningVm) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let guest = self.clone();
-        let told = blocking(format!("control VM {}", self.vm), move || {
+        let done_on_thread = blocking(format!("control VM {}", self.vm), move || {
             let mut machine = guest.machine.lock().unwrap_or_else(PoisonError::into_inner);
             let done = work(&mut machine);
             if machine.knows_of_change() {
@@ -143,18 +143,18 @@ impl Guest {
             }
             done
         });
-        told.await
+        done_on_thread.await
     }
 }
 
-/// A process, as the catalogue keeps it.
+/// A process in the form of the catalogue.
 pub fn process(vm: Uuid, identity: &Identity) -> Result<VmProcess, Problem> {
     let pid = u32::try_from(identity.pid)
         .map_err(|error| Problem::failed(format_args!("record the QEMU of VM {vm}"), error))?;
     Ok(VmProcess { process: Process { pid, started: identity.started }, boot: identity.boot.clone() })
 }
 
-/// An identity, as the crate `vm` wants it.
+/// An identity in the form of the crate `vm`.
 pub fn identity(process: &VmProcess) -> Option<Identity> {
     let pid = i32::try_from(process.process.pid).ok()?;
     Some(Identity { pid, started: process.process.started, boot: process.boot.clone() })

@@ -1,4 +1,4 @@
-//! Converts a VM of the catalogue into its driver's form; errors name the field of the request that is at fault.
+//! Converts a VM of the catalogue into its driver's form; errors name the invalid field of the request.
 
 use ::vm::qemu::accelerator::Accelerator;
 use ::vm::qemu::console::{CONSOLE, GUEST_PORT};
@@ -17,10 +17,10 @@ use super::seed;
 use crate::config::Config;
 use crate::disk::paths::DiskPaths;
 
-/// Bytes of the unit in which QEMU has memory.
+/// The unit of QEMU's memory sizes, in bytes.
 const MIB: u64 = 1 << 20;
 
-/// Whether there can be such a VM, whatever disks it will have.
+/// Validates a VM, independent of its disks.
 pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     if vm.driver == Driver::Xen {
         if vm.seed {
@@ -31,7 +31,7 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
         return domain_of(vm)?.text().map(drop).map_err(|error| refused_by_xen(&error));
     }
     let mut hardware = without_disks(config, vm)?;
-    // Which disk it boots from is determined at the start.
+    // The disk from which it boots is determined at the start.
     let stand_in = DiskPaths::of(config, Uuid::nil()).transport(api::Transport::VhostUser);
     hardware.disks.extend(position(0).map(|position| Disk {
         position,
@@ -42,16 +42,16 @@ pub fn check(config: &Config, vm: &Vm) -> Result<(), Problem> {
     hardware.check().map_err(|error| refused(&error))
 }
 
-/// A machine that is to be started.
+/// The specification of a machine to start.
 #[derive(Debug)]
 pub enum Plan {
-    /// By QEMU, with its disks.
+    /// For QEMU, with its disks.
     Qemu(Box<Hardware>),
-    /// By Xen, which is given the disks one by one.
+    /// For Xen, which gets the disks one by one.
     Xen(domain::Config),
 }
 
-/// The hardware of a VM with these VBDs.
+/// The specification of a VM with these VBDs.
 pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
     if vm.driver == Driver::Xen {
         return domain_of(vm).map(Plan::Xen);
@@ -62,7 +62,7 @@ pub fn of(config: &Config, vm: &Vm, vbds: &[Vbd]) -> Result<Plan, Problem> {
     Ok(Plan::Qemu(Box::new(hardware)))
 }
 
-/// The machine that memory was saved from, with what it connects to where that is now.
+/// The machine from which memory was saved, with its current connections.
 pub fn as_saved(vm: Uuid, plan: Plan, memory: &VmMemory) -> Result<Plan, Problem> {
     let saved = serde_json::from_value::<Hardware>(memory.machine.clone());
     let (Plan::Qemu(now), Ok(saved)) = (plan, saved) else {
@@ -72,7 +72,7 @@ pub fn as_saved(vm: Uuid, plan: Plan, memory: &VmMemory) -> Result<Plan, Problem
         ));
     };
     let Hardware { disks, console, seed, guest_port, .. } = *now;
-    // The guest's memory has the devices that it had then.
+    // The guest's memory contains the drivers of the devices that it had then.
     let guest_port = guest_port.filter(|_| saved.guest_port.is_some());
     let mut positions: Vec<_> = saved.disks.iter().map(|disk| disk.position).collect();
     let mut present: Vec<_> = disks.iter().map(|disk| disk.position).collect();
@@ -126,7 +126,7 @@ fn refused_by_xen(error: &ConfigError) -> Problem {
     Problem::new(Code::Invalid, error.to_string()).field(field)
 }
 
-/// A VBD, as the machine has it.
+/// A VBD in the form of the crate `vm`.
 pub fn disk(config: &Config, vbd: &Vbd) -> Result<Disk, Problem> {
     let socket = DiskPaths::of(config, vbd.uuid).transport(vbd.transport);
     let position = position_of(vbd)?;
@@ -134,7 +134,7 @@ pub fn disk(config: &Config, vbd: &Vbd) -> Result<Disk, Problem> {
     Ok(Disk { position, socket, queues: Some(vbd.queues), bootable: vbd.bootable })
 }
 
-/// Where a VBD is in its machine.
+/// The position of a VBD in its machine.
 pub fn position_of(vbd: &Vbd) -> Result<Position, Problem> {
     let none = || Problem::new(Code::Internal, format!("VBD {} has a position beyond 254", vbd.uuid));
     position(vbd.position).ok_or_else(none)
@@ -166,15 +166,15 @@ fn without_disks(config: &Config, vm: &Vm) -> Result<Hardware, Problem> {
     };
     Ok(Hardware {
         name: vm.uuid.to_string(),
-        // More than fit are refused by their number.
+        // Values out of range are refused by number.
         memory_mib: u32::try_from(memory_mib).unwrap_or(u32::MAX),
         vcpus: u16::try_from(vm.vcpus).unwrap_or(u16::MAX),
-        // Found out when it starts.
+        // Both are determined at the start.
         machine: None,
         accelerator: Accelerator::Tcg,
         boot,
         disks: Vec::new(),
-        // The serial port, unless the user has said where that goes.
+        // The serial port, unless the user has connected it elsewhere.
         console: (!vm.platform.contains_key("hvm_serial")).then(|| hardware::Console {
             device: hardware::ConsoleDevice::Serial,
             to: hardware::ConsoleTo::Socket(vm_directory(config, vm.uuid).join(CONSOLE)),
@@ -207,7 +207,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn memory_goes_on_with_a_guest_port_exactly_if_it_was_saved_with_one() {
+    fn memory_resumes_with_a_guest_port_only_if_saved_with_one() {
         let port = |at: &str| Some(Path::new(at).to_owned());
         let hardware = |guest_port| Hardware {
             name: "a".into(),

@@ -13,19 +13,19 @@ use super::guest::Guest;
 use super::reach;
 use crate::daemon::Daemon;
 
-/// How often a guest that was asked to release a disk is polled while an unplug waits for that.
+/// Interval of polling whether a guest has released a disk, while an unplug waits for that.
 const LOOK_AFTER: Duration = Duration::from_millis(200);
 
-/// A guest that was asked before its system was up has not received the request; QEMU accepts a repetition after five
-/// seconds.
+/// Interval of repeating the request to release a disk: a guest that is still booting has not received it, and QEMU
+/// accepts a repetition after five seconds.
 const ASK_AGAIN: Duration = Duration::from_secs(6);
 
-/// Checks that the slot of a VBD in its machine is free: a guest may not have released a disk that was unplugged with
+/// Checks that the slot of a VBD in its machine is free: a guest may not have released a disk that was unplugged by
 /// force.
 pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     let Some(guest) = expected(daemon, vbd).await? else { return Ok(()) };
     let sought = vbd.clone();
-    match guest.tell(move |machine| machine.has(&sought)).await? {
+    match guest.run(move |machine| machine.has(&sought)).await? {
         true => {
             Err(Problem::new(Code::InUse, format!("VM {} already has a disk at position {}", guest.vm, vbd.position))
                 .advise(
@@ -36,40 +36,40 @@ pub async fn expect_room(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     }
 }
 
-/// Gives a VBD that is served to its guest, if that runs. `again`: the guest has it already, and has only waited for
+/// Attaches a served VBD to its guest, if that runs. `again`: the guest may still have the device, and only waits for
 /// it.
 pub async fn attach(daemon: &Daemon, vbd: Uuid, again: bool) -> Result<(), Problem> {
     let vbd = daemon.catalogue.read(move |view| view.vbd(vbd)).await?;
     let Some(guest) = expected(daemon, &vbd).await? else { return Ok(()) };
     let config = daemon.config.clone();
-    let plugged = guest.tell(move |machine| match again && machine.has(&vbd)? {
+    let plugged = guest.run(move |machine| match again && machine.has(&vbd)? {
         true => Ok(()),
         false => machine.plug(&config, &vbd),
     });
     plugged.await
 }
 
-/// Has the guest let go of a VBD, however long it takes.
+/// Makes the guest release a VBD, however long it takes.
 pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
-    let mut asked: Option<Instant> = None;
+    let mut requested: Option<Instant> = None;
     while let Some(guest) = found(daemon, vbd) {
-        let ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+        let ask = requested.is_none_or(|requested| requested.elapsed() >= ASK_AGAIN);
         let sought = vbd.clone();
-        let let_go = guest.tell(move |machine| {
+        let released = guest.run(move |machine| {
             if ask {
                 machine.begin_unplug(&sought)?;
             }
             machine.finish_unplug(&sought)
         });
         if ask {
-            asked = Some(Instant::now());
+            requested = Some(Instant::now());
         }
-        match let_go.await {
+        match released.await {
             Ok(true) => return Ok(()),
             Ok(false) => tokio::time::sleep(LOOK_AFTER).await,
-            // With QEMU all its connections have gone.
+            // All connections closed with QEMU.
             Err(_) if tokio::time::timeout(LOOK_AFTER, guest.ended()).await.is_ok() => return Ok(()),
-            // QEMU may still pass the request on, and the guest release the disk: the next answer says so.
+            // QEMU may still forward the request, and the guest release the disk: the next response tells.
             Err(late) if late.code == Code::Timeout => tracing::warn!(vbd = %vbd.uuid, "{late}"),
             Err(problem) => return Err(problem),
         }
@@ -77,11 +77,11 @@ pub async fn detach(daemon: &Daemon, vbd: &Vbd) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Asks the guest to release a VBD that is removed in any case. It may still do so later.
-pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
+/// Requests the guest to release a VBD that is removed in any case. It may still do so later.
+pub async fn request_release(daemon: &Daemon, vbd: &Vbd) {
     let Some(guest) = found(daemon, vbd) else { return };
     let sought = vbd.clone();
-    if let Err(problem) = guest.tell(move |machine| machine.begin_unplug(&sought)).await {
+    if let Err(problem) = guest.run(move |machine| machine.begin_unplug(&sought)).await {
         tracing::warn!(vbd = %vbd.uuid, "its guest could not be requested to release it: {problem}");
     }
 }
@@ -90,15 +90,15 @@ pub async fn ask_to_let_go(daemon: &Daemon, vbd: &Vbd) {
 pub async fn has_lost(daemon: &Daemon, vbd: &Vbd) -> Result<bool, Problem> {
     let Some(guest) = found(daemon, vbd) else { return Ok(false) };
     let sought = vbd.clone();
-    guest.tell(move |machine| machine.has_lost(&sought)).await
+    guest.run(move |machine| machine.has_lost(&sought)).await
 }
 
-/// The machine that has a VBD, if it runs and is in reach.
+/// The machine that has a VBD, if it runs and is reachable.
 fn found(daemon: &Daemon, vbd: &Vbd) -> Option<Arc<Guest>> {
     vbd.vm.filter(|_| vbd.transport != Transport::Nbd).and_then(|vm| daemon.vms.guest(vm))
 }
 
-/// The machine that is to have a VBD, if it runs; that it is out of reach is a problem.
+/// The machine that should have a VBD, if it runs; fails if it is unreachable.
 async fn expected(daemon: &Daemon, vbd: &Vbd) -> Result<Option<Arc<Guest>>, Problem> {
     let Some(vm) = vbd.vm.filter(|_| vbd.transport != Transport::Nbd) else { return Ok(None) };
     match daemon.catalogue.read(move |view| view.vm(vm)).await?.power {

@@ -1,8 +1,8 @@
-//! The port into a guest: `tapline-guest` is asked there what the guest's disks do, when somebody asks the daemon.
+//! The port into a guest: `tapline-guest` is queried there about the guest's disks, when a client requests that.
 //!
-//! It knows when to ask and how long to wait; what is said is in the crate `stats`. The guest is hostile. Invariants:
-//! an answer costs bounded time and memory; a guest that does not answer is waited for once, until something is heard
-//! from it; nothing is read or written while nobody asks.
+//! It decides when to query and how long to wait; the messages are in the crate `stats`. The guest is hostile.
+//! Invariants: a response costs bounded time and memory; a guest that does not respond is waited for once, until it
+//! sends something; the port is idle while no client queries it.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream as BlockingStream;
@@ -16,39 +16,39 @@ use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-/// A guest has this long to answer. It takes a millisecond, unless the guest or the host has no processor left.
+/// Time limit for a response. It takes a millisecond, unless the guest or the host is overloaded.
 const LIMIT: Duration = Duration::from_secs(1);
-/// What was said since the last question is read up to here at once. The rest is for the next one.
+/// Maximum bytes of stale output that are skipped before a query; more is an error.
 const BEFORE_MAX: usize = 256 << 10;
 
-/// The port.
+/// The port of a guest.
 #[derive(Debug)]
-pub struct Inside {
+pub struct GuestPort {
     port: Mutex<Port>,
 }
 
 #[derive(Debug)]
 struct Port {
     stream: UnixStream,
-    /// Of the last question.
+    /// The number of the last query.
     number: u64,
-    /// It has not answered the last question, so it is asked again only when something was heard from it.
+    /// The last query was not answered; no other is sent until the guest sends something.
     silent: bool,
 }
 
-/// Why a guest's figures are not known.
+/// Why a guest's statistics are unknown.
 #[derive(Debug, Error)]
 pub enum Unknown {
-    /// Nothing reads the port, or nothing that answers.
+    /// Nothing in the guest reads the port or responds.
     #[error("no tapline-guest answers in the guest")]
     Silent,
-    /// It does not stop.
+    /// The guest sends without end.
     #[error("the guest says more than is listened to")]
     Flood,
-    /// It says something else.
+    /// The response is invalid.
     #[error(transparent)]
     Bad(#[from] BadAnswer),
-    /// There is no machine any more.
+    /// The machine has ended.
     #[error("the machine has closed the guest's port")]
     Closed,
     /// The connection has failed.
@@ -56,28 +56,28 @@ pub enum Unknown {
     Failed(#[source] io::Error),
 }
 
-impl Inside {
-    /// The port that `stream` is connected to.
-    pub fn of(stream: BlockingStream) -> io::Result<Inside> {
+impl GuestPort {
+    /// Creates the port on its connected `stream`.
+    pub fn of(stream: BlockingStream) -> io::Result<GuestPort> {
         stream.set_nonblocking(true)?;
         let port = Port { stream: UnixStream::from_std(stream)?, number: 0, silent: false };
-        Ok(Inside { port: Mutex::new(port) })
+        Ok(GuestPort { port: Mutex::new(port) })
     }
 
-    /// Asks the guest what its disks do.
-    pub async fn ask(&self) -> Result<GuestAnswer, Unknown> {
-        // Whoever waits has waited long enough when the one before has.
+    /// Queries the guest about its disks.
+    pub async fn query(&self) -> Result<GuestAnswer, Unknown> {
+        // While another query runs: its time limit is long enough for this one too.
         let Ok(mut port) = timeout(LIMIT, self.port.lock()).await else { return Err(Unknown::Silent) };
-        if !port.hear()? && port.silent {
+        if !port.skip_stale()? && port.silent {
             return Err(Unknown::Silent);
         }
-        // Also where nobody waits for the answer any more: the next question finds what was said.
+        // Also if the caller is dropped: the next query skips a late response.
         port.silent = true;
         port.number += 1;
         let question = question(port.number);
         match send(&port.stream, question.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(written) if written == question.len() => {}
-            // The guest does not read: what was written of it is no question.
+            // The guest does not read: a partial query is invalid.
             Ok(_) | Err(Errno::AGAIN) => return Err(Unknown::Silent),
             Err(errno) => return Err(failed(errno.into())),
         }
@@ -88,16 +88,16 @@ impl Inside {
 }
 
 impl Port {
-    /// Passes over what was said since the last question; whether something was.
-    fn hear(&mut self) -> Result<bool, Unknown> {
-        let mut heard = 0;
+    /// Skips output since the last query; returns whether there was any.
+    fn skip_stale(&mut self) -> Result<bool, Unknown> {
+        let mut skipped = 0;
         let mut bytes = [0; 4096];
-        while heard < BEFORE_MAX {
-            // Past the runtime, which may not have seen yet that something is there.
+        while skipped < BEFORE_MAX {
+            // Bypasses the runtime, which may not have noticed yet that data is available.
             match recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(Unknown::Closed),
-                Ok((len, _)) => heard += len,
-                Err(Errno::AGAIN) => return Ok(heard > 0),
+                Ok((len, _)) => skipped += len,
+                Err(Errno::AGAIN) => return Ok(skipped > 0),
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
@@ -137,12 +137,12 @@ mod test {
     use super::*;
 
     /// A port, and the guest's end of it.
-    fn port() -> (Inside, BlockingStream) {
+    fn port() -> (GuestPort, BlockingStream) {
         let (host, guest) = BlockingStream::pair().unwrap();
-        (Inside::of(host).unwrap(), guest)
+        (GuestPort::of(host).unwrap(), guest)
     }
 
-    /// A guest that says `answer` to so many questions, with the number of each in the place of `N`.
+    /// A guest that responds with `answer` to the given number of queries, replacing `N` by the query's number.
     fn played(guest: BlockingStream, answers: usize, answer: &'static str) -> std::thread::JoinHandle<BlockingStream> {
         std::thread::spawn(move || {
             let mut reader = BufReader::new(guest.try_clone().unwrap());
@@ -150,7 +150,7 @@ mod test {
                 let mut line = String::new();
                 reader.read_line(&mut line).unwrap();
                 let number = line.trim_end().strip_prefix("disks ").unwrap();
-                // One that was given up is not read to its end.
+                // An abandoned query is not read to its end.
                 (&guest).write_all(answer.replace('N', number).as_bytes()).unwrap_or_default();
             }
             guest
@@ -160,31 +160,31 @@ mod test {
     const ANSWER: &str = "begin N\nuptime 12.00 1.00\ndisk abc 254 0 vda 1 2 3 4 5 6 7 8 9 10 11\nend N\n";
 
     #[tokio::test]
-    async fn a_guest_is_asked_each_time_and_what_it_said_before_is_passed_over() {
+    async fn stale_output_is_skipped_before_each_query() {
         let (inside, mut guest) = port();
         guest.write_all(b"ready\nbegin 1\nuptime 1.00 1.00\nend 1\n").unwrap();
         let guest = played(guest, 2, ANSWER);
         for _ in 0..2 {
-            let answer = inside.ask().await.unwrap();
+            let answer = inside.query().await.unwrap();
             assert_eq!((answer.uptime_ns, answer.disk("abc").unwrap().counts.weighted_ms), (12_000_000_000, 11));
         }
         guest.join().unwrap();
-        assert!(matches!(inside.ask().await, Err(Unknown::Closed)));
+        assert!(matches!(inside.query().await, Err(Unknown::Closed)));
     }
 
     #[tokio::test]
-    async fn a_silent_guest_is_waited_for_once_and_asked_again_when_it_says_something() {
+    async fn a_silent_guest_is_queried_again_only_after_it_sends_something() {
         let (inside, mut guest) = port();
-        assert!(matches!(inside.ask().await, Err(Unknown::Silent)));
-        // It is not asked again: no question is there but the first.
-        assert!(matches!(inside.ask().await, Err(Unknown::Silent)));
+        assert!(matches!(inside.query().await, Err(Unknown::Silent)));
+        // It is not queried again: only the first query is in the port.
+        assert!(matches!(inside.query().await, Err(Unknown::Silent)));
         let mut reader = BufReader::new(guest.try_clone().unwrap());
         let mut line = String::new();
         reader.read_line(&mut line).unwrap();
         assert_eq!((line.as_str(), reader.buffer()), ("disks 1\n", &b""[..]));
         guest.write_all(b"ready\n").unwrap();
         let guest = played(guest, 1, ANSWER);
-        assert!(inside.ask().await.is_ok());
+        assert!(inside.query().await.is_ok());
         drop(guest.join().unwrap());
     }
 
@@ -198,14 +198,14 @@ mod test {
         ] {
             let (inside, guest) = port();
             let guest = played(guest, 1, answer);
-            let error = inside.ask().await.unwrap_err().to_string();
+            let error = inside.query().await.unwrap_err().to_string();
             assert!(error.contains(why), "{answer:?}: {error}");
             guest.join().unwrap();
         }
         let (inside, mut guest) = port();
         let endless = std::thread::spawn(move || while guest.write_all(b"begin 1\nuptime 1.00 1.00\n").is_ok() {});
         for _ in 0..20 {
-            let error = inside.ask().await.unwrap_err();
+            let error = inside.query().await.unwrap_err();
             assert!(matches!(error, Unknown::Flood | Unknown::Bad(BadAnswer::TooLong) | Unknown::Silent), "{error}");
         }
         drop(inside);

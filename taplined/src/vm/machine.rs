@@ -17,10 +17,10 @@ use uuid::Uuid;
 use super::hardware;
 use crate::config::Config;
 
-/// Where QEMU gets at an interface.
+/// The device by which QEMU opens a tap interface.
 const TUN: &str = "/dev/net/tun";
 
-/// A machine.
+/// A running machine of either driver.
 #[derive(Debug)]
 pub struct RunningVm {
     vm: Uuid,
@@ -33,29 +33,29 @@ enum Driven {
     Xen(XenDomain),
 }
 
-/// How a machine has ended.
+/// How a machine ended.
 #[derive(Debug)]
 pub enum End {
     /// Its guest has powered off.
     PoweredOff,
-    /// Its guest wants to reboot, for which Xen needs another domain.
+    /// Its guest reboots, for which Xen needs a new domain.
     Reboots,
-    /// Otherwise.
+    /// It failed.
     Badly(Problem),
 }
 
 impl RunningVm {
-    /// One that QEMU runs.
+    /// Wraps a machine run by QEMU.
     pub fn qemu(vm: Uuid, machine: QemuVm) -> RunningVm {
         RunningVm { vm, driven: Driven::Qemu(Box::new(machine)) }
     }
 
-    /// One that Xen runs.
+    /// Wraps a domain run by Xen.
     pub fn xen(vm: Uuid, domain: XenDomain) -> RunningVm {
         RunningVm { vm, driven: Driven::Xen(domain) }
     }
 
-    /// Whether it has a disk at a VBD's position, or a guest that has not released the previous one.
+    /// Whether it has a disk at a VBD's position, or its guest has not released the previous one.
     pub fn has(&mut self, vbd: &Vbd) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => {
@@ -66,7 +66,7 @@ impl RunningVm {
         }
     }
 
-    /// Gives the guest a VBD that is served.
+    /// Attaches a served VBD to the guest.
     pub fn plug(&mut self, config: &Config, vbd: &Vbd) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.plug(&hardware::disk(config, vbd)?).map_err(by_qemu(self.vm)),
@@ -74,7 +74,7 @@ impl RunningVm {
         }
     }
 
-    /// Asks the guest to release a VBD.
+    /// Requests the guest to release a VBD.
     pub fn begin_unplug(&mut self, vbd: &Vbd) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.begin_unplug(hardware::position_of(vbd)?).map_err(by_qemu(self.vm)),
@@ -106,7 +106,7 @@ impl RunningVm {
         }
     }
 
-    /// Holds the guest, in memory.
+    /// Pauses the guest in memory.
     pub fn pause(&mut self) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.pause().map_err(by_qemu(self.vm)),
@@ -114,7 +114,7 @@ impl RunningVm {
         }
     }
 
-    /// Lets the guest run.
+    /// Resumes the guest.
     pub fn resume(&mut self) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.resume().map_err(by_qemu(self.vm)),
@@ -122,7 +122,7 @@ impl RunningVm {
         }
     }
 
-    /// Whether the guest is held.
+    /// Whether the guest is paused.
     pub fn is_paused(&mut self) -> Result<bool, Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => {
@@ -134,7 +134,7 @@ impl RunningVm {
         }
     }
 
-    /// Whether the guest runs or is held; none if it cannot continue.
+    /// Whether the guest runs or is paused; `None` if it cannot continue.
     pub fn power(&mut self) -> Result<Option<Power>, Problem> {
         let vm = self.vm;
         Ok(match &mut self.driven {
@@ -159,7 +159,7 @@ impl RunningVm {
         }
     }
 
-    /// Whether a report that was read meanwhile says so.
+    /// Whether a report read since has the same effect as [`RunningVm::has_changed`].
     pub fn knows_of_change(&self) -> bool {
         match &self.driven {
             Driven::Qemu(machine) => machine.knows_of_change(),
@@ -172,7 +172,7 @@ impl RunningVm {
         self.by_qemu()?.must_be_savable().map_err(by_qemu(self.vm))
     }
 
-    /// What a machine must be that goes on from its memory.
+    /// The properties that a machine needs to resume from its memory.
     pub fn kind(&mut self) -> Result<Kind, Problem> {
         self.by_qemu()?.kind().map_err(by_qemu(self.vm))
     }
@@ -182,7 +182,7 @@ impl RunningVm {
         self.by_qemu()?.is_saved().map_err(by_qemu(self.vm))
     }
 
-    /// Begins to save the memory of its guest, which is held and has exactly these disks.
+    /// Starts saving the memory of its guest, which is paused and has exactly these disks.
     pub fn begin_save(&mut self, file: &File, disks: &[Position]) -> Result<(), Problem> {
         let vm = self.vm;
         let machine = self.by_qemu()?;
@@ -200,12 +200,12 @@ impl RunningVm {
         machine.begin_save(file).map_err(by_qemu(vm))
     }
 
-    /// How far that is.
+    /// The progress of saving.
     pub fn saving(&mut self) -> Result<Saving, Problem> {
         self.by_qemu()?.saving().map_err(by_qemu(self.vm))
     }
 
-    /// Stops that, if it is under way.
+    /// Stops saving, if it is in progress.
     pub fn end_save(&mut self) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.end_save().map_err(by_qemu(self.vm)),
@@ -220,7 +220,7 @@ impl RunningVm {
         }
     }
 
-    /// Ends it, whatever the guest does: as if the power had gone.
+    /// Kills the machine, like a power cut.
     pub fn end(&mut self) -> Result<(), Problem> {
         match &mut self.driven {
             Driven::Qemu(machine) => machine.end().map(drop).map_err(by_qemu(self.vm)),
@@ -228,7 +228,7 @@ impl RunningVm {
         }
     }
 
-    /// How it has ended, if it has. Its remains are then removed.
+    /// How it ended, if it has; its remains are then removed.
     pub fn ended(&mut self) -> Result<Option<End>, Problem> {
         let vm = self.vm;
         match &mut self.driven {
@@ -256,7 +256,7 @@ fn vdev(vbd: &Vbd) -> Vdev {
     Vdev::of_position(vbd.position)
 }
 
-/// What to report about a QEMU that exited by itself.
+/// The end of a QEMU that exited by itself.
 fn qemu_ended(vm: Uuid, ended: &Ended) -> End {
     let Some(how) = ended.badly() else { return End::PoweredOff };
     let more = format!(" ({how}); its last output: {}", ended.said);
@@ -267,12 +267,12 @@ fn halted(vm: Uuid, why: &str, more: &str) -> Problem {
     Problem::new(Code::Failed, format!("VM {vm} is halted: {why}{more}")).advise("find the cause, then start it again")
 }
 
-/// For `map_err`: something done by QEMU.
+/// The problem of an operation by QEMU; for `map_err`.
 fn by_qemu(vm: Uuid) -> impl FnOnce(MachineError) -> Problem {
     move |error| qemu_problem(vm, &error)
 }
 
-/// For `map_err`: something done by Xen.
+/// The problem of an operation by Xen; for `map_err`.
 pub fn by_xen(vm: Uuid) -> impl FnOnce(control::Error) -> Problem {
     move |error| {
         let problem = Problem::new(Code::Failed, format!("VM {vm}: {}", error.message));

@@ -1,9 +1,8 @@
 //! The file with the memory of a suspended VM, and the disks that it belongs to.
 //!
-//! It knows nothing about machines. The file begins with a header of its own: a line of JSON, which is the record that
-//! the catalogue has too; then zeros up to [`HEADER`], where QEMU's data begins. Invariants: only root can read a file;
-//! one that is there under its final name is complete and durable; memory is loaded only if file and disks are those of
-//! the record.
+//! It knows nothing about machines. The file begins with a header: a line of JSON, which is the same record as in the
+//! catalogue; then zeros up to [`HEADER`], where QEMU's data begins. Invariants: only root can read a file; one with
+//! its final name is complete and durable; memory is loaded only if file and disks match the record.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -22,42 +21,43 @@ use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
 
-/// Where QEMU's data begins: 255 disks are less than 100 KiB of JSON.
+/// Offset of QEMU's data: 255 disks need less than 100 KiB of JSON.
 const HEADER: u64 = 256 << 10;
 
-/// What QEMU needs beyond the guest's memory: the state of its devices, and a part of the memory for its page numbers.
+/// Bytes that QEMU needs in addition to the guest's memory: the state of its devices, and a fraction of the memory
+/// for page numbers.
 const MARGIN: u64 = 64 << 20;
 const MARGIN_PART: u64 = 64;
 
-/// What is left where the disks are not those that the guest knows.
+/// Advice if the disks differ from those that the guest knows.
 const ADVICE_TO_DISCARD: &str = "put the disk back as it was; or give the memory up (tapline vm drop-memory), after \
                                  which the VM boots as after a power cut";
 
-/// The file's name ends so.
+/// Suffixes of complete and of partial files.
 const COMPLETE: &str = "memory";
 const PARTIAL: &str = "part";
 
-/// The directory.
+/// The directory of the files.
 pub fn directory(config: &Config) -> PathBuf {
     config.suspended_directory.clone().unwrap_or_else(|| config.state_directory.join("suspended"))
 }
 
-/// The file of a VM.
+/// The complete file of a VM.
 pub fn file_of(config: &Config, vm: Uuid) -> PathBuf {
     directory(config).join(format!("{vm}.{COMPLETE}"))
 }
 
-/// The same, of memory that the catalogue does not know.
+/// The file of memory that the catalogue does not know.
 fn aside_of(config: &Config, vm: Uuid) -> PathBuf {
     directory(config).join(format!("{vm}.unclaimed"))
 }
 
-/// The same while it is being written.
+/// The file of a VM while it is being written.
 pub fn partial_of(config: &Config, vm: Uuid) -> PathBuf {
     directory(config).join(format!("{vm}.{PARTIAL}"))
 }
 
-/// Creates the directory if it is not there, and refuses memory for which it has no room.
+/// Creates the directory if it does not exist, and refuses memory for which it lacks space.
 pub fn must_have_room(config: &Config, memory: u64) -> Result<(), Problem> {
     let directory = directory(config);
     make(&directory)?;
@@ -86,7 +86,7 @@ fn make(directory: &Path) -> Result<(), Problem> {
     }
 }
 
-/// Begins a file for this memory, in place of what an earlier attempt has left. QEMU continues where it ends.
+/// Creates a file for this memory, replacing that of an earlier attempt. QEMU writes from its end.
 pub fn begin(config: &Config, vm: Uuid, memory: &VmMemory) -> Result<File, Problem> {
     let path = partial_of(config, vm);
     let mut header = serde_json::to_vec(memory).map_err(|error| Problem::failed("describe a VM's memory", error))?;
@@ -106,7 +106,7 @@ pub fn begin(config: &Config, vm: Uuid, memory: &VmMemory) -> Result<File, Probl
     }
 }
 
-/// Puts a complete file under its final name, durably.
+/// Durably gives a complete file its final name.
 pub fn complete(config: &Config, vm: Uuid, file: &File) -> Result<(), Problem> {
     let (from, to) = (partial_of(config, vm), file_of(config, vm));
     let put = || {
@@ -116,7 +116,7 @@ pub fn complete(config: &Config, vm: Uuid, file: &File) -> Result<(), Problem> {
     put().map_err(|error: io::Error| Problem::failed(format_args!("write {}", to.display()), error))
 }
 
-/// What a complete file says about itself.
+/// The record in a complete file.
 pub fn describe(config: &Config, vm: Uuid) -> Result<VmMemory, Problem> {
     let path = file_of(config, vm);
     let failed = |error: io::Error| Problem::failed(format_args!("read {}", path.display()), error);
@@ -126,7 +126,7 @@ pub fn describe(config: &Config, vm: Uuid) -> Result<VmMemory, Problem> {
     Ok(VmMemory { size, ..memory })
 }
 
-/// Opens a file, and nothing that would keep us waiting.
+/// Opens a regular file, without blocking on anything else.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -144,7 +144,7 @@ fn header_of(file: &File) -> io::Result<VmMemory> {
     serde_json::from_slice(line).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Opens the file of a record at QEMU's data; an error says what is wrong with it.
+/// Opens the file of a record at QEMU's data; a problem tells what is wrong with it.
 pub fn open(memory: &VmMemory) -> Result<File, Problem> {
     let wrong = |why: String| {
         let what = format!("the memory file {} {why}", memory.file);
@@ -172,14 +172,14 @@ pub fn open(memory: &VmMemory) -> Result<File, Problem> {
     }
 }
 
-/// Removes a file that is not needed any more. One that stays is removed by the next daemon.
+/// Removes a file that is no longer needed. If that fails, the next daemon removes it.
 pub fn remove(path: &Path) {
     if let Err(error) = remove_if_there(path) {
         tracing::warn!("cannot remove {}, which is not needed any more: {error}", path.display());
     }
 }
 
-/// Removes the file of memory that was forgotten.
+/// Removes the file of discarded memory.
 pub async fn forget_file(file: Option<String>) {
     let Some(file) = file else { return };
     let removed = blocking("remove a VM's memory", move || {
@@ -191,7 +191,7 @@ pub async fn forget_file(file: Option<String>) {
     }
 }
 
-/// Removes all that an attempt to save a VM's memory may have left.
+/// Removes all files that an attempt to save a VM's memory may have left.
 pub fn remove_all(config: &Config, vm: Uuid) -> Result<(), Problem> {
     for path in [partial_of(config, vm), file_of(config, vm)] {
         remove_if_there(&path).map_err(|error| Problem::failed(format_args!("remove {}", path.display()), error))?;
@@ -206,9 +206,9 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes files of VMs that have no saved memory and run: a daemon was killed before it removed them. Those of
-/// others are put aside: the catalogue may be an older one that was restored, and the memory all that is left. The
-/// next suspend of the VM removes them.
+/// Removes files of VMs that run and have no saved memory: a daemon was killed before it removed them. Those of other
+/// VMs are renamed: the catalogue may be an older one that was restored, and the memory all that is left. The next
+/// suspend of the VM removes them.
 pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
     let known = daemon.catalogue.read(|view| {
         let saved = |vm: &api::Vm| Ok::<_, Problem>((vm.uuid, view.vm_memory(vm.uuid)?.is_some()));
@@ -218,7 +218,7 @@ pub async fn sweep(daemon: &Daemon) -> Result<(), Problem> {
         Ok(vms.into_iter().filter(|(vm, saved)| !saved && !at_work.contains(vm)).map(|(vm, _)| vm).collect::<Vec<_>>())
     });
     let (known, config) = (known.await?, daemon.config.clone());
-    // One that runs has gone on: nobody wants to go back.
+    // A running VM has continued: its old memory is of no use.
     let (running, others): (Vec<Uuid>, Vec<Uuid>) = known.into_iter().partition(|vm| daemon.vms.guest(*vm).is_some());
     blocking("remove memory of VMs that were resumed", move || {
         running.iter().flat_map(|vm| [partial_of(&config, *vm), file_of(&config, *vm)]).for_each(|path| remove(&path));
@@ -244,8 +244,8 @@ fn put_aside(config: &Config, vm: Uuid) {
     }
 }
 
-/// The VBDs among these whose first process runs: nobody else has written to their files since those were opened.
-/// Between a process that died and the next one anybody may have.
+/// The VBDs among these whose first process is still running: no other process can have written to their files since
+/// they were opened. Between a dead process and its replacement, another may have.
 pub async fn held(daemon: &Daemon, vbds: &[Uuid]) -> Result<HashSet<Uuid>, Problem> {
     let asked = vbds.to_vec();
     let processes = daemon.catalogue.read(move |view| {
@@ -262,9 +262,9 @@ pub async fn held(daemon: &Daemon, vbds: &[Uuid]) -> Result<HashSet<Uuid>, Probl
     Ok(held)
 }
 
-/// The memory of a VM with its disks as they are now that nothing has them open; `None` if it has none. What was
-/// recorded of a disk is replaced only if that was `held`, by its process, until now: a start that was interrupted has
-/// had it open, and anybody may have written to it since.
+/// The memory of a VM with its disks as they are now that no process has them open; `None` if it has none. The record
+/// of a disk is replaced only if its process has `held` it until now: an interrupted start had it open, and others
+/// may have written to it since.
 pub async fn with_disks(daemon: &Daemon, vm: Uuid, held: &HashSet<Uuid>) -> Result<Option<VmMemory>, Problem> {
     let Some(memory) = daemon.catalogue.read(move |view| view.vm_memory(vm)).await? else { return Ok(None) };
     let mut disks = Vec::new();
@@ -282,7 +282,7 @@ pub async fn with_disks(daemon: &Daemon, vm: Uuid, held: &HashSet<Uuid>) -> Resu
     Ok(Some(VmMemory { disks, ..memory }))
 }
 
-/// Refuses memory whose disks were written since: the guest would destroy what is on them now.
+/// Refuses memory whose disks were written since: the guest would destroy their contents.
 pub async fn must_match(daemon: &Daemon, vm: Uuid, memory: &VmMemory) -> Result<(), Problem> {
     for disk in &memory.disks {
         if disk.images.is_empty() {
@@ -305,7 +305,7 @@ pub async fn must_match(daemon: &Daemon, vm: Uuid, memory: &VmMemory) -> Result<
     Ok(())
 }
 
-/// The images of a VDI, and when their files were last written to.
+/// The images of a VDI, and the modification times of their files.
 async fn images_of(daemon: &Daemon, vdi: Uuid) -> Result<Vec<ImageOfMemory>, Problem> {
     let mut images = Vec::new();
     for image in daemon.catalogue.read(move |view| view.chain(vdi)).await? {
@@ -354,7 +354,7 @@ mod test {
     }
 
     #[test]
-    fn a_file_is_private_and_is_read_from_where_qemu_has_written() {
+    fn a_file_is_private_and_opened_at_qemus_data() {
         let room = tempfile::tempdir().unwrap();
         let (config, vm) = (config(room.path()), Uuid::new_v4());
         let saved = saved(&config, vm);
@@ -367,7 +367,7 @@ mod test {
     }
 
     #[test]
-    fn a_missing_truncated_or_other_file_is_refused_with_what_is_wrong() {
+    fn a_missing_truncated_or_foreign_file_is_refused_with_the_reason() {
         let room = tempfile::tempdir().unwrap();
         let (config, vm) = (config(room.path()), Uuid::new_v4());
         let known = saved(&config, vm);
@@ -384,7 +384,7 @@ mod test {
     }
 
     #[test]
-    fn memory_for_which_there_is_no_room_is_refused() {
+    fn memory_is_refused_for_lack_of_space() {
         let room = tempfile::tempdir().unwrap();
         let refused = must_have_room(&config(room.path()), u64::MAX).unwrap_err();
         assert_eq!(refused.code, Code::NoSpace);

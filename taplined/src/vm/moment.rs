@@ -1,16 +1,15 @@
-//! The states of several disks of a VM at one moment, of which snapshots or clones are made: crash consistency across
-//! disks.
+//! The states of several disks of a VM at one moment, for snapshots or clones: crash consistency across disks.
 //!
-//! A running guest is paused while they are kept, so that it sends no write to one disk because of the answer to a
-//! write to another: of what was acknowledged before the state of the first disk was kept, nothing is missing in that
-//! of another. It is paused for a moment and not because anybody wanted it to be, so it must not stay so:
+//! A running guest is paused while the states are kept, so that no write to one disk can depend on the completion of
+//! a later write to another: all disks contain everything that was acknowledged before the first state was kept. The
+//! pause was not requested by a user and must not outlast this:
 //!
-//! 1. In the commit with the job's intent, `held_for` of the VM says what it will be paused for.
-//! 2. It is paused, and each disk's state is kept ([`KeptState::keep`]). *If killed:* the next daemon resumes the guest
-//!    when it finds the machine again ([`super::recover`]), and rolls the disks back.
+//! 1. In the commit with the job's intent, `held_for` of the VM records the reason of its pause.
+//! 2. It is paused, and each disk's state is kept ([`KeptState::keep`]). *If killed:* the next daemon resumes the
+//!    guest when it finds the machine ([`super::recover`]), and rolls the disks back.
 //! 3. It is resumed, whether that succeeded or not, and `held_for` is cleared. *If killed before:* as above.
 //!
-//! A guest that was paused before stays paused. While it is held, no other operation begins with the VM.
+//! A guest that was already paused stays paused. While it is held, no other operation begins on the VM.
 
 use std::time::Duration;
 
@@ -27,18 +26,18 @@ use crate::fault;
 use crate::task::wanted::Want;
 use crate::vdi::{KeptImages, KeptState, begin};
 
-/// How long a guest may be held. If its disks take longer, it is resumed and the job fails.
+/// Maximum time for which a guest is paused. If its disks take longer, it is resumed and the job fails.
 const HELD_MAX: Duration = Duration::from_secs(30);
 
-/// For a machine that has died to be known as gone.
+/// Time for the exit of a dead machine to be noticed.
 const TO_END: Duration = Duration::from_secs(3);
 
-/// The disks, and whether their guest is held.
+/// The disks, and whether their guest is paused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Moment {
     /// The VM.
     pub vm: Uuid,
-    /// Its identity, which no other moment has.
+    /// A unique ID.
     pub id: Uuid,
     /// Whether its guest is paused for it.
     pub hold: bool,
@@ -46,7 +45,7 @@ pub struct Moment {
     pub disks: Vec<KeptState>,
 }
 
-/// What a request has found: the VM, reserved for it, and its VBDs.
+/// A VM, reserved for a request, and its VBDs.
 #[derive(Debug)]
 pub struct Found {
     /// The VM.
@@ -57,7 +56,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Reserves a VM.
+    /// Reserves a VM for a request.
     pub async fn of(daemon: &Daemon, vm: Uuid) -> Result<Found, Problem> {
         let operation = daemon.vms.begin(vm)?;
         let (vm, vbds) = daemon.catalogue.read(move |view| Ok((view.vm(vm)?, view.vbds(Some(vm), None)?))).await?;
@@ -76,13 +75,13 @@ impl Found {
         vdis
     }
 
-    /// Whether the guest must be paused for the states of these disks: it runs, and writes to two of them at least.
+    /// Whether the guest must be paused for the states of these disks: it runs, and writes to at least two of them.
     pub async fn must_be_held(&self, daemon: &Daemon, disks: &[KeptState]) -> Result<bool, Problem> {
         match self.vm.power {
             Power::Halted => return Ok(false),
-            // Which of the two it is, its machine knows.
+            // Whether it runs is determined from its machine.
             Power::Running | Power::Paused => {}
-            // Its disks are refused before this.
+            // Its disks have been refused before.
             Power::Suspended => return Ok(false),
             Power::Starting | Power::Stopping => {
                 let what = format!("VM {} is being started or stopped", self.vm.uuid);
@@ -94,17 +93,16 @@ impl Found {
             return Ok(false);
         }
         let guest = reach::reach(daemon, self.vm.uuid).await?;
-        Ok(guest.tell(RunningVm::power).await? == Some(Power::Running))
+        Ok(guest.run(RunningVm::power).await? == Some(Power::Running))
     }
 
-    /// Keeps the VM reserved until the states are kept, or [`super::Vms::let_go`] is called.
+    /// Keeps the VM reserved until the states are kept, or [`super::Vms::end_reservation`] is called.
     pub fn keep(self, daemon: &Daemon, id: Uuid) {
         daemon.vms.keep(id, self.operation);
     }
 }
 
-/// The states of disks as they are going to be kept, all with the same time. No merge begins there while the other
-/// values exist.
+/// The states of disks to be kept, all with the same time. No merge begins there while the other values exist.
 pub async fn states(
     daemon: &Daemon,
     vdis: &[Uuid],
@@ -121,7 +119,7 @@ pub async fn states(
 }
 
 impl Moment {
-    /// Keeps others from the disks, and records that the guest is to be held; in the commit with the intent.
+    /// Reserves the disks, and records that the guest will be paused; in the commit with the intent.
     pub fn prepare(&self, tx: &mut Tx<'_>, task: Uuid, tried: &str) -> Result<(), Problem> {
         for state in &self.disks {
             begin::hold_state(state, task, tx, tried)?;
@@ -129,10 +127,10 @@ impl Moment {
         if self.hold { tx.set_vm_held(self.vm, Some(self.id)) } else { Ok(()) }
     }
 
-    /// Keeps the states, with the guest held. `verb` is the job's.
+    /// Keeps the states, with the guest paused. `verb` is the job's.
     pub async fn keep(&self, daemon: &Daemon, verb: &'static str) -> Result<(), Problem> {
         if self.hold {
-            reach::reach(daemon, self.vm).await?.tell(RunningVm::pause).await?;
+            reach::reach(daemon, self.vm).await?.run(RunningVm::pause).await?;
         }
         fault::point(verb, "pause", true);
         let keeping = async {
@@ -149,7 +147,7 @@ impl Moment {
             Ok(kept) => kept,
             Err(_) => {
                 self.resume(daemon).await?;
-                // To its end: what it creates is not to appear after it was rolled back.
+                // Waits for its end, so that no file appears after the rollback.
                 keeping.await?;
                 let what = format!(
                     "the disks of VM {} took more than {} s; its guest was resumed",
@@ -162,7 +160,7 @@ impl Moment {
         fault::point(verb, "resume", false);
         self.resume(daemon).await?;
         fault::point(verb, "resume", true);
-        daemon.vms.let_go(self.id);
+        daemon.vms.end_reservation(self.id);
         kept
     }
 
@@ -172,7 +170,7 @@ impl Moment {
         let held = daemon.catalogue.read(move |view| view.vm_held(vm)).await? == Some(id);
         // A machine that is not found yet is resumed when it is.
         let Some(guest) = daemon.vms.guest(vm).filter(|_| held) else { return Ok(()) };
-        if let Err(problem) = guest.tell(RunningVm::resume).await {
+        if let Err(problem) = guest.run(RunningVm::resume).await {
             if tokio::time::timeout(TO_END, guest.ended()).await.is_err() {
                 return Err(problem);
             }
@@ -180,20 +178,20 @@ impl Moment {
         catalogue::record(&daemon.catalogue, move |tx| tx.set_vm_held(vm, None)).await
     }
 
-    /// Rolls back what [`Moment::keep`] may have left: first of all the guest runs again.
+    /// Rolls back what [`Moment::keep`] may have left; the guest is resumed first.
     pub async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
         let mut undone = self.resume(daemon).await;
         if undone.is_ok() {
-            daemon.vms.let_go(self.id);
+            daemon.vms.end_reservation(self.id);
         }
-        // A repository that does not respond keeps none of the others waiting.
+        // A repository that does not respond must not prevent the rollback in others.
         for state in &self.disks {
             undone = undone.and(state.undo(daemon).await);
         }
         undone
     }
 
-    /// The images of the states, as they are to be recorded.
+    /// The catalogue entries for the kept states.
     pub async fn described(&self, daemon: &Daemon) -> Result<Vec<(KeptState, KeptImages)>, Problem> {
         let mut described = Vec::new();
         for state in &self.disks {
@@ -208,7 +206,7 @@ impl Moment {
     }
 }
 
-/// Each repository of several disks once.
+/// The repositories without duplicates, sorted.
 pub fn distinct(srs: impl Iterator<Item = Uuid>) -> Vec<Uuid> {
     let mut srs: Vec<Uuid> = srs.collect();
     srs.sort();

@@ -1,14 +1,14 @@
 //! The network card of a VM in a bridge of the host: its hardware address, and the tap interface between QEMU and the
-//! bridge, which is there while the machine runs.
+//! bridge, which exists while the machine runs.
 //!
-//! 1. The interface is created for the user that QEMU runs as, given the alias `tapline VM`, and put into the bridge.
-//!    *If killed in between:* its name is that of its VM, and the next daemon removes it.
+//! 1. The interface is created for the user that QEMU runs as, given the alias `tapline VM`, and added to the bridge.
+//!    *If killed in between:* its name is derived from its VM, and the next daemon removes it.
 //! 2. QEMU opens it. *If killed:* the machine keeps it.
 //! 3. The machine ends, and it is removed. *If killed before:* the next daemon removes it ([`sweep`]).
 //!
-//! All of it is done by ip(8): what it asks of the kernel takes unsafe code. Invariant: an interface that a machine has
-//! open is not removed, whatever the catalogue says, because the kernel refuses that (`ip tuntap del`); and none that
-//! was not made here is.
+//! All of this is done by ip(8), because netlink and ioctls would need unsafe code. Invariant: an interface that a
+//! machine has open is not removed, whatever the catalogue has, because the kernel refuses that (`ip tuntap del`);
+//! and neither is one that was not created here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,21 +26,20 @@ use uuid::Uuid;
 
 use crate::config::Config;
 
-/// The first three bytes of addresses that are given to QEMU's guests by custom; the first one says that the address is
-/// administered locally.
+/// The prefix of addresses that is customary for QEMU's guests; its first byte marks them as locally administered.
 const PREFIX: [u8; 3] = [0x52, 0x54, 0x00];
 
-/// The first byte of the interface's own address, which is otherwise the guest's. A bridge takes the lowest address of
-/// its ports unless it was given one, and is not to change it with each machine.
+/// The first byte of the interface's own address, which otherwise equals the guest's. A bridge without a configured
+/// address takes the lowest one of its ports, which must not change with each machine.
 const HIGHEST: u8 = 0xfe;
 
-/// What ip(8) says of an interface that is not there.
+/// The output of ip(8) about a missing interface.
 const NONE: &str = "does not exist";
 
-/// What it says of one that a program has open.
+/// The output of ip(8) about an interface that a program has open.
 const BUSY: &str = "busy";
 
-/// For a QEMU that was killed to have ended.
+/// Time for a killed QEMU to exit.
 const TO_CLOSE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -50,8 +49,8 @@ const OURS: &str = "tapline";
 /// The field of the API.
 const FIELD: &str = "platform.nic";
 
-/// Gives the network card of a VM an address if it is in a bridge and has none: the one that the VM has in the
-/// catalogue, or a new one. An address that another VM has is refused.
+/// Gives the network card of a VM an address if it is in a bridge and has none: that of the VM in the catalogue, or a
+/// new one. An address of another VM is refused.
 pub fn settle_mac(view: &repo::View<'_>, vm: Uuid, platform: &mut BTreeMap<String, String>) -> Result<(), Problem> {
     let Some(Ok(Nic::Bridge { bridge, mac })) = platform.get("nic").map(|nic| Nic::parse(nic)) else { return Ok(()) };
     let vms = view.vms()?;
@@ -76,7 +75,7 @@ pub fn settle_mac(view: &repo::View<'_>, vm: Uuid, platform: &mut BTreeMap<Strin
     Ok(())
 }
 
-/// The hardware address by which others in the network know a card; those behind QEMU have a network each.
+/// The hardware address of a card that is visible to others in the network; cards behind QEMU's NAT are not.
 fn mac_of(nic: &str) -> Option<Mac> {
     match Nic::parse(nic) {
         Ok(Nic::Bridge { mac, .. }) => mac,
@@ -91,7 +90,7 @@ fn random() -> Mac {
     Mac([x, y, z, a, b, c])
 }
 
-/// The same card without its address, for another VM.
+/// The card without its address, for another VM; `None` if it cannot be copied.
 pub fn without_mac(nic: &str) -> Option<String> {
     match Nic::parse(nic) {
         Ok(Nic::Bridge { bridge, .. }) => Some(Nic::Bridge { bridge, mac: None }.to_string()),
@@ -111,19 +110,19 @@ pub struct Bridged {
 }
 
 impl Bridged {
-    /// The card of a VM, if it is in a bridge. Every one in the catalogue has an address.
+    /// The card of a VM, if it is in a bridge. Each one in the catalogue has an address.
     pub fn of(config: &Config, vm: &Vm) -> Option<Bridged> {
         let Ok(Nic::Bridge { bridge, mac: Some(mac) }) = Nic::parse(vm.platform.get("nic")?) else { return None };
         Some(Bridged { vm: vm.uuid, bridge, mac, tap: tap_of(&config.run_directory, vm.uuid) })
     }
 
-    /// The card as QEMU is given it.
+    /// The card in the form for QEMU.
     pub fn nic(&self) -> Nic {
         Nic::Tap { name: self.tap.clone(), mac: self.mac }
     }
 
-    /// Checks that the bridge is there; returns its MTU.
-    pub fn see_bridge(&self) -> Result<u32, Problem> {
+    /// Checks that the bridge exists; returns its MTU.
+    pub fn check_bridge(&self) -> Result<u32, Problem> {
         let bridge = &self.bridge;
         let refused = |why: &str| {
             let what = format!("cannot connect the network card of VM {} to the bridge {bridge}: {why}", self.vm);
@@ -145,12 +144,12 @@ impl Bridged {
         }
     }
 
-    /// Makes the tap interface for a QEMU that runs as this user, in the bridge.
+    /// Creates the tap interface, in the bridge, for a QEMU that runs as this user.
     pub fn connect(&self, account: Option<&Account>) -> Result<(), Problem> {
-        // The bridge's MTU would become that of the new port if that is lower.
-        let mtu = self.see_bridge()?.to_string();
+        // A port with a lower MTU would reduce the bridge's.
+        let mtu = self.check_bridge()?.to_string();
         let Bridged { vm, bridge, tap, .. } = self;
-        // Of a predecessor: it may belong to another user.
+        // A leftover may belong to another user.
         remove(tap)?;
         let tried = || format!("make the tap interface {tap} for VM {vm}");
         let user = account.map_or(rustix::process::geteuid().as_raw(), |account| account.uid).to_string();
@@ -159,29 +158,29 @@ impl Bridged {
         let Mac([_, rest @ ..]) = self.mac;
         let [a, b, c, d, e] = rest;
         let (alias, address) = (format!("{OURS} {vm}"), Mac([HIGHEST, a, b, c, d, e]).to_string());
-        // The host itself has no business in the guest's network through this interface.
+        // The host itself must not be reachable from the guest's network through this interface.
         let words = ["alias", &alias, "address", &address, "mtu", &mtu, "addrgenmode", "none", "master", bridge, "up"];
         let set = ip(&[&["link", "set", "dev", tap], &words[..]].concat());
         set.map_err(|failure| failure.problem(format!("put the tap interface {tap} into the bridge {bridge}")))
             .map(drop)
     }
 
-    /// Removes it, if it is there.
+    /// Removes the tap interface, if it exists.
     pub fn disconnect(&self) -> Result<(), Problem> {
         remove(&self.tap)
     }
 }
 
-/// The name of the tap interface of a VM: another one for each daemon of the host, and as long as a name may be.
+/// The name of the tap interface of a VM: different for each daemon of the host, and of the maximum length.
 fn tap_of(run_directory: &Path, vm: Uuid) -> String {
     let hash = digest(&SHA256, format!("{} {vm}", run_directory.display()).as_bytes());
     let digits: String = hash.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     format!("tl-{digits}")
 }
 
-/// Removes a tap interface unless a program has it open. It is no error if there is none.
+/// Removes a tap interface, unless a program has it open. Not an error if it does not exist.
 fn remove(tap: &str) -> Result<(), Problem> {
-    // Without the right to remove one, none is there that was made here.
+    // A daemon without the permission to remove it cannot have created one.
     if matches!(ip(&["link", "show", "dev", tap]), Err(Failure::Said(said)) if said.contains(NONE)) {
         return Ok(());
     }
@@ -195,11 +194,11 @@ fn remove(tap: &str) -> Result<(), Problem> {
     removed.map(drop).map_err(|failure| failure.problem(format!("remove the tap interface {tap}")))
 }
 
-/// Removes the interfaces of machines of this daemon, except those of the VMs in `run`.
+/// Removes the interfaces of this daemon's machines, except those of the VMs in `run`.
 pub fn sweep(config: &Config, known: &BTreeSet<Uuid>, run: &BTreeSet<Uuid>) {
     let found = match ip(&["-json", "-details", "link", "show", "type", "tun"]) {
         Ok(shown) => links(&shown),
-        // Without the program there was none to make an interface either.
+        // Without the program no interface can have been created.
         Err(Failure::Missing) => return,
         Err(failure) => Err(failure.problem("look for tap interfaces of earlier machines")),
     };
@@ -225,14 +224,14 @@ fn stale<'a>(
     let is_stale = |link: &&Link| {
         let named = link.alias.as_deref().and_then(|alias| alias.strip_prefix(OURS)).map(str::trim);
         let aliased = named.and_then(|vm| Uuid::parse_str(vm).ok());
-        // Another daemon of this host says the same of its own, which have other names.
+        // Another daemon of this host has the same alias on its own, which have other names.
         let aliased = aliased.filter(|vm| tap_of(run_directory, *vm) == link.name);
         aliased.or_else(|| by_name.get(&link.name).copied()).is_some_and(|vm| !run.contains(&vm))
     };
     found.iter().filter(is_stale).map(|link| link.name.as_str()).collect()
 }
 
-/// An interface, as ip(8) describes it.
+/// An interface in the output of ip(8).
 #[derive(Clone, Debug, Deserialize)]
 struct Link {
     #[serde(rename = "ifname")]
@@ -251,12 +250,12 @@ struct LinkInfo {
 }
 
 fn links(shown: &str) -> Result<Vec<Link>, Problem> {
-    // Nothing at all if there is none.
+    // The output is empty if there is none.
     let shown = if shown.trim().is_empty() { "[]" } else { shown };
     serde_json::from_str(shown).map_err(|error| Problem::failed("read what ip(8) says of interfaces", error))
 }
 
-/// Why ip(8) has not done something.
+/// Why ip(8) failed.
 enum Failure {
     Missing,
     NotStarted(io::Error),
@@ -333,7 +332,7 @@ mod test {
     }
 
     #[test]
-    fn what_ip_says_is_read_and_its_refusals_have_advice() {
+    fn output_of_ip_is_parsed_and_its_errors_have_advice() {
         let shown = r#"[{"ifname":"br0","mtu":9000,"flags":["UP"],"linkinfo":{"info_kind":"bridge"}}]"#;
         let found = links(shown).unwrap();
         assert_eq!((found[0].mtu, found[0].info.kind.as_deref()), (9000, Some("bridge")));

@@ -13,17 +13,17 @@ pub struct Operations(Arc<Mutex<Entries>>);
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// By VM; a task that waits for the end of one holds the other side of its channel.
+    /// By VM; a task that waits for the end of one holds a clone of its sender.
     running: HashMap<Uuid, watch::Sender<()>>,
-    /// How many have begun, of all VMs.
+    /// The number of operations begun, on all VMs.
     begun: u64,
 }
 
-/// A moment at which no operation was in progress on a VM.
+/// A point in time at which no operation was in progress on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quiet(u64);
+pub struct IdlePoint(u64);
 
-/// An operation; over when it is dropped.
+/// An operation in progress; dropping it ends it.
 #[derive(Debug)]
 pub struct Operation {
     vm: Uuid,
@@ -36,7 +36,7 @@ impl Operations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an operation, if none is under way with the VM.
+    /// Begins an operation; refused while another one is in progress on the VM.
     pub fn begin(&self, vm: Uuid) -> Result<Operation, Problem> {
         let mut entries = self.entries();
         if entries.running.contains_key(&vm) {
@@ -49,18 +49,18 @@ impl Operations {
         Ok(Operation { vm, operations: self.clone(), _lives: lives })
     }
 
-    /// Whether one is under way with the VM.
+    /// Whether an operation is in progress on the VM.
     pub fn is_busy(&self, vm: Uuid) -> bool {
         self.entries().running.contains_key(&vm)
     }
 
-    /// Waits until none is under way with the VM, and begins none.
-    pub async fn quiet(&self, vm: Uuid) -> Quiet {
+    /// Waits until no operation is in progress on the VM, without beginning one.
+    pub async fn idle(&self, vm: Uuid) -> IdlePoint {
         loop {
             let other = {
                 let entries = self.entries();
                 match entries.running.get(&vm) {
-                    None => return Quiet(entries.begun),
+                    None => return IdlePoint(entries.begun),
                     Some(other) => other.clone(),
                 }
             };
@@ -68,19 +68,19 @@ impl Operations {
         }
     }
 
-    /// Whether no operation has begun since, with any VM.
-    pub fn is_quiet(&self, since: Quiet) -> bool {
+    /// Whether no operation has begun on any VM since.
+    pub fn is_idle_since(&self, since: IdlePoint) -> bool {
         self.entries().begun == since.0
     }
 
-    /// Begins an operation as soon as none is under way with the VM.
+    /// Begins an operation as soon as none is in progress on the VM.
     pub async fn wait(&self, vm: Uuid) -> Operation {
         loop {
             let other = self.entries().running.get(&vm).cloned();
             match (other, self.begin(vm)) {
                 (_, Ok(operation)) => return operation,
                 (Some(other), Err(_)) => other.closed().await,
-                // It began just now.
+                // It ended just now.
                 (None, Err(_)) => {}
             }
         }
@@ -89,7 +89,7 @@ impl Operations {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        // Before the receiver goes, for which the next one waits.
+        // Before the receiver is dropped, for which the next operation waits.
         self.operations.entries().running.remove(&self.vm);
     }
 }
@@ -114,9 +114,9 @@ mod test {
         let second = waiting.await.unwrap();
         assert_eq!(operations.begin(vm).unwrap_err().code, Code::Busy);
         drop(second);
-        let before = operations.quiet(vm).await;
-        assert!(operations.is_quiet(before));
+        let before = operations.idle(vm).await;
+        assert!(operations.is_idle_since(before));
         operations.begin(vm).unwrap();
-        assert!(!operations.is_quiet(before));
+        assert!(!operations.is_idle_since(before));
     }
 }

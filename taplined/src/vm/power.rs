@@ -1,8 +1,9 @@
-//! Whether guests run, as the catalogue has it: followed by what their machines report.
+//! Whether guests run, according to the catalogue: updated from the reports of their machines.
 //!
-//! A QEMU that hangs may carry out a command long after the daemon has stopped waiting for it, and a guest may stop for
-//! other reasons. Invariant: after each report of a stop or a resume, and after each answer of a QEMU that was silent,
-//! the state is queried and recorded, unless an operation is under way with the VM: that records the state itself.
+//! A QEMU that hangs may carry out a command long after the daemon has stopped waiting for it, and a guest may stop
+//! for other reasons. Invariant: after each report of a stop or a resume, and after each response of a QEMU that was
+//! silent, the state is queried and recorded, unless an operation is in progress on the VM, which records the state
+//! itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::fault::{self, Planted};
 /// How long QEMU may take to exit after it has closed its monitor.
 pub const EXIT: Duration = Duration::from_secs(1);
 
-/// Follows a guest to the end of its machine.
+/// Monitors a guest until the end of its machine.
 pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
     if fault::planted(Planted::LateIsNever) {
         return;
@@ -43,7 +44,7 @@ pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
             if tokio::time::timeout(EXIT, guest.ended()).await.is_ok() {
                 return;
             }
-            // The state is queried again when a silent QEMU answers.
+            // The state is queried again when a silent QEMU responds.
             tracing::warn!(vm = %guest.vm, "whether its guest runs is unknown: {problem}");
         }
     });
@@ -53,11 +54,11 @@ pub fn follow(daemon: &Daemon, guest: Arc<Guest>) {
 async fn settle(daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
     let vm = guest.vm;
     loop {
-        let before = daemon.vms.operations.quiet(vm).await;
-        let Some(power) = guest.tell(RunningVm::power).await? else { return Ok(()) };
+        let before = daemon.vms.operations.idle(vm).await;
+        let Some(power) = guest.run(RunningVm::power).await? else { return Ok(()) };
         let operations = daemon.vms.operations.clone();
         let recorded = daemon.catalogue.write(move |tx| {
-            if !operations.is_quiet(before) {
+            if !operations.is_idle_since(before) {
                 return Ok(false);
             }
             let Some(known) = tx.find_vm(vm)? else { return Ok(true) };
@@ -75,7 +76,7 @@ async fn settle(daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
     }
 }
 
-/// Records that it is unknown whether a guest runs. It is recorded as soon as its QEMU answers.
+/// Records that it is unknown whether a guest runs. The state is recorded as soon as its QEMU responds.
 pub async fn in_doubt(daemon: &Daemon, vm: Uuid, power: Power, late: &Problem) -> Problem {
     let what = format!("whether the guest of VM {vm} runs is unknown: {}", late.detail);
     let problem = Problem::new(Code::Timeout, what).advise(

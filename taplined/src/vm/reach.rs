@@ -1,4 +1,4 @@
-//! Finds the machine of a VM that runs, which an earlier daemon may have started: to control it, or to end it.
+//! Finds the machine of a running VM, which an earlier daemon may have started: to control it, or to end it.
 
 use std::io;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::task::blocking;
 /// The time limit for the response of an adopted machine, which gets at most two requests.
 const TO_ANSWER: Duration = Duration::from_secs(5);
 
-/// For a machine whose monitor has gone to be gone itself.
+/// Time for a machine to exit after its monitor was closed.
 const TO_END: Duration = Duration::from_secs(3);
 
-/// The machine of a VM that runs. One that could not be reached before is tried again.
+/// The machine of a running VM. An unreachable one is retried.
 pub async fn reach(daemon: &Daemon, vm: Uuid) -> Result<Arc<Guest>, Problem> {
     if let Some(guest) = daemon.vms.guest(vm) {
         return Ok(guest);
@@ -32,7 +32,7 @@ pub async fn reach(daemon: &Daemon, vm: Uuid) -> Result<Arc<Guest>, Problem> {
     found.ok_or_else(|| Problem::new(Code::State, format!("VM {vm} has ended")))
 }
 
-/// Finds the machine of a VM again; none if it has ended.
+/// Reattaches to the machine of a VM; `None` if it has ended.
 pub async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Problem> {
     let driver = daemon.catalogue.read(move |view| view.vm(vm)).await?.driver;
     let found = match driver {
@@ -40,11 +40,11 @@ pub async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Prob
         Driver::Xen => domain::find(daemon, vm).await?.map(|domain| Guest::of_domain(vm, domain)),
     };
     let Some(guest) = found.map(Arc::new) else { return Ok(None) };
-    let mut paused = guest.tell(RunningVm::is_paused).await?;
-    // A guest whose memory is saved stays held: the job that does so decides what becomes of it.
+    let mut paused = guest.run(RunningVm::is_paused).await?;
+    // A guest whose memory is being saved stays paused: the job decides what happens to it.
     if paused && !is_being_suspended(daemon, vm).await? {
         // The previous daemon may have been saving its memory.
-        guest.tell(RunningVm::end_save).await?;
+        guest.run(RunningVm::end_save).await?;
         paused = !end_hold(daemon, &guest).await?;
     }
     daemon.vms.guests().insert(vm, guest.clone());
@@ -54,21 +54,21 @@ pub async fn adopt(daemon: &Daemon, vm: Uuid) -> Result<Option<Arc<Guest>>, Prob
     Ok(Some(guest))
 }
 
-/// Resumes a guest that the previous daemon had paused for a moment ([`super::moment`]); whether it had. What an older
-/// catalogue says of that is long over.
+/// Resumes a guest that the previous daemon had paused for a moment ([`super::moment`]); returns whether it had. The
+/// record of an older catalogue is obsolete.
 async fn end_hold(daemon: &Daemon, guest: &Arc<Guest>) -> Result<bool, Problem> {
     let vm = guest.vm;
     let read = daemon.catalogue.read(move |view| Ok((view.vm_held(vm)?, view.may_be_older()?)));
     let (Some(held_for), older) = read.await? else { return Ok(false) };
     if !older {
         tracing::info!(%vm, %held_for, "resuming its guest, which was paused for a moment");
-        guest.tell(RunningVm::resume).await?;
+        guest.run(RunningVm::resume).await?;
     }
     daemon.catalogue.write(move |tx| tx.set_vm_held(vm, None)).await?;
     Ok(!older)
 }
 
-/// Finds the QEMU of a VM again; none if it has ended.
+/// Reattaches to the QEMU of a VM; `None` if it has ended.
 async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> {
     let found =
         daemon.catalogue.read(move |view| Ok((view.vm_process(vm)?, view.vbds(None, None)?, view.may_be_older()?)));
@@ -88,7 +88,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
             Err(error) => return Err(qemu_problem(vm, &error)),
         }
         if !older {
-            let_go_of_unplugged(vm, &mut machine, &vbds);
+            detach_unserved(vm, &mut machine, &vbds);
         }
         Ok(Some(machine))
     });
@@ -96,7 +96,7 @@ async fn find_qemu(daemon: &Daemon, vm: Uuid) -> Result<Option<Guest>, Problem> 
     Guest::of_qemu(vm, machine).map(Some).map_err(|(_, problem)| problem)
 }
 
-/// A process that was killed lets go of its monitor first, and of its memory after; it is there until then.
+/// Whether a process is exiting: a killed one closes its monitor first, then frees its memory, and exists until then.
 fn is_ending(identity: &Identity) -> bool {
     match Process::find(identity) {
         Ok(Some(process)) => matches!(process.wait(TO_END), Ok(true)),
@@ -105,7 +105,7 @@ fn is_ending(identity: &Identity) -> bool {
     }
 }
 
-/// The guest may have been paused or resumed by somebody else in the meantime.
+/// Records the state of the guest, which may have been paused or resumed by other means in the meantime.
 async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> {
     let recorded = daemon.catalogue.write(move |tx| match tx.vm(vm)?.power {
         Power::Stopping | Power::Starting | Power::Halted | Power::Suspended => Ok(()),
@@ -115,26 +115,26 @@ async fn record(daemon: &Daemon, vm: Uuid, paused: bool) -> Result<(), Problem> 
     recorded.await
 }
 
-/// A daemon may have ended between the plug of a device and its record; its disk is not served any more. `vbds` are
-/// those of all VMs, and of none.
-fn let_go_of_unplugged(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
+/// Detaches disks that are not served: a daemon may have ended between the plug of a device and its record. `vbds`
+/// are all VBDs.
+fn detach_unserved(vm: Uuid, machine: &mut QemuVm, vbds: &[Vbd]) {
     let plugged = |vbd: &&Vbd| vbd.state != VbdState::Unplugged;
-    // Of a disk that an older catalogue did not have, only the process was found, and not which VM uses it.
+    // Of a disk that an older catalogue did not have, only the process was found, not the VM that uses it.
     if vbds.iter().filter(plugged).any(|vbd| vbd.vm.is_none() && vbd.transport == Transport::VhostUser) {
         return;
     }
     let has = vbds.iter().filter(plugged).filter(|vbd| vbd.vm == Some(vm));
     let has: Vec<_> = has.filter_map(|vbd| hardware::position_of(vbd).ok()).collect();
-    let asked = machine.disks().and_then(|disks| {
+    let requested = machine.disks().and_then(|disks| {
         let stray = disks.into_iter().filter(|position| !has.contains(position));
         stray.map(|position| machine.begin_unplug(position)).collect::<Result<Vec<()>, _>>()
     });
-    if let Err(error) = asked {
+    if let Err(error) = requested {
         tracing::warn!("{}", qemu_problem(vm, &error));
     }
 }
 
-/// Ends a machine that is not to be spoken to.
+/// Kills the machine of a VM without contacting it.
 pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     if daemon.catalogue.read(move |view| view.vm(vm)).await?.driver == Driver::Xen {
         return match domain::find(daemon, vm).await? {
@@ -153,7 +153,7 @@ pub async fn kill(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     .await
 }
 
-/// Kills a process, if it is there; whether it has ended.
+/// Kills a process, if it exists; returns whether it has exited.
 fn kill_process(identity: &Identity) -> io::Result<bool> {
     let Some(process) = Process::find(identity)? else { return Ok(true) };
     process.kill()?;

@@ -1,4 +1,4 @@
-//! What a starting daemon finds: machines that kept running without a daemon, and work left half done by its
+//! Recovery when the daemon starts: machines that kept running without a daemon, and the unfinished work of its
 //! predecessor.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use crate::daemon::Daemon;
 use crate::disk::process::DiskProcess;
 use crate::task::blocking;
 
-/// How often a machine that has not answered is tried again.
+/// Interval of contacting a machine that does not respond.
 const REACH_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Adopts running machines, and completes or rolls back unfinished work. VBDs that were `plugged_since` the recorded
@@ -28,14 +28,14 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
     let runs = |vm: &&Vm| matches!(vm.power, Power::Running | Power::Paused | Power::Stopping);
     let of = |chosen: &dyn Fn(&Vm) -> bool| vms.iter().filter(|vm| chosen(vm)).map(|vm| vm.uuid).collect();
     let run: BTreeSet<Uuid> = of(&|vm| runs(&vm));
-    // What a VM was about to become at the time of an older catalogue says nothing about a machine that runs now.
+    // An older catalogue's transitional states say nothing about a machine that runs now.
     let starting: BTreeSet<Uuid> = of(&|vm| vm.power == Power::Starting && !older);
     let doubtful: BTreeSet<Uuid> = of(&|vm| matches!(vm.power, Power::Starting | Power::Stopping) && older);
     let all = daemon.config.vm_directories();
     let looked = blocking("find QEMU processes that belong to no VM", move || strays::look(&all, &run, &starting));
     let mut left = BTreeSet::new();
     for (vm, pids) in looked.await? {
-        if (doubtful.contains(&vm) || !is_recorded(daemon, vm, &pids).await?) && !take_in(daemon, vm, &pids).await {
+        if (doubtful.contains(&vm) || !is_recorded(daemon, vm, &pids).await?) && !adopt_stray(daemon, vm, &pids).await {
             left.insert(vm);
         }
     }
@@ -45,7 +45,7 @@ pub async fn recover(daemon: &Daemon, plugged_since: &BTreeSet<Uuid>) -> Result<
         }
     }
     let vms = daemon.catalogue.read(|view| view.vms()).await?;
-    // The disks of a machine that is left alone are, too.
+    // Machines that are left alone keep their disks.
     for vm in vms.into_iter().filter(|vm| has_machine(vm) && !left.contains(&vm.uuid)) {
         one(daemon, vm, plugged_since, older).await?;
     }
@@ -73,16 +73,16 @@ async fn sweep(daemon: &Daemon, mut run: BTreeSet<Uuid>) -> Result<(), Problem> 
     blocking("remove tap interfaces of earlier machines", swept).await
 }
 
-/// Whether one of these processes is the one that the catalogue has for a VM.
+/// Whether one of these processes is the one recorded for a VM.
 async fn is_recorded(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<bool, Problem> {
     let recorded = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
     let known = recorded.as_ref().and_then(guest::identity).filter(|known| pids.contains(&known.pid));
     Ok(known.is_some_and(|known| matches!(Process::find(&known), Ok(Some(_)))))
 }
 
-/// A QEMU runs for a VM that is halted in the catalogue, had another one, or is not in it: that of a VM that is known
-/// is the VM's, any other is left alone. Returns whether it was taken in.
-async fn take_in(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> bool {
+/// Adopts a running QEMU of a VM that is halted in the catalogue or had another one; leaves it alone if the VM is
+/// unknown. Returns whether it was adopted.
+async fn adopt_stray(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> bool {
     let recorded = record_run(daemon, vm, pids).await;
     match &recorded {
         Ok(()) => tracing::warn!(%vm, ?pids, "adopting the QEMU of a VM that the catalogue did not have as running"),
@@ -102,7 +102,7 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
     let process = guest::process(vm, found.identity())?;
     let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
     let recorded = daemon.catalogue.write(move |tx| {
-        // It has gone on from that already.
+        // The guest has already continued from it.
         tx.forget_vm_memory(vm)?;
         tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         tx.set_vm_power(vm, Power::Running, None)
@@ -110,9 +110,9 @@ async fn record_run(daemon: &Daemon, vm: Uuid, pids: &[i32]) -> Result<(), Probl
     recorded.await
 }
 
-/// The domain of a VM that is not running according to the catalogue, if there is one: if it was being started, no
-/// caller was told that it runs, and it is destroyed; otherwise, and if the catalogue is `older` than it may be, it
-/// belongs to the VM. Returns whether that is settled.
+/// Handles the domain of a VM that is not running according to the catalogue, if there is one: if it was being
+/// started, no caller was informed that it runs, and it is destroyed; otherwise, or if the catalogue may be `older`,
+/// it belongs to the VM. Returns whether that succeeded.
 async fn stray_domain(daemon: &Daemon, known: &Vm, older: bool) -> bool {
     let vm = known.uuid;
     let done = match (domain::find(daemon, vm).await, known.power) {
@@ -135,8 +135,8 @@ async fn stray_domain(daemon: &Daemon, known: &Vm, older: bool) -> bool {
     done.is_ok()
 }
 
-/// Adopts the machine of a VM, or does the rest of what was under way with it. VBDs in `keep` stay plugged if it has
-/// ended, and if the catalogue is `older` also if it had not been started yet or was being stopped.
+/// Adopts the machine of a VM, or completes its unfinished operation. VBDs in `keep` stay plugged if it has ended
+/// and, if the catalogue is `older`, also if it had not been started yet or was being stopped.
 async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Result<(), Problem> {
     let uuid = vm.uuid;
     let saved = daemon.catalogue.read(move |view| view.vm_memory(uuid)).await?.is_some();
@@ -170,7 +170,7 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
             end::halt(daemon, uuid, Ended { keep: keep.clone(), ..Ended::because(why) }, operation).await;
         }
         (_, Power::Stopping) => {
-            // Continues that shutdown. Its guest has the whole time again: a clock may have been set in between.
+            // Continues that shutdown. Its guest gets the full time again: a clock may have been set in between.
             let asked = daemon.catalogue.read(move |view| view.vm_shutdown(uuid)).await?.unwrap_or_default();
             let at_work = daemon.clone();
             let work = move |context| async move { stop::finish(&at_work, uuid, asked, operation, context).await };
@@ -186,12 +186,12 @@ async fn one(daemon: &Daemon, vm: Vm, keep: &BTreeSet<Uuid>, older: bool) -> Res
     Ok(())
 }
 
-/// VBDs that stay plugged although what was under way with their VM is completed.
+/// The VBDs that stay plugged although the operation in progress on their VM is completed.
 fn keep_of(older: bool, keep: &BTreeSet<Uuid>) -> BTreeSet<Uuid> {
     if older { keep.clone() } else { BTreeSet::new() }
 }
 
-/// From now on the end of a machine is seen that could not be spoken to, and it is spoken to as soon as it answers.
+/// Monitors the end of an unreachable machine, and contacts it again periodically.
 async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     let process = daemon.catalogue.read(move |view| view.vm_process(vm)).await?;
     let Some(mut process) = process.map(|known| DiskProcess::find(known.process)).transpose()?.flatten() else {
@@ -223,11 +223,11 @@ async fn watch_unreached(daemon: &Daemon, vm: Uuid) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Tries to reach a machine that has not answered, unless an operation with its VM does so itself.
+/// Contacts an unresponsive machine, unless an operation in progress on its VM does so itself.
 async fn reach_again(daemon: &Daemon, vm: Uuid) {
     let Ok(_operation) = daemon.vms.begin(vm) else { return };
     if daemon.vms.guest(vm).is_none() {
-        // Its end is seen by who waits for that.
+        // Its end is detected by the caller.
         if let Err(problem) = adopt(daemon, vm).await {
             tracing::debug!(%vm, "it is still unreachable: {problem}");
         }

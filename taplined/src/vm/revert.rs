@@ -1,16 +1,16 @@
 //! `vm-revert`: reverts all disks of a halted VM to a snapshot of it; `vm-snapshot-destroy`: destroys one.
 //!
-//! A revert is that of each disk ([`crate::vdi::Revert`]), step by step for all of them:
+//! A revert combines those of all disks ([`crate::vdi::Revert`]), step by step:
 //!
-//! 1. `files`: new images on the snapshots'. *If killed:* they are removed.
+//! 1. `files`: new images based on the snapshots'. *If killed:* they are removed.
 //! 2. `record`: they become the VDIs' images, in one commit. *If killed before:* as above.
 //! 3. `remove`: the old images' files are removed. *If killed:* repeated.
 //!
-//! Destroying a snapshot is that of each disk's snapshot ([`crate::vdi::Destroy`]):
+//! The destruction of a snapshot combines those of all disks' snapshots ([`crate::vdi::Destroy`]):
 //!
-//! 1. `forget`: they, and that they belong together, are removed from the catalogue, in one commit. There is no
-//!    rollback from here.
-//! 2. `remove`: the files are removed on which no image is based. *If killed:* repeated.
+//! 1. `forget`: they and the VM's snapshot are removed from the catalogue, in one commit. There is no rollback from
+//!    here.
+//! 2. `remove`: the files on which no image is based are removed. *If killed:* repeated.
 
 use api::{About, Code, ObjectKind, Power, Problem, Task, VmRevert};
 use serde::{Deserialize, Serialize};
@@ -24,29 +24,29 @@ use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 use crate::vdi::{self, about_vdi, begin};
 
-/// The revert.
+/// The intent of `vm-revert`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Revert {
     /// The VM.
     pub vm: Uuid,
-    /// What keeps it reserved.
+    /// The ID under which the VM is kept reserved.
     pub id: Uuid,
     /// Its disks.
     pub disks: Vec<vdi::Revert>,
 }
 
-/// The destruction of a snapshot.
+/// The intent of `vm-snapshot-destroy`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DestroySnapshot {
     /// The VM.
     pub vm: Uuid,
     /// The snapshot.
     pub snapshot: Uuid,
-    /// Those of its disks.
+    /// The snapshots of its disks.
     pub disks: Vec<vdi::Destroy>,
 }
 
-/// Begins a revert. All disks are checked before anything is done to one.
+/// Starts a `vm-revert` task. All disks are checked before one is changed.
 pub async fn revert(daemon: &Daemon, vm: Uuid, asked: VmRevert) -> Result<Task, Problem> {
     let found = Found::of(daemon, vm).await?;
     let snapshot = asked.snapshot;
@@ -76,15 +76,15 @@ pub async fn revert(daemon: &Daemon, vm: Uuid, asked: VmRevert) -> Result<Task, 
     let begun = daemon.tasks.start_job(daemon, job, |job, task, tx| {
         job.disks.iter().try_for_each(|disk| begin::hold_revert(disk, task, tx))
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
-/// Begins to destroy a snapshot of a VM. Snapshots of its disks that are gone are left out.
+/// Starts a `vm-snapshot-destroy` task. Snapshots of its disks that are already destroyed are left out.
 pub async fn destroy_snapshot(daemon: &Daemon, vm: Uuid, snapshot: Uuid) -> Result<Task, Problem> {
     begin_to_destroy(daemon, vm, snapshot, false).await
 }
 
-/// The same of one that the schedule of the VM has taken, unless a person has said by now that it is to stay.
+/// Like [`destroy_snapshot`], for one taken by the schedule of the VM, unless a user has since pinned it.
 pub async fn destroy_scheduled_snapshot(daemon: &Daemon, vm: Uuid, snapshot: Uuid) -> Result<Task, Problem> {
     begin_to_destroy(daemon, vm, snapshot, true).await
 }
@@ -151,7 +151,7 @@ impl Job for Revert {
                     .catalogue
                     .write(move |tx| described.iter().try_for_each(|(disk, image)| disk.record_in(tx, image)));
                 recorded.await?;
-                daemon.vms.let_go(self.id);
+                daemon.vms.end_reservation(self.id);
             }
             RevertStep::Remove => {
                 for disk in &self.disks {
@@ -163,7 +163,7 @@ impl Job for Revert {
     }
 
     async fn undo(&self, daemon: &Daemon) -> Result<(), Problem> {
-        daemon.vms.let_go(self.id);
+        daemon.vms.end_reservation(self.id);
         let mut undone = Ok(());
         for disk in &self.disks {
             undone = undone.and(disk.undo(daemon).await);

@@ -1,7 +1,7 @@
 //! The screen of a running machine: the VNC server of its QEMU.
 //!
-//! It knows nothing about HTTP and RFB. Invariant: what is connected to is the machine's own QEMU, whatever is in the
-//! place of its socket: the user that QEMU runs as can replace it, and the path of `platform.vnc` may lead elsewhere.
+//! It knows nothing about HTTP and RFB. Invariant: it connects to the machine's own QEMU only, whatever is at the
+//! path of its socket: the user that QEMU runs as can replace it, and the path of `platform.vnc` may lead elsewhere.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use super::Vms;
 use super::directory::vm_directory;
 use crate::config::Config;
 
-/// The key of `platform`, and its value for a socket in the machine's directory, which only the daemon uses.
+/// The key in `platform`, and its value for a socket in the machine's directory, which only the daemon uses.
 pub const KEY: &str = "vnc";
 pub const PRIVATE: &str = "private";
 

@@ -1,7 +1,7 @@
 //! The cloud-init seed of a VM: an image in the directory of its machine while QEMU is being started.
 //!
-//! Invariant: the image is readable by root only, and removed as soon as QEMU has opened it or failed to. What a killed
-//! daemon leaves is removed with the directory.
+//! Invariant: the image is readable by root only, and removed as soon as QEMU has opened it or failed to. What a
+//! killed daemon leaves is removed with the directory.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use api::{Problem, Seed, SeedText, Vm};
 /// The longest label of a host name (RFC 1123, 2.1).
 const HOSTNAME_MAX: usize = 63;
 
-/// Where it is in the directory of a machine.
+/// The path of the image in the directory of a machine.
 pub fn path(directory: &Path) -> PathBuf {
     directory.join("seed.img")
 }
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// Makes it.
+/// Creates the image.
 pub fn image(vm: &Vm, seed: &Seed) -> Result<Image, Problem> {
     let meta_data = seed.meta_data.as_ref().map_or_else(|| meta_data(vm), |text| text.as_str().to_owned());
     let network = seed.network_config.as_ref().map(SeedText::as_str);
@@ -41,7 +41,7 @@ pub fn image(vm: &Vm, seed: &Seed) -> Result<Image, Problem> {
 }
 
 impl Image {
-    /// Writes it into the directory of a machine, where it is until `started` has returned.
+    /// Writes the image into the directory of a machine, and removes it when `started` has returned.
     pub fn lend<T>(&self, directory: &Path, started: impl FnOnce() -> Result<T, Problem>) -> Result<T, Problem> {
         let path = path(directory);
         let failed = |tried: &str, error: io::Error| Problem::failed(format_args!("{tried} {}", path.display()), error);
@@ -53,17 +53,17 @@ impl Image {
     }
 }
 
-/// The instance is the VM: what it has set up stays when it is renamed.
+/// The meta-data of a VM. The instance is the VM: its setup survives a change of its name.
 fn meta_data(vm: &Vm) -> String {
     let id = format!("instance-id: {}\n", vm.uuid);
     match hostname(vm.name.as_str()) {
-        // In quotes: YAML has other meanings for `1` and `no`.
+        // Quoted: YAML gives `1` and `no` other meanings.
         Some(name) => format!("{id}local-hostname: \"{name}\"\n"),
         None => id,
     }
 }
 
-/// A host name as near to the name as possible, if anything of it can be in one.
+/// A host name similar to the name; `None` if no character is usable.
 fn hostname(name: &str) -> Option<String> {
     let allowed = |char: char| if char.is_ascii_alphanumeric() { char.to_ascii_lowercase() } else { '-' };
     let words: String = name.chars().map(allowed).collect();

@@ -1,9 +1,9 @@
 //! `vm-snapshot`: snapshots of all disks of a VM at one moment.
 //!
-//! 1. `disks`: their states are kept, with the guest held ([`super::moment`]). *If killed:* they are rolled back, and
-//!    the guest runs again.
-//! 2. `record`: the snapshots, and the record that they belong together, are in the catalogue, in one commit. *If
-//!    killed before:* as above. *After:* done.
+//! 1. `disks`: their states are kept, with the guest paused ([`super::moment`]). *If killed:* they are rolled back,
+//!    and the guest runs again.
+//! 2. `record`: the disks' snapshots and that of the VM are in the catalogue, in one commit. *If killed before:* as
+//!    above. *After:* done.
 
 use api::{
     About, Code, Description, Mode, Name, ObjectKind, Problem, Task, Vbd, Vm, VmHardware, VmSnapshot, VmSnapshotCreate,
@@ -21,22 +21,22 @@ use crate::task::Context;
 use crate::task::job::{Job, declare_steps};
 use crate::vdi::about_vdi;
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The disks. Its identity is that of the snapshot.
+    /// The states of the disks. Its ID is that of the snapshot.
     pub moment: Moment,
-    /// The name; if none was given, one that is free when it is recorded.
+    /// The name; `None`: a free name is chosen when it is recorded.
     pub name: Option<Name>,
     /// The description.
     pub description: Description,
-    /// When it is taken.
+    /// The time of the snapshot.
     pub at: Timestamp,
-    /// What the VM has.
+    /// The hardware of the VM.
     pub hardware: VmHardware,
     /// All disks of the VM.
     pub disks: Vec<VmSnapshotDisk>,
-    /// Whether the schedule of the VM takes it.
+    /// Whether the VM's schedule takes it.
     pub scheduled: bool,
 }
 
@@ -46,18 +46,18 @@ pub fn hardware_of(vm: &Vm) -> VmHardware {
     VmHardware { driver, memory, vcpus, boot, platform }
 }
 
-/// A disk as it is recorded, with its snapshot if it is to have one.
+/// The record of a disk, with its snapshot if it has one.
 pub fn disk_of(vbd: &Vbd, snapshot: Option<Uuid>) -> VmSnapshotDisk {
     let Vbd { position, mode, bootable, queues, vdi, .. } = *vbd;
     VmSnapshotDisk { position, mode, bootable, queues, vdi, snapshot }
 }
 
-/// Begins it.
+/// Starts a `vm-snapshot` task.
 pub async fn snapshot(daemon: &Daemon, vm: Uuid, asked: VmSnapshotCreate) -> Result<Task, Problem> {
     begin(daemon, vm, asked, Timestamp::now(), false).await
 }
 
-/// Begins it by the schedule of the VM, at this time.
+/// Starts a `vm-snapshot` task for the schedule of the VM, due at this time.
 pub async fn scheduled_snapshot(daemon: &Daemon, vm: Uuid, at: Timestamp) -> Result<Task, Problem> {
     begin(daemon, vm, VmSnapshotCreate::default(), at, true).await
 }
@@ -101,7 +101,7 @@ async fn begin(
         }
         job.moment.prepare(tx, task, "snapshot")
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
 declare_steps!(
@@ -151,7 +151,7 @@ impl Snapshot {
                 state.record_in(tx, images, true)?;
             }
             let Moment { vm, id, .. } = job.moment;
-            // The VM may have been destroyed since its disks were done with.
+            // The VM may have been destroyed since its disks were released.
             let Some(known) = tx.find_vm(vm)? else { return Ok(()) };
             if tx.find_vm_snapshot(id)?.is_some() {
                 return Ok(());

@@ -1,6 +1,6 @@
-//! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A failed
-//! or cancelled start is rolled back. A VM that is suspended goes on from its memory, and stays suspended if it cannot
-//! ([`super::suspend`]).
+//! `vm-start`: plugs all VBDs of a VM, then starts QEMU; or creates a domain, plugs all VBDs, and resumes it. A
+//! failed or cancelled start is rolled back. A suspended VM resumes from its memory, and stays suspended if that
+//! fails ([`super::suspend`]).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -39,7 +39,7 @@ use crate::task::{Context, blocking};
 /// The time limit for QEMU to respond, with 255 disks and little processor time; after that it never will.
 const TO_ANSWER: Duration = Duration::from_secs(120);
 
-/// What to start.
+/// The specification of a start.
 #[derive(Debug)]
 struct StartSpec {
     vm: Uuid,
@@ -50,16 +50,16 @@ struct StartSpec {
     bridged: Option<Bridged>,
     /// VBDs that are not plugged yet.
     unplugged: Vec<Uuid>,
-    /// The memory from which its guest goes on.
+    /// The memory from which its guest resumes.
     memory: Option<VmMemory>,
 }
 
-/// Starts a VM: a task.
+/// Starts a `vm-start` task.
 pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     let known = daemon.catalogue.read(move |view| view.vm(vm)).await?;
     let config = daemon.config.clone();
-    see_files(Bridged::of(&config, &known), known).await?;
+    check_boot_files(Bridged::of(&config, &known), known).await?;
     if let Some(memory) = daemon.catalogue.read(move |view| view.vm_memory(vm)).await? {
         memory::must_match(daemon, vm, &memory).await?;
         blocking("open a VM's memory", move || memory::open(&memory).map(drop)).await?;
@@ -89,15 +89,15 @@ pub async fn start(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     match started.await {
         Ok(task) => Ok(task),
         Err(problem) => {
-            give_up(daemon, vm);
+            record_failed_start(daemon, vm);
             Err(problem)
         }
     }
 }
 
 /// Records, after the request was answered, that a start was not even begun.
-fn give_up(daemon: &Daemon, vm: Uuid) {
-    // No other operation can have started with it: it is `starting` in the catalogue.
+fn record_failed_start(daemon: &Daemon, vm: Uuid) {
+    // No other operation can have started: the VM is `starting` in the catalogue.
     let Ok(operation) = daemon.vms.begin(vm) else { return };
     let daemon = daemon.clone();
     background::spawn(async move {
@@ -112,8 +112,8 @@ fn give_up(daemon: &Daemon, vm: Uuid) {
     });
 }
 
-/// Checks that the files that it boots from and the bridge of its network card exist, before anything else.
-async fn see_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
+/// Checks first that the files from which it boots and the bridge of its network card exist.
+async fn check_boot_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
     let mut files: Vec<(&str, PathBuf)> = Vec::new();
     if let Boot::Kernel { kernel, initrd, .. } = &vm.boot {
         files.push(("boot.kernel", kernel.as_path().to_owned()));
@@ -129,7 +129,7 @@ async fn see_files(bridged: Option<Bridged>, vm: Vm) -> Result<(), Problem> {
                 return Err(Problem::new(Code::Invalid, what).field(field));
             }
         }
-        bridged.map_or(Ok(()), |bridged| bridged.see_bridge().map(drop))
+        bridged.map_or(Ok(()), |bridged| bridged.check_bridge().map(drop))
     });
     seen.await
 }
@@ -147,8 +147,8 @@ async fn run(
         Err(problem) => Err(problem),
     };
     let problem = match started {
-        // From here on it runs, or has to be seen to: its memory is not loaded again.
-        Ok((guest, started)) => return go_on(daemon, &guest, memory, started, operation).await,
+        // From here on it runs or is handled by others: its memory is not loaded again.
+        Ok((guest, started)) => return continue_from_memory(daemon, &guest, memory, started, operation).await,
         Err(problem) => problem,
     };
     end_machine(daemon, vm).await;
@@ -164,7 +164,7 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
     let StartSpec { vm, plan, seed, bridged, unplugged, memory } = order;
     match plan {
         Plan::Qemu(hardware) => {
-            let runs_as = make_place(daemon, vm).await?;
+            let runs_as = create_directory(daemon, vm).await?;
             plug(daemon, unplugged, context).await?;
             start_qemu(daemon, vm, Parts { hardware, seed, bridged, memory }, runs_as, context).await
         }
@@ -172,16 +172,16 @@ async fn begin(daemon: &Daemon, order: StartSpec, context: &mut Context) -> Resu
             let guest = make_domain(daemon, vm, config, context).await?;
             plug(daemon, unplugged, context).await?;
             context.step("start", true).await?;
-            guest.tell(RunningVm::resume).await?;
+            guest.run(RunningVm::resume).await?;
             fault::point("vm-start", "start", true);
             Ok(guest)
         }
     }
 }
 
-/// Chooses the user that a QEMU is to run as and creates its directory: disks plugged from then on give that user
+/// Chooses the user that a QEMU will run as and creates its directory: disks plugged from then on give that user
 /// access.
-async fn make_place(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
+async fn create_directory(daemon: &Daemon, vm: Uuid) -> Result<As, Problem> {
     let (runs_as, directory) = (daemon.vms.users.choose()?, vm_directory(&daemon.config, vm));
     blocking("create the directory of a VM", move || {
         make_empty(&directory, account(&runs_as).as_ref())?;
@@ -199,7 +199,7 @@ async fn plug(daemon: &Daemon, unplugged: Vec<Uuid>, context: &mut Context) -> R
     Ok(())
 }
 
-/// What a QEMU is started with.
+/// The data to start a QEMU.
 struct Parts {
     hardware: Box<Hardware>,
     seed: Option<seed::Image>,
@@ -224,12 +224,13 @@ async fn start_qemu(
     parts.hardware.accelerator = accelerator;
     let config = daemon.config.clone();
     let vbds = daemon.catalogue.read(move |view| view.vbds(Some(vm), None)).await?;
-    // Not dropped in between: a QEMU without a record would be left. A cancel kills one that has not answered.
+    // Not dropped in between: an unrecorded QEMU would be left behind. A cancellation kills one that has not
+    // responded.
     let given_up = Arc::new(AtomicBool::new(false));
     let cancelled = given_up.clone();
     let launched = blocking(format!("start VM {vm}"), move || {
         let account = account(&runs_as);
-        // Those that were plugged before the machine existed.
+        // Disks that were plugged before the machine existed.
         for (vbd, account) in vbds.iter().flat_map(|vbd| account.as_ref().map(|account| (vbd, account))) {
             DiskPaths::of(&config, vbd.uuid).let_in(vbd.transport, account.uid)?;
         }
@@ -248,7 +249,7 @@ async fn start_qemu(
         launched = &mut launched => launched,
         () = context.cancelled() => {
             given_up.store(true, Ordering::Relaxed);
-            // One that has answered just now is ended by who rolls the start back.
+            // A machine that has responded just now is ended by the rollback.
             launched.await.or_else(|late| context.check().and(Err(late)))
         }
     };
@@ -267,8 +268,8 @@ async fn start_qemu(
     }
 }
 
-/// Creates a paused domain, which can then be given disks. A domain restored from a file is paused like this, too: the
-/// guest continues in it, with the disks that it is given now.
+/// Creates a paused domain, which can then be given disks. A domain restored from a file is paused as well: the guest
+/// continues in it, with the disks that it gets now.
 async fn make_domain(
     daemon: &Daemon,
     vm: Uuid,
@@ -278,7 +279,7 @@ async fn make_domain(
     context.step("create", true).await?;
     fault::point("vm-start", "create", false);
     let (xl, directory) = (domain::xl(&daemon.config), vm_directory(&daemon.config, vm));
-    // Not given up in the middle, as with QEMU.
+    // Not dropped in between, as with QEMU.
     let made = blocking(format!("start VM {vm}"), move || {
         make_empty(&directory, None)?;
         let restored = XenDomain::find_restored(&xl, &config.uuid).map_err(machine::by_xen(vm))?;
@@ -302,9 +303,9 @@ fn launch(
     given_up: &dyn Fn() -> bool,
 ) -> Result<QemuVm, Problem> {
     let directory = vm_directory(config, vm);
-    // What is left of a start that fails goes with the rest of the machine.
+    // The remains of a failed start are removed with the rest of the machine.
     parts.bridged.as_ref().map_or(Ok(()), |bridged| bridged.connect(account))?;
-    // After the disks were plugged: they are this VM's from then on.
+    // After the disks were plugged: they belong to this VM from then on.
     let memory = parts.memory.as_ref().map(memory::open).transpose()?;
     let start = || {
         let (program, memory) = (&config.qemu_program, memory.as_ref());
@@ -317,8 +318,8 @@ fn launch(
     }
 }
 
-/// Records that it runs. Who plugs a disk from then on finds the machine. Memory that it was given is forgotten with
-/// that: the guest is held until this is durable.
+/// Records that the machine runs; later plugs of disks find it. The memory from which it was started is forgotten in
+/// the same commit: the guest stays paused until that is durable.
 async fn record(
     daemon: &Daemon,
     guest: &Arc<Guest>,
@@ -330,10 +331,10 @@ async fn record(
     context.check()?;
     let run_by = guest.process().cloned();
     let monitor = vm_directory(&daemon.config, vm).join("monitor").to_string_lossy().into_owned();
-    let goes_on = memory.map(|memory| (memory.id, memory.ran));
+    let resumed = memory.map(|memory| (memory.id, memory.ran));
     fault::point("vm-start", "record", false);
     let recorded = daemon.catalogue.write(move |tx| {
-        if let Some((id, ran)) = goes_on {
+        if let Some((id, ran)) = resumed {
             tx.forget_vm_memory(vm)?;
             tx.set_vm_held(vm, ran.then_some(id))?;
         }
@@ -341,7 +342,7 @@ async fn record(
         if let Some(process) = run_by {
             tx.set_vm_run_by(vm, Some(&process), Some(&monitor))?;
         }
-        let power = if goes_on.is_none_or(|(_, ran)| ran) { Power::Running } else { Power::Paused };
+        let power = if resumed.is_none_or(|(_, ran)| ran) { Power::Running } else { Power::Paused };
         tx.set_vm_power(vm, power, None)?;
         tx.vm(vm)
     });
@@ -351,8 +352,8 @@ async fn record(
     Ok(recorded)
 }
 
-/// Lets a guest run that was given memory, unless it was paused when that was saved.
-async fn go_on(
+/// Resumes a guest that was started from memory, unless it was paused when that was saved.
+async fn continue_from_memory(
     daemon: &Daemon,
     guest: &Arc<Guest>,
     memory: Option<VmMemory>,
@@ -361,7 +362,7 @@ async fn go_on(
 ) -> Result<serde_json::Value, Problem> {
     let vm = guest.vm;
     if let Some(memory) = memory {
-        let outcome = if memory.ran { guest.tell(RunningVm::resume).await } else { Ok(()) };
+        let outcome = if memory.ran { guest.run(RunningVm::resume).await } else { Ok(()) };
         fault::point("vm-start", "continue", true);
         let said = outcome.clone().err();
         let recorded = catalogue::record(&daemon.catalogue, move |tx| {
@@ -379,10 +380,10 @@ async fn go_on(
     serde_json::to_value(started).map_err(|error| Problem::failed("encode a VM", error))
 }
 
-/// Ends the machine of a start that has failed.
+/// Ends the machine of a failed start.
 async fn end_machine(daemon: &Daemon, vm: Uuid) {
     let Some(guest) = daemon.vms.guest(vm) else { return };
-    match guest.tell(RunningVm::end).await {
+    match guest.run(RunningVm::end).await {
         Ok(()) => tracing::info!(%vm, "its VM process was stopped"),
         Err(problem) => tracing::error!(%vm, "its VM process stays until the daemon restarts: {problem}"),
     }

@@ -17,7 +17,7 @@ use crate::daemon::Daemon;
 use crate::fault::{self, Planted};
 use crate::task::Context;
 
-/// Shuts a VM down: a task. With force it aborts other operations on the VM.
+/// Starts a task that shuts a VM down. With force it aborts other operations on the VM.
 pub async fn shutdown(daemon: &Daemon, vm: Uuid, asked: VmShutdown) -> Result<Task, Problem> {
     let power = daemon.catalogue.read(move |view| view.vm(vm)).await?.power;
     let operation = match (power, daemon.vms.begin(vm)) {
@@ -82,20 +82,20 @@ pub async fn finish(
         }
         context.step("end", false).await?;
         if !asked.force {
-            // From here on nothing waits for the guest, in a restarted daemon neither.
+            // From here on neither this nor a restarted daemon waits for the guest.
             let forced = VmShutdown { force: true, ..VmShutdown::default() };
             daemon.catalogue.write(move |tx| tx.set_vm_stopping(vm, &forced)).await?;
         }
         fault::point("vm-shutdown", "end", false);
         match guest {
-            Ok(guest) => guest.tell(RunningVm::end).await,
-            // It does not respond, and can be killed.
+            Ok(guest) => guest.run(RunningVm::end).await,
+            // It does not respond, but can be killed.
             Err(_) => reach::kill(daemon, vm).await,
         }
     };
     if let Err(problem) = ended.await {
         let kept = (problem.code != Code::Cancelled).then(|| problem.clone());
-        let power = if power == Power::Stopping { as_before(daemon, vm).await } else { power };
+        let power = if power == Power::Stopping { power_before(daemon, vm).await } else { power };
         catalogue::record(&daemon.catalogue, move |tx| tx.set_vm_power(vm, power, kept.as_ref())).await?;
         return Err(problem);
     }
@@ -105,25 +105,25 @@ pub async fn finish(
     shown(halted)
 }
 
-/// The state of a VM whose shutdown, started by an earlier daemon, is not carried out after all.
-async fn as_before(daemon: &Daemon, vm: Uuid) -> Power {
+/// The state of a VM after an aborted shutdown that an earlier daemon had started.
+async fn power_before(daemon: &Daemon, vm: Uuid) -> Power {
     let paused = match daemon.vms.guest(vm) {
-        Some(guest) => guest.tell(RunningVm::is_paused).await.unwrap_or(false),
+        Some(guest) => guest.run(RunningVm::is_paused).await.unwrap_or(false),
         None => false,
     };
     if paused { Power::Paused } else { Power::Running }
 }
 
-/// Time after which the power button is pressed again: firmware and an operating system that is booting ignore it.
+/// Interval of pressing the power button again: firmware and a booting operating system ignore it.
 const PRESS_AGAIN: Duration = Duration::from_secs(10);
 
-/// Presses the power button, and waits until the guest has powered off or the time is over, if it is limited.
+/// Presses the power button, and waits until the guest has powered off, up to the time limit if there is one.
 async fn ask(guest: &Arc<Guest>, force_after: Option<Duration>) -> Result<(), Problem> {
     if let Err(refused) = press(guest).await {
         tracing::warn!(vm = %guest.vm, "{refused}");
         return match force_after {
             Some(_) => Ok(()),
-            // QEMU refuses while it exits, too.
+            // QEMU also refuses while it exits.
             None => tokio::time::timeout(power::EXIT, guest.ended()).await.unwrap_or(Err(refused)),
         };
     }
@@ -137,9 +137,9 @@ async fn ask(guest: &Arc<Guest>, force_after: Option<Duration>) -> Result<(), Pr
     }
 }
 
-/// Presses the power button once. A QEMU that has not answered in time may press it later.
+/// Presses the power button once. A QEMU that has not responded in time may press it later.
 async fn press(guest: &Arc<Guest>) -> Result<(), Problem> {
-    match guest.tell(RunningVm::ask_to_power_off).await {
+    match guest.run(RunningVm::ask_to_power_off).await {
         Err(late) if late.code == Code::Timeout => {
             tracing::warn!(vm = %guest.vm, "{late}");
             Ok(())
@@ -148,25 +148,25 @@ async fn press(guest: &Arc<Guest>) -> Result<(), Problem> {
     }
 }
 
-/// Waits until the guest has powered off, and presses its power button again meanwhile.
+/// Waits until the guest has powered off, and repeatedly presses its power button.
 async fn press_until_off(guest: &Arc<Guest>) -> Result<(), Problem> {
     loop {
         if let Ok(ended) = tokio::time::timeout(PRESS_AGAIN, guest.ended()).await {
             return ended;
         }
         if let Err(refused) = press(guest).await {
-            // The guest may be powering off since the first time.
+            // The guest may be powering off since the first press.
             tracing::debug!(vm = %guest.vm, "{refused}");
         }
     }
 }
 
-/// Holds a guest, in memory: a task.
+/// Starts a task that pauses a guest, in memory.
 pub async fn pause(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     change(daemon, vm, "vm-pause", Power::Running, Power::Paused, RunningVm::pause).await
 }
 
-/// Resumes a guest that is paused, or whose memory was saved: a task.
+/// Starts a task that resumes a paused or suspended guest.
 pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     if daemon.catalogue.read(move |view| view.vm(vm)).await?.power == Power::Suspended {
         return start::start(daemon, vm).await;
@@ -174,7 +174,7 @@ pub async fn resume(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     change(daemon, vm, "vm-resume", Power::Paused, Power::Running, RunningVm::resume).await
 }
 
-/// A change to a machine.
+/// An operation on a machine.
 type Change = fn(&mut RunningVm) -> Result<(), Problem>;
 
 async fn change(
@@ -192,13 +192,13 @@ async fn change(
         return Err(refused());
     }
     let guest = reach::reach(daemon, vm).await?;
-    // Nothing is refused because of a record that its machine contradicts.
-    if power != from && guest.tell(RunningVm::power).await? != Some(from) {
+    // A stale record is no reason for a refusal: the machine decides.
+    if power != from && guest.run(RunningVm::power).await? != Some(from) {
         return Err(refused());
     }
     let at_work = daemon.clone();
     let work = move |_: Context| async move {
-        if let Err(problem) = guest.tell(work).await {
+        if let Err(problem) = guest.run(work).await {
             return Err(match problem.code {
                 Code::Timeout if !fault::planted(Planted::LateIsNever) => {
                     power::in_doubt(&at_work, vm, power, &problem).await

@@ -1,6 +1,6 @@
-//! QEMU processes of ours that belong to no VM in the catalogue: the daemon was killed between start and record, or the
-//! catalogue was restored from a backup or rebuilt. Of the first kind no caller was told that they run, so they are
-//! killed. The others may be a production server, whatever the catalogue says. Which kind it is, the caller knows.
+//! QEMU processes of ours that belong to no VM in the catalogue: the daemon was killed between start and record, or
+//! the catalogue was restored from a backup or rebuilt. In the first case no caller was informed that they run, so
+//! they are killed. In the other, one may be a production server. The caller knows which case it is.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,8 +15,8 @@ use super::group;
 /// VMs for which machines run, with their processes.
 pub type Found = Vec<(Uuid, Vec<i32>)>;
 
-/// Looks for such processes. Those of VMs in `starting` are killed, the others are returned; directories in which none
-/// runs are removed, except those of VMs in `keep`.
+/// Finds such processes. Those of VMs in `starting` are killed, the others are returned; directories without a
+/// process are removed, except those of VMs in `keep`.
 pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> Result<Found, Problem> {
     let tried = || format!("list {}", places.display());
     let mut found = Found::new();
@@ -41,8 +41,8 @@ pub fn look(places: &Path, keep: &BTreeSet<Uuid>, starting: &BTreeSet<Uuid>) -> 
     Ok(found)
 }
 
-/// Processes that have both the directory and its monitor on their command line: QEMU, but not the shell of a user who
-/// inspects it.
+/// Processes that run in the directory and have its monitor on their command line: QEMU, but not the shell of a user
+/// who inspects it.
 fn running_in(directory: &Path) -> Vec<i32> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

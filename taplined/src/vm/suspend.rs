@@ -1,18 +1,20 @@
-//! `vm-suspend`: saves the memory of a guest to a file, and ends its machine. A start goes on from there
+//! `vm-suspend`: saves the memory of a guest to a file, and ends its machine. A start resumes from there
 //! ([`super::start`]).
 //!
-//! 1. In the commit with the intent, `held_for` of the VM says what its guest is paused for, if it runs.
+//! 1. In the commit with the intent, `held_for` of the VM records why its guest is paused, if it runs.
 //! 2. `save`: it is paused, and QEMU writes its memory to a file, which is then durable under its final name. *If
-//!    killed or cancelled:* the guest goes on, when the next daemon finds it again, and the file is removed.
+//!    killed or cancelled:* the guest continues, when the next daemon finds it, and the file is removed.
 //! 3. `record`: the memory is in the catalogue, in one commit. From here on there is no way back to that machine. *If
 //!    killed before:* as above.
-//! 4. `end`: QEMU is ended, and the VBDs are unplugged; then the VM is suspended, with its disks as they are when
-//!    nothing has them open. The VBDs keep their leases. *If killed:* repeated, by this job or by who finds the VM.
+//! 4. `end`: QEMU is ended, and the VBDs are unplugged; then the VM is suspended, with its disks as they are when no
+//!    process has them open. The VBDs keep their leases. *If killed:* repeated, by this job or by the recovery of the
+//!    VM.
 //!
-//! The guest goes on, later: its disks are plugged and QEMU loads the file, with the guest still held. *If that fails,
-//! or the daemon is killed:* the VM stays suspended. Then the memory is forgotten, in the commit by which the VM runs,
-//! and only then does the guest run: its first write makes the file useless. *If killed in between:* the next daemon
-//! finds the machine and lets it run. At last the file is removed. *If killed before:* the next daemon does.
+//! Resuming: its disks are plugged and QEMU loads the file, with the guest still paused. *If that fails, or the
+//! daemon is killed:* the VM stays suspended. Then the memory is forgotten, in the commit that records the VM as
+//! running, and only then does the guest run: its first write makes the file useless. *If killed in between:* the
+//! next daemon finds the machine and resumes it. Finally the file is removed. *If killed before:* the next daemon
+//! does that.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,24 +40,24 @@ use crate::request;
 use crate::task::job::{Job, declare_steps};
 use crate::task::{Context, blocking};
 
-/// How often it is asked how far QEMU is.
+/// Interval of polling QEMU's progress.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
 
-/// For a machine that has died to be known as gone.
+/// Time for the exit of a dead machine to be noticed.
 const TO_END: Duration = Duration::from_secs(3);
 
-/// The job.
+/// The intent of the job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Suspend {
     /// The VM.
     pub vm: Uuid,
-    /// The identity of its memory, and of what keeps the VM reserved.
+    /// The ID of its memory, under which the VM is also kept reserved.
     pub id: Uuid,
-    /// Whether its guest runs.
+    /// Whether its guest was running.
     pub ran: bool,
 }
 
-/// Begins it.
+/// Starts a `vm-suspend` task.
 pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let operation = daemon.vms.begin(vm)?;
     let (known, vbds) = daemon.catalogue.read(move |view| Ok((view.vm(vm)?, view.vbds(Some(vm), None)?))).await?;
@@ -63,8 +65,8 @@ pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
     let (config, memory) = (daemon.config.clone(), known.memory);
     blocking("query the space for a VM's memory", move || memory::must_have_room(&config, memory)).await?;
     let guest = reach::reach(daemon, vm).await?;
-    let ran = !guest.tell(RunningVm::is_paused).await?;
-    guest.tell(RunningVm::must_be_savable).await?;
+    let ran = !guest.run(RunningVm::is_paused).await?;
+    guest.run(RunningVm::must_be_savable).await?;
     let job = Suspend { vm, id: Uuid::new_v4(), ran };
     let id = job.id;
     daemon.vms.keep(id, operation);
@@ -73,7 +75,7 @@ pub async fn suspend(daemon: &Daemon, vm: Uuid) -> Result<Task, Problem> {
         Power::Running | Power::Paused => Ok(()),
         _ => Err(not_running(job.vm)),
     });
-    begun.await.inspect_err(|_| daemon.vms.let_go(id))
+    begun.await.inspect_err(|_| daemon.vms.end_reservation(id))
 }
 
 fn not_running(vm: Uuid) -> Problem {
@@ -103,7 +105,7 @@ fn must_be_possible(vm: &Vm, vbds: &[Vbd]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Gives up the memory of a suspended VM, which is halted then: as if its power had been cut when it was suspended.
+/// Discards the memory of a suspended VM, which is then halted, as if its power had been cut when it was suspended.
 pub async fn discard(daemon: &Daemon, vm: Uuid) -> Result<Vm, Problem> {
     let _operation = daemon.vms.begin(vm)?;
     let file = daemon.catalogue.read(move |view| view.vm_memory(vm)).await?.map(|memory| memory.file);
@@ -140,20 +142,20 @@ impl Job for Suspend {
         vec![About { kind: ObjectKind::Vm, uuid: self.vm }]
     }
 
-    /// A disk was unplugged with force in the meantime, or the VM has ended.
+    /// A disk was unplugged by force in the meantime, or the VM has ended.
     fn is_hopeless(&self, problem: &Problem) -> bool {
         problem.code == Code::State
     }
 
     async fn step(&self, step: SuspendStep, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
-        // After a restart: who finds the machines leaves this one to the job, and must have done so.
+        // After a restart of the daemon, recovery must first have left this machine to the job.
         while !daemon.vms.are_found() {
             tokio::time::sleep(LOOK_AFTER).await;
         }
         match step {
             SuspendStep::Save => self.save(daemon, context).await,
             SuspendStep::Record => self.record(daemon).await,
-            // What is recorded is not undone, whatever goes wrong.
+            // From here on there is no rollback, whatever fails.
             SuspendStep::End => {
                 self.end(daemon, context).await.map_err(|problem| Problem { code: Code::Failed, ..problem })
             }
@@ -166,7 +168,7 @@ impl Job for Suspend {
             return Ok(());
         }
         if let Some(guest) = self.found(daemon).await? {
-            if let Err(problem) = self.go_on(daemon, &guest).await {
+            if let Err(problem) = self.let_continue(daemon, &guest).await {
                 if tokio::time::timeout(TO_END, guest.ended()).await.is_err() {
                     return Err(problem);
                 }
@@ -174,7 +176,7 @@ impl Job for Suspend {
         }
         let config = daemon.config.clone();
         blocking("remove a VM's memory", move || memory::remove_all(&config, vm)).await?;
-        daemon.vms.let_go(self.id);
+        daemon.vms.end_reservation(self.id);
         Ok(())
     }
 
@@ -184,20 +186,20 @@ impl Job for Suspend {
 }
 
 impl Suspend {
-    /// Holds the guest, and has QEMU write its memory.
+    /// Pauses the guest, and makes QEMU write its memory.
     async fn save(&self, daemon: &Daemon, context: &Context) -> Result<(), Problem> {
         let vm = self.vm;
         let guest = reach::reach(daemon, vm).await?;
         if self.ran {
-            guest.tell(RunningVm::pause).await?;
+            guest.run(RunningVm::pause).await?;
         }
         let (memory, disks) = self.describe(daemon, &guest).await?;
         let config = daemon.config.clone();
         let file = blocking("create a file for a VM's memory", move || memory::begin(&config, vm, &memory)).await?;
         let shared = file.try_clone().map_err(|error| Problem::failed("save a VM's memory", error))?;
-        guest.tell(move |machine| machine.begin_save(&shared, &disks)).await?;
+        guest.run(move |machine| machine.begin_save(&shared, &disks)).await?;
         loop {
-            match guest.tell(RunningVm::saving).await? {
+            match guest.run(RunningVm::saving).await? {
                 Saving::Complete => break,
                 Saving::Active { done, total } => context.progress(part(done, total)),
                 Saving::Idle => {
@@ -214,7 +216,7 @@ impl Suspend {
         blocking("make a VM's memory durable", move || memory::complete(&config, vm, &file)).await
     }
 
-    /// What the machine is now, and the positions of its disks.
+    /// The record of the current machine, and the positions of its disks.
     async fn describe(&self, daemon: &Daemon, guest: &Arc<Guest>) -> Result<(VmMemory, Vec<Position>), Problem> {
         let vm = self.vm;
         let read = daemon.catalogue.read(move |view| Ok((view.vm(vm)?, view.vbds(Some(vm), None)?)));
@@ -225,7 +227,7 @@ impl Suspend {
         };
         let mut positions = plugged.iter().map(hardware::position_of).collect::<Result<Vec<_>, _>>()?;
         positions.sort_unstable();
-        let kind = guest.tell(RunningVm::kind).await?;
+        let kind = guest.run(RunningVm::kind).await?;
         let (machine, accelerator) = (Some(kind.machine), kind.accelerator);
         let machine = serde_json::to_value(Hardware { machine, accelerator, ..*hardware });
         let machine = machine.map_err(|error| Problem::failed("describe a VM's hardware", error))?;
@@ -243,20 +245,20 @@ impl Suspend {
         Ok((memory, positions))
     }
 
-    /// Records that the guest goes on from its memory, and in no other way.
+    /// Records that the guest can only be resumed from its memory.
     async fn record(&self, daemon: &Daemon) -> Result<(), Problem> {
         let (vm, id, config) = (self.vm, self.id, daemon.config.clone());
         if daemon.catalogue.read(move |view| view.vm_memory(vm)).await?.is_some_and(|memory| memory.id == id) {
             return Ok(());
         }
-        // A daemon that was restarted has to reserve it again: nothing may let the guest run from here on.
+        // A restarted daemon must reserve the VM again: nothing may run the guest from here on.
         if !daemon.vms.keeps(id) {
             daemon.vms.keep(id, daemon.vms.operations.wait(vm).await);
         }
         let guest = reach::reach(daemon, vm).await?;
-        let is_saved = match guest.tell(RunningVm::is_saved).await {
+        let is_saved = match guest.run(RunningVm::is_saved).await {
             Ok(is_saved) => is_saved,
-            // A machine that is gone has nothing to record, however often that is tried.
+            // A machine that has ended cannot be recorded, and retries are useless.
             Err(problem) => match tokio::time::timeout(TO_END, guest.ended()).await {
                 Ok(_) => return Err(Problem::new(Code::State, format!("VM {vm} has ended: {problem}"))),
                 Err(_) => return Err(problem),
@@ -292,14 +294,14 @@ impl Suspend {
             Some(operation) => operation,
             None => daemon.vms.operations.wait(vm).await,
         };
-        // Somebody else may have done the rest, and the VM may even run again.
+        // Recovery may have done the rest, and the VM may even run again.
         let known = daemon.catalogue.read(move |view| Ok((view.vm_memory(vm)?, view.vm(vm)?.power))).await?;
         let (Some(memory), Power::Stopping) = known else { return Ok(()) };
         if memory.id != self.id {
             return Ok(());
         }
         match daemon.vms.guest(vm) {
-            Some(guest) => guest.tell(RunningVm::end).await?,
+            Some(guest) => guest.run(RunningVm::end).await?,
             None => reach::kill(daemon, vm).await?,
         }
         end::clear(daemon, vm, None, &BTreeSet::new(), &context.regardless()).await?;
@@ -307,7 +309,7 @@ impl Suspend {
         Ok(())
     }
 
-    /// The machine, for an undo. While the daemon starts it is not found yet, and the guest goes on when it is.
+    /// The machine, for an undo. While the daemon starts it is not found yet, and its guest is resumed once it is.
     async fn found(&self, daemon: &Daemon) -> Result<Option<Arc<Guest>>, Problem> {
         let vm = self.vm;
         if let Some(guest) = daemon.vms.guest(vm) {
@@ -330,12 +332,12 @@ impl Suspend {
         Ok(found)
     }
 
-    /// The guest goes on as if nothing had been.
-    async fn go_on(&self, daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
+    /// Resumes the guest, if it was paused for this.
+    async fn let_continue(&self, daemon: &Daemon, guest: &Arc<Guest>) -> Result<(), Problem> {
         let (vm, id) = (self.vm, self.id);
-        guest.tell(RunningVm::end_save).await?;
+        guest.run(RunningVm::end_save).await?;
         if daemon.catalogue.read(move |view| view.vm_held(vm)).await? == Some(id) {
-            guest.tell(RunningVm::resume).await?;
+            guest.run(RunningVm::resume).await?;
             let recorded = crate::catalogue::record(&daemon.catalogue, move |tx| {
                 tx.set_vm_held(vm, None)?;
                 // Another daemon may have found it paused.
@@ -350,7 +352,7 @@ impl Suspend {
     }
 }
 
-/// How much of the memory is saved, from 0 to 1.
+/// The saved fraction of the memory, from 0 to 1.
 fn part(done: u64, total: u64) -> f64 {
     let mib = |bytes: u64| u32::try_from(bytes >> 20).map_or(f64::from(u32::MAX), f64::from);
     if total >> 20 == 0 { 0.0 } else { (mib(done) / mib(total)).min(1.0) }

@@ -24,7 +24,7 @@ fn go_down(daemon: &Taplined) {
     }
     wait_until("all have ended", || disks_of(&run.join("vbd")).is_empty() && machines_of(&run.join("vm")).is_empty());
     reboot(daemon);
-    // With all that is in memory only.
+    // Including everything that is only in memory.
     std::fs::remove_file(run.join("boot")).unwrap();
 }
 
@@ -57,20 +57,20 @@ fn autostart_plugs_a_disk_after_a_reboot_but_not_after_a_daemon_restart() {
     daemon.settle();
     assert_eq!([&without, &plugged].map(|vbd| state(&daemon, vbd)), ["unplugged", "unplugged"]);
     assert!(daemon.get(&plugged).1["problem"]["detail"].as_str().unwrap().contains("the host was rebooted"));
-    // Once: not again by the next daemon.
+    // Only once: not again by the next daemon.
     unplug(&daemon, &with);
     daemon.kill();
     daemon.restart();
     daemon.settle();
     assert_eq!(state(&daemon, &with), "unplugged");
-    // Nor when it is taken back.
+    // Nor after the setting is withdrawn.
     set(&daemon, &with, Value::Null);
     lose_power(&mut daemon);
     daemon.settle();
     assert_eq!(state(&daemon, &with), "unplugged");
 }
 
-/// The catalogue records another boot ID, although the host was not booted.
+/// The boot ID recorded in the catalogue differs although the host was not booted.
 #[test]
 fn a_catalogue_restored_from_before_the_boot_starts_nothing() {
     let (mut daemon, vdis) = with_disks("[autostart]\nplugged = true", &["a", "b"]);
@@ -94,7 +94,8 @@ fn disks_plugged_before_a_reboot_are_plugged_again_if_configured() {
     becomes(&daemon, &stays, "plugged");
     becomes(&daemon, &last, "plugged");
     assert_eq!(state(&daemon, &stopped), "unplugged");
-    // As the service does at an orderly shutdown of the host. One disk is plugged and unplugged again after the drain.
+    // As the service does at an orderly shutdown of the host. One disk is plugged and unplugged again after the
+    // drain.
     daemon.done(daemon.post("/host/drain", json!({ "timeout": 0 })));
     plug(&daemon, &last);
     unplug(&daemon, &last);
@@ -140,7 +141,7 @@ fn a_failed_autostart_is_retried_and_finally_reported() {
     daemon.restart();
     let problem = || daemon.get(&hasty).1["problem"]["detail"].as_str().unwrap_or_default().to_owned();
     wait_until("it says why", || problem().contains("autostart failed after 2 tries"));
-    // If the daemon dies in the meantime, its successor does the rest.
+    // If the daemon dies in the meantime, the next one continues.
     daemon.kill();
     std::fs::rename(&aside, &here).unwrap();
     daemon.restart();

@@ -1,7 +1,6 @@
 //! Network cards of VMs in a bridge of the host: their addresses, and their tap interfaces while machines run.
 //!
-//! Each test has a network name space of its own, in which it makes the bridge. The firmware of its machines does not
-//! use the network.
+//! Each test creates the bridge in its own network namespace. The firmware of its machines does not use the network.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -16,7 +15,7 @@ use crate::harness::disks::nothing_leaked;
 use crate::harness::{ABORT_AT, Taplined, wait_until};
 use crate::vm::{begin, power, shut_down, start};
 
-/// A network name space with a bridge `br0`, in which this thread and the programs that it starts are.
+/// A network namespace with a bridge `br0`, entered by this thread and the programs that it starts.
 struct Network {
     name: String,
 }
@@ -35,7 +34,7 @@ impl Network {
         Some(network)
     }
 
-    /// One in which machines can run, whose QEMU has a user of its own: udev lets all users open what it needs.
+    /// A namespace in which machines can run whose QEMU has its own user: udev opens the needed devices to all users.
     fn for_machines(name: &str) -> Option<Network> {
         let tun = "/dev/net/tun";
         if !std::fs::metadata(tun).is_ok_and(|tun| tun.permissions().mode() & 0o006 == 0o006) {
@@ -57,14 +56,14 @@ fn run(words: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(output.stdout).unwrap())
 }
 
-/// The tap interfaces of this name space.
+/// The tap interfaces of this namespace.
 fn taps() -> Vec<Value> {
     let (done, shown) = run(&["-json", "-details", "link", "show", "type", "tun"]);
     assert!(done);
     if shown.trim().is_empty() { Vec::new() } else { serde_json::from_str(&shown).unwrap() }
 }
 
-/// Makes a VM with this card and a kernel that is none; the answer.
+/// Requests a VM with this card and an invalid kernel; returns the response.
 fn try_machine(daemon: &Taplined, name: &str, nic: &str) -> (u16, Value) {
     let kernel = daemon.room().join("kernel");
     std::fs::write(&kernel, vec![7; 1 << 20]).unwrap();
@@ -130,7 +129,7 @@ fn the_tap_interface_goes_when_the_machine_or_the_daemon_is_killed() {
     daemon.restart();
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(taps().is_empty(), "{:?}", taps());
-    // With the daemon, before it is recorded that the machine runs.
+    // Together with the daemon, before the running machine is recorded.
     daemon.restart_with(&[(ABORT_AT, "vm-start:start:after")]);
     daemon.post_and_die(&format!("{vm}/start"), json!({}));
     assert_eq!(taps().len(), 1);
@@ -149,7 +148,7 @@ fn a_daemon_removes_the_stale_tap_interfaces_of_its_own_and_no_others() {
     let (name, alias) = (taps()[0]["ifname"].clone(), taps()[0]["ifalias"].clone());
     let (name, alias) = (name.as_str().unwrap(), alias.as_str().unwrap());
     shut_down(&daemon, &vm, json!({ "force": true }));
-    // As a daemon leaves it that is killed before it has given it an alias, and one of another daemon.
+    // The leftover of a daemon killed before it set an alias, and an interface of another daemon.
     for tap in [name, "other"] {
         assert!(run(&["tuntap", "add", "dev", tap, "mode", "tap"]).0);
     }
@@ -158,7 +157,7 @@ fn a_daemon_removes_the_stale_tap_interfaces_of_its_own_and_no_others() {
     let left: Vec<Value> = taps().iter().map(|tap| tap["ifname"].clone()).collect();
     assert_eq!(left, ["other"]);
     assert!(daemon.log().contains("removed the tap interface of a machine that has ended"), "{}", daemon.log());
-    // One that is in the way of a start is made anew.
+    // An interface in the way of a start is recreated.
     assert!(run(&["tuntap", "add", "dev", name, "mode", "tap", "user", "1"]).0);
     start(&daemon, &vm);
     shut_down(&daemon, &vm, json!({ "force": true }));
@@ -180,7 +179,7 @@ fn addresses_are_unique_and_a_clone_gets_another_one() {
     let made = daemon.done(daemon.post(&format!("{vm}/clone"), json!({ "name": "second" })));
     let cloned = nic(&daemon, &format!("/vms/{}", made["uuid"].as_str().unwrap()));
     assert!(cloned.starts_with("bridge:br0/52:54:00:") && cloned != mine && made.get("note").is_none(), "{cloned}");
-    // A tap interface of one's own is not shared.
+    // A user's own tap interface is not shared.
     let third = machine(&daemon, "third", "tap:tap0/52:54:00:00:00:03");
     let made = daemon.done(daemon.post(&format!("{third}/clone"), json!({ "name": "fourth" })));
     assert!(made["note"].as_str().unwrap().contains("nic=tap:tap0/"), "{made}");

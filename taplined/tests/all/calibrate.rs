@@ -1,5 +1,5 @@
-//! Sizes of transfers that were measured on a repository's storage: in the catalogue and in each process that serves a
-//! disk of it, whatever becomes of the daemon and of that process; and nothing is left of what was written to.
+//! Transfer sizes measured on a repository's storage: in the catalogue and in each process that serves one of its
+//! disks, whatever happens to the daemon and that process; and nothing is left of the scratch file.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -24,7 +24,7 @@ fn calibrate(daemon: &Taplined, body: Value) -> (u16, Value) {
     daemon.post(&format!("{}/calibrate", sr(daemon)), body)
 }
 
-/// What was measured in a second is noise: the daemon that begins next has this in its place.
+/// The result of a second's measurement is noise: replaces it for the next daemon.
 fn change_policy(daemon: &mut Taplined, path: &str, value: &str) {
     daemon.kill();
     let sql = "UPDATE sr SET policy = json_set(policy, ?1, json(?2))";
@@ -32,7 +32,7 @@ fn change_policy(daemon: &mut Taplined, path: &str, value: &str) {
     daemon.restart();
 }
 
-/// A process is told when it serves.
+/// A process is notified when it serves.
 fn wait_for_split(daemon: &Taplined, vbd: &str, split: Value) {
     wait_until(&format!("it splits into {split}"), || shape(daemon, vbd)["split_bytes"] == split);
 }
@@ -51,7 +51,7 @@ fn names(daemon: &Taplined) -> Vec<String> {
     names
 }
 
-/// The processes that measure for this daemon, by the storage of its repository.
+/// The measuring processes of this daemon, identified by the storage of its repository.
 fn measuring(daemon: &Taplined) -> Vec<u32> {
     let place = daemon.room().join("disks");
     let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -62,7 +62,7 @@ fn measuring(daemon: &Taplined) -> Vec<u32> {
     ours.collect()
 }
 
-/// The file that a process writes to: its length, and whether it has a name.
+/// The scratch file of a process: its length, and whether it has a name.
 fn scratch(daemon: &Taplined, pid: u32) -> Option<(u64, bool)> {
     let place = daemon.room().join("disks");
     let files: Vec<PathBuf> =
@@ -72,7 +72,7 @@ fn scratch(daemon: &Taplined, pid: u32) -> Option<(u64, bool)> {
     Some((found.len(), found.nlink() > 0))
 }
 
-/// Begins one that takes long, and waits until it measures; its task and process.
+/// Starts a long calibration, and waits until it measures; returns its task and process.
 fn begin_long(daemon: &Taplined) -> (Value, u32) {
     let (status, task) = calibrate(daemon, json!({ "seconds": 3600 }));
     assert_eq!(status, 202, "{task}");
@@ -90,7 +90,7 @@ fn wait_for_end(daemon: &Taplined) {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_policy_is_measured_recorded_and_followed_by_every_process_until_it_is_forgotten() {
+fn every_process_follows_a_measured_policy_until_it_is_forgotten() {
     let (mut daemon, vdis) = with_disks("", &["a", "b"]);
     let before = names(&daemon);
     let sr = sr(&daemon);
@@ -138,7 +138,7 @@ fn a_policy_is_measured_recorded_and_followed_by_every_process_until_it_is_forgo
 }
 
 #[test]
-fn sizes_that_are_set_hold_in_running_disks_and_in_the_next_processes() {
+fn configured_sizes_hold_in_running_and_later_processes() {
     let (mut daemon, vdis) = with_disks("", &["a"]);
     let (sr, a) = (sr(&daemon), vbd(&daemon, &vdis[0], "nbd"));
     plug(&daemon, &a);
@@ -151,7 +151,7 @@ fn sizes_that_are_set_hold_in_running_disks_and_in_the_next_processes() {
     daemon.restart();
     wait_until("it is served", || state(&daemon, &a) == "plugged");
     wait_for_split(&daemon, &a, json!(65536));
-    // What is set by hand holds until the catalogue's is told again.
+    // A setting made by hand holds until the catalogue's is sent again.
     ask_disk(&daemon, &a, json!({ "verb": "shape", "split": "4096" }));
     assert_eq!(shape(&daemon, &a)["split_bytes"], 4096);
     daemon.patch(&sr, json!({ "split": "none" }));
@@ -197,14 +197,14 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn what_is_mounted_over_a_repository_is_not_taken_for_its_storage() {
+fn a_mount_over_a_repository_is_not_taken_for_its_storage() {
     let (daemon, _) = with_disks("", &["a"]);
     let place = daemon.room().join("disks");
     if !Command::new("mount").args(["-t", "tmpfs", "other"]).arg(&place).status().is_ok_and(|code| code.success()) {
         return harness::not_run("a test that mounts: only root can");
     }
     let mounted = Mounted(place);
-    // The daemon may have noticed already that the repository is lost.
+    // The daemon may have already noticed that the repository is lost.
     let (status, begun) = calibrate(&daemon, json!({ "seconds": 1 }));
     let refused = if status == 202 { daemon.wait(&begun)["problem"].take() } else { begun };
     assert_eq!(refused["code"], "state", "{status}: {refused}");
@@ -214,14 +214,14 @@ fn what_is_mounted_over_a_repository_is_not_taken_for_its_storage() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn a_calibration_that_is_killed_or_cancelled_leaves_neither_file_nor_process_nor_policy() {
+fn a_killed_or_cancelled_calibration_leaves_nothing() {
     let (mut daemon, _) = with_disks("", &["a"]);
     let before = names(&daemon);
     let (task, pid) = begin_long(&daemon);
     assert_eq!(scratch(&daemon, pid), Some((256 << 20, false)), "it has no name");
     daemon.kill();
     wait_for_end(&daemon);
-    // One of a file system on which it has a name, which its daemon had no time to remove.
+    // A scratch file with a name, as on file systems without nameless files, which its daemon had no time to remove.
     let named = format!("calibration-{}.unfinished", task["uuid"].as_str().unwrap());
     fs::write(daemon.room().join("disks").join(&named), "x").unwrap();
     daemon.restart();
@@ -236,7 +236,7 @@ fn a_calibration_that_is_killed_or_cancelled_leaves_neither_file_nor_process_nor
     assert_eq!(daemon.wait(&task)["state"], "cancelled");
     wait_for_end(&daemon);
 
-    // The process that measures is killed, and the daemon is not.
+    // Only the measuring process is killed.
     let (task, pid) = begin_long(&daemon);
     harness::kill(&pid);
     let ended = daemon.wait(&task);
@@ -247,7 +247,7 @@ fn a_calibration_that_is_killed_or_cancelled_leaves_neither_file_nor_process_nor
 }
 
 #[test]
-fn a_repository_in_use_is_only_read_and_a_disk_that_comes_into_use_ends_what_writes() {
+fn a_disk_that_comes_into_use_ends_a_calibration_that_writes() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let a = vbd(&daemon, &vdis[0], "nbd");
     let (task, _) = begin_long(&daemon);
@@ -278,7 +278,7 @@ fn a_repository_in_use_is_only_read_and_a_disk_that_comes_into_use_ends_what_wri
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn an_impossible_calibration_is_refused() {
     let (daemon, vdis) = with_disks("", &["a"]);
     let unknown = "00000000-0000-0000-0000-000000000001";
     for (body, status, field) in [
@@ -295,6 +295,6 @@ fn what_cannot_be_measured_is_refused() {
     daemon.done(daemon.post(&format!("{sr}/detach"), json!({})));
     let (status, refused) = calibrate(&daemon, json!({ "seconds": 1 }));
     assert_eq!((status, &refused["code"]), (409, &json!("state")), "{refused}");
-    // What was found is forgotten without its storage.
+    // A result can be forgotten without its storage.
     assert_eq!(daemon.delete(&format!("{sr}/policy")).0, 204);
 }

@@ -1,5 +1,5 @@
-//! What an attacker in control of a disk's process can access: nothing of other disks. Tried by a process with its user
-//! ID.
+//! Confinement of an attacker in control of a disk's process: it can access nothing of other disks. Tried by a
+//! process with its uid.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::harness::disks::{forget_plugs, io, nbd, nothing_leaked, plug, state, 
 use crate::harness::nbd::Client;
 use crate::harness::{Taplined, only_user, process_status, wait_until};
 
-/// The processes that the attacker tries to take something from.
+/// The processes that the attacker tries to access.
 const VICTIMS: &str = "TAPLINE_TEST_VICTIMS";
 
 /// The default range of disk users (docs/taplined.toml).
@@ -36,7 +36,7 @@ fn pid(daemon: &Taplined, vbd: &str) -> u32 {
     daemon.get(vbd).1["pid"].as_u64().unwrap().try_into().unwrap()
 }
 
-/// The user of a process that has no group but that of the same number.
+/// The user of a process, whose only group has the same number.
 #[track_caller]
 fn user(pid: u32) -> u32 {
     assert_eq!(process_status(pid, "Groups"), [""; 0], "{pid}");
@@ -54,7 +54,7 @@ fn is_confined(pid: u32) {
     );
 }
 
-/// Disks that are plugged, served over NBD.
+/// Plugged disks, served over NBD.
 fn plugged(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
     let (daemon, vdis) = with_disks(settings, names);
     let vbds: Vec<String> = vdis.iter().map(|vdi| vbd(&daemon, vdi, "nbd")).collect();
@@ -78,7 +78,7 @@ fn attack(user: u32, victims: &[u32]) -> bool {
     said.status.success()
 }
 
-/// The part of other tests that runs as another user; otherwise it does nothing.
+/// The part of other tests that runs as another user; on its own it does nothing.
 #[test]
 fn inside() {
     let Ok(victims) = std::env::var(VICTIMS) else { return };
@@ -94,7 +94,7 @@ fn inside() {
     }
 }
 
-/// A process of a user that disks never had, with the command line of a disk; killed with the test.
+/// A process of a user that disks never had, with the command line of a disk; killed on drop.
 struct Impostor(std::process::Child);
 
 impl Impostor {
@@ -131,7 +131,7 @@ fn a_process_of_another_user_is_never_taken_for_a_disk() {
     daemon.restart();
     assert!(impostors.iter_mut().all(Impostor::lives), "{}", daemon.log());
     assert_eq!((pid(&daemon, &vbds[0]), state(&daemon, &vbds[1])), (pids[0], "unplugged".into()));
-    // Only by its command line is it known which disk a process serves, and the users of disks are others since.
+    // The disk served by a process is only known by its command line, and the users of disks have changed since.
     daemon.kill();
     forget_plugs(&daemon);
     let path = daemon.room().join("taplined.toml");
@@ -170,14 +170,14 @@ fn a_disks_user_stays_exclusive_across_restarts() {
     if !is_root() {
         return;
     }
-    // No number more than there are disks: each that is chosen twice would be seen.
+    // A range as large as the number of disks: a uid used twice would be noticed.
     let (mut daemon, vbds) = plugged("disk-user-range = \"98001-98003\"", &["a", "b", "c"]);
     let users = |daemon: &Taplined| -> BTreeSet<u32> { vbds.iter().map(|vbd| user(pid(daemon, vbd))).collect() };
     let all = BTreeSet::from([98_001, 98_002, 98_003]);
     assert_eq!(users(&daemon), all);
     daemon.kill();
     daemon.restart();
-    // All user IDs are in use by processes that another daemon has started.
+    // All uids are in use by processes that another daemon has started.
     let refused = daemon.failed(daemon.post(&format!("{}/upgrade", vbds[0]), json!({})));
     assert!(refused["detail"].as_str().unwrap().contains("all uids of disk-user-range are in use"), "{refused}");
     assert!(refused["advice"].as_str().unwrap().contains("larger"), "{refused}");
@@ -238,7 +238,7 @@ fn a_configured_user_runs_all_disks_without_access_to_files() {
 /// The socket to which members of the group connect without sending anything.
 const SOCKET: &str = "TAPLINE_TEST_SOCKET";
 
-/// The part of the next test that runs as another user: it holds the connections that it gets until it is told to exit.
+/// The part of the next test that runs as another user: it holds its connections until it is told to exit.
 #[test]
 fn inside_the_group() {
     let Ok(socket) = std::env::var(SOCKET) else { return };
@@ -280,8 +280,8 @@ fn slow_group_members_do_not_delay_root() {
         assert_eq!(daemon.get("/host").0, 200);
     }
     member.stdin.take().unwrap().write_all(b"\n").unwrap();
-    // If none of them was closed for being slow, root would have had to wait. One connection above the limit was closed
-    // at once.
+    // If slow connections were not closed, root would have had to wait. One connection above the limit was closed at
+    // once.
     let ended = said.find_map(|line| line.strip_prefix("ended: ").map(|count| count.parse::<u32>().unwrap())).unwrap();
     assert!(ended <= 1, "{ended}");
     member.wait().unwrap();

@@ -1,4 +1,4 @@
-//! What an attacker in control of a QEMU can access: nothing of the host, and nothing of other machines.
+//! Confinement of an attacker in control of a QEMU: it can access nothing of the host or of other machines.
 //!
 //! Uses real QEMUs without a system to boot. `TAPLINE_QEMU` names another QEMU.
 
@@ -34,7 +34,7 @@ fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> {
     Some(with_disks(&format!("qemu-program = {qemu:?}\n{settings}"), names))
 }
 
-/// Makes a VM with these disks; its path in the API.
+/// Creates a VM with these disks; returns its path in the API.
 #[track_caller]
 fn machine(daemon: &Taplined, vdis: &[String], more: Value) -> String {
     let name = match daemon.get("/vms").1.as_array().unwrap().len() {
@@ -104,7 +104,7 @@ fn sockets(daemon: &Taplined, vm: &str) -> Vec<PathBuf> {
 fn each_machine_has_its_own_user_without_access_to_others() {
     let Some((daemon, vdis)) = begin("", &["a", "b", "c"]) else { return };
     let vms = [machine(&daemon, &vdis[..2], json!({})), machine(&daemon, &vdis[2..], json!({}))];
-    // One that is plugged before there is a machine.
+    // One disk is plugged before the machine exists.
     let first = daemon.get(&format!("/vbds?vm={}", vms[0].trim_start_matches("/vms/"))).1;
     plug(&daemon, &format!("/vbds/{}", first[0]["uuid"].as_str().unwrap()));
     let pids = vms.each_ref().map(|vm| start(&daemon, vm));
@@ -118,12 +118,12 @@ fn each_machine_has_its_own_user_without_access_to_others() {
             assert_eq!(fs::metadata(&socket).unwrap().uid(), own, "{socket:?}");
         }
     }
-    // A control group of its own, where there are such.
+    // In its own cgroup, where cgroups are available.
     let groups = pids.map(|pid| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
     let of = |groups: &str| groups.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned));
     let told = daemon.log().contains("stays in the daemon's cgroup");
     assert!(told || of(&groups[0]) != of(&groups[1]), "{groups:?}");
-    // Nothing of the daemon's but its own messages, sockets and memory.
+    // Of the daemon's files, only its own messages, sockets and memory.
     for (vm, pid) in vms.iter().zip(pids) {
         let place = daemon.room().join("run/vm").join(vm.trim_start_matches("/vms/"));
         let foreign = |path: &&PathBuf| path.starts_with(daemon.room()) && !path.starts_with(&place);
@@ -142,7 +142,7 @@ fn a_machine_keeps_its_user_and_disks_across_crashes() {
     daemon.kill();
     daemon.restart();
     assert_eq!(daemon.get(&vm).1["pid"], pid);
-    // The second user ID is free for one more machine; then none is left.
+    // The second uid is free for one more machine; then none is left.
     let others = [machine(&daemon, &[], json!({})), machine(&daemon, &[], json!({}))];
     // The contents of the kernel do not matter here.
     let kernel = daemon.room().join("kernel");
@@ -153,7 +153,7 @@ fn a_machine_keeps_its_user_and_disks_across_crashes() {
     assert_ne!(user(another), own);
     let refused = daemon.failed(daemon.post(&format!("{}/start", others[1]), json!({})));
     assert!(refused["detail"].as_str().unwrap().contains("all uids of qemu-user-range are in use"), "{refused}");
-    // A disk that is started again, and one that is plugged while it runs, let it in.
+    // A disk that is restarted, and one that is plugged while the machine runs, grant it access.
     let vbd = format!("/vbds/{}", daemon.get("/vbds").1[0]["uuid"].as_str().unwrap());
     let disk = daemon.get(&vbd).1["pid"].clone();
     crate::harness::kill(&disk);

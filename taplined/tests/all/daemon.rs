@@ -79,7 +79,8 @@ fn the_daemon_survives_any_failure_of_its_log() {
     assert!(daemon.stop());
 }
 
-/// Two with one state directory would start each other's disks, two with one run directory take each other's sockets.
+/// Two with one state directory would start each other's disks; two with one run directory would take each other's
+/// sockets.
 #[test]
 fn only_one_daemon_runs_per_state_or_run_directory() {
     let daemon = harness::start();
@@ -94,7 +95,7 @@ fn only_one_daemon_runs_per_state_or_run_directory() {
         );
         let path = room.path().join("taplined.toml");
         std::fs::write(&path, config).unwrap();
-        // If it is not refused, it would run until it is stopped.
+        // A daemon that is not refused would run until stopped.
         let mut second = Command::new("timeout");
         second.arg("60").arg(env!("CARGO_BIN_EXE_taplined")).arg("--config").arg(&path);
         let ended = second.output().unwrap();

@@ -1,7 +1,7 @@
 //! A damaged catalogue is refused with a message, or everything that the daemon returns is correct.
 //!
-//! Invariants: a start fails with exit code 6 and advice, or the daemon answers every request with the state before the
-//! damage; nothing hangs, and no response is an internal error.
+//! Invariants checked: a start fails with exit code 6 and advice, or the daemon answers every request with the state
+//! before the damage; nothing hangs, and no response is an internal error.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -15,10 +15,10 @@ use crate::harness::{Taplined, disks, start};
 
 const NO_CATALOGUE: i32 = 6;
 
-/// Bytes of a page of SQLite's.
+/// Size of a page of SQLite in bytes.
 const PAGE: u64 = 4096;
 
-/// A daemon that does not run, and its catalogue as it was when it ended.
+/// A stopped daemon, and its catalogue at that time.
 struct Bed {
     daemon: Taplined,
     sr: String,
@@ -68,7 +68,7 @@ impl Bed {
         self.daemon.room().join("state/catalogue.db")
     }
 
-    /// Puts the catalogue back as it was, with some of its bytes changed; whether they are others than before.
+    /// Restores the catalogue and changes some of its bytes; returns whether they differ from before.
     fn damage(&self, random: &mut Rng, in_peace: bool) -> bool {
         for suffix in ["-wal", "-shm"] {
             fs::remove_file(self.daemon.room().join(format!("state/catalogue.db{suffix}"))).ok();
@@ -90,7 +90,7 @@ impl Bed {
         fs::read(self.path()).unwrap() != self.sound
     }
 
-    /// The refusal contains everything needed to repair it.
+    /// Checks that the refusal contains everything needed to repair the catalogue.
     fn refused(&self, seed: u64, (code, said): &(i32, String)) {
         assert_eq!(*code, NO_CATALOGUE, "seed {seed}: {said}");
         assert!(said.contains("the catalogue is damaged") && said.contains("--restore latest"), "seed {seed}: {said}");

@@ -1,4 +1,4 @@
-//! The dashboard: its files, which requests of browsers are refused, and the page itself in Chromium.
+//! The dashboard: its files, refused requests of browsers, and the page itself in Chromium.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use crate::harness::disks::{io, nbd, plug, vbd, with_disks};
 use crate::harness::tls::{Authority, any_token, port, rest};
 use crate::harness::{Taplined, start, start_with, wait_until};
 
-/// Sends a request with these headers and no others; the status, and the answer.
+/// Sends a request with exactly these headers; returns the status and the response.
 fn raw(daemon: &Taplined, request: &str, headers: &[&str]) -> (u16, String) {
     let mut stream = UnixStream::connect(daemon.socket()).unwrap();
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
@@ -75,7 +75,7 @@ fn over_tcp_the_files_need_no_token_and_everything_else_does() {
 }
 
 #[test]
-fn a_page_of_another_site_changes_nothing_and_a_name_of_another_site_reads_nothing() {
+fn pages_and_names_of_other_sites_change_and_read_nothing() {
     let daemon = start_with("[api]\nhosts = [\"tapline.example.org\"]", &[]);
     let own = ["host: localhost:8080", "origin: http://localhost:8080"];
     let proxied = ["host: tapline.example.org", "origin: https://tapline.example.org"];
@@ -95,7 +95,7 @@ fn a_page_of_another_site_changes_nothing_and_a_name_of_another_site_reads_nothi
             let (status, answer) = raw(&daemon, request, &headers);
             assert!(status == 403 && answer.contains(&format!("\"field\":\"{field}\"")), "{headers:?}: {answer}");
         }
-        // No header lets a page of another site read the answer; with a name of its own it would need none.
+        // No header lets a page of another site read the response; under its own origin it would need none.
         let (status, answer) = raw(&daemon, "GET /v1/host", &headers);
         assert_eq!(status, if field == "host" { 403 } else { 200 }, "{headers:?}");
         assert!(!answer.to_ascii_lowercase().contains("access-control-"), "{answer}");
@@ -103,13 +103,13 @@ fn a_page_of_another_site_changes_nothing_and_a_name_of_another_site_reads_nothi
         assert_eq!(raw(&daemon, "GET /v1/host", &upgrade).0, 403, "{headers:?}");
     }
     assert_eq!(daemon.get("/host/backups").1.as_array().unwrap().len(), kept);
-    // What a browser asks before a request that a page of another site may not make by itself.
+    // A browser's preflight for a request that a page of another site may not make by itself.
     let asked = ["host: localhost", "origin: https://evil.example", "access-control-request-method: DELETE"];
     let (status, answer) = raw(&daemon, "OPTIONS /v1/vdis/1", &asked);
     assert!(status >= 400 && !answer.to_ascii_lowercase().contains("access-control-allow"), "{answer}");
 }
 
-/// Reads and writes until it is told to stop.
+/// Reads and writes until dropped.
 fn busy(at: String) -> impl Drop {
     struct Busy(Arc<AtomicBool>, Option<thread::JoinHandle<()>>);
     impl Drop for Busy {
@@ -131,7 +131,7 @@ fn busy(at: String) -> impl Drop {
 /// The number in a cell of the first row of the first table.
 const IOPS: &str = "parseFloat(document.querySelector('tbody tr[data-key]')?.cells[2].textContent)";
 
-/// A name that would do something if it became HTML.
+/// A name that would run a script if it became HTML.
 const NAME: &str = "<img src=x onerror=alert(1)>";
 
 #[test]
@@ -177,7 +177,7 @@ fn the_page_shows_what_disks_do_and_takes_a_snapshot() {
     assert!(!page.requests().iter().any(elsewhere), "{:?}", page.requests());
 }
 
-/// Answers for statistics of a thousand disks, instead of the daemon's.
+/// Responses with statistics of a thousand disks, in place of the daemon's.
 const THOUSAND: &str = r#"
     const real = window.fetch;
     const stages = (n) => Object.fromEntries(
@@ -220,7 +220,7 @@ fn a_thousand_disks_are_found_by_keyboard_in_a_table_of_a_few_rows() {
     page.wait_for("one disk is left", &format!("{table}.getAttribute('aria-rowcount') === '2'"));
     thread::sleep(std::time::Duration::from_secs(3));
     let long = page.value("JSON.stringify(longTasks)");
-    // Past the capture of what tests print: for people, since no test may depend on speed.
+    // Bypasses the capture of test output; the times are for people, since no test may depend on speed.
     let said = format!("1000 disks: the page's tasks of more than 50 ms took (in ms): {}\n", long.as_str().unwrap());
     std::io::stderr().write_all(said.as_bytes()).unwrap();
     page.press("Enter");
@@ -282,7 +282,7 @@ fn the_page_fits_a_phone_marks_old_data_and_recovers() {
 
 #[test]
 #[ignore = "slow: run by `make test-all`"]
-fn over_tcp_the_page_asks_for_a_token_and_keeps_it_out_of_addresses() {
+fn over_tcp_the_page_prompts_for_a_token_and_keeps_it_out_of_addresses() {
     let Some(mut page) = Browser::start() else { return };
     let authority = Authority::new();
     let daemon = authority.start("");
@@ -350,7 +350,7 @@ fn the_page_does_each_action_and_says_why_one_was_refused() {
     said(&mut page, "Destroy 'copy': done");
     page.wait_for("it is gone", "document.querySelector('h1').innerText.startsWith('There is no disk')");
     assert_eq!(daemon.get(&format!("/vdis/{clone}")).0, 404);
-    // A page that is not seen asks nothing.
+    // A hidden page sends no requests.
     page.value("Object.defineProperty(document, 'hidden', { get: () => true })");
     page.value("document.dispatchEvent(new Event('visibilitychange'))");
     thread::sleep(std::time::Duration::from_millis(500));

@@ -1,4 +1,4 @@
-//! The views of the dashboard in Chromium: their widths, the keyboard, and what is created from them.
+//! The views of the dashboard in Chromium: their widths, the keyboard, and creating objects from them.
 
 use std::thread;
 
@@ -9,8 +9,8 @@ use crate::harness::disks::{plug, vbd, with_disks};
 use crate::harness::{start, start_with, wait_until};
 use crate::screen::{QEMU, has_qemu, machine, private};
 
-/// Gives each VBD and each repository the health of a stopped process and of a full file system, whatever the daemon
-/// reports of them, in lists and in events.
+/// Gives each VBD and each repository the health of a stopped process or a full file system, in place of the reported
+/// one, in lists and in events.
 const SICK: &str = r#"
     const health = (state) => ({ state, since: "2026-11-28T12:00:00Z", reason: `reason ${state}`, advice: "advice" });
     const infect = (kind, object) => {
@@ -35,7 +35,7 @@ const SICK: &str = r#"
     };
 "#;
 
-/// Texts that are cut off, of cells that do not hold a name, and of buttons, states and headings.
+/// Clipped texts of cells without names, and of buttons, states and headings.
 const CLIPPED: &str = "JSON.stringify([...document.querySelectorAll('td:not(.grow), th, button, .tiles dd, .facts dd, h1, h2, \
      #attention p')]\
      .filter((one) => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent))";
@@ -91,7 +91,7 @@ fn no_word_is_clipped_at_any_width_in_either_theme() {
                 "the view is drawn",
                 "document.querySelector('h1')?.textContent.startsWith('Loading') === false",
             );
-            // Numbers come a second later, and columns grow with them.
+            // Numbers appear a second later, and columns grow with them.
             thread::sleep(std::time::Duration::from_millis(1500));
             let wide = page.value("document.documentElement.scrollWidth - innerWidth").as_i64().unwrap();
             let clipped = page.value(CLIPPED);
@@ -159,7 +159,7 @@ fn a_vm_and_its_disk_are_created_and_destroyed_from_the_page() {
     page.value("document.querySelector('dialog button.danger').click()");
     wait_until("the VM is gone", || daemon.get("/vms").1 == json!([]));
     page.wait_for("the page says so", "document.querySelector('h1').textContent.startsWith('There is no VM')");
-    // The page may request the snapshots of the VM while that is destroyed.
+    // The page may request the snapshots of the VM while it is being destroyed.
     let errors = page.errors().into_iter().filter(|error| !(error.contains("/snapshots") && error.contains("404")));
     assert_eq!(errors.collect::<Vec<_>>(), Vec::<String>::new());
 }
@@ -177,7 +177,7 @@ fn the_screen_of_a_vm_is_shown_in_the_page() {
     let pixels = format!("{canvas}.getContext('2d').getImageData(0, 0, {canvas}.width, {canvas}.height).data");
     page.wait_for("the firmware writes", &format!("{pixels}.some((value, at) => at % 4 !== 3 && value > 0)"));
     page.screenshot("screen");
-    // Keys at the screen are the guest's, also those that the page has a use for.
+    // Keys go to the guest, even those that the page itself uses.
     page.value(&format!("{canvas}.focus()"));
     page.press("6");
     assert_eq!(page.value("location.hash"), json!(format!("#/vm/{uuid}")));

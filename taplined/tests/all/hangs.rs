@@ -1,5 +1,5 @@
-//! What hangs is reported and can be ended by somebody: image jobs whose storage does not respond, and disks for which
-//! only their guests wait.
+//! Hangs are reported and can be ended by an administrator: image jobs whose storage does not respond, and disks for
+//! which only their guests wait.
 
 use std::fs;
 use std::process::Command;
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// Storage counts as not responding after a second.
 const IMPATIENT: &str = "[storage]\nanswer-timeout = 1\n[catalogue]\nbackup-interval = 1";
 
-/// A daemon whose image jobs hang while there is a file `hang`, and one unplugged VDI.
+/// A daemon whose image jobs hang while a file `hang` exists, and one unplugged VDI.
 struct Bed {
     daemon: Taplined,
     vdi: String,
@@ -44,7 +44,7 @@ fn bed() -> Bed {
 }
 
 impl Bed {
-    /// Begins to grow the VDI, which hangs, and waits until the task says so; returns the task's path.
+    /// Starts growing the VDI, which hangs, and waits until the task reports that; returns the task's path.
     fn hanging_resize(&self) -> String {
         fs::write(self.daemon.room().join("hang"), "").unwrap();
         let (status, task) = self.resize();
@@ -122,13 +122,13 @@ fn a_rollback_that_hangs_does_not_keep_the_daemon_from_starting() {
     assert_eq!(bed.daemon.done(bed.resize())["size"], 128 * MIB);
 }
 
-/// Backups that wait for idle moments must not wait for a task that never ends.
+/// Backups wait for idle moments, but not for a task that never ends.
 #[test]
 fn the_catalogue_is_backed_up_while_a_task_hangs() {
     let bed = bed();
     let newest = || bed.daemon.get("/host/backups").1[0].clone();
     let task = bed.hanging_resize();
-    // One that began before the task did may be complete only now.
+    // A backup begun before the task may complete only now.
     std::thread::sleep(std::time::Duration::from_secs(1));
     let before = newest();
     let asked = json!({ "name": "a", "driver": "qemu", "memory": 64 * MIB, "vcpus": 1 });
@@ -138,9 +138,9 @@ fn the_catalogue_is_backed_up_while_a_task_hangs() {
     assert_eq!(bed.daemon.post(&format!("{task}/abandon"), json!({})).0, 200);
 }
 
-/// Nobody asks anything of the disk: only its guest waits.
+/// No client queries the disk: only its guest waits.
 #[test]
-fn a_stopped_disk_is_reported_without_being_asked() {
+fn a_stopped_disk_is_reported_without_a_request() {
     let daemon = harness::start_with(IMPATIENT, &[]);
     let sr = daemon.repository("vms");
     let vdi = daemon.done(daemon.post("/vdis", json!({ "sr": sr, "name": "disk", "size": MIB })));

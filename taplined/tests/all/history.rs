@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::harness::disks::{io, nbd, plug, unplug, vbd, with_disks};
 use crate::harness::wait_until;
 
-/// Longer than the rest of a minute and two whole ones.
+/// Longer than the rest of a minute and two full ones.
 const THREE_MINUTES: Duration = Duration::from_secs(190);
 
 #[test]

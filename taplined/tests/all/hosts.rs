@@ -1,5 +1,5 @@
-//! One repository and two hosts, one after the other: what the first host has recorded about its disks when it died
-//! does not conflict with what the second has written.
+//! One repository and two hosts, one after the other: the first host's records about its disks when it died do not
+//! conflict with the second host's writes.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::harness::{Taplined, disks, wait_until};
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 64 << 10;
 
-/// A host with a repository and a disk that is plugged, to which something was written that was not flushed.
+/// A host with a repository and a plugged disk with unflushed writes.
 struct First {
     daemon: Taplined,
     sr: String,
@@ -41,7 +41,7 @@ impl First {
         wait_until("it has ended", || !PathBuf::from(format!("/proc/{pid}")).exists());
     }
 
-    /// Another host has the repository, which is at `path`, writes to all of the disk and lets it go.
+    /// Another host attaches the repository at `path`, overwrites the disk and detaches it.
     fn used_elsewhere(&self, path: &str) -> Taplined {
         let other = harness::start();
         let source = json!({ "type": "dir", "path": path });
@@ -60,7 +60,7 @@ impl First {
         self.daemon.room().join("vms").to_str().unwrap().into()
     }
 
-    /// Checks that the disk is unplugged with a reason, and has the contents that the other host has left.
+    /// Checks that the disk is unplugged with a reason, and has the contents written by the other host.
     #[track_caller]
     fn is_the_others(&self) {
         let now = self.daemon.get(&self.vbd).1;
@@ -112,12 +112,12 @@ fn a_disk_that_died_while_its_repository_was_elsewhere_is_not_restarted() {
     std::fs::rename(&there, &here).unwrap();
     wait_until("it is found again", || state() == "attached");
     wait_until("it is unplugged", || first.daemon.get(&first.vbd).1["state"] == "unplugged");
-    // This does not change.
+    // This state is stable.
     std::thread::sleep(std::time::Duration::from_secs(2));
     first.is_the_others();
 }
 
-/// The daemon dies in a job from which there is no way back; the other host uses the disk as it was.
+/// The daemon dies in a job past its point of no return; the other host uses the disk in its earlier state.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn an_unfinished_job_is_dropped_after_another_hosts_use() {
@@ -144,7 +144,7 @@ fn an_unfinished_job_is_dropped_after_another_hosts_use() {
     }
 }
 
-/// The daemon dies after switching the leaf for a snapshot: its catalogue has recorded that, and the repository has
+/// The daemon dies after switching the leaf for a snapshot: its catalogue has recorded that, but the repository has
 /// not.
 #[test]
 fn a_disk_with_an_unknown_child_is_blocked_until_resolved() {
@@ -209,7 +209,7 @@ fn a_disk_that_kept_running_keeps_running() {
     first.daemon.restart();
     let now = first.daemon.get(&first.vbd).1;
     assert_eq!((&now["state"], &now["pid"]), (&json!("plugged"), &before), "{}", first.daemon.log());
-    // And its redo log is there: killed now, it loses nothing that was answered.
+    // Its redo log still exists: if it is killed now, no acknowledged write is lost.
     first.kill_disk();
     wait_until("it is served again", || first.daemon.get(&first.vbd).1["state"] == "plugged");
     let (well, said) = disks::io(&disks::nbd(&first.daemon, &first.vbd), &["read -P 1 60M 64k"]);
@@ -240,7 +240,7 @@ fn a_catalogue_from_another_machine_starts_nothing() {
     first.daemon.settle();
     let now: Value = first.daemon.get(&first.vbd).1;
     assert_eq!(now["state"], "unplugged", "{now}");
-    // Once: after that it is this machine's.
+    // Only once: after that it belongs to this machine.
     let host = first.daemon.get("/host").1["uuid"].clone();
     first.daemon.restart();
     assert_eq!(first.daemon.get("/host").1["uuid"], host);

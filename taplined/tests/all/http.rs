@@ -1,5 +1,5 @@
-//! What holds for all of the API: problems, content types, locations, entity tags, keys, chosen UUIDs, and its own
-//! description.
+//! Common properties of the API: problems, content types, locations, entity tags, keys, chosen UUIDs, and its
+//! self-description.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ fn tag(daemon: &Taplined, path: &str) -> String {
     daemon.exchange("GET", path, &[], "").header("etag").unwrap().to_owned()
 }
 
-/// A VM; its path.
+/// Creates a VM; returns its path.
 fn vm(daemon: &Taplined, name: &str) -> String {
     post(daemon, "/v1/vms", &[], &machine(name)).header("location").unwrap().to_owned()
 }
@@ -57,7 +57,7 @@ fn a_refusal_is_a_problem_whose_type_the_daemon_describes() {
 fn a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has() {
     let daemon = start();
     let allowed = |path: &str| -> BTreeSet<String> {
-        // Whatever else is wrong with it.
+        // Whatever else is wrong with the request.
         let headers = [("if-none-match", "\"a\""), ("if-match", "a"), ("idempotency-key", "k")];
         let answer = daemon.exchange("PUT", path, &headers, "");
         assert_eq!(answer.refusal(), refused(405, "method", ""));
@@ -90,12 +90,12 @@ fn a_body_must_be_json_and_an_operation_without_fields_takes_none() {
 }
 
 #[test]
-fn what_is_created_or_begun_has_a_location() {
+fn created_objects_and_tasks_have_a_location() {
     let daemon = start();
     let sr = daemon.repository("sr");
     let disk = json!({ "sr": sr, "name": "web", "size": 1 << 20 });
     for _ in 0..2 {
-        // The second is the first, answered again.
+        // The second response is a replay of the first.
         let begun = post(&daemon, "/v1/vdis", &[("idempotency-key", "disk")], &disk);
         let location = begun.header("location").unwrap().to_owned();
         assert_eq!(location, format!("/v1/tasks/{}", begun.json()["uuid"].as_str().unwrap()));
@@ -111,7 +111,7 @@ fn what_is_created_or_begun_has_a_location() {
     assert_eq!(shown.json(), made.json()["token"]);
 }
 
-/// Objects of each kind; their paths.
+/// Creates objects of each kind; returns their paths.
 fn objects(daemon: &Taplined) -> Vec<String> {
     let sr = daemon.repository("sr");
     let begun = daemon.post("/vdis", json!({ "sr": sr, "name": "web", "size": 1 << 20 }));
@@ -172,7 +172,7 @@ fn a_change_of_an_object_that_has_changed_is_refused() {
         assert_eq!(daemon.exchange("PATCH", path, &[JSON, ("if-match", &old)], &patch).refusal().0, 412, "{path}");
         assert_eq!(daemon.exchange("PATCH", path, &[JSON, ("if-match", "*")], &patch).status, 200, "{path}");
     }
-    // Verbs and destruction, of which only the last has the right tag.
+    // Verbs and destruction; only the last has the right tag.
     for (method, path) in
         [("POST", format!("{vdi}/snapshot")), ("POST", format!("{vbd}/plug")), ("DELETE", vbd.clone())]
     {
@@ -223,8 +223,8 @@ fn of_changes_at_the_same_time_with_one_tag_one_is_made() {
     }
 }
 
-/// The daemon dies when a change is recorded and before it is answered: what is asked again then has been done,
-/// although the object is not as it was, or is gone.
+/// The daemon dies after a change is recorded and before it responds: a repeated request has been carried out,
+/// although the object has changed or is gone.
 #[test]
 fn a_change_is_made_once_although_the_daemon_dies_before_it_answers() {
     let mut daemon = start_with("", &[(ABORT_AT, "request:answer")]);
@@ -283,7 +283,7 @@ fn a_client_may_choose_the_uuid_of_what_it_creates() {
     assert_eq!(daemon.post("/vbds", json!({ "uuid": vbd, "vdi": vdi, "vm": vm })).1["uuid"], vbd.as_str());
     let made = daemon.post("/tokens", json!({ "uuid": token, "name": "backup" }));
     assert_eq!(made.1["token"]["uuid"], token.as_str());
-    // Whatever has it, and whatever is to have it.
+    // Whatever object has the UUID or is to get it.
     for taken in [&sr, &vdi, &copy, &vbd, &vm, &token] {
         asked["uuid"] = json!(taken);
         let image = json!({ "uuid": taken });
@@ -329,7 +329,7 @@ fn the_daemon_describes_its_api_without_a_file() {
     assert_eq!((status, index["name"].as_str()), (200, Some("taplined")));
     for (name, path) in index["links"].as_object().unwrap() {
         let path = path.as_str().unwrap();
-        // The stream of events has no end by itself.
+        // The stream of events is endless.
         let limit = if name == "events" { "?after=0&limit=1" } else { "" };
         assert_eq!(daemon.exchange("GET", &format!("{path}{limit}"), &[], "").status, 200, "{path}");
     }
@@ -347,7 +347,7 @@ fn the_daemon_describes_its_api_without_a_file() {
 }
 
 #[test]
-fn a_request_that_is_refused_by_its_headers_gets_its_answer_however_long_its_body_is() {
+fn a_refusal_by_headers_is_received_whatever_the_body_length() {
     let daemon = start();
     let sr = daemon.repository("vms");
     let asked = json!({ "sr": sr, "name": "disk", "size": 1 << 20 });
@@ -357,7 +357,7 @@ fn a_request_that_is_refused_by_its_headers_gets_its_answer_however_long_its_bod
         let answer = daemon.exchange("PATCH", &path, &[header], &long);
         assert_eq!(answer.refusal().0, status, "{header:?}");
     }
-    // One that is too long for any request as well.
+    // Also one that is too long for any request.
     let (status, code, _) = daemon.exchange("PATCH", &path, &[], &long).refusal();
     assert_eq!((status, code.as_str()), (400, "malformed"));
 }

@@ -11,7 +11,7 @@ use crate::harness::{Taplined, disks, start};
 
 const INVENTORY: &str = ".tapline-inventory.jsonl";
 
-/// A daemon with a repository in which there are a disk, two snapshots and a clone, and a disk for reading only.
+/// A daemon with a repository that contains a disk, two snapshots and a clone, and a read-only disk.
 struct Bed {
     daemon: Taplined,
     sr: String,
@@ -60,7 +60,7 @@ impl Bed {
         self.path.join(INVENTORY)
     }
 
-    /// The catalogue as it is now: its file, and what is not in that yet.
+    /// The current catalogue: its file, and its write-ahead log.
     fn catalogue(&mut self) -> Catalogue {
         assert!(self.daemon.stop());
         let copied = self.copied();
@@ -68,7 +68,7 @@ impl Bed {
         copied
     }
 
-    /// The same for a daemon that does not run.
+    /// A copy of the catalogue while no daemon runs.
     fn copied(&self) -> Catalogue {
         ["catalogue.db", "catalogue.db-wal"].map(|name| (name, fs::read(self.state(name)).unwrap_or_default()))
     }
@@ -90,7 +90,7 @@ impl Bed {
 
 type Catalogue = [(&'static str, Vec<u8>); 2];
 
-/// All that is known of VDIs, without what only one host knows or measures.
+/// All data about VDIs, except what is local to a host or measured.
 fn vdis(daemon: &Taplined) -> Vec<Value> {
     let mut vdis = daemon.get("/vdis").1.as_array().unwrap().clone();
     for vdi in &mut vdis {
@@ -197,7 +197,7 @@ fn a_job_of_an_older_catalogue_removes_nothing_newer() {
     bed.daemon.restart_with(&[(harness::ABORT_AT, "vdi-create:record")]);
     bed.daemon.post("/vdis", json!({ "sr": bed.sr, "name": "new", "size": 8 << 20 }));
     bed.daemon.wait_for_death();
-    // A moment before: there is a way back still, and that daemon would remove the file.
+    // A moment before: a rollback is still possible, and that daemon would remove the file.
     let place = bed.daemon.room().join("copy");
     fs::create_dir(&place).unwrap();
     for (name, bytes) in bed.copied() {
@@ -394,7 +394,7 @@ fn a_removed_or_replaced_inventory_is_rewritten() {
         }
         bed.create(&format!("behind {n}"));
         disks::inventory_agrees(&bed.daemon);
-        // Whoever put it there finds it again.
+        // The user who put it there finds it again.
         let kept = bed.path.join(format!("{INVENTORY}.damaged"));
         assert_eq!(fs::read(&kept).ok(), there.clone(), "{n}");
         fs::remove_file(kept).ok();
@@ -418,7 +418,7 @@ fn a_copy_of_a_repository_is_recognized() {
     bed.post("attach");
     let body = json!({ "uuid": bed.sr, "source": { "type": "dir", "path": copy } });
     assert_eq!(bed.daemon.post("/srs/introduce", body).1["code"], "exists");
-    // With a label of its own, its inventory is still the other one's.
+    // With its own label, its inventory is still that of the original.
     let label = fs::read_to_string(copy.join(".tapline-sr.json")).unwrap();
     let own = "5e000000-0000-4000-8000-000000000001";
     fs::write(copy.join(".tapline-sr.json"), label.replace(&bed.sr, own)).unwrap();
@@ -464,7 +464,7 @@ fn the_inventory_matches_the_catalogue_after_any_kill() {
     }
 }
 
-/// Its process uses a leaf that the restored catalogue does not contain: if the process dies, its successor uses it
+/// Its process uses a leaf that the restored catalogue does not contain: if the process dies, its replacement uses it
 /// too.
 #[test]
 fn a_running_disk_survives_a_restored_catalogue() {
@@ -506,7 +506,7 @@ fn a_running_disk_survives_a_restored_catalogue() {
     disks::inventory_agrees(&bed.daemon);
 }
 
-/// Freeing space is recorded first, and space for that is reserved.
+/// Freeing space is recorded first, and space for that record is reserved.
 #[test]
 fn on_a_full_file_system_a_disk_can_be_destroyed() {
     let daemon = start();

@@ -1,4 +1,4 @@
-//! How a daemon handles a journal that it does not understand, as left by a newer daemon or by damage.
+//! Handling of journal entries that the daemon does not understand, left by a newer daemon or by damage.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::harness::{Taplined, disks};
 
 const TASK: &str = "7a500000-0000-4000-8000-000000000001";
 
-/// Plants a task that holds a VDI.
+/// Inserts a task that holds a VDI.
 fn plant(daemon: &mut Taplined, verb: &str, vdi: &str, intent: &str) {
     assert!(daemon.stop());
     let catalogue = daemon.catalogue();

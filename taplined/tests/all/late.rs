@@ -1,5 +1,5 @@
-//! Cancels that come before, in and after a step, and programs that obey after the time limit: what is reported is what
-//! is so.
+//! Cancellations before, in and after a step, and programs that obey after the time limit: the reported state is the
+//! real one.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,8 +21,9 @@ fn path_of(task: &Value) -> String {
     format!("/tasks/{}", task["uuid"].as_str().unwrap())
 }
 
-/// Begins to destroy a VDI while the inventory of its repository is behind and cannot be written: the task waits before
-/// its first step. Returns the task and what makes the inventory writable again; `None` where it is always writable.
+/// Starts destroying a VDI while the inventory of its repository is behind and cannot be written: the task waits
+/// before its first step. Returns the task, and a value that makes the inventory writable when dropped; `None` where
+/// it is always writable.
 fn waiting_destroy(daemon: &Taplined, vdi: &str) -> Option<(Value, Sealed)> {
     let sealed = Sealed::new(daemon.room().join("disks/.tapline-inventory.jsonl"))?;
     assert_eq!(daemon.patch(&format!("/vdis/{vdi}"), json!({ "description": "a change" })).0, 200);
@@ -61,7 +62,7 @@ fn a_waiting_destroy_fails_if_its_vdi_got_a_vbd() {
     assert_eq!(daemon.get(&format!("/vdis/{}", vdis[0])).0, 200);
 }
 
-/// A kill of the daemon in the first step of a destroy is no way back; before the step it is.
+/// A daemon killed in the first step of a destroy resumes it; one killed before that step rolls it back.
 #[test]
 fn a_destroy_is_resumed_only_if_its_first_step_has_begun() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
@@ -78,7 +79,7 @@ fn a_destroy_is_resumed_only_if_its_first_step_has_begun() {
     daemon.settle();
 }
 
-/// A cancel takes effect when the process that copies has ended: until then its file cannot be removed.
+/// A cancellation takes effect when the copying process has exited: until then its file cannot be removed.
 #[test]
 fn a_cancelled_copy_is_rolled_back_at_the_first_attempt() {
     let (daemon, vdis) = with_disks("", &["disk"]);
@@ -109,12 +110,12 @@ fn a_forced_unplug_that_kills_the_process_is_done() {
     signal("-STOP", &plugged["pid"]);
     let unplugged = daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({ "force": true })));
     assert_eq!(unplugged["state"], "unplugged");
-    // Nevertheless it says what that may have cost.
+    // It still reports the possible loss.
     assert!(unplugged["problem"]["detail"].as_str().unwrap().contains("did not exit cleanly"), "{unplugged}");
     nothing_leaked(&daemon);
 }
 
-/// A daemon whose machines hang before they answer, and the directory of their program.
+/// A daemon whose machines hang before they respond, and the directory of their program.
 fn hesitant(names: &[&str]) -> Option<(tempfile::TempDir, Taplined, Vec<String>)> {
     let qemu = qemu()?;
     let room = tempfile::Builder::new().prefix("qemu-").tempdir().unwrap();
@@ -147,7 +148,7 @@ fn a_starting_vm_keeps_its_disk_and_can_be_cancelled() {
     assert!(processes(&daemon).is_empty());
 }
 
-/// Asks for a change of the power of a VM whose QEMU hangs; the change is made when it no longer does.
+/// Requests a change of the power of a VM whose QEMU hangs; it takes effect when QEMU continues.
 fn late(verb: &str, before: &str, after: &str) {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
     let vm = machine(&daemon, &vdis);

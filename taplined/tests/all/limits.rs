@@ -1,11 +1,11 @@
-//! Limits of disks: in the catalogue, in the process that serves a disk, and in each process after it.
+//! Limits of disks: in the catalogue, in the process that serves a disk, and in each later process.
 
 use serde_json::{Value, json};
 
 use crate::harness::disks::{ask_disk, io, nbd, plug, state, unplug, with_disks};
 use crate::harness::{self, Taplined, wait_until};
 
-/// A VBD with limits, or without; its path in the API.
+/// Creates a VBD with or without limits; returns its path in the API.
 fn vbd(daemon: &Taplined, vdi: &str, limits: Value) -> String {
     let mut asked = json!({ "vdi": vdi, "transport": "nbd" });
     if !limits.is_null() {
@@ -20,13 +20,13 @@ fn limit(daemon: &Taplined, vbd: &str, limits: Value) -> (u16, Value) {
     daemon.post(&format!("{vbd}/limit"), limits)
 }
 
-/// How many requests a limit has held back.
+/// Number of requests delayed by a limit.
 fn throttled(daemon: &Taplined, vbd: &str) -> u64 {
     let found = daemon.get(&format!("{vbd}/statistics")).1;
     found["throttled"].as_u64().unwrap_or_else(|| panic!("{found}"))
 }
 
-/// Whether a limit holds back one of three reads of 64 KiB: of the burst there is less than two.
+/// Whether a limit delays one of three reads of 64 KiB, which exceed the burst.
 fn holds_back(daemon: &Taplined, vbd: &str) -> bool {
     let before = throttled(daemon, vbd);
     let (done, said) = io(&nbd(daemon, vbd), &["read 0 64k", "read 64k 64k", "read 128k 64k"]);
@@ -34,7 +34,7 @@ fn holds_back(daemon: &Taplined, vbd: &str) -> bool {
     throttled(daemon, vbd) > before
 }
 
-/// Three of these reads take at least a quarter of a second.
+/// Limits by which three of these reads take at least a quarter of a second.
 fn slow() -> Value {
     json!({ "bandwidth": 512 << 10, "burst_ms": 100 })
 }
@@ -57,13 +57,13 @@ fn limits_hold_in_every_process_until_they_are_removed() {
     // Upgraded.
     daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
     assert!(holds_back(&daemon, &vbd), "upgraded with them");
-    // Removed, in this process and in the next ones.
+    // Removed, in this process and in later ones.
     let (status, told) = limit(&daemon, &vbd, json!({}));
     assert_eq!((status, &told["limits"]), (200, &Value::Null), "{told}");
     assert!(!holds_back(&daemon, &vbd));
     daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
     assert!(!holds_back(&daemon, &vbd));
-    // Set while it is used, and kept while it is not.
+    // Set while it is in use, and kept while it is not.
     assert_eq!(limit(&daemon, &vbd, slow()).1["limits"], slow());
     assert!(holds_back(&daemon, &vbd));
     unplug(&daemon, &vbd);
@@ -103,7 +103,7 @@ fn limits_that_cannot_be_kept_are_refused() {
 }
 
 #[test]
-fn the_catalogue_is_told_of_limits_that_the_control_socket_would_set() {
+fn limits_set_through_the_control_socket_are_refused() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], Value::Null);
     plug(&daemon, &vbd);
@@ -112,7 +112,7 @@ fn the_catalogue_is_told_of_limits_that_the_control_socket_would_set() {
         refused["error"]["advice"].as_str().is_some_and(|advice| advice.contains("tapline vbd limit")),
         "{refused}"
     );
-    let told = ask_disk(&daemon, &vbd, json!({ "verb": "limit" }));
-    assert_eq!(told["ok"]["limits"], json!({}));
+    let reported = ask_disk(&daemon, &vbd, json!({ "verb": "limit" }));
+    assert_eq!(reported["ok"]["limits"], json!({}));
     unplug(&daemon, &vbd);
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Taplined, start};
 
-/// All that a list has, page by page, and the number of pages.
+/// All objects of a list, page by page, and the number of pages.
 fn pages(daemon: &Taplined, first: &str) -> (Vec<Value>, usize) {
     let (mut all, mut count, mut at) = (Vec::new(), 0, Some(first.to_owned()));
     while let Some(path) = at {
@@ -31,7 +31,7 @@ fn refused(daemon: &Taplined, path: &str, field: &str) {
     assert!(named == field || detail.contains(field), "{path}: {answer:?}");
 }
 
-/// Every list of the document, and a path that has it.
+/// Every list of the document, with a valid path.
 fn lists(daemon: &Taplined) -> Vec<String> {
     let document = daemon.get("/openapi.json").1;
     let paths = document["paths"].as_object().unwrap().iter();
@@ -45,7 +45,7 @@ fn lists(daemon: &Taplined) -> Vec<String> {
 }
 
 #[test]
-fn every_list_has_pages_and_refuses_what_makes_no_sense() {
+fn every_list_has_pages_and_refuses_invalid_parameters() {
     let daemon = start();
     let lists = lists(&daemon);
     let known = ["host/backups", "problems", "srs", "tasks", "tokens", "vbds", "vdis", "vms"];
@@ -63,7 +63,7 @@ fn every_list_has_pages_and_refuses_what_makes_no_sense() {
             refused(&daemon, &format!("{path}?after={}", uuid::Uuid::new_v4()), "after");
         }
     }
-    // What is no list has parameters of its own or none, whatever the method.
+    // Other operations have their own parameters or none, whatever the method.
     refused(&daemon, "/v1/host?limit=1", "limit");
     refused(&daemon, &format!("/v1/vdis/{}?wait=1", uuid::Uuid::nil()), "wait");
     let made = daemon.exchange("POST", "/v1/host/backups?dry_run=true", &[], "");
@@ -82,10 +82,10 @@ fn pages_together_are_the_list() {
         let (all, pages) = pages(&daemon, &format!("/v1/vms?limit={limit}"));
         assert_eq!((&Value::Array(all), pages), (&whole, count), "{limit}");
     }
-    // The filter stays with the pages.
+    // The links keep the filter.
     let (some, count) = pages(&daemon, "/v1/vms?power=halted&limit=4");
     assert_eq!((some.len(), count), (7, 2));
-    // Another one between two pages neither repeats nor hides one of these.
+    // An object created between two pages neither repeats nor hides others.
     let first = daemon.get("/vms?limit=3").1;
     let last = first[2]["uuid"].as_str().unwrap().to_owned();
     assert_eq!(daemon.post("/vms", vm("a")).0, 201);
@@ -93,7 +93,7 @@ fn pages_together_are_the_list() {
     assert_eq!(rest.as_array().unwrap()[..], whole.as_array().unwrap()[3..]);
     assert_eq!(daemon.delete(&format!("/vms/{last}")).0, 204);
     refused(&daemon, &format!("/v1/vms?after={last}"), "after");
-    // Backups are named by their files.
+    // Backups are identified by their files.
     for _ in 0..2 {
         assert_eq!(daemon.post("/host/backups", json!({})).0, 201);
     }
@@ -166,7 +166,7 @@ fn the_stream_of_events_is_filtered_and_ends_with_its_limit() {
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.map(|data| serde_json::from_str(data).unwrap()).collect()
     };
-    // Before the first event of this daemon: a stream from anywhere else begins with the number of the last one.
+    // Before the first event of this daemon: a stream with any other start begins with the number of the last one.
     let reset = daemon.text("/events?after=0&limit=1");
     assert!(reset.contains("event: reset"), "{reset}");
     let last = reset.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();

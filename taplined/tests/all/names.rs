@@ -1,4 +1,4 @@
-//! Names of VDIs, SRs and VMs: what is refused, what is chosen, and what is kept although it is taken.
+//! Names of VDIs, SRs and VMs: refused, chosen and kept ones.
 
 use std::collections::HashSet;
 use std::fs;
@@ -83,7 +83,7 @@ fn a_taken_name_is_refused_whatever_would_have_it() {
     }
     assert_eq!(names(&daemon, "/vdis"), ["data", "web"]);
 
-    // Elsewhere the name is free, and it can be had twice.
+    // In other repositories the name is free, and it can be duplicated.
     made(&daemon, &other, "web");
     let mut import = import;
     import["allow_duplicate_name"] = true.into();
@@ -91,7 +91,7 @@ fn a_taken_name_is_refused_whatever_would_have_it() {
     let asked = json!({ "sr": sr, "name": "web", "size": MIB, "allow_duplicate_name": true });
     daemon.done(daemon.post("/vdis", asked));
     assert_eq!(names(&daemon, &format!("/vdis?sr={sr}")), ["data", "web", "web", "web"]);
-    // What is refused has left nothing, and its own name is no other's.
+    // Refused requests leave nothing, and their own names are still free.
     assert_eq!(daemon.patch(&format!("/vdis/{web}"), json!({ "name": "web", "description": "the site" })).0, 200);
     disks::inventory_agrees(&daemon);
 }
@@ -109,7 +109,7 @@ fn a_name_is_free_again_when_its_task_was_rolled_back() {
     made(&daemon, &sr, "web");
 }
 
-/// `NAME@MINUTE`, with seconds and with a number where that is needed.
+/// Default names are `NAME@MINUTE`, with seconds and a number where necessary.
 #[test]
 fn a_snapshot_without_a_name_is_called_by_its_disk_and_time() {
     let daemon = harness::start();
@@ -156,7 +156,7 @@ fn names_of_repositories_and_of_machines_are_unique() {
     let source = json!({ "type": "dir", "path": path });
     let refused = daemon.post("/srs", json!({ "name": "fast", "source": source }));
     assert!(taken(&refused).starts_with(&format!("cannot create SR 'fast': SR {fast}, created ")), "{refused:?}");
-    // An empty directory is no repository, whatever its name.
+    // An empty directory is not a repository, whatever its name.
     fs::write(path.join("web.raw"), [0; 512]).unwrap();
     let refused = daemon.post("/srs/introduce", json!({ "name": "fast", "source": source }));
     assert!(taken(&refused).starts_with("cannot introduce SR 'fast'"), "{refused:?}");
@@ -183,7 +183,7 @@ fn a_scan_gives_a_file_its_whole_name_where_the_short_one_is_taken() {
     assert_eq!(found.iter().map(name).collect::<Vec<_>>(), ["web.qcow2", "data"]);
 }
 
-/// It is the name that other hosts know it by.
+/// Other hosts know it by that name.
 #[test]
 fn an_introduced_repository_keeps_the_name_that_it_has() {
     let daemon = harness::start();

@@ -10,7 +10,7 @@ use crate::harness::{ABORT_AT, Taplined, start_with};
 
 const POINT: (&str, &str) = (ABORT_AT, "sr-create:label:panic");
 
-/// Makes it create a repository, at which it dies; returns the task's UUID.
+/// Makes it die while creating a repository; returns the task's UUID.
 fn dies(daemon: &mut Taplined) -> String {
     let path = daemon.room().join("disks");
     fs::create_dir(&path).unwrap();
@@ -21,7 +21,7 @@ fn dies(daemon: &mut Taplined) -> String {
 }
 
 #[track_caller]
-fn tells(said: &str, task: &str) {
+fn reports(said: &str, task: &str) {
     let parts = ["PANIC", "src/fault.rs:", ": a fault injected by a test; ", "tasks in progress: 1; "];
     assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     assert!(said.contains(&format!("during the task {task}")) && said.contains(", sr-create; "), "{said}");
@@ -31,7 +31,7 @@ fn log_file(daemon: &Taplined) -> PathBuf {
     daemon.room().join("log/taplined.log")
 }
 
-/// The last line of the log's file, which has a JSON object in each.
+/// The last line of the log file, a JSON object.
 fn last_event(daemon: &Taplined) -> Value {
     let log = fs::read_to_string(log_file(daemon)).unwrap();
     serde_json::from_str(log.lines().last().unwrap()).unwrap()
@@ -43,7 +43,7 @@ fn a_panic_reports_running_tasks_and_aborts_the_daemon() {
     let task = dies(&mut daemon);
     let log = daemon.log();
     let line = log.lines().find(|line| line.starts_with("taplined: PANIC")).unwrap_or_else(|| panic!("{log}"));
-    tells(line, &task);
+    reports(line, &task);
     assert!(!log_file(&daemon).exists());
     // The interrupted task is in the journal, and is rolled back.
     daemon.restart();
@@ -54,10 +54,10 @@ fn a_panic_reports_running_tasks_and_aborts_the_daemon() {
 fn a_panic_is_reported_in_the_log_file_and_on_stderr() {
     let mut daemon = start_with("[log]\nto = \"file\"", &[POINT]);
     let task = dies(&mut daemon);
-    tells(&daemon.log(), &task);
+    reports(&daemon.log(), &task);
     let event = last_event(&daemon);
     assert_eq!(event["level"], "ERROR");
-    tells(event["fields"]["message"].as_str().unwrap(), &task);
+    reports(event["fields"]["message"].as_str().unwrap(), &task);
 }
 
 #[test]
@@ -66,5 +66,5 @@ fn a_panic_goes_to_a_file_if_stderr_is_full() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     daemon.restart_logging_to(full.into());
     let task = dies(&mut daemon);
-    tells(last_event(&daemon)["fields"]["message"].as_str().unwrap(), &task);
+    reports(last_event(&daemon)["fields"]["message"].as_str().unwrap(), &task);
 }

@@ -117,7 +117,7 @@ fn acknowledged_writes_survive_a_killed_disk_process() {
             let now = daemon.get(&vbd).1;
             now["state"] == "plugged" && now["restarts"] == restarts
         });
-        // It would flush when it exits.
+        // It would flush on exit.
         client.kill().unwrap();
         client.wait().unwrap();
     }
@@ -128,7 +128,8 @@ fn acknowledged_writes_survive_a_killed_disk_process() {
     assert!(left.map(|log| log.metadata().unwrap().len()).all(|len| len == 0), "a log that nobody needs is not empty");
 }
 
-/// Takes the image of a plugged disk away, then kills the process: it cannot be restarted. Where the image was, and is.
+/// Moves the image of a plugged disk away, then kills the process, which cannot be restarted. Returns the old and new
+/// path.
 fn kill_without_image(daemon: &Taplined, vdi: &str, vbd: &str) -> (PathBuf, PathBuf) {
     let image = daemon.room().join("disks").join(daemon.get(&format!("/vdis/{vdi}")).1["file"].as_str().unwrap());
     let away = daemon.room().join("away");
@@ -143,7 +144,7 @@ fn a_failing_disk_is_retried_and_shows_the_next_try() {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     let (image, away) = kill_without_image(&daemon, &vdis[0], &vbd);
-    // More often than would be reasonable if it never recovered.
+    // More retries than would be reasonable if it never recovered.
     wait_until("it was tried often", || daemon.get(&vbd).1["restarts"].as_u64() >= Some(6));
     let now = daemon.get(&vbd).1;
     assert_eq!((&now["state"], &now["pid"]), (&json!("restarting"), &Value::Null));
@@ -157,7 +158,7 @@ fn a_failing_disk_is_retried_and_shows_the_next_try() {
     nothing_leaked(&daemon);
 }
 
-/// In a test of its own: a disk whose image vanishes just after a restart may be found diverged.
+/// A separate test: a disk whose image vanishes right after a restart may be found diverged.
 #[test]
 fn plugging_a_disk_being_retried_avoids_the_wait() {
     let (daemon, vdis) = with_disks("", &["disk"]);
@@ -216,7 +217,7 @@ fn disks_outlive_the_daemon_and_are_reattached() {
     nothing_leaked(&daemon);
 }
 
-/// Every step of a plug and an unplug, before and after it. The run directory is emptied under a running disk.
+/// The run directory is emptied under a running disk.
 #[test]
 fn a_disk_without_its_redo_log_is_not_restarted_silently() {
     let (daemon, vdis) = with_disks("", &["a"]);
@@ -229,7 +230,7 @@ fn a_disk_without_its_redo_log_is_not_restarted_silently() {
         let said = now["problem"]["detail"].as_str().unwrap_or_default().to_owned();
         now["state"] == "restarting" && said.contains("the redo log of") && said.contains("is gone")
     });
-    // As after a power loss, after confirmation by the user.
+    // As after a power loss, once the user has confirmed it.
     daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})));
     plug(&daemon, &vbd);
     daemon.done(daemon.post(&format!("{vbd}/unplug"), json!({})));
@@ -362,7 +363,7 @@ fn a_daemon_killed_while_plugging_fifty_disks_leaves_nothing_behind() {
     nothing_leaked(&daemon);
 }
 
-/// The forced unplugs of a drain meet those without force wherever these are.
+/// The forced unplugs of a drain meet unforced ones in any phase.
 #[test]
 fn a_drain_without_patience_leaves_no_process() {
     let names: Vec<String> = (0..6).map(|number| format!("disk {number}")).collect();
@@ -428,7 +429,7 @@ fn several_vbds_are_plugged_in_one_task_with_individual_errors() {
     nothing_leaked(&daemon);
 }
 
-/// A small file system over a directory that is made for it.
+/// Mounts a small file system over a new directory.
 fn small(at: PathBuf) -> Option<Mounted> {
     std::fs::create_dir(&at).unwrap();
     Mounted::over(at, &["-t", "tmpfs", "-o", "size=12m", "tmpfs"])
@@ -529,7 +530,8 @@ fn a_disk_with_a_full_log_recovers_and_reports_lost_lines() {
         now["state"] == "plugged" && now["pid"] != before
     });
     assert!(io(&nbd(&daemon, &vbd), &["write 0 64k", "flush"]).0);
-    // Read while it is full: the first line may come as soon as there is room, from the client that has just left.
+    // Read while it is full: the first line may be written as soon as there is space, by the client that has just
+    // left.
     let (before, full) = (pid(), log());
     std::fs::remove_file(&filler).unwrap();
     assert!(io(&nbd(&daemon, &vbd), &["read 0 64k"]).0);

@@ -1,5 +1,5 @@
-//! The program of disk processes, wherever it lies: started as a user who cannot reach it, and told of when it cannot
-//! be started.
+//! The program of disk processes, wherever it is installed: started as a user without access to its path; failures to
+//! start it are explained.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::harness::Taplined;
 use crate::harness::disks::{io, nbd, plug, scanned, unplug, vbd};
 use crate::harness::mounted::Mounted;
 
-/// A daemon with one disk, and that disk's VDI. From now on its disk processes are of another program.
+/// A daemon with one disk, and that disk's VDI. From now on its disk processes run this program.
 fn with_program(program: &Path) -> (Taplined, String) {
     let mut daemon = harness::start();
     let sr = daemon.repository("disks");
@@ -41,7 +41,7 @@ fn why_it_cannot_be_plugged(daemon: &Taplined, vdi: &str) -> Value {
 }
 
 #[track_caller]
-fn tells(problem: &Value, message: &str, advice: &str) {
+fn reports(problem: &Value, message: &str, advice: &str) {
     let says = |field: &str, part: &str| problem[field].as_str().unwrap().contains(part);
     assert!(says("detail", message) && says("advice", advice), "{problem}");
 }
@@ -56,7 +56,7 @@ fn the_program_may_be_inaccessible_to_the_disks_user() {
     let vbd = vbd(&daemon, &vdi, "nbd");
     plug(&daemon, &vbd);
     let pid = daemon.get(&vbd).1["pid"].as_u64().unwrap();
-    // It is known to everybody by its name and its place, and is not ours.
+    // Its name and path are known to all users, but its process is not ours.
     let proc = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
     assert_eq!(fs::read_to_string(proc("comm")).unwrap(), "tapline-disk\n");
     assert_eq!(fs::read_link(proc("exe")).unwrap(), program);
@@ -65,7 +65,7 @@ fn the_program_may_be_inaccessible_to_the_disks_user() {
     let (well, said) = io(&nbd(&daemon, &vbd), &["write -P 7 0 64k", "read -P 7 0 64k"]);
     assert!(well, "{said}");
     unplug(&daemon, &vbd);
-    // A job on an image that nobody serves.
+    // A job on an image that is not served.
     daemon.done(daemon.post(&format!("/vdis/{vdi}/resize"), json!({ "size": 32 << 20 })));
 }
 
@@ -75,21 +75,21 @@ fn a_program_that_cannot_start_is_reported_with_advice() {
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = room.path().join("tapline-disk");
     let (daemon, vdi) = with_program(&program);
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "No such file", "set disk-program");
 
     testkit::program::copy(&harness::disk_program(), &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "may not execute it", "chmod");
 
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut bytes = fs::read(&program).unwrap();
-    // Of another processor: e_machine (ELF, "ELF Header").
+    // For another processor: e_machine (ELF, "ELF Header").
     bytes[18] = 0xfe;
     fs::write(&program, bytes).unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "another architecture", "for this architecture");
 
     fs::write(&program, "no program at all").unwrap();
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "not an executable", "set disk-program");
 }
 
 #[test]
@@ -102,5 +102,5 @@ fn a_noexec_mount_is_reported_as_the_cause() {
     let program = noexec.path().join("tapline-disk");
     testkit::program::copy(&harness::disk_program(), &program);
     let (daemon, vdi) = with_program(&program);
-    tells(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
+    reports(&why_it_cannot_be_plugged(&daemon, &vdi), "mounted noexec", "with exec");
 }

@@ -1,4 +1,4 @@
-//! Disk processes, the catalogue and the repository agree, whatever process dies or is cancelled, and whatever is
+//! Disk processes, the catalogue and the repository agree, whichever process dies or is cancelled, and whatever is
 //! restored from a backup.
 
 use std::fs;
@@ -57,8 +57,8 @@ impl Bed {
         (said["layers"].as_array().unwrap().iter().map(name).collect(), said["size"].as_u64().unwrap())
     }
 
-    /// The same according to the catalogue.
-    fn told(&self) -> (Vec<String>, u64) {
+    /// The files and the size according to the catalogue.
+    fn recorded(&self) -> (Vec<String>, u64) {
         let files = disks::chain(&self.daemon, &self.vdi).into_iter().map(|(_, file)| file).collect();
         let shown = self.daemon.get(&format!("/vdis/{}", self.vdi)).1;
         (files, shown["size"].as_u64().unwrap())
@@ -69,7 +69,7 @@ impl Bed {
 fn a_disk_is_resized_and_rearranged_only_through_the_daemon() {
     let bed = bed();
     bed.snapshot();
-    let before = bed.told();
+    let before = bed.recorded();
     let new = "qcow2:/new.qcow2";
     for (request, instead) in [
         (json!({ "verb": "resize", "size": 128 * MIB }), "tapline vdi resize"),
@@ -84,7 +84,7 @@ fn a_disk_is_resized_and_rearranged_only_through_the_daemon() {
         assert_eq!(bed.served(), before);
     }
     bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
-    assert_eq!((bed.told(), bed.served()), ((before.0.clone(), 128 * MIB), (before.0, 128 * MIB)));
+    assert_eq!((bed.recorded(), bed.served()), ((before.0.clone(), 128 * MIB), (before.0, 128 * MIB)));
 }
 
 /// A leaf merge is completed by the disk's process; a request that interrupts it at that moment must not lose this.
@@ -100,7 +100,7 @@ fn a_leaf_merge_that_completes_during_cancellation_is_recorded() {
         assert_eq!(bed.daemon.wait(&task)["state"], "done");
         std::thread::sleep(std::time::Duration::from_millis(round % 20));
         bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
-        assert_eq!(bed.told(), bed.served(), "round {round}: {}", bed.daemon.log());
+        assert_eq!(bed.recorded(), bed.served(), "round {round}: {}", bed.daemon.log());
         bed.io(&["write -P 2 100M 1M", "flush"]);
         disks::unplug(&bed.daemon, &bed.vbd);
         disks::plug(&bed.daemon, &bed.vbd);
@@ -128,21 +128,21 @@ fn a_merge_of_the_leaf_is_recorded_by_the_next_daemon() {
         bed.daemon.restart();
         bed.daemon.settle();
         harness::wait_until("it is served", || disks::state(&bed.daemon, &bed.vbd) == "plugged");
-        assert_eq!(bed.told(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
-        assert_eq!(bed.told().0, files, "the disk dies: {disk_dies}");
+        assert_eq!(bed.recorded(), bed.served(), "the disk dies: {disk_dies}: {}", bed.daemon.log());
+        assert_eq!(bed.recorded().0, files, "the disk dies: {disk_dies}");
         bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/resize", bed.vdi), json!({ "size": 128 * MIB })));
         bed.io(&["read -P 1 0 1M", "write -P 2 100M 1M", "flush"]);
         disks::unplug(&bed.daemon, &bed.vbd);
         disks::plug(&bed.daemon, &bed.vbd);
         bed.io(&["read -P 1 0 1M", "read -P 2 100M 1M"]);
-        assert_eq!(bed.told(), bed.served());
+        assert_eq!(bed.recorded(), bed.served());
         let there: Vec<_> = fs::read_dir(bed.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
     }
 }
 
-/// A daemon that rolls a merge back finds it completed, records it and removes the merged image. It dies before it has
-/// recorded the rollback, and the next daemon rolls back again.
+/// A daemon that rolls a merge back finds it completed, records it and removes the merged image. It dies before it
+/// has recorded the rollback, and the next daemon rolls back again.
 #[test]
 fn a_leaf_merge_found_complete_is_finished() {
     let mut bed = bed();
@@ -154,7 +154,7 @@ fn a_leaf_merge_found_complete_is_finished() {
     bed.daemon.start_and_die("vdi-merge:undo:after");
     bed.daemon.restart();
     harness::wait_until("nothing is under way", || bed.daemon.get("/tasks?open=true").1 == json!([]));
-    assert_eq!(bed.told().0.len(), 1);
+    assert_eq!(bed.recorded().0.len(), 1);
     disks::plug(&bed.daemon, &bed.vbd);
     bed.io(&["read -P 1 0 1M"]);
     disks::unplug(&bed.daemon, &bed.vbd);
@@ -162,10 +162,9 @@ fn a_leaf_merge_found_complete_is_finished() {
     assert_eq!(there.iter().filter(|name| name.to_string_lossy().ends_with(".qcow2")).count(), 1, "{there:?}");
 }
 
-/// A file that nobody knows, one that is gone, and an inventory that was replaced: each is reported, and nothing is
-/// done about it.
+/// An unknown file, a missing one, and a replaced inventory: each is reported, and nothing is changed.
 #[test]
-fn what_differs_in_a_repository_is_reported() {
+fn differences_in_a_repository_are_reported() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
@@ -272,7 +271,7 @@ impl Bed {
         self.daemon.restart();
     }
 
-    /// The same while a disk keeps running and is reattached.
+    /// Restores a catalogue while a disk keeps running and is reattached.
     fn put_back_under_it(&mut self, backup: &Backup) {
         let running = disks::processes(&self.daemon);
         self.put_back(backup);
@@ -280,8 +279,8 @@ impl Bed {
         assert_eq!(disks::state(&self.daemon, &self.vbd), "plugged");
     }
 
-    /// The limits of the disk's process, as it says.
-    fn told_limits(&self) -> Value {
+    /// The limits reported by the disk's process.
+    fn process_limits(&self) -> Value {
         self.ask_disk(json!({ "verb": "limit" }))["ok"]["limits"].take()
     }
 
@@ -321,13 +320,13 @@ fn a_disk_ahead_of_a_restored_catalogue_loses_nothing_when_it_dies() {
     assert_eq!(files.len(), 3);
     bed.put_back(&backup);
     bed.daemon.settle();
-    assert_eq!(bed.told(), (files.clone(), size), "{}", bed.daemon.log());
+    assert_eq!(bed.recorded(), (files.clone(), size), "{}", bed.daemon.log());
     bed.kill_disk();
     bed.io(&["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 3 2M 1M", "write -P 4 3M 1M", "flush"]);
     assert_eq!(bed.served(), (files.clone(), size));
     // Images without a recorded snapshot still exist, and are not merged.
     bed.daemon.settle();
-    assert_eq!((bed.names().len(), bed.told().0), (3, files), "{:?}", bed.names());
+    assert_eq!((bed.names().len(), bed.recorded().0), (3, files), "{:?}", bed.names());
     assert_eq!(bed.reconcile(false), json!([]));
 }
 
@@ -361,16 +360,16 @@ fn an_adopted_disk_has_the_limits_of_the_catalogue() {
         let backup = bed.back_up();
         limit(&bed, &since);
         disks::plug(&bed.daemon, &bed.vbd);
-        assert_eq!(bed.told_limits()["iops"], since["iops"]);
+        assert_eq!(bed.process_limits()["iops"], since["iops"]);
         bed.put_back_under_it(&backup);
-        harness::wait_until("the process is told", || bed.told_limits()["iops"] == before["iops"]);
+        harness::wait_until("the process is told", || bed.process_limits()["iops"] == before["iops"]);
         assert_eq!(bed.daemon.get(&bed.vbd).1["limits"]["iops"], before["iops"]);
     }
 }
 
-/// The catalogue has never known the VBD, nor its limits and its weight.
+/// The catalogue has never contained the VBD, its limits or its weight.
 #[test]
-fn the_limits_and_the_weight_of_a_disk_with_an_unknown_vbd_are_taken_from_its_process() {
+fn an_unknown_vbd_takes_limits_and_weight_from_its_process() {
     let mut bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
@@ -427,8 +426,8 @@ fn a_running_disk_replaces_an_unserved_plugged_vbd() {
     disks::nothing_leaked(&bed.daemon);
 }
 
-/// The catalogue is from a time when the file that the disk writes to now belonged to a snapshot. Returns that snapshot
-/// and the disk's files.
+/// The catalogue is from a time when the file to which the disk now writes belonged to a snapshot. Returns that
+/// snapshot and the disk's files.
 fn diverged() -> (Bed, String, Vec<String>) {
     let mut bed = bed();
     bed.io(&["write -P 1 0 1M", "flush"]);
@@ -436,7 +435,7 @@ fn diverged() -> (Bed, String, Vec<String>) {
     bed.io(&["write -P 2 0 1M", "flush"]);
     let backup = bed.back_up();
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{snapshot}")));
-    harness::wait_until("the leaf is merged", || bed.told().0.len() == 1);
+    harness::wait_until("the leaf is merged", || bed.recorded().0.len() == 1);
     bed.daemon.settle();
     let (files, _) = bed.served();
     bed.put_back(&backup);
@@ -465,7 +464,7 @@ fn a_diverged_disk_is_not_restarted() {
     disks::unplug(&bed.daemon, &bed.vbd);
 }
 
-/// The catalogue is from a time when the file that the disk writes to now belonged to a snapshot.
+/// The catalogue is from a time when the file to which the disk now writes belonged to a snapshot.
 #[test]
 fn uncertain_differences_are_reported_and_left_for_a_decision() {
     for believe in ["disk", "catalogue"] {
@@ -484,7 +483,7 @@ fn uncertain_differences_are_reported_and_left_for_a_decision() {
         let decide =
             |believe: &str| bed.daemon.post(&format!("/vdis/{}/reconcile", bed.vdi), json!({ "believe": believe }));
         if believe == "disk" {
-            // The snapshot's file belongs to the disk now: the snapshot cannot be kept.
+            // The snapshot's file now belongs to the disk: the snapshot cannot be kept.
             let (status, refused) = decide("disk");
             assert_eq!(status, 409, "{refused}");
             assert!(refused["detail"].as_str().unwrap().contains(&snapshot), "{refused}");
@@ -550,17 +549,17 @@ fn a_disk_resized_by_others_is_shown_as_served() {
     let vdi: String = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().into();
     let vbd = disks::vbd(&daemon, &vdi, "nbd");
     let bed = Bed { daemon, vdi, vbd };
-    let file = bed.directory().join(&bed.told().0[0]);
+    let file = bed.directory().join(&bed.recorded().0[0]);
     fs::File::options().write(true).open(file).unwrap().set_len(96 * MIB).unwrap();
     disks::plug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.served().1, 96 * MIB);
-    assert_eq!(bed.told(), bed.served(), "{}", bed.daemon.log());
-    // The same if its process dies, and another one opens the file.
-    let file = bed.directory().join(&bed.told().0[0]);
+    assert_eq!(bed.recorded(), bed.served(), "{}", bed.daemon.log());
+    // Also if its process dies, and another one opens the file.
+    let file = bed.directory().join(&bed.recorded().0[0]);
     fs::File::options().write(true).open(file).unwrap().set_len(128 * MIB).unwrap();
     bed.kill_disk();
     assert_eq!(bed.served().1, 128 * MIB);
-    harness::wait_until("it is told as it is served", || bed.told() == bed.served());
+    harness::wait_until("it is told as it is served", || bed.recorded() == bed.served());
     assert_eq!(bed.reconcile(true), json!([]));
 }
 
@@ -624,14 +623,14 @@ impl Drop for Other {
     }
 }
 
-/// For instance the disk of another host whose daemon has died: the file that its guest writes to is not removed.
+/// For instance the disk of another host whose daemon has died: the file to which its guest writes is not removed.
 #[test]
 fn a_disk_written_by_an_unknown_process_is_neither_destroyed_nor_reverted() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
-    let (files, _) = bed.told();
+    let (files, _) = bed.recorded();
     let other = Other::with(&bed, &files, &[]);
     let (status, refused) = bed.daemon.delete(&format!("/vdis/{}", bed.vdi));
     assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
@@ -651,7 +650,7 @@ fn a_file_in_use_is_removed_later() {
     let bed = bed();
     disks::unplug(&bed.daemon, &bed.vbd);
     assert_eq!(bed.daemon.delete(&bed.vbd).0, 204);
-    let (files, _) = bed.told();
+    let (files, _) = bed.recorded();
     let other = Other::of(&bed, &files);
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", bed.vdi)));
     harness::wait_until("it says why the file stays", || bed.daemon.log().contains("a process is using it"));
@@ -661,13 +660,13 @@ fn a_file_in_use_is_removed_later() {
     bed.daemon.settle();
 }
 
-/// A step that can neither be rolled back nor be completed: the last step of a revert removes a file in use.
+/// A step that can neither be rolled back nor completed: the last step of a revert removes a file in use.
 #[test]
 fn a_task_that_cannot_end_says_why_and_can_be_abandoned() {
     let bed = bed();
     let snapshot = bed.snapshot();
     disks::unplug(&bed.daemon, &bed.vbd);
-    let (files, _) = bed.told();
+    let (files, _) = bed.recorded();
     let other = Other::of(&bed, &files);
     let (status, task) = bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), json!({ "snapshot": snapshot }));
     assert_eq!(status, 202, "{task}");

@@ -15,7 +15,7 @@ use crate::harness::{Taplined, disks};
 
 const NO_CATALOGUE: i32 = 6;
 
-/// A daemon, a repository with a disk and a snapshot of it, and the disk is plugged and has something in it.
+/// A daemon, a repository with a disk that has data and a snapshot; the disk is plugged.
 struct Bed {
     daemon: Taplined,
     sr: String,
@@ -49,7 +49,7 @@ impl Bed {
         assert!(well, "{commands:?}: {said}\n{}", self.daemon.log());
     }
 
-    /// The same while no daemon responds.
+    /// Like [`Bed::io`], while no daemon responds.
     #[track_caller]
     fn io_alone(&self, commands: &[&str]) {
         let place = self.daemon.room().join("run/vbd").join(self.vbd.trim_start_matches("/vbds/"));
@@ -79,7 +79,7 @@ impl Bed {
         harness::wait_until("the disks are dead", || disks::processes(&self.daemon).is_empty());
     }
 
-    /// All that is known of VDIs, without what only one host knows or measures.
+    /// All data about VDIs, except what is local to a host or measured.
     fn vdis(&self) -> Vec<Value> {
         let mut vdis = self.daemon.get("/vdis").1.as_array().unwrap().clone();
         for vdi in &mut vdis {
@@ -97,7 +97,7 @@ impl Bed {
         said
     }
 
-    /// The disk is served by the process that served it, with all that is in it, and can be unplugged and plugged.
+    /// Checks that the disk is served by the same process, with all its data, and can be unplugged and plugged.
     fn is_whole(&self, pids: &std::collections::BTreeSet<u32>) {
         assert_eq!(&disks::processes(&self.daemon), pids, "{}", self.daemon.log());
         self.io(&["read -P 1 0 1M", "read -P 2 1M 1M"]);
@@ -127,7 +127,7 @@ fn a_missing_catalogue_is_not_recreated_and_disks_keep_running() {
     fs::remove_dir_all(bed.daemon.room().join("run")).unwrap();
     let said = bed.refused();
     assert!(said.contains("disks have logs"), "{said}");
-    // An empty file counts as none.
+    // An empty file counts as missing.
     fs::write(bed.state("catalogue.db"), "").unwrap();
     bed.refused();
     let (code, said) = bed.daemon.command(&["--init"]);
@@ -171,7 +171,7 @@ fn a_backup_is_restored_with_one_command_and_updated() {
     bed.is_whole(&pids);
 }
 
-/// Neither the catalogue nor a process knows what has happened since: the repository does.
+/// Neither the catalogue nor a process knows the later changes, but the repository does.
 #[test]
 fn a_backup_restored_with_dead_disks_loses_nothing() {
     for reboot in [false, true] {
@@ -308,12 +308,12 @@ fn a_repository_introduced_to_an_empty_catalogue_brings_its_running_disks() {
     bed.is_whole(&pids);
 }
 
-/// The new catalogue is another host of this machine, and yet the disk's redo log is this machine's own.
+/// The new catalogue is another host of this machine, and yet the disk's redo log belongs to this machine.
 #[test]
 fn completed_writes_survive_the_loss_of_the_disk_and_the_catalogue() {
     for words in [vec!["--init"], vec!["--rebuild", "vms"]] {
         let mut bed = bed();
-        // Not flushed: that its cluster is allocated is in the log only.
+        // Not flushed: the allocation of its cluster is only in the log.
         let mut client = Client::connect(bed.daemon.get(&bed.vbd).1["socket"].as_str().unwrap());
         client.write(4 << 20, 4096, 9);
         bed.daemon.kill();
@@ -353,7 +353,7 @@ fn a_stopping_daemon_backs_up_only_changes() {
     let (status, made) = bed.daemon.post("/host/backups", json!({}));
     assert_eq!(status, 201);
     assert!(bed.daemon.stop());
-    // In front of the intact one, by its name.
+    // Its name sorts before the intact one.
     let damaged = made["file"].as_str().unwrap().replace("-asked", "-schema");
     fs::write(&damaged, "no catalogue").unwrap();
     bed.lose();
@@ -386,7 +386,7 @@ fn a_catalogue_damaged_while_in_use_stops_the_daemon_for_good() {
     assert!(said.contains("the catalogue is damaged"), "{said}");
 }
 
-/// A restore may be killed after the present catalogue was renamed and before the files next to it were.
+/// A restore may be killed after the current catalogue was renamed and before the files next to it were.
 #[test]
 fn a_killed_restore_can_be_repeated() {
     let mut bed = bed();
@@ -443,7 +443,7 @@ fn remount(mounted: &Mounted, how: &str) {
     assert!(again.unwrap().success());
 }
 
-/// Nothing of the host is left, or mounted, but its repository.
+/// All that is left or mounted of the host is its repository.
 #[test]
 fn a_mounted_repository_tells_that_there_was_a_catalogue() {
     let mut daemon = harness::start();
@@ -466,7 +466,7 @@ fn a_mounted_repository_tells_that_there_was_a_catalogue() {
         for word in [repository.to_str().unwrap(), "--init", "--rebuild", "backup"] {
             assert!(said.contains(word), "{word}: {said}");
         }
-        // For another daemon of this machine it says nothing.
+        // For another daemon of this machine it is no evidence.
         assert_eq!(harness::start().get("/srs").1, json!([]));
         assert_eq!(daemon.command(&["--rebuild", repository.to_str().unwrap()]).0, 0);
         daemon.try_to_restart(&[]).unwrap();
@@ -493,7 +493,7 @@ fn plugged_on_small() -> Option<(Taplined, String, PathBuf, Mounted)> {
     Some((daemon, vbd, state, mounted))
 }
 
-/// An unplug that is past its point of no return when the catalogue runs out of space.
+/// An unplug is past its point of no return when the catalogue runs out of space.
 #[test]
 fn an_unplug_is_recorded_once_there_is_space() {
     let Some((mut daemon, vbd, state, _mounted)) = plugged_on_small() else {
@@ -591,7 +591,7 @@ fn a_full_or_read_only_state_directory_is_reported_without_loss() {
     daemon.kill();
 }
 
-/// A disk whose process dies while the catalogue's file system is full.
+/// A disk's process dies while the catalogue's file system is full.
 #[test]
 fn a_disk_is_restarted_and_recorded_while_the_state_directory_is_full() {
     let Some((mut daemon, vbd, state, _mounted)) = plugged_on_small() else {

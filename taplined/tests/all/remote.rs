@@ -259,7 +259,7 @@ fn one_address_without_token_does_not_block_others() {
         assert!(there <= 32, "{there}");
         there == 32
     });
-    // Whoever has shown a token is no stranger, however many there are of one address.
+    // Clients with a token are not limited per address.
     let talks: Vec<_> = (0..36)
         .map(|_| {
             let mut talk = authority.connect(&daemon);

@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::harness::disks::inventory_agrees;
 use crate::harness::{Taplined, start_with, wait_until};
 
-/// A daemon with a disk, and the time that it is given.
+/// A daemon with a disk, and its injected clock.
 pub struct Bed {
     pub daemon: Taplined,
     pub sr: String,
     pub vdi: String,
-    /// What has the schedule: its path in the API, and the verb of its tasks.
+    /// The object with the schedule: its path in the API, and the verb of its tasks.
     pub of: (String, &'static str),
     clock: PathBuf,
     began: Timestamp,
@@ -31,12 +31,12 @@ fn set(clock: &Path, now: Timestamp, up: u64) {
 }
 
 impl Bed {
-    /// Begins at half past an hour that is near the time now.
+    /// Starts half past an hour near the current time.
     pub fn new() -> Bed {
         Bed::with("")
     }
 
-    /// The same with these settings.
+    /// Like [`Bed::new`], with these settings.
     pub fn with(settings: &str) -> Bed {
         let room = tempfile::tempdir().unwrap();
         let clock = room.path().join("clock");
@@ -51,8 +51,7 @@ impl Bed {
         Bed { daemon, sr, vdi, of, clock, began, hours: 0, up: 0, _room: room }
     }
 
-    /// Sets the wall clock to so many hours after the beginning, when `hours` have passed by the one that cannot be
-    /// set.
+    /// Sets the wall clock to `at` hours after the start, when `hours` have passed on the monotonic clock.
     pub fn set_clock(&mut self, at: i64, hours: u64) {
         self.hours = at;
         self.up += hours * 3600;
@@ -63,7 +62,7 @@ impl Bed {
         self.began + SignedDuration::from_hours(self.hours)
     }
 
-    /// Sets the schedule, by which the daemon looks at the clock; waits until it has done what is to be done.
+    /// Sets the schedule, which makes the daemon read the clock; waits until it has followed it.
     #[track_caller]
     pub fn keep(&self, schedule: Value) {
         for retention in [json!(null), schedule] {
@@ -72,7 +71,7 @@ impl Bed {
         }
     }
 
-    /// The same, when a snapshot is due.
+    /// Like [`Bed::keep`], when a snapshot is due.
     #[track_caller]
     pub fn keep_and_take(&self, schedule: Value) -> Value {
         let before = self.kept_tasks().len();
@@ -84,16 +83,16 @@ impl Bed {
         self.kept_tasks().pop().unwrap()
     }
 
-    /// The same, when none is due.
+    /// Like [`Bed::keep`], when none is due.
     pub fn keep_and_take_none(&self, schedule: Value) {
         let before = self.kept_tasks().len();
         self.keep(schedule);
-        // Nothing can be waited for: a snapshot that is begun wrongly is found now, or by a later count.
+        // There is no event to wait for: a wrongly begun snapshot is found now, or by a later count.
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(self.kept_tasks().len(), before);
     }
 
-    /// Tasks of schedules, the oldest first.
+    /// Tasks of schedules, oldest first.
     pub fn kept_tasks(&self) -> Vec<Value> {
         let mut tasks = self.daemon.get("/tasks").1.as_array().unwrap().clone();
         tasks.retain(|task| task["verb"] == self.of.1);
@@ -101,7 +100,7 @@ impl Bed {
         tasks
     }
 
-    /// Hours after the beginning at which the scheduled snapshots that are there were taken.
+    /// The hours after the start at which the existing scheduled snapshots were taken.
     pub fn taken(&self) -> Vec<i64> {
         let vdis = self.daemon.get(&format!("/vdis?snapshot_of={}", self.vdi)).1;
         let scheduled = vdis.as_array().unwrap().iter().filter(|vdi| vdi["scheduled"] == true);
@@ -110,7 +109,7 @@ impl Bed {
         hours
     }
 
-    /// How many hours after the beginning a time is.
+    /// Hours from the start to a time.
     pub fn hour(&self, at: &Value) -> i64 {
         let at: Timestamp = at.as_str().unwrap().parse().unwrap();
         (at.as_second() - self.began.as_second()) / 3600
@@ -137,13 +136,13 @@ fn a_schedule_takes_a_snapshot_each_hour_and_keeps_its_number() {
         assert_eq!(task["result"]["uuid"], bed.snapshot_at(hour));
     }
     assert_eq!(bed.taken(), [2, 3]);
-    // A person's snapshot is neither counted nor destroyed.
+    // A manual snapshot is neither counted nor destroyed.
     assert_eq!(bed.daemon.get(&format!("/vdis/{}", by_hand["uuid"].as_str().unwrap())).1["name"], "mine");
     bed.keep_and_take_none(json!({ "hourly": 1 }));
-    // Not even what is superfluous now is destroyed before the next one is taken.
+    // Superfluous snapshots are destroyed only after the next one is taken.
     assert_eq!(bed.taken(), [2, 3]);
     inventory_agrees(&bed.daemon);
-    // A daemon that starts takes what is due.
+    // A starting daemon takes a snapshot that is due.
     bed.set_clock(4, 1);
     bed.daemon.restart();
     wait_until("a snapshot was taken, and others destroyed", || bed.taken() == [4]);
@@ -157,14 +156,14 @@ fn a_clock_that_jumps_destroys_nothing_and_makes_no_storm() {
         bed.keep_and_take(json!({ "hourly": 3 }));
     }
     assert_eq!(bed.taken(), [0, 1, 2]);
-    // To and fro, within half an hour: one at most.
+    // Back and forth within half an hour: one snapshot at most.
     for hour in [26, 2, 50, -30, 2] {
         bed.set_clock(hour, 0);
         bed.keep_and_take_none(json!({ "hourly": 3 }));
     }
     assert_eq!(bed.taken(), [0, 1, 2]);
-    // A day ahead for an hour, and back: nothing is destroyed until the clock has been steady for two hours, and what
-    // was taken then takes no place from the others.
+    // A day ahead for an hour, and back: nothing is destroyed until the clock has been steady for two hours, and the
+    // snapshots taken then do not displace others.
     bed.set_clock(27, 1);
     let task = bed.keep_and_take(json!({ "hourly": 3 }));
     assert!(task["result"]["held"].as_str().unwrap().contains("the clock of this host"), "{task}");
@@ -185,13 +184,13 @@ fn a_clock_that_jumps_destroys_nothing_and_makes_no_storm() {
 }
 
 #[test]
-fn a_daemon_that_has_just_been_started_waits_half_a_period_after_the_last_snapshot() {
+fn a_restarted_daemon_waits_half_a_period_after_the_last_snapshot() {
     let mut bed = Bed::new();
     let set_minutes = |bed: &Bed, minutes: i64| {
         let up = u64::try_from(minutes).unwrap() * 60;
         set(&bed.clock, bed.began + SignedDuration::from_mins(minutes), up);
     };
-    // Ten minutes before an hour ends, and five minutes after.
+    // Ten minutes before the end of an hour, and five minutes after it.
     set_minutes(&bed, 20);
     bed.keep_and_take(json!({ "hourly": 3 }));
     set_minutes(&bed, 35);
@@ -202,7 +201,7 @@ fn a_daemon_that_has_just_been_started_waits_half_a_period_after_the_last_snapsh
 }
 
 #[test]
-fn a_snapshot_that_is_used_stays_as_long_as_that() {
+fn a_snapshot_in_use_stays_until_it_is_released() {
     let mut bed = Bed::new();
     for hour in 0..3 {
         bed.set_clock(hour, u64::from(hour > 0));
@@ -218,7 +217,7 @@ fn a_snapshot_that_is_used_stays_as_long_as_that() {
     assert_eq!(bed.taken(), [0, 1, 3]);
     assert_eq!(bed.daemon.delete(&format!("/vbds/{}", vbd["uuid"].as_str().unwrap())).0, 204);
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", clone["uuid"].as_str().unwrap())));
-    // The clone's image goes with its VDI.
+    // The clone's image is removed with its VDI.
     bed.daemon.settle();
     bed.set_clock(4, 1);
     bed.keep_and_take(json!({ "hourly": 1 }));
@@ -235,7 +234,7 @@ fn a_snapshot_whose_only_child_is_a_clone_stays() {
     }
     let [first, cloned, last] = [0, 1, 2].map(|hour| bed.snapshot_at(hour));
     let clone = bed.daemon.done(bed.daemon.post(&format!("/vdis/{cloned}/clone"), json!({ "name": "clone" })));
-    // The disk stands on another state now, and the clone alone on this one.
+    // The disk is now based on another state, and this one has the clone as its only child.
     let revert = json!({ "snapshot": first });
     bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/revert", bed.vdi), revert));
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{last}")));
@@ -243,7 +242,7 @@ fn a_snapshot_whose_only_child_is_a_clone_stays() {
     bed.set_clock(3, 1);
     bed.keep_and_take(json!({ "hourly": 1 }));
     assert_eq!(bed.taken(), [1, 3]);
-    // When the clone is gone, nothing keeps it.
+    // When the clone is gone, it is no longer in use.
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", clone["uuid"].as_str().unwrap())));
     bed.daemon.settle();
     bed.set_clock(4, 1);
@@ -255,7 +254,7 @@ fn a_snapshot_whose_only_child_is_a_clone_stays() {
 fn a_snapshot_that_fails_is_an_event_and_not_repeated_before_the_next_hour() {
     let mut bed = Bed::new();
     bed.keep_and_take(json!({ "hourly": 3 }));
-    // All that there is: nothing may be allocated.
+    // The reserve is all space: nothing may be allocated.
     let sr = bed.daemon.get(&format!("/srs/{}", bed.sr)).1;
     let all = sr["space"]["physical_size"].as_u64().unwrap_or_else(|| panic!("{sr}")) - 1;
     let reserve = |bytes: u64| bed.daemon.patch(&format!("/srs/{}", bed.sr), json!({ "reserve": bytes })).0;
@@ -280,7 +279,7 @@ fn a_schedule_from_an_inventory_destroys_nothing_for_a_day() {
         bed.set_clock(hour, u64::from(hour > 0));
         bed.keep_and_take(json!({ "hourly": 3 }));
     }
-    // Fewer by now, and the repository goes elsewhere before that has had an effect.
+    // Fewer are kept now, and the repository is moved before that has had an effect.
     let few = json!({ "retention": { "hourly": 1 } });
     assert_eq!(bed.daemon.patch(&format!("/vdis/{}", bed.vdi), few).0, 200);
     inventory_agrees(&bed.daemon);
@@ -328,14 +327,14 @@ fn an_impossible_schedule_is_refused() {
     assert_eq!(refused(read_only), ("state".into(), json!("retention")));
 }
 
-/// Snapshots by hand until the chain has this many images.
+/// Takes manual snapshots until the chain has this many images.
 fn deepen(bed: &Bed, depth: u64) {
     while bed.daemon.get(&format!("/vdis/{}", bed.vdi)).1["depth"].as_u64().unwrap() < depth {
         bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/snapshot", bed.vdi), json!({})));
     }
 }
 
-/// The metric.
+/// The value of the metric.
 fn failed_schedules(bed: &Bed) -> f64 {
     let metrics = bed.daemon.exchange("GET", "/metrics", &[], "").body;
     let line = metrics.lines().find(|line| line.starts_with("tapline_failed_schedules"));
@@ -355,7 +354,7 @@ fn a_schedule_of_a_full_chain_shows_why_it_fails_until_there_is_room() {
     assert!(why["detail"].as_str().unwrap().contains("60 images"), "{shown}");
     assert!(why["advice"].as_str().unwrap().contains("destroy unneeded snapshots"), "{shown}");
     assert_eq!(failed_schedules(&bed), 1.0);
-    // As the advice has it.
+    // As advised.
     let snapshots = bed.daemon.get(&format!("/vdis?snapshot_of={}", bed.vdi)).1;
     let one = snapshots.as_array().unwrap().iter().find(|vdi| vdi["scheduled"] != true).unwrap();
     bed.daemon.done(bed.daemon.delete(&format!("/vdis/{}", one["uuid"].as_str().unwrap())));

@@ -7,7 +7,7 @@ use crate::harness::wait_until;
 use crate::retention::Bed;
 use crate::vm::{machine, power, qemu, start};
 
-/// A halted VM with a disk in each of two repositories, which has the schedule: its path, and the second disk.
+/// A halted VM with a schedule and a disk in each of two repositories; returns its path and the second disk.
 fn bed(settings: &str) -> (Bed, String, String) {
     let mut bed = Bed::with(settings);
     let second = disk(&bed, &bed.daemon.repository("second"), "data");
@@ -26,13 +26,13 @@ fn snapshots(bed: &Bed) -> Vec<Value> {
     bed.daemon.get(&format!("{}/snapshots", bed.of.0)).1.as_array().unwrap().clone()
 }
 
-/// The hours of the scheduled ones.
+/// The hours of its scheduled snapshots.
 fn hours(bed: &Bed) -> Vec<i64> {
     let scheduled = snapshots(bed).into_iter().filter(|snapshot| snapshot["scheduled"] == true);
     scheduled.map(|snapshot| bed.hour(&snapshot["created"])).collect()
 }
 
-/// The scheduled one of an hour: its path in the API, and the snapshots of its disks.
+/// The scheduled snapshot of an hour: its path in the API, and the snapshots of its disks.
 #[track_caller]
 fn at(bed: &Bed, hour: i64) -> (String, Vec<String>) {
     let found = snapshots(bed).into_iter().find(|one| one["scheduled"] == true && bed.hour(&one["created"]) == hour);
@@ -41,7 +41,7 @@ fn at(bed: &Bed, hour: i64) -> (String, Vec<String>) {
     (format!("{}/snapshots/{}", bed.of.0, found["uuid"].as_str().unwrap()), disks.collect())
 }
 
-/// The snapshots that there are of a disk.
+/// The existing snapshots of a disk.
 fn of_disk(bed: &Bed, vdi: &str) -> Vec<Value> {
     bed.daemon.get(&format!("/vdis?snapshot_of={vdi}")).1.as_array().unwrap().clone()
 }
@@ -55,7 +55,7 @@ fn sr_of(bed: &Bed, vdi: &str) -> String {
 }
 
 #[test]
-fn a_vm_with_a_schedule_gets_a_snapshot_of_all_disks_each_hour_and_keeps_its_number() {
+fn a_scheduled_vm_gets_hourly_snapshots_and_keeps_their_number() {
     let (mut bed, vm, second) = bed("");
     let by_hand = bed.daemon.done(bed.daemon.post(&format!("{vm}/snapshot"), json!({ "name": "mine" })));
     let of_one = bed.daemon.done(bed.daemon.post(&format!("/vdis/{second}/snapshot"), json!({ "name": "mine" })));
@@ -68,7 +68,7 @@ fn a_vm_with_a_schedule_gets_a_snapshot_of_all_disks_each_hour_and_keeps_its_num
         assert_eq!(disks.len(), 2);
     }
     assert_eq!(hours(&bed), [2, 3]);
-    // Of each disk: those of both snapshots, and what was taken by hand. None is the schedule's of the disk.
+    // For each disk: those of both snapshots, and the manual ones. None belongs to a schedule of the disk.
     assert_eq!((of_disk(&bed, &bed.vdi).len(), of_disk(&bed, &second).len()), (3, 4));
     assert!(bed.taken().is_empty());
     assert!(snapshots(&bed).iter().any(|one| one["uuid"] == by_hand["uuid"] && one["name"] == "mine"));
@@ -78,7 +78,7 @@ fn a_vm_with_a_schedule_gets_a_snapshot_of_all_disks_each_hour_and_keeps_its_num
     bed.keep_and_take_none(json!({ "hourly": 1 }));
     assert_eq!(hours(&bed), [2, 3]);
     inventory_agrees(&bed.daemon);
-    // A daemon that starts takes what is due.
+    // A starting daemon takes a snapshot that is due.
     bed.set_clock(4, 1);
     bed.daemon.restart();
     wait_until("a snapshot was taken, and others destroyed", || hours(&bed) == [4]);
@@ -121,7 +121,7 @@ fn a_disk_is_in_those_snapshots_that_were_taken_while_the_vm_had_it() {
     bed.keep_and_take(json!({ "hourly": 2 }));
     assert_eq!((at(&bed, 1).1.len(), at(&bed, 2).1.len()), (3, 2));
     assert_eq!((of_disk(&bed, &second).len(), of_disk(&bed, &third).len()), (1, 2));
-    // With the last snapshot that has it go those of a disk that the VM has no more.
+    // The last snapshot that contains it also has one of a disk that the VM no longer has.
     bed.set_clock(3, 1);
     bed.keep_and_take(json!({ "hourly": 2 }));
     assert_eq!((hours(&bed), of_disk(&bed, &second).len()), (vec![2, 3], 0));
@@ -143,7 +143,7 @@ fn a_snapshot_that_one_disk_refuses_leaves_nothing_and_is_shown_with_the_vm() {
     wait_until("the VM shows it", || bed.daemon.get(&vm).1["retention_problem"]["code"] == "no-space");
     assert_eq!((of_disk(&bed, &bed.vdi).len(), of_disk(&bed, &second).len()), (1, 1));
     reserve(&bed, &sr, 0);
-    // Not before the next hour, by a daemon that has not seen another schedule meanwhile.
+    // Not before the next hour, by a daemon that has not seen another schedule in the meantime.
     bed.keep_and_take_none(json!({ "hourly": 3 }));
     bed.set_clock(2, 1);
     bed.keep_and_take(json!({ "hourly": 3 }));
@@ -169,7 +169,7 @@ fn a_vm_waits_for_its_repositories_and_shows_that() {
 }
 
 #[test]
-fn what_uses_one_disk_of_a_snapshot_or_what_a_person_says_keeps_all_of_it() {
+fn a_snapshot_in_use_or_pinned_is_kept_whole() {
     let (mut bed, _, _) = bed("");
     for hour in 0..3 {
         bed.set_clock(hour, u64::from(hour > 0));
@@ -179,7 +179,7 @@ fn what_uses_one_disk_of_a_snapshot_or_what_a_person_says_keeps_all_of_it() {
     let clone = bed.daemon.done(bed.daemon.post(&format!("/vdis/{}/clone", cloned[1]), json!({ "name": "clone" })));
     let read = json!({ "vdi": attached[0], "mode": "RO", "transport": "nbd" });
     assert_eq!(bed.daemon.post("/vbds", read).0, 201);
-    // Of one disk alone that cannot be said.
+    // A single disk's snapshot cannot be pinned.
     let (status, refused) = bed.daemon.patch(&format!("/vdis/{}", disks[0]), json!({ "scheduled": false }));
     assert_eq!((status, &refused["field"]), (409, &json!("scheduled")), "{refused}");
     let (status, stays) = bed.daemon.patch(&chosen, json!({ "scheduled": false }));
@@ -205,7 +205,7 @@ fn a_running_vm_that_another_task_works_on_is_waited_for() {
     start(&bed.daemon, &vm);
     bed.keep_and_take(json!({ "hourly": 3 }));
     assert_eq!((hours(&bed), power(&bed.daemon, &vm)), (vec![0], "running".into()));
-    // The firmware ignores that it is asked to power off.
+    // The firmware ignores the power button.
     let (status, ending) = bed.daemon.post(&format!("{vm}/shutdown"), json!({ "force_after": 3600 }));
     assert_eq!(status, 202, "{ending}");
     bed.set_clock(1, 1);
@@ -235,7 +235,7 @@ fn a_schedule_ends_with_its_vm_and_the_snapshots_of_its_disks_stay() {
 }
 
 #[test]
-fn a_vm_without_a_disk_to_write_may_have_a_schedule_and_shows_why_nothing_is_taken() {
+fn a_scheduled_vm_without_writable_disk_shows_why_none_is_taken() {
     let mut bed = Bed::new();
     let vm = machine(&bed.daemon, &[]);
     bed.of = (vm.clone(), "vm-schedule");
@@ -243,7 +243,7 @@ fn a_vm_without_a_disk_to_write_may_have_a_schedule_and_shows_why_nothing_is_tak
     assert_eq!((&refused["code"], &refused["field"]), (&json!("invalid"), &json!("retention")), "{refused}");
     bed.keep_and_take(json!({ "daily": 1 }));
     wait_until("the VM shows it", || bed.daemon.get(&vm).1["retention_problem"]["code"] == "state");
-    // Another schedule, or none, has no problem yet.
+    // A new or removed schedule has no problem yet.
     assert_eq!(bed.daemon.patch(&vm, json!({ "retention": null })).0, 200);
     assert_eq!(bed.daemon.get(&vm).1.get("retention_problem"), None);
 }

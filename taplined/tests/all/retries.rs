@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::harness;
 use crate::harness::{ABORT_AT, Taplined, start, start_with};
 
-/// The head of a request of its own, whole.
+/// The complete head of a request.
 fn request(path: &str, key: Option<&str>, body: &Value) -> String {
     let body = body.to_string();
     let key = key.map(|key| format!("idempotency-key: {key}\r\n")).unwrap_or_default();
@@ -17,7 +17,8 @@ fn request(path: &str, key: Option<&str>, body: &Value) -> String {
     format!("{head}\r\n\r\n{body}")
 }
 
-/// Asks with a key; the status, whether it was answered so before, and the answer. Status 0: the daemon has died.
+/// Sends a request with a key; returns the status, whether it was a replay, and the response. Status 0: the daemon
+/// has died.
 fn ask(daemon: &Taplined, path: &str, key: &str, body: &Value) -> (u16, bool, Value) {
     let mut stream = UnixStream::connect(daemon.socket()).unwrap();
     stream.write_all(request(path, Some(key), body).as_bytes()).unwrap();
@@ -67,19 +68,19 @@ fn a_repeated_request_gets_the_first_response_without_being_executed() {
         assert_eq!((&second["state"], &second["result"]["uuid"]), (&json!("done"), &vdi));
     };
     again(&daemon);
-    // The same for what is created immediately, and for a response that consists of a status only.
+    // Also for synchronously created objects, and for a response that consists of a status only.
     let (status, _, vbd) = ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi }));
     assert_eq!(status, 201, "{vbd}");
     assert_eq!(ask(&daemon, "/vbds", "k2", &json!({ "vdi": vdi })), (201, true, vbd.clone()));
     let vm = json!({ "name": "vm", "driver": "qemu", "memory": 64 << 20, "vcpus": 1 });
     let (status, _, made) = ask(&daemon, "/vms", "k3", &vm);
     assert_eq!(status, 201, "{made}");
-    // Another request with the key is a mistake of the client's.
+    // A different request with the key is an error of the client.
     let (status, _, problem) = ask(&daemon, "/vdis", "k1", &json!({ "sr": sr, "name": "other", "size": 1 << 20 }));
     assert_eq!((status, &problem["code"], &problem["field"]), (422, &json!("key-reused"), &json!("idempotency-key")));
     let (status, _, problem) = ask(&daemon, "/vdis", &"k".repeat(256), &disk);
     assert_eq!((status, &problem["field"]), (400, &json!("idempotency-key")));
-    // Also of the daemon that comes after this one, however that has ended.
+    // Also by the next daemon, however this one ended.
     daemon.kill();
     daemon.restart();
     again(&daemon);

@@ -1,4 +1,4 @@
-//! Roles of tokens, and who has asked: on each operation of the document, and in tasks and events.
+//! Roles of tokens, and requesters: on each operation of the document, and in tasks and events.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::harness::disks;
 use crate::harness::tls::{Authority, token};
 use crate::harness::{Taplined, start};
 
-/// Operations that an operator may do, if the object has the tag. Each new one is a decision.
+/// Operations that an operator may perform on objects with its tag. Each new one is a decision.
 const OPERATED: [&str; 11] = [
     "vbd_limit",
     "vbd_plug",
@@ -23,10 +23,10 @@ const OPERATED: [&str; 11] = [
     "vm_suspend",
 ];
 
-/// Operations that no token may do.
+/// Operations that no token permits.
 const OF_ROOT: [&str; 4] = ["token_create", "token_list", "token_revoke", "token_show"];
 
-/// All operations of the document: method, path and identity.
+/// All operations of the document: method, path and operation ID.
 fn operations(daemon: &Taplined) -> Vec<(String, String, String)> {
     let document = daemon.get("/openapi.json").1;
     let paths = document["paths"].as_object().unwrap().clone();
@@ -39,7 +39,7 @@ fn operations(daemon: &Taplined) -> Vec<(String, String, String)> {
     paths.into_iter().flat_map(of_path).collect()
 }
 
-/// Objects of each kind with a tag, or without one: their UUIDs, by their lists.
+/// Objects of each kind, with or without a tag: their UUIDs, by their lists.
 struct Objects([(&'static str, String); 3]);
 
 impl Objects {
@@ -53,7 +53,7 @@ impl Objects {
         Objects([("vdis", vdi), ("vms", vm), ("vbds", vbd)])
     }
 
-    /// A path of the document, about one of these objects if it is about one.
+    /// A path of the document, filled with these objects.
     fn path(&self, path: &str) -> String {
         let of = self.0.iter().find(|(list, _)| path.starts_with(&format!("/v1/{list}/")));
         let other = "00000000-0000-4000-8000-000000000001";
@@ -85,7 +85,7 @@ fn each_operation_is_done_for_the_roles_that_may_and_refused_for_the_others() {
             (&reader, &own, may_read),
         ];
         for (number, (secret, objects, may)) in cases.into_iter().enumerate() {
-            // Nothing is done: it has a parameter that there is not, which is looked at behind the role.
+            // Nothing is executed: an unknown parameter is checked after the role.
             let request = format!("{method} {}?no-such-parameter=1", objects.path(path));
             let answer = authority.ask(&daemon, Some(secret), &request, &Value::Null);
             let expected = match (may, OF_ROOT.contains(&operation.as_str())) {
@@ -122,7 +122,7 @@ fn an_operator_gives_no_tag_that_the_object_does_not_have() {
 }
 
 #[test]
-fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing() {
+fn an_operator_may_use_objects_with_its_tag_only() {
     let authority = Authority::new();
     let daemon = authority.start("");
     let sr = daemon.repository("disks");
@@ -132,7 +132,7 @@ fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing()
     let [(_, vdi), (_, vm), (_, vbd)] = &own.0;
     let done = ask(&format!("POST /vdis/{vdi}/snapshot"), json!({}));
     daemon.done((done.status, done.json()));
-    // A VBD without tags is that of its VM.
+    // A VBD without tags has those of its VM.
     let done = ask(&format!("POST /vbds/{vbd}/plug"), json!({}));
     daemon.done((done.status, done.json()));
     let done = ask(&format!("POST /vbds/{vbd}/unplug"), json!({}));
@@ -142,7 +142,7 @@ fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing()
     assert_eq!((refused.status, &problem["type"]), (403, &json!("/v1/problems/missing-role")), "{problem}");
     let detail = "the token 'ops' has the role operator of objects with the tag 'web'; this needs the role admin";
     assert_eq!(problem["detail"], detail);
-    // Who is connected with a console types; what it has said may be read.
+    // A connection to a console can type; its output may be read.
     assert_eq!(daemon.patch(&format!("/vms/{vm}"), json!({ "tags": [] })).0, 200);
     let mut talk = authority.connect(&daemon);
     let upgrade = "connection: Upgrade\r\nupgrade: tapline-console\r\n";
@@ -152,7 +152,7 @@ fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing()
     assert_eq!(&head, b"HTTP/1.1 403");
     assert_eq!(ask(&format!("GET /vms/{vm}/console"), Value::Null).code(), "state");
     assert_eq!(ask("POST /vdis/00000000-0000-4000-8000-000000000001/snapshot", json!({})).status, 404);
-    // An object of others, whose UUID is written so that it is not seen as one.
+    // A foreign object, whose UUID is encoded so that it is not recognized.
     let other = Objects::new(&daemon, &sr, "db", &json!([]));
     let [(_, vdi), ..] = &other.0;
     let digit = u32::from(vdi.as_bytes()[0]);
@@ -163,7 +163,7 @@ fn an_operator_operates_objects_with_its_tag_and_is_told_which_role_is_missing()
 }
 
 #[test]
-fn tasks_and_events_say_who_has_asked_also_after_a_restart() {
+fn tasks_and_events_have_a_requester_even_after_a_restart() {
     let authority = Authority::new();
     let mut daemon = authority.start("");
     let sr = daemon.repository("disks");
@@ -190,7 +190,7 @@ fn tasks_and_events_say_who_has_asked_also_after_a_restart() {
         .map(|data| serde_json::from_str(data).unwrap())
         .collect();
     let of = |uuid: &str| events.iter().filter(move |event| event["uuid"] == uuid).collect::<Vec<_>>();
-    // Made by the task, which works for the token.
+    // Created by the task, on behalf of the token.
     let made = of(vdi["uuid"].as_str().unwrap());
     assert!(made.first().is_some_and(|event| event["requester"] == token), "{events:?}");
     for (task, requester) in [(&by_token, &token), (&by_root, user)] {

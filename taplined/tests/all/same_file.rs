@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::harness::disks::{plug, vbd};
 use crate::harness::{self, Taplined, start};
 
-/// A repository with raw disks, whose VDIs are found by name.
+/// A repository with raw disks, whose VDIs are found by file.
 struct Bed {
     daemon: Taplined,
     sr: String,
@@ -46,13 +46,13 @@ impl Bed {
         self.vdi(file)["uuid"].as_str().unwrap().to_owned()
     }
 
-    /// Replaces a file with another name of a file.
+    /// Replaces a file with a link to another.
     fn link(&self, file: &str, to: &str) {
         fs::remove_file(self.path.join(to)).unwrap();
         fs::hard_link(self.path.join(file), self.path.join(to)).unwrap();
     }
 
-    /// As the advice has it: `cp A A.new && mv A.new A`.
+    /// As advised: `cp A A.new && mv A.new A`.
     fn give_own_file(&self, path: &std::path::Path) {
         let new = path.with_extension("new");
         fs::copy(path, &new).unwrap();
@@ -92,7 +92,7 @@ fn a_second_name_of_an_image_is_not_a_second_disk() {
     let other = bed.daemon.done(bed.daemon.post("/srs/introduce", source));
     let other = other["uuid"].as_str().unwrap();
     only_linked(&bed.scan_of(other), "copy.raw", &a);
-    // Each is a disk when it has a file of its own.
+    // Each becomes a disk once it has its own file.
     bed.give_own_file(&bed.path.join("b.raw"));
     bed.give_own_file(&there.join("copy.raw"));
     assert_eq!(bed.scan()["appeared"][0]["file"], "b.raw");
@@ -146,7 +146,7 @@ fn a_disk_whose_file_became_a_link_is_held() {
     assert!(refused.1["detail"].as_str().unwrap().contains("a.raw"), "{refused:?}");
     let believe = |vdi: &str| bed.daemon.post(&format!("/vdis/{vdi}/reconcile"), json!({ "believe": "catalogue" }));
     assert!(believe(&b).1["detail"].as_str().unwrap().contains("the same file"));
-    // Each advice.
+    // Each advice works.
     bed.give_own_file(&bed.path.join("b.raw"));
     assert!(believe(&b).0 < 300);
     plug(&bed.daemon, &held);
@@ -158,7 +158,7 @@ fn a_disk_whose_file_became_a_link_is_held() {
 }
 
 #[test]
-fn a_link_found_by_nobody_is_refused_by_the_lock_with_both_names() {
+fn an_undetected_link_is_refused_by_the_lock_with_both_names() {
     let bed = bed(&["a.raw", "b.raw"]);
     let (a, b) = (bed.uuid("a.raw"), bed.uuid("b.raw"));
     bed.link("a.raw", "b.raw");
@@ -167,7 +167,7 @@ fn a_link_found_by_nobody_is_refused_by_the_lock_with_both_names() {
     let failed = bed.daemon.failed(bed.daemon.post(&format!("{second}/plug"), json!({})));
     let detail = failed["detail"].as_str().unwrap();
     assert!(detail.contains("a.raw") && detail.contains("b.raw") && detail.contains(&a), "{failed}");
-    // The one that runs keeps the file, although the scan finds it only now.
+    // The running one keeps the file, although the scan finds it only now.
     bed.scan();
     assert_eq!((&bed.vdi("a.raw")["state"], &bed.vdi("b.raw")["state"]), (&json!("ready"), &json!("diverged")));
 }

@@ -1,4 +1,4 @@
-//! Scans of a repository with real images made by `tapline-disk` and by QEMU.
+//! Scans of a repository with real images created by `tapline-disk` and by QEMU.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -17,7 +17,7 @@ struct Bench {
     path: PathBuf,
 }
 
-/// None where `tapline-disk` cannot be handed its files.
+/// `None` where `tapline-disk` cannot be passed its files.
 fn bench() -> Option<Bench> {
     let help = Command::new(disk_program()).args(["image", "info", "--help"]).output().unwrap();
     if !String::from_utf8_lossy(&help.stdout).contains("--handed") {
@@ -38,7 +38,7 @@ impl Bench {
         assert!(ran.status.success(), "{words:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }
 
-    /// Creates an empty image, on a parent if one is named.
+    /// Creates an empty image, as a child of the parents, if any.
     fn create(&self, image: &str, parents: &[&str]) {
         let size = if parents.is_empty() { vec!["--size", "8M"] } else { Vec::new() };
         let parents = parents.iter().flat_map(|parent| ["--parent", *parent]);
@@ -72,7 +72,7 @@ fn appeared(scan: &Value) -> Vec<(String, bool)> {
     appeared
 }
 
-/// Files without a place, and the kind of reason.
+/// Unplaced files, with the code of the reason.
 fn unplaced(scan: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let lines = scan["unplaced"].as_array().unwrap().iter();
@@ -127,7 +127,7 @@ fn existing_chains_become_vdis_on_read_only_images() {
     assert_eq!(appeared(&scan), want);
     let by_uuid = scan["appeared"].as_array().unwrap().iter().find(|one| one["vdi"] == leaf);
     assert_eq!(by_uuid.unwrap()["file"], format!("{leaf}.vhd"));
-    // Four disks of 8 MiB and one of 1: what is hidden does not count.
+    // Four disks of 8 MiB and one of 1: hidden images do not count.
     assert_eq!(bench.space()["virtual_allocation"], (4 << 23) + (1 << 20));
     assert!(bench.space()["images"].as_u64().unwrap() >= 1 << 20);
     let vdi = |file: &str| {
@@ -140,7 +140,7 @@ fn existing_chains_become_vdis_on_read_only_images() {
     let path = format!("/vdis/{}", base["uuid"].as_str().unwrap());
     assert_ne!(bench.daemon.patch(&path, json!({ "read_only": false })).0, 200, "what others stand on is not written");
 
-    // Everything stays as it is, even what XenServer would have merged or removed. A job that ends starts a cleanup of
+    // Nothing is changed, not even what XenServer would have merged or removed. A job that ends starts a cleanup of
     // the repository.
     bench.daemon.done(bench.daemon.post("/vdis", json!({ "sr": bench.sr, "name": "new", "size": 1 << 20 })));
     bench.daemon.settle();
@@ -187,7 +187,7 @@ fn images_that_cannot_be_added_are_reported_with_the_reason_and_untouched() {
     fs::copy(at("base.vhd"), at("copy.vhd")).unwrap();
     bench.scan();
 
-    // A parent that is gone from here, and with it its child; one that is named wrongly; a loop.
+    // A parent that is missing here, and thus its child; a wrong parent; a loop.
     fs::remove_file(at("orphan.vhd")).unwrap();
     bench.create("vhd:gone.vhd", &[]);
     bench.create("vhd:child.vhd", &["vhd:gone.vhd"]);
@@ -195,7 +195,8 @@ fn images_that_cannot_be_added_are_reported_with_the_reason_and_untouched() {
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "a.qcow2", "8M"]);
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "b.qcow2"]);
     bench.qemu_img(&["rebase", "-u", "-f", "qcow2", "-b", "b.qcow2", "-F", "qcow2", "a.qcow2"]);
-    // A file of another format than its name says, a link, a directory, and a file that another process is writing.
+    // A file of another format than its name implies, a link, a directory, and a file that another process is
+    // writing.
     fs::write(at("text.vhd"), "no image").unwrap();
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "wrong.raw", "8M"]);
     std::os::unix::fs::symlink("/etc/passwd", at("link.raw")).unwrap();
@@ -273,7 +274,7 @@ fn forgetting_introducing_and_scanning_keep_every_disks_state() {
     bench.daemon.done(bench.daemon.post(&format!("/srs/{}/detach", bench.sr), json!({})));
     assert_eq!(bench.daemon.post(&format!("/srs/{}/forget", bench.sr), json!({})).0, 204);
     assert_eq!(bench.daemon.get(&format!("/vdis/{snapshot}")).0, 404);
-    // As a repository from a time before inventories (the others are in inventory.rs).
+    // Like a repository from before inventories existed (those with one are in inventory.rs).
     fs::remove_file(bench.path.join(".tapline-inventory.jsonl")).unwrap();
     let body = json!({ "uuid": bench.sr, "name": "vms", "source": { "type": "dir", "path": bench.path } });
     bench.daemon.done(bench.daemon.post("/srs/introduce", body));
@@ -285,7 +286,7 @@ fn forgetting_introducing_and_scanning_keep_every_disks_state() {
     assert!(read_only >= 1, "{vdis}");
 }
 
-/// Images by name, with what they hold.
+/// Images by name, with their contents.
 fn images(path: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
     let mut images: Vec<_> = entries

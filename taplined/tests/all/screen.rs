@@ -1,4 +1,4 @@
-//! The screen of a machine as a WebSocket: who may open it, and that it ends with the token and with the machine.
+//! The screen of a machine as a WebSocket: who may open it, and its end with the token or the machine.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,14 +12,14 @@ use crate::harness::{self, Taplined, start_with};
 
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// The headers of a handshake but for Host (RFC 6455, 4.1; the key is that of its example).
+/// The headers of a handshake except Host (RFC 6455, 4.1; the key is that of its example).
 const HANDSHAKE: &str = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
                          sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-/// The key that answers it (4.2.2).
+/// The matching key of the response (4.2.2).
 const ACCEPTED: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
-/// Whether there is a QEMU; if not, it is reported.
+/// Whether QEMU is installed; reports it if not.
 pub fn has_qemu() -> bool {
     let is_there = Command::new(QEMU).arg("--version").output().is_ok();
     if !is_there {
@@ -28,7 +28,7 @@ pub fn has_qemu() -> bool {
     is_there
 }
 
-/// A running machine with this hardware, which boots from an empty disc, and the tag 'web'; its path.
+/// Starts a machine with this hardware, which boots from an empty disc, and the tag 'web'; returns its path.
 pub fn machine(daemon: &Taplined, mut platform: Value) -> String {
     let disc = daemon.room().join("disc.iso");
     std::fs::write(&disc, vec![0; 1 << 20]).unwrap();
@@ -42,7 +42,7 @@ pub fn machine(daemon: &Taplined, mut platform: Value) -> String {
     vm
 }
 
-/// The platform of a machine with a screen that only the daemon uses.
+/// The platform of a machine with a private screen.
 pub fn private() -> Value {
     json!({ "vga": "std", "vnc": "private" })
 }
@@ -91,7 +91,7 @@ fn a_screen_is_relayed_in_both_directions_until_the_machine_ends() {
     );
     assert!(answer.contains(&ACCEPTED.to_ascii_lowercase()), "{answer}");
     assert_eq!(message(&mut talk), b"RFB 003.008\n");
-    // The same version, masked with zeros; then the server lists its ways to authenticate: one, none.
+    // The same version, masked with zeros; then the server lists its authentication methods: one, none.
     talk.write_all(&[&[0x82, 0x80 | 12, 0, 0, 0, 0][..], b"RFB 003.008\n"].concat()).unwrap();
     assert_eq!(message(&mut talk), [1, 1]);
     // A second viewer sees it too.
@@ -133,7 +133,7 @@ fn a_socket_of_another_program_is_not_connected_to() {
     let place = daemon.room().join("screen");
     let vm = machine(&daemon, json!({ "vga": "std", "vnc": format!("unix:{}", place.display()) }));
     assert!(head(&mut over_socket(&daemon, &vm, HANDSHAKE)).starts_with("http/1.1 101"));
-    // The daemon would open its own socket for an operator, with the rights of root.
+    // The daemon would otherwise connect an operator to its own socket, with the rights of root.
     let known = [place, daemon.room().join("run").join(vm.replacen("/vms/", "vm/", 1)).join("vnc")];
     for path in known {
         std::fs::remove_file(&path).ok();
@@ -174,7 +174,7 @@ fn over_tcp_the_token_of_an_operator_opens_a_screen_until_it_is_revoked() {
     assert_eq!(message(&mut talk), b"RFB 003.008\n");
     assert_eq!(daemon.delete(&format!("/tokens/{uuid}")).0, 204);
     let mut rest = Vec::new();
-    // The connection is cut off, in whatever way.
+    // The connection is cut off in either way.
     talk.read_to_end(&mut rest).ok();
     assert!(as_browser(&authority, &daemon, &vm, &operator).1.starts_with("http/1.1 401"));
     assert!(!daemon.log().contains(&operator));

@@ -1,4 +1,4 @@
-//! The logical block size of VDIs: recorded, kept by every verb, and what clients of a disk see.
+//! The logical block size of VDIs: recorded, kept by every verb, and visible to clients of a disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ impl Bed {
     }
 }
 
-/// A VHDX of one that QEMU makes, with sectors of 4096 bytes: QEMU makes none with these.
+/// A VHDX with sectors of 4096 bytes, patched from one of QEMU, which cannot create such.
 fn vhdx(room: &Path) -> PathBuf {
     let (raw, path) = (room.join("source.raw"), room.join("source.vhdx"));
     fs::File::create(&raw).unwrap().set_len(SIZE).unwrap();
@@ -92,7 +92,7 @@ fn an_imported_vhdx_keeps_its_sectors_in_every_verb() {
         assert_eq!(bed.sectors(made), 4096);
     }
     assert_eq!(bed.served(&copy), 4096);
-    // A state is reverted to with the sectors of its guest.
+    // A revert restores the sectors of its guest.
     assert_eq!(bed.daemon.patch(&format!("/vdis/{vdi}"), json!({ "logical_block_size": 512 })).0, 200);
     assert_eq!(bed.served(&vdi), 512);
     bed.task(&format!("/vdis/{vdi}/revert"), json!({ "snapshot": snapshot }));
@@ -123,7 +123,7 @@ fn an_export_warns_of_sectors_that_its_format_cannot_record() {
         assert!(done["warning"].as_str().unwrap().contains("--logical-block-size 4096"), "{done}");
         assert_eq!(bed.task(&format!("/vdis/{small}/export"), asked("small"))["warning"], Value::Null);
     }
-    // What the warning says.
+    // As the warning advises.
     let asked = json!({ "source_format": "qcow2", "logical_block_size": 4096 });
     assert_eq!(bed.sectors(&bed.import("back", &bed.path("large.qcow2"), asked)), 4096);
 }
@@ -178,7 +178,7 @@ fn a_scanned_image_has_the_sectors_of_its_chain_or_512() {
     }
 }
 
-/// As they were before: the storage decides, which is 512 wherever it takes sectors of 512.
+/// The behaviour of earlier versions: the storage decides, which is 512 wherever it supports sectors of 512.
 #[test]
 fn a_disk_of_an_earlier_version_is_served_and_copied_as_before() {
     let bed = bed();

@@ -9,14 +9,14 @@ use crate::harness::Taplined;
 use crate::harness::disks::nothing_leaked;
 use crate::vm::{begin, shut_down, start};
 
-/// Stands in every text of the seeds here, and nowhere else.
+/// Contained in every seed text here, and nowhere else.
 const SECRET: &str = "hunter2";
 
 fn seed() -> Value {
     json!({ "user_data": format!("#cloud-config\npassword: {SECRET}\n"), "network_config": format!("# {SECRET}\n") })
 }
 
-/// Makes a VM with a seed and a kernel that is none; its path.
+/// Creates a VM with a seed and an invalid kernel; returns its path.
 #[track_caller]
 fn seeded(daemon: &Taplined, name: &str, seed: Value) -> String {
     let kernel = daemon.room().join("kernel");
@@ -28,7 +28,7 @@ fn seeded(daemon: &Taplined, name: &str, seed: Value) -> String {
     format!("/vms/{}", vm["uuid"].as_str().unwrap())
 }
 
-/// The image that a machine has open, whose file is gone.
+/// The image that a machine has open, although its file is removed.
 #[track_caller]
 fn image_of(running: &Value) -> Option<String> {
     let descriptors = PathBuf::from(format!("/proc/{}/fd", running["pid"]));
@@ -79,7 +79,7 @@ fn a_seed_is_in_no_answer_event_or_log() {
     start(&daemon, &vm);
     let pid = daemon.get(&vm).1["pid"].as_u64().unwrap();
     let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
-    // That it was made, the task, and its first state.
+    // Its creation, the task, and its first state.
     let events = daemon.text(&format!("/events?after={last}&limit=3"));
     assert!(events.contains("\"seed\":true"), "{events}");
     let shown = [events, daemon.text("/vms"), daemon.text(&vm), daemon.text("/tasks"), daemon.log(), words];
@@ -111,7 +111,7 @@ fn a_clone_has_the_seed_with_an_instance_id_of_its_own() {
     assert!(image.contains(&format!("instance-id: {}\nlocal-hostname: \"second\"\n", uuid(&clone))));
     assert_eq!(image.matches(SECRET).count(), 2);
     shut_down(&daemon, &clone, json!({ "force": true }));
-    // Metadata of one's own has an identity that is not the clone's.
+    // The original's meta-data has an instance ID that must not be the clone's.
     let mine = json!({ "user_data": "#!/bin/sh\n", "meta_data": "instance-id: mine\n" });
     assert_eq!(daemon.patch(&vm, json!({ "seed": mine })).0, 200);
     let made = daemon.done(daemon.post(&format!("{vm}/clone"), json!({ "name": "third" })));
@@ -135,7 +135,7 @@ fn a_deleted_seed_is_in_no_file_of_the_catalogue() {
     assert!(has_secret(&daemon));
     assert_eq!(daemon.patch(&vm, json!({ "seed": null })).0, 200);
     assert_eq!(daemon.delete(&other).0, 204);
-    // While somebody reads, the log is left to the next commit.
+    // While a reader is active, the log is left to the next commit.
     crate::harness::wait_until("it is gone", || {
         let words = json!({ "description": format!("{:?}", std::time::Instant::now()) });
         assert_eq!(daemon.patch(&vm, words).0, 200);
@@ -168,7 +168,7 @@ fn an_impossible_seed_is_refused_by_its_field() {
     };
     let long = make("qemu", json!({ "user_data": "x".repeat((64 << 10) + 1) }));
     assert_eq!((&long["code"], &long["field"]), (&json!("invalid"), &json!("seed.user_data")), "{long}");
-    // All of the largest, with a character that JSON writes as two.
+    // All texts at maximum length, with a character that JSON escapes as two.
     let most = "\n".repeat(64 << 10);
     let most = make("qemu", json!({ "user_data": most, "meta_data": most, "network_config": most }));
     assert_eq!(most["seed"], true, "{most}");

@@ -1,5 +1,5 @@
 //! Shares of storage: weights in the catalogue and in the process that serves a disk, and one page for all disks of a
-//! repository, whatever becomes of the daemon and of a process.
+//! repository, whatever happens to the daemon and the processes.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn set(daemon: &Taplined, vbd: &str, weight: u32) -> (u16, Value) {
     daemon.post(&format!("{vbd}/share"), json!({ "weight": weight }))
 }
 
-/// A process is told when it serves.
+/// A process is notified when it serves.
 fn wait_for_weight(daemon: &Taplined, vbd: &str, weight: u32) {
     wait_until(&format!("its weight is {weight}"), || {
         let told = share(daemon, vbd);
@@ -22,7 +22,7 @@ fn wait_for_weight(daemon: &Taplined, vbd: &str, weight: u32) {
     });
 }
 
-/// Whether all these disks have the page of the daemon: they see a depth that is set now.
+/// Checks that all these disks have the daemon's page: they see a depth that is set now.
 fn assert_one_page(daemon: &Taplined, vbds: &[&str], depth: u32) {
     let srs = daemon.get("/srs").1;
     let sr = srs[0]["uuid"].as_str().unwrap();
@@ -60,7 +60,7 @@ fn a_weight_holds_in_every_process_and_all_have_one_page() {
     assert_eq!(set(&daemon, &a, 300).1["share_weight"], 300);
     assert_eq!(share(&daemon, &a)["weight"], 300, "at once");
     assert_one_page(&daemon, &[&a, &b], 34);
-    // Another daemon makes another page, and hands it to those that it finds.
+    // A new daemon creates another page, and passes it to the processes that it finds.
     daemon.kill();
     daemon.restart();
     plug(&daemon, &c);
@@ -80,9 +80,9 @@ fn a_weight_holds_in_every_process_and_all_have_one_page() {
     }
 }
 
-/// The process that serves next is told again, whether or not the one before was.
+/// The next process is notified again, whether or not the previous one was.
 #[test]
-fn a_weight_that_was_recorded_when_the_daemon_died_is_told_by_the_next_one() {
+fn the_next_daemon_sends_a_weight_recorded_before_a_crash() {
     let (mut daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -116,7 +116,7 @@ fn weights_and_depths_out_of_range_are_refused() {
 }
 
 #[test]
-fn the_catalogue_is_told_of_weights_that_the_control_socket_would_set() {
+fn weights_set_through_the_control_socket_are_refused() {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
@@ -142,7 +142,7 @@ fn disks_of_a_daemon_without_shares_have_none() {
 }
 
 #[test]
-fn a_daemon_without_shares_takes_the_pages_of_the_one_before_back_and_the_next_one_makes_new_ones() {
+fn a_daemon_without_shares_withdraws_its_predecessors_pages() {
     let (mut daemon, vdis) = with_disks("", &["a", "b"]);
     let (a, b) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
     plug(&daemon, &a);

@@ -112,7 +112,7 @@ fn an_unsuitable_directory_is_refused_and_unchanged() {
     let path = directory(&daemon, "vms");
     daemon.done(daemon.post("/srs", create(&path)));
     assert_eq!(daemon.post("/srs", create(&path)).1["code"], "exists");
-    // Another daemon of this host cannot have it at the same time.
+    // Another daemon of this host cannot attach it at the same time.
     let other = start();
     assert_eq!(other.failed(other.post("/srs", create(&path)))["code"], "exists");
     let uuid = daemon.get("/srs").1[0]["uuid"].clone();
@@ -160,7 +160,7 @@ fn repositories_are_reattached_or_lost_until_back() {
     assert!(why.as_str().unwrap().contains(path.to_str().unwrap()), "{why}");
     let scan = daemon.post(&format!("/srs/{goes}/scan"), json!({})).1;
     assert!(scan["code"] == "state" && scan["advice"].as_str().unwrap().contains("storage"), "{scan}");
-    // Another directory in its place is not it.
+    // Another directory at its path is not the repository.
     fs::create_dir(&path).unwrap();
     assert_eq!(daemon.failed(daemon.post(&format!("/srs/{goes}/attach"), json!({})))["code"], "state");
     fs::remove_dir(&path).unwrap();
@@ -200,12 +200,12 @@ fn space_is_measured_after_a_task() {
     let used = || sr(&daemon, &uuid)["space"]["physical_utilisation"].as_u64().unwrap();
     let before = used();
     fs::write(daemon.room().join("vms/file"), vec![1; 32 << 20]).unwrap();
-    // It is already attached: only a task that ends.
+    // It is already attached: a task only needs to end.
     daemon.done(daemon.post(&format!("/srs/{uuid}/attach"), json!({})));
     wait_until("it is measured", || used() != before);
 }
 
-/// The daemon is killed at every step of a job; after its restart that is done, or nothing of it is left.
+/// The daemon is killed at every step of a job; after its restart the job is done, or nothing of it is left.
 #[test]
 fn a_killed_creation_is_completed_or_rolled_back() {
     for (point, made) in [("label", false), ("label:after", false), ("record", true), ("record:after", true)] {
@@ -277,8 +277,8 @@ fn an_iso_library_has_read_only_vdis() {
     assert_eq!(again["returned"], scan["missing"]);
 }
 
-/// Replacements for mount(8) and umount(8): the kernel may support neither NFS nor SMB. They record their arguments,
-/// and mount an in-memory file system with the same source.
+/// Replacements for mount(8) and umount(8), since the kernel may support neither NFS nor SMB. They record their
+/// arguments, and mount a tmpfs with the same source.
 fn stand_ins(room: &Path) -> String {
     let bin = room.join("bin");
     fs::create_dir(&bin).unwrap();
@@ -286,7 +286,7 @@ fn stand_ins(room: &Path) -> String {
         let records = format!("echo {name} \"$@\" >> {}/words", room.display());
         testkit::program::script(&bin.join(name), &format!("{records}\n{does}"));
     };
-    // The real program has another program do it, too, and waits for that.
+    // The real program runs a helper, too, and waits for it.
     let hang = "test -e \"$(dirname $0)/hang\" && { sleep 1000 & echo $! >\"$(dirname $0)/child\"; wait; exit 1; }";
     // mount -t nfs -o OPTIONS -- SOURCE TARGET
     script("mount", &format!("{hang}; exec /bin/mount -t tmpfs -- \"$6\" \"$7\""));
@@ -358,7 +358,7 @@ fn a_server_is_mounted_once_and_unmounted_at_detach() {
         .into_iter()
         .find(|words| words.starts_with("umount") && words.split(' ').any(|word| word == "-l"));
     assert_eq!(lazy, None);
-    // The server has other contents than before: nothing without the label is used.
+    // The server has other contents now: without the label nothing is used.
     assert_eq!(daemon.failed(daemon.post(&format!("/srs/{uuid}/attach"), json!({})))["code"], "state");
     assert!(!at.exists(), "what was mounted in vain is unmounted");
 }
@@ -402,7 +402,7 @@ fn an_unresponsive_server_blocks_no_other_request() {
     assert!(task["problem"]["detail"].as_str().unwrap().contains("nas:/vms"), "{task}");
     assert_eq!(daemon.get("/srs").1, json!([]));
     assert_eq!(words(place.path()).len(), 1, "it is not waited for once more to undo what was not done");
-    // A program that keeps running would mount when it is no longer expected.
+    // A program that keeps running would mount at an unexpected time.
     let child = fs::read_to_string(place.path().join("bin/child")).unwrap();
     let stat = format!("/proc/{}/stat", child.trim());
     wait_until("what mount(8) has started is killed with it", || {

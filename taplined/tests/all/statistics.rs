@@ -1,4 +1,4 @@
-//! Statistics of plugged disks, and metrics: what they say beside what was done.
+//! Statistics of plugged disks, and metrics: compared with the requests made.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ fn sum(stages: &Value) -> u64 {
     stages.as_object().unwrap().values().map(|ns| ns.as_u64().unwrap()).sum()
 }
 
-/// The value of a series whose line begins so and has all of `labels`.
+/// The value of a series whose line has this beginning and all of `labels`.
 fn series(text: &str, name: &str, labels: &[&str]) -> f64 {
     let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label));
     let found: Vec<&str> = text.lines().filter(is_it).collect();
@@ -112,7 +112,7 @@ fn counters_do_not_go_back_when_a_process_dies() {
     assert_eq!(series(&metrics(&daemon), "tapline_disk_processes_total", &[]), 2.0);
 }
 
-/// A file system of its own in a directory, which can be frozen: writes to it then hang in the kernel.
+/// A file system in a directory, which can be frozen: writes to it then hang in the kernel.
 struct Freezable(Mounted);
 
 impl Freezable {
@@ -154,7 +154,7 @@ fn a_write_that_hangs_in_storage_is_seen_in_api_metrics_and_top_while_it_hangs()
     assert!(io(&socket, &["write -P 6 1M 64k"]).0);
     assert!(storage.freeze("--freeze"));
     let hanging = std::thread::spawn(move || io(&socket, &["write -P 7 1M 64k"]));
-    // A moment is not a hang: the age has to grow to a second, whether the disk's thread hangs as well or not.
+    // A short delay is not a hang: the age must reach a second, whether the disk's thread hangs as well or not.
     let mut disk = Value::Null;
     wait_until("the request that hangs is in the API's answer", || {
         disk = daemon.get(&format!("{vbd}/statistics")).1;
@@ -180,21 +180,21 @@ fn a_write_that_hangs_in_storage_is_seen_in_api_metrics_and_top_while_it_hangs()
     unplug(&daemon, &vbd);
 }
 
-/// A disk's layers, once it is there.
+/// A disk's layers, once available.
 fn layers(daemon: &Taplined, vbd: &str) -> (Value, Value) {
     let disk = daemon.get(&format!("{vbd}/statistics")).1;
     (disk["guest"].clone(), disk["host"].clone())
 }
 
 #[test]
-fn the_layers_around_a_disk_are_known_or_say_why_not_and_are_told_only_where_they_are_asked_for() {
+fn layers_around_a_disk_are_shown_on_request_or_with_a_reason() {
     let (daemon, vdis) = with_disks("", &["disk", "other"]);
     let (vbd, other) = (vbd(&daemon, &vdis[0], "nbd"), vbd(&daemon, &vdis[1], "nbd"));
     plug(&daemon, &vbd);
     plug(&daemon, &other);
     let (guest, host) = layers(&daemon, &vbd);
     assert_eq!(guest, json!({ "unknown": "no VM of this daemon has it" }));
-    // Where tests run on a file system that has no device, its kind is said.
+    // Where tests run on a file system without a device, its type is reported.
     let devices = host["devices"].as_array().unwrap();
     assert_eq!(devices.is_empty(), host["unknown"].is_string(), "{host}");
     let text = metrics(&daemon);

@@ -1,5 +1,5 @@
-//! VMs whose memory is saved and that go on from it: with a real QEMU whose guest is a boot sector that counts on its
-//! disk, and says when it was started.
+//! VMs whose memory is saved and that resume from it: with a real QEMU whose guest is a boot sector that counts on
+//! its disk, and records its start time.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::harness::disks::{nothing_leaked, processes};
 use crate::harness::{ABORT_AT, Taplined, wait_until};
 use crate::vm::{begin, machine, power, shut_down, start};
 
-/// The sector that the guest counts in.
+/// The sector in which the guest counts.
 const SECTOR: usize = 64;
 
 /// A daemon with a VM that counts on its disk.
@@ -21,7 +21,7 @@ struct Bed {
     file: PathBuf,
 }
 
-/// What the guest has written last: when it was started, and its number.
+/// The guest's last write: its start time and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Count {
     start: u32,
@@ -52,7 +52,7 @@ impl Bed {
         Count { start: word(512 * SECTOR), number: word(512 * SECTOR + 4) }
     }
 
-    /// Waits until the guest has counted on from there.
+    /// Waits until the guest has counted further.
     fn counts_on(&self, from: Count) -> Count {
         wait_until("the guest counts", || self.count().number > from.number.saturating_add(3));
         self.count()
@@ -74,7 +74,7 @@ impl Bed {
         vm
     }
 
-    /// The VM is suspended with a file, and nothing of it runs.
+    /// Checks that the VM is suspended with a file, and nothing of it runs.
     #[track_caller]
     fn is_suspended(&self) -> Count {
         let vm = self.daemon.get(&self.vm).1;
@@ -86,9 +86,9 @@ impl Bed {
         self.count()
     }
 
-    /// It goes on from its memory, and not from its start; nothing is left of the file.
+    /// Checks that the guest resumes from its memory instead of booting, and that the file is removed.
     #[track_caller]
-    fn goes_on(&self, from: Count) {
+    fn resumes(&self, from: Count) {
         let running = start(&self.daemon, &self.vm);
         assert_eq!((&running["power"], running.get("suspended")), (&json!("running"), None), "{running}");
         assert_eq!(self.counts_on(from).start, from.start, "it was booted instead");
@@ -120,21 +120,21 @@ fn a_repository_with_a_disk_of_a_suspended_vm_is_not_detached_and_says_why() {
     let (status, refused) = bed.daemon.post(&format!("/srs/{sr}/detach"), json!({}));
     assert_eq!((status, &refused["code"]), (409, &json!("in-use")), "{refused}");
     assert!(said(&refused).contains("is suspended") && said(&refused).contains(&sr), "{refused}");
-    // As the advice has it.
+    // As advised.
     assert!(refused["advice"].as_str().unwrap().contains("tapline vm drop-memory"), "{refused}");
     assert_eq!(bed.daemon.delete(&format!("{}/memory", bed.vm)).0, 200);
     bed.daemon.done(bed.daemon.post(&format!("/srs/{sr}/detach"), json!({})));
 }
 
 #[test]
-fn a_suspended_guest_goes_on_where_it_was() {
+fn a_suspended_guest_resumes_where_it_was() {
     let Some(bed) = Bed::new() else { return };
     let first = bed.started();
     bed.suspended();
     let then = bed.is_suspended();
     assert_eq!(then.start, first.start);
-    bed.goes_on(then);
-    // Again, and by the other verb.
+    bed.resumes(then);
+    // Again, by the other verb.
     bed.suspended();
     let then = bed.is_suspended();
     bed.daemon.done(bed.daemon.post(&format!("{}/resume", bed.vm), json!({})));
@@ -177,9 +177,9 @@ fn a_suspended_vm_and_its_disks_cannot_be_changed() {
         assert_eq!(bed.code_of(daemon.post(&format!("{vm}/{verb}"), json!({}))), "state", "{verb}");
     }
     assert_eq!(daemon.get("/vms?power=suspended").1.as_array().unwrap().len(), 1);
-    // What is not hardware may change.
+    // Properties other than the hardware may change.
     assert_eq!(daemon.patch(vm, json!({ "description": "asleep" })).0, 200);
-    bed.goes_on(then);
+    bed.resumes(then);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_paused_guest_is_paused_again_when_it_is_resumed() {
 }
 
 #[test]
-fn memory_can_be_given_up_alone_or_with_its_vm() {
+fn memory_can_be_discarded_alone_or_with_its_vm() {
     let Some(bed) = Bed::new() else { return };
     let Bed { daemon, vm, .. } = &bed;
     let memory = format!("{vm}/memory");
@@ -242,7 +242,7 @@ fn memory_whose_file_or_disk_has_changed_is_not_resumed() {
     refused(&bed, "bytes, and had");
     std::fs::write(&file, vec![0; whole.len()]).unwrap();
     refused(&bed, "does not begin as one of Tapline");
-    // One that QEMU does not take: it stays suspended, and says why.
+    // A file that QEMU rejects: the VM stays suspended, with a problem.
     let mut damaged = whole.clone();
     damaged[(256 << 10)..(256 << 10) + 4].copy_from_slice(b"????");
     std::fs::write(&file, damaged).unwrap();
@@ -251,7 +251,7 @@ fn memory_whose_file_or_disk_has_changed_is_not_resumed() {
     assert!(!bed.daemon.get(&bed.vm).1["problem"].is_null());
     std::fs::rename(&aside, &file).unwrap();
     assert_eq!(bed.is_suspended(), then);
-    // The disk was written to by a program that knows nothing of this.
+    // Another program has written to the disk.
     let before = std::fs::metadata(&bed.file).unwrap().modified().unwrap();
     let disk = std::fs::File::options().write(true).open(&bed.file).unwrap();
     disk.set_modified(before + std::time::Duration::from_secs(1)).unwrap();
@@ -260,12 +260,12 @@ fn memory_whose_file_or_disk_has_changed_is_not_resumed() {
     drop(disk);
     bed.daemon.restart();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    bed.goes_on(then);
+    bed.resumes(then);
 }
 
-/// A start that was interrupted has had the disk open; then the disk is put back as it once was.
+/// An interrupted start has had the disk open; then an earlier state of the disk is restored.
 #[test]
-fn a_disk_that_is_put_back_while_a_start_is_interrupted_is_noticed() {
+fn a_disk_restored_during_an_interrupted_start_is_detected() {
     let Some(mut bed) = Bed::new() else { return };
     bed.started();
     let old = std::fs::read(&bed.file).unwrap();
@@ -325,7 +325,7 @@ fn a_suspend_that_is_cancelled_leaves_the_guest_running() {
         assert_eq!(bed.counts_on(bed.count()).start, first.start);
         bed.suspended();
     }
-    bed.goes_on(bed.is_suspended());
+    bed.resumes(bed.is_suspended());
 }
 
 /// The daemon is killed before and after each step of the job.
@@ -350,13 +350,13 @@ fn a_suspend_is_completed_or_undone_after_any_kill() {
             assert_eq!(bed.counts_on(bed.count()).start, first.start, "{point}");
         } else {
             let then = bed.is_suspended();
-            bed.goes_on(then);
+            bed.resumes(then);
             assert_eq!(bed.count().start, first.start, "{point}");
         }
     }
 }
 
-/// The same on the way back: its memory is loaded at most once.
+/// The same for a resume: its memory is loaded at most once.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn a_resume_is_completed_or_undone_after_any_kill() {
@@ -377,7 +377,7 @@ fn a_resume_is_completed_or_undone_after_any_kill() {
         } else {
             wait_until("it is suspended", || power(&bed.daemon, &bed.vm) == "suspended");
             assert_eq!(bed.is_suspended(), then, "{at}");
-            bed.goes_on(then);
+            bed.resumes(then);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tags, and the strings that programs keep with objects: given at creation, replaced by `PATCH`, and found by lists.
+//! Tags and `other_config` strings: given at creation, replaced by `PATCH`, and found by lists.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn labels(daemon: &Taplined, path: &str) -> (String, String) {
     (shown["tags"].to_string(), shown["other_config"].to_string())
 }
 
-/// The request with labels.
+/// A request with labels.
 fn labelled(mut asked: Value) -> Value {
     asked["tags"] = json!(["prod", "db", "prod"]);
     asked["other_config"] = json!({ "backup": "nightly" });
@@ -25,7 +25,7 @@ fn uuid(object: &Value) -> &str {
     object["uuid"].as_str().unwrap_or_else(|| panic!("{object}"))
 }
 
-/// A daemon with one object of each kind that has labels; their paths.
+/// A daemon with one object of each kind that has labels; returns their paths.
 fn all_kinds() -> (Taplined, Vec<String>) {
     let daemon = start();
     let place = daemon.room().join("vms");
@@ -83,7 +83,7 @@ fn invalid_labels_are_refused_by_field_and_change_nothing() {
 }
 
 #[test]
-fn a_list_has_those_with_all_the_tags_that_are_asked_for() {
+fn a_list_is_filtered_by_all_requested_tags() {
     let (daemon, paths) = all_kinds();
     for noun in ["srs", "vdis", "vms", "vbds"] {
         let count = |query: &str| daemon.get(&format!("/{noun}{query}")).1.as_array().unwrap().len();

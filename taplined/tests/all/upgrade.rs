@@ -33,13 +33,13 @@ fn upgrade(daemon: &Taplined, vbd: &str) -> Value {
     daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})))
 }
 
-/// A daemon with a disk that is plugged, and a client that writes.
+/// A daemon with a plugged disk, and a client that writes.
 fn written() -> (Taplined, String, Writer) {
     let (daemon, vdis) = with_disks("", &["disk"]);
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     let writer = Writer::begin(Client::connect(&socket(&daemon, &vbd)));
-    writer.goes_on();
+    writer.makes_progress();
     (daemon, vbd, writer)
 }
 
@@ -54,14 +54,14 @@ fn a_client_keeps_its_connection_across_upgrades() {
         assert_eq!((&upgraded["pid"], &upgraded["uuid"]), (&now["pid"], &now["uuid"]));
         assert!(upgraded["pause_us"].is_u64(), "{upgraded}");
         assert!(upgraded["note"].as_str().unwrap().contains("the same version"), "{upgraded}");
-        // Nobody has died.
+        // No process has died.
         assert_eq!((&now["state"], &now["restarts"], &now["problem"]), (&json!("plugged"), &json!(0), &Value::Null));
         assert_eq!(now["socket"], before["socket"]);
-        writer.goes_on();
+        writer.makes_progress();
         nothing_leaked(&daemon);
     }
     let mut old = writer.end();
-    // Others find it in the same place.
+    // Other clients find it at the same place.
     let mut another = Client::connect(&socket(&daemon, &vbd));
     another.write(0, BLOCK, 77);
     assert_eq!(old.read(0, BLOCK), vec![77; BLOCK]);
@@ -94,7 +94,7 @@ fn an_unplugged_disk_cannot_be_upgraded() {
     nothing_leaked(&daemon);
 }
 
-/// All moments of an upgrade at which the daemon may die.
+/// All points of an upgrade at which the daemon may die.
 const POINTS: [&str; 8] =
     ["start", "start:after", "ask", "ask:after", "answer:after", "record", "record:after", "end:after"];
 
@@ -111,11 +111,11 @@ fn a_daemon_killed_during_an_upgrade_leaves_one_known_process() {
         let running = processes(&daemon);
         assert_eq!(json!(running), json!([now["pid"]]), "{point}");
         nothing_leaked(&daemon);
-        writer.goes_on();
+        writer.makes_progress();
         // The daemon that has reattached the disk can upgrade it again.
         upgrade(&daemon, &vbd);
         nothing_leaked(&daemon);
-        writer.goes_on();
+        writer.makes_progress();
     }
     drop(writer.end());
     unplug(&daemon, &vbd);
@@ -127,7 +127,7 @@ fn a_daemon_killed_during_an_upgrade_leaves_one_known_process() {
 fn with_program() -> (Taplined, String, Writer, PathBuf) {
     // All disks have the same user: a program that replaces theirs kills another process.
     let (mut daemon, vdis) = with_disks("disk-user = \"nobody\"", &["disk"]);
-    // The disks' user must get there; the daemon's own directories are closed to others as before.
+    // The disks' user must have access; the daemon's own directories are closed to others as before.
     fs::set_permissions(daemon.room(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = daemon.room().join("tapline-disk");
     testkit::program::copy(&harness::disk_program(), &program);
@@ -139,7 +139,7 @@ fn with_program() -> (Taplined, String, Writer, PathBuf) {
     let vbd = vbd(&daemon, &vdis[0], "nbd");
     plug(&daemon, &vbd);
     let writer = Writer::begin(Client::connect(&socket(&daemon, &vbd)));
-    writer.goes_on();
+    writer.makes_progress();
     (daemon, vbd, writer, program)
 }
 
@@ -167,7 +167,7 @@ fn a_failing_new_program_leaves_the_old_process_running() {
         assert!(message.contains("its old process continues") && message.contains(what), "{problem}");
         assert_eq!((pid(&daemon, &vbd), state(&daemon, &vbd)), (before.clone(), "plugged".into()));
         nothing_leaked(&daemon);
-        writer.goes_on();
+        writer.makes_progress();
     };
     install(&program, "exit 3");
     fails("exit status: 3");
@@ -190,7 +190,7 @@ fn a_failing_new_program_leaves_the_old_process_running() {
 fn a_disk_whose_old_process_dies_in_an_upgrade_is_restarted_once() {
     let (daemon, vbd, writer, program) = with_program();
     let before = pid(&daemon, &vbd);
-    // Before anything can have been handed to it.
+    // Before anything can have been handed over to it.
     let real = program.with_extension("real");
     testkit::program::copy(&program, &real);
     let at_take_over = format!("case \"$*\" in *--take-over*) kill -9 {before};; esac\nexec {} \"$@\"", real.display());
@@ -274,14 +274,14 @@ fn one_failed_upgrade_of_several_does_not_stop_the_others() {
     nothing_leaked(&daemon);
     for ((vbd, before), client) in vbds.iter().zip(&before).zip(clients) {
         assert_ne!(pid(&daemon, vbd), *before);
-        client.goes_on();
+        client.makes_progress();
         drop(client.end());
         unplug(&daemon, vbd);
     }
     nothing_leaked(&daemon);
 }
 
-/// A disk whose leaf is being merged and was stopped; `None` if the merge was too quick.
+/// A stopped disk whose leaf is being merged; `None` if the merge was too quick.
 fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     let asked = json!({ "sr": sr, "name": "disk", "size": 256 << 20, "format": "qcow2" });
     let vdi = daemon.done(daemon.post("/vdis", asked))["uuid"].as_str().unwrap().to_owned();
@@ -297,7 +297,7 @@ fn merging(daemon: &Taplined, sr: &str) -> Option<(String, String, Client)> {
     assert_eq!(deleted.0, 202, "{}", deleted.1);
     let mut paused = Value::Null;
     wait_until("it is merged, or is being", || {
-        // While it begins, it is not paused yet.
+        // It is not paused yet while it begins.
         paused = ask_disk(daemon, &vbd, json!({ "verb": "merge-pause" }));
         paused["ok"]["state"] == "paused" || daemon.get(&format!("/vdis/{vdi}")).1["depth"] == 1
     });

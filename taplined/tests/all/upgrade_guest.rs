@@ -15,11 +15,11 @@ use crate::guest::{self, Driver};
 use crate::harness::disks::{nothing_leaked, plug, processes, state, unplug, vbd, with_disks};
 use crate::harness::{self, Taplined, wait_until};
 
-/// All moments of an upgrade at which the daemon may die.
+/// All points of an upgrade at which the daemon may die.
 const POINTS: [&str; 8] =
     ["start", "start:after", "ask", "ask:after", "answer:after", "record", "record:after", "end:after"];
 
-/// A guest at work over one connection.
+/// A guest that writes and reads over one connection.
 struct Guest {
     end: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -41,16 +41,16 @@ impl Guest {
         Guest { end, answered, thread }
     }
 
-    /// Waits until all that was in flight has been answered, and more.
+    /// Waits until all requests in flight, and more, have been answered.
     #[track_caller]
-    fn goes_on(&self) {
+    fn makes_progress(&self) {
         let before = self.answered.load(Ordering::SeqCst);
         let more = || self.answered.load(Ordering::SeqCst) > before + u64::from(2 * guest::DEPTH);
         wait_until("the guest goes on", || more() || self.thread.is_finished());
         assert!(!self.thread.is_finished(), "the guest has found a fault");
     }
 
-    /// Has it cease, with requests in flight.
+    /// Stops it, with requests in flight.
     fn pause(self) -> Driver {
         self.end.store(true, Ordering::SeqCst);
         self.thread.join().expect("the guest has found a fault")
@@ -73,13 +73,13 @@ fn upgrade(daemon: &Taplined, vbd: &str) {
     let upgraded = daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
     let now = daemon.get(vbd).1;
     assert!(now["pid"] != before["pid"] && upgraded["replaced"] == before["pid"], "{upgraded}");
-    // Nobody has died.
+    // No process has died.
     for key in ["state", "restarts", "problem", "socket"] {
         assert_eq!(now[key], before[key], "{key}");
     }
 }
 
-/// All is answered, nothing is left of anything, and the image holds what was written last.
+/// Checks that all requests are answered, nothing leaks, and the image contains the last writes.
 fn all_is_well(daemon: &Taplined, vbd: &str, mut driver: Driver) {
     driver.drain();
     nothing_leaked(daemon);
@@ -101,11 +101,11 @@ fn a_guest_keeps_its_connection_across_upgrades() {
         let (daemon, vbd, driver) = served(recorded);
         let guest = Guest::begin(driver);
         for _ in 0..5 {
-            guest.goes_on();
+            guest.makes_progress();
             upgrade(&daemon, &vbd);
             nothing_leaked(&daemon);
         }
-        guest.goes_on();
+        guest.makes_progress();
         all_is_well(&daemon, &vbd, guest.pause());
         assert!(!daemon.log().contains("its process ended"), "{}", daemon.log());
     }
@@ -118,18 +118,18 @@ fn a_guest_survives_a_daemon_killed_during_an_upgrade() {
     let guest = Guest::begin(driver);
     for point in POINTS {
         daemon.restart_with(&[("TAPLINED_ABORT_AT", &format!("vbd-upgrade:{point}"))]);
-        guest.goes_on();
+        guest.makes_progress();
         daemon.post_and_die(&format!("{vbd}/upgrade"), json!({}));
-        guest.goes_on();
+        guest.makes_progress();
         daemon.restart();
         let now = daemon.get(&vbd).1;
         assert_eq!((&now["state"], &now["restarts"]), (&json!("plugged"), &json!(0)), "{point}: {now}");
         assert_eq!(json!(processes(&daemon)), json!([now["pid"]]), "{point}");
-        guest.goes_on();
+        guest.makes_progress();
         upgrade(&daemon, &vbd);
         nothing_leaked(&daemon);
     }
-    guest.goes_on();
+    guest.makes_progress();
     all_is_well(&daemon, &vbd, guest.pause());
 }
 
@@ -143,11 +143,11 @@ fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
         let mut restarts = 0;
         for round in 0..6 {
             let guest = Guest::begin(driver);
-            guest.goes_on();
+            guest.makes_progress();
             let before = daemon.get(&vbd).1["pid"].clone();
             if round % 2 == 0 {
                 upgrade(&daemon, &vbd);
-                guest.goes_on();
+                guest.makes_progress();
             }
             let before = if round % 2 == 0 { daemon.get(&vbd).1["pid"].clone() } else { before };
             // In some rounds another process is being started as well.
@@ -167,12 +167,12 @@ fn a_guest_loses_nothing_if_its_disk_is_killed_around_upgrades() {
             if !connection_is_there {
                 driver.connect_again();
             }
-            // Straight after it was revived, with what its predecessor had in flight being done one at a time.
+            // Right after it was revived, with its predecessor's requests in flight being processed one at a time.
             upgrade(&daemon, &vbd);
         }
         assert!(restarts >= 3, "{restarts}: {}", daemon.log());
         let guest = Guest::begin(driver);
-        guest.goes_on();
+        guest.makes_progress();
         all_is_well(&daemon, &vbd, guest.pause());
     }
 }

@@ -1,4 +1,4 @@
-//! Files that clients send piece by piece and that become disks.
+//! Uploads: files that clients send piece by piece and that become disks.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::harness::{Exchange, Taplined, start};
 
 const MIB: usize = 1 << 20;
 
-/// A raw image of three megabytes, each of another letter.
+/// A raw image of three megabytes, each filled with another letter.
 fn image() -> String {
     ["a", "b", "c"].map(|letter| letter.repeat(MIB)).concat()
 }
@@ -54,7 +54,7 @@ fn a_file_sent_in_pieces_becomes_a_disk() {
     let image = image();
     let upload = create(&daemon, &sr, image.len());
     assert_eq!(append(&daemon, &upload, 0, &image[..MIB + 5]).json()["received"], MIB + 5);
-    // A piece that has arrived is not written again, and none is left out.
+    // A received piece is not written again, and none may be skipped.
     for offset in [0, MIB, MIB + 6] {
         let refused = append(&daemon, &upload, offset, &image[offset..offset + 7]);
         assert_eq!(refused.refusal(), (409, "state".into(), "offset".into()));
@@ -92,7 +92,7 @@ fn an_upload_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_is_no_upload_is_refused() {
+fn an_invalid_upload_is_refused() {
     let daemon = start();
     let sr = daemon.repository("vms");
     for (size, code) in [(json!(0), "invalid"), (json!(u64::MAX >> 1), "no-space"), (json!(-1), "invalid")] {
@@ -119,7 +119,7 @@ fn a_file_of_the_browsers_computer_is_imported_from_the_page() {
     let image = image().repeat(3);
     fs::write(&file, &image).unwrap();
     page.open(&format!("http://localhost:{}/#/sr/{sr}", forward(daemon.socket())));
-    // The connection is lost twice: before a piece has arrived, and before its answer has.
+    // The connection is lost twice: before a piece has arrived, and before its response has.
     page.value(
         "{ let lost = 0; const real = window.fetch;
            window.fetch = async (path, options) => {

@@ -1,5 +1,5 @@
-//! VDIs of a real daemon on real files: their contents after each verb, and after the daemon was killed at each step of
-//! it.
+//! VDIs of a real daemon on real files: their contents after each verb, and after the daemon was killed at each step
+//! of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::harness::{Taplined, disks};
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
 
-/// A daemon and a repository of its own.
+/// A daemon and its own repository.
 struct Bed {
     daemon: Taplined,
     sr: String,
@@ -91,7 +91,7 @@ impl Bed {
         self.daemon.get("/tasks").1.as_array().unwrap().len()
     }
 
-    /// Files and catalogue agree, and nothing is held by what is over.
+    /// Checks that files and catalogue agree, and that finished tasks hold nothing.
     fn nothing_is_left(&self) {
         let names =
             fs::read_dir(self.directory()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -108,7 +108,7 @@ impl Bed {
     }
 }
 
-/// Megabytes: those that are named, and zeroes.
+/// The expected contents: these megabytes, and zeroes elsewhere.
 fn content(named: &[(usize, u8)]) -> Vec<u8> {
     let mut all = vec![0; usize::try_from(SIZE / MIB).unwrap()];
     for (at, byte) in named {
@@ -216,7 +216,7 @@ fn copies_exports_and_imports_are_complete() {
     let asked = json!({ "sr": bed.sr, "name": "in", "path": path, "source_format": "vhd", "format": "qcow2" });
     let imported = bed.daemon.done(bed.daemon.post("/vdis/import", asked))["uuid"].as_str().unwrap().to_owned();
     assert_eq!(bed.read(&imported), content(&[(5, 7), (6, 8)]));
-    // What other hypervisors have.
+    // Formats of other hypervisors.
     let raw = bed.daemon.room().join("out.raw");
     bed.verb(&copy, "export", json!({ "path": raw, "format": "raw" }));
     for format in ["vmdk", "vhdx"] {
@@ -251,7 +251,7 @@ fn a_dry_run_does_not_affect_running_tasks() {
 }
 
 /// Follows events during `work`, up to the end of a task of this verb; returns the progress values.
-fn told_of(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
+fn progress_during(bed: &Bed, verb: &str, work: impl FnOnce()) -> Vec<f64> {
     let mut stream = UnixStream::connect(bed.daemon.socket()).unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
@@ -282,15 +282,15 @@ fn long_running_tasks_report_progress() {
         assert!(parts.is_sorted(), "{parts:?}");
         parts.into_iter().filter(|part| *part > 0.0 && *part < 1.0).count()
     };
-    let parts = told_of(&bed, "vdi-copy", || drop(bed.made(&vdi, "copy", json!({ "sr": bed.sr }))));
+    let parts = progress_during(&bed, "vdi-copy", || drop(bed.made(&vdi, "copy", json!({ "sr": bed.sr }))));
     assert!(on_the_way(parts) > 3);
     let snapshot = bed.made(&vdi, "snapshot", json!({}));
     (0..16).for_each(|at| bed.write(&vdi, at, 8));
-    let parts = told_of(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
+    let parts = progress_during(&bed, "vdi-merge", || drop(bed.daemon.delete(&format!("/vdis/{snapshot}"))));
     assert!(on_the_way(parts) > 1);
 }
 
-/// Words of the disk processes that were started, by one that notes them first.
+/// The arguments of the disk processes, recorded by a wrapper of the program.
 #[test]
 fn image_jobs_have_access_only_to_passed_files() {
     let mut bed = bed();
@@ -341,7 +341,7 @@ fn a_vdi_grows_and_never_shrinks() {
 }
 
 impl Bed {
-    /// Plugs a VDI for NBD clients; the VBD.
+    /// Plugs a VDI for NBD clients; returns the VBD.
     fn plug(&self, vdi: &str) -> String {
         let (status, vbd) = self.daemon.post("/vbds", json!({ "vdi": vdi, "transport": "nbd" }));
         assert_eq!(status, 201, "{vbd}");
@@ -356,7 +356,7 @@ impl Bed {
         assert_eq!(status, 204);
     }
 
-    /// Has a client of a VBD's socket do something, as `qemu-io` calls it.
+    /// Runs a `qemu-io` command on a VBD's socket.
     fn client(&self, vbd: &str, command: &str) {
         let (_, shown) = self.daemon.get(&format!("/vbds/{vbd}"));
         let uri = format!("nbd+unix:///?socket={}", shown["socket"].as_str().unwrap());
@@ -421,7 +421,7 @@ fn concurrently_destroyed_snapshots_are_merged_in_turn() {
     for task in &begun {
         assert_eq!(bed.daemon.wait(task)["state"], "done", "{}", bed.daemon.log());
     }
-    // A merge that had to give way is begun again after half a minute.
+    // A merge that had to give way is retried after half a minute.
     harness::wait_until("the chain is one file", || bed.show(&vdi)["depth"] == 1);
     bed.unplug(&vbd);
     assert_eq!(bed.read(&vdi), content(&[(1, 1), (2, 2), (3, 3), (4, 4)]));
@@ -502,7 +502,7 @@ fn a_beginning_merge_does_not_block_a_vdi() {
     bed.nothing_is_left();
 }
 
-/// Asks for a verb.
+/// Requests a verb.
 type Ask = Box<dyn Fn(&Bed) -> (u16, Value)>;
 
 /// Prepares a VDI for a verb such that the request passes each of its steps.
@@ -532,7 +532,7 @@ fn scenario(bed: &Bed, verb: &str) -> Ask {
             Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}")))
         }
         "vdi-destroy" => Box::new(move |bed| bed.daemon.delete(&format!("/vdis/{snapshot}"))),
-        // An image that no VDI shows and that has no children, as left by a merge that was refused for a while.
+        // An image without VDI and children, as left by a merge that was refused for a while.
         "sr-reclaim" => Box::new(move |bed| {
             let uuid = uuid();
             fs::write(bed.directory().join(&uuid), "an image").unwrap();
@@ -548,13 +548,13 @@ fn uuid() -> String {
     fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap().trim().to_owned()
 }
 
-/// Every VDI by name, with its depth and what it shows; and whether something was exported.
+/// Every VDI by name, with its depth and contents; and whether something was exported.
 type State = (Vec<(String, bool, u64, Vec<u8>)>, bool);
 
 fn state(bed: &Bed) -> State {
     let (_, vdis) = bed.daemon.get("/vdis");
     let of = |vdi: &Value| {
-        // Behind the @ is the time of a snapshot.
+        // The time of a snapshot follows the @.
         let name = vdi["name"].as_str().unwrap().split('@').next().unwrap().to_owned();
         let (read_only, depth) = (vdi["read_only"].as_bool().unwrap(), vdi["depth"].as_u64().unwrap());
         (name, read_only, depth, bed.read(vdi["uuid"].as_str().unwrap()))

@@ -15,7 +15,7 @@ use crate::harness::{Taplined, wait_until};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// The QEMU to try it with, if there is one; that there is none is reported.
+/// The QEMU to test with; `None`, which is reported, if it is not installed.
 pub fn qemu() -> Option<String> {
     let qemu = std::env::var("TAPLINE_QEMU").unwrap_or_else(|_| QEMU.into());
     if Command::new(&qemu).arg("--version").output().is_err() {
@@ -31,7 +31,7 @@ pub fn begin(settings: &str, names: &[&str]) -> Option<(Taplined, Vec<String>)> 
     Some(with_disks(&format!("qemu-program = {qemu:?}\n{settings}"), names))
 }
 
-/// Makes a VM with these disks; its path in the API.
+/// Creates a VM with these disks; returns its path in the API.
 #[track_caller]
 pub fn machine(daemon: &Taplined, vdis: &[String]) -> String {
     let name = match daemon.get("/vms").1.as_array().unwrap().len() {
@@ -48,7 +48,7 @@ pub fn machine(daemon: &Taplined, vdis: &[String]) -> String {
     vm
 }
 
-/// Makes a VBD of a VM; its path in the API.
+/// Creates a VBD of a VM; returns its path in the API.
 #[track_caller]
 fn add_disk(daemon: &Taplined, vm: &str, vdi: &str) -> String {
     let (status, vbd) = daemon.post("/vbds", json!({ "vdi": vdi, "vm": vm.trim_start_matches("/vms/") }));
@@ -162,7 +162,7 @@ fn a_failed_start_is_rolled_back_and_says_why() {
     assert_eq!((&now["power"], &now["problem"]["detail"]), (&json!("halted"), &problem["detail"]));
     nothing_leaked(&daemon);
     std::fs::rename(&aside, &gone).unwrap();
-    // And where all disks are there, and QEMU is not.
+    // Also if all disks are available, but QEMU is not.
     let config = daemon.room().join("taplined.toml");
     let text = std::fs::read_to_string(&config).unwrap();
     let others = text.lines().filter(|line| !line.starts_with("qemu-program")).collect::<Vec<_>>().join("\n");
@@ -190,8 +190,8 @@ fn a_disk_is_hot_plugged_and_force_removed_only_if_needed() {
     daemon.done(daemon.post(&format!("{hot}/unplug"), json!({ "force": true })));
     assert_eq!(power(&daemon, &vm), "running");
     nothing_leaked(&daemon);
-    // The guest has not released the disk: its requests in flight must not reach the disk later, and nothing may take
-    // its place.
+    // The guest has not released the disk: its requests in flight must not reach the disk later, and its slot must
+    // stay taken.
     let taken = daemon.failed(daemon.post(&format!("{hot}/plug"), json!({})));
     assert_eq!(taken["code"], "in-use");
     assert_eq!(daemon.delete(&hot).0, 204);
@@ -237,7 +237,7 @@ fn a_machine_outlives_the_daemon_and_is_reattached() {
     wait_until("it is halted", || power(&daemon, &vm) == "halted");
     assert!(said(&daemon.get(&vm).1["problem"]).contains("exit status unknown"));
     nothing_leaked(&daemon);
-    // A VM that exits reports the reason, also to a daemon that has not started it.
+    // The exit of a VM is reported with the reason, also by a daemon that has not started it.
     let again = start(&daemon, &vm);
     daemon.restart();
     assert!(Command::new("kill").arg(again["pid"].to_string()).status().unwrap().success());
@@ -455,8 +455,8 @@ fn a_resumed_shutdown_can_still_be_cancelled() {
 #[test]
 fn a_guest_that_powers_off_halts_its_vm_without_a_problem() {
     let Some((daemon, vdis)) = begin("", &["a", "b"]) else { return };
-    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, where the firmware has
-    // put it.
+    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; hlt; jmp: the power management of the chipset, at the address set by
+    // the firmware.
     let mut sector = vec![0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4, 0xeb, 0xfd];
     sector.resize(510, 0);
     sector.extend([0x55, 0xaa]);
@@ -511,7 +511,7 @@ fn a_dead_disk_process_is_replaced_under_a_guest() {
         now["state"] == "plugged" && now["pid"] != before
     });
     assert_eq!(daemon.get(&vm).1["pid"], pid);
-    // The guest is connected to it: it is not to be had without force.
+    // The guest is connected to it: it is only unplugged with force.
     assert_eq!(daemon.failed(daemon.post(&format!("{vbd}/unplug"), json!({})))["code"], "in-use");
     shut_down(&daemon, &vm, json!({ "force": true }));
     nothing_leaked(&daemon);
@@ -533,7 +533,7 @@ fn a_machine_keeps_its_disk_connection_across_upgrades() {
     let first = connection(&vbd);
     for _ in 0..4 {
         daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
-        // QEMU stops the disk's rings and starts them again, with whatever process serves by then.
+        // QEMU stops the disk's rings and starts them again, with whichever process serves by then.
         daemon.done(daemon.post(&format!("{vm}/pause"), json!({})));
         daemon.done(daemon.post(&format!("{vbd}/upgrade"), json!({})));
         daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
@@ -547,7 +547,7 @@ fn a_machine_keeps_its_disk_connection_across_upgrades() {
     nothing_leaked(&daemon);
 }
 
-/// The inodes of connections that were accepted at a socket (proc(5), /proc/net/unix: state 3).
+/// The inodes of connections accepted at a socket (proc(5), /proc/net/unix: state 3).
 fn connections(socket: &Value) -> Vec<String> {
     let known = std::fs::read_to_string("/proc/net/unix").unwrap();
     let rows = known.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());

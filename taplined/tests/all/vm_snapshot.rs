@@ -10,12 +10,12 @@ use crate::harness::disks::{io, nbd, nothing_leaked, plug, unplug, vbd};
 use crate::harness::{ABORT_AT, Taplined};
 use crate::vm::{begin, machine, power, shut_down, start};
 
-/// Snapshots of a VM, as the API has them.
+/// The snapshots of a VM in the API.
 fn snapshots(daemon: &Taplined, vm: &str) -> Vec<Value> {
     daemon.get(&format!("{vm}/snapshots")).1.as_array().unwrap().clone()
 }
 
-/// VDIs that are snapshots.
+/// The VDIs that are snapshots.
 fn of_disks(daemon: &Taplined) -> Vec<Value> {
     let vdis = daemon.get("/vdis").1;
     vdis.as_array().unwrap().iter().filter(|vdi| vdi["snapshot_of"].is_string()).cloned().collect()
@@ -25,7 +25,7 @@ fn take(daemon: &Taplined, vm: &str, asked: Value) -> String {
     daemon.done(daemon.post(&format!("{vm}/snapshot"), asked))["uuid"].as_str().unwrap().into()
 }
 
-/// Whether the guest runs, as its machine says it to a daemon that finds it again. Nothing but that daemon resumes it.
+/// Whether the guest runs, according to its machine, after a restart of the daemon, which alone could resume it.
 #[track_caller]
 fn power_of_machine(daemon: &mut Taplined, vm: &str) -> String {
     let before = daemon.log().len();
@@ -34,12 +34,12 @@ fn power_of_machine(daemon: &mut Taplined, vm: &str) -> String {
     power(daemon, vm)
 }
 
-/// Writes a pattern to the first MiB of VDIs that no guest has.
+/// Writes a pattern to the first MiB of VDIs that are not plugged.
 fn write(daemon: &Taplined, vdis: &[String], pattern: u8) {
     on_each(daemon, vdis, &format!("write -P {pattern} 0 1M"));
 }
 
-/// Checks that they have it.
+/// Checks that the VDIs have the pattern.
 #[track_caller]
 fn have(daemon: &Taplined, vdis: &[String], pattern: u8) {
     on_each(daemon, vdis, &format!("read -P {pattern} 0 1M"));
@@ -57,11 +57,11 @@ fn on_each(daemon: &Taplined, vdis: &[String], command: &str) {
     }
 }
 
-/// A file that cannot be changed, or a directory in which no file can be made or removed.
+/// An immutable file, or a directory in which no file can be created or removed.
 pub struct Sealed(PathBuf);
 
 impl Sealed {
-    /// Seals it; `None` where the file system has no such flag, which is reported.
+    /// Makes it immutable; `None` where the file system has no such flag, which is reported.
     pub fn new(path: PathBuf) -> Option<Sealed> {
         if Command::new("chattr").arg("+i").arg(&path).status().is_ok_and(|status| status.success()) {
             return Some(Sealed(path));
@@ -77,7 +77,7 @@ impl Drop for Sealed {
     }
 }
 
-/// A VM with two disks, the second one in a repository of its own: the daemon, the VM and that repository's directory.
+/// A VM with two disks, the second in its own repository: the daemon, the VM and that repository's directory.
 fn in_two_repositories() -> Option<(Taplined, String, PathBuf)> {
     let (daemon, mut vdis) = begin("", &["a"])?;
     let sr = daemon.repository("second");
@@ -89,7 +89,7 @@ fn in_two_repositories() -> Option<(Taplined, String, PathBuf)> {
 }
 
 #[test]
-fn all_disks_of_a_running_vm_have_a_snapshot_and_its_guest_goes_on() {
+fn all_disks_of_a_running_vm_have_a_snapshot_and_its_guest_continues() {
     let Some((mut daemon, vdis)) = begin("", &["a", "b", "iso"]) else { return };
     assert_eq!(daemon.patch(&format!("/vdis/{}", vdis[2]), json!({ "read_only": true })).0, 200);
     let vm = machine(&daemon, &vdis);
@@ -118,7 +118,7 @@ fn all_disks_of_a_running_vm_have_a_snapshot_and_its_guest_goes_on() {
     assert_eq!(power_of_machine(&mut daemon, &vm), "running");
     let taken = daemon.post(&format!("{vm}/snapshot"), json!({ "name": name })).1;
     assert_eq!((&taken["code"], &taken["field"]), (&json!("name-taken"), &json!("name")), "{taken}");
-    // One without a name gets another.
+    // A snapshot without a name gets one.
     take(&daemon, &vm, json!({}));
     let names: Vec<Value> = snapshots(&daemon, &vm).iter().map(|one| one["name"].clone()).collect();
     assert!(names.len() == 2 && names[0] != names[1], "{names:?}");
@@ -136,14 +136,14 @@ fn a_paused_guest_stays_paused() {
     assert_eq!(power(&daemon, &vm), "paused");
     assert_eq!(power_of_machine(&mut daemon, &vm), "paused");
     assert_eq!(of_disks(&daemon).len(), 2);
-    // What was over before it was paused by hand has no influence on a later daemon.
+    // An earlier pause by a snapshot has no influence on a later daemon.
     daemon.done(daemon.post(&format!("{vm}/resume"), json!({})));
     take(&daemon, &vm, json!({}));
     daemon.done(daemon.post(&format!("{vm}/pause"), json!({})));
     assert_eq!(power_of_machine(&mut daemon, &vm), "paused");
 }
 
-/// Points at which the daemon dies, whether the guest is paused then, and whether the snapshot is there afterwards.
+/// Points at which the daemon dies, whether the guest is paused then, and whether the snapshot exists afterwards.
 const POINTS: [(&str, bool, bool); 9] = [
     ("disks", false, false),
     ("pause:after", true, false),
@@ -163,7 +163,7 @@ fn a_kill_of_the_daemon_leaves_all_or_no_snapshots_and_a_guest_that_runs() {
         let Some((mut daemon, vm, second)) = in_two_repositories() else { return };
         let pid = start(&daemon, &vm)["pid"].clone();
         daemon.restart_with(&[(ABORT_AT, &format!("vm-snapshot:{point}"))]);
-        // What has failed is rolled back by a daemon that dies as well.
+        // The rollback of a failed one is interrupted by the death of the daemon as well.
         let sealed = if point == "undo" { Sealed::new(second) } else { None };
         if point == "undo" && sealed.is_none() {
             continue;
@@ -180,7 +180,7 @@ fn a_kill_of_the_daemon_leaves_all_or_no_snapshots_and_a_guest_that_runs() {
         assert_eq!(power_of_machine(&mut daemon, &vm), "running", "{point}");
         let (groups, single) = if taken { (1, 2) } else { (0, 0) };
         assert_eq!((snapshots(&daemon, &vm).len(), of_disks(&daemon).len()), (groups, single), "{point}: {said}");
-        // Nothing of it keeps the next one.
+        // Nothing remains that prevents the next one.
         take(&daemon, &vm, json!({}));
         assert_eq!(snapshots(&daemon, &vm).len(), groups + 1, "{point}");
         assert_eq!(power_of_machine(&mut daemon, &vm), "running", "{point}");
@@ -191,17 +191,17 @@ fn a_kill_of_the_daemon_leaves_all_or_no_snapshots_and_a_guest_that_runs() {
 }
 
 #[test]
-fn when_one_disk_fails_there_is_no_snapshot_and_the_guest_goes_on() {
+fn when_one_disk_fails_there_is_no_snapshot_and_the_guest_continues() {
     let Some((mut daemon, vm, second)) = in_two_repositories() else { return };
     start(&daemon, &vm);
-    // The second disk cannot be kept: no new image can be made in its repository.
+    // The second disk cannot be kept: no new image can be created in its repository.
     let Some(sealed) = Sealed::new(second) else { return };
     let why = daemon.failed(daemon.post(&format!("{vm}/snapshot"), json!({})));
     assert!(why["detail"].as_str().unwrap().contains("/second/"), "{why}");
     drop(sealed);
     assert_eq!((snapshots(&daemon, &vm).len(), of_disks(&daemon).len()), (0, 0), "{}", daemon.log());
     assert_eq!(power_of_machine(&mut daemon, &vm), "running");
-    // Nothing of it keeps the next one.
+    // Nothing remains that prevents the next one.
     take(&daemon, &vm, json!({}));
     assert_eq!(of_disks(&daemon).len(), 2);
     shut_down(&daemon, &vm, json!({ "force": true }));
@@ -222,7 +222,7 @@ fn a_disk_that_cannot_be_kept_is_refused_before_the_guest_is_paused() {
     let refused = daemon.post(&format!("{vm}/snapshot"), json!({})).1;
     assert_eq!(refused["code"], "state", "{refused}");
     assert_eq!(snapshots(&daemon, &vm).len(), 1);
-    // The VM is not reserved for what was refused.
+    // The VM is not reserved by a refused request.
     assert_eq!(daemon.delete(&vm).0, 204);
 }
 
@@ -242,14 +242,14 @@ fn a_revert_brings_all_disks_back_or_none() {
     have(&daemon, &vdis, 3);
     daemon.done(revert(&first));
     have(&daemon, &vdis, 1);
-    // Of the second one a disk is missing: the other one stays as it is.
+    // The second snapshot lacks a disk: the other disk stays as it is.
     let gone = snapshots(&daemon, &vm)[1]["disks"][1]["snapshot"].as_str().unwrap().to_owned();
     daemon.done(daemon.delete(&format!("/vdis/{gone}")));
     let refused = revert(&second).1;
     assert_eq!((&refused["code"], &refused["field"]), (&json!("state"), &json!("snapshot")), "{refused}");
     have(&daemon, &vdis, 1);
     assert_eq!(revert(&uuid::Uuid::new_v4().to_string()).0, 404);
-    // Such a one can still be destroyed.
+    // Such a snapshot can still be destroyed.
     daemon.done(daemon.delete(&format!("{vm}/snapshots/{second}")));
     daemon.done(daemon.delete(&format!("{vm}/snapshots/{first}")));
     assert_eq!((snapshots(&daemon, &vm).len(), of_disks(&daemon).len()), (0, 0));
@@ -301,7 +301,7 @@ fn a_clone_has_the_hardware_and_the_disks_of_the_vm_or_of_a_snapshot() {
     nothing_leaked(&daemon);
 }
 
-/// Each of the other jobs, killed before and after each of its steps: it is done as a whole or not at all.
+/// Each of the other jobs, killed before and after each of its steps: all or nothing is done.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn reverts_clones_and_destructions_are_done_or_undone_after_a_kill() {

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use crate::harness::start_with;
 
 /// Waits until the next watchdog notification.
-fn told(socket: &UnixDatagram) {
+fn wait_for_notification(socket: &UnixDatagram) {
     let (begun, mut said) = (Instant::now(), [0; 64]);
     while begun.elapsed() < Duration::from_secs(60) {
         if socket.recv(&mut said).is_ok_and(|len| said[..len] == *b"WATCHDOG=1") {
@@ -26,8 +26,8 @@ fn the_watchdog_is_notified_only_while_the_catalogue_responds() {
     socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let asked = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "200000")];
     let daemon = start_with("", &asked);
-    told(&socket);
-    told(&socket);
+    wait_for_notification(&socket);
+    wait_for_notification(&socket);
     // The writer waits up to ten seconds for the holder of the file; a few notifications may still be queued.
     let other = Connection::open(daemon.room().join("state/catalogue.db")).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -37,8 +37,8 @@ fn the_watchdog_is_notified_only_while_the_catalogue_responds() {
     }
     assert!(heard <= 2, "{heard}");
     other.execute_batch("ROLLBACK").unwrap();
-    told(&socket);
-    told(&socket);
+    wait_for_notification(&socket);
+    wait_for_notification(&socket);
 }
 
 #[test]

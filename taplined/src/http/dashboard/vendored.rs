@@ -1,5 +1,5 @@
 //! The libraries of the dashboard, unchanged from npm, with their licences: uPlot 1.6.32 (MIT) draws plots, and the
-//! core of noVNC 1.7.0 (MPL 2.0, with pako, MIT) shows the screens of machines. Each file is served as it is.
+//! core of noVNC 1.7.0 (MPL 2.0, with pako, MIT) shows the screens of VMs.
 
 use super::{CSS, File, JS, TEXT};
 

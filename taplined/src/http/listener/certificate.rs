@@ -1,6 +1,6 @@
 //! The daemon's TLS certificate and key, read from files.
 //!
-//! Only TLS 1.2 and 1.3 and HTTP/1.1; clients use tokens instead of certificates.
+//! TLS 1.2 and 1.3 with HTTP/1.1 only; clients use tokens instead of certificates.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ pub struct Files {
     key: PathBuf,
 }
 
-/// Checks whether the configured files can be used.
+/// Checks that the configured files can be used.
 pub fn check(config: &Config) -> Result<(), Problem> {
     match Files::of(config) {
         Some(files) => files.read().map(drop),

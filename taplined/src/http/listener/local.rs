@@ -1,4 +1,4 @@
-//! The API's Unix socket: who may connect, according to the kernel, and how many at a time.
+//! The API's Unix socket: authenticates callers by their kernel credentials and limits connections.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 
 use super::super::Refusal;
-use super::super::asker::{Asker, is_own};
+use super::super::caller::{Caller, is_own};
 use super::{REST, converse, room};
 use crate::account;
 use crate::background;
@@ -24,7 +24,7 @@ use crate::config::Config;
 /// The fraction of connections that is reserved for root.
 const FOR_ROOT: u32 = 10;
 
-/// The socket.
+/// The listening socket of the API.
 #[derive(Debug)]
 pub struct Local {
     socket: UnixListener,
@@ -38,7 +38,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// Starts listening.
+    /// Starts listening, with the configured group's permissions.
     pub fn bind(config: &Config) -> Result<Local, Problem> {
         let path = config.socket();
         let tried = || format!("listen at {}", path.display());
@@ -63,11 +63,11 @@ impl Local {
     /// Serves until cancelled.
     pub async fn serve(&self, router: &Router, ended: &watch::Receiver<()>) {
         loop {
-            // Without a free connection even for root, new ones wait in the socket's queue.
+            // While there is no free connection even for root, new ones wait in the socket's queue.
             let permit = self.connections.clone().acquire_owned().await;
             match (permit, self.socket.accept().await) {
                 (Ok(permit), Ok((stream, _))) => match self.who(&stream) {
-                    Ok(Asker::Local { uid }) if !is_own(uid) => self.admit(stream, uid, router.clone(), ended.clone()),
+                    Ok(Caller::Local { uid }) if !is_own(uid) => self.admit(stream, uid, router.clone(), ended.clone()),
                     who => serve(stream, who, permit, router.clone(), ended.clone()),
                 },
                 (_, Err(error)) => {
@@ -79,7 +79,7 @@ impl Local {
         }
     }
 
-    /// Removes the socket before the next daemon can have created its own.
+    /// Removes the socket. Called before the next daemon can have created its own.
     pub fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(%error, "the socket could not be removed");
@@ -102,26 +102,26 @@ impl Local {
             };
             let permits = (permit, connections.acquire_owned().await);
             drop(waits);
-            serve(stream, Ok(Asker::Local { uid }), permits, router, end);
+            serve(stream, Ok(Caller::Local { uid }), permits, router, end);
         });
     }
 
     /// The peer, if it may use the API: root, the daemon's own user, and members of the socket's group.
-    fn who(&self, stream: &UnixStream) -> Result<Asker, Problem> {
+    fn who(&self, stream: &UnixStream) -> Result<Caller, Problem> {
         let peer = stream.peer_cred().map_err(|error| Problem::failed("get the peer's credentials", error))?;
         let uid = peer.uid();
         if is_own(uid) || self.group {
-            return Ok(Asker::Local { uid });
+            return Ok(Caller::Local { uid });
         }
         let what = format!("user {uid} may not use this API");
         Err(Problem::new(Code::Forbidden, what).advise("do it as root, or set api.group in the daemon's configuration"))
     }
 }
 
-/// Serves a connection concurrently with others.
+/// Serves a connection in a task of its own.
 fn serve(
     stream: UnixStream,
-    who: Result<Asker, Problem>,
+    who: Result<Caller, Problem>,
     permits: impl Send + 'static,
     router: Router,
     end: watch::Receiver<()>,
@@ -132,8 +132,8 @@ fn serve(
             async move {
                 let mut request = Request::from(request.map(Body::new));
                 match who {
-                    Ok(asker) => {
-                        request.extensions_mut().insert(asker);
+                    Ok(caller) => {
+                        request.extensions_mut().insert(caller);
                         router.oneshot(request).await
                     }
                     Err(problem) => Ok(Refusal(problem).into_response()),

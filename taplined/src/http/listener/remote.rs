@@ -1,7 +1,7 @@
 //! The API over TCP, for holders of tokens and always with TLS.
 //!
-//! A connection is anonymous until it has sent a token, and has little time for that. It counts against the TCP
-//! connection limit, never against the Unix socket's. A connection does not outlive the token that was last used on it.
+//! A connection is anonymous until it has sent a token, for which it has little time. It counts against the TCP
+//! connection limit, never against the Unix socket's. It does not outlive the last token used on it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,23 +26,23 @@ use tokio_rustls::server::TlsStream;
 use tower::ServiceExt;
 
 use super::super::Refusal;
-use super::super::asker::Asker;
+use super::super::caller::Caller;
 use super::super::{dashboard, websocket};
 use super::certificate::Files;
-use super::strangers::{Stranger, Strangers};
+use super::unauthenticated::{Unauthenticated, UnauthenticatedSlot};
 use super::{REST, converse, room};
 use crate::background;
 use crate::config::Config;
 use crate::token::{ADVICE, Grant, Tokens};
 
 /// Time limit for the TLS handshake.
-const TO_GREET: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit for a client to send a token.
-const TO_SHOW: Duration = Duration::from_secs(15);
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// TCP user timeout in milliseconds: a client that has vanished or does not read is disconnected.
-const TO_ARRIVE: u32 = 60_000;
+const USER_TIMEOUT_MS: u32 = 60_000;
 
 /// The first byte of a handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
@@ -58,7 +58,7 @@ pub struct Remote {
     files: Files,
     tls: RwLock<Arc<ServerConfig>>,
     connections: Arc<Semaphore>,
-    strangers: Strangers,
+    unauthenticated: Unauthenticated,
     tokens: Tokens,
     refusals: Refusals,
 }
@@ -73,7 +73,7 @@ impl Remote {
             tls: RwLock::new(files.read()?),
             files,
             connections: room(config.api.remote_connections_max),
-            strangers: Strangers::among(config.api.remote_connections_max),
+            unauthenticated: Unauthenticated::among(config.api.remote_connections_max),
             tokens,
             refusals: Refusals::default(),
         }))
@@ -92,7 +92,7 @@ impl Remote {
         }
     }
 
-    /// Serves until the returned value is dropped; existing connections continue until told to stop.
+    /// Serves until the returned value is dropped; existing connections continue until `ended` changes.
     pub fn serve(self: &Arc<Remote>, router: &Router, ended: &watch::Receiver<()>) -> JoinSet<()> {
         let sockets = std::mem::take(&mut *self.sockets.lock().unwrap_or_else(PoisonError::into_inner));
         sockets.into_iter().map(|socket| self.clone().accept(socket, router.clone(), ended.clone())).collect()
@@ -103,9 +103,9 @@ impl Remote {
         loop {
             let accepted = socket.accept().await;
             // A connection beyond the per-address limit is closed before it can delay others.
-            let stranger = match &accepted {
-                Ok((_, peer)) => match self.strangers.enter(peer.ip()) {
-                    Some(stranger) => Some(stranger),
+            let slot = match &accepted {
+                Ok((_, peer)) => match self.unauthenticated.enter(peer.ip()) {
+                    Some(slot) => Some(slot),
                     None => {
                         tracing::debug!(%peer, "too many connections without a token from one address");
                         continue;
@@ -115,7 +115,7 @@ impl Remote {
             };
             match (accepted, self.connections.clone().acquire_owned().await) {
                 (Ok((stream, peer)), Ok(permit)) => {
-                    let connection = self.clone().take(stream, peer, stranger, router.clone(), ended.clone());
+                    let connection = self.clone().take(stream, peer, slot, router.clone(), ended.clone());
                     background::spawn(async move {
                         connection.await;
                         drop(permit);
@@ -135,14 +135,14 @@ impl Remote {
         self: Arc<Remote>,
         stream: TcpStream,
         peer: SocketAddr,
-        stranger: Option<Stranger>,
+        slot: Option<UnauthenticatedSlot>,
         router: Router,
         mut ended: watch::Receiver<()>,
     ) {
         let (shown, seen) = watch::channel(None);
-        let over = over(seen, stranger);
+        let over = over(seen, slot);
         let greeted = tokio::select! {
-            greeted = tokio::time::timeout(TO_GREET, self.greet(stream)) => greeted,
+            greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.greet(stream)) => greeted,
             _ = ended.changed() => return,
         };
         let stream = match greeted {
@@ -151,7 +151,7 @@ impl Remote {
             Err(_) => return tracing::debug!(%peer, "a TLS handshake timed out"),
         };
         let answer = |request: hyper::Request<Incoming>| {
-            // The dashboard's files are the same for everybody, and they ask for the token.
+            // The dashboard's files are public, and the page itself prompts for the token.
             let is_file = dashboard::is_for_file(request.method(), request.uri());
             let admitted = if is_file { Ok(None) } else { self.admit(&request, peer, &shown).map(Some) };
             let router = router.clone();
@@ -160,7 +160,7 @@ impl Remote {
                     Ok(grant) => {
                         let mut request = Request::from(request.map(Body::new));
                         if let Some(grant) = grant {
-                            request.extensions_mut().insert(Asker::Token(grant));
+                            request.extensions_mut().insert(Caller::Token(grant));
                         }
                         router.oneshot(request).await
                     }
@@ -177,7 +177,7 @@ impl Remote {
     /// The TLS handshake. A client that speaks plain HTTP gets an HTTP response that says so.
     async fn greet(&self, mut stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
-        rustix::net::sockopt::set_tcp_user_timeout(&stream, TO_ARRIVE)?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
         let mut first = [HANDSHAKE];
         if stream.peek(&mut first).await? > 0 && first != [HANDSHAKE] {
             // Reads what has arrived: closing a socket with unread data sends a reset, which would destroy the
@@ -217,7 +217,7 @@ impl Remote {
                     .advise(ADVICE)),
             };
         let grant = granted.map_err(|problem| {
-            self.refusals.tell(peer, &problem);
+            self.refusals.log(peer, &problem);
             challenge(problem, "Bearer realm=\"tapline\", error=\"invalid_token\"")
         })?;
         shown.send_replace(Some(grant.clone()));
@@ -240,15 +240,15 @@ fn bearer(header: &HeaderValue) -> Option<Secret> {
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim().parse().ok()).flatten()
 }
 
-/// The token of a WebSocket as its header would be. A browser cannot set that for a WebSocket: the page names the token
-/// as a subprotocol, which is no part of an address and is not logged.
+/// The token of a WebSocket as a header value. Browsers cannot set headers of a WebSocket: the page sends the token
+/// as a subprotocol, which is not part of the address and is not logged.
 fn of_websocket(headers: &HeaderMap) -> Option<HeaderValue> {
     websocket::accept(headers)?;
     let secret = websocket::offered(headers).find_map(|name| name.strip_prefix(TOKEN_PROTOCOL))?;
     HeaderValue::from_str(&format!("Bearer {secret}")).ok()
 }
 
-/// A refusal that says how to authenticate (RFC 6750, 3).
+/// A refusal that tells how to authenticate (RFC 6750, 3).
 fn challenge(problem: Problem, how: &'static str) -> Response {
     let mut response = Refusal(problem).into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(how));
@@ -265,12 +265,12 @@ fn without_tls() -> Vec<u8> {
 }
 
 /// Waits until a connection must be closed: no token was sent in time, or the last one used has expired.
-async fn over(mut seen: watch::Receiver<Option<Grant>>, stranger: Option<Stranger>) {
-    match tokio::time::timeout(TO_SHOW, seen.wait_for(Option::is_some)).await {
+async fn over(mut seen: watch::Receiver<Option<Grant>>, slot: Option<UnauthenticatedSlot>) {
+    match tokio::time::timeout(TOKEN_TIMEOUT, seen.wait_for(Option::is_some)).await {
         Ok(Ok(_)) => {}
         Ok(Err(_)) | Err(_) => return,
     }
-    drop(stranger);
+    drop(slot);
     loop {
         let Some(grant) = seen.borrow_and_update().clone() else { return };
         tokio::select! {
@@ -280,13 +280,13 @@ async fn over(mut seen: watch::Receiver<Option<Grant>>, stranger: Option<Strange
     }
 }
 
-/// Rejected tokens, logged at a limited rate because anybody can cause them.
+/// Rejected tokens, logged at a limited rate because any client can cause them.
 #[derive(Debug, Default)]
 struct Refusals(Mutex<(Option<Instant>, u64)>);
 
 impl Refusals {
     /// Logs one per second, with the number of suppressed messages.
-    fn tell(&self, peer: SocketAddr, problem: &Problem) {
+    fn log(&self, peer: SocketAddr, problem: &Problem) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match last.0 {
             Some(at) if at.elapsed() < Duration::from_secs(1) => last.1 = last.1.saturating_add(1),

@@ -1,4 +1,4 @@
-//! Invariants checked: those of the queue's head, after every step, against a model that keeps nothing but two lists.
+//! Invariants checked: those in the queue's module documentation, after every step, against a model of two lists.
 
 use super::*;
 
@@ -30,12 +30,12 @@ impl Model {
         Model { queue: Queue::new(limits), waiting: Vec::new(), under_way: Vec::new() }
     }
 
-    fn ask(&mut self, request: Request) {
-        let ticket = self.queue.ask(request);
+    fn add(&mut self, request: Request) {
+        let ticket = self.queue.add(request);
         self.waiting.push((ticket, request));
     }
 
-    /// Begins all that may, and checks each and what remains.
+    /// Starts all requests that may start, and checks each and the rest.
     fn settle(&mut self) -> Vec<Uuid> {
         let mut begun = Vec::new();
         while let Some(ticket) = self.queue.next() {
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// If something could begin, memory alone has kept it, or one that waits for memory.
+    /// If a request could start, it must be memory alone, or an overtaken request, that prevents it.
     fn check_nothing_idle(&self) {
         let limits = self.limits();
         if self.under_way.len() >= limits.worker_pool_size as usize {
@@ -123,13 +123,13 @@ const KINDS: usize = 8;
 fn apply(model: &mut Model, kind: usize, number: u128) {
     let (one, other) = (Some(1), Some(2));
     match kind {
-        0 => model.ask(request(one, number, Mode::ReadWrite, 1)),
-        1 => model.ask(request(one, number, Mode::ReadOnly, 1)),
-        2 => model.ask(request(other, number, Mode::ReadWrite, 3)),
-        3 => model.ask(request(None, number, Mode::ReadWrite, 2)),
-        // The same VBD again, and one that needs more than there is.
-        4 => model.ask(request(one, 1000, Mode::ReadWrite, 1)),
-        5 => model.ask(request(other, number, Mode::ReadOnly, 9)),
+        0 => model.add(request(one, number, Mode::ReadWrite, 1)),
+        1 => model.add(request(one, number, Mode::ReadOnly, 1)),
+        2 => model.add(request(other, number, Mode::ReadWrite, 3)),
+        3 => model.add(request(None, number, Mode::ReadWrite, 2)),
+        // The same VBD again, and a request that exceeds all memory.
+        4 => model.add(request(one, 1000, Mode::ReadWrite, 1)),
+        5 => model.add(request(other, number, Mode::ReadOnly, 9)),
         6 if !model.under_way.is_empty() => model.end(0),
         7 if !model.waiting.is_empty() => model.cancel(model.waiting.len() - 1),
         _ => {}
@@ -148,7 +148,7 @@ fn drain(model: &mut Model) {
     assert_eq!(model.queue.memory, 0);
 }
 
-/// All sequences of six of eight actions: 262,144.
+/// Exhaustive: all sequences of six of eight actions: 262,144.
 #[test]
 #[ignore = "slow: run by `make test-all`"]
 fn every_short_sequence_keeps_the_rules() {
@@ -202,7 +202,7 @@ fn long_random_sequences_keep_the_rules() {
                     // A VBD has one VM and one mode.
                     let vbd = u128::from(random.below(12)) * 4 + vm.unwrap_or(0);
                     let mode = if vbd % 8 < 4 { Mode::ReadWrite } else { Mode::ReadOnly };
-                    model.ask(request(vm, vbd, mode, random.below(12)));
+                    model.add(request(vm, vbd, mode, random.below(12)));
                 }
                 5..9 if !model.under_way.is_empty() => {
                     let at = random.place(model.under_way.len());
@@ -223,7 +223,7 @@ fn long_random_sequences_keep_the_rules() {
 #[test]
 fn the_window_slides_and_a_slow_request_delays_only_itself() {
     let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 32, worker_memory: 1000 });
-    (0..50).for_each(|number| model.ask(request(Some(1), number, Mode::ReadWrite, 1)));
+    (0..50).for_each(|number| model.add(request(Some(1), number, Mode::ReadWrite, 1)));
     assert_eq!(model.settle().len(), 10);
     // The first never ends; each of the others that does lets in the next at once.
     for begun in 10..50 {
@@ -235,9 +235,9 @@ fn the_window_slides_and_a_slow_request_delays_only_itself() {
 #[test]
 fn machines_take_turns() {
     let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 1, worker_memory: 1000 });
-    (0..255).for_each(|number| model.ask(request(Some(1), number, Mode::ReadWrite, 1)));
+    (0..255).for_each(|number| model.add(request(Some(1), number, Mode::ReadWrite, 1)));
     model.settle();
-    model.ask(request(Some(2), 900, Mode::ReadOnly, 1));
+    model.add(request(Some(2), 900, Mode::ReadOnly, 1));
     model.end(0);
     // Its turn comes after the one that waited before it.
     model.settle();
@@ -248,24 +248,24 @@ fn machines_take_turns() {
 #[test]
 fn writers_come_before_readers_that_came_first() {
     let mut model = Model::new(Limits { plug_window: 1, worker_pool_size: 1, worker_memory: 1000 });
-    model.ask(request(Some(1), 0, Mode::ReadOnly, 1));
+    model.add(request(Some(1), 0, Mode::ReadOnly, 1));
     model.settle();
-    model.ask(request(Some(1), 1, Mode::ReadOnly, 1));
-    model.ask(request(Some(1), 2, Mode::ReadWrite, 1));
+    model.add(request(Some(1), 1, Mode::ReadOnly, 1));
+    model.add(request(Some(1), 2, Mode::ReadWrite, 1));
     model.end(0);
     assert_eq!(model.settle(), [uuid(2)]);
 }
 
 #[test]
-fn a_request_waiting_for_memory_is_overtaken_only_so_often() {
+fn a_request_waiting_for_memory_is_overtaken_a_limited_number_of_times() {
     let mut model = Model::new(Limits { plug_window: 10, worker_pool_size: 10, worker_memory: 10 });
-    model.ask(request(Some(1), 0, Mode::ReadWrite, 5));
+    model.add(request(Some(1), 0, Mode::ReadWrite, 5));
     model.settle();
-    model.ask(request(Some(2), 1, Mode::ReadWrite, 10));
+    model.add(request(Some(2), 1, Mode::ReadWrite, 10));
     // An endless series of small requests of another VM, with one slow request.
     let mut passed = 0;
     for number in 2..100 {
-        model.ask(request(Some(3), number, Mode::ReadWrite, 1));
+        model.add(request(Some(3), number, Mode::ReadWrite, 1));
         passed += model.settle().len();
         while model.under_way.len() > 1 {
             model.end(1);

@@ -1,7 +1,7 @@
 //! Single cases of the rule, and random schedules, clocks and losses.
 //!
-//! Invariants checked: those at the head of `plan.rs`, and that each number of a schedule is kept if there were as
-//! many.
+//! Invariants checked: those in the documentation of `plan.rs`, and that each number of a schedule is kept if there
+//! were as many snapshots.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn taken(texts: &[&str]) -> Vec<Taken> {
     texts.iter().map(|text| Taken { snapshot: Uuid::new_v4(), at: time(text) }).collect()
 }
 
-/// The times of those that are destroyed.
+/// The times of the destroyed snapshots.
 fn gone(schedule: &Retention, taken: &[Taken], now: &str) -> Vec<String> {
     let gone = superfluous(schedule, taken, time(now));
     let at = |gone: &Uuid| taken.iter().find(|taken| taken.snapshot == *gone).unwrap().at.to_string();
@@ -34,7 +34,7 @@ fn the_newest_of_each_period_is_kept_for_as_many_periods_as_have_one() {
     ]);
     let expected = ["2026-11-20T05:00:00Z", "2026-11-21T22:00:00Z", "2026-11-27T09:00:00Z", "2026-11-27T11:00:00Z"];
     assert_eq!(gone(&schedule, &all, "2026-11-27T11:45:00Z"), expected);
-    // However late it is: nothing is too old.
+    // At any later time: age alone destroys nothing.
     assert_eq!(gone(&schedule, &all, "2036-01-01T00:00:00Z"), expected);
 }
 
@@ -129,7 +129,7 @@ fn random_schedules_keep_what_they_promise() {
         assert!(newest.is_none_or(|newest| !gone.contains(&newest.snapshot)), "{why}");
         let total: usize = periods(&schedule).map(|(_, number)| number).sum();
         assert!(kept.iter().filter(past).count() <= total, "{why}");
-        // Nothing more is destroyed when that is done, nor when time passes.
+        // Nothing more is destroyed after that, nor when time passes.
         let later = now + SignedDuration::from_hours(24 * 365);
         let past: Vec<Taken> = kept.iter().filter(past).copied().collect();
         assert!(
@@ -139,7 +139,7 @@ fn random_schedules_keep_what_they_promise() {
     }
 }
 
-/// A host that takes a snapshot whenever one is due, and whose clock jumps now and then, by up to `back` and `ahead`
+/// A host that takes a snapshot whenever one is due, and whose clock sometimes jumps, by up to `back` and `ahead`
 /// days.
 fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retention, &[Taken], Timestamp, usize)) {
     let mut random = Random(seed);
@@ -162,7 +162,7 @@ fn jumps(seed: u64, back: u64, ahead: u64, mut holds: impl FnMut(&str, &Retentio
 }
 
 #[test]
-fn a_clock_that_jumps_forwards_destroys_no_more_than_one_snapshot_of_each_kind_for_each_that_is_taken() {
+fn a_forward_jump_destroys_at_most_one_snapshot_of_each_kind_per_new_one() {
     for seed in 0..300 {
         jumps(seed, 0, 400, |why, schedule, _, _, gone| assert!(gone <= periods(schedule).count(), "{why}: {gone}"));
     }

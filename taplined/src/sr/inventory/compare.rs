@@ -7,13 +7,13 @@ use repo::catalogue::Recorded;
 use repo::inventory::{Contents, Log, Read};
 use uuid::Uuid;
 
-/// VDIs that are named where two accounts differ.
+/// Maximum number of VDIs named per difference in a message.
 const NAMED: usize = 3;
 
-/// What to do.
+/// The action to take.
 #[derive(Debug)]
 pub enum Verdict {
-    /// Nothing: there is no inventory, and there can be none.
+    /// None: there is no inventory, and none can be written.
     Nothing,
     /// There is none yet: it is written from the catalogue.
     Begin,
@@ -21,11 +21,11 @@ pub enum Verdict {
     Known(Box<Log>),
     /// The catalogue is older, or does not contain the repository: it is updated from the file.
     TakeIn(Box<Log>, Contents),
-    /// The file cannot be used, and the catalogue has everything that it had: it is renamed and rewritten.
-    Anew,
+    /// The file is unusable, and the catalogue has all of its contents: it is renamed and rewritten.
+    Rewrite,
 }
 
-/// Compares the two. `elsewhere`: another host has had the repository since; `fixed`: nothing can be written.
+/// Decides the action. `elsewhere`: another host has used the repository since; `fixed`: it is read-only.
 pub fn compare(
     sr: &Sr,
     read: Read,
@@ -43,7 +43,7 @@ pub fn compare(
             Relation::Ahead => (log, contents),
             Relation::Diverged => match believe {
                 Some(SrBelieve::Repository) => (log, contents),
-                Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Anew),
+                Some(SrBelieve::Catalogue) if !fixed => return Ok(Verdict::Rewrite),
                 _ => return Err(diverged(sr, &log, &contents, recorded)),
             },
         },
@@ -52,7 +52,7 @@ pub fn compare(
             let known = damage.is_known(recorded.generation, &recorded.heads());
             if known || believe == Some(SrBelieve::Catalogue) {
                 tracing::error!(sr = %sr.uuid, name = %sr.name, "rewriting its inventory: {}", damage.why);
-                return Ok(Verdict::Anew);
+                return Ok(Verdict::Rewrite);
             }
             let advice = damage.why.advice.clone().unwrap_or_default();
             let advice = format!("{advice}; or rewrite it from this host's catalogue: {}", attach("catalogue"));
@@ -81,12 +81,12 @@ fn place(log: &Log, recorded: &Recorded) -> Relation {
     }
 }
 
-fn attach(believed: &str) -> String {
-    format!("'tapline sr attach --believe {believed}'")
+fn attach(side: &str) -> String {
+    format!("'tapline sr attach --believe {side}'")
 }
 
-/// Neither has seen the other's state: a backup of the repository or of the state directory was restored, or two hosts
-/// have used it.
+/// The problem of two states without common history: a backup of the repository or of the state directory was
+/// restored, or two hosts have used it.
 fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Problem {
     let what = format!(
         "the repository '{}' ({}) and this host's catalogue have diverged: it is at generation {}, the catalogue at \
@@ -105,7 +105,7 @@ fn diverged(sr: &Sr, log: &Log, contents: &Contents, recorded: &Recorded) -> Pro
     ))
 }
 
-/// How the VDIs of both differ, for people.
+/// Describes how the VDIs of both differ.
 fn difference(there: &BTreeMap<Uuid, InventoryVdi>, here: &BTreeMap<Uuid, InventoryVdi>) -> String {
     let only = |one: &BTreeMap<Uuid, InventoryVdi>, other: &BTreeMap<Uuid, InventoryVdi>| -> BTreeSet<Uuid> {
         one.keys().filter(|uuid| !other.contains_key(*uuid)).copied().collect()
@@ -119,7 +119,7 @@ fn difference(there: &BTreeMap<Uuid, InventoryVdi>, here: &BTreeMap<Uuid, Invent
     let name = |uuid: &Uuid| {
         there.get(uuid).or_else(|| here.get(uuid)).map_or_else(String::new, |vdi| format!("'{}' ({uuid})", vdi.name))
     };
-    let told: Vec<String> = parts
+    let named_parts: Vec<String> = parts
         .iter()
         .filter(|(_, vdis)| !vdis.is_empty())
         .map(|(what, vdis)| {
@@ -132,5 +132,5 @@ fn difference(there: &BTreeMap<Uuid, InventoryVdi>, here: &BTreeMap<Uuid, Invent
             format!("{what}: {}{more}.", named.join(", "))
         })
         .collect();
-    if told.is_empty() { "Their VDIs are the same.".into() } else { told.join(" ") }
+    if named_parts.is_empty() { "Their VDIs are the same.".into() } else { named_parts.join(" ") }
 }

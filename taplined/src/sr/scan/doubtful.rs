@@ -1,9 +1,8 @@
-//! Finds disks that an unknown file is based on: the daemon died right after a snapshot switched the leaf and the
+//! Finds disks on which an unknown file is based: the daemon died right after a snapshot switched the leaf and the
 //! catalogue was then lost, or an older catalogue was restored. Later writes are in that file, and writing to its
-//! parent would make it worthless. Such a VDI is diverged until somebody decides.
+//! parent would make it worthless. Such a VDI is diverged until a user decides.
 //!
-//! It knows nothing about the files' contents. Invariant: nothing is added or changed; a running disk reports its own
-//! layers.
+//! Invariant: nothing is added or changed otherwise; a running disk reports its own layers.
 
 use std::collections::HashMap;
 
@@ -15,7 +14,7 @@ use uuid::Uuid;
 use super::{examine, list, placement};
 use crate::daemon::Daemon;
 
-/// Checks the files of a repository that was just attached. A failure does not stop anything else.
+/// Checks the files of a repository that was just attached. Failure is only logged.
 pub async fn hold(daemon: &Daemon, sr: Uuid) {
     super::same_file::hold(daemon, sr).await;
     match look(daemon, sr).await {
@@ -46,7 +45,7 @@ async fn look(daemon: &Daemon, uuid: Uuid) -> Result<Vec<(Uuid, String)>, Proble
     daemon.catalogue.write(move |tx| diverge(tx, uuid, &standing)).await
 }
 
-/// `standing`: the child files by the file of their parent.
+/// Marks VDIs as diverged. `standing`: the child files by the file of their parent.
 fn diverge(tx: &mut Tx<'_>, sr: Uuid, standing: &HashMap<String, String>) -> Result<Vec<(Uuid, String)>, Problem> {
     let mut held = Vec::new();
     for image in tx.images_of_sr(sr)? {

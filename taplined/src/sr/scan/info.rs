@@ -21,7 +21,7 @@ use crate::task::Context;
 /// Maximum number of concurrent disk processes.
 const AT_ONE_TIME: usize = 4;
 
-/// A layer, as `image info` prints it. It prints more.
+/// The used fields of a layer in the output of `image info`.
 #[derive(Debug, Deserialize)]
 struct ImageInfo {
     size: u64,
@@ -49,12 +49,12 @@ pub async fn of_all(
 ) -> Result<(Vec<Found>, Vec<Unplaced>), Problem> {
     let count = files.len();
     let (mut found, mut odd) = (Vec::new(), Vec::new());
-    let mut asked = stream::iter(files)
+    let mut reading = stream::iter(files)
         .map(|file| async move { (file.clone(), of(daemon, sr, directory, file).await) })
         .buffer_unordered(AT_ONE_TIME);
     for done in 1..=count {
         context.map_or(Ok(()), Context::check)?;
-        match asked.next().await {
+        match reading.next().await {
             Some((_, Ok(one))) => found.push(one),
             Some((file, Err(problem))) if file.known.is_some() => {
                 tracing::warn!(sr = %sr.uuid, file = file.file, "a known image cannot be examined: {problem}");
@@ -68,19 +68,19 @@ pub async fn of_all(
             context.progress(part(done, count));
         }
     }
-    // In an order that does not depend on who was faster.
+    // Sorted, so that the order does not depend on timing.
     found.sort_by(|one: &Found, other| one.file.file.cmp(&other.file.file));
     Ok((found, odd))
 }
 
-/// How much is done, 0 to 1.
+/// The completed fraction, 0 to 1.
 fn part(done: usize, of: usize) -> f64 {
     let number = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
     number(done) / number(of).max(1.0)
 }
 
 async fn of(daemon: &Daemon, sr: &Sr, directory: &Arc<Directory>, file: Candidate) -> Result<Found, Problem> {
-    // What a guest has written to a disk that was made here says nothing about it; its file has a UUID for a name.
+    // The contents of a raw disk created here are the guest's and say nothing about it; its file is named by a UUID.
     let is_ours = || file.known.is_some() || Path::new(&file.file).file_stem().is_some_and(is_uuid);
     if file.format == ImageFormat::Raw && is_ours() {
         return Ok(Found { size: file.len, file, identity: None, hidden: false, parent: None });
@@ -113,8 +113,8 @@ fn recorded(parent: Parent, directory: &Path) -> Recorded {
     Recorded { identity: parent.uuid, file, format: parent.format, shown }
 }
 
-/// The name in the repository that paths lead to: a relative one as seen from there, an absolute one only if it leads
-/// there.
+/// The local file name that a parent's recorded paths refer to: a relative path as seen from the repository, an
+/// absolute one only if it is in the repository.
 fn name_here(relative: Option<&Path>, absolute: Option<&Path>, directory: &Path) -> Option<String> {
     let near = relative.map(|path| path.strip_prefix(".").unwrap_or(path));
     let name = near.or_else(|| absolute.and_then(|path| path.strip_prefix(directory).ok()))?;

@@ -1,4 +1,4 @@
-//! Sorts the files of a repository by their names and users: a pure function.
+//! Classifies the files of a repository by their names and users: a pure function.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::sr::probe::format_of;
 
-/// Bytes of a sector: a disk is whole sectors.
+/// Sector size in bytes: a disk consists of whole sectors.
 const SECTOR: u64 = 512;
 
 /// A file that may be an image.
@@ -18,47 +18,47 @@ const SECTOR: u64 = 512;
 pub struct Candidate {
     /// Its name.
     pub file: String,
-    /// The format by its name.
+    /// The format implied by its name.
     pub format: ImageFormat,
-    /// Its length.
+    /// Length in bytes.
     pub len: u64,
-    /// Its physical size.
+    /// Physical size in bytes.
     pub physical: u64,
     /// Its device and inode number, if it was listed.
     pub numbers: Option<FileNumbers>,
-    /// The image that it is, if it is known.
+    /// The image, if it is known.
     pub known: Option<Uuid>,
 }
 
 impl Candidate {
-    /// A file that is known.
+    /// A file of a known image.
     pub fn known(image: &Image) -> Candidate {
         let Image { uuid, file, format, size, physical, .. } = image.clone();
         Candidate { file, format, len: size, physical, numbers: None, known: Some(uuid) }
     }
 
-    /// Whether its format has a place for an identity.
+    /// Whether its format can record an identity.
     pub fn has_identity(&self) -> bool {
         self.format != ImageFormat::Raw
     }
 }
 
-/// All files.
+/// All files of a repository, classified.
 #[derive(Debug, Default)]
 pub struct Sorted {
-    /// Images whose files are there, and what those take.
+    /// Images whose files exist, with their physical sizes.
     pub present: Vec<(Image, u64)>,
-    /// Images whose files are not.
+    /// Images whose files do not exist.
     pub absent: Vec<Image>,
-    /// Files that may be images and are not known.
+    /// Unknown files that may be images.
     pub appeared: Vec<Candidate>,
     /// Files with the name of an image that cannot be one.
     pub unplaced: Vec<Unplaced>,
-    /// Files by what they are.
+    /// Number of files of each class.
     pub counts: BTreeMap<String, u64>,
 }
 
-/// Sorts the `entries` of a repository. `in_hand` are the intents of tasks.
+/// Classifies the `entries` of a repository. `in_hand` are the intents of tasks.
 pub fn sort(sr: &Sr, entries: Vec<Entry>, known: Vec<Image>, in_hand: &[String]) -> Sorted {
     let mut sorted = Sorted::default();
     // Files that a task is creating are left to it, whether they exist or not.
@@ -98,18 +98,18 @@ pub fn sort(sr: &Sr, entries: Vec<Entry>, known: Vec<Image>, in_hand: &[String])
     sorted
 }
 
-/// Whether the intent of a task names a file, or the image for which a file of ours is called.
+/// Whether the intent of a task names a file, or the image after which our file is named.
 fn names(intent: &str, file: &str) -> bool {
     let image = file.split_once('.').map(|(stem, _)| stem).filter(|stem| Uuid::parse_str(stem).is_ok());
     intent.contains(file) || image.is_some_and(|image| intent.contains(image))
 }
 
-/// A library of images has those of its kind only.
+/// Whether a file may belong to a repository: a library contains ISO images only.
 fn belongs(sr: &Sr, name: &str) -> bool {
     !matches!(sr.source, SrSource::Iso { .. }) || name.ends_with(".iso")
 }
 
-/// Sorts a file with the name of an image.
+/// Classifies a file with the name of an image.
 fn appear(sorted: &mut Sorted, entry: Entry, format: ImageFormat) -> &'static str {
     let problem = match (entry.file, format) {
         (false, _) => Some(odd()),
@@ -155,7 +155,7 @@ fn odd() -> Problem {
         .advise("replace it with the image itself")
 }
 
-/// A file without a place.
+/// A file that could not be placed, with the reason.
 pub fn unplaced(file: String, problem: Problem) -> Unplaced {
     Unplaced { file, problem }
 }

@@ -1,8 +1,8 @@
-//! Determines the parents of new images: each must be based on the parent that it records, if that is here and matches.
-//! A pure function.
+//! Determines the parents of new images: each must be based on the parent that it records, if that is here and
+//! matches. A pure function.
 //!
-//! Invariant: a placed image has a placed or known parent, down to one without a parent; an image that could show wrong
-//! data to a guest is unplaced.
+//! Invariant: a placed image has a placed or known parent, down to one without a parent; an image that could show
+//! wrong data to a guest is unplaced.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,7 @@ pub struct Found {
     pub size: u64,
     /// The identity recorded by its children.
     pub identity: Option<Uuid>,
-    /// XenServer's storage manager takes it for an inner node of a chain.
+    /// XenServer's storage manager considers it an inner node of a chain.
     pub hidden: bool,
     /// Its recorded parent.
     pub parent: Option<Recorded>,
@@ -29,17 +29,17 @@ pub struct Found {
 /// What an image records about its parent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
-    /// Its identity.
+    /// The parent's identity.
     pub identity: Option<Uuid>,
-    /// Its file's name, if that is in this repository.
+    /// The parent's file name, if it is in this repository.
     pub file: Option<String>,
-    /// Its format.
+    /// The parent's format.
     pub format: Option<ImageFormat>,
-    /// As recorded, for messages.
+    /// The record as text, for messages.
     pub shown: String,
 }
 
-/// An image and its place.
+/// An image and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placing {
     /// The image.
@@ -55,12 +55,12 @@ pub struct Placing {
 pub struct Placement {
     /// Images that were placed.
     pub placed: Vec<Placing>,
-    /// Images that were not.
+    /// Images that were not, with the reasons.
     pub unplaced: Vec<Unplaced>,
 }
 
 impl Found {
-    /// A known image, of which no more is needed.
+    /// A known image, whose metadata is not needed.
     pub fn of_known(file: Candidate) -> Found {
         Found { size: file.len, file, identity: None, hidden: false, parent: None }
     }
@@ -70,15 +70,15 @@ impl Found {
     }
 }
 
-/// The result for an image.
+/// The state of an image during placement.
 enum Fate {
-    /// None yet: it depends on its parent file.
+    /// Not decided: it depends on its parent file.
     Waits(String),
-    /// It has a place, on the file if there is one.
+    /// Placed, on the parent file if there is one.
     Placed(Option<String>),
 }
 
-/// MountPoints the images that are not known among all.
+/// Places the unknown images among all.
 pub fn place(all: Vec<Found>) -> Placement {
     let mut placement = Placement::default();
     let mut fates: HashMap<String, Fate> = HashMap::new();
@@ -132,7 +132,7 @@ pub fn place(all: Vec<Found>) -> Placement {
     placement
 }
 
-/// Places all images whose parents are placed, until no more can be.
+/// Places images whose parents are placed, until no more can be.
 fn settle(fates: &mut HashMap<String, Fate>, order: &mut Vec<String>) {
     let mut children: HashMap<String, Vec<String>> = HashMap::new();
     for (name, fate) in fates.iter() {
@@ -205,7 +205,7 @@ fn parent_of(found: &Found, all: &[Found]) -> Result<Option<String>, Problem> {
     }
 }
 
-/// Why an image waits without end.
+/// The reason why an image could not be placed.
 fn without_end(name: &str, parent: &str, fates: &HashMap<String, Fate>) -> Problem {
     let mut below = parent;
     let mut seen = HashSet::from([name]);

@@ -1,5 +1,5 @@
-//! Records the result of a scan in the catalogue, in one commit; objects that tasks have changed since the scan stay as
-//! they are.
+//! Records the result of a scan in the catalogue, in one commit; objects that tasks have changed since the scan stay
+//! as they are.
 //!
 //! Invariant: added images are never merged or removed automatically. They have a VDI, which only a user can destroy;
 //! or, if marked hidden by their creator, they are kept.
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::placement::{Placement, Placing};
 
-/// Characters of a VDI's name ([`api::Name`]).
+/// Maximum length of a VDI's name ([`api::Name`]).
 const NAME_MAX: usize = 128;
 
 /// Records the result: physical sizes of images, missing images, and new images.
@@ -60,7 +60,7 @@ pub fn record(
     Ok(scan)
 }
 
-/// The image that becomes the parent of an image, which must not be changed at the time.
+/// The image that becomes the parent of an image; refused if it may be written.
 fn parent(tx: &Tx<'_>, placing: &Placing, known: &HashMap<String, Uuid>) -> Result<Option<Uuid>, Problem> {
     let Some(file) = &placing.parent else { return Ok(None) };
     let Some(image) = known.get(file) else {
@@ -77,7 +77,7 @@ fn parent(tx: &Tx<'_>, placing: &Placing, known: &HashMap<String, Uuid>) -> Resu
     }
 }
 
-/// Whether the image was missing.
+/// Records that an image is present; returns whether it was missing.
 fn set_present(tx: &mut Tx<'_>, image: &Image, physical: u64) -> Result<bool, Problem> {
     let Some(now) = tx.find_image(image.uuid)? else { return Ok(false) };
     let returned = now.state == ImageState::Missing;
@@ -88,7 +88,7 @@ fn set_present(tx: &mut Tx<'_>, image: &Image, physical: u64) -> Result<bool, Pr
     Ok(returned)
 }
 
-/// Whether the image was there before.
+/// Records that an image is missing; returns whether it was present.
 fn set_missing(tx: &mut Tx<'_>, image: &Image) -> Result<bool, Problem> {
     match tx.find_image(image.uuid)? {
         Some(now) if now.file == image.file && matches!(now.state, ImageState::Ready | ImageState::Damaged) => {
@@ -98,7 +98,7 @@ fn set_missing(tx: &mut Tx<'_>, image: &Image) -> Result<bool, Problem> {
     }
 }
 
-/// Takes an image in.
+/// Adds an image to the catalogue.
 fn add_image(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, parent: Option<Uuid>) -> Result<Uuid, Problem> {
     let found = &placing.found;
     let image = Image {
@@ -146,13 +146,13 @@ fn add_vdi(tx: &mut Tx<'_>, sr: &Sr, placing: &Placing, image: Uuid, bases: &Has
         read_only: base || is_read_only(fixed, file),
         snapshot: if base { only_above(tx, image, bases)?.map(|of| (of, None)) } else { None },
         scheduled: false,
-        // A file says nothing of it, but another disk of its chain may.
+        // The file does not record it, but another disk of its chain may have one.
         logical_block_size: Some(tx.block_size_of_relatives(image)?.unwrap_or_default()),
     };
     tx.add_vdi(&vdi).map(|()| vdi.uuid)
 }
 
-/// Whether the VDI of a file is read-only, whatever stands on it. `fixed`: its repository is.
+/// Whether the VDI of a file is read-only, whatever is based on it. `fixed`: the repository is read-only.
 pub fn is_read_only(fixed: bool, file: &str) -> bool {
     fixed || file.ends_with(".iso")
 }
@@ -168,7 +168,7 @@ fn only_above(tx: &Tx<'_>, image: Uuid, bases: &HashSet<Uuid>) -> Result<Option<
     Ok(above.first().copied().filter(|_| above.len() == 1))
 }
 
-/// A file that is named by a UUID is the VDI with that identity, as XenServer has it, unless there is one already.
+/// The UUID for the VDI of a file: that in its name, as with XenServer, unless it is taken.
 fn identity(tx: &Tx<'_>, file: &str) -> Result<Uuid, Problem> {
     let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
     match Uuid::parse_str(stem) {
@@ -177,8 +177,8 @@ fn identity(tx: &Tx<'_>, file: &str) -> Result<Uuid, Problem> {
     }
 }
 
-/// A name for the VDI of a file. Another may have the first choice: `web.vhd` is found where there is a VDI `web`.
-/// Files have different names, so the whole name of the file is the next.
+/// A free name for the VDI of a file. The stem may be taken, such as `web` for `web.vhd`; then the whole file name is
+/// tried, which differs between files.
 fn free_name(tx: &Tx<'_>, sr: &Sr, file: &str) -> Result<api::Name, Problem> {
     let (among, first) = (Among::Vdis(sr.uuid), name(file)?);
     if tx.is_name_free(among, &first)? {

@@ -1,10 +1,9 @@
 //! Finds images that are one file with two names: hard links (`cp -al`), bind mounts. Two disks of one file would
 //! overwrite each other's data.
 //!
-//! Files are compared by device and inode number while both are open, across all attached repositories; paths decide
-//! nothing. Invariant: of the VDIs of one file, the one in use or recorded first keeps it; the others are diverged
-//! until somebody decides. A file that is already an image's never becomes a second image. Read-only VDIs may share a
-//! file.
+//! Files are compared by device and inode number while both are open, across all attached repositories, never by
+//! path. Invariant: of the VDIs of one file, the one in use or recorded first keeps it; the others are diverged until
+//! a user decides. A file of an image never becomes a second image. Read-only VDIs may share a file.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ struct Recorded {
     directory: Arc<Directory>,
     /// Its VDI, if it has one.
     vdi: Option<Owner>,
-    /// Images that were recorded before it.
+    /// Number of images that were recorded before it.
     age: usize,
 }
 
@@ -45,13 +44,13 @@ impl Recorded {
         self.image.path(self.directory.path()).display().to_string().escape_debug().to_string()
     }
 
-    /// For messages: its path, and what it belongs to.
+    /// Its path and owner, for messages.
     fn shown(&self) -> String {
         let owner = self.vdi.map_or_else(|| "an image of other VDIs".into(), |vdi| format!("VDI {}", vdi.uuid));
         format!("'{}' ({owner})", self.path())
     }
 
-    /// The lowest keeps the file: an image that others are based on, then a disk that runs, then the oldest.
+    /// The lowest rank keeps the file: an image that others are based on, then a running disk, then the oldest.
     fn rank(&self) -> (bool, bool, bool, usize) {
         let in_use = self.vdi.is_some_and(|vdi| vdi.in_use);
         (self.vdi.is_some(), !in_use, self.image.state != ImageState::Ready, self.age)
@@ -63,24 +62,24 @@ impl Recorded {
 struct Named {
     directory: Arc<Directory>,
     file: String,
-    /// For messages.
+    /// The name for messages.
     shown: String,
     /// Whether no disk may write to it.
     read_only: bool,
 }
 
-/// A VDI whose file is another image's.
+/// A VDI whose file is also another image's.
 #[derive(Clone, Debug)]
 pub struct Held {
     /// Its image.
     pub image: Image,
     /// The VDI.
     pub vdi: Uuid,
-    /// Which other image has the file, and what to do.
+    /// The other image with the file, and advice.
     pub problem: Problem,
 }
 
-/// Takes out of the files that `appeared` in a repository those that are already an image, or that appear under two
+/// Separates the files that `appeared` in a repository from those that are already an image, or that appear under two
 /// names; returns both, the latter with the reason.
 pub async fn take_out(
     daemon: &Daemon,
@@ -126,7 +125,8 @@ pub async fn take_out(
     daemon.srs.patience.ask(sr.uuid, "compare files of", compare).await
 }
 
-/// A file that cannot be examined now is not added either: it is reported by whoever reads it.
+/// Whether two names are the same file. One that cannot be examined counts as such, so that it is not added; its next
+/// reader reports the error.
 fn is_same(directory: &Directory, file: &str, other: &Directory, name: &str) -> bool {
     directory.is_same_file(file, other, name).unwrap_or_else(|problem| problem.code != Code::NotFound)
 }
@@ -178,7 +178,7 @@ pub async fn shared(daemon: &Daemon, vdi: Uuid) -> Result<Option<Problem>, Probl
     Ok(None)
 }
 
-/// The problem of a VDI whose file is also another image's, if one of the two may be written.
+/// The problem of a VDI whose file is also another image's, if one of the two is writable.
 async fn double(daemon: &Daemon, of: &Recorded, other: &Recorded) -> Result<Option<Problem>, Problem> {
     let written = |one: &Recorded| one.vdi.is_some_and(|vdi| !vdi.read_only);
     let Some(vdi) = of.vdi.filter(|_| written(of) || written(other)) else { return Ok(None) };
@@ -198,7 +198,7 @@ async fn double(daemon: &Daemon, of: &Recorded, other: &Recorded) -> Result<Opti
     ))))
 }
 
-/// Blocks the VDIs whose file is another image's, now that a repository was attached or scanned; returns all such VDIs.
+/// Blocks the VDIs whose file is another image's, after a repository was attached or scanned; returns all such VDIs.
 pub async fn hold(daemon: &Daemon, sr: Uuid) -> Vec<Held> {
     if fault::planted(Planted::HardLink) {
         return Vec::new();
@@ -221,7 +221,7 @@ pub async fn hold(daemon: &Daemon, sr: Uuid) -> Vec<Held> {
     all
 }
 
-/// Blocks a VDI, unless it is in use or changed by a task, or is blocked already.
+/// Blocks a VDI, unless it is in use, changed by a task, or blocked already.
 fn diverge(tx: &mut Tx<'_>, held: Held) -> Result<Option<Held>, Problem> {
     let (vdi, image) = (tx.find_vdi(held.vdi)?, tx.find_image(held.image.uuid)?);
     let (Some(vdi), Some(image)) = (vdi, image.filter(|image| image.state == ImageState::Ready)) else {
@@ -234,8 +234,8 @@ fn diverge(tx: &mut Tx<'_>, held: Held) -> Result<Option<Held>, Problem> {
     Ok(Some(held))
 }
 
-/// The files of all images in a repository, and in the others that are on its device or one of these: no other has the
-/// same files, and one that hangs keeps nobody waiting. A repository that does not respond is left out.
+/// The files of all images in a repository, and in the others on its device or on `devices`: only those can share
+/// files, and a hanging one elsewhere does not delay this. A repository that does not respond is left out.
 async fn recorded(daemon: &Daemon, own: Uuid, mut devices: HashSet<u64>) -> Result<Vec<Recorded>, Problem> {
     let mut all = Vec::new();
     let open = daemon.srs.all_open();

@@ -1,4 +1,4 @@
-//! Repositories that fill and empty, on real file systems; a full one is a small one in memory.
+//! Repositories that fill and empty, on real file systems; a full one is a small tmpfs.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ use repo::driver::{Label, LastHost, make};
 use super::*;
 use crate::jobs::WHEN_ATTACHED;
 
-/// A repository that is attached, in a directory of its own.
+/// An attached repository in its own directory.
 struct Room {
     _state: tempfile::TempDir,
     srs: Srs,
@@ -45,7 +45,7 @@ impl Room {
     }
 }
 
-/// A file system of 2 MiB in memory, gone with this value; none where only root can have one.
+/// A tmpfs of 2 MiB, unmounted on drop; `None` where only root can mount.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -55,7 +55,7 @@ impl Small {
         if ran.is_ok_and(|ran| ran.status.success()) {
             return Some(Small(at));
         }
-        // Past the capture of what tests print: it is to be seen.
+        // Bypasses the capture of test output, to be visible.
         std::io::stderr().write_all(b"NOT RUN: a test on a full file system: it needs root\n").unwrap();
         None
     }
@@ -72,7 +72,7 @@ async fn waiting_guests_continue_only_when_there_is_space() {
     let Some(small) = Small::mount() else { return };
     let room = room(small.0.path()).await;
     let filler = small.0.path().join("filler");
-    // As many bytes as there are: the write fails for lack of space.
+    // Exactly the free bytes: the write fails for lack of space.
     assert!(std::fs::write(&filler, vec![1; 4 << 20]).is_err());
     let mut relieved = room.srs.relieved();
     room.srs.reported_full(room.sr).await.unwrap();
@@ -92,7 +92,7 @@ async fn a_full_repository_is_full_after_a_restart() {
     let at = tempfile::tempdir().unwrap();
     let room = room(at.path()).await;
     room.srs.reported_full(room.sr).await.unwrap();
-    room.srs.let_go(room.sr).await.unwrap();
+    room.srs.close_directory(room.sr).await.unwrap();
     let next = Srs::new(&Config::default(), room.srs.catalogue.clone(), here(), Vec::new(), WHEN_ATTACHED);
     next.attach(room.sr).await.unwrap();
     assert!(next.is_full(room.sr));
@@ -121,7 +121,7 @@ async fn an_unchanged_measurement_causes_no_event() {
     let mut events = room.srs.catalogue.subscribe();
     room.srs.measure(room.sr).await.unwrap();
     assert!(events.try_recv().is_err());
-    // What guests write all the time is recorded, and no event.
+    // Ordinary writes of guests are recorded without an event.
     std::fs::write(small.0.path().join("little"), [1; 4096]).unwrap();
     let before = room.sr().await.space.unwrap().physical_utilisation;
     room.srs.measure(room.sr).await.unwrap();

@@ -1,5 +1,4 @@
-//! A daemon within the test, the catalogue of which says that a disk is plugged: what nobody asks for is done by
-//! itself.
+//! A daemon within the test, whose catalogue has a plugged disk: work that happens without a request.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::*;
 use crate::config::Config;
 
-/// A daemon with a repository, an image in it, and a VBD of that which is not plugged.
+/// A daemon with a repository, an image in it, and an unplugged VBD of it.
 struct Room {
     _room: tempfile::TempDir,
     daemon: Daemon,
@@ -94,7 +93,7 @@ impl Room {
         self.daemon.catalogue.read(move |view| view.image(image)).await.unwrap().physical
     }
 
-    /// Waits until something is so; a test that waits without end has failed.
+    /// Waits until a condition holds; the test framework's time limit ends it.
     async fn until(&self, so: impl AsyncFn(&Room) -> bool) {
         let waited = async {
             while !so(self).await {
@@ -119,15 +118,15 @@ async fn waiting_guests_are_checked_as_long_as_there_are_any() {
     let room = room().await;
     room.plugged(VbdState::Plugged).await;
     let mut relieved = room.daemon.srs.relieved();
-    // Guests continue when there is more space than there was when they began to wait. Other programs that write to the
-    // same file system at this time write less than this.
+    // Guests continue when there is more space than when they began to wait. Other programs that write to the same
+    // file system at this time write less than this.
     let ballast = room.file.with_file_name("ballast");
     let file = std::fs::File::create(&ballast).unwrap();
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, 1 << 30).unwrap();
     room.daemon.srs.reported_full(room.sr).await.unwrap();
     std::fs::remove_file(&ballast).unwrap();
-    let told = tokio::time::timeout(Duration::from_secs(60), relieved.recv());
-    assert_eq!(told.await.unwrap().unwrap(), room.sr);
+    let notified = tokio::time::timeout(Duration::from_secs(60), relieved.recv());
+    assert_eq!(notified.await.unwrap().unwrap(), room.sr);
     room.until(async |room| !room.space().await.full).await;
 }
 

@@ -15,11 +15,11 @@ use super::{EMPTY, Target, find, must_hold, take, take_new_name, writer_of};
 use crate::daemon::Daemon;
 use crate::task::blocking;
 
-/// `vdi-copy`.
+/// Starts a `vdi-copy` task.
 pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
-    must_stand_still(&vdi)?;
+    must_not_change(&vdi)?;
     let sizes = (vdi.size, takes(daemon, uuid).await?);
     let block = block_size(daemon, &vdi).await?;
     let name_is_default = asked.name.is_none();
@@ -40,7 +40,7 @@ pub async fn copy(daemon: &Daemon, uuid: Uuid, asked: VdiCopy) -> Result<Task, P
     daemon.tasks.start_job(daemon, job, held).await
 }
 
-/// `vdi-import`.
+/// Starts a `vdi-import` task.
 pub async fn import(daemon: &Daemon, asked: VdiImport) -> Result<Task, Problem> {
     let path = match (asked.path, asked.upload) {
         (Some(path), None) => path,
@@ -72,11 +72,11 @@ fn one_source(which: &str) -> Problem {
     Problem::new(Code::Invalid, what).field("path")
 }
 
-/// `vdi-export`.
+/// Starts a `vdi-export` task.
 pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Task, Problem> {
     let (vdi, _, _, _want) = find(daemon, uuid).await?;
     must_be_ready(&vdi)?;
-    must_stand_still(&vdi)?;
+    must_not_change(&vdi)?;
     must_hold(asked.format, vdi.size)?;
     let path = asked.path.clone();
     blocking("look at the path of an export", move || can_be_created(&path)).await?;
@@ -85,7 +85,7 @@ pub async fn export(daemon: &Daemon, uuid: Uuid, asked: VdiExport) -> Result<Tas
     daemon.tasks.start_job(daemon, job, |job, task, tx| hold_source(tx, job.source, task)).await
 }
 
-/// The target of a copy, for which there is room if it were full of what `takes` says.
+/// The target of a copy; refused unless there is space for `takes` bytes.
 async fn target(
     daemon: &Daemon,
     sr: Uuid,
@@ -114,13 +114,13 @@ async fn target(
     })
 }
 
-/// The space of a VDI with its whole chain: a copy takes no more, apart from the overhead of another format.
+/// The space used by a VDI with its whole chain: a copy needs no more, apart from the overhead of another format.
 async fn takes(daemon: &Daemon, vdi: Uuid) -> Result<u64, Problem> {
     let chain = daemon.catalogue.read(move |view| view.chain(vdi)).await?;
     Ok(chain.iter().fold(0, |sum, image| image.physical.saturating_add(sum)))
 }
 
-/// The logical block size with which the guest of a VDI has it, which its storage decides if none is recorded.
+/// The logical block size of a VDI; its storage determines it if none is recorded.
 async fn block_size(daemon: &Daemon, vdi: &Vdi) -> Result<LogicalBlockSize, Problem> {
     match vdi.logical_block_size {
         Some(recorded) => Ok(recorded),
@@ -129,7 +129,7 @@ async fn block_size(daemon: &Daemon, vdi: &Vdi) -> Result<LogicalBlockSize, Prob
 }
 
 /// Refuses a VDI that could change while it is copied.
-fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
+fn must_not_change(vdi: &Vdi) -> Result<(), Problem> {
     match writer_of(vdi) {
         None => Ok(()),
         Some(vbd) => {
@@ -139,7 +139,7 @@ fn must_stand_still(vdi: &Vdi) -> Result<(), Problem> {
     }
 }
 
-/// Keeps a VDI that is read as it is, and where it is: its repository may be another than those that the job changes.
+/// Reserves the source, and its repository, which may be another one than those that the job changes.
 fn hold_source(tx: &mut Tx<'_>, vdi: Uuid, task: Uuid) -> Result<(), Problem> {
     tx.attached_sr(tx.vdi(vdi)?.sr)?;
     tx.take_lease(vdi, task, Mode::ReadOnly)

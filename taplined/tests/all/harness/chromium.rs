@@ -1,4 +1,4 @@
-//! A real browser, headless, driven by its DevTools protocol over a pipe: no port, and no library.
+//! A real browser, headless, driven by its DevTools protocol over a pipe: needs no port and no library.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,20 +21,20 @@ pub struct Browser {
     output: Receiver<Value>,
     session: Option<String>,
     asked: u64,
-    /// What the browser has said without being asked.
+    /// Events that the browser has sent.
     events: Vec<Value>,
     _profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// Starts a browser; none if there is no Chromium, which is said.
+    /// Starts a browser; `None` if Chromium is not installed, which is reported.
     pub fn start() -> Option<Browser> {
         if Command::new(PROGRAM).arg("--version").output().is_err() {
             not_run(&format!("the dashboard in a browser: there is no {PROGRAM}; `make prepare` installs it"));
             return None;
         }
         let profile = tempfile::Builder::new().prefix("chromium-").tempdir().unwrap();
-        // It reads from 3 and writes to 4. Its own sandbox needs more than a container often has.
+        // It reads from descriptor 3 and writes to 4. Its own sandbox needs more than a container often has.
         let script = "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
         let mut command = Command::new("sh");
         command.args(["-c", script, PROGRAM, "--headless=new", "--remote-debugging-pipe", "--no-sandbox"]);
@@ -74,7 +74,7 @@ impl Browser {
         }
     }
 
-    /// Has the browser do something; what comes of it.
+    /// Calls a method of the browser; returns the result.
     #[track_caller]
     pub fn ask(&mut self, method: &str, params: Value) -> Value {
         self.asked += 1;
@@ -93,7 +93,7 @@ impl Browser {
         }
     }
 
-    /// Goes to an address.
+    /// Opens an address.
     pub fn open(&mut self, url: &str) {
         let gone = self.ask("Page.navigate", json!({ "url": url }));
         assert!(gone.get("errorText").is_none(), "{url}: {gone}");
@@ -133,7 +133,7 @@ impl Browser {
         self.value(&format!("{found}.click()"));
     }
 
-    /// Presses a key, as a person does.
+    /// Presses a key, like a person.
     pub fn press(&mut self, key: &str) {
         let text = if key.chars().count() == 1 { key } else { "" };
         for kind in ["keyDown", "keyUp"] {
@@ -142,7 +142,7 @@ impl Browser {
         }
     }
 
-    /// A picture of the page as a file, which stays.
+    /// Saves a screenshot, which is kept.
     pub fn screenshot(&mut self, name: &str) -> PathBuf {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dashboard-{name}.png"));
         let shot = self.ask("Page.captureScreenshot", json!({}));
@@ -154,7 +154,7 @@ impl Browser {
         path
     }
 
-    /// Errors that the page has made: exceptions, and what the console shows as an error. Other than these statuses.
+    /// Errors of the page: exceptions and console errors, except for these HTTP statuses.
     pub fn errors(&mut self) -> Vec<String> {
         let is_error = |event: &&Value| match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => true,
@@ -165,7 +165,7 @@ impl Browser {
         self.events.iter().filter(is_error).map(|event| event["params"].to_string()).collect()
     }
 
-    /// The addresses that the page has asked.
+    /// The addresses that the page has requested.
     pub fn requests(&mut self) -> Vec<String> {
         let sent = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         sent.map(|event| event["params"]["request"]["url"].as_str().unwrap().to_owned()).collect()
@@ -179,7 +179,7 @@ impl Drop for Browser {
     }
 }
 
-/// Forwards a port of this host to a socket, as `ssh -L` does; the port.
+/// Forwards a port of this host to a socket, as `ssh -L` does; returns the port.
 pub fn forward(socket: PathBuf) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! Disks for tests of plugs, their clients, and a check that nothing is left where it should not be.
+//! Disks for tests of plugs, their clients, and a check for leaks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Taplined, disk_program, wait_until};
 
-/// A daemon with disks that are named, each an empty qcow2 image that a scan has found; their VDIs.
+/// A daemon with named disks, each an empty qcow2 image found by a scan; also returns their VDIs.
 pub fn with_disks(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
     let daemon = super::start_with(settings, &[]);
     let sr = daemon.repository("disks");
@@ -20,7 +20,7 @@ pub fn with_disks(settings: &str, names: &[&str]) -> (Taplined, Vec<String>) {
     (daemon, vdis)
 }
 
-/// Makes disks in the repository 'disks' and has a scan find them; their VDIs.
+/// Creates disks in the repository 'disks' and scans it; returns their VDIs.
 pub fn scanned(daemon: &Taplined, sr: &str, names: &[&str]) -> Vec<String> {
     for name in names {
         let path = format!("qcow2:{}", daemon.room().join("disks").join(format!("{name}.qcow2")).display());
@@ -37,7 +37,7 @@ pub fn scanned(daemon: &Taplined, sr: &str, names: &[&str]) -> Vec<String> {
     names.iter().map(vdi_of).collect()
 }
 
-/// The images of a VDI from the top down, by the catalogue: formats and files.
+/// The images of a VDI from the top down, according to the catalogue: formats and files.
 pub fn chain(daemon: &Taplined, vdi: &str) -> Vec<(String, String)> {
     let sql = "WITH RECURSIVE chain (link, depth) AS (
                    SELECT image, 0 FROM vdi WHERE uuid = ?1
@@ -49,7 +49,7 @@ pub fn chain(daemon: &Taplined, vdi: &str) -> Vec<(String, String)> {
     images.map(Result::unwrap).collect()
 }
 
-/// Makes a VBD; its path in the API.
+/// Creates a VBD; returns its path in the API.
 #[track_caller]
 pub fn vbd(daemon: &Taplined, vdi: &str, transport: &str) -> String {
     let (status, vbd) = daemon.post("/vbds", json!({ "vdi": vdi, "transport": transport }));
@@ -77,7 +77,7 @@ pub fn control(daemon: &Taplined, vbd: &str) -> PathBuf {
     daemon.room().join("run/vbd").join(vbd.trim_start_matches("/vbds/")).join("control.sock")
 }
 
-/// Sends a request to it, as anybody who may open it can.
+/// Sends it a request, like any process with access to it.
 pub fn ask_disk(daemon: &Taplined, vbd: &str, mut request: Value) -> Value {
     request["version"] = json!(1);
     request["id"] = json!(1);
@@ -88,7 +88,7 @@ pub fn ask_disk(daemon: &Taplined, vbd: &str, mut request: Value) -> Value {
     serde_json::from_str(&said).unwrap()
 }
 
-/// Where NBD clients find a plugged VBD.
+/// The NBD address of a plugged VBD.
 pub fn nbd(daemon: &Taplined, vbd: &str) -> String {
     format!("nbd+unix:///?socket={}", daemon.get(vbd).1["socket"].as_str().unwrap())
 }
@@ -105,12 +105,12 @@ pub fn io(at: &str, commands: &[&str]) -> (bool, String) {
     (output.status.success() && !said.contains("failed"), said)
 }
 
-/// Processes of disks of this daemon that run.
+/// The running disk processes of this daemon.
 pub fn processes(daemon: &Taplined) -> BTreeSet<u32> {
     disks_of(&daemon.room().join("run/vbd"))
 }
 
-/// Processes of disks that listen in a directory.
+/// The disk processes that listen in a directory.
 pub fn disks_of(places: &Path) -> BTreeSet<u32> {
     let places = places.to_str().unwrap();
     let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -122,7 +122,7 @@ pub fn disks_of(places: &Path) -> BTreeSet<u32> {
     ours.collect()
 }
 
-/// Processes of machines that have their monitors in a directory.
+/// The QEMU processes that have their monitors in a directory.
 pub fn machines_of(places: &Path) -> BTreeSet<u32> {
     let monitor = format!("id=monitor,path={}/", places.to_str().unwrap());
     let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -133,10 +133,10 @@ pub fn machines_of(places: &Path) -> BTreeSet<u32> {
     ours.collect()
 }
 
-/// What is wrong with VMs: a state between two others, or another process than the recorded one.
+/// Describes problems of VMs: a transitional state, or a process that differs from the recorded one.
 fn wrong_machines(daemon: &Taplined) -> String {
     let vms = daemon.get("/vms").1;
-    // A busy daemon may have no room for a list just now.
+    // A busy daemon may have no memory for a list just now.
     let Some(vms) = vms.as_array() else { return format!("no list of machines: {vms}; ") };
     let runs = |vm: &&Value| vm["power"] != "halted" && vm["power"] != "suspended";
     let running: Vec<&Value> = vms.iter().filter(runs).collect();
@@ -178,7 +178,7 @@ fn leaks(daemon: &Taplined) -> String {
     let places = fs::read_dir(daemon.room().join("run/vbd")).unwrap();
     let places: BTreeSet<String> = places.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     let (leased, writers) = leases(daemon);
-    // Those of suspended machines keep theirs.
+    // Suspended machines keep their leases.
     let vms = daemon.get("/vms?power=suspended").1;
     let asleep = |vbd: &&Value| vms.as_array().unwrap().iter().any(|vm| vm["uuid"] == vbd["vm"]);
     let users: BTreeSet<String> =
@@ -200,7 +200,7 @@ fn leaks(daemon: &Taplined) -> String {
     format!("{wrong:?}: {vbds:?}, running {running:?}, in the directory {places:?}, leased {leased:?}, {tasks}")
 }
 
-/// The holders of leases, and whether each VDI has at most one writer, and no reader in addition to a writer.
+/// The holders of leases, and whether each VDI has at most one writer, and no readers in addition to it.
 fn leases(daemon: &Taplined) -> (BTreeSet<String>, bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let copy: PathBuf = daemon.room().join("state/catalogue.db");
@@ -271,7 +271,7 @@ pub fn inventory_agrees(daemon: &Taplined) {
                 return false;
             }
             let mut found = said(&inventory["images"], &["uuid", "file", "size", "parent"]);
-            // An absent description is an empty one.
+            // A missing description is an empty one.
             let of_vdis = ["uuid", "image", "name", "description", "snapshot_of", "snapshot_time", "created"];
             found.extend(said(&inventory["vdis"], &of_vdis));
             let mut expected = known(uuid, images);

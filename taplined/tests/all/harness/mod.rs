@@ -1,6 +1,7 @@
 //! The real daemon in a test, started with its own configuration and directories, and accessed over its socket.
 //!
-//! A daemon that a test leaves running is killed, and its directories are removed. Its log is shown if the test fails.
+//! A daemon that a test leaves running is killed, and its directories are removed. Its log is shown if the test
+//! fails.
 
 pub mod chromium;
 pub mod disks;
@@ -18,22 +19,23 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// The time limit for everything; a test that waits longer fails.
+/// The time limit for all waits; a test that waits longer fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the daemon is to die: `VERB:STEP` or `VERB:STEP:after`; `VERB:STEP:panic` by a fault in itself.
+/// The environment variable for the point at which the daemon dies: `VERB:STEP` or `VERB:STEP:after`; with
+/// `VERB:STEP:panic` it panics.
 pub const ABORT_AT: &str = "TAPLINED_ABORT_AT";
 
 /// A daemon and its directories.
 pub struct Taplined {
     room: tempfile::TempDir,
     environment: Vec<(String, String)>,
-    /// Programs that become the daemon, with their arguments.
+    /// Programs that execute the daemon, with their arguments.
     through: Vec<String>,
     process: Option<Child>,
 }
 
-/// A whole answer. Status 0: the daemon has ended before it answered.
+/// A complete response. Status 0: the daemon has died before it responded.
 #[derive(Debug)]
 pub struct Exchange {
     pub status: u16,
@@ -42,7 +44,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// The value of a header.
+    /// The value of a response header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (found, value) = line.split_once(": ")?;
@@ -74,7 +76,7 @@ pub fn process_status(pid: u32, field: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The user of a process, whose real, effective and saved IDs are equal, as are those of its group.
+/// The user of a process, whose real, effective and saved uids are equal, as are those of its group.
 #[track_caller]
 pub fn only_user(pid: u32) -> u32 {
     let (users, groups) = (process_status(pid, "Uid"), process_status(pid, "Gid"));
@@ -82,15 +84,15 @@ pub fn only_user(pid: u32) -> u32 {
     users[0].parse().unwrap()
 }
 
-/// A daemon with the default settings, as far as its directories allow.
+/// Starts a daemon with default settings, except for its directories.
 pub fn start() -> Taplined {
     start_with("", &[])
 }
 
-/// A daemon with more settings, as text of TOML, and with variables in its environment.
+/// Starts a daemon with additional settings, as TOML text, and environment variables.
 pub fn start_with(settings: &str, environment: &[(&str, &str)]) -> Taplined {
     let room = tempfile::Builder::new().prefix("taplined-").tempdir().unwrap();
-    // Like /run: QEMU, which runs as another user, has to pass through it to reach its disks.
+    // Like /run: QEMU, which runs as another user, must be able to traverse it to reach its disks.
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o711)).unwrap();
     let directory = |name: &str| room.path().join(name);
     let config = format!(
@@ -148,13 +150,13 @@ impl Taplined {
         });
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.room.path().join("run/taplined.sock")
     }
 
-    /// The catalogue of the running daemon. On a busy machine a commit of its can take longer than the five seconds
-    /// that are usually waited for one.
+    /// The catalogue of the running daemon. On a busy machine a commit can take longer than the default timeout of
+    /// five seconds.
     pub fn catalogue(&self) -> rusqlite::Connection {
         let catalogue = rusqlite::Connection::open(self.room().join("state/catalogue.db")).unwrap();
         catalogue.busy_timeout(Duration::from_secs(120)).unwrap();
@@ -175,12 +177,12 @@ impl Taplined {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// The number of its process.
+    /// The pid of the daemon.
     pub fn pid(&self) -> u32 {
         self.process.as_ref().unwrap().id()
     }
 
-    /// Ends it as kill -9 does.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         let mut process = self.process.take().unwrap();
         process.kill().unwrap();
@@ -213,7 +215,7 @@ impl Taplined {
         self.run();
     }
 
-    /// Restarts it through another program, which becomes it.
+    /// Restarts it through another program, which executes it.
     pub fn restart_through(&mut self, words: &[&str]) {
         self.through = words.iter().map(|word| (*word).into()).collect();
         self.restart();
@@ -252,7 +254,7 @@ impl Taplined {
         }
     }
 
-    /// Starts a daemon that dies at this point of what it has to complete, perhaps before it listens.
+    /// Starts a daemon that dies at this point of its recovery, possibly before it listens.
     pub fn start_and_die(&mut self, at: &str) {
         let log = fs::File::options().create(true).append(true).open(self.log_path()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_taplined"));
@@ -261,7 +263,7 @@ impl Taplined {
         self.wait_for_death();
     }
 
-    /// The same with environment variables for this start.
+    /// Restarts it with environment variables for this start.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
         if self.process.is_some() {
             assert!(self.stop(), "{}", self.log());
@@ -270,7 +272,8 @@ impl Taplined {
         self.run();
     }
 
-    /// Asks for a task on which the daemon dies, and waits for its death. The answer may come before it or not at all.
+    /// Requests a task at which the daemon dies, and waits for its death. The response may come earlier or not at
+    /// all.
     #[track_caller]
     pub fn ask_and_die(&mut self, method: &str, path: &str, body: Option<&Value>) {
         let (status, answer) = self.ask(method, path, body);
@@ -283,13 +286,14 @@ impl Taplined {
         self.ask_and_die("POST", path, Some(&body));
     }
 
-    /// Asks; the status and the JSON of the answer. Status 0: the daemon has ended before it answered.
+    /// Sends a request; returns the status and the JSON of the response. Status 0: the daemon has died before it
+    /// responded.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
         let (status, body) = self.converse(method, path, body);
         (status, if body.is_empty() { Value::Null } else { serde_json::from_str(&body).unwrap() })
     }
 
-    /// Asks for what is no JSON.
+    /// Requests a response that is not JSON.
     #[track_caller]
     pub fn text(&self, path: &str) -> String {
         let (status, text) = self.converse("GET", path, None);
@@ -314,7 +318,7 @@ impl Taplined {
         (status, body.to_owned())
     }
 
-    /// Asks with headers of one's own; the whole answer.
+    /// Sends a request with additional headers; returns the complete response.
     pub fn exchange(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Exchange {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE + Duration::from_secs(10))).unwrap();
@@ -349,7 +353,7 @@ impl Taplined {
         self.ask("DELETE", path, None)
     }
 
-    /// Waits until a task, as it was answered, is over; gives it as it is then.
+    /// Waits until a task, given by its response, is over; returns it.
     pub fn wait(&self, task: &Value) -> Value {
         let uuid = task["uuid"].as_str().unwrap_or_else(|| panic!("{task} is no task"));
         let begun = Instant::now();
@@ -372,20 +376,20 @@ impl Taplined {
         });
     }
 
-    /// Has a task done, and gives what came of it.
+    /// Waits until a requested task is done; returns its result.
     #[track_caller]
     pub fn done(&self, answer: (u16, Value)) -> Value {
         assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
         let task = self.wait(&answer.1);
         assert_eq!(task["state"], "done", "{task}\n{}", self.log());
-        // The same form for all: what a verb has created or was about, or its results for several objects.
+        // One form for all: the objects that a verb has created or changed, or its results for several objects.
         let result = &task["result"];
         let many = ["plugged", "unplugged", "forced"].iter().any(|key| result.get(key).is_some());
         assert!(result["uuid"].is_string() || many, "{task}");
         result.clone()
     }
 
-    /// Has a task fail, and gives why.
+    /// Waits until a requested task has failed; returns its problem.
     #[track_caller]
     pub fn failed(&self, answer: (u16, Value)) -> Value {
         assert_eq!(answer.0, 202, "{}\n{}", answer.1, self.log());
@@ -396,7 +400,7 @@ impl Taplined {
         task["problem"].clone()
     }
 
-    /// A repository in a new directory of the test's own; its UUID.
+    /// Creates a repository in a new directory of the test; returns its UUID.
     #[track_caller]
     pub fn repository(&self, name: &str) -> String {
         let path = self.room().join(name);
@@ -412,7 +416,7 @@ impl Drop for Taplined {
             process.kill().ok();
             process.wait().ok();
         }
-        // Disks outlive their daemon, and are not to outlive the test.
+        // Disks outlive their daemon, but must not outlive the test.
         for pid in disks::disks_of(&self.room.path().join("run/vbd")) {
             Command::new("kill").args(["-9", &pid.to_string()]).status().ok();
         }
@@ -425,18 +429,18 @@ impl Drop for Taplined {
     }
 }
 
-/// Says that a test was not run, past the capture of what tests print: it is to be seen.
+/// Reports that a test was not run, bypassing the capture of test output.
 pub fn not_run(why: &str) {
     std::io::stderr().write_all(format!("NOT RUN: {why}\n").as_bytes()).unwrap();
 }
 
-/// Kills a process that is there.
+/// Kills an existing process.
 #[track_caller]
 pub fn kill(pid: &impl std::fmt::Display) {
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     let begun = Instant::now();

@@ -1,19 +1,19 @@
-//! File systems of a test's own.
+//! File systems mounted for a test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file system that is mounted over a directory, until this value is dropped.
+/// A file system mounted over a directory until dropped.
 pub struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Has `mount` do so, with these words; `None` where this process may not.
+    /// Runs `mount` with these arguments; `None` where this process may not.
     pub fn over(at: PathBuf, words: &[&str]) -> Option<Mounted> {
         let mounted = Command::new("mount").args(words).arg(&at).status();
         mounted.is_ok_and(|status| status.success()).then_some(Mounted(at))
     }
 
-    /// The directory.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -21,7 +21,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily: a daemon that has it open is about to be killed, and disks in it outlive the test by a moment.
+        // Lazily: a daemon that has it open is about to be killed, and its disks outlive the test by a moment.
         Command::new("umount").arg("-l").arg(&self.0).status().ok();
     }
 }

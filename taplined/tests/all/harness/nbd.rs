@@ -1,4 +1,4 @@
-//! NBD clients of which a wrong or late reply fails the test.
+//! NBD clients that fail the test on a wrong or late reply.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ const BLOCKS: u64 = (16 << 20) / BLOCK as u64;
 pub struct Client(nbd::Client);
 
 impl Client {
-    /// Connects to a disk that is plugged.
+    /// Connects to a plugged disk.
     pub fn connect(socket: &str) -> Client {
         Client(nbd::Client::connect(Path::new(socket)).unwrap())
     }
 
-    /// Writes a block of `byte`; whether there is still a connection.
+    /// Writes a block of `byte`; returns whether the connection still exists.
     pub fn try_write(&mut self, at: u64, len: usize, byte: u8) -> bool {
         let written = self.0.write(at, &vec![byte; len]);
         written.inspect_err(|error| assert_eq!(error.raw_os_error(), None, "it has failed: {error}")).is_ok()
@@ -76,8 +76,8 @@ impl Writer {
         Writer { end, done, thread }
     }
 
-    /// Waits until it has got further: it is served.
-    pub fn goes_on(&self) {
+    /// Waits until it has made progress, so it is served.
+    pub fn makes_progress(&self) {
         let before = self.done.load(Ordering::SeqCst);
         wait_until("the client goes on", || self.done.load(Ordering::SeqCst) > before + 2 || self.thread.is_finished());
         assert!(!self.thread.is_finished(), "the client has failed");
@@ -96,7 +96,7 @@ impl Writer {
     }
 }
 
-/// Where the block goes that is written as this one, and its byte, which is never 0.
+/// The offset and byte of the write with this number; the byte is never 0.
 fn place(count: u64) -> (u64, u8) {
     (count % BLOCKS * BLOCK as u64, u8::try_from(1 + count / BLOCKS % 255).unwrap())
 }

@@ -24,7 +24,7 @@ pub struct Authority {
 /// A connection over TLS.
 pub type Talk = StreamOwned<ClientConnection, TcpStream>;
 
-/// An answer: its status, its head and its body.
+/// A response: its status, headers and body.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -77,7 +77,7 @@ impl Authority {
         format!("[api]\nlisten = [\"127.0.0.1:0\"]\ncertificate = {certificate:?}\nkey = {key:?}\n{more}")
     }
 
-    /// A daemon with a certificate by this authority.
+    /// Starts a daemon with a certificate by this authority.
     pub fn start(&self, more: &str) -> Taplined {
         self.certify("served");
         super::start_with(&self.settings(more), &[])
@@ -92,7 +92,7 @@ impl Authority {
         Arc::new(config.with_root_certificates(roots).with_no_client_auth())
     }
 
-    /// Connects, and has the handshake done.
+    /// Connects and completes the handshake.
     pub fn connect(&self, daemon: &Taplined) -> Talk {
         let stream = TcpStream::connect(("127.0.0.1", port(daemon))).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -104,7 +104,7 @@ impl Authority {
         talk
     }
 
-    /// Asks once, on a connection for it alone.
+    /// Sends a single request on its own connection.
     pub fn ask(&self, daemon: &Taplined, token: Option<&str>, request: &str, body: &Value) -> Answer {
         let mut talk = self.connect(daemon);
         send(&mut talk, token, request, body, "connection: close\r\n");
@@ -114,13 +114,13 @@ impl Authority {
         Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
     }
 
-    /// Asks to see something.
+    /// Sends a GET request.
     pub fn get(&self, daemon: &Taplined, token: Option<&str>, path: &str) -> Answer {
         self.ask(daemon, token, &format!("GET {path}"), &Value::Null)
     }
 }
 
-/// Sends a request, as `GET /host`. Metrics are not below the version of the API.
+/// Sends a request, such as `GET /host`. Metrics are outside the version prefix of the API.
 pub fn send(talk: &mut Talk, token: Option<&str>, request: &str, body: &Value, headers: &str) {
     let (method, path) = request.split_once(' ').unwrap();
     let body = if body.is_null() { String::new() } else { body.to_string() };
@@ -140,7 +140,7 @@ pub fn rest(talk: &mut Talk) -> String {
             Ok(0) => break,
             Ok(len) => all.extend_from_slice(piece.get(..len).unwrap()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => panic!("the connection does not end: {all:?}"),
-            // It was cut off.
+            // The connection was cut off.
             Err(_) => break,
         }
     }
@@ -154,14 +154,14 @@ pub fn port(daemon: &Taplined) -> u16 {
     said.unwrap_or_else(|| panic!("{log}")).1.trim().parse().unwrap()
 }
 
-/// Makes a token; its identity and its secret.
+/// Creates a token; returns its UUID and its secret.
 pub fn token(daemon: &Taplined, asked: Value) -> (String, String) {
     let (status, made) = daemon.post("/tokens", asked);
     assert_eq!(status, 201, "{made}");
     (made["token"]["uuid"].as_str().unwrap().into(), made["secret"].as_str().unwrap().into())
 }
 
-/// Makes a token that may do everything.
+/// Creates a token with the role admin.
 pub fn any_token(daemon: &Taplined) -> String {
     token(daemon, json!({ "name": "any" })).1
 }

@@ -1,4 +1,4 @@
-//! Trees of images, whole and broken. It knows nothing of files: what an image says of itself is made up here.
+//! Trees of images, intact and broken. There are no files: the images' metadata is made up here.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn id(number: u128) -> Uuid {
     Uuid::from_u128(number)
 }
 
-/// A VHD with an identity, on another one if that is named by its identity and its name.
+/// A VHD with an identity; its parent, if any, is given by identity and name.
 fn vhd(file: &str, own: u128, parent: Option<(u128, &str)>) -> Found {
     let recorded = |(identity, file): (u128, &str)| Recorded {
         identity: Some(id(identity)),
@@ -22,7 +22,7 @@ fn vhd(file: &str, own: u128, parent: Option<(u128, &str)>) -> Found {
     Found { identity: Some(id(own)), parent: parent.map(recorded), ..image(file, ImageFormat::Vhd) }
 }
 
-/// A qcow2 as others make them: without an identity.
+/// A qcow2 without an identity, as other programs create them.
 fn qcow2(file: &str, parent: Option<&str>) -> Found {
     let recorded =
         |file: &str| Recorded { identity: None, file: Some(file.into()), format: None, shown: format!("'{file}'") };
@@ -71,7 +71,7 @@ fn a_tree_is_placed_parents_first() {
 fn a_vhd_is_found_by_its_identity_before_its_name() {
     let renamed = place(vec![vhd("leaf.vhd", 1, Some((2, "old name.vhd"))), vhd("base.vhd", 2, None)]);
     assert_eq!(placed(&renamed).last().unwrap(), &("leaf.vhd", Some("base.vhd"), false));
-    // Under the name that the child knows is another image: it would show the guest wrong bytes.
+    // Another image has the name that the child records: it would show the guest wrong data.
     let replaced = place(vec![vhd("leaf.vhd", 1, Some((2, "base.vhd"))), vhd("base.vhd", 7, None)]);
     assert_eq!(refused(&replaced), [("leaf.vhd", Code::NotFound)]);
     assert!(replaced.unplaced.first().unwrap().problem.detail.contains(&id(7).to_string()));

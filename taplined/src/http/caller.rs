@@ -8,9 +8,9 @@ use hyper_util::rt::TokioIo;
 
 use crate::token::Grant;
 
-/// The caller, which is among the extensions of each request.
+/// The caller, an extension of each request.
 #[derive(Clone, Debug)]
-pub enum Asker {
+pub enum Caller {
     /// A process on this host.
     Local {
         /// The user it runs as.
@@ -25,12 +25,11 @@ pub fn is_own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// The host's users, as far as they are in a file.
+/// The local users; others are known by uid only.
 const USERS: &str = "/etc/passwd";
 
-impl Asker {
-    /// Serves a connection that becomes another protocol, until that ends, or until the caller may no longer continue
-    /// what it began.
+impl Caller {
+    /// Serves an upgraded connection until it ends or the caller's token becomes invalid.
     pub async fn serve<F>(self, connection: OnUpgrade, serve: impl FnOnce(TokioIo<Upgraded>) -> F) -> io::Result<()>
     where
         F: Future<Output = io::Result<()>>,
@@ -42,19 +41,19 @@ impl Asker {
         }
     }
 
-    /// Waits until the caller's token is revoked or has expired. A user of this host always may continue.
+    /// Waits until the caller's token is revoked or expires. Never returns for a user of this host.
     async fn ended(self) {
         match self {
-            Asker::Token(grant) => grant.ended().await,
-            Asker::Local { .. } => std::future::pending().await,
+            Caller::Token(grant) => grant.ended().await,
+            Caller::Local { .. } => std::future::pending().await,
         }
     }
 
-    /// The caller, as it is recorded with what it asks for.
+    /// The caller, as recorded with its request.
     pub async fn requester(&self) -> Requester {
         match self {
-            Asker::Token(grant) => Requester::Token { name: grant.name.clone() },
-            Asker::Local { uid } => {
+            Caller::Token(grant) => Requester::Token { name: grant.name.clone() },
+            Caller::Local { uid } => {
                 let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();
                 Requester::User { uid: *uid, name: name_in(&users, *uid) }
             }

@@ -1,4 +1,4 @@
-//! Limits the number of connections per address that have not sent a token yet, since anybody can connect.
+//! Limits the number of connections per address that have not sent a token yet, since anyone can connect.
 //!
 //! It knows nothing about tokens. Invariant: a single address never holds all connections.
 
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// As many as a multi-threaded client, or a few clients behind one address, may be opening at the same time.
+/// Minimum limit: what a multi-threaded client, or a few clients behind one address, may open at the same time.
 const AT_LEAST: u32 = 32;
 
 /// The fraction of all connections that one address may hold without a token.
@@ -14,26 +14,26 @@ const PART: u32 = 4;
 
 /// Unauthenticated connections by address.
 #[derive(Clone, Debug)]
-pub struct Strangers {
+pub struct Unauthenticated {
     most: u32,
     counts: Arc<Mutex<HashMap<IpAddr, u32>>>,
 }
 
 /// An unauthenticated connection; dropping it frees its slot.
 #[derive(Debug)]
-pub struct Stranger {
-    strangers: Strangers,
+pub struct UnauthenticatedSlot {
+    unauthenticated: Unauthenticated,
     address: IpAddr,
 }
 
-impl Strangers {
+impl Unauthenticated {
     /// The limits for a given total number of connections.
-    pub fn among(connections: u32) -> Strangers {
-        Strangers { most: AT_LEAST.max(connections / PART), counts: Arc::default() }
+    pub fn among(connections: u32) -> Unauthenticated {
+        Unauthenticated { most: AT_LEAST.max(connections / PART), counts: Arc::default() }
     }
 
     /// Takes a slot for an address, if it has not used all of its slots.
-    pub fn enter(&self, address: IpAddr) -> Option<Stranger> {
+    pub fn enter(&self, address: IpAddr) -> Option<UnauthenticatedSlot> {
         let address = host(address);
         let mut counts = self.counts();
         let count = counts.entry(address).or_default();
@@ -41,7 +41,7 @@ impl Strangers {
             return None;
         }
         *count = count.saturating_add(1);
-        Some(Stranger { strangers: self.clone(), address })
+        Some(UnauthenticatedSlot { unauthenticated: self.clone(), address })
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<IpAddr, u32>> {
@@ -49,9 +49,9 @@ impl Strangers {
     }
 }
 
-impl Drop for Stranger {
+impl Drop for UnauthenticatedSlot {
     fn drop(&mut self) {
-        let mut counts = self.strangers.counts();
+        let mut counts = self.unauthenticated.counts();
         if let Some(count) = counts.get_mut(&self.address) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -61,7 +61,7 @@ impl Drop for Stranger {
     }
 }
 
-/// The host of an address: with IPv6 a host has a whole 64-bit network (RFC 4291, 2.5.4).
+/// The host of an address: an IPv6 host has a whole 64-bit network (RFC 4291, 2.5.4).
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) >> 64 << 64)),
@@ -75,22 +75,22 @@ mod test {
 
     #[test]
     fn connections_are_limited_per_address() {
-        let strangers = Strangers::among(200);
-        let enter = |address: &str| strangers.enter(address.parse().unwrap());
-        let mut all: Vec<Stranger> = (0..50).map(|_| enter("192.0.2.7").unwrap()).collect();
+        let unauthenticated = Unauthenticated::among(200);
+        let enter = |address: &str| unauthenticated.enter(address.parse().unwrap());
+        let mut all: Vec<UnauthenticatedSlot> = (0..50).map(|_| enter("192.0.2.7").unwrap()).collect();
         assert!(enter("192.0.2.7").is_none() && enter("::ffff:192.0.2.7").is_none());
         assert!(enter("192.0.2.8").is_some());
         all.pop();
         assert!(enter("192.0.2.7").is_some());
         all.clear();
-        assert!(strangers.counts().is_empty());
+        assert!(unauthenticated.counts().is_empty());
     }
 
     #[test]
     fn a_network_of_one_host_is_one_address() {
-        let strangers = Strangers::among(0);
-        let all: Vec<_> = (0..40u128).map(|at| strangers.enter(Ipv6Addr::from((7 << 64) + at).into())).collect();
+        let unauthenticated = Unauthenticated::among(0);
+        let all: Vec<_> = (0..40u128).map(|at| unauthenticated.enter(Ipv6Addr::from((7 << 64) + at).into())).collect();
         assert_eq!(all.iter().flatten().count(), 32);
-        assert!(strangers.enter(Ipv6Addr::from(8u128 << 64).into()).is_some());
+        assert!(unauthenticated.enter(Ipv6Addr::from(8u128 << 64).into()).is_some());
     }
 }

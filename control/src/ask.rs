@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 #[cfg(test)]
 use crate::Reply;
@@ -29,84 +29,65 @@ pub trait Ask: Into<Verb> {
     type Answer: DeserializeOwned;
 }
 
-/// Calls the macro `$then` with the list of verbs: for each a description, its word, the type of its fields and the
-/// type of its answer. The command line generates a subcommand for each verb that is not for programs only.
+/// Calls the macro `$then` with the list of verbs: for each a description, its word, its kind, the type of its fields
+/// and the type of its answer. The command line generates a subcommand for each verb that is not for programs only.
 #[macro_export]
 macro_rules! with_verbs {
     ($then:ident) => {
         $then! {
             /// Show the protocol version
-            "version" Version -> answer::Version;
+            "version" Immediate::Version -> answer::Version;
             /// List the layers
-            "layers" Layers -> answer::Layers;
+            "layers" Immediate::Layers -> answer::Layers;
             /// Show I/O statistics
-            "stats" Stats -> answer::Stats;
+            "stats" Immediate::Stats -> answer::Stats;
             /// Take a snapshot: create a new leaf on the current one, or a copy that shares its blocks
-            "snapshot" Snapshot -> answer::Snapshot;
+            "snapshot" LongRunning::Snapshot -> answer::Snapshot;
             /// Create an empty child of a read-only layer, for another disk
-            "clone" Clone -> answer::Clone;
+            "clone" LongRunning::Clone -> answer::Clone;
             /// Merge layers into the one below them
-            "merge" Merge -> answer::Merge;
+            "merge" LongRunning::Merge -> answer::Merge;
             /// Show the merge's progress, or how the last one ended
-            "merge-status" MergeStatus -> answer::Merge;
+            "merge-status" Immediate::MergeStatus -> answer::Merge;
             /// Pause the merge
-            "merge-pause" MergePause -> answer::Merge;
+            "merge-pause" Immediate::MergePause -> answer::Merge;
             /// Resume the merge
-            "merge-resume" MergeResume -> answer::Merge;
+            "merge-resume" Immediate::MergeResume -> answer::Merge;
             /// Stop the merge; the disk stays valid, and another merge continues from there
-            "merge-cancel" MergeCancel -> answer::Merge;
+            "merge-cancel" Immediate::MergeCancel -> answer::Merge;
             /// Revert the disk to a layer; no client may be connected
-            "revert" Revert -> answer::Revert;
+            "revert" LongRunning::Revert -> answer::Revert;
             /// Enlarge the disk and notify its guest
-            "resize" Resize -> answer::Resize;
+            "resize" LongRunning::Resize -> answer::Resize;
             /// Retry requests that are waiting for space (serve --when-full wait)
-            "space" Space -> answer::Condition;
+            "space" Immediate::Space -> answer::Condition;
             /// Replace the process that serves the disk; its guest only notices a short wait
-            "upgrade" Upgrade -> answer::Upgrade;
+            "upgrade" LongRunning::Upgrade -> answer::Upgrade;
             /// Limit its requests and bytes per second, or show its limits
-            "limit" Limit -> answer::Limited;
+            "limit" Immediate::Limit -> answer::Limited;
             /// Set the disk's share of a storage that other disks use too, or show it
-            "share" Share -> answer::Shared;
+            "share" Immediate::Share -> answer::Shared;
             /// Pause all requests; everything is durable while they are paused
-            "pause" Pause -> answer::Paused;
+            "pause" LongRunning::Pause -> answer::Paused;
             /// Resume requests
-            "resume" Resume -> answer::Paused;
+            "resume" LongRunning::Resume -> answer::Paused;
             /// Show or set when the disk's thread polls, and for how long
-            "polling" Polling -> answer::Polling;
+            "polling" Immediate::Polling -> answer::Polling;
             /// Show or set how its transfers are split and merged
-            "shape" Shape -> answer::Shape;
+            "shape" Immediate::Shape -> answer::Shape;
             /// Show or set how many threads the disk may use
-            "threads" Threads -> answer::Threads;
+            "threads" Immediate::Threads -> answer::Threads;
             for programs:
             /// Send an event whenever a condition that prevents writes changes
-            "watch" Watch -> answer::Condition;
+            "watch" Immediate::Watch -> answer::Condition;
             /// Keep the stages of each request in the statistics page for a while
-            "trace" Trace -> answer::Trace;
+            "trace" Immediate::Trace -> answer::Trace;
         }
     };
 }
 
 macro_rules! verbs {
-    (
-        $($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*
-        for programs: $($(#[$more_doc:meta])* $more_word:literal $more_verb:ident -> $more_answer:ty;)*
-    ) => {
-        types! {
-            $($(#[$doc])* $word $verb -> $answer;)*
-            $($(#[$more_doc])* $more_word $more_verb -> $more_answer;)*
-        }
-    };
-}
-
-macro_rules! types {
-    ($($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*) => {
-        /// A verb with its fields.
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(tag = "verb")]
-        pub enum Verb {
-            $($(#[$doc])* #[serde(rename = $word)] $verb($verb),)*
-        }
-
+    ($($(for programs:)? $(#[$doc:meta])* $word:literal $kind:ident::$verb:ident -> $answer:ty;)*) => {
         /// The words of all verbs.
         pub const VERBS: &[&str] = &[$($word),*];
 
@@ -114,7 +95,21 @@ macro_rules! types {
             /// The word of the verb in a request.
             pub fn word(&self) -> &'static str {
                 match self {
-                    $(Verb::$verb(_) => $word,)*
+                    $(Verb::$kind($kind::$verb(_)) => $word,)*
+                }
+            }
+
+            fn parse(mut object: Map<String, Value>) -> Result<Verb, Error> {
+                let advice = || format!("known verbs: {}", VERBS.join(", "));
+                let Some(Value::String(word)) = object.remove("verb") else {
+                    return Err(invalid("\"verb\" is missing").advise(advice()));
+                };
+                match word.as_str() {
+                    $($word => fields::<$verb>(Value::Object(object)).map(Verb::from),)*
+                    _ => {
+                        let what = format!("unknown verb {}", shortened(&word.into()));
+                        Err(Error::new(Kind::UnknownVerb, what).advise(advice()))
+                    }
                 }
             }
 
@@ -122,21 +117,54 @@ macro_rules! types {
             #[cfg(test)]
             pub(crate) fn understands(&self, line: &[u8]) -> serde_json::Result<()> {
                 match self {
-                    $(Verb::$verb(_) => Reply::<$answer, Value>::parse(line).map(drop),)*
+                    $(Verb::$kind($kind::$verb(_)) => Reply::<$answer, Value>::parse(line).map(drop),)*
                 }
             }
         }
 
         $(impl From<$verb> for Verb {
             fn from(fields: $verb) -> Verb {
-                Verb::$verb(fields)
+                Verb::$kind($kind::$verb(fields))
             }
         }
 
         impl Ask for $verb {
             type Answer = $answer;
         })*
+
+        kinds! { [] [] $($kind [$(#[$doc])* #[serde(rename = $word)] $verb($verb)])* }
     };
+}
+
+/// Sorts the verbs into one type for each kind.
+macro_rules! kinds {
+    ([$($immediate:tt)*] $long:tt Immediate $verb:tt $($rest:tt)*) => {
+        kinds! { [$($immediate)* $verb] $long $($rest)* }
+    };
+    ($immediate:tt [$($long:tt)*] LongRunning $verb:tt $($rest:tt)*) => {
+        kinds! { $immediate [$($long)* $verb] $($rest)* }
+    };
+    ([$([$($immediate:tt)*])*] [$([$($long:tt)*])*]) => {
+        /// A verb that is answered at once, whatever else is under way.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(tag = "verb")]
+        pub enum Immediate { $($($immediate)*,)* }
+
+        /// A verb that is done in steps, one at a time, while the disk is used.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(tag = "verb")]
+        pub enum LongRunning { $($($long)*,)* }
+    };
+}
+
+/// A verb with its fields.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Verb {
+    /// One that is answered at once.
+    Immediate(Immediate),
+    /// One that takes its time.
+    LongRunning(LongRunning),
 }
 
 with_verbs!(verbs);
@@ -372,48 +400,37 @@ impl Request {
         let files = object.remove("files").map_or(Ok(Vec::new()), fields::<Vec<FileAsked>>);
         let request = files.and_then(|files| {
             files.iter().try_for_each(|file| absolute(&file.path))?;
-            must_be_ours(object.remove("version").as_ref(), object.get("verb"))?;
-            let verb: Verb = fields(Value::Object(object))?;
+            check_version(object.remove("version").as_ref())?;
+            let verb = Verb::parse(object)?;
             verb.check().map(|()| Request { verb, files })
         });
         (id, request)
     }
 }
 
-/// Checks the version and the verb.
-fn must_be_ours(version: Option<&Value>, verb: Option<&Value>) -> Result<(), Error> {
-    match version {
-        Some(version) if *version == VERSION => {}
-        Some(version) => {
-            let what = format!("protocol version {} is not supported", shortened(version));
-            return Err(Error::new(Kind::Version, what).advise(format!("send \"version\":{VERSION}")));
-        }
-        None => return Err(invalid("\"version\" is missing").advise(format!("send \"version\":{VERSION}"))),
-    }
-    let advice = || format!("known verbs: {}", VERBS.join(", "));
-    match verb {
-        Some(Value::String(word)) if VERBS.contains(&word.as_str()) => Ok(()),
-        Some(word @ Value::String(_)) => {
-            Err(Error::new(Kind::UnknownVerb, format!("unknown verb {}", shortened(word))).advise(advice()))
-        }
-        _ => Err(invalid("\"verb\" is missing").advise(advice())),
-    }
+fn check_version(version: Option<&Value>) -> Result<(), Error> {
+    let refusal = match version {
+        Some(version) if *version == VERSION => return Ok(()),
+        Some(version) => Error::new(Kind::Version, format!("protocol version {} is not supported", shortened(version))),
+        None => invalid("\"version\" is missing"),
+    };
+    Err(refusal.advise(format!("send \"version\":{VERSION}")))
 }
 
 impl Verb {
     fn check(&self) -> Result<(), Error> {
         let whole = |name: &ImageName| name.paths().try_for_each(absolute);
         match self {
-            Verb::Snapshot(snapshot) => whole(&snapshot.to),
-            Verb::Clone(clone) => whole(&clone.to),
-            Verb::Revert(revert) => whole(&revert.leaf),
-            Verb::Merge(merge) => {
+            Verb::LongRunning(LongRunning::Snapshot(snapshot)) => whole(&snapshot.to),
+            Verb::LongRunning(LongRunning::Clone(clone)) => whole(&clone.to),
+            Verb::LongRunning(LongRunning::Revert(revert)) => whole(&revert.leaf),
+            Verb::LongRunning(LongRunning::Merge(merge)) => {
                 merge.expect.iter().flatten().try_for_each(whole)?;
                 merge.check()
             }
-            Verb::Limit(limit) => limit.limits.map_or(Ok(()), |limits| limits.check()),
-            Verb::Share(share) => share.weight.map_or(Ok(()), share::check_weight),
-            Verb::Upgrade(upgrade) => upgrade.program.as_deref().map_or(Ok(()), absolute),
+            Verb::LongRunning(LongRunning::Upgrade(upgrade)) => upgrade.program.as_deref().map_or(Ok(()), absolute),
+            Verb::Immediate(Immediate::Limit(limit)) => limit.limits.map_or(Ok(()), |limits| limits.check()),
+            Verb::Immediate(Immediate::Share(share)) => share.weight.map_or(Ok(()), share::check_weight),
             _ => Ok(()),
         }
     }
@@ -510,18 +527,36 @@ mod test {
             Request::parse(br#"{"version":1,"id":7,"verb":"merge","from":0,"into":2,"rate":1000,"follow":true}"#);
         assert_eq!(id, Id(7.into()));
         let merge = Merge { from: 0, into: 2, rate: Some(1000), follow: true, delete: false, expect: None };
-        assert_eq!(verb.unwrap(), Request { verb: Verb::Merge(merge), files: Vec::new() });
+        assert_eq!(verb.unwrap(), Request::of(merge));
         let (_, verb) = Request::parse(br#"{"version":1,"verb":"snapshot","to":"vhd:/a/b.vhd"}"#);
         let to = "vhd:/a/b.vhd".parse().unwrap();
-        assert_eq!(verb.unwrap().verb, Verb::Snapshot(Snapshot { to, method: Method::Auto }));
+        assert_eq!(verb.unwrap(), Request::of(Snapshot { to, method: Method::Auto }));
     }
 
     #[test]
-    fn every_verb_that_is_listed_is_known() {
-        for name in VERBS {
-            let line = format!(r#"{{"version":1,"verb":"{name}"}}"#);
-            let unknown = Request::parse(line.as_bytes()).1.is_err_and(|error| error.kind == Kind::UnknownVerb);
-            assert!(!unknown, "{name}");
+    fn a_line_of_each_verb_is_the_same_for_all_programs() {
+        let words = "version layers stats snapshot clone merge merge-status merge-pause merge-resume merge-cancel \
+            revert resize space upgrade limit share pause resume polling shape threads watch trace";
+        assert_eq!(VERBS.join(" "), words);
+        let fields = |word| match word {
+            "snapshot" => r#","to":"vhd:/a","method":"chain""#,
+            "clone" => r#","of":1,"to":"vhd:/a""#,
+            "merge" => r#","from":0,"into":1,"rate":9,"follow":true,"delete":false,"expect":["vhd:/b","raw:/a"]"#,
+            "revert" => r#","to":1,"leaf":"vhd:/a""#,
+            "resize" => r#","size":4096,"recorded":true"#,
+            "upgrade" => r#","program":"/p","successor":true,"pause_max":50000"#,
+            "limit" => r#","limits":{"iops":5000},"recorded":true"#,
+            "share" => r#","weight":200,"recorded":true,"alone":true"#,
+            "polling" => r#","mode":"on","max_us":50"#,
+            "shape" => r#","split":"4096","merge":"auto","recorded":true"#,
+            "threads" => r#","most":2"#,
+            "trace" => r#","seconds":10"#,
+            _ => "",
+        };
+        for &word in VERBS {
+            let line = format!("{{\"version\":1,\"id\":1,\"verb\":\"{word}\"{}}}\n", fields(word));
+            let request = Request::parse(line.as_bytes()).1.unwrap();
+            assert_eq!((request.verb.word(), request.line().unwrap()), (word, line));
         }
     }
 
@@ -573,8 +608,8 @@ mod test {
     fn an_expected_chain_has_absolute_paths_and_all_merged_layers() {
         let merge = |chain: &str| format!(r#"{{"version":1,"verb":"merge","from":0,"into":1,"expect":{chain}}}"#);
         let (_, verb) = Request::parse(merge(r#"["vhd:/b","raw:/a"]"#).as_bytes());
-        let Ok(Request { verb: Verb::Merge(Merge { expect: Some(chain), .. }), .. }) = verb else { panic!("{verb:?}") };
-        assert_eq!(chain, ["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
+        let expect = Some(vec!["vhd:/b".parse().unwrap(), "raw:/a".parse().unwrap()]);
+        assert_eq!(verb, Ok(Request::of(Merge { from: 0, into: 1, expect, ..Merge::default() })));
         assert!(refused(&merge(r#"["vhd:/b"]"#)).message.contains("no layer 1"));
         assert!(refused(&merge(r#"["vhd:b","raw:/a"]"#)).message.contains("an absolute path"));
         assert!(refused(&merge("7")).message.contains("sequence"));

@@ -41,8 +41,8 @@ pub trait DiskRequest: Ask {
 
 macro_rules! words {
     (
-        $($(#[$doc:meta])* $word:literal $verb:ident -> $answer:ty;)*
-        for programs: $($(#[$_doc:meta])* $_word:literal $_verb:ident -> $_answer:ty;)*
+        $($(#[$doc:meta])* $word:literal $kind:ident::$verb:ident -> $answer:ty;)*
+        for programs: $($(#[$_doc:meta])* $_word:literal $_kind:ident::$_verb:ident -> $_answer:ty;)*
     ) => {
         /// The verbs. Layers are numbered from the leaf, 0, downwards.
         #[derive(Debug, Subcommand)]

@@ -5,6 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
+use control::ask::Immediate::{Limit, Share};
+use control::ask::LongRunning::{self, Clone, Merge, Resize, Revert, Snapshot, Upgrade};
 use control::{FileAsked, Kind, Verb};
 
 use crate::files::{Files, Handed, HandedFile};
@@ -25,11 +27,15 @@ pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> 
         let refusal = invalid("files came with the line, but this disk opens its files itself".to_owned());
         return Err(refusal.advise("omit \"files\", or start the disk with --handed"));
     }
-    if !given.is_empty() && !takes_files(verb) {
+    let takes_files = match verb {
+        Verb::Immediate(verb) => matches!(verb, Share(_)),
+        Verb::LongRunning(verb) => opens_files(verb),
+    };
+    if !given.is_empty() && !takes_files {
         return Err(invalid("files came with a verb that does not take any".to_owned()));
     }
     match verb {
-        Verb::Merge(merge) if merge.delete && files.are_handed() => {
+        Verb::LongRunning(Merge(merge)) if merge.delete && files.are_handed() => {
             let what = "this disk was started with --handed and cannot remove files";
             Err(Failure::of(Kind::Unsupported, what).advise("omit 'delete', and remove the files listed in 'unused'"))
         }
@@ -40,40 +46,36 @@ pub fn check(files: &Files, verb: &Verb, given: &Handed) -> Result<(), Failure> 
 /// Checks that a verb for a disk in a daemon's catalogue comes from the daemon: it passes files, or declares that it
 /// records the change.
 pub fn check_managed(verb: &Verb, given: &Handed) -> Result<(), Failure> {
-    let instead = match verb {
-        Verb::Resize(resize) if !resize.recorded => "tapline vdi resize",
-        Verb::Limit(limit) if limit.limits.is_some() && !limit.recorded => "tapline vbd limit",
-        Verb::Share(share) if (share.weight.is_some() || share.alone) && !share.recorded => "tapline vbd share",
-        Verb::Snapshot(_) if given.is_empty() => "tapline vdi snapshot",
-        Verb::Clone(_) if given.is_empty() => "tapline vdi clone",
-        Verb::Revert(_) if given.is_empty() => "tapline vdi revert",
-        Verb::Merge(_) if given.is_empty() => {
-            let refusal = by_daemon_only(verb);
-            return Err(
-                refusal.advise("destroy snapshots with 'tapline vdi destroy': the daemon then merges by itself")
-            );
+    let none = given.is_empty();
+    let advice = match verb {
+        Verb::LongRunning(Resize(resize)) if !resize.recorded => "use 'tapline vdi resize'",
+        Verb::Immediate(Limit(limit)) if limit.limits.is_some() && !limit.recorded => "use 'tapline vbd limit'",
+        Verb::Immediate(Share(share)) if (share.weight.is_some() || share.alone) && !share.recorded => {
+            "use 'tapline vbd share'"
+        }
+        Verb::LongRunning(Snapshot(_)) if none => "use 'tapline vdi snapshot'",
+        Verb::LongRunning(Clone(_)) if none => "use 'tapline vdi clone'",
+        Verb::LongRunning(Revert(_)) if none => "use 'tapline vdi revert'",
+        Verb::LongRunning(Merge(_)) if none => {
+            "destroy snapshots with 'tapline vdi destroy': the daemon then merges by itself"
         }
         _ => return Ok(()),
     };
-    Err(by_daemon_only(verb).advise(format!("use '{instead}'")))
-}
-
-fn by_daemon_only(verb: &Verb) -> Failure {
     let what = format!("this disk belongs to a daemon, whose catalogue must know of a {}", verb.word());
-    Failure::of(Kind::Unsupported, what)
+    Err(Failure::of(Kind::Unsupported, what).advise(advice))
 }
 
 /// Returns the number of descriptors of a verb besides its files.
 pub fn others(verb: &Verb) -> usize {
     match verb {
-        Verb::Upgrade(upgrade) => usize::from(upgrade.successor),
+        Verb::LongRunning(Upgrade(upgrade)) => usize::from(upgrade.successor),
         _ => 0,
     }
 }
 
 /// Returns whether a verb opens files.
-pub fn takes_files(verb: &Verb) -> bool {
-    matches!(verb, Verb::Snapshot(_) | Verb::Revert(_) | Verb::Clone(_) | Verb::Merge(_) | Verb::Share(_))
+pub fn opens_files(verb: &LongRunning) -> bool {
+    matches!(verb, Snapshot(_) | Revert(_) | Clone(_) | Merge(_))
 }
 
 fn invalid(what: String) -> Failure {

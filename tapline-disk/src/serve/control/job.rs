@@ -15,6 +15,7 @@ use crate::process::failure::Failure;
 /// A verb that takes several steps.
 #[derive(Debug)]
 pub struct Job {
+    verb: &'static str,
     steps: Steps,
     /// The answer of a verb that is done, while the length of the pause is not known yet.
     answer: Option<Answer>,
@@ -38,8 +39,8 @@ pub enum Steps {
 
 impl Job {
     /// Makes a job of a verb that has begun.
-    pub fn new(steps: Steps, at_hand: Option<AtHand>) -> Job {
-        Job { steps, answer: None, _at_hand: at_hand }
+    pub fn new(verb: &'static str, steps: Steps, at_hand: Option<AtHand>) -> Job {
+        Job { verb, steps, answer: None, _at_hand: at_hand }
     }
 
     /// Advances the verb; returns the answer at its end.
@@ -57,18 +58,9 @@ impl Job {
         Ok(self.answer.take())
     }
 
-    /// Returns the verb's name.
+    /// Returns the verb's word.
     pub fn verb(&self) -> &'static str {
-        match &self.steps {
-            Steps::Pausing(_) => "pause",
-            Steps::Resuming => "resume",
-            Steps::Snapshot(_) | Steps::Copy(_) => "snapshot",
-            Steps::Revert(_) => "revert",
-            Steps::Clone(_) => "clone",
-            Steps::Resize(_) => "resize",
-            Steps::Finish(_) => "merge",
-            Steps::Upgrade(_) => "upgrade",
-        }
+        self.verb
     }
 
     /// Returns whether requests stay held at its end.

@@ -38,10 +38,10 @@ impl Control {
     }
 
     /// Changes the running merge; returns its status.
-    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<Option<Answer>, Failure> {
+    pub(super) fn tell_merge(&mut self, tell: impl FnOnce(&mut MergeJob)) -> Result<answer::Merge, Failure> {
         let merge = self.running_merge()?;
         tell(merge);
-        Ok(Some(merge.status().into()))
+        Ok(merge.status())
     }
 
     /// Executes `merge-status`.

@@ -36,11 +36,11 @@ mod watching;
 mod work;
 
 use std::io;
-use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use control::answer::{self, Answer, Paused};
+use control::ask::{Immediate, LongRunning};
 use control::{Id, Kind, Reply, Request, Verb};
 use disk::Token;
 use transport::vhost_user::Listener;
@@ -294,15 +294,9 @@ impl Control {
         let wanted = |asked: &Request| asked.files.len() + handed::others(&asked.verb);
         let came = client.claim(asked.as_ref().map_or(0, wanted));
         let asker = Asker { place, number, id };
-        let asked = asked.and_then(|asked| {
-            let mut came = came?;
-            let other = (handed::others(&asked.verb) > 0).then(|| came.pop()).flatten();
-            Ok((asked.verb, handed::files(asked.files, came)?, other))
-        });
-        match asked.and_then(|(verb, files, other)| self.obey(verb, files, other, &asker, work)) {
-            Ok(Some(value)) => self.tell(&asker, Ok(value)),
-            Ok(None) => {}
-            Err(refusal) => self.tell(&asker, Err(refusal)),
+        let outcome = asked.and_then(|asked| self.obey(asked, came?, &asker, work));
+        if let Some(outcome) = outcome.transpose() {
+            self.tell(&asker, outcome);
         }
         true
     }
@@ -319,92 +313,95 @@ impl Control {
         self.clients.get_mut(asker.place)?.as_mut().filter(|client| client.number == asker.number)
     }
 
-    /// Executes verbs that take no steps, whatever else is in progress: reports, settings, and changes of a merge.
-    /// Returns other verbs.
-    fn obey_at_once(
-        &mut self,
-        verb: Verb,
-        files: &Handed,
-        asker: &Asker,
-        work: &mut Work<'_>,
-    ) -> Result<ControlFlow<Option<Answer>, Verb>, Failure> {
-        let answer: Answer = match verb {
-            Verb::Version(_) => report::version().into(),
-            Verb::Layers(_) => report::layers(work).into(),
-            Verb::Stats(_) => report::stats(work).into(),
-            Verb::Polling(asked) => report::polling(asked, work)?.into(),
-            Verb::Shape(asked) => report::shape(asked, work)?.into(),
-            Verb::Threads(asked) => report::threads(asked, work)?.into(),
-            Verb::Limit(asked) => report::limit(asked, work).into(),
-            Verb::Share(asked) => report::share(asked, files, work)?.into(),
-            Verb::Trace(asked) => report::trace(asked, work)?.into(),
-            Verb::Space(_) => {
-                work.admission.may_have_space();
-                work.condition().into()
-            }
-            Verb::Watch(_) => {
-                self.watchers.add(asker, work.condition());
-                work.condition().into()
-            }
-            Verb::MergeStatus(_) => self.merge_status().into(),
-            Verb::MergePause(_) => return self.tell_merge(|merge| merge.stop(true)).map(ControlFlow::Break),
-            Verb::MergeResume(_) => return self.tell_merge(|merge| merge.stop(false)).map(ControlFlow::Break),
-            Verb::MergeCancel(_) => return self.tell_merge(MergeJob::cancel).map(ControlFlow::Break),
-            other => return Ok(ControlFlow::Continue(other)),
-        };
-        Ok(ControlFlow::Break(Some(answer)))
-    }
-
     /// Executes a verb; returns the answer, if it is available at once.
     fn obey(
         &mut self,
-        verb: Verb,
+        Request { verb, files }: Request,
+        mut came: Vec<OwnedFd>,
+        asker: &Asker,
+        work: &mut Work<'_>,
+    ) -> Result<Option<Answer>, Failure> {
+        let other = (handed::others(&verb) > 0).then(|| came.pop()).flatten();
+        let files = handed::files(files, came)?;
+        if self.managed {
+            handed::check_managed(&verb, &files)?;
+        }
+        handed::check(work.files, &verb, &files)?;
+        let word = verb.word();
+        match verb {
+            Verb::Immediate(verb) => self.obey_at_once(verb, &files, asker, work).map(Some),
+            Verb::LongRunning(verb) => self.begin(word, verb, files, other, asker, work),
+        }
+    }
+
+    /// Executes a verb that takes no steps, whatever else is in progress: reports, settings, and changes of a merge.
+    fn obey_at_once(
+        &mut self,
+        verb: Immediate,
+        files: &Handed,
+        asker: &Asker,
+        work: &mut Work<'_>,
+    ) -> Result<Answer, Failure> {
+        Ok(match verb {
+            Immediate::Version(_) => report::version().into(),
+            Immediate::Layers(_) => report::layers(work).into(),
+            Immediate::Stats(_) => report::stats(work).into(),
+            Immediate::Polling(asked) => report::polling(asked, work)?.into(),
+            Immediate::Shape(asked) => report::shape(asked, work)?.into(),
+            Immediate::Threads(asked) => report::threads(asked, work)?.into(),
+            Immediate::Limit(asked) => report::limit(asked, work).into(),
+            Immediate::Share(asked) => report::share(asked, files, work)?.into(),
+            Immediate::Trace(asked) => report::trace(asked, work)?.into(),
+            Immediate::Space(_) => {
+                work.admission.may_have_space();
+                work.condition().into()
+            }
+            Immediate::Watch(_) => {
+                self.watchers.add(asker, work.condition());
+                work.condition().into()
+            }
+            Immediate::MergeStatus(_) => self.merge_status().into(),
+            Immediate::MergePause(_) => self.tell_merge(|merge| merge.stop(true))?.into(),
+            Immediate::MergeResume(_) => self.tell_merge(|merge| merge.stop(false))?.into(),
+            Immediate::MergeCancel(_) => self.tell_merge(MergeJob::cancel)?.into(),
+        })
+    }
+
+    /// Begins a verb that takes several steps; returns the answer, if there is nothing to do.
+    fn begin(
+        &mut self,
+        word: &'static str,
+        verb: LongRunning,
         files: Handed,
         other: Option<OwnedFd>,
         asker: &Asker,
         work: &mut Work<'_>,
     ) -> Result<Option<Answer>, Failure> {
-        if self.managed {
-            handed::check_managed(&verb, &files)?;
-        }
-        handed::check(work.files, &verb, &files)?;
-        let verb = match self.obey_at_once(verb, &files, asker, work)? {
-            ControlFlow::Break(answer) => return Ok(answer),
-            ControlFlow::Continue(verb) => verb,
-        };
         self.must_be_free(&verb)?;
-        let at_hand = handed::takes_files(&verb).then(|| work.files.at_hand(files));
+        let at_hand = handed::opens_files(&verb).then(|| work.files.at_hand(files));
         let steps = match verb {
-            Verb::Pause(_) | Verb::Resume(_) if self.paused == matches!(verb, Verb::Pause(_)) => {
+            LongRunning::Pause(_) | LongRunning::Resume(_) if self.paused == matches!(verb, LongRunning::Pause(_)) => {
                 return Ok(Some(Paused { paused: self.paused, pause: None }.into()));
             }
-            Verb::Pause(_) => Steps::Pausing(standstill::Pausing::begin()),
-            Verb::Resume(_) => {
+            LongRunning::Pause(_) => Steps::Pausing(standstill::Pausing::begin()),
+            LongRunning::Resume(_) => {
                 self.paused = false;
                 work.paused = false;
                 Steps::Resuming
             }
-            Verb::Snapshot(asked) => job::snapshot(asked, work)?,
-            Verb::Revert(asked) => Steps::Revert(Box::new(revert::Revert::begin(asked, work)?)),
-            Verb::Clone(asked) => Steps::Clone(clone::Clone::begin(asked, work)?),
-            Verb::Resize(asked) => Steps::Resize(resize::Resize::begin(asked.size, work)?),
-            Verb::Merge(asked) => match finish::what_is_left(&asked, work)? {
+            LongRunning::Snapshot(asked) => job::snapshot(asked, work)?,
+            LongRunning::Revert(asked) => Steps::Revert(Box::new(revert::Revert::begin(asked, work)?)),
+            LongRunning::Clone(asked) => Steps::Clone(clone::Clone::begin(asked, work)?),
+            LongRunning::Resize(asked) => Steps::Resize(resize::Resize::begin(asked.size, work)?),
+            LongRunning::Merge(asked) => match finish::what_is_left(&asked, work)? {
                 Some(finish) => Steps::Finish(finish),
                 None => return self.begin_merging(asked, at_hand, asker, work).map(|()| None),
             },
-            Verb::Upgrade(asked) => {
+            LongRunning::Upgrade(asked) => {
                 Steps::Upgrade(Box::new(upgrade::Upgrade::begin(asked, other, &self.listener, work)?))
             }
-            // Answered above.
-            Verb::Version(_) | Verb::Layers(_) | Verb::Stats(_) | Verb::Polling(_) | Verb::Trace(_) => return Ok(None),
-            Verb::Space(_) | Verb::Watch(_) | Verb::Limit(_) | Verb::Share(_) | Verb::Shape(_) | Verb::Threads(_) => {
-                return Ok(None);
-            }
-            Verb::MergeStatus(_) | Verb::MergePause(_) | Verb::MergeResume(_) | Verb::MergeCancel(_) => {
-                return Ok(None);
-            }
         };
-        self.job = Some((Job::new(steps, at_hand), asker.clone()));
+        self.job = Some((Job::new(word, steps, at_hand), asker.clone()));
         if let Some(client) = self.client(asker) {
             client.begin_reply();
         }
@@ -412,7 +409,7 @@ impl Control {
         Ok(None)
     }
 
-    fn must_be_free(&self, verb: &Verb) -> Result<(), Failure> {
+    fn must_be_free(&self, verb: &LongRunning) -> Result<(), Failure> {
         if self.stopping {
             return Err(Failure::of(Kind::State, "the disk is stopping"));
         }
@@ -420,12 +417,14 @@ impl Control {
             return Err(Failure::busy_with(job.verb()).advise("retry when it has ended"));
         }
         match &self.merging {
-            Some(_) if matches!(verb, Verb::Upgrade(_)) => Ok(()),
-            Some(merging) if !matches!(verb, Verb::Pause(_) | Verb::Resume(_)) || merging.merge.is_switching() => {
+            Some(_) if matches!(verb, LongRunning::Upgrade(_)) => Ok(()),
+            Some(merging)
+                if !matches!(verb, LongRunning::Pause(_) | LongRunning::Resume(_)) || merging.merge.is_switching() =>
+            {
                 Err(Failure::busy_with("merge").advise("retry when it has ended, or use merge-cancel"))
             }
             Some(_) => Ok(()),
-            None if self.paused && matches!(verb, Verb::Merge(_)) => {
+            None if self.paused && matches!(verb, LongRunning::Merge(_)) => {
                 Err(Failure::of(Kind::State, "the disk is paused").advise("resume it first"))
             }
             None => Ok(()),

@@ -1,6 +1,7 @@
 //! Work that blocks, on threads of the tokio runtime.
 //!
-//! Each closure is behind a pointer: tokio's task, of a hundred functions, is then compiled once and not for each caller.
+//! Each closure is behind a pointer, so that tokio's task, a hundred functions, is compiled once and not for each
+//! caller.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

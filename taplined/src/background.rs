@@ -1,6 +1,6 @@
 //! Tokio tasks of the daemon.
 //!
-//! Each future is behind a pointer: tokio's task, of a hundred functions, is then compiled for each type of result and
+//! Each future is behind a pointer, so that tokio's task, a hundred functions, is compiled for each type of result and
 //! not for each future.
 
 use std::future::Future;

@@ -520,7 +520,10 @@ impl RedoLog {
     }
 
     fn word(&self, at: usize) -> u64 {
-        self.region.load_u64_native(at).unwrap_or(0)
+        let Some(word) = self.region.load_u64_native(at) else {
+            unreachable!("a word of the redo log lies outside of it")
+        };
+        word
     }
 
     fn store(&self, at: usize, value: u64) {
